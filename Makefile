@@ -1,0 +1,80 @@
+# Everything runs in the virtual environment $(VENV), which is made on first use and brought up to date when
+# pyproject.toml changes. Needed beforehand: Python >= 3.11 with venv, make, git.
+
+PYTHON ?= python3
+VENV   ?= .venv
+JOBS   ?= 2
+# One named version: an open range may pull several GB of CUDA packages that no check uses.
+TORCH  ?= torch==2.13.0
+
+BIN    := $(VENV)/bin
+# Twice quiet: errors only.
+PIP    := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
+PYTEST := $(BIN)/python -m pytest
+
+# Stamps: one per set of extras, each newer than the pyproject.toml it was installed from.
+DEV    := $(VENV)/.installed-dev
+PARITY := $(VENV)/.installed-parity
+FULL   := $(VENV)/.installed-full
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.PHONY: help demo test parity test-full lint format clean distclean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "  PYTHON=python3.12 chooses the interpreter of a new $(VENV), JOBS=4 the test processes,"
+	@echo "  ARGS='-k name' is passed to pytest, TORCH=torch==2.x the PyTorch to compare with."
+
+demo: $(DEV) ## Train a tiny model: two stages, two replicas, real text
+	@$(BIN)/ratrainc quickstart
+
+test: lint ## Lint, type check and run the tests (without those marked full or parity)
+	@$(PYTEST) -n $(JOBS) --dist loadgroup -m "not full and not parity" $(ARGS)
+
+parity: $(PARITY) ## Compare with PyTorch (installs it)
+	@$(PYTEST) -m parity $(ARGS)
+
+test-full: lint $(FULL) ## Run every test there is: also the slow ones, PyTorch and MPI
+	@$(PYTEST) -n $(JOBS) --dist loadgroup $(ARGS)
+
+lint: $(DEV) ## Check style, formatting and types
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/mypy --no-error-summary
+
+format: $(DEV) ## Format the code and repair what can be repaired
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format .
+
+clean: ## Remove caches and build products
+	@find . -path './$(VENV)' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+distclean: clean ## Remove the virtual environment as well
+	@rm -rf '$(VENV)'
+
+# The recipe asks for pip, not for the interpreter: where venv was interrupted, only pip is missing.
+$(DEV): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "make: '$(PYTHON)' is not found. Name a Python >= 3.11: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: Python >= 3.11 is needed, '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
+	    "Name a newer one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	  echo "Making $(VENV) ..." && $(PYTHON) -m venv '$(VENV)'; }
+	@echo "Installing ratrain and its development tools into $(VENV) ..."
+	@$(PIP) install -e '.[dev]'
+	@touch $@
+
+$(PARITY): $(DEV)
+	@echo "Installing $(TORCH) into $(VENV) ..."
+	@$(PIP) install "$(TORCH)" -e '.[dev,parity]'
+	@touch $@
+
+$(FULL): $(PARITY)
+	@echo "Installing MPI into $(VENV) ..."
+	@$(PIP) install "$(TORCH)" -e '.[dev,parity,mpi]'
+	@touch $@

@@ -1,0 +1,49 @@
+"""`legalise`: gives every op the workspace and the engine the target's routines need. Final: tiling may not change it after.
+
+One workspace tensor serves all ops of a routine on a stage: they run one after another on their engine, and the tensor is
+live only while one of them runs.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from attrs import frozen
+
+from passes.pass_base import Fact, Pass, PassContext
+from ratrain_ir.module import Module, Stage, TargetInfo
+from ratrain_ir.ops import Op, Tensor, Tensors, Update
+from ratrain_ir.types import Dtype, StateKind, tensor_type
+
+
+@frozen
+class LegalisePass(Pass):
+    """Attach the target's workspace to ops and put updates on the engine the machine has for them."""
+
+    name: ClassVar[str] = "legalise"
+    requires: ClassVar[frozenset[Fact]] = frozenset({Fact.PLACED, Fact.RELEASED})
+    forbids: ClassVar[frozenset[Fact]] = frozenset({Fact.LEGALISED, Fact.ALLOCATED})
+
+    def run(self, module: Module, context: PassContext) -> None:
+        """Annotate every op."""
+        target = context.target
+        largest = 0
+        for stage in module.stages:
+            for op in stage.ops:
+                if type(op) is Update:
+                    op.placement = target.update_engine
+                op.scratch = _workspace(stage, module, op, context)
+                largest = max(largest, *(t.type.nbytes for t in op.scratch), 0)
+        module.target = TargetInfo(target.name, target.capacity_bytes)
+        context.statistics["largest workspace bytes"] = largest
+
+
+def _workspace(stage: Stage, module: Module, op: Op, context: PassContext) -> Tensors:
+    request = context.target.workspace(module, op)
+    if request is None or request.nbytes == 0:
+        return ()
+    name = f"ws.{request.key}"
+    found = stage.tensors.get(name)
+    if found is None:
+        found = stage.add(Tensor(name, StateKind.WORKSPACE, tensor_type(Dtype.U8, (request.nbytes,))))
+    return (found,)

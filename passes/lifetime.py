@@ -1,0 +1,29 @@
+"""`lifetime`: reports, for every stage, the peak of live bytes and what is live there. Changes nothing."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from attrs import frozen
+
+from passes.pass_base import Fact, Pass, PassContext
+from ratrain_ir.analysis.lifetime import lifetimes
+from ratrain_ir.module import Module
+
+
+@frozen
+class LifetimePass(Pass):
+    """Report live-byte peaks by state kind."""
+
+    name: ClassVar[str] = "lifetime"
+    requires: ClassVar[frozenset[Fact]] = frozenset()
+    forbids: ClassVar[frozenset[Fact]] = frozenset()
+
+    def run(self, module: Module, context: PassContext) -> None:
+        """Put one line a stage into the statistics."""
+        for stage in module.stages:
+            found = lifetimes(stage)
+            position = found.peak_position
+            kinds = ", ".join(f"{kind.value} {size}" for kind, size in found.bytes_by_kind(position).items())
+            where = repr(stage.ops[position]) if stage.ops else "nothing"
+            context.statistics[f"stage {stage.index}"] = f"peak {found.peak_bytes} bytes live at '{where}': {kinds}"

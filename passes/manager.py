@@ -1,0 +1,95 @@
+"""The pass manager: runs a pipeline, inserts what a pass needs and is missing, refuses an illegal order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from attrs import define, field, frozen
+
+from passes.pass_base import Fact, Pass, PassContext, facts_of
+from passes.pipeline_text import parse_pipeline, pass_text
+from passes.registry import PROVIDERS, pass_class
+from ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Note, fail
+from ratrain_ir.module import Module
+from ratrain_ir.target import Target
+
+
+@frozen
+class PassRun:
+    """What one pass did: its text, seconds, statistics, and whether the manager inserted it."""
+
+    text: str
+    seconds: float
+    statistics: dict[str, int | float | str]
+    inserted_for: str | None
+
+
+AfterPass = Callable[[Module, PassRun], None]
+
+
+@define
+class PassManager:
+    """Runs passes over a module. With `verify_each` the verifier runs after each and names the pass that broke it."""
+
+    target: Target
+    verify_each: bool = False
+    after_pass: AfterPass | None = None
+    runs: list[PassRun] = field(factory=list)
+
+    def run(self, module: Module, passes: str | list[Pass]) -> Module:
+        """Run a pipeline in place and return the module.
+
+        Raises `DiagnosticError` where a pass refuses, an order is illegal, or a pass broke the module.
+        """
+        for item in parse_pipeline(passes) if isinstance(passes, str) else passes:
+            self._run_with_needs(module, item, None)
+        return module
+
+    def _run_with_needs(self, module: Module, item: Pass, inserted_for: str | None) -> None:
+        _refuse_illegal_order(item, facts_of(module))
+        for fact in Fact:  # in pipeline order, so that earlier needs are met first
+            if fact in item.requires and fact not in facts_of(module):
+                self._run_with_needs(module, pass_class(PROVIDERS[fact])(), inserted_for=item.name)
+        context = PassContext(self.target)
+        start = time.perf_counter()
+        item.run(module, context)
+        seconds = time.perf_counter() - start
+        text = pass_text(item)
+        module.pipeline = f"{module.pipeline},{text}" if module.pipeline else text
+        self.runs.append(PassRun(text, seconds, context.statistics, inserted_for))
+        if self.verify_each:
+            _verify_after(module, text)
+        if self.after_pass is not None:
+            self.after_pass(module, self.runs[-1])
+
+
+_REASONS = {
+    Fact.RELEASED: "it moves or changes ops, and the releases would then stand in the wrong places",
+    Fact.LEGALISED: "workspace has been sized for the ops as they are",
+    Fact.ALLOCATED: "the offsets hold only for the order they were made for",
+}
+
+
+def _refuse_illegal_order(item: Pass, facts: frozenset[Fact]) -> None:
+    for fact in Fact:
+        if fact in item.forbids and fact in facts:
+            first = PROVIDERS[fact]
+            fail(
+                "RT071",
+                f"'{item.name}' cannot run after '{first}': {_REASONS.get(fact, 'it would undo it')}",
+                help=f"put '{item.name}' before '{first}' in the pipeline",
+            )
+
+
+def _verify_after(module: Module, text: str) -> None:
+    from ratrain_ir.verifier import verify
+
+    found = Diagnostics()
+    verify(module, found)
+    if found.errors:
+        note = Note(f"the module was broken by the pass '{text}'")
+        first, *others = found.errors
+        from attrs import evolve
+
+        raise DiagnosticError([evolve(first, notes=(*first.notes, note)), *others])

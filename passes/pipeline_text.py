@@ -1,0 +1,104 @@
+"""Pipeline strings: `place-1f1b,recompute{policy=full},bucket-grad-sync{bytes=64MiB}` to passes and back."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import attrs
+
+from passes.pass_base import Pass
+from passes.registry import pass_class
+from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location, nearest
+
+_SIZE = re.compile(r"(\d{1,15})\s*(B|KiB|MiB|GiB|KB|MB|GB)?")
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_PASS = re.compile(r"\s*([^\s,{}]+)\s*(\{([^{}]*)\})?\s*")
+
+
+def parse_pipeline(text: str) -> list[Pass]:
+    """The passes a pipeline string names.
+
+    Raises `DiagnosticError` RT070 with a caret under the place, or RT004 for an unknown pass.
+    """
+    found: list[Pass] = []
+    position = 0
+    if not text.strip():
+        return found
+    while True:
+        match = _PASS.match(text, position)
+        if match is None:
+            _fail(text, position, "expected the name of a pass")
+        found.append(_make(text, match))
+        position = match.end()
+        if position == len(text):
+            return found
+        if text[position] != ",":
+            _fail(text, position, f"expected ',' between passes, got '{text[position]}'")
+        position += 1
+
+
+def pipeline_text(passes: list[Pass]) -> str:
+    """The string of a list of passes; parses back to equal passes."""
+    return ",".join(map(pass_text, passes))
+
+
+def pass_text(item: Pass) -> str:
+    """One pass with the options that differ from their defaults."""
+    options = [
+        f"{attribute.name.replace('_', '-')}={_option_text(getattr(item, attribute.name))}"
+        for attribute in attrs.fields(type(item))
+        if getattr(item, attribute.name) != attribute.default
+    ]
+    return item.name + (f"{{{' '.join(options)}}}" if options else "")
+
+
+def size_in_bytes(text: str) -> int | None:
+    """Bytes of a size like `64MiB` or `1000`, or None where it is not one."""
+    match = _SIZE.fullmatch(text.strip())
+    return int(match[1]) * _UNITS[match[2] or "B"] if match else None
+
+
+def _option_text(value: Any) -> str:
+    return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _make(text: str, match: re.Match[str]) -> Pass:
+    try:
+        cls = pass_class(match[1])
+    except DiagnosticError as error:
+        first = error.diagnostics[0]
+        place = Location("pipeline", 1, match.start(1) + 1, len(match[1]))
+        raise DiagnosticError([attrs.evolve(first, location=place, source=text)]) from None
+    options: dict[str, Any] = {}
+    fields = {a.name.replace("_", "-"): a for a in attrs.fields(cls)}
+    for part in re.finditer(r"[^\s,]+", match[3] or ""):
+        at = match.start(3) + part.start()
+        key, equals, value = part[0].partition("=")
+        if not equals or not value:
+            _fail(text, at, f"options of '{cls.name}' are written key=value, got '{part[0]}'", len(part[0]))
+        if key not in fields:
+            known = ", ".join(fields) or "none"
+            _fail(text, at, f"'{cls.name}' has no option '{key}'; its options: {known}", len(key), nearest(key, fields))
+        options[fields[key].name] = _read_option(text, at + len(key) + 1, cls, fields[key], value)
+    return cls(**options)
+
+
+def _read_option(text: str, at: int, cls: type[Pass], attribute: attrs.Attribute[Any], value: str) -> Any:
+    choices = attribute.metadata.get("choices")
+    if choices is not None:
+        if value not in choices:
+            expected = f"expected one of {', '.join(choices)}, got '{value}'"
+            _fail(text, at, f"{attribute.name} of '{cls.name}': {expected}", len(value), nearest(value, choices))
+        return value
+    if attribute.metadata.get("unit") == "bytes":
+        size = size_in_bytes(value)
+        if size is None:
+            _fail(text, at, f"{attribute.name} of '{cls.name}': expected bytes like 64MiB, got '{value}'", len(value))
+        return size
+    raise AssertionError(f"option {attribute.name} of {cls.name} declares neither choices nor a unit")
+
+
+def _fail(text: str, at: int, message: str, length: int = 1, help: str | None = None) -> Any:  # noqa: A002
+    place = Location("pipeline", 1, at + 1, length)
+    raise DiagnosticError([Diagnostic("RT070", message, place, help=help, source=text)])

@@ -1,0 +1,103 @@
+"""Lifetimes: when each tensor of a stage is live, over the cyclic list of a step's ops.
+
+A tensor is live from the op that defines it to its last accessor, both included; `release` marks must agree but do not
+define it. Workspace is live only while its op runs. A carried tensor lives across the step's end: from its (re)definition
+to the end and from the start to its last access before that. Intervals are half-open in op positions: [start, stop).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import define, frozen
+from numpy.typing import NDArray
+
+from ratrain_ir.module import Stage
+from ratrain_ir.ops import Release, Tensor
+from ratrain_ir.types import StateKind, aligned
+
+Interval = tuple[int, int]
+
+
+@define(eq=False)
+class _Life:
+    """Accumulates one tensor's intervals during the sweep."""
+
+    tensor: Tensor
+    start: int | None
+    last: int
+    intervals: list[Interval]
+
+
+@frozen(eq=False)
+class Lifetimes:
+    """Live intervals of a stage's tensors, in declaration order, and the live-byte curve they make."""
+
+    stage: Stage
+    intervals: dict[Tensor, tuple[Interval, ...]]
+    live_bytes: NDArray[np.int64]
+    """Bytes live at each op, aligned sizes."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest number of live bytes: a lower bound of any arena."""
+        return int(self.live_bytes.max()) if len(self.live_bytes) else 0
+
+    @property
+    def peak_position(self) -> int:
+        """Position of the first op at the peak."""
+        return int(self.live_bytes.argmax()) if len(self.live_bytes) else 0
+
+    def live_at(self, position: int) -> list[Tensor]:
+        """Tensors live at an op, largest first."""
+        live = [t for t, spans in self.intervals.items() if any(a <= position < b for a, b in spans)]
+        return sorted(live, key=lambda t: (-t.type.nbytes, t.name))
+
+    def bytes_by_kind(self, position: int) -> dict[StateKind, int]:
+        """Live bytes at an op by state kind, largest first."""
+        found: dict[StateKind, int] = {}
+        for tensor in self.live_at(position):
+            found[tensor.kind] = found.get(tensor.kind, 0) + aligned(tensor.type.nbytes)
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def lifetimes(stage: Stage) -> Lifetimes:
+    """The lifetimes of one stage, in one sweep over its ops."""
+    count = len(stage.ops)
+    lives: dict[Tensor, _Life] = {}
+    for position, op in enumerate(stage.ops):
+        if type(op) is Release:
+            continue
+        for tensor in op.scratch:
+            life = lives.get(tensor) or lives.setdefault(tensor, _Life(tensor, None, position, []))
+            life.intervals.append((position, position + 1))
+        for tensor in op.reads + op.updates:
+            life = lives.get(tensor) or lives.setdefault(tensor, _Life(tensor, 0 if tensor.carried else position, 0, []))
+            life.last = position
+        for tensor in op.writes:
+            earlier = lives.get(tensor)
+            if earlier is None:
+                lives[tensor] = _Life(tensor, position, position, [])
+            else:
+                if earlier.start is not None:
+                    earlier.intervals.append((earlier.start, earlier.last + 1))
+                earlier.start = earlier.last = position
+    return _finished(stage, lives, count)
+
+
+def _finished(stage: Stage, lives: dict[Tensor, _Life], count: int) -> Lifetimes:
+    curve = np.zeros(count + 1, dtype=np.int64)
+    intervals: dict[Tensor, tuple[Interval, ...]] = {}
+    for tensor in stage.tensors.values():
+        life = lives.get(tensor)
+        if life is None:
+            spans: list[Interval] = [(0, count)] if tensor.carried else []
+        else:
+            spans = life.intervals
+            if life.start is not None:
+                spans.append((life.start, count if tensor.carried else life.last + 1))
+        intervals[tensor] = tuple(spans)
+        size = aligned(tensor.type.nbytes)
+        for start, stop in spans:
+            curve[start] += size
+            curve[stop] -= size
+    return Lifetimes(stage, intervals, np.cumsum(curve)[:count])

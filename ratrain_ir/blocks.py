@@ -1,0 +1,195 @@
+"""Blocks: the units a model is scheduled in, with their parameters and what their backward needs.
+
+A model is the chain `embed, attention.0, mlp.0, ..., attention.L-1, mlp.L-1, head`. This file is the only place that knows
+the parameter layout of a block (used for Hugging Face names and for the decay exemption of norms and biases) and the slots
+its forward saves. Targets add none.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+
+from attrs import frozen
+
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.frontend.plan import Plan
+from ratrain_ir.types import Dtype, TensorType, tensor_type
+
+PARAMETER_ALIGNMENT = 64
+"""Elements: parameters start at multiples of this inside a block's flat tensor; shards are multiples of it too."""
+
+BLOCK_KINDS = ("embed", "attention", "mlp", "head")
+
+
+@frozen
+class Block:
+    """One block of the chain; `layer` is None for `embed` and `head`. Make one through `block` only."""
+
+    kind: str
+    layer: int | None
+
+    def __str__(self) -> str:
+        return self.kind if self.layer is None else f"{self.kind}.{self.layer}"
+
+
+@cache
+def block(kind: str, layer: int | None = None) -> Block:
+    """The one object of this block, so that blocks compare with `is`."""
+    return Block(kind, layer)
+
+
+def parse_block(text: str) -> Block | None:
+    """The block a text names (`embed`, `attention.3`), or None."""
+    kind, _, layer = text.partition(".")
+    if kind in ("embed", "head"):
+        return block(kind) if not layer else None
+    if kind in ("attention", "mlp") and layer.isascii() and layer.isdigit() and str(int(layer)) == layer:
+        return block(kind, int(layer))
+    return None
+
+
+@cache
+def block_chain(model: ModelConfig) -> tuple[Block, ...]:
+    """All blocks of the model in forward order."""
+    layers = [block(kind, layer) for layer in range(model.layers) for kind in ("attention", "mlp")]
+    return (block("embed"), *layers, block("head"))
+
+
+@cache
+def stage_blocks(model: ModelConfig, plan: Plan, stage: int) -> tuple[Block, ...]:
+    """The blocks of one pipeline stage in forward order."""
+    layers = [block(kind, layer) for layer in plan.stage_layers(stage, model) for kind in ("attention", "mlp")]
+    first = [block("embed")] if stage == 0 else []
+    last = [block("head")] if stage == plan.pp - 1 else []
+    return (*first, *layers, *last)
+
+
+@frozen
+class Parameter:
+    """One parameter of a block: its name in the Hugging Face layout, shape, place in the flat tensor, decay."""
+
+    name: str
+    weight: str
+    """short name, as kernels call it"""
+    shape: tuple[int, ...]
+    offset: int
+    decayed: bool
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+def _named_parameters(model: ModelConfig, unit: Block) -> list[tuple[str, str, tuple[int, ...], bool]]:
+    hidden, ffn, vocab = model.hidden_size, model.ffn_size, model.vocab_size
+    q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    prefix = f"model.layers.{unit.layer}"
+    if unit.kind == "embed":
+        return [("model.embed_tokens.weight", "table", (vocab, hidden), True)]
+    if unit.kind == "head":
+        name = "model.embed_tokens.weight" if model.tied_embeddings else "lm_head.weight"
+        return [(name, "table", (vocab, hidden), True), ("model.norm.weight", "norm", (hidden,), False)]
+    if unit.kind == "mlp":
+        return [
+            (f"{prefix}.post_attention_layernorm.weight", "norm", (hidden,), False),
+            (f"{prefix}.mlp.gate_proj.weight", "gate_proj", (ffn, hidden), True),
+            (f"{prefix}.mlp.up_proj.weight", "up_proj", (ffn, hidden), True),
+            (f"{prefix}.mlp.down_proj.weight", "down_proj", (hidden, ffn), True),
+        ]
+    widths = {"q": q_width, "k": kv_width, "v": kv_width}
+    named: list[tuple[str, str, tuple[int, ...], bool]] = [
+        (f"{prefix}.input_layernorm.weight", "norm", (hidden,), False)
+    ]
+    for name, width in widths.items():
+        named.append((f"{prefix}.self_attn.{name}_proj.weight", f"{name}_proj", (width, hidden), True))
+        if model.qkv_bias:
+            named.append((f"{prefix}.self_attn.{name}_proj.bias", f"{name}_bias", (width,), False))
+    named.append((f"{prefix}.self_attn.o_proj.weight", "o_proj", (hidden, q_width), True))
+    return named
+
+
+@cache
+def parameters(model: ModelConfig, unit: Block) -> tuple[Parameter, ...]:
+    """The parameters of a block in flat order, each starting at a multiple of `PARAMETER_ALIGNMENT` elements."""
+    found: list[Parameter] = []
+    offset = 0
+    for name, weight, shape, decayed in _named_parameters(model, unit):
+        found.append(Parameter(name, weight, shape, offset, decayed))
+        offset += -(-prod(shape) // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
+    return tuple(found)
+
+
+@cache
+def flat_elements(model: ModelConfig, plan: Plan, unit: Block) -> int:
+    """Elements of a block's flat tensors: its parameters and the padding that makes D equal shards.
+
+    With tied embeddings `embed` is padded to the length of `head`, whose flat tensor starts with the same table: shards of
+    equal index then hold the same rows, and can be summed.
+    """
+    owner = block("head") if model.tied_embeddings and unit.kind == "embed" else unit
+    last = parameters(model, owner)[-1]
+    quantum = PARAMETER_ALIGNMENT * plan.dp
+    return -(-(last.offset + last.elements) // quantum) * quantum
+
+
+def is_sharded(plan: Plan) -> bool:
+    """Whether optimizer state is sharded over the replicas (ZeRO 1 and up, with more than one replica)."""
+    return plan.zero >= 1 and plan.dp > 1
+
+
+def shard_elements(model: ModelConfig, plan: Plan, unit: Block) -> int:
+    """Elements of one replica's shard of a block."""
+    whole = flat_elements(model, plan, unit)
+    return whole // plan.dp if is_sharded(plan) else whole
+
+
+@frozen
+class Slot:
+    """One tensor that a block's forward saves for its backward."""
+
+    name: str
+    type: TensorType
+
+
+def tokens_per_micro_batch(plan: Plan) -> int:
+    """Rows of an activation: sequences of a micro-batch times their length."""
+    return plan.micro_batch_size * plan.seq_len
+
+
+@cache
+def saved_slots(model: ModelConfig, plan: Plan, unit: Block) -> tuple[Slot, ...]:
+    """What backward of a block reads beside its input, in the order ops list it."""
+    rows = tokens_per_micro_batch(plan)
+    act = Dtype(plan.view_dtype)
+    hidden, ffn = model.hidden_size, model.ffn_size
+    q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    rstd = Slot("rstd", tensor_type(Dtype.F32, (rows,)))
+    normed = Slot("xn", tensor_type(act, (rows, hidden)))
+    if unit.kind == "attention":
+        return (
+            normed,
+            Slot("q", tensor_type(act, (rows, q_width))),
+            Slot("k", tensor_type(act, (rows, kv_width))),
+            Slot("v", tensor_type(act, (rows, kv_width))),
+            Slot("o", tensor_type(act, (rows, q_width))),
+            Slot("lse", tensor_type(Dtype.F32, (model.heads, rows))),
+            rstd,
+        )
+    if unit.kind == "mlp":
+        wide = tensor_type(act, (rows, ffn))
+        return (normed, Slot("gate", wide), Slot("up", wide), Slot("prod", wide), rstd)
+    if unit.kind == "head":
+        return (Slot("lse", tensor_type(Dtype.F32, (rows,))),)
+    return ()
+
+
+def activation_type(model: ModelConfig, plan: Plan) -> TensorType:
+    """Type of a block's input, output, or a gradient of either: [tokens of a micro-batch, hidden]."""
+    return tensor_type(Dtype(plan.view_dtype), (tokens_per_micro_batch(plan), model.hidden_size))
+
+
+def token_type(plan: Plan) -> TensorType:
+    """Type of the tokens, and of the labels, of one micro-batch."""
+    return tensor_type(Dtype.I32, (tokens_per_micro_batch(plan),))

@@ -1,0 +1,216 @@
+"""Diagnostics: what is wrong, where, why, and the way out.
+
+Every message a user can cause carries a stable code (`RT0xx`, listed in `CODES`) and, where there is a text,
+a place in it. Problems are collected, so that one run shows all of a file's errors; a `DiagnosticError` carries them
+across layers and the driver prints them. Nothing else may cross the driver boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import NoReturn
+
+from attrs import define, field, frozen
+
+CODES: dict[str, str] = {
+    # text
+    "RT001": "the text is not valid .rtir",
+    "RT002": "a file cannot be read",
+    "RT003": "the format version is not supported",
+    "RT004": "a name is not known",
+    "RT005": "a field has a value of the wrong type or out of range",
+    "RT006": "a name is declared twice",
+    # structure and types of a module
+    "RT020": "a tensor is used before it is defined",
+    "RT021": "a tensor is used after its release",
+    "RT022": "a tensor is defined while it is live",
+    "RT023": "a step tensor is never released",
+    "RT024": "the carried tensors differ between the two ends of a step",
+    "RT025": "an operand has the wrong state kind or type for its op",
+    "RT026": "an op is not allowed at this level",
+    "RT027": "an op names a block or micro-batch that the model, plan or stage does not have",
+    "RT028": "a release names a tensor that is not live",
+    # completeness
+    "RT030": "a forward, backward or input is missing or appears twice",
+    "RT031": "a gradient is not reduced and applied exactly once",
+    "RT032": "a saved tensor is recovered twice or not at all",
+    # communication
+    "RT040": "a send has no matching receive, or the other way round",
+    "RT041": "a channel's receive order differs from its send order",
+    "RT042": "the program cannot make progress",
+    "RT043": "members of a group disagree on the order of collectives",
+    "RT044": "more micro-batches are in flight than the schedule claims",
+    # memory
+    "RT050": "two tensors that are live together share a byte",
+    "RT051": "an offset is missing, unaligned or out of range",
+    "RT052": "the arena is larger than the capacity",
+    "RT053": "the live bytes exceed the capacity: no allocation can fit",
+    # model, plan, machine
+    "RT060": "the model configuration cannot be read",
+    "RT061": "the model uses something that is not supported",
+    "RT062": "the model configuration contradicts itself",
+    "RT063": "the plan cannot be read",
+    "RT064": "the plan contradicts itself or the model",
+    "RT065": "the machine file cannot be read or contradicts itself",
+    # passes
+    "RT070": "the pass pipeline cannot be read",
+    "RT071": "a pass cannot run at this point of the pipeline",
+    # programs
+    "RT080": "the file is not a sound .rtx program",
+    # data and runs
+    "RT090": "the training data cannot be used",
+    "RT091": "the weights do not fit the model",
+    "RT092": "the checkpoint cannot be used",
+    "RT093": "training cannot go on",
+}
+
+
+class Severity(Enum):
+    """How bad a diagnostic is; only errors make a command fail."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@frozen
+class Location:
+    """A place in a text: 1-based line and column; `length` characters are underlined."""
+
+    file: str
+    line: int
+    column: int = 1
+    length: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@frozen
+class Note:
+    """The other half of a conflict, or one step of a chain of reasons."""
+
+    message: str
+    location: Location | None = None
+
+
+@frozen
+class Diagnostic:
+    """One problem. `help` is the way out; `source` is the text of the line `location` points at."""
+
+    code: str
+    message: str
+    location: Location | None = None
+    notes: Sequence[Note] = ()
+    help: str | None = None
+    source: str | None = None
+    severity: Severity = Severity.ERROR
+
+    def render(self) -> str:
+        """The diagnostic as a compiler prints it: place, code, line, caret, notes, help."""
+        place = f"{self.location}: " if self.location else ""
+        lines = [f"{place}{self.severity.value}[{self.code}]: {self.message}"]
+        if self.source is not None and self.location is not None:
+            lines.extend(_underlined(self.source, self.location))
+        for note in self.notes:
+            where = f"{note.location}: " if note.location else ""
+            lines.append(f"  note: {where}{note.message}")
+        if self.help:
+            lines.append(f"  help: {self.help}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, object]:
+        """The same as plain data, for `--json`."""
+        return {
+            "severity": self.severity.value,
+            "code": self.code,
+            "message": self.message,
+            "file": self.location.file if self.location else None,
+            "line": self.location.line if self.location else None,
+            "column": self.location.column if self.location else None,
+            "notes": [n.message for n in self.notes],
+            "help": self.help,
+        }
+
+
+_SHOWN_WIDTH = 160
+
+
+def _underlined(source: str, location: Location) -> list[str]:
+    """The source line and a caret line under it; long lines are cut around the place."""
+    text = source.rstrip("\n").replace("\t", " ")
+    column = min(location.column, len(text) + 1) - 1
+    start = max(0, column - _SHOWN_WIDTH // 2) if len(text) > _SHOWN_WIDTH else 0
+    shown = text[start : start + _SHOWN_WIDTH]
+    length = max(1, min(location.length, len(shown) - (column - start)))
+    return [f"  {shown}", "  " + " " * (column - start) + "^" + "~" * (length - 1)]
+
+
+class DiagnosticError(Exception):
+    """Raised where work cannot go on; carries every diagnostic found so far."""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics = list(diagnostics)
+        super().__init__("\n".join(d.render() for d in self.diagnostics))
+
+
+@define
+class Diagnostics:
+    """A collector. `check()` raises when an error has been reported."""
+
+    items: list[Diagnostic] = field(factory=list)
+
+    def error(
+        self,
+        code: str,
+        message: str,
+        location: Location | None = None,
+        *,
+        notes: Sequence[Note] = (),
+        help: str | None = None,  # noqa: A002 - the word users see
+        source: str | None = None,
+    ) -> None:
+        """Report an error and go on."""
+        self.items.append(Diagnostic(code, message, location, tuple(notes), help, source))
+
+    def warning(
+        self,
+        code: str,
+        message: str,
+        location: Location | None = None,
+        *,
+        help: str | None = None,  # noqa: A002
+    ) -> None:
+        """Report something suspicious that does not stop the work."""
+        self.items.append(Diagnostic(code, message, location, (), help, None, Severity.WARNING))
+
+    @property
+    def errors(self) -> list[Diagnostic]:
+        """The errors among the items."""
+        return [d for d in self.items if d.severity is Severity.ERROR]
+
+    def check(self) -> None:
+        """Raise `DiagnosticError` if any error has been reported."""
+        if self.errors:
+            raise DiagnosticError(self.items)
+
+
+def fail(
+    code: str,
+    message: str,
+    location: Location | None = None,
+    *,
+    notes: Sequence[Note] = (),
+    help: str | None = None,  # noqa: A002
+    source: str | None = None,
+) -> NoReturn:
+    """Raise one error at once."""
+    raise DiagnosticError([Diagnostic(code, message, location, tuple(notes), help, source)])
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """A help text with the known name closest to a misspelt one, or None."""
+    import difflib
+
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"did you mean '{found[0]}'?" if found else None

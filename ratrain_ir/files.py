@@ -1,0 +1,79 @@
+"""Reading and writing files: bad bytes become diagnostics, and what is on disk is replaced only by a whole file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from ratrain_ir.diagnostics import Location, fail
+
+
+def read_bytes(path: str, what: str) -> bytes:
+    """The bytes of a file.
+
+    Raises `DiagnosticError` RT002 when it cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        fail("RT002", f"cannot read the {what} '{path}': {reason}")
+
+
+def read_text(path: str, what: str) -> str:
+    """The text of a UTF-8 file.
+
+    Raises `DiagnosticError` RT002 when it cannot be read or is not UTF-8, with the place of the first bad byte.
+    """
+    data = read_bytes(path, what)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        line = before.count(b"\n") + 1
+        column = error.start - (before.rfind(b"\n") + 1) + 1
+        place = Location(path, line, column)
+        fail("RT002", f"the {what} is not UTF-8 text: byte {data[error.start]:#04x} at position {error.start}", place)
+
+
+@contextmanager
+def replacing(path: str) -> Iterator[IO[bytes]]:
+    """A binary file beside `path` that takes its place when the block ends without an error.
+
+    Raises `DiagnosticError` RT002 when it cannot be written.
+    """
+    target = Path(path)
+    try:
+        handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        fail("RT002", f"cannot write '{path}': {error.strerror}")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(beside).chmod(0o666 & ~umask)
+        Path(beside).replace(target)
+    except OSError as error:
+        Path(beside).unlink(missing_ok=True)
+        fail("RT002", f"cannot write '{path}': {error.strerror or error}")
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+
+
+def write_lines(path: str, lines: Iterable[str]) -> None:
+    """Write lines of text, atomically.
+
+    Raises `DiagnosticError` RT002 when it cannot be written.
+    """
+    with replacing(path) as stream:
+        write: Callable[[bytes], int] = stream.write
+        for line in lines:
+            write(line.encode() + b"\n")

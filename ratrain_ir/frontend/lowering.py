@@ -1,0 +1,262 @@
+"""Lowering of a model and a plan into a `dataflow` module: one complete training step in plain micro-batch order.
+
+Per stage: all forwards, micro-batch by micro-batch; all backwards, ascending too (gradients accumulate in that order, which
+is part of the semantics); then gradient reduction block by block in backward order; then, in forward order, the update of
+each block and, where state is sharded, the gather of its view; at last the scalars. Passes reorder and merge, they never
+add or drop mathematics.
+"""
+
+from __future__ import annotations
+
+from attrs import define
+
+from ratrain_ir.blocks import (
+    Block,
+    activation_type,
+    block,
+    flat_elements,
+    is_sharded,
+    saved_slots,
+    shard_elements,
+    stage_blocks,
+    token_type,
+)
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.frontend.plan import Plan
+from ratrain_ir.module import Level, Module, Stage
+from ratrain_ir.ops import (
+    AllGather,
+    AllReduce,
+    AllReduceScalar,
+    Backward,
+    Forward,
+    Group,
+    LoadInput,
+    Op,
+    Part,
+    Payload,
+    Quantity,
+    Recv,
+    ReduceScatter,
+    ScaleUpdate,
+    Send,
+    Tensor,
+    Update,
+)
+from ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
+
+
+def lower(model: ModelConfig, plan: Plan) -> Module:
+    """The dataflow module of one training step. `plan` must have been checked against `model`."""
+    stages = [_StageLowering(model, plan, Stage(index)).lower() for index in range(plan.pp)]
+    return Module(model.name, Level.DATAFLOW, model, plan, stages)
+
+
+def next_block(model: ModelConfig, unit: Block) -> Block:
+    """The block after one in forward order."""
+    if unit.kind == "embed":
+        return block("attention", 0)
+    if unit.kind == "attention":
+        return block("mlp", unit.layer)
+    assert unit.layer is not None
+    return block("attention", unit.layer + 1) if unit.layer + 1 < model.layers else block("head")
+
+
+def reduces_each_micro_batch(plan: Plan) -> bool:
+    """Whether gradients are reduced into shards after every micro-batch, so that no full gradient is kept."""
+    return is_sharded(plan) and plan.reduce == "each-micro-batch"
+
+
+def has_dynamic_scale(plan: Plan) -> bool:
+    """Whether the loss scale follows overflows."""
+    return plan.loss_scale is None
+
+
+@define
+class _StageLowering:
+    """Builds one stage; tensors are named after what they hold and the block (and micro-batch) they belong to."""
+
+    model: ModelConfig
+    plan: Plan
+    stage: Stage
+
+    def lower(self) -> Stage:
+        blocks = stage_blocks(self.model, self.plan, self.stage.index)
+        for unit in blocks:
+            self.declare_state(unit)
+        self.carried(StateKind.SCALAR, "scale", tensor_type(Dtype.F32, (2,)))
+        for micro_batch in range(self.plan.micro_batches):
+            self.forward_pass(blocks, micro_batch)
+        for micro_batch in range(self.plan.micro_batches):
+            self.backward_pass(blocks, micro_batch)
+        self.step_end(blocks)
+        return self.stage
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage.index == self.plan.pp - 1
+
+    def emit(self, op: Op) -> None:
+        self.stage.ops.append(op)
+
+    def tensor(self, kind: StateKind, name: str, type_: TensorType) -> Tensor:
+        """The tensor of that name, declared on first use."""
+        found = self.stage.tensors.get(name)
+        return found if found is not None else self.stage.add(Tensor(name, kind, type_))
+
+    def carried(self, kind: StateKind, name: str, type_: TensorType) -> Tensor:
+        return self.stage.add(Tensor(name, kind, type_, carried=True))
+
+    def named(self, name: str) -> Tensor:
+        return self.stage.tensors[name]
+
+    def declare_state(self, unit: Block) -> None:
+        whole = flat_elements(self.model, self.plan, unit)
+        shard = shard_elements(self.model, self.plan, unit)
+        self.carried(StateKind.VIEW, f"w.{unit}", tensor_type(Dtype(self.plan.view_dtype), (whole,)))
+        self.carried(StateKind.MASTER, f"p.{unit}", tensor_type(Dtype.F32, (shard,)))
+        self.carried(StateKind.MOMENT, f"m1.{unit}", tensor_type(Dtype.F32, (shard,)))
+        self.carried(StateKind.MOMENT, f"m2.{unit}", tensor_type(Dtype.F32, (shard,)))
+        self.carried(StateKind.SCALAR, f"t.{unit}", tensor_type(Dtype.I64, (1,)))
+
+    def gradient(self, unit: Block, micro_batch: int) -> Tensor:
+        """The full gradient a backward contributes to: one a step, or one a micro-batch where each is reduced."""
+        elements = flat_elements(self.model, self.plan, unit)
+        suffix = f".m{micro_batch}" if reduces_each_micro_batch(self.plan) else ""
+        return self.tensor(StateKind.GRAD, f"g.{unit}{suffix}", tensor_type(Dtype(self.plan.grad_dtype), (elements,)))
+
+    def shard(self, unit: Block) -> Tensor:
+        elements = shard_elements(self.model, self.plan, unit)
+        dtype = Dtype(self.plan.grad_shard_dtype)
+        return self.tensor(StateKind.GRAD_SHARD, f"gs.{unit}", tensor_type(dtype, (elements,)))
+
+    def scalar(self, name: str, dtype: Dtype) -> Tensor:
+        return self.tensor(StateKind.SCALAR, name, tensor_type(dtype, (1,)))
+
+    def input(self, part: Part, micro_batch: int) -> Tensor:
+        return self.tensor(StateKind.INPUT, f"{part.value}.m{micro_batch}", token_type(self.plan))
+
+    def activation(self, unit: Block, micro_batch: int, *, gradient: bool = False) -> Tensor:
+        """The input of a block for one micro-batch, or the gradient of it; a boundary where it crosses a cut."""
+        blocks = stage_blocks(self.model, self.plan, self.stage.index)
+        at_cut = unit is blocks[0] or (not self.is_last and unit is next_block(self.model, blocks[-1]))
+        kind = StateKind.BOUNDARY if at_cut else StateKind.ACTIVATION
+        prefix = "dx" if gradient else "x"
+        return self.tensor(kind, f"{prefix}.{unit}.m{micro_batch}", activation_type(self.model, self.plan))
+
+    def saved(self, unit: Block, micro_batch: int) -> tuple[Tensor, ...]:
+        slots = saved_slots(self.model, self.plan, unit)
+        return tuple(self.tensor(StateKind.SAVED, f"s.{unit}.m{micro_batch}.{slot.name}", slot.type) for slot in slots)
+
+    def forward_pass(self, blocks: tuple[Block, ...], m: int) -> None:
+        if self.is_first:
+            self.emit(LoadInput(part=Part.TOKENS, micro_batch=m, writes=(self.input(Part.TOKENS, m),)))
+        else:
+            received = self.activation(blocks[0], m)
+            self.emit(Recv(payload=Payload.ACTIVATION, micro_batch=m, peer=self.stage.index - 1, writes=(received,)))
+        for unit in blocks:
+            if unit.kind == "head":
+                self.emit(LoadInput(part=Part.LABELS, micro_batch=m, writes=(self.input(Part.LABELS, m),)))
+            self.emit(self.forward(unit, m))
+        if not self.is_last:
+            sent = self.activation(next_block(self.model, blocks[-1]), m)
+            self.emit(Send(payload=Payload.ACTIVATION, micro_batch=m, peer=self.stage.index + 1, reads=(sent,)))
+
+    def forward(self, unit: Block, m: int) -> Forward:
+        view = self.named(f"w.{unit}")
+        if unit.kind == "head":
+            loss = self.scalar("loss", Dtype.F64)
+            reads = (self.activation(unit, m), view, self.input(Part.LABELS, m))
+            saved = self.saved(unit, m)
+            writes, updates = ((*saved, loss), ()) if m == 0 else (saved, (loss,))
+            return Forward(block=unit, micro_batch=m, reads=reads, writes=writes, updates=updates)
+        source = self.input(Part.TOKENS, m) if unit.kind == "embed" else self.activation(unit, m)
+        output = self.activation(next_block(self.model, unit), m)
+        return Forward(block=unit, micro_batch=m, reads=(source, view), writes=(output, *self.saved(unit, m)))
+
+    def backward_pass(self, blocks: tuple[Block, ...], m: int) -> None:
+        if not self.is_last:
+            received = self.activation(next_block(self.model, blocks[-1]), m, gradient=True)
+            self.emit(Recv(payload=Payload.GRADIENT, micro_batch=m, peer=self.stage.index + 1, writes=(received,)))
+        for unit in reversed(blocks):
+            self.emit(self.backward(unit, m))
+            if reduces_each_micro_batch(self.plan):
+                self.emit(self.reduce_scatter(unit, m))
+        if not self.is_first:
+            sent = self.activation(blocks[0], m, gradient=True)
+            self.emit(Send(payload=Payload.GRADIENT, micro_batch=m, peer=self.stage.index - 1, reads=(sent,)))
+
+    def backward(self, unit: Block, m: int) -> Backward:
+        view, saved = self.named(f"w.{unit}"), self.saved(unit, m)
+        gradient = self.gradient(unit, m)
+        outputs: tuple[Tensor, ...] = ()
+        if unit.kind != "embed":
+            outputs = (self.activation(unit, m, gradient=True),)
+        if unit.kind == "head":
+            inputs = (self.activation(unit, m), *saved, view, self.input(Part.LABELS, m), self.named("scale"))
+        else:
+            dy = self.activation(next_block(self.model, unit), m, gradient=True)
+            if unit.kind == "embed":
+                inputs = (dy, self.input(Part.TOKENS, m))
+            else:
+                inputs = (dy, self.activation(unit, m), *saved, view)
+        if m == 0 or reduces_each_micro_batch(self.plan):
+            return Backward(block=unit, micro_batch=m, reads=inputs, writes=(*outputs, gradient))
+        return Backward(block=unit, micro_batch=m, reads=inputs, writes=outputs, updates=(gradient,))
+
+    def reduce_scatter(self, unit: Block, m: int | None) -> ReduceScatter:
+        results = (self.shard(unit), self.scalar(f"flag.{unit}", Dtype.U32))
+        source = (self.gradient(unit, m or 0),)
+        if m:
+            return ReduceScatter(blocks=(unit,), micro_batch=m, reads=source, updates=results)
+        return ReduceScatter(blocks=(unit,), micro_batch=m, reads=source, writes=results)
+
+    def step_end(self, blocks: tuple[Block, ...]) -> None:
+        if not reduces_each_micro_batch(self.plan):
+            for unit in reversed(blocks):
+                self.emit(self.grad_sync(unit))
+        self.sum_tied(blocks)
+        if self.is_last:
+            loss = self.named("loss")
+            self.emit(AllReduceScalar(quantity=Quantity.LOSS, group=Group.REPLICAS, reads=(loss,)))
+        for unit in blocks:
+            self.emit(self.update(unit))
+        if is_sharded(self.plan):
+            for unit in blocks:
+                view, master = self.named(f"w.{unit}"), self.named(f"p.{unit}")
+                self.emit(AllGather(blocks=(unit,), reads=(master,), writes=(view,)))
+        if has_dynamic_scale(self.plan):
+            flags = tuple(self.named(f"flag.{unit}") for unit in blocks)
+            overflow = self.scalar("overflow", Dtype.U32)
+            self.emit(AllReduceScalar(quantity=Quantity.FLAGS, group=Group.ALL, reads=flags, writes=(overflow,)))
+            self.emit(ScaleUpdate(reads=(overflow,), updates=(self.named("scale"),)))
+
+    def grad_sync(self, unit: Block) -> Op:
+        if is_sharded(self.plan):
+            return self.reduce_scatter(unit, None)
+        flag = self.scalar(f"flag.{unit}", Dtype.U32)
+        return AllReduce(blocks=(unit,), updates=(self.gradient(unit, 0),), writes=(flag,))
+
+    def reduced(self, unit: Block) -> Tensor:
+        """The reduced gradient an update reads."""
+        return self.shard(unit) if is_sharded(self.plan) else self.gradient(unit, 0)
+
+    def sum_tied(self, blocks: tuple[Block, ...]) -> None:
+        """Tied embeddings: first + last, between each stage's own reduction and either update."""
+        if not self.model.tied_embeddings:
+            return
+        ends = tuple(unit for unit in (block("embed"), block("head")) if unit in blocks)
+        if ends:
+            grads = tuple(self.reduced(unit) for unit in ends)
+            flags = tuple(self.named(f"flag.{unit}") for unit in ends)
+            self.emit(AllReduce(blocks=ends, group=Group.ENDS, updates=(*grads, *flags)))
+
+    def update(self, unit: Block) -> Update:
+        reads = (self.reduced(unit), self.named(f"flag.{unit}"), self.named("scale"))
+        state = tuple(self.named(f"{prefix}.{unit}") for prefix in ("p", "m1", "m2", "t"))
+        writes = () if is_sharded(self.plan) else (self.named(f"w.{unit}"),)
+        return Update(block=unit, reads=reads, writes=writes, updates=state)

@@ -1,0 +1,99 @@
+"""Module, stage, and the text a module came from."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from attrs import define, field, frozen
+
+from ratrain_ir.diagnostics import Location
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.frontend.plan import Plan
+from ratrain_ir.ops import Op, Tensor
+from ratrain_ir.types import aligned
+
+
+class Level(Enum):
+    """How far a module has been lowered; each level has its own legality table in the verifier."""
+
+    DATAFLOW = "dataflow"
+    """complete and correct, in plain micro-batch order"""
+    PLACED = "placed"
+    """in schedule order"""
+    ALLOCATED = "allocated"
+    """every tensor has an address"""
+
+
+@frozen
+class SourceText:
+    """The text a module was read from, for diagnostics."""
+
+    file: str
+    lines: tuple[str, ...]
+
+    def line(self, number: int) -> str | None:
+        """The text of a 1-based line, or None."""
+        return self.lines[number - 1] if 0 < number <= len(self.lines) else None
+
+    def locate(self, number: int, word: str | None = None) -> Location | None:
+        """The place of a word in a line, or of the line's first word."""
+        text = self.line(number)
+        if text is None:
+            return None
+        found = text.find(word) if word else -1
+        if found < 0:
+            stripped = text.lstrip()
+            return Location(self.file, number, len(text) - len(stripped) + 1, max(1, len(stripped.rstrip())))
+        return Location(self.file, number, found + 1, len(word or ""))
+
+
+@define(eq=False)
+class Stage:
+    """One pipeline stage: its tensors by name, in declaration order, and one ordered list of ops."""
+
+    index: int
+    tensors: dict[str, Tensor] = field(factory=dict)
+    ops: list[Op] = field(factory=list)
+    line: int = 0
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Declare a tensor.
+
+        Raises ValueError when the name is taken.
+        """
+        if tensor.name in self.tensors:
+            raise ValueError(f"%{tensor.name} is declared twice in stage @{self.index}")
+        self.tensors[tensor.name] = tensor
+        return tensor
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the stage's arena: the highest end of an allocated tensor."""
+        return max((t.offset + aligned(t.type.nbytes) for t in self.tensors.values() if t.offset is not None), default=0)
+
+    def prune(self) -> None:
+        """Drop declarations of tensors no op touches any more."""
+        used = {t.name for op in self.ops for t in op.operands}
+        self.tensors = {name: t for name, t in self.tensors.items() if name in used}
+
+
+@frozen
+class TargetInfo:
+    """Which target sized the workspace and how many bytes a stage may use."""
+
+    name: str
+    capacity_bytes: int
+
+
+@define(eq=False)
+class Module:
+    """One training step of one model under one plan."""
+
+    name: str
+    level: Level
+    model: ModelConfig
+    plan: Plan
+    stages: list[Stage]
+    target: TargetInfo | None = None
+    pipeline: str = ""
+    source: SourceText | None = None

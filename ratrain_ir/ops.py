@@ -1,0 +1,393 @@
+"""The ops: one final class per kind, with typed fields.
+
+The text of an op is derived from its class, so a new op adds no grammar rule:
+
+    writes = updates += keyword fields (reads) using scratch
+
+`writes` defines tensors that are not live, `updates` changes live ones in place, `scratch` is workspace that lives only
+while the op runs. Fields print in declaration order, each by its codec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, ClassVar, TypeVar, final
+
+import attrs
+from attrs import define, field
+
+from ratrain_ir.blocks import Block, parse_block
+from ratrain_ir.types import StateKind, TensorType
+
+
+class Engine(Enum):
+    """The concurrent units of a stage; each takes its ops in list order. `NONE` ops only mark a place in the list."""
+
+    COMPUTE = "compute"
+    SEND = "send"
+    RECV = "recv"
+    COLLECTIVE = "collective"
+    HOST = "host"
+    NONE = "none"
+
+
+ENGINES = (Engine.COMPUTE, Engine.SEND, Engine.RECV, Engine.COLLECTIVE, Engine.HOST)
+"""The engines that execute something, in the order streams are stored."""
+
+
+class Payload(Enum):
+    """What a message between stages carries."""
+
+    ACTIVATION = "activation"
+    GRADIENT = "gradient"
+
+
+class Part(Enum):
+    """Which half of a micro-batch's input a stage loads."""
+
+    TOKENS = "tokens"
+    LABELS = "labels"
+
+
+class Group(Enum):
+    """The members of a collective."""
+
+    REPLICAS = "replicas"
+    """the data-parallel replicas of this stage"""
+    ENDS = "ends"
+    """first and last stage of each replica (tied embeddings); one member where they are the same stage"""
+    ALL = "all"
+    """all replicas of all stages"""
+
+
+class Quantity(Enum):
+    """What an `all_reduce_scalar` combines."""
+
+    LOSS = "loss"
+    FLAGS = "flags"
+
+
+@define(eq=False, weakref_slot=False, repr=False)
+class Tensor:
+    """A named piece of training state of one stage. Compared by identity.
+
+    `carried` tensors live across the step's end. `offset` is bytes into the stage's arena, once allocated.
+    """
+
+    name: str
+    kind: StateKind
+    type: TensorType
+    carried: bool = False
+    offset: int | None = None
+    line: int = 0
+
+    @property
+    def slot(self) -> str:
+        """The last part of the name: for saved tensors the slot of their block that they hold."""
+        return self.name.rpartition(".")[2]
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+
+Tensors = tuple[Tensor, ...]
+
+
+class FieldError(ValueError):
+    """A field's text is not what its codec reads; the message says what was expected."""
+
+
+def _read_block(text: str) -> Block:
+    found = parse_block(text)
+    if found is None:
+        raise FieldError(f"expected a block (embed, attention.N, mlp.N or head), got '{text}'")
+    return found
+
+
+def _read_blocks(text: str) -> tuple[Block, ...]:
+    return tuple(_read_block(part) for part in text.split("+"))
+
+
+def _read_number(sigil: str, what: str) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        digits = text[len(sigil) :]
+        if not text.startswith(sigil) or not (digits.isascii() and digits.isdigit()) or len(digits) > 9:
+            raise FieldError(f"expected {what} like '{sigil}0', got '{text}'")
+        return int(digits)
+
+    return read
+
+
+E = TypeVar("E", bound=Enum)
+
+
+def _read_enum(kind: type[E]) -> Callable[[str], E]:
+    table = {str(member.value): member for member in kind}
+
+    def read(text: str) -> E:
+        if text not in table:
+            raise FieldError(f"expected one of {', '.join(table)}, got '{text}'")
+        return table[text]
+
+    return read
+
+
+def _block_field() -> Any:
+    return field(metadata={"read": _read_block, "write": str})
+
+
+def _blocks_field() -> Any:
+    return field(metadata={"read": _read_blocks, "write": lambda blocks: "+".join(map(str, blocks))})
+
+
+def _micro_batch_field(*, optional: bool = False) -> Any:
+    codec = {"read": _read_number("m", "a micro-batch"), "write": "m{}".format, "optional": optional}
+    return field(metadata=codec, default=None) if optional else field(metadata=codec)
+
+
+def _peer_field() -> Any:
+    return field(metadata={"read": _read_number("@", "a stage"), "write": "@{}".format})
+
+
+def _enum_field(kind: type[Enum], default: Enum | None = None) -> Any:
+    codec = {"read": _read_enum(kind), "write": lambda member: member.value, "optional": default is not None}
+    return field(metadata=codec) if default is None else field(metadata=codec, default=default)
+
+
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Op:
+    """What all ops have. `line` is the op's line in the text it came from, 0 where a pass made it."""
+
+    keyword: ClassVar[str]
+    default_engine: ClassVar[Engine]
+
+    reads: Tensors = ()
+    writes: Tensors = ()
+    updates: Tensors = ()
+    scratch: Tensors = ()
+    line: int = 0
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that runs this op."""
+        return self.default_engine
+
+    @property
+    def operands(self) -> Tensors:
+        """Every tensor the op touches."""
+        return self.reads + self.writes + self.updates + self.scratch
+
+    def __repr__(self) -> str:
+        return " ".join([self.keyword, *field_texts(self)])
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class LoadInput(Op):
+    """Copies one micro-batch's tokens or labels from the host into the arena."""
+
+    keyword = "load_input"
+    default_engine = Engine.HOST
+    part: Part = _enum_field(Part)
+    micro_batch: int = _micro_batch_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Forward(Op):
+    """Forward of one block: x, view [, input] -> y, saved; the head adds to the loss."""
+
+    keyword = "forward"
+    default_engine = Engine.COMPUTE
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Recompute(Op):
+    """Activation recovery of one block: x, view -> saved [, y]."""
+
+    keyword = "recompute"
+    default_engine = Engine.COMPUTE
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Backward(Op):
+    """Backward of one block: dy, x, saved, view -> dx; writes the gradient (first contribution) or adds to it."""
+
+    keyword = "backward"
+    default_engine = Engine.COMPUTE
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Send(Op):
+    """Sends a boundary tensor to a neighbouring stage."""
+
+    keyword = "send"
+    default_engine = Engine.SEND
+    payload: Payload = _enum_field(Payload)
+    micro_batch: int = _micro_batch_field()
+    peer: int = _peer_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Recv(Op):
+    """Receives a boundary tensor from a neighbouring stage."""
+
+    keyword = "recv"
+    default_engine = Engine.RECV
+    payload: Payload = _enum_field(Payload)
+    micro_batch: int = _micro_batch_field()
+    peer: int = _peer_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class ReduceScatter(Op):
+    """GradSync into shards: the mean over replicas of each block's gradient; writes or adds to shards and flags.
+
+    With a micro-batch it reduces that micro-batch's contribution (`reduce = "each-micro-batch"`), without one the whole.
+    """
+
+    keyword = "reduce_scatter"
+    default_engine = Engine.COLLECTIVE
+    blocks: tuple[Block, ...] = _blocks_field()
+    micro_batch: int | None = _micro_batch_field(optional=True)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class AllReduce(Op):
+    """GradSync in place. Over replicas: the mean of whole gradients, and the flags; over ends: the sum of tied shards."""
+
+    keyword = "all_reduce"
+    default_engine = Engine.COLLECTIVE
+    blocks: tuple[Block, ...] = _blocks_field()
+    group: Group = _enum_field(Group, Group.REPLICAS)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class AllReduceScalar(Op):
+    """Combines scalars over a group: the step's loss (summed, reported), or overflow flags (OR)."""
+
+    keyword = "all_reduce_scalar"
+    default_engine = Engine.COLLECTIVE
+    quantity: Quantity = _enum_field(Quantity)
+    group: Group = _enum_field(Group)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Update(Op):
+    """UpdateShard: AdamW on the master and moments of one block; writes the view too where nothing is sharded."""
+
+    keyword = "update"
+    default_engine = Engine.COMPUTE
+    block: Block = _block_field()
+    placement: Engine = _enum_field(Engine, Engine.COMPUTE)
+
+    @property
+    def engine(self) -> Engine:
+        """Compute or host, as the machine has it."""
+        return self.placement
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class AllGather(Op):
+    """PrefetchW: materialises parameter views from the replicas' master shards."""
+
+    keyword = "all_gather"
+    default_engine = Engine.COLLECTIVE
+    blocks: tuple[Block, ...] = _blocks_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class ScaleUpdate(Op):
+    """Sets the next step's loss scale from this step's overflow flag."""
+
+    keyword = "scale_update"
+    default_engine = Engine.HOST
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Release(Op):
+    """Ends the lives of tensors; a mark in the list, not work."""
+
+    keyword = "release"
+    default_engine = Engine.NONE
+
+
+OP_CLASSES: dict[str, type[Op]] = {
+    cls.keyword: cls
+    for cls in (
+        LoadInput,
+        Forward,
+        Recompute,
+        Backward,
+        Send,
+        Recv,
+        ReduceScatter,
+        AllReduce,
+        AllReduceScalar,
+        Update,
+        AllGather,
+        ScaleUpdate,
+        Release,
+    )
+}
+
+_BASE_FIELDS = {a.name for a in attrs.fields(Op)}
+
+FIELDS: dict[type[Op], tuple[attrs.Attribute[Any], ...]] = {
+    cls: tuple(a for a in attrs.fields(cls) if a.name not in _BASE_FIELDS) for cls in OP_CLASSES.values()
+}
+"""The fields of each op kind that the text carries, in order."""
+
+
+def field_texts(op: Op) -> list[str]:
+    """The op's fields as the text writes them; optional fields with their default value are left out."""
+    texts = []
+    for attribute in FIELDS[type(op)]:
+        value = getattr(op, attribute.name)
+        if not (attribute.metadata.get("optional") and value is attribute.default):
+            texts.append(attribute.metadata["write"](value))
+    return texts
+
+
+def read_fields(cls: type[Op], texts: list[str]) -> dict[str, Any]:
+    """Field values of an op from its words.
+
+    Raises `FieldError` naming the field that is missing, wrong or too many.
+    """
+    attributes = FIELDS[cls]
+    values: dict[str, Any] = {}
+    remaining = list(texts)
+    for attribute in attributes:
+        name = attribute.name.replace("_", "-")
+        if not remaining:
+            if attribute.metadata.get("optional"):
+                continue
+            raise FieldError(f"'{cls.keyword}' needs a {name}")
+        try:
+            values[attribute.name] = attribute.metadata["read"](remaining[0])
+        except FieldError as error:
+            if attribute.metadata.get("optional"):
+                continue
+            raise FieldError(f"{name} of '{cls.keyword}': {error}") from None
+        remaining.pop(0)
+    if remaining:
+        raise FieldError(f"'{cls.keyword}' does not take '{remaining[0]}'")
+    return values

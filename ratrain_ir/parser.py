@@ -1,0 +1,258 @@
+"""`.rtir` text to `Module`: names are resolved, types and fields read, and every error of the file collected."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from typing import Any
+
+from attrs import define, field
+from lark.exceptions import UnexpectedInput
+
+from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Note, nearest
+from ratrain_ir.files import read_text
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.frontend.plan import Plan
+from ratrain_ir.module import Level, Module, SourceText, Stage, TargetInfo
+from ratrain_ir.ops import OP_CLASSES, FieldError, Op, Tensor, read_fields
+from ratrain_ir.syntax import DeclarationRecord, HeaderRecord, ModuleRecord, OpRecord, explain, parse_records
+from ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
+
+FORMAT_VERSION = 1
+_MAX_TENSOR_BYTES = 1 << 50
+_MAX_SYNTAX_ERRORS = 20
+_REPARSED_LINES = 20_000
+_TYPE = re.compile(r"([a-z]+[0-9]+)\[([0-9, ]*)\]")
+
+
+def read_module(path: str) -> Module:
+    """Read a `.rtir` file.
+
+    Raises `DiagnosticError` with every error found in it.
+    """
+    return parse_module(read_text(path, "schedule"), file=path)
+
+
+def parse_module(text: str, *, file: str = "<text>") -> Module:
+    """The module a text describes.
+
+    Raises `DiagnosticError` with every error found in it.
+    """
+    source = SourceText(file, tuple(text.split("\n")))
+    record = _records(text, source)
+    return _Builder(record, source).build()
+
+
+def _records(text: str, source: SourceText) -> ModuleRecord:
+    """Parse; on a syntax error blank the line and go on, so that one run shows them all."""
+    errors: list[Diagnostic] = []
+    lines = list(source.lines)
+    while True:
+        try:
+            record = parse_records("\n".join(lines) if errors else text)
+        except UnexpectedInput as error:
+            found = explain(error, source.file, source.lines)
+            at = found.location.line - 1 if found.location else 0
+            repeated = not lines[at].strip() or not 0 < at < len(lines)
+            if not repeated:
+                errors.append(found)
+            elif not errors:
+                raise DiagnosticError([found]) from None
+            if repeated or len(errors) >= _MAX_SYNTAX_ERRORS or len(lines) > _REPARSED_LINES:
+                raise DiagnosticError(errors) from None
+            lines[at] = ""
+            continue
+        if errors:
+            raise DiagnosticError(errors)
+        return record
+
+
+@define
+class _Builder:
+    """Turns records into a module; goes on after errors."""
+
+    record: ModuleRecord
+    source: SourceText
+    diagnostics: Diagnostics = field(factory=Diagnostics)
+    types: dict[str, TensorType | None] = field(factory=dict)
+
+    def build(self) -> Module:
+        record = self.record
+        if record.version != str(FORMAT_VERSION):
+            self.error("RT003", f"this is .rtir version {record.version}; this compiler reads version {FORMAT_VERSION}", 1)
+            self.diagnostics.check()
+        level = self.level()
+        headers = self.headers()
+        model = self.described(ModelConfig, "model", headers)
+        plan = None if model is None else self.described(Plan, "plan", headers, model)
+        target = self.target(headers)
+        stages = self.stages(plan)
+        self.diagnostics.check()
+        assert level is not None
+        assert model is not None
+        assert plan is not None
+        pipeline = record.pipelines[-1] if record.pipelines else ""
+        return Module(record.name, level, model, plan, stages, target, pipeline, self.source)
+
+    def error(self, code: str, message: str, line: int, word: str | None = None, **more: Any) -> None:
+        location = self.source.locate(line, word)
+        self.diagnostics.error(code, message, location, source=self.source.line(line), **more)
+
+    def level(self) -> Level | None:
+        names = [level.value for level in Level]
+        if self.record.level in names:
+            return Level(self.record.level)
+        text = f"'{self.record.level}' is not a level; the levels are {', '.join(names)}"
+        self.error("RT004", text, self.record.line, self.record.level)
+        return None
+
+    def headers(self) -> dict[str, HeaderRecord]:
+        found: dict[str, HeaderRecord] = {}
+        for header in self.record.headers:
+            if header.name in found:
+                self.error("RT006", f"'{header.name}' is given twice", header.line, header.name)
+            elif header.name not in ("model", "plan", "target"):
+                text = f"'{header.name}' is not a section; the sections are model, plan, target, pipeline and stage"
+                self.error("RT004", text, header.line, header.name)
+            for key in header.duplicates:
+                self.error("RT006", f"'{key}' is given twice in '{header.name}'", header.line, key)
+            found[header.name] = header
+        return found
+
+    def described(self, cls: Any, name: str, headers: dict[str, HeaderRecord], *context: Any) -> Any:
+        header = headers.get(name)
+        if header is None:
+            self.error("RT001", f"the module has no '{name} {{ ... }}'", self.record.line, "module")
+            return None
+        try:
+            return cls.from_fields(header.values, *context)
+        except DiagnosticError as problem:
+            for item in problem.diagnostics:
+                self.error(item.code, item.message, header.line, name, help=item.help)
+            return None
+
+    def target(self, headers: dict[str, HeaderRecord]) -> TargetInfo | None:
+        header = headers.get("target")
+        if header is None:
+            return None
+        name, capacity = header.values.get("name"), header.values.get("capacity")
+        extra = set(header.values) - {"name", "capacity"}
+        if not isinstance(name, str) or type(capacity) is not int or capacity <= 0 or extra:
+            self.error("RT005", "a target is { name = \"...\", capacity = BYTES }", header.line, "target")
+            return None
+        return TargetInfo(name, capacity)
+
+    def stages(self, plan: Plan | None) -> list[Stage]:
+        stages: list[Stage] = []
+        for record in self.record.stages:
+            if record.index != str(len(stages)):
+                text = f"expected stage @{len(stages)} here, got @{record.index}: stages are numbered from 0 in order"
+                self.error("RT005", text, record.line, f"@{record.index}")
+            stage = Stage(len(stages), line=record.line)
+            statements = record.statements
+            for declaration in statements:
+                if isinstance(declaration, DeclarationRecord):
+                    self.declare(stage, declaration)
+            groups = _groups(stage)
+            ops = (self.op(stage, groups, s) for s in statements if isinstance(s, OpRecord))
+            stage.ops = [op for op in ops if op is not None]
+            stages.append(stage)
+        if plan is not None and len(stages) != plan.pp:
+            line = self.record.line
+            self.error("RT005", f"the plan has {plan.pp} stages, the module {len(stages)}", line, "module")
+        return stages
+
+    def declare(self, stage: Stage, record: DeclarationRecord) -> None:
+        kinds = [kind.value for kind in StateKind]
+        if record.kind not in kinds:
+            text = f"'{record.kind}' is not a state kind; the kinds are {', '.join(kinds)}"
+            self.error("RT004", text, record.line, record.kind, help=nearest(record.kind, kinds))
+            return
+        if record.name.endswith(".*"):
+            self.error("RT005", "'.*' names several tensors; a declaration names one", record.line, "%" + record.name)
+            return
+        type_ = self.type(record)
+        if type_ is None:
+            return
+        earlier = stage.tensors.get(record.name)
+        if earlier is not None:
+            note = Note(f"%{record.name} is first declared here", self.source.locate(earlier.line))
+            text = f"%{record.name} is declared twice in stage @{stage.index}"
+            self.error("RT006", text, record.line, "%" + record.name, notes=[note])
+            return
+        offset = None if record.offset is None else int(record.offset, 16)
+        if offset is not None and offset > _MAX_TENSOR_BYTES:
+            self.error("RT051", f"offset {record.offset} is beyond any arena", record.line, record.offset)
+            return
+        kind = StateKind(record.kind)
+        stage.add(Tensor(record.name, kind, type_, record.carried, offset, record.line))
+
+    def type(self, record: DeclarationRecord) -> TensorType | None:
+        if record.type not in self.types:
+            self.types[record.type] = self.read_type(record)
+        return self.types[record.type]
+
+    def read_type(self, record: DeclarationRecord) -> TensorType | None:
+        match = _TYPE.fullmatch(record.type)
+        dtypes = [dtype.value for dtype in Dtype]
+        if match is None or match[1] not in dtypes:
+            text = f"'{record.type}' is not a type; element types are {', '.join(dtypes)}"
+            self.error("RT005", text, record.line, record.type)
+            return None
+        parts = [part.strip() for part in match[2].split(",")]
+        if not all(part.isdigit() and len(part) <= 18 for part in parts) or any(int(part) == 0 for part in parts):
+            text = f"the shape of '{record.type}' must be positive numbers separated by ','"
+            self.error("RT005", text, record.line, record.type)
+            return None
+        type_ = tensor_type(Dtype(match[1]), tuple(map(int, parts)))
+        if type_.nbytes > _MAX_TENSOR_BYTES:
+            self.error("RT005", f"'{record.type}' has {type_.nbytes} bytes: no machine holds that", record.line, record.type)
+            return None
+        return type_
+
+    def op(self, stage: Stage, groups: dict[str, tuple[Tensor, ...]], record: OpRecord) -> Op | None:
+        cls = OP_CLASSES.get(record.keyword)
+        if cls is None:
+            text = f"'{record.keyword}' is not an op; the ops are {', '.join(OP_CLASSES)}"
+            self.error("RT004", text, record.line, record.keyword, help=nearest(record.keyword, OP_CLASSES))
+            return None
+        try:
+            fields = read_fields(cls, record.words)
+        except FieldError as problem:
+            self.error("RT005", str(problem), record.line, record.keyword)
+            return None
+        operands = [
+            self.resolve(stage, groups, names, record.line)
+            for names in (record.reads, record.writes, record.updates, record.scratch)
+        ]
+        if any(o is None for o in operands):
+            return None
+        reads, writes, updates, scratch = operands
+        return cls(reads=reads, writes=writes, updates=updates, scratch=scratch, line=record.line, **fields)  # type: ignore[arg-type]
+
+    def resolve(
+        self, stage: Stage, groups: dict[str, tuple[Tensor, ...]], names: list[str], line: int
+    ) -> tuple[Tensor, ...] | None:
+        found: list[Tensor] = []
+        missing = False
+        for name in names:
+            tensor = stage.tensors.get(name)
+            if tensor is not None:
+                found.append(tensor)
+            elif name.endswith(".*") and name[:-2] in groups:
+                found.extend(groups[name[:-2]])
+            else:
+                missing = True
+                close = get_close_matches(name, list(stage.tensors), n=1) if len(stage.tensors) < 5000 else []
+                hint = f"did you mean %{close[0]}?" if close else None
+                text = f"%{name} is not declared in stage @{stage.index}"
+                self.error("RT004", text, line, "%" + name, help=hint)
+        return None if missing else tuple(found)
+
+
+def _groups(stage: Stage) -> dict[str, tuple[Tensor, ...]]:
+    """Tensors by the part of their name before the last dot: what `%prefix.*` stands for."""
+    groups: dict[str, list[Tensor]] = {}
+    for tensor in stage.tensors.values():
+        groups.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
+    return {prefix: tuple(tensors) for prefix, tensors in groups.items()}

@@ -1,0 +1,113 @@
+"""`Module` to `.rtir` text. `parse_module(print_module(m))` equals `m`, and printing that gives the same text again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ratrain_ir.module import Module, Stage
+from ratrain_ir.ops import Op, Tensor, field_texts
+from ratrain_ir.parser import FORMAT_VERSION
+from ratrain_ir.types import StateKind
+
+
+def print_module(module: Module) -> str:
+    """The canonical text of a module."""
+    return "\n".join(module_lines(module)) + "\n"
+
+
+def module_lines(module: Module) -> Iterator[str]:
+    """The lines of the canonical text, for writing large modules piece by piece."""
+    yield f"rtir {FORMAT_VERSION}"
+    yield f"module @{module.name} level {module.level.value} {{"
+    yield _header("model", module.model.to_fields())
+    yield _header("plan", module.plan.to_fields())
+    if module.target is not None:
+        yield _header("target", {"name": module.target.name, "capacity": module.target.capacity_bytes})
+    if module.pipeline:
+        yield f'  pipeline "{module.pipeline}"'
+    for stage in module.stages:
+        yield from stage_lines(stage)
+    yield "}"
+
+
+def stage_lines(stage: Stage) -> Iterator[str]:
+    """The lines of one stage: declarations, an empty line, ops."""
+    yield f"  stage @{stage.index} {{"
+    for tensor in stage.tensors.values():
+        yield f"    {declaration_text(tensor)}"
+    if stage.ops:
+        yield ""
+    groups = _saved_groups(stage)
+    for op in stage.ops:
+        yield f"    {op_text(op, groups)}"
+    yield "  }"
+
+
+def declaration_text(tensor: Tensor) -> str:
+    """One declaration, as in the text."""
+    carried = " carried" if tensor.carried else ""
+    offset = "" if tensor.offset is None else f" at {tensor.offset:#x}"
+    return f"{tensor.kind.value} %{tensor.name} : {tensor.type}{carried}{offset}"
+
+
+Groups = dict[str, tuple[Tensor, ...]]
+
+
+def op_text(op: Op, groups: Groups | None = None) -> str:
+    """One op, as in the text."""
+    parts = []
+    groups = groups or {}
+    if op.writes:
+        parts += [_names(op.writes, groups), "="]
+    if op.updates:
+        parts += [_names(op.updates, groups), "+="]
+    parts.append(op.keyword)
+    parts += field_texts(op)
+    if op.reads:
+        parts.append(f"({_names(op.reads, groups)})")
+    if op.scratch:
+        parts += ["using", _names(op.scratch, groups)]
+    return " ".join(parts)
+
+
+def _names(tensors: tuple[Tensor, ...], groups: Groups) -> str:
+    """Names separated by commas; a whole group in a row is written `%prefix.*`."""
+    names = []
+    index = 0
+    while index < len(tensors):
+        tensor = tensors[index]
+        if tensor.kind is StateKind.SAVED:
+            prefix = tensor.name.rpartition(".")[0]
+            group = groups.get(prefix, ())
+            if len(group) > 1 and tensors[index : index + len(group)] == group:
+                names.append(f"%{prefix}.*")
+                index += len(group)
+                continue
+        names.append(f"%{tensor.name}")
+        index += 1
+    return ", ".join(names)
+
+
+def _saved_groups(stage: Stage) -> Groups:
+    """Saved tensors by prefix, where everything that shares the prefix is saved."""
+    groups: dict[str, list[Tensor]] = {}
+    for tensor in stage.tensors.values():
+        groups.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
+    return {prefix: tuple(ts) for prefix, ts in groups.items() if all(t.kind is StateKind.SAVED for t in ts)}
+
+
+def _header(name: str, values: Mapping[str, Any]) -> str:
+    return f"  {name} {{ " + ", ".join(f"{key} = {_value(value)}" for key, value in values.items()) + " }"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return repr(value)

@@ -1,0 +1,322 @@
+"""Signatures: which tensors an op of a kind takes, in which order, of which state kind and type.
+
+`bind` names an op's operands by role (`x`, `w`, `dy`, `q`, ...). The verifier reports what does not bind; emitters give
+routines their operands by these names. Collectives take several blocks; their roles are `g.attention.0` and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from attrs import frozen
+
+from ratrain_ir.blocks import (
+    Block,
+    activation_type,
+    flat_elements,
+    is_sharded,
+    saved_slots,
+    shard_elements,
+    token_type,
+)
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.frontend.plan import Plan
+from ratrain_ir.ops import (
+    AllGather,
+    AllReduce,
+    AllReduceScalar,
+    Backward,
+    Forward,
+    Group,
+    LoadInput,
+    Op,
+    Quantity,
+    Recompute,
+    Recv,
+    ReduceScatter,
+    ScaleUpdate,
+    Send,
+    Tensor,
+    Tensors,
+    Update,
+)
+from ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
+
+ACTIVATIONS = frozenset({StateKind.ACTIVATION, StateKind.BOUNDARY, StateKind.CHECKPOINT})
+
+
+@frozen
+class Role:
+    """One operand: its role, the state kinds it may have, its type; saved slots are known by their name too."""
+
+    name: str
+    kinds: frozenset[StateKind]
+    type: TensorType
+    optional: bool = False
+    slot: str | None = None
+
+
+Roles = tuple[Role, ...]
+
+
+@frozen
+class Signature:
+    """The operands of an op, in order."""
+
+    reads: Roles = ()
+    writes: Roles = ()
+    updates: Roles = ()
+
+
+class SignatureError(ValueError):
+    """An operand is missing, too many, or of the wrong kind or type. `tensor` is the one at fault, if any."""
+
+    def __init__(self, message: str, tensor: Tensor | None = None) -> None:
+        super().__init__(message)
+        self.tensor = tensor
+
+
+@frozen
+class Binding:
+    """Operands by role."""
+
+    tensors: dict[str, Tensor]
+    accumulates: bool
+    """whether the result adds to an earlier one: a gradient after its first contribution, the loss after the first"""
+
+
+def bind(op: Op, model: ModelConfig, plan: Plan) -> Binding:
+    """The operands of an op by role.
+
+    Raises `SignatureError` where they do not fit the op.
+    """
+    candidates = signatures(op, model, plan)
+    problem: SignatureError | None = None
+    for accumulates, signature in candidates:
+        try:
+            tensors: dict[str, Tensor] = {}
+            _match(op, "reads", op.reads, signature.reads, tensors)
+            _match(op, "writes", op.writes, signature.writes, tensors)
+            _match(op, "updates", op.updates, signature.updates, tensors)
+        except SignatureError as error:
+            problem = problem or error
+        else:
+            return Binding(tensors, accumulates)
+    assert problem is not None
+    raise problem
+
+
+def _match(op: Op, group: str, tensors: Tensors, roles: Roles, found: dict[str, Tensor]) -> None:
+    index = 0
+    for role in roles:
+        tensor = tensors[index] if index < len(tensors) else None
+        if tensor is not None and tensor.kind in role.kinds and (role.slot is None or role.slot == tensor.slot):
+            if tensor.type is not role.type:
+                raise SignatureError(f"%{tensor.name} is {tensor.type}, but {role.name} of '{op!r}' is {role.type}", tensor)
+            found[role.name] = tensor
+            index += 1
+        elif not role.optional:
+            kinds = " or ".join(sorted(kind.value for kind in role.kinds))
+            got = f"got {tensor.kind.value} %{tensor.name}" if tensor is not None else "nothing is there"
+            raise SignatureError(f"'{op!r}' {group} {role.name} ({kinds}, {role.type}) here, but {got}", tensor)
+    if index < len(tensors):
+        extra = tensors[index]
+        raise SignatureError(f"'{op!r}' has no use for {extra.kind.value} %{extra.name} among what it {group}", extra)
+
+
+def signatures(op: Op, model: ModelConfig, plan: Plan) -> list[tuple[bool, Signature]]:
+    """The signatures an op may have: (whether it accumulates, operands), the likelier first."""
+    maker: Callable[..., list[tuple[bool, Signature]]] = _MAKERS[type(op)]
+    found = maker(model, plan, **_signature_fields(op))
+    accumulating = bool(op.updates)
+    return sorted(found, key=lambda item: item[0] is not accumulating)
+
+
+def _signature_fields(op: Op) -> dict[str, Any]:
+    """The fields of an op that its signature depends on."""
+    if isinstance(op, Forward | Recompute | Backward | Update):
+        return {"unit": op.block}
+    if isinstance(op, ReduceScatter):
+        return {"blocks": op.blocks}
+    if isinstance(op, AllReduce):
+        return {"blocks": op.blocks, "group": op.group}
+    if isinstance(op, AllGather):
+        return {"blocks": op.blocks}
+    if isinstance(op, AllReduceScalar):
+        return {"quantity": op.quantity, "count": len(op.reads)}
+    return {}
+
+
+def _of(name: str, kind: StateKind, type_: TensorType) -> Role:
+    return Role(name, frozenset({kind}), type_)
+
+
+def _activation(name: str, model: ModelConfig, plan: Plan, *, optional: bool = False) -> Role:
+    return Role(name, ACTIVATIONS, activation_type(model, plan), optional)
+
+
+def _scalar(name: str, dtype: Dtype, elements: int = 1) -> Role:
+    return _of(name, StateKind.SCALAR, tensor_type(dtype, (elements,)))
+
+
+def _scale() -> Role:
+    return _scalar("scale", Dtype.F32, 2)
+
+
+def _saved(model: ModelConfig, plan: Plan, unit: Block, *, optional: bool) -> Roles:
+    kinds = frozenset({StateKind.SAVED})
+    return tuple(Role(s.name, kinds, s.type, optional, s.name) for s in saved_slots(model, plan, unit))
+
+
+def _view(model: ModelConfig, plan: Plan, unit: Block, name: str = "w") -> Role:
+    return _of(name, StateKind.VIEW, tensor_type(Dtype(plan.view_dtype), (flat_elements(model, plan, unit),)))
+
+
+def _gradient(model: ModelConfig, plan: Plan, unit: Block, name: str = "g") -> Role:
+    return _of(name, StateKind.GRAD, tensor_type(Dtype(plan.grad_dtype), (flat_elements(model, plan, unit),)))
+
+
+def _shard(model: ModelConfig, plan: Plan, unit: Block, name: str) -> Role:
+    elements = shard_elements(model, plan, unit)
+    return _of(name, StateKind.GRAD_SHARD, tensor_type(Dtype(plan.grad_shard_dtype), (elements,)))
+
+
+def _reduced(model: ModelConfig, plan: Plan, unit: Block, name: str) -> Role:
+    """The reduced gradient an update reads: the shard, or the whole where nothing is sharded."""
+    return _shard(model, plan, unit, name) if is_sharded(plan) else _gradient(model, plan, unit, name)
+
+
+def _input(name: str, plan: Plan) -> Role:
+    return _of(name, StateKind.INPUT, token_type(plan))
+
+
+def _state(model: ModelConfig, plan: Plan, unit: Block, name: str, kind: StateKind) -> Role:
+    return _of(name, kind, tensor_type(Dtype.F32, (shard_elements(model, plan, unit),)))
+
+
+@cache
+def _forward(model: ModelConfig, plan: Plan, unit: Block) -> list[tuple[bool, Signature]]:
+    view, output = _view(model, plan, unit), _activation("y", model, plan)
+    if unit.kind == "embed":
+        return [(False, Signature((_input("tokens", plan), view), (output,)))]
+    source = _activation("x", model, plan)
+    if unit.kind == "head":
+        reads = (source, view, _input("labels", plan))
+        saved, loss = _saved(model, plan, unit, optional=False), _scalar("loss", Dtype.F64)
+        return [(False, Signature(reads, (*saved, loss))), (True, Signature(reads, saved, (loss,)))]
+    return [(False, Signature((source, view), (output, *_saved(model, plan, unit, optional=True))))]
+
+
+@cache
+def _recompute(model: ModelConfig, plan: Plan, unit: Block) -> list[tuple[bool, Signature]]:
+    reads = (_activation("x", model, plan), _view(model, plan, unit))
+    writes = (*_saved(model, plan, unit, optional=True), _activation("y", model, plan, optional=True))
+    return [(False, Signature(reads, writes))]
+
+
+@cache
+def _backward(model: ModelConfig, plan: Plan, unit: Block) -> list[tuple[bool, Signature]]:
+    outputs: Roles = (_activation("dx", model, plan),)
+    dy, source, view = _activation("dy", model, plan), _activation("x", model, plan), _view(model, plan, unit)
+    saved = _saved(model, plan, unit, optional=False)
+    if unit.kind == "embed":
+        reads: Roles = (dy, _input("tokens", plan))
+        outputs = ()
+    elif unit.kind == "head":
+        reads = (source, *saved, view, _input("labels", plan), _scale())
+    else:
+        reads = (dy, source, *saved, view)
+    gradient = _gradient(model, plan, unit)
+    return [(False, Signature(reads, (*outputs, gradient))), (True, Signature(reads, outputs, (gradient,)))]
+
+
+@cache
+def _boundary(model: ModelConfig, plan: Plan) -> Role:
+    return Role("data", frozenset({StateKind.BOUNDARY}), activation_type(model, plan))
+
+
+def _send(model: ModelConfig, plan: Plan) -> list[tuple[bool, Signature]]:
+    return [(False, Signature(reads=(_boundary(model, plan),)))]
+
+
+def _recv(model: ModelConfig, plan: Plan) -> list[tuple[bool, Signature]]:
+    return [(False, Signature(writes=(_boundary(model, plan),)))]
+
+
+def _load_input(model: ModelConfig, plan: Plan) -> list[tuple[bool, Signature]]:
+    del model
+    return [(False, Signature(writes=(_input("data", plan),)))]
+
+
+def _flags(blocks: tuple[Block, ...]) -> Roles:
+    return tuple(_scalar(f"flag.{unit}", Dtype.U32) for unit in blocks)
+
+
+@cache
+def _reduce_scatter(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> list[tuple[bool, Signature]]:
+    reads = tuple(_gradient(model, plan, unit, f"g.{unit}") for unit in blocks)
+    results = (*(_shard(model, plan, unit, f"gs.{unit}") for unit in blocks), *_flags(blocks))
+    return [(False, Signature(reads, results)), (True, Signature(reads, (), results))]
+
+
+@cache
+def _all_reduce(
+    model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], group: Group
+) -> list[tuple[bool, Signature]]:
+    if group is Group.ENDS:
+        shards = tuple(_reduced(model, plan, unit, f"gs.{unit}") for unit in blocks)
+        return [(True, Signature(updates=(*shards, *_flags(blocks))))]
+    gradients = tuple(_gradient(model, plan, unit, f"g.{unit}") for unit in blocks)
+    return [(True, Signature(writes=_flags(blocks), updates=gradients))]
+
+
+@cache
+def _all_gather(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> list[tuple[bool, Signature]]:
+    masters = tuple(_state(model, plan, unit, f"p.{unit}", StateKind.MASTER) for unit in blocks)
+    return [(False, Signature(masters, tuple(_view(model, plan, unit, f"w.{unit}") for unit in blocks)))]
+
+
+def _all_reduce_scalar(
+    model: ModelConfig, plan: Plan, quantity: Quantity, count: int
+) -> list[tuple[bool, Signature]]:
+    del model, plan
+    if quantity is Quantity.LOSS:
+        return [(False, Signature((_scalar("loss", Dtype.F64),)))]
+    flags = tuple(_scalar(f"flag.{index}", Dtype.U32) for index in range(count))
+    return [(False, Signature(flags, (_scalar("overflow", Dtype.U32),)))]
+
+
+@cache
+def _update(model: ModelConfig, plan: Plan, unit: Block) -> list[tuple[bool, Signature]]:
+    reads = (_reduced(model, plan, unit, "g"), _scalar("flag", Dtype.U32), _scale())
+    state = (
+        _state(model, plan, unit, "p", StateKind.MASTER),
+        _state(model, plan, unit, "m1", StateKind.MOMENT),
+        _state(model, plan, unit, "m2", StateKind.MOMENT),
+        _scalar("t", Dtype.I64),
+    )
+    writes = () if is_sharded(plan) else (_view(model, plan, unit),)
+    return [(True, Signature(reads, writes, state))]
+
+
+def _scale_update(model: ModelConfig, plan: Plan) -> list[tuple[bool, Signature]]:
+    del model, plan
+    return [(True, Signature((_scalar("overflow", Dtype.U32),), (), (_scale(),)))]
+
+
+_MAKERS: dict[type[Op], Callable[..., list[tuple[bool, Signature]]]] = {
+    LoadInput: _load_input,
+    Forward: _forward,
+    Recompute: _recompute,
+    Backward: _backward,
+    Send: _send,
+    Recv: _recv,
+    ReduceScatter: _reduce_scatter,
+    AllReduce: _all_reduce,
+    AllReduceScalar: _all_reduce_scalar,
+    AllGather: _all_gather,
+    Update: _update,
+    ScaleUpdate: _scale_update,
+}

@@ -1,0 +1,252 @@
+"""From text to plain records: the Lark parser of `.rtir` and its errors in users' words.
+
+Records know lines and words only; `ratrain_ir.parser` gives them meaning.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from attrs import frozen
+from lark import Lark, Token, Transformer
+from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+
+import grammar
+from ratrain_ir.diagnostics import Diagnostic, Location
+
+
+@frozen
+class HeaderRecord:
+    """`name { key = value, ... }`."""
+
+    name: str
+    line: int
+    values: dict[str, Any]
+    duplicates: tuple[str, ...]
+
+
+@frozen
+class DeclarationRecord:
+    """`kind %name : type [carried] [at offset]`."""
+
+    kind: str
+    name: str
+    type: str
+    carried: bool
+    offset: str | None
+    line: int
+
+
+@frozen
+class OpRecord:
+    """`writes = updates += keyword words (reads) using scratch`; tensor names without their sigil."""
+
+    keyword: str
+    words: list[str]
+    writes: list[str]
+    updates: list[str]
+    reads: list[str]
+    scratch: list[str]
+    line: int
+
+
+@frozen
+class StageRecord:
+    """`stage @index { ... }`."""
+
+    index: str
+    line: int
+    statements: list[DeclarationRecord | OpRecord]
+
+
+@frozen
+class ModuleRecord:
+    """The whole file."""
+
+    version: str
+    name: str
+    level: str
+    line: int
+    headers: list[HeaderRecord]
+    pipelines: list[str]
+    stages: list[StageRecord]
+
+
+class _Records(Transformer[Token, ModuleRecord]):
+    """Builds records while Lark reduces rules, so that no parse tree is ever made."""
+
+    def start(self, children: list[Any]) -> ModuleRecord:
+        version, (name, level, items) = children
+        return ModuleRecord(
+            version=str(version),
+            name=str(name)[1:],
+            level=str(level),
+            line=name.line,
+            headers=[i for i in items if isinstance(i, HeaderRecord)],
+            pipelines=[i for i in items if isinstance(i, str)],
+            stages=[i for i in items if isinstance(i, StageRecord)],
+        )
+
+    def module(self, children: list[Any]) -> tuple[Token, Token, list[Any]]:
+        return children[0], children[1], children[2:]
+
+    def header(self, children: list[Any]) -> HeaderRecord:
+        pairs = [c for c in children[1:] if c is not None]
+        values = dict(pairs)
+        seen: set[str] = set()
+        duplicates = tuple(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        return HeaderRecord(str(children[0]), children[0].line, values, duplicates)
+
+    def pair(self, children: list[Any]) -> tuple[str, Any]:
+        return str(children[0]), children[1]
+
+    def integer(self, children: list[Any]) -> int | str:
+        text = str(children[0])
+        return int(text) if len(text) <= _MAX_INTEGER_DIGITS else text
+
+    def number(self, children: list[Any]) -> float:
+        return float(children[0])
+
+    def string(self, children: list[Any]) -> str:
+        return str(children[0])[1:-1]
+
+    def constant(self, children: list[Any]) -> Any:
+        return _CONSTANTS.get(str(children[0]), str(children[0]))
+
+    def values(self, children: list[Any]) -> tuple[Any, ...]:
+        return tuple(c for c in children if c is not None)
+
+    def pipeline(self, children: list[Any]) -> str:
+        return str(children[0])[1:-1]
+
+    def stage(self, children: list[Any]) -> StageRecord:
+        return StageRecord(str(children[0])[1:], children[0].line, children[1:])
+
+    def carried(self, children: list[Any]) -> bool:
+        return children[0] is not None
+
+    def offset(self, children: list[Any]) -> str | None:
+        return None if children[0] is None else str(children[0])
+
+    def declaration(self, children: list[Any]) -> DeclarationRecord:
+        kind, name, type_text, carried, offset = children
+        return DeclarationRecord(str(kind), str(name)[1:], str(type_text), carried, offset, kind.line)
+
+    def tensors(self, children: list[Any]) -> list[str]:
+        return [str(token)[1:] for token in children]
+
+    def fields(self, children: list[Any]) -> list[str]:
+        return [str(token) for token in children]
+
+    def reads(self, children: list[Any]) -> list[str]:
+        return children[0] or []
+
+    scratch = reads
+
+    def call(self, children: list[Any]) -> list[Any]:
+        return children
+
+    def op(self, children: list[Any]) -> OpRecord:
+        return _op_record([], [], children[0])
+
+    def defining_op(self, children: list[Any]) -> OpRecord:
+        return _op_record(children[0], [], children[1])
+
+    def updating_op(self, children: list[Any]) -> OpRecord:
+        return _op_record([], children[0], children[1])
+
+    def defining_and_updating_op(self, children: list[Any]) -> OpRecord:
+        return _op_record(children[0], children[1], children[2])
+
+
+def _op_record(writes: list[str], updates: list[str], call: list[Any]) -> OpRecord:
+    keyword, words, reads, scratch = call
+    return OpRecord(str(keyword), words, writes, updates, reads, scratch, keyword.line)
+
+
+_CONSTANTS = {"true": True, "false": False, "none": None}
+_MAX_INTEGER_DIGITS = 18
+
+_TERMINALS = {
+    "TENSOR": "a tensor (%name)",
+    "SYMBOL": "a symbol (@name)",
+    "TYPE": "a type like f16[2048, 4096]",
+    "HEX": "an offset like 0x1000",
+    "INT": "a number",
+    "FLOAT": "a number",
+    "NAME": "a word",
+    "STRING": "a quoted text",
+    "_NL": "the end of the line",
+    "CARRIED": "'carried'",
+    "COMMA": "','",
+    "COLON": "':'",
+    "EQUAL": "'='",
+    "LPAR": "'('",
+    "RPAR": "')'",
+    "LBRACE": "'{'",
+    "RBRACE": "'}'",
+    "LSQB": "'['",
+    "RSQB": "']'",
+    "$END": "the end of the file",
+    "__ANON_0": "'+='",
+}
+
+_MISTAKES = {
+    "the tensor's type is missing: write '%name : f16[...]'": ["\n    view %w carried\n", "\n    view %w\n"],
+    "a ',' is missing between two tensors": ["\n    release (%a %b)\n"],
+    "the list of tensors is not closed with ')'": ["\n    release (%a\n"],
+    "an offset is written 'at 0x...'": ["\n    view %w : f16[1] 0x10\n", "\n    view %w : f16[1] at 16\n"],
+}
+_FRAME = 'rtir 1\nmodule @m level placed {{\n  stage @0 {{{}  }}\n}}\n'
+
+
+@cache
+def _lark() -> Lark:
+    return Lark(grammar.grammar_text(), parser="lalr", transformer=_Records(), maybe_placeholders=True)
+
+
+@cache
+def _plain_lark() -> Lark:
+    """Without a transformer, for matching typical mistakes."""
+    return Lark(grammar.grammar_text(), parser="lalr", maybe_placeholders=True)
+
+
+def parse_records(text: str) -> ModuleRecord:
+    """Parse a whole file.
+
+    Raises lark's `UnexpectedInput` at the first syntax error; `explain` turns it into a diagnostic.
+    """
+    return _lark().parse(text if text.endswith("\n") else text + "\n")  # type: ignore[return-value]
+
+
+def explain(error: UnexpectedInput, file: str, lines: tuple[str, ...]) -> Diagnostic:
+    """A syntax error in users' words: what stood there, what was expected, the commonest cause."""
+    line, column = error.line, error.column
+    if not 1 <= line <= len(lines):  # at the end of the file
+        line, column = max(1, len(lines)), len(lines[-1]) + 1 if lines else 1
+    expected: set[str] = set()
+    found = "the end of the file"
+    length = 1
+    if isinstance(error, UnexpectedCharacters):
+        expected = set(error.allowed or ())
+        found = f"'{error.char}'"
+    elif isinstance(error, UnexpectedToken):
+        expected = set(error.accepts or error.expected)
+        if error.token.type == "_NL":
+            found = "the end of the line"
+            column = len(lines[line - 1].rstrip()) + 1
+        elif error.token.type != "$END":
+            found = f"'{error.token}'"
+            length = len(str(error.token))
+    words = sorted({_TERMINALS.get(name, f"'{name.lower()}'") for name in expected})
+    message = f"unexpected {found}" + (f", expected {_either(words)}" if words else "")
+    examples = {label: [_FRAME.format(e) for e in texts] for label, texts in _MISTAKES.items()}
+    hint = error.match_examples(_plain_lark().parse, examples, use_accepts=False)
+    return Diagnostic(
+        "RT001", message, Location(file, line, column, length), help=hint, source=lines[line - 1] if lines else ""
+    )
+
+
+def _either(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

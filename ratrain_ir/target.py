@@ -1,0 +1,45 @@
+"""What a pass may ask of a target: capacity, workspace, engines and costs. Each target implements this protocol."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from attrs import frozen
+
+from ratrain_ir.module import Module, Stage
+from ratrain_ir.ops import Engine, Op
+
+
+@frozen
+class WorkspaceRequest:
+    """Scratch one op needs. Ops with equal keys share one tensor: they never run at the same time on their engine."""
+
+    key: str
+    nbytes: int
+
+
+class Target(Protocol):
+    """A machine as passes see it."""
+
+    @property
+    def name(self) -> str:
+        """Name of the machine."""
+        ...
+
+    @property
+    def capacity_bytes(self) -> int:
+        """DDR bytes one stage may use."""
+        ...
+
+    @property
+    def update_engine(self) -> Engine:
+        """Where `update` runs: compute or host."""
+        ...
+
+    def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
+        """The scratch an op's routine needs, or None."""
+        ...
+
+    def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
+        """Seconds the op takes on its engine when it runs alone."""
+        ...

@@ -1,0 +1,101 @@
+"""Types of tensors: dtype and shape, interned, so that equal types are the same object."""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import cache
+from math import prod
+
+from attrs import frozen
+
+ALIGNMENT_BYTES = 64
+"""Every tensor starts at a multiple of this many bytes (SIMD width, and bit-identical BLAS: facts on determinism)."""
+
+
+class Dtype(Enum):
+    """Element types; the value is the name used in the text."""
+
+    F16 = "f16"
+    F32 = "f32"
+    F64 = "f64"
+    I32 = "i32"
+    I64 = "i64"
+    U8 = "u8"
+    U32 = "u32"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return _ITEMSIZE[self]
+
+
+_ITEMSIZE = {
+    Dtype.F16: 2,
+    Dtype.F32: 4,
+    Dtype.F64: 8,
+    Dtype.I32: 4,
+    Dtype.I64: 8,
+    Dtype.U8: 1,
+    Dtype.U32: 4,
+}
+
+
+class StateKind(Enum):
+    """What part of the training state a tensor holds; the value is the word used in the text."""
+
+    MASTER = "master"
+    """float32 parameters, the replica's shard where the optimizer is sharded"""
+    MOMENT = "moment"
+    """Adam's first or second moment, sharded like the master"""
+    VIEW = "view"
+    """the parameters of a block as forward and backward read them"""
+    GRAD = "grad"
+    """the full gradient of a block"""
+    GRAD_SHARD = "grad_shard"
+    """the replica's part of a reduced gradient"""
+    BOUNDARY = "boundary"
+    """an activation or gradient that crosses a stage cut"""
+    ACTIVATION = "activation"
+    """a block's output, or its gradient, inside a stage"""
+    CHECKPOINT = "checkpoint"
+    """a block's input kept for recovery"""
+    SAVED = "saved"
+    """what a block's backward needs beside its input"""
+    INPUT = "input"
+    """tokens or labels of one micro-batch"""
+    WORKSPACE = "workspace"
+    """scratch of one op, sized by the target"""
+    SCALAR = "scalar"
+    """loss, flags, loss scale, counters"""
+
+
+@frozen
+class TensorType:
+    """Element type and shape. Make one through `tensor_type` only, then compare with `is`."""
+
+    dtype: Dtype
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor itself, without alignment."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype.value}[{', '.join(map(str, self.shape))}]"
+
+
+@cache
+def tensor_type(dtype: Dtype, shape: tuple[int, ...]) -> TensorType:
+    """The one type object of this dtype and shape."""
+    return TensorType(dtype, shape)
+
+
+def aligned(nbytes: int) -> int:
+    """`nbytes` rounded up to the alignment."""
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

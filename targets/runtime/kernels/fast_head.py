@@ -1,0 +1,273 @@
+"""Cross-entropy head on BLAS: chunks of rows against blocks of the table, so that no float32 copy of it is needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from targets.runtime.kernels.fast_flat import cast
+from targets.runtime.kernels.fast_numba import bits, exact, exp32, flat, load, maximum, reducing
+from targets.runtime.kernels.fast_rows import store_product
+from targets.runtime.kernels.scratch import Buffer, Plan, Scratch
+from targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_indices
+
+if TYPE_CHECKING:
+    from targets.runtime.kernels.interface import F32, F64, I32, Array
+
+TABLE_ELEMENTS = 1 << 22
+"""Elements of a block of the table, 16 MiB in float32: enough rows for full BLAS speed."""
+
+_ZERO, _ONE, _NORM_EPS = np.float32(0), np.float32(1), np.float32(NORM_EPS)
+
+
+@reducing()
+def _inverse_norms(table: Any, out: Any) -> None:
+    """1 / max(norm, NORM_EPS) of each row."""
+    for r in range(table.shape[0]):
+        row = table[r]
+        total = _ZERO
+        for i in range(row.size):
+            value = load(row[i])
+            total += value * value
+        out[r] = _ONE / maximum(np.sqrt(total), _NORM_EPS)
+
+
+@exact()
+def _scale_columns(logits: Any, rows: Any, first: Any, inverse: Any) -> None:
+    """Multiply the columns of a block, which starts at column `first`, by the inverse norms of its table rows."""
+    for r in range(rows):
+        row = logits[r, first : first + inverse.size]
+        for i in range(row.size):
+            row[i] *= inverse[i]
+
+
+@reducing()
+def _log_sum_exp(logits: Any, lse: Any) -> None:
+    """lse[r] of each row."""
+    for r in range(lse.size):
+        row = logits[r]
+        peak = row[0]
+        for i in range(row.size):
+            peak = maximum(peak, row[i])
+        total = _ZERO
+        for i in range(row.size):
+            total += exp32(row[i] - peak)
+        lse[r] = peak + np.float32(math.log(np.float64(total)))
+
+
+@exact()
+def _add_loss(logits: Any, labels: Any, lse: Any, loss: Any) -> None:
+    """loss[0] += lse - logit of the label, row after row."""
+    for r in range(lse.size):
+        loss[0] += np.float64(lse[r]) - np.float64(logits[r, labels[r]])
+
+
+@exact()
+def _logit_gradient(
+    logits: Any, first: Any, labels: Any, lse: Any, factor: Any, inverse: Any, pull: Any, normalise: Any
+) -> None:
+    """Turn a block of logits, which starts at column `first`, into the gradient of the products xn . w.
+
+    With `normalise` the logit is inverse * (xn . w), and pull[v] becomes the factor of w in the gradient of the
+    inverse norm: d(1/|w|)/dw = -w/|w|^3, so inverse^2 * sum of dlogit * logit, and 0 where the norm is clamped.
+    """
+    if normalise:
+        for i in range(pull.size):
+            pull[i] = _ZERO
+    for r in range(lse.size):
+        row = logits[r, first : first + pull.size]
+        log_total, label = lse[r], labels[r] - first
+        if normalise:
+            at_label = row[label] if 0 <= label < row.size else _ZERO
+            for i in range(row.size):
+                gradient = exp32(row[i] - log_total) * factor
+                pull[i] += gradient * row[i]
+                row[i] = gradient * inverse[i]
+            if 0 <= label < row.size:
+                pull[label] -= factor * at_label
+                row[label] -= factor * inverse[label]
+        else:
+            for i in range(row.size):
+                row[i] = exp32(row[i] - log_total) * factor
+            if 0 <= label < row.size:
+                row[label] -= factor
+    if normalise:
+        for i in range(pull.size):
+            pull[i] *= inverse[i] * inverse[i] if inverse[i] < LARGEST_INVERSE else _ZERO
+
+
+@exact()
+def _subtract_rows(product: Any, pull: Any, weight: Any) -> None:
+    """Product -= pull * weight, one factor for each row."""
+    for r in range(product.shape[0]):
+        row, w, factor = product[r], weight[r], pull[r]
+        for i in range(row.size):
+            row[i] -= factor * load(w[i])
+
+
+class _Table:
+    """The table in blocks of rows, each converted to float32 when it is asked for and not the last one."""
+
+    def __init__(self, table: Array, buffer: F32 | None) -> None:
+        self._table = table
+        self._buffer = buffer
+        self._loaded = -1
+
+    def blocks(self) -> Iterator[slice]:
+        step = block_rows(self._table)
+        for start in range(0, self._table.shape[0], step):
+            yield slice(start, min(start + step, self._table.shape[0]))
+
+    def load(self, rows: slice) -> Array:
+        """Those rows in float32."""
+        if self._buffer is None:
+            return self._table[rows]
+        block = self._buffer[: rows.stop - rows.start]
+        if self._loaded != rows.start:
+            cast(flat(self._table[rows]), flat(block))
+            self._loaded = rows.start
+        return block
+
+
+def block_rows(table: Array) -> int:
+    """Rows of a block of the table."""
+    return min(table.shape[0], max(256, TABLE_ELEMENTS // table.shape[1]))
+
+
+def _plan(xn: Array, table: Array, logits: F32, normalise: bool) -> dict[str, Buffer]:
+    chunk, hidden = min(xn.shape[0], logits.shape[0]), xn.shape[1]
+    plan = {}
+    if xn.dtype != np.float32:
+        plan["x"] = Buffer((chunk, hidden))
+    if table.dtype != np.float32:
+        plan["weight"] = Buffer((block_rows(table), hidden))
+    if normalise:
+        plan["inverse"] = Buffer((table.shape[0],))
+    return plan
+
+
+def _backward_plan(xn: Array, table: Array, logits: F32, normalise: bool) -> dict[str, Buffer]:
+    chunk, hidden = min(xn.shape[0], logits.shape[0]), xn.shape[1]
+    return _plan(xn, table, logits, normalise) | {
+        "dx": Buffer((chunk, hidden)),
+        "dx_block": Buffer((chunk, hidden)),
+        "dweight": Buffer((block_rows(table), hidden)),
+        "pull": Buffer((block_rows(table),)),
+    }
+
+
+def head_forward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, **_: object) -> Plan:
+    """A chunk of rows and a block of the table in float32, inverse norms: what of these is needed."""
+    return list(_plan(xn, table, logits, normalise).values())
+
+
+def head_backward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, **_: object) -> Plan:
+    """Those of the forward; the gradient of a chunk of rows, one block's part of it, and that block's own."""
+    return list(_backward_plan(xn, table, logits, normalise).values())
+
+
+def _take(scratch: Scratch, plan: dict[str, Buffer]) -> dict[str, Array]:
+    return dict(zip(plan, scratch.take_all(list(plan.values())), strict=True))
+
+
+def _chunk(xn: Array, rows: slice, buffer: F32 | None) -> Array:
+    """Rows of xn in float32."""
+    if buffer is None:
+        return xn[rows]
+    block = buffer[: rows.stop - rows.start]
+    cast(flat(xn[rows]), flat(block))
+    return block
+
+
+def _chunks(xn: Array, logits: F32) -> Iterator[slice]:
+    step = logits.shape[0]
+    for start in range(0, xn.shape[0], step):
+        yield slice(start, min(start + step, xn.shape[0]))
+
+
+class FastHead:
+    """The head kernels of `Fast`."""
+
+    def head_forward(
+        self,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        lse: F32,
+        loss: F64,
+        logits: F32,
+        *,
+        scratch: Scratch,
+        normalise: bool,
+        accumulate: bool,
+    ) -> None:
+        """See `KernelSet.head_forward`."""
+        check_indices(labels, table.shape[0])
+        buffers = _take(scratch, _plan(xn, table, logits, normalise))
+        inverse = buffers.get("inverse")
+        if inverse is not None:
+            _inverse_norms(bits(table), inverse)
+        weights = _Table(table, buffers.get("weight"))
+        if not accumulate:
+            loss[0] = 0
+        for rows in _chunks(xn, logits):
+            x = _chunk(xn, rows, buffers.get("x"))
+            chunk = logits[: len(x)]
+            for columns in weights.blocks():
+                np.matmul(x, weights.load(columns).T, out=chunk[:, columns])
+                if inverse is not None:
+                    _scale_columns(chunk, len(x), columns.start, inverse[columns])
+            _log_sum_exp(chunk, lse[rows])
+            _add_loss(chunk, labels[rows], lse[rows], loss)
+
+    def head_backward(
+        self,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        lse: F32,
+        scale: F32,
+        logits: F32,
+        dxn: Array,
+        dtable: Array,
+        *,
+        scratch: Scratch,
+        denominator: float,
+        normalise: bool,
+        accumulate: bool,
+    ) -> None:
+        """See `KernelSet.head_backward`."""
+        check_indices(labels, table.shape[0])
+        buffers = _take(scratch, _backward_plan(xn, table, logits, normalise))
+        inverse = buffers.get("inverse")
+        if inverse is not None:
+            _inverse_norms(bits(table), inverse)
+        weights = _Table(table, buffers.get("weight"))
+        factor = np.float32(float(scale[0]) / denominator)
+        for rows in _chunks(xn, logits):
+            x = _chunk(xn, rows, buffers.get("x"))
+            chunk, dx, dx_block = logits[: len(x)], buffers["dx"][: len(x)], buffers["dx_block"][: len(x)]
+            for columns in weights.blocks():
+                weight, dlogit = weights.load(columns), chunk[:, columns]
+                pull, dweight = buffers["pull"][: len(weight)], buffers["dweight"][: len(weight)]
+                # without `normalise` the kernel reads no inverse norms: any array of the type will do
+                norms = pull if inverse is None else inverse[columns]
+                np.matmul(x, weight.T, out=dlogit)
+                if normalise:
+                    _scale_columns(chunk, len(x), columns.start, norms)
+                _logit_gradient(chunk, columns.start, labels[rows], lse[rows], factor, norms, pull, normalise)
+                if columns.start:
+                    np.matmul(dlogit, weight, out=dx_block)
+                    dx += dx_block
+                else:
+                    np.matmul(dlogit, weight, out=dx)
+                np.matmul(dlogit.T, x, out=dweight)
+                if normalise:
+                    _subtract_rows(dweight, pull, bits(weight))
+                out = bits(dtable[columns])
+                later = accumulate or rows.start > 0
+                store_product(dweight, out, out[0], False, out, False, later)
+            cast(flat(dx), flat(dxn[rows]))

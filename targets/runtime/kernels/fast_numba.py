@@ -1,0 +1,133 @@
+"""Building blocks of the numba kernels: half conversions, an exponential that vectorises, compiler options.
+
+Numba has no float16 on the CPU, so halves come as their bits (uint16) and are converted by the processor's own
+instructions. Loops run from 0 over slices of one row: other index forms are not vectorised.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numba as nb
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+exact = functools.partial(nb.njit, cache=True, nogil=True, error_model="numpy")
+"""Every operation as IEEE 754 has it: the same result wherever an element stands in its array."""
+
+reducing = functools.partial(exact, fastmath={"reassoc", "contract", "nsz"})
+"""Sums may be split over vector lanes, by the length alone. Infinities and NaNs keep their meaning."""
+
+inlined = functools.partial(nb.njit, forceinline=True, error_model="numpy")
+"""For use inside the kernels; keeps its own rounding rules there."""
+
+_HALF, _FLOAT, _I16, _I32 = ir.HalfType(), ir.FloatType(), ir.IntType(16), ir.IntType(32)
+
+
+@intrinsic
+def load(_context: Any, stored: Any) -> Any:
+    """A stored element, float32 or the bits of a float16, as float32."""
+    if stored == types.float32:
+        return types.float32(stored), lambda _c, _b, _s, args: args[0]
+    if stored == types.uint16:
+        return types.float32(stored), lambda _c, b, _s, args: b.fpext(b.bitcast(args[0], _HALF), _FLOAT)
+    return None
+
+
+@intrinsic
+def narrow(_context: Any, value: Any, dtype: Any) -> Any:
+    """A float32 as an element of an array of `dtype`: itself, or the bits of the nearest float16."""
+    if value != types.float32:
+        return None
+    stored = dtype.dtype
+    signature = stored(types.float32, dtype)
+    if stored == types.float32:
+        return signature, lambda _c, _b, _s, args: args[0]
+    if stored == types.uint16:
+        return signature, lambda _c, b, _s, args: b.bitcast(b.fptrunc(args[0], _HALF), _I16)
+    return None
+
+
+@intrinsic
+def _float_of_bits(_context: Any, bits: Any) -> Any:
+    return types.float32(types.int32), lambda _c, b, _s, args: b.bitcast(args[0], _FLOAT)
+
+
+@intrinsic
+def bits_of_float(_context: Any, value: Any) -> Any:
+    """The 32 bits of a float32, as an int32."""
+    return types.int32(types.float32), lambda _c, b, _s, args: b.bitcast(args[0], _I32)
+
+
+@intrinsic
+def _round_even(_context: Any, value: Any) -> Any:
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        function = builder.module.declare_intrinsic("llvm.rint", [_FLOAT])
+        return builder.call(function, args)
+
+    return types.float32(types.float32), generate
+
+
+@intrinsic
+def maximum(_context: Any, a: Any, b: Any) -> Any:
+    """The larger of two float32; NaN if either is. A loop of it vectorises, unlike a comparison."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        function = builder.module.declare_intrinsic("llvm.maximum", [_FLOAT], ir.FunctionType(_FLOAT, [_FLOAT, _FLOAT]))
+        return builder.call(function, args)
+
+    return types.float32(types.float32, types.float32), generate
+
+
+_LOG2_E = np.float32(1.4426950408889634)
+_LN2_HIGH = np.float32(0.693359375)  # 9 significant bits: times an exponent it is exact
+_LN2_LOW = np.float32(-2.12194440e-4)
+_INFINITY = np.float32(np.inf)
+_LOW = np.float32(-86.5)
+_HIGH = np.float32(88.72283)
+_ZERO, _ONE, _HALF_F = np.float32(0), np.float32(1), np.float32(0.5)
+# minimax polynomial of (exp(r) - 1 - r) / r^2 on |r| <= ln(2) / 2 (Cephes, expf)
+_C0, _C1, _C2, _C3, _C4, _C5 = (
+    np.float32(c)
+    for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+)
+
+
+@inlined(fastmath={"contract"})
+def exp32(x: Any) -> Any:
+    """exp(x) of a float32 to 2 units in the last place; below -86.5 (results under 2.7e-38) it is 0."""
+    # the exponent comes from a clamped copy, so that a NaN is never converted to an integer; it goes on in r
+    clamped = max(_LOW, x)
+    clamped = min(_HIGH, clamped)
+    n = _round_even(clamped * _LOG2_E)
+    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
+    p = ((((_C0 * r + _C1) * r + _C2) * r + _C3) * r + _C4) * r + _C5
+    p = p * (r * r) + r + _ONE
+    # n reaches 128, which has no float32: half of the power of two, times 2
+    half_power = _float_of_bits((np.int32(n) + np.int32(126)) << np.int32(23))
+    value = (p + p) * half_power
+    if x < _LOW:
+        value = _ZERO
+    if x > _HIGH:
+        value = _INFINITY
+    return value
+
+
+def bits(a: NDArray[Any]) -> NDArray[Any]:
+    """The array as numba takes it: float16 by its bits, anything else unchanged.
+
+    Raises:
+        ValueError: it is not C-contiguous; the loops would be slow, and a flat view of it a copy.
+    """
+    if not a.flags.c_contiguous:
+        raise ValueError(f"an array of shape {a.shape} is not C-contiguous")
+    return a.view(np.uint16) if a.dtype == np.float16 else a
+
+
+def flat(a: NDArray[Any]) -> NDArray[Any]:
+    """`bits(a)` as one row."""
+    return bits(a).reshape(-1)

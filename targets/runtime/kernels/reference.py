@@ -1,0 +1,301 @@
+"""The kernels in plain numpy: short, and close to the formulas; `fast` is compared with it.
+
+Work goes by blocks of rows, so that the temporaries numpy makes are at most `BLOCK_ELEMENTS` elements (or one row)
+each; whole matrices in float32 come from scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from targets.runtime.kernels.reference_attention import ReferenceAttention
+from targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks
+from targets.runtime.kernels.reference_head import ReferenceHead, head_backward_plan, head_forward_plan
+from targets.runtime.kernels.scratch import Buffer, Plan, Scratch
+from targets.runtime.kernels.shared import KernelSetBase, check_indices, decay_segments, token_keys
+
+if TYPE_CHECKING:
+    from targets.runtime.kernels.interface import F32, I32, Array
+
+
+def _gemm_plan(a: Array, b: Array, out: Array, **_: object) -> Plan:
+    operands = [Buffer(x.shape) for x in (a, b) if x.dtype != np.float32]
+    return [Buffer(out.shape), *operands]
+
+
+def _column_sum_plan(out: Array, **_: object) -> Plan:
+    return [Buffer(out.shape)]
+
+
+def _rmsnorm_backward_plan(dgamma: Array, **_: object) -> Plan:
+    return [Buffer(dgamma.shape)]
+
+
+def _embedding_backward_plan(tokens: I32, **_: object) -> Plan:
+    return [Buffer(tokens.shape, np.int64)]
+
+
+def _sigmoid(x: F32) -> F32:
+    result: F32 = np.float32(1) / (np.float32(1) + np.exp(-x))
+    return result
+
+
+class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
+    """`KernelSet` in plain numpy."""
+
+    name = "reference"
+    plans = {  # noqa: RUF012  a ClassVar in the base
+        "gemm": _gemm_plan,
+        "column_sum": _column_sum_plan,
+        "rmsnorm_backward": _rmsnorm_backward_plan,
+        "embedding_backward": _embedding_backward_plan,
+        "head_forward": head_forward_plan,
+        "head_backward": head_backward_plan,
+    }
+
+    @quiet
+    def gemm(
+        self,
+        a: Array,
+        b: Array,
+        out: Array,
+        *,
+        scratch: Scratch,
+        trans_a: bool = False,
+        trans_b: bool = False,
+        accumulate: bool = False,
+        bias: Array | None = None,
+        residual: Array | None = None,
+    ) -> None:
+        """See `KernelSet.gemm`."""
+        product, *buffers = scratch.take_all(_gemm_plan(a, b, out))
+        left, right = a, b
+        if a.dtype != np.float32:
+            left = buffers.pop(0)
+            np.copyto(left, a)
+        if b.dtype != np.float32:
+            right = buffers.pop(0)
+            np.copyto(right, b)
+        np.matmul(left.T if trans_a else left, right.T if trans_b else right, out=product)
+        for rows in row_blocks(*out.shape):
+            value = product[rows]
+            if accumulate:
+                value += f32(out[rows])
+            if bias is not None:
+                value += f32(bias)
+            if residual is not None:
+                value += f32(residual[rows])
+            put(out[rows], value)
+
+    @quiet
+    def column_sum(self, a: Array, out: Array, *, scratch: Scratch, accumulate: bool) -> None:
+        """See `KernelSet.column_sum`."""
+        (acc,) = scratch.take_all(_column_sum_plan(out))
+        acc.fill(0)
+        for rows in row_blocks(*a.shape):
+            acc += f32(a[rows]).sum(axis=0)
+        put(out, acc + f32(out) if accumulate else acc)
+
+    @quiet
+    def rmsnorm_forward(
+        self,
+        x: Array,
+        gamma: Array,
+        xn: Array,
+        rstd: F32,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        eps: float,
+    ) -> None:
+        """See `KernelSet.rmsnorm_forward`."""
+        for rows in row_blocks(*x.shape):
+            block = f32(x[rows])
+            rstd[rows] = np.float32(1) / np.sqrt(np.square(block).mean(axis=1) + np.float32(eps))
+            put(xn[rows], block * rstd[rows, None] * f32(gamma))
+
+    @quiet
+    def rmsnorm_backward(
+        self,
+        dxn: Array,
+        x: Array,
+        gamma: Array,
+        rstd: F32,
+        dx: Array,
+        dgamma: Array,
+        *,
+        scratch: Scratch,
+        residual: Array | None = None,
+        accumulate: bool,
+    ) -> None:
+        """See `KernelSet.rmsnorm_backward`."""
+        (acc,) = scratch.take_all(_rmsnorm_backward_plan(dgamma))
+        acc.fill(0)
+        for rows in row_blocks(*x.shape):
+            grad = f32(dxn[rows])
+            normed = f32(x[rows]) * rstd[rows, None]
+            acc += (grad * normed).sum(axis=0)
+            weighted = grad * f32(gamma)
+            value = rstd[rows, None] * (weighted - normed * (weighted * normed).mean(axis=1, keepdims=True))
+            put(dx[rows], value if residual is None else value + f32(residual[rows]))
+        put(dgamma, acc + f32(dgamma) if accumulate else acc)
+
+    @quiet
+    def rope(
+        self,
+        x: Array,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        heads: int,
+        head_dim: int,
+        seq_len: int,
+        theta: float,
+        inverse: bool,
+    ) -> None:
+        """See `KernelSet.rope`."""
+        cos, sin = self._rope_table(seq_len, head_dim, theta)
+        pairs = x.reshape(-1, seq_len, heads, 2, head_dim // 2)
+        sign = np.float32(-1 if inverse else 1)
+        for sequence in pairs:
+            for rows in row_blocks(seq_len, heads * head_dim):
+                low, high = f32(sequence[rows, :, 0]), f32(sequence[rows, :, 1])
+                c, s = cos[rows, None], sign * sin[rows, None]
+                rotated = low * c - high * s, high * c + low * s
+                put(sequence[rows, :, 0], rotated[0])
+                put(sequence[rows, :, 1], rotated[1])
+
+    @quiet
+    def swiglu_forward(self, gate: Array, up: Array, prod: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
+        """See `KernelSet.swiglu_forward`."""
+        for rows in row_blocks(*gate.shape):
+            g = f32(gate[rows])
+            put(prod[rows], g * _sigmoid(g) * f32(up[rows]))
+
+    @quiet
+    def swiglu_backward(
+        self,
+        gate: Array,
+        up: Array,
+        dprod: Array,
+        dgate: Array,
+        dup: Array,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+    ) -> None:
+        """See `KernelSet.swiglu_backward`."""
+        for rows in row_blocks(*gate.shape):
+            g, u, d = f32(gate[rows]), f32(up[rows]), f32(dprod[rows])
+            sigmoid = _sigmoid(g)
+            gate_gradient = d * u * sigmoid * (1 + g * (1 - sigmoid))
+            up_gradient = d * g * sigmoid
+            put(dgate[rows], gate_gradient)
+            put(dup[rows], up_gradient)
+
+    @quiet
+    def embedding_forward(
+        self,
+        tokens: I32,
+        table: Array,
+        y: Array,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+    ) -> None:
+        """See `KernelSet.embedding_forward`."""
+        check_indices(tokens, table.shape[0])
+        for rows in row_blocks(*y.shape):
+            put(y[rows], f32(table[tokens[rows]]))
+
+    @quiet
+    def embedding_backward(self, tokens: I32, dy: Array, dtable: Array, *, scratch: Scratch, accumulate: bool) -> None:
+        """See `KernelSet.embedding_backward`."""
+        check_indices(tokens, dtable.shape[0])
+        if not accumulate:
+            dtable.fill(0)
+        (keys,) = scratch.take_all(_embedding_backward_plan(tokens))
+        token_keys(tokens, keys)
+        acc = np.zeros(dy.shape[1], np.float32)
+        for n, key in enumerate(keys):
+            token, t = divmod(int(key), 1 << 32)
+            acc += f32(dy[t])
+            if n + 1 == len(keys) or keys[n + 1] >> 32 != token:
+                put(dtable[token], f32(dtable[token]) + acc)
+                acc.fill(0)
+
+    @quiet
+    def adamw(
+        self,
+        master: F32,
+        m: F32,
+        v: F32,
+        grad: Array,
+        view: Array | None,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        step: int,
+        grad_multiplier: float,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decay: Sequence[tuple[int, int]],
+    ) -> None:
+        """See `KernelSet.adamw`."""
+        step_size = np.float32(lr / (1 - beta1**step))
+        root = np.float32((1 - beta2**step) ** 0.5)
+        for start, stop, decayed in decay_segments(len(master), decay):
+            keep = np.float32(1 - lr * weight_decay) if decayed else np.float32(1)
+            for part in row_blocks(stop - start, 1):
+                at = slice(start + part.start, start + part.stop)
+                g = f32(grad[at]) * np.float32(grad_multiplier)
+                m[at] += (g - m[at]) * np.float32(1 - beta1)
+                v[at] = v[at] * np.float32(beta2) + g * g * np.float32(1 - beta2)
+                master[at] = master[at] * keep - step_size * (m[at] / (np.sqrt(v[at]) / root + np.float32(eps)))
+        if view is not None:
+            put(view, master)
+
+    @quiet
+    def mean_of_replicas(
+        self,
+        parts: Sequence[Array],
+        out: Array,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        accumulate: bool,
+        divisor: float,
+    ) -> bool:
+        """See `KernelSet.mean_of_replicas`."""
+        flat, flat_parts = out.reshape(-1), [part.reshape(-1) for part in parts]
+        finite = True
+        for at in row_blocks(out.size, 1):
+            total = np.zeros(at.stop - at.start, np.float32)
+            for part in flat_parts:
+                finite = finite and bool(np.isfinite(part[at]).all())
+                total += f32(part[at])
+            total *= np.float32(1 / divisor)
+            put(flat[at], total + f32(flat[at]) if accumulate else total)
+            finite = finite and bool(np.isfinite(flat[at]).all())
+        return finite
+
+    def all_finite(self, a: Array, *, scratch: Scratch) -> bool:  # noqa: ARG002
+        """See `KernelSet.all_finite`."""
+        flat = a.reshape(-1)
+        return all(bool(np.isfinite(flat[at]).all()) for at in row_blocks(a.size, 1))
+
+    @quiet
+    def cast(self, src: Array, dst: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
+        """See `KernelSet.cast`."""
+        put(dst, src)
+
+    def zero(self, a: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
+        """See `KernelSet.zero`."""
+        a.fill(0)
+
+    @quiet
+    def add(self, a: Array, b: Array, out: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
+        """See `KernelSet.add`."""
+        left, right, flat = a.reshape(-1), b.reshape(-1), out.reshape(-1)
+        for at in row_blocks(out.size, 1):
+            put(flat[at], f32(left[at]) + f32(right[at]))

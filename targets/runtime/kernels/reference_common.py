@@ -1,0 +1,34 @@
+"""Blocks and conversions of the reference kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from targets.runtime.kernels.interface import F32, Array
+
+BLOCK_ELEMENTS = 1 << 18
+"""Largest temporary, in elements: 1 MiB of float32."""
+
+quiet = np.errstate(all="ignore")
+"""Decorator: overflow, underflow and NaNs are results here, not errors."""
+
+
+def row_blocks(rows: int, columns: int) -> Iterator[slice]:
+    """Slices that cover `rows` in order, each of at most `BLOCK_ELEMENTS` elements (or one row)."""
+    step = max(1, BLOCK_ELEMENTS // max(1, columns))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def f32(x: Array) -> F32:
+    """A float32 copy; x itself where it is float32 already."""
+    return x.astype(np.float32, copy=False)
+
+
+def put(out: Array, value: F32) -> None:
+    """Set out = value, rounded to out's dtype; overflow gives infinity."""
+    np.copyto(out, value, casting="same_kind")

@@ -1,0 +1,92 @@
+"""Temporary space of a kernel: a bump allocator over one byte buffer that is allocated once.
+
+A kernel describes the buffers it needs as a plan (a sequence of `Buffer`), from shapes and dtypes alone; it takes
+exactly that plan when it runs, so the size computed before the first step is the size used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import DTypeLike, NDArray
+
+ALIGNMENT = 64
+"""Bytes: one cache line, and the width of the widest vector register."""
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _dtype(value: DTypeLike) -> np.dtype[Any]:
+    return np.dtype(value)
+
+
+@frozen
+class Buffer:
+    """One temporary array of a kernel."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any] = field(default=np.float32, converter=_dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes in a `Scratch`, rounded up to `ALIGNMENT`."""
+        return _aligned(math.prod(self.shape) * self.dtype.itemsize)
+
+
+Plan: TypeAlias = Sequence[Buffer]
+
+
+def plan_bytes(plan: Iterable[Buffer]) -> int:
+    """Bytes of scratch that a plan takes."""
+    return sum(buffer.nbytes for buffer in plan)
+
+
+class Scratch:
+    """`capacity` bytes, handed out from the bottom up; `reset` makes all of them free again.
+
+    Not safe for use by two threads at once: an engine thread has its own.
+    """
+
+    __slots__ = ("_bytes", "capacity", "high_water", "used")
+
+    def __init__(self, capacity: int) -> None:
+        raw = np.empty(capacity + ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT
+        self._bytes: NDArray[np.uint8] = raw[start : start + capacity]
+        self.capacity = capacity
+        self.used = 0
+        self.high_water = 0
+
+    def take(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """The next free bytes as an uninitialised C-contiguous array whose address is a multiple of `ALIGNMENT`.
+
+        Raises:
+            MemoryError: fewer bytes are left than the array needs.
+        """
+        buffer = Buffer(shape if isinstance(shape, tuple) else (shape,), dtype)
+        end = self.used + buffer.nbytes
+        if end > self.capacity:
+            raise MemoryError(f"scratch of {self.capacity} bytes: {self.used} in use, {buffer.nbytes} more wanted")
+        nbytes = math.prod(buffer.shape) * buffer.dtype.itemsize
+        array = self._bytes[self.used : self.used + nbytes].view(buffer.dtype).reshape(buffer.shape)
+        self.used = end
+        self.high_water = max(self.high_water, end)
+        return array
+
+    def take_all(self, plan: Plan) -> list[NDArray[Any]]:
+        """One array for each buffer of `plan`, in order.
+
+        Raises:
+            MemoryError: the plan does not fit in what is left.
+        """
+        return [self.take(buffer.shape, buffer.dtype) for buffer in plan]
+
+    def reset(self) -> None:
+        """Free everything; arrays taken before must no longer be used."""
+        self.used = 0

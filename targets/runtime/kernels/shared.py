@@ -1,0 +1,132 @@
+"""What every kernel set has in common: tables, ranges, checks, the scratch of its kernels by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from targets.runtime.kernels.scratch import Plan, plan_bytes
+
+if TYPE_CHECKING:
+    from targets.runtime.kernels.interface import F32, I32, I64
+
+NORM_EPS = 1e-12
+"""Least norm a row is divided by: the default of `torch.nn.functional.normalize`, which Baichuan 2's head uses."""
+LARGEST_INVERSE = np.float32(1) / np.float32(NORM_EPS)
+"""What a row shorter than `NORM_EPS` is multiplied by: a constant, so without a gradient."""
+
+KERNELS = frozenset(
+    {
+        "adamw",
+        "add",
+        "all_finite",
+        "attention_backward",
+        "attention_forward",
+        "cast",
+        "column_sum",
+        "embedding_backward",
+        "embedding_forward",
+        "gemm",
+        "head_backward",
+        "head_forward",
+        "mean_of_replicas",
+        "rmsnorm_backward",
+        "rmsnorm_forward",
+        "rope",
+        "swiglu_backward",
+        "swiglu_forward",
+        "zero",
+    }
+)
+"""Names of the kernels of `KernelSet`."""
+
+_KEY_BLOCK = 4096
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """Slope of each head (Press et al., "Train Short, Test Long", 2021, and its published code).
+
+    A power of two n has 2^(-8/n), 2^(-16/n), ...; any other count takes those of the power of two below it, then
+    every second one of the power above it.
+    """
+    below = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * (i + 1) / below) for i in range(below)]
+    return slopes + [2.0 ** (-8.0 * (2 * i + 1) / (2 * below)) for i in range(heads - below)]
+
+
+def rope_table(seq_len: int, head_dim: int, theta: float) -> tuple[F32, F32]:
+    """Cosines and sines [seq_len, head_dim / 2]: frequencies and angles rounded to float32 as Hugging Face does."""
+    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    frequency = np.float32(1) / np.power(np.float32(theta), exponent)
+    angle = (np.arange(seq_len, dtype=np.float32)[:, None] * frequency).astype(np.float64)
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def decay_segments(length: int, decay: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
+    """Cover [0, length) in ascending order by (start, stop, decayed)."""
+    done = 0
+    for start, stop in sorted(decay):
+        if not 0 <= start <= stop <= length:
+            raise ValueError(f"decay range [{start}, {stop}) is outside a shard of {length} elements")
+        if start > done:
+            yield done, start, False
+        if stop > max(start, done):
+            yield max(start, done), stop, True
+        done = max(done, stop)
+    if done < length:
+        yield done, length, False
+
+
+def check_indices(indices: I32, rows: int) -> None:
+    """Raise IndexError unless all `indices` are rows of a table of `rows` rows."""
+    low, high = int(indices.min(initial=0)), int(indices.max(initial=0))
+    if low < 0 or high >= rows:
+        raise IndexError(f"token {low if low < 0 else high} is outside a table of {rows} rows")
+
+
+def token_keys(tokens: I32, keys: I64) -> None:
+    """Set keys = the values token << 32 | t, ascending: equal tokens together, each with its rows in order.
+
+    All are distinct, so the result does not depend on the sorting algorithm.
+    """
+    np.left_shift(tokens, 32, out=keys, dtype=np.int64)
+    for start in range(0, len(keys), _KEY_BLOCK):
+        part = keys[start : start + _KEY_BLOCK]
+        part += np.arange(start, start + len(part))
+    keys.sort()
+
+
+class KernelSetBase:
+    """Rotary tables, cached, and the scratch of each kernel; a subclass names its plans and has the kernels."""
+
+    plans: ClassVar[Mapping[str, Callable[..., Plan]]]
+    """For each kernel that takes scratch, its plan from its arguments; arguments it does not need go to `**_`."""
+
+    def __init__(self) -> None:
+        self._rope: dict[tuple[int, int, float], tuple[F32, F32]] = {}
+
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of the tables built so far."""
+        return sum(cos.nbytes + sin.nbytes for cos, sin in self._rope.values())
+
+    def prepare_rope(self, seq_len: int, head_dim: int, theta: float) -> None:
+        """Build the table of `rope` for these values."""
+        self._rope_table(seq_len, head_dim, theta)
+
+    def _rope_table(self, seq_len: int, head_dim: int, theta: float) -> tuple[F32, F32]:
+        key = (seq_len, head_dim, float(theta))
+        table = self._rope.get(key)
+        if table is None:
+            # two threads may both build it: the tables are equal, and setdefault keeps one
+            table = self._rope.setdefault(key, rope_table(*key))
+        return table
+
+    def scratch_bytes(self, kernel: str, **arguments: Any) -> int:
+        """Bytes of scratch that a kernel takes; see `KernelSet.scratch_bytes`."""
+        if kernel not in KERNELS:
+            raise ValueError(f"there is no kernel {kernel!r}")
+        plan = self.plans.get(kernel)
+        return plan_bytes(plan(**arguments)) if plan else 0

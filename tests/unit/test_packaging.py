@@ -1,0 +1,168 @@
+"""What users install: the wheel holds every file of the packages, and runs from any folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import ratrainc.__main__ as package_main
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PACKAGES: list[str] = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+
+pytestmark = pytest.mark.xdist_group("packaging")  # one process builds the wheel, once
+
+
+def run(command: list[str | Path], folder: Path, environment: Mapping[str, str] | None = None) -> str:
+    """Run a command in `folder` and return what it printed; its errors are the test's."""
+    result = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, f"{command} ended with {result.returncode}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the environment without the variables that would lead Python to other packages than the installed."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel with the tools of this environment, so that nothing is downloaded."""
+    folder = tmp_path_factory.mktemp("wheel")
+    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
+    run([sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", folder, ROOT], folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel into a fresh environment that borrows only the dependencies; return its `bin` folder.
+
+    The borrowed folder stands in a .pth file. Python does not read the .pth files inside a folder named that way, so
+    an editable install of this checkout there has no effect.
+    """
+    home = tmp_path_factory.mktemp("installed") / "venv"
+    venv.create(home, with_pip=False, symlinks=True)
+    binaries = home / "bin"
+    python = binaries / "python"
+    site = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], home).strip())
+    borrowed = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    (site / "dependencies.pth").write_text("".join(f"{folder}\n" for folder in borrowed))
+    options = ["--quiet", "--no-deps", "--no-index", "--ignore-installed", "--disable-pip-version-check"]
+    run([sys.executable, "-m", "pip", "--python", python, "install", *options, wheel], home, clean_environment())
+    return binaries
+
+
+@pytest.fixture(params=["empty", "hostile"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return an empty folder, or one with modules of the same names as ours that must never be imported."""
+    if request.param == "hostile":
+        for name in ("passes", "targets", "grammar", "ratrain_ir", "click"):
+            (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the foreign {name}.py was imported')\n")
+    return tmp_path
+
+
+def test_the_wheel_holds_exactly_the_files_of_the_packages(wheel: Path) -> None:
+    expected = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if not name.partition("/")[0].endswith(".dist-info")}
+    assert names == expected
+
+
+@pytest.mark.parametrize(
+    "pattern", ["grammar/*.lark", "ratrain_ir/frontend/presets/*.json", "targets/mt3000/machines/*.toml", "*/py.typed"]
+)
+def test_package_data_is_in_the_wheel(wheel: Path, pattern: str) -> None:
+    expected = {
+        path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern) if path.relative_to(ROOT).parts[0] in PACKAGES
+    }
+    assert expected, f"the checkout has no {pattern}"
+    with zipfile.ZipFile(wheel) as archive:
+        assert expected <= set(archive.namelist())
+
+
+def test_the_wheel_carries_license_and_entry_point(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        texts = {name.partition("/")[2]: name for name in archive.namelist() if ".dist-info/" in name}
+        assert archive.read(texts["licenses/LICENSE"]) == (ROOT / "LICENSE").read_bytes()
+        assert "ratrainc = ratrainc.cli:main" in archive.read(texts["entry_points.txt"]).decode()
+
+
+def test_the_installed_packages_are_the_ones_imported(installed: Path, folder: Path) -> None:
+    program = f"import {', '.join(PACKAGES)}\nfor module in ({', '.join(PACKAGES)}): print(module.__file__)"
+    files = run([installed / "python", "-P", "-c", program], folder, clean_environment()).split()
+    assert len(files) == len(PACKAGES)
+    assert all(Path(file).is_relative_to(installed.parent) for file in files), files
+
+
+@pytest.mark.parametrize("start", ["script", "module"])
+def test_version_and_help(installed: Path, folder: Path, start: str) -> None:
+    command: list[str | Path] = (
+        [installed / "ratrainc"] if start == "script" else [installed / "python", "-m", "ratrainc"]
+    )
+    environment = clean_environment()
+    assert PROJECT["project"]["version"] in run([*command, "--version"], folder, environment)
+    usage = run([*command, "--help"], folder, environment)
+    assert all(name in usage for name in ("compile", "simulate", "quickstart")), usage
+
+
+@pytest.mark.parametrize(
+    ("where", "first", "kept"),
+    [
+        ("foreign", "foreign", False),
+        ("foreign", "", False),
+        ("foreign", "other", True),  # python -P, or PYTHONSAFEPATH: the first entry is not the current directory
+        ("home", "home", True),  # a checkout that is not installed: the packages are here and only here
+    ],
+)
+def test_only_a_foreign_current_directory_leaves_the_import_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str, first: str, *, kept: bool
+) -> None:
+    places = {"foreign": tmp_path, "other": tmp_path.parent, "home": Path(package_main.__file__).parents[1]}
+    path = [str(places.get(first, "")) if first else "", "/further"]
+    monkeypatch.chdir(places[where])
+    monkeypatch.setattr(sys, "path", list(path))
+    package_main.drop_current_directory()
+    assert sys.path == (path if kept else path[1:])
+
+
+def test_what_pythonsafepath_left_out_is_not_taken_from_another(installed: Path, tmp_path: Path) -> None:
+    """A current directory that PYTHONPATH names was asked for; with PYTHONSAFEPATH it is the first entry, and stays."""
+    program = (
+        "import os, sys; from ratrainc.__main__ import drop_current_directory as drop; drop(); "
+        "print(os.path.realpath(sys.path[0]) == os.getcwd())"
+    )
+    environment = {**clean_environment(), "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+    assert run([installed / "python", "-c", program], tmp_path, environment) == "True\n"
+
+
+def test_a_deleted_current_directory_is_no_reason_to_fail(installed: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = 'rmdir "$PWD" && exec "$0" -m ratrainc --version'
+    assert PROJECT["project"]["version"] in run(["sh", "-c", script, installed / "python"], gone, clean_environment())

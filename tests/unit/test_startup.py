@@ -1,0 +1,37 @@
+"""The command line starts quickly: what only some commands need is imported by those commands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("numpy", "networkx", "numba", "llvmlite")  # each takes from a tenth of a second to a second to import
+
+
+def heavy_imports(folder: Path, *arguments: str) -> list[str]:
+    """Run Python with `arguments` in `folder` and return which heavy packages it imported."""
+    command = [sys.executable, "-X", "importtime", *arguments]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    lines = result.stderr.splitlines()
+    report = [line for line in lines if line.startswith("import time:")]
+    assert result.returncode == 0, "\n".join(line for line in lines if line not in report)
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in report}
+    assert "runpy" in imported, "the interpreter no longer reports its imports in this form"
+    return [name for name in HEAVY if name in imported]
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_imports_nothing_heavy(tmp_path: Path, option: str) -> None:
+    assert heavy_imports(tmp_path, "-m", "ratrainc", option) == []
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_a_heavy_import_is_noticed(tmp_path: Path, name: str) -> None:
+    (tmp_path / "lazy.py").write_text(f"def run():\n    import {name}.core\n\nrun()\n")
+    for module in (name, f"{name}/core"):
+        (tmp_path / module).mkdir()
+        (tmp_path / module / "__init__.py").touch()
+    assert heavy_imports(tmp_path, "-m", "lazy") == [name]
