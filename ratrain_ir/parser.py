@@ -84,7 +84,7 @@ class _Builder:
         level = self.level()
         headers = self.headers()
         model = self.described(ModelConfig, "model", headers)
-        plan = None if model is None else self.described(Plan, "plan", headers, model)
+        plan = None if model is None else self.described(Plan, "plan", headers, model=model)
         target = self.target(headers)
         stages = self.stages(plan)
         self.diagnostics.check()
@@ -119,13 +119,13 @@ class _Builder:
             found[header.name] = header
         return found
 
-    def described(self, cls: Any, name: str, headers: dict[str, HeaderRecord], *context: Any) -> Any:
+    def described(self, cls: Any, name: str, headers: dict[str, HeaderRecord], **context: Any) -> Any:
         header = headers.get(name)
         if header is None:
             self.error("RT001", f"the module has no '{name} {{ ... }}'", self.record.line, "module")
             return None
         try:
-            return cls.from_fields(header.values, *context)
+            return cls.from_fields(header.values, **context)
         except DiagnosticError as problem:
             for item in problem.diagnostics:
                 self.error(item.code, item.message, header.line, name, help=item.help)

@@ -162,7 +162,9 @@ def _position_kind(data: Mapping[str, object], family: str, report: Report) -> s
     size = (data.get("hidden_size"), data.get("num_hidden_layers"))
     if family != "baichuan" or size == (4096, 32):
         return "rope"
-    if size != (5120, 40):
+    if size == (5120, 40):
+        return "alibi"
+    if all(isinstance(count, int) for count in size):
         report.error(
             "RT060",
             "position_embedding",
@@ -170,8 +172,7 @@ def _position_kind(data: Mapping[str, object], family: str, report: Report) -> s
             "position embedding cannot be told",
             help='add "position_embedding": "rope" or "position_embedding": "alibi"',
         )
-        return "rope"
-    return "alibi"
+    return "rope"
 
 
 def _rope_table(data: Mapping[str, object], key: str, report: Report) -> object | None:
@@ -341,7 +342,7 @@ def _normalised_head(data: Mapping[str, object], family: str, report: Report) ->
     if explicit is not None:
         return explicit
     vocab = data.get("vocab_size")
-    if vocab not in (64000, 125696):
+    if isinstance(vocab, int) and vocab not in (64000, 125696):
         report.error(
             "RT060",
             "normalised_head",

@@ -286,20 +286,22 @@ def _read(reader: FieldReader) -> ModelConfig:
 
 def _head_dim(reader: FieldReader, hidden_size: int, heads: int) -> int:
     """The given head dimension, else hidden_size / heads, which must be whole."""
-    if "head_dim" not in reader.values and reader.good("hidden_size", "heads"):
+    if "head_dim" in reader.values:
+        return reader.integer("head_dim", 1, _MAX_HEAD_DIM)
+    if reader.good("hidden_size", "heads"):
         if hidden_size % heads == 0 and hidden_size // heads <= _MAX_HEAD_DIM:
             return hidden_size // heads
-        reader.bad.add("head_dim")
+        size, count = reader.label("hidden_size"), reader.label("heads")
         reader.contradiction(
             "RT062",
             "heads",
-            f"'{reader.label('hidden_size')}' {hidden_size} is not a multiple of '{reader.label('heads')}' {heads}"
+            f"'{size}' {hidden_size} is not a multiple of '{count}' {heads}"
             if hidden_size % heads
-            else f"{heads} heads of a hidden size of {hidden_size} are wider than {_MAX_HEAD_DIM}",
+            else f"'{size}' {hidden_size} shared by '{count}' {heads} makes heads wider than {_MAX_HEAD_DIM}",
             help=f"change one of them, or give '{reader.label('head_dim')}'",
         )
-        return 1
-    return reader.integer("head_dim", 1, _MAX_HEAD_DIM, default=1)
+    reader.bad.add("head_dim")
+    return 1
 
 
 def _rope_theta(reader: FieldReader, position: str) -> float:

@@ -175,7 +175,7 @@ class FastAttention:
         q, k, v, o = bits(q), bits(k), bits(v), bits(o)
         d, scale = spec.head_dim, np.float32(1 / math.sqrt(spec.head_dim))
         window = spec.seq_len if spec.window is None else spec.window
-        slopes = np.float32(alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads)
+        slopes = np.array(alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads, np.float32)
         for first_row in range(0, spec.batch * spec.seq_len, spec.seq_len):
             for kv_head in range(spec.kv_heads):
                 _gather(k, first_row, kv_head * d, _ONE, key)
@@ -230,7 +230,7 @@ class FastAttention:
         q, k, v, o, do, dq, dk, dv = (bits(x) for x in (q, k, v, o, do, dq, dk, dv))
         d, scale = spec.head_dim, np.float32(1 / math.sqrt(spec.head_dim))
         window = spec.seq_len if spec.window is None else spec.window
-        slopes = np.float32(alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads)
+        slopes = np.array(alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads, np.float32)
         for first_row in range(0, spec.batch * spec.seq_len, spec.seq_len):
             for kv_head in range(spec.kv_heads):
                 _gather(k, first_row, kv_head * d, _ONE, key)

@@ -134,7 +134,8 @@ class _Table:
 
 def block_rows(table: Array) -> int:
     """Rows of a block of the table."""
-    return min(table.shape[0], max(256, TABLE_ELEMENTS // table.shape[1]))
+    rows: int = min(table.shape[0], max(256, TABLE_ELEMENTS // table.shape[1]))
+    return rows
 
 
 def _plan(xn: Array, table: Array, logits: F32, normalise: bool) -> dict[str, Buffer]:

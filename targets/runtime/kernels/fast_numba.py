@@ -7,14 +7,17 @@ instructions. Loops run from 0 over slices of one row: other index forms are not
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numba as nb
 import numpy as np
 from llvmlite import ir
+from numba import extending
 from numba.core import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+intrinsic: Callable[[Callable[..., Any]], Any] = extending.intrinsic
 
 exact = functools.partial(nb.njit, cache=True, nogil=True, error_model="numpy")
 """Every operation as IEEE 754 has it: the same result wherever an element stands in its array."""
@@ -53,18 +56,18 @@ def narrow(_context: Any, value: Any, dtype: Any) -> Any:
 
 
 @intrinsic
-def _float_of_bits(_context: Any, bits: Any) -> Any:
+def _float_of_bits(_context: Any, _bits: Any) -> Any:
     return types.float32(types.int32), lambda _c, b, _s, args: b.bitcast(args[0], _FLOAT)
 
 
 @intrinsic
-def bits_of_float(_context: Any, value: Any) -> Any:
+def bits_of_float(_context: Any, _value: Any) -> Any:
     """The 32 bits of a float32, as an int32."""
     return types.int32(types.float32), lambda _c, b, _s, args: b.bitcast(args[0], _I32)
 
 
 @intrinsic
-def _round_even(_context: Any, value: Any) -> Any:
+def _round_even(_context: Any, _value: Any) -> Any:
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         function = builder.module.declare_intrinsic("llvm.rint", [_FLOAT])
         return builder.call(function, args)
@@ -73,7 +76,7 @@ def _round_even(_context: Any, value: Any) -> Any:
 
 
 @intrinsic
-def maximum(_context: Any, a: Any, b: Any) -> Any:
+def maximum(_context: Any, _a: Any, _b: Any) -> Any:
     """The larger of two float32; NaN if either is. A loop of it vectorises, unlike a comparison."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:

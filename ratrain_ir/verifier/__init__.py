@@ -1,0 +1,48 @@
+"""The verifier: what a module must satisfy at its level. Rules are named functions with stable codes, in layers.
+
+1. structure (`structure`): legality at the level RT026; blocks and micro-batches that exist RT027; operand kinds and types RT025;
+   single definition, definition before use, releases RT020 - RT023, RT028.
+2. dataflow (`dataflow`): a symbolic run of every stage. Each micro-batch's forward, backward and recovery happens exactly once on
+   the right values RT030, RT032; gradients gather every micro-batch in ascending order and are reduced and applied exactly once
+   RT031; carried tensors hold the next step's values at the end RT024.
+3. communication (`communication`): sends match receives, in order RT040, RT041; collectives agree RT043; in-flight bound RT044; the
+   program makes progress with buffered and with rendezvous sends, across the step's end RT042.
+4. memory (`memory`): offsets RT051, no shared byte RT050, arena within the capacity RT052.
+
+Errors in one layer stop the later ones, whose findings would be noise. All errors of a layer are reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ratrain_ir.diagnostics import Diagnostics
+from ratrain_ir.module import Module
+from ratrain_ir.verifier.communication import check_communication
+from ratrain_ir.verifier.dataflow import check_dataflow
+from ratrain_ir.verifier.memory import check_memory
+from ratrain_ir.verifier.report import Reporter
+from ratrain_ir.verifier.structure import check_structure
+
+LAYERS: tuple[Callable[[Module, Reporter], None], ...] = (
+    check_structure,
+    check_dataflow,
+    check_memory,
+    check_communication,
+)
+
+
+def verify(module: Module, diagnostics: Diagnostics) -> None:
+    """Report everything that is wrong with a module."""
+    reporter = Reporter(module, diagnostics)
+    for layer in LAYERS:
+        layer(module, reporter)
+        if diagnostics.errors:
+            return
+
+
+def check(module: Module) -> None:
+    """Raise `DiagnosticError` unless the module is sound."""
+    found = Diagnostics()
+    verify(module, found)
+    found.check()

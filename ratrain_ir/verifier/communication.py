@@ -1,0 +1,158 @@
+"""Layer 3: messages and collectives match, and the program ends under every timing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ratrain_ir.analysis.progress import Event, blocking_cycle, channels, members, spans_stages
+from ratrain_ir.blocks import stage_blocks
+from ratrain_ir.diagnostics import Location, Note
+from ratrain_ir.module import Level, Module, Stage
+from ratrain_ir.ops import Backward, Forward, Op, Recv, Send, field_texts
+from ratrain_ir.schedules import in_flight_bound
+from ratrain_ir.verifier.report import Reporter
+
+
+def check_communication(module: Module, report: Reporter) -> None:
+    """Run all rules of this layer."""
+    check_channels(module, report)
+    check_collectives(module, report)
+    if module.level is Level.DATAFLOW or report.diagnostics.errors:
+        return
+    check_in_flight(module, report)
+    check_progress(module, report)
+
+
+def check_channels(module: Module, report: Reporter) -> None:
+    """RT040, RT041: the k-th receive of a channel takes the k-th message sent."""
+    for (source, destination, payload), (sends, recvs) in channels(module).items():
+        sent = [_op(module, place) for place in sends]
+        received = [_op(module, place) for place in recvs]
+        name = f"{payload} from @{source} to @{destination}"
+        if not _check_matched(name, sent, received, module, report, source, destination):
+            continue
+        for send, recv in zip(sent, received, strict=True):
+            if send.micro_batch != recv.micro_batch:
+                note = report.note(f"@{source} sends here", send)
+                text = f"crossed messages, {name}: @{destination} receives m{recv.micro_batch} where @{source} sends m{send.micro_batch}"
+                report.at_op("RT041", text, module.stages[destination], recv, notes=[note])
+                break
+
+
+def _check_matched(
+    name: str, sent: Sequence[Send | Recv], received: Sequence[Send | Recv], module: Module, report: Reporter, source: int, destination: int
+) -> bool:
+    """RT040: each message is sent once and received once."""
+    sound = True
+    out, into = {op.micro_batch for op in sent}, {op.micro_batch for op in received}
+    for ops, others, stage, missing in (
+        (sent, into, source, "is never received"),
+        (received, out, destination, "is never sent"),
+    ):
+        seen: set[int] = set()
+        for op in ops:
+            if op.micro_batch not in others:
+                report.at_op("RT040", f"the {name} of m{op.micro_batch} {missing}", module.stages[stage], op)
+                sound = False
+            if op.micro_batch in seen:
+                text = f"'{op!r}' happens twice"
+                report.at_op("RT040", text, module.stages[stage], op)
+                sound = False
+            seen.add(op.micro_batch)
+    return sound
+
+
+def _op(module: Module, place: tuple[int, int]) -> Send | Recv:
+    op = module.stages[place[0]].ops[place[1]]
+    assert isinstance(op, Send | Recv)
+    return op
+
+
+def check_collectives(module: Module, report: Reporter) -> None:
+    """RT043: every member of a group sees the same collectives in the same order."""
+    count = len(module.stages)
+    orders: dict[tuple[int, ...], dict[int, list[Op]]] = {}
+    for stage in module.stages:
+        for op in stage.ops:
+            if spans_stages(op):
+                orders.setdefault(members(op, count), {}).setdefault(stage.index, []).append(op)
+    for group, by_stage in orders.items():
+        reference = by_stage.get(group[0], [])
+        for member in group[1:]:
+            _compare_orders(module, group[0], reference, member, by_stage.get(member, []), report)
+
+
+def _compare_orders(
+    module: Module, first: int, reference: list[Op], member: int, ops: list[Op], report: Reporter
+) -> None:
+    for index in range(max(len(reference), len(ops))):
+        mine = reference[index] if index < len(reference) else None
+        theirs = ops[index] if index < len(ops) else None
+        if mine is None or theirs is None or _collective_name(mine) != _collective_name(theirs):
+            op, stage, other = (theirs, member, mine) if theirs is not None else (mine, first, None)
+            assert op is not None
+            missing = f"@{first if theirs is not None else member}"
+            if other is None:
+                text = f"'{op!r}' is collective {index} of its group on @{stage}, but {missing} has none"
+                report.at_op("RT043", text, module.stages[stage], op)
+            else:
+                note = report.note(f"{missing} has this one there", other)
+                text = f"'{op!r}' is collective {index} of its group on @{stage}, {missing} has another"
+                report.at_op("RT043", text, module.stages[stage], op, notes=[note])
+            return
+
+
+def _collective_name(op: Op) -> str:
+    """What must be equal on all members: the kind of collective, and what it combines."""
+    return " ".join([op.keyword, *(text for text in field_texts(op) if "embed" not in text and "head" not in text)])
+
+
+def check_in_flight(module: Module, report: Reporter) -> None:
+    """RT044: under 1F1B at most min(P - s, M) micro-batches have started forward and not ended backward."""
+    plan = module.plan
+    if plan.schedule != "1f1b":
+        return
+    for stage in module.stages:
+        blocks = stage_blocks(module.model, plan, stage.index)
+        bound = in_flight_bound(plan.pp, plan.micro_batches, stage.index)
+        started: set[int] = set()
+        for op in stage.ops:
+            if type(op) is Forward:
+                started.add(op.micro_batch)
+                if len(started) > bound:
+                    _report_in_flight(stage, op, started, bound, report)
+                    break
+            elif type(op) is Backward and op.block is blocks[0]:
+                started.discard(op.micro_batch)
+
+
+def _report_in_flight(stage: Stage, op: Op, started: set[int], bound: int, report: Reporter) -> None:
+    names = ", ".join(f"m{m}" for m in sorted(started))
+    text = f"{len(started)} micro-batches in flight ({names}), but 1F1B allows {bound} on stage @{stage.index}"
+    report.at_op("RT044", text, stage, op)
+
+
+def check_progress(module: Module, report: Reporter) -> None:
+    """RT042: no cycle of waiting, with buffered and with rendezvous sends; the cycle is the counterexample."""
+    for rendezvous in (False, True):
+        cycle = blocking_cycle(module, rendezvous=rendezvous)
+        if cycle is None:
+            continue
+        mode = "rendezvous sends" if rendezvous else "buffered sends"
+        notes = [Note(f"{_event(module, e)}", _place(module, e)) for e in cycle]
+        first = cycle[0]
+        stage = module.stages[first.stage]
+        text = f"the program hangs with {mode}: each of these {len(cycle)} ops waits for the next, the last for the first"
+        report.at_op("RT042", text, stage, stage.ops[first.position], notes=notes)
+        return
+
+
+def _event(module: Module, event: Event) -> str:
+    op = module.stages[event.stage].ops[event.position]
+    step = "" if event.step == 0 else " of the next step"
+    return f"stage @{event.stage} '{op!r}'{step} ({op.engine.value} engine)"
+
+
+def _place(module: Module, event: Event) -> Location | None:
+    op = module.stages[event.stage].ops[event.position]
+    return module.source.locate(op.line, op.keyword) if module.source else None

@@ -1,0 +1,363 @@
+"""Layer 2: a symbolic run of every stage. Each tensor holds a value; each op must find the values it means, once.
+
+Values are tuples: ("x", block, m) the input of a block, ("dx", block, m) the gradient of it, ("saved", block, m, slot),
+("g", block, micro-batches...) a gradient and whose contributions it holds, ("gs", block, ...) reduced, and so on. A receive is
+believed to bring what it says; that the matching send sends exactly this is checked where the send stands.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from attrs import define, field
+
+from ratrain_ir.blocks import Block, block, is_sharded, stage_blocks
+from ratrain_ir.frontend.lowering import has_dynamic_scale, next_block, reduces_each_micro_batch
+from ratrain_ir.module import Module, Stage
+from ratrain_ir.ops import (
+    AllGather,
+    AllReduce,
+    AllReduceScalar,
+    Backward,
+    Forward,
+    Group,
+    LoadInput,
+    Op,
+    Payload,
+    Quantity,
+    Recompute,
+    Recv,
+    ReduceScatter,
+    ScaleUpdate,
+    Send,
+    Tensor,
+    Update,
+)
+from ratrain_ir.signatures import bind
+from ratrain_ir.types import StateKind
+from ratrain_ir.verifier.report import Reporter
+
+Value = tuple[object, ...]
+
+
+def check_dataflow(module: Module, report: Reporter) -> None:
+    """Run every stage symbolically."""
+    for stage in module.stages:
+        _SymbolicRun(module, stage, report).run()
+
+
+@define(eq=False)
+class _SymbolicRun:
+    module: Module
+    stage: Stage
+    report: Reporter
+    values: dict[Tensor, Value] = field(factory=dict)
+    done: dict[Value, Op] = field(factory=dict)
+    """What happened, as (what, block, m) to op: each may happen once."""
+    carried_in: dict[Tensor, Value] = field(factory=dict)
+    """The value a carried tensor had at the step's start: what its first reader took it for."""
+    blocks: tuple[Block, ...] = ()
+
+    def run(self) -> None:
+        self.blocks = stage_blocks(self.module.model, self.module.plan, self.stage.index)
+        for op in self.stage.ops:
+            visit = _VISITS.get(type(op))
+            if visit is not None:
+                visit(self, op)
+        self.check_complete()
+
+    def roles(self, op: Op) -> dict[str, Tensor]:
+        return bind(op, self.module.model, self.module.plan).tensors
+
+    def once(self, op: Op, code: str, *what: object) -> bool:
+        """Record that something happens; report when it happened before."""
+        earlier = self.done.get(what)
+        if earlier is None:
+            self.done[what] = op
+            return True
+        note = self.report.note("first done here", earlier)
+        self.report.at_op(code, f"'{op!r}' happens twice", self.stage, op, notes=[note])
+        return False
+
+    def expect(self, code: str, op: Op, tensor: Tensor, *value: object) -> None:
+        """A tensor must hold this value when the op reads it."""
+        held = self.values.get(tensor)
+        if held is None and tensor.carried and value[-1] == "this step":
+            held = self.values[tensor] = self.carried_in[tensor] = value
+        if held != value:
+            text = f"'{op!r}' needs {_words(value)} in %{tensor.name}, which holds {_words(held or ('nothing',))}"
+            self.report.at_op(code, text, self.stage, op, tensor)
+
+    def set(self, tensor: Tensor, *value: object) -> None:
+        self.values[tensor] = value
+
+    def view(self, op: Op, roles: dict[str, Tensor], unit: Block) -> None:
+        self.expect("RT030", op, roles["w"], "view", unit, "this step")
+
+    # forward, recovery and backward
+
+    def load_input(self, op: LoadInput) -> None:
+        self.once(op, "RT030", "input", op.part, op.micro_batch)
+        self.set(op.writes[0], op.part.value, op.micro_batch)
+
+    def forward(self, op: Forward) -> None:
+        unit, m = op.block, op.micro_batch
+        roles = self.roles(op)
+        self.once(op, "RT030", "forward", unit, m)
+        self.view(op, roles, unit)
+        self.block_input(op, roles, unit, m)
+        if unit.kind == "head":
+            self.expect("RT030", op, roles["labels"], "labels", m)
+            if op.updates:
+                held = self.values.get(roles["loss"], ())
+                self.expect("RT030", op, roles["loss"], "loss", *range(len(held) - 1))
+                self.set(roles["loss"], "loss", *held[1:], len(held) - 1)
+            else:
+                self.set(roles["loss"], "loss", 0)
+        else:
+            self.set(roles["y"], "x", next_block(self.module.model, unit), m)
+        self.set_saved(op, roles, unit, m)
+
+    def block_input(self, op: Op, roles: dict[str, Tensor], unit: Block, m: int) -> None:
+        if unit.kind == "embed":
+            self.expect("RT030", op, roles["tokens"], "tokens", m)
+        else:
+            self.expect("RT030", op, roles["x"], "x", unit, m)
+
+    def set_saved(self, op: Op, roles: dict[str, Tensor], unit: Block, m: int) -> None:
+        for name, tensor in roles.items():
+            if tensor.kind is StateKind.SAVED:
+                self.once(op, "RT032", "saved", unit, m, name)
+                self.set(tensor, "saved", unit, m, name)
+
+    def recompute(self, op: Recompute) -> None:
+        unit, m = op.block, op.micro_batch
+        roles = self.roles(op)
+        self.once(op, "RT032", "recompute", unit, m)
+        self.view(op, roles, unit)
+        self.expect("RT032", op, roles["x"], "x", unit, m)
+        if "y" in roles:
+            self.set(roles["y"], "x", next_block(self.module.model, unit), m)
+        self.set_saved(op, roles, unit, m)
+
+    def backward(self, op: Backward) -> None:
+        unit, m = op.block, op.micro_batch
+        roles = self.roles(op)
+        self.once(op, "RT030", "backward", unit, m)
+        self.block_input(op, roles, unit, m)
+        if unit.kind == "head":
+            self.view(op, roles, unit)
+            self.expect("RT030", op, roles["labels"], "labels", m)
+            self.expect("RT030", op, roles["scale"], "scale", "this step")
+        else:
+            self.expect("RT030", op, roles["dy"], "dx", next_block(self.module.model, unit), m)
+            if unit.kind != "embed":
+                self.view(op, roles, unit)
+        for name, tensor in roles.items():
+            if tensor.kind is StateKind.SAVED:
+                self.expect("RT032", op, tensor, "saved", unit, m, name)
+        if "dx" in roles:
+            self.set(roles["dx"], "dx", unit, m)
+        self.contribute(op, roles["g"], unit, m)
+
+    def contribute(self, op: Backward, gradient: Tensor, unit: Block, m: int) -> None:
+        """Gradients gather micro-batches in ascending order."""
+        alone = reduces_each_micro_batch(self.module.plan)
+        if not op.updates:
+            if m != 0 and not alone:
+                text = f"the first contribution to the gradient of {unit} must be m0: micro-batches ascend"
+                self.report.at_op("RT031", text, self.stage, op, gradient)
+            self.set(gradient, "g", unit, m)
+            return
+        self.expect("RT031", op, gradient, "g", unit, *range(m))
+        self.set(gradient, "g", unit, *range(m + 1))
+
+    # messages
+
+    def send(self, op: Send) -> None:
+        what, unit = self.crossing(op)
+        self.expect("RT040", op, op.reads[0], what, unit, op.micro_batch)
+
+    def recv(self, op: Recv) -> None:
+        what, unit = self.crossing(op)
+        self.set(op.writes[0], what, unit, op.micro_batch)
+
+    def crossing(self, op: Send | Recv) -> tuple[str, Block]:
+        """What crosses the cut between this stage and the peer."""
+        after = op.peer > self.stage.index
+        unit = next_block(self.module.model, self.blocks[-1]) if after else self.blocks[0]
+        return ("x" if op.payload is Payload.ACTIVATION else "dx"), unit
+
+    # gradients, updates, views
+
+    def reduce_scatter(self, op: ReduceScatter) -> None:
+        roles = self.roles(op)
+        count = self.module.plan.micro_batches
+        for unit in op.blocks:
+            shard, flag = roles[f"gs.{unit}"], roles[f"flag.{unit}"]
+            if op.micro_batch is None:
+                self.expect("RT031", op, roles[f"g.{unit}"], "g", unit, *range(count))
+                reduced: tuple[int, ...] = tuple(range(count))
+            else:
+                m = op.micro_batch
+                self.expect("RT031", op, roles[f"g.{unit}"], "g", unit, m)
+                reduced = tuple(range(m + 1))
+                if op.updates:
+                    self.expect("RT031", op, shard, "reduced", unit, *range(m))
+                elif m != 0:
+                    text = f"the first reduction of {unit} must be m0: micro-batches ascend"
+                    self.report.at_op("RT031", text, self.stage, op, shard)
+            self.once(op, "RT031", "reduce", unit, op.micro_batch)
+            self.set(shard, "reduced", unit, *reduced)
+            self.set(flag, "flag", unit, *reduced)
+
+    def all_reduce(self, op: AllReduce) -> None:
+        roles = self.roles(op)
+        everything = tuple(range(self.module.plan.micro_batches))
+        for unit in op.blocks:
+            self.once(op, "RT031", "all_reduce", op.group, unit)
+            if op.group is Group.REPLICAS:
+                self.expect("RT031", op, roles[f"g.{unit}"], "g", unit, *everything)
+                self.set(roles[f"g.{unit}"], "reduced", unit, *everything)
+                self.set(roles[f"flag.{unit}"], "flag", unit, *everything)
+            else:
+                self.expect("RT031", op, roles[f"gs.{unit}"], "reduced", unit, *everything)
+                self.expect("RT031", op, roles[f"flag.{unit}"], "flag", unit, *everything)
+                self.set(roles[f"gs.{unit}"], "tied", unit)
+                self.set(roles[f"flag.{unit}"], "flag", unit, *everything, "tied")
+        if op.group is Group.ENDS:
+            expected = {block("embed"), block("head")} & set(self.blocks)
+            if set(op.blocks) != expected:
+                names = ", ".join(sorted(map(str, expected)))
+                text = f"'all_reduce ends' on stage @{self.stage.index} must cover {names}"
+                self.report.at_op("RT031", text, self.stage, op)
+
+    def is_tied(self, unit: Block) -> bool:
+        return self.module.model.tied_embeddings and unit.kind in ("embed", "head")
+
+    def update(self, op: Update) -> None:
+        unit = op.block
+        roles = self.roles(op)
+        self.once(op, "RT031", "update", unit)
+        everything = tuple(range(self.module.plan.micro_batches))
+        if self.is_tied(unit):
+            self.expect("RT031", op, roles["g"], "tied", unit)
+            self.expect("RT031", op, roles["flag"], "flag", unit, *everything, "tied")
+        else:
+            self.expect("RT031", op, roles["g"], "reduced", unit, *everything)
+            self.expect("RT031", op, roles["flag"], "flag", unit, *everything)
+        self.expect("RT031", op, roles["scale"], "scale", "this step")
+        for name in ("p", "m1", "m2", "t"):
+            self.expect("RT031", op, roles[name], name, unit, "this step")
+            self.set(roles[name], name, unit, "next step")
+        if "w" in roles:
+            self.set(roles["w"], "view", unit, "next step")
+
+    def all_gather(self, op: AllGather) -> None:
+        roles = self.roles(op)
+        for unit in op.blocks:
+            self.expect("RT031", op, roles[f"p.{unit}"], "p", unit, "next step")
+            self.set(roles[f"w.{unit}"], "view", unit, "next step")
+
+    def all_reduce_scalar(self, op: AllReduceScalar) -> None:
+        self.once(op, "RT030", "all_reduce_scalar", op.quantity)
+        if op.quantity is Quantity.LOSS:
+            self.expect("RT030", op, op.reads[0], "loss", *range(self.module.plan.micro_batches))
+            return
+        seen = {held[1] for tensor in op.reads if (held := self.values.get(tensor)) and held[0] == "flag"}
+        missing = [unit for unit in self.blocks if unit not in seen]
+        if missing:
+            text = f"the overflow flags of {', '.join(map(str, missing))} are left out"
+            self.report.at_op("RT031", text, self.stage, op)
+        self.set(op.writes[0], "overflow")
+
+    def scale_update(self, op: ScaleUpdate) -> None:
+        self.once(op, "RT030", "scale_update")
+        self.expect("RT031", op, op.reads[0], "overflow")
+        self.expect("RT031", op, op.updates[0], "scale", "this step")
+        self.set(op.updates[0], "scale", "next step")
+
+    # the step's end
+
+    def check_complete(self) -> None:
+        for what in self.required():
+            if what not in self.done:
+                text = f"stage @{self.stage.index} never does '{' '.join(_word(w) for w in what if w is not None)}'"
+                code = "RT031" if what[0] in ("reduce", "update", "all_reduce") else "RT030"
+                self.report.at_stage(code, text, self.stage)
+        for tensor in self.stage.tensors.values():
+            if tensor.carried and not self.report.diagnostics.errors:
+                self.check_carried(tensor)
+
+    def required(self) -> list[Value]:
+        plan = self.module.plan
+        needed: list[Value] = []
+        for m in range(plan.micro_batches):
+            needed += [(what, unit, m) for unit in self.blocks for what in ("forward", "backward")]
+        for unit in self.blocks:
+            if reduces_each_micro_batch(plan):
+                needed += [("reduce", unit, m) for m in range(plan.micro_batches)]
+            elif is_sharded(plan):
+                needed.append(("reduce", unit, None))
+            else:
+                needed.append(("all_reduce", Group.REPLICAS, unit))
+            needed.append(("update", unit))
+        if self.stage.index == plan.pp - 1:
+            needed.append(("all_reduce_scalar", Quantity.LOSS))
+        if has_dynamic_scale(plan):
+            needed += [("all_reduce_scalar", Quantity.FLAGS), ("scale_update",)]
+        return needed
+
+    def check_carried(self, tensor: Tensor) -> None:
+        """RT024: a carried tensor must end with the next step's value of what it began with."""
+        before, after = self.carried_in.get(tensor), self.values.get(tensor)
+        if before is None or after is None:
+            self.report.at_tensor("RT024", f"%{tensor.name} is carried, but nothing uses what it carries", tensor)
+            return
+        static_scale = before[0] == "scale" and not has_dynamic_scale(self.module.plan)
+        expected = before if static_scale else (*before[:-1], "next step")
+        if after != expected:
+            text = f"%{tensor.name} is carried: the step must leave {_words(expected)} in it, but leaves {_words(after)}"
+            self.report.at_tensor("RT024", text, tensor)
+
+
+def _words(value: Value) -> str:
+    """A value in words."""
+    names = {
+        "x": "the input of",
+        "dx": "the gradient at the input of",
+        "g": "the gradient of",
+        "reduced": "the reduced gradient of",
+        "tied": "the summed tied gradient of",
+        "p": "the master weights of",
+        "m1": "the first moment of",
+        "m2": "the second moment of",
+        "t": "the update count of",
+        "view": "the view of",
+        "flag": "the overflow flag of",
+        "scale": "the loss scale of",
+    }
+    first = str(value[0])
+    return " ".join([names.get(first, first), *map(_word, value[1:])])
+
+
+def _word(part: object) -> str:
+    if isinstance(part, int):
+        return f"m{part}"
+    return str(part.value) if isinstance(part, Enum) else str(part)
+
+
+_VISITS = {
+    LoadInput: _SymbolicRun.load_input,
+    Forward: _SymbolicRun.forward,
+    Recompute: _SymbolicRun.recompute,
+    Backward: _SymbolicRun.backward,
+    Send: _SymbolicRun.send,
+    Recv: _SymbolicRun.recv,
+    ReduceScatter: _SymbolicRun.reduce_scatter,
+    AllReduce: _SymbolicRun.all_reduce,
+    AllReduceScalar: _SymbolicRun.all_reduce_scalar,
+    Update: _SymbolicRun.update,
+    AllGather: _SymbolicRun.all_gather,
+    ScaleUpdate: _SymbolicRun.scale_update,
+}

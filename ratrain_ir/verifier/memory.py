@@ -1,0 +1,116 @@
+"""Layer 4: addresses. An independent sweep over lifetimes; it shares no code with the allocator."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from attrs import define, field
+
+from ratrain_ir.diagnostics import Note
+from ratrain_ir.module import Level, Module, Stage
+from ratrain_ir.ops import Release, Tensor
+from ratrain_ir.printer import declaration_text
+from ratrain_ir.types import ALIGNMENT_BYTES, aligned
+from ratrain_ir.verifier.report import Reporter
+
+
+def check_memory(module: Module, report: Reporter) -> None:
+    """Run all rules of this layer on an allocated module; below that level no tensor may claim an address."""
+    for stage in module.stages:
+        if module.level is Level.ALLOCATED:
+            if check_offsets(stage, report):
+                check_no_shared_byte(stage, report)
+            check_capacity(module, stage, report)
+        else:
+            for tensor in stage.tensors.values():
+                if tensor.offset is not None:
+                    text = f"%{tensor.name} has an offset, but the module is at level {module.level.value}"
+                    report.at_tensor("RT051", text, tensor)
+
+
+def check_offsets(stage: Stage, report: Reporter) -> bool:
+    """RT051: every tensor has an aligned offset."""
+    sound = True
+    for tensor in stage.tensors.values():
+        if tensor.offset is None:
+            report.at_tensor("RT051", f"%{tensor.name} has no offset", tensor)
+            sound = False
+        elif tensor.offset % ALIGNMENT_BYTES:
+            text = f"the offset {tensor.offset:#x} of %{tensor.name} is not a multiple of {ALIGNMENT_BYTES}"
+            report.at_tensor("RT051", text, tensor)
+            sound = False
+    return sound
+
+
+def check_capacity(module: Module, stage: Stage, report: Reporter) -> None:
+    """RT052: the arena fits the capacity of the target."""
+    if module.target is not None and stage.arena_bytes > module.target.capacity_bytes:
+        excess = stage.arena_bytes - module.target.capacity_bytes
+        text = f"the arena of stage @{stage.index} has {stage.arena_bytes} bytes, {excess} more than the capacity"
+        report.at_stage("RT052", text, stage)
+
+
+def check_no_shared_byte(stage: Stage, report: Reporter) -> None:
+    """RT050: no two tensors that are live together share a byte.
+
+    A backward liveness sweep (what is carried is live at the end; a use makes live, a definition ends that) keeps the occupied
+    ranges sorted by address, and compares every range that enters with its neighbours.
+    """
+    occupied = _Occupied(stage, report)
+    for tensor in stage.tensors.values():
+        if tensor.carried:
+            occupied.enter(tensor, len(stage.ops) - 1)
+    for position in range(len(stage.ops) - 1, -1, -1):
+        op = stage.ops[position]
+        if type(op) is Release:
+            continue
+        for tensor in op.operands:
+            if tensor not in occupied.live:
+                occupied.enter(tensor, position)
+        for tensor in op.writes + op.scratch:
+            if tensor in occupied.live and tensor not in op.reads:
+                occupied.leave(tensor)
+
+
+@define(eq=False)
+class _Occupied:
+    """Ranges of live tensors, sorted by address."""
+
+    stage: Stage
+    report: Reporter
+    live: set[Tensor] = field(factory=set)
+    ranges: list[tuple[int, int, str]] = field(factory=list)
+    reported: set[frozenset[str]] = field(factory=set)
+
+    def enter(self, tensor: Tensor, position: int) -> None:
+        start, end, _ = entry = _range(tensor)
+        at = bisect_left(self.ranges, entry)
+        for other_start, other_end, name in self.ranges[max(0, at - 1) : at + 1]:
+            if other_start < end and start < other_end:
+                shared = f"{max(start, other_start):#x} to {min(end, other_end):#x}"
+                self.conflict(tensor, self.stage.tensors[name], position, shared)
+        insort(self.ranges, entry)
+        self.live.add(tensor)
+
+    def leave(self, tensor: Tensor) -> None:
+        del self.ranges[bisect_left(self.ranges, _range(tensor))]
+        self.live.discard(tensor)
+
+    def conflict(self, tensor: Tensor, other: Tensor, position: int, shared: str) -> None:
+        pair = frozenset({tensor.name, other.name})
+        if pair in self.reported:
+            return
+        self.reported.add(pair)
+        op = self.stage.ops[position]
+        text = f"%{tensor.name} and %{other.name} are both live at '{op!r}' and share the bytes {shared}"
+        source = self.report.module.source
+        note = Note(f"the other is '{declaration_text(other)}'", source.locate(other.line) if source else None)
+        if source:
+            self.report.at_tensor("RT050", text, tensor, notes=[note])
+        else:
+            self.report.at_op("RT050", text, self.stage, op, tensor, notes=[note])
+
+
+def _range(tensor: Tensor) -> tuple[int, int, str]:
+    start = tensor.offset or 0
+    return start, start + aligned(tensor.type.nbytes), tensor.name

@@ -1,0 +1,69 @@
+"""Reporting about ops and tensors: at their place in the text, or by their own text where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import define
+
+from ratrain_ir.diagnostics import Diagnostics, Location, Note
+from ratrain_ir.module import Module, Stage
+from ratrain_ir.ops import Op, Tensor
+from ratrain_ir.printer import declaration_text, op_text
+
+MAX_REPORTS = 200
+"""More errors than this help nobody."""
+
+
+@define
+class Reporter:
+    """Turns findings about a module into diagnostics."""
+
+    module: Module
+    diagnostics: Diagnostics
+
+    def at_op(
+        self,
+        code: str,
+        message: str,
+        stage: Stage,
+        op: Op,
+        tensor: Tensor | None = None,
+        *,
+        notes: Sequence[Note] = (),
+        help: str | None = None,  # noqa: A002
+    ) -> None:
+        """Report about an op, pointing at one of its operands if given."""
+        if len(self.diagnostics.items) >= MAX_REPORTS:
+            return
+        source = self.module.source
+        location = source.locate(op.line, f"%{tensor.name}" if tensor else None) if source else None
+        if location is None or source is None:
+            text = op_text(op)
+            found = text.find(f"%{tensor.name}") if tensor else -1
+            place = Location(f"@{stage.index}", 1 + stage.ops.index(op), max(0, found) + 1, len(text) if found < 0 else len(f"%{tensor.name}") if tensor else 1)
+            message = f"{message} (stage @{stage.index}, op {place.line})"
+            self.diagnostics.error(code, message, place, notes=notes, help=help, source=text)
+            return
+        self.diagnostics.error(code, message, location, notes=notes, help=help, source=source.line(op.line))
+
+    def at_tensor(self, code: str, message: str, tensor: Tensor, *, notes: Sequence[Note] = ()) -> None:
+        """Report about a declaration."""
+        if len(self.diagnostics.items) >= MAX_REPORTS:
+            return
+        source = self.module.source
+        location = source.locate(tensor.line, f"%{tensor.name}") if source else None
+        text = source.line(tensor.line) if source and location else declaration_text(tensor)
+        self.diagnostics.error(code, message, location, notes=notes, source=text if location else None)
+
+    def at_stage(self, code: str, message: str, stage: Stage, *, notes: Sequence[Note] = ()) -> None:
+        """Report about a stage as a whole."""
+        source = self.module.source
+        location = source.locate(stage.line, "stage") if source else None
+        line = source.line(stage.line) if source and location else None
+        self.diagnostics.error(code, message, location, notes=notes, source=line)
+
+    def note(self, message: str, op: Op) -> Note:
+        """A note about another op."""
+        source = self.module.source
+        return Note(f"{message}: {op_text(op)[:120]}", source.locate(op.line, op.keyword) if source else None)

@@ -1,0 +1,186 @@
+"""Layer 1: every op is legal at its level, refers to what exists, takes what it should, and finds its tensors live."""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from ratrain_ir.blocks import is_sharded, stage_blocks
+from ratrain_ir.module import Level, Module, Stage
+from ratrain_ir.ops import (
+    AllGather,
+    AllReduce,
+    Backward,
+    Forward,
+    Group,
+    LoadInput,
+    Op,
+    Recompute,
+    Recv,
+    ReduceScatter,
+    Release,
+    Send,
+    Tensor,
+    Update,
+)
+from ratrain_ir.signatures import SignatureError, bind
+from ratrain_ir.types import StateKind
+from ratrain_ir.verifier.report import Reporter
+
+
+def check_structure(module: Module, report: Reporter) -> None:
+    """Run all rules of this layer."""
+    for stage in module.stages:
+        for op in stage.ops:
+            check_legal_at_level(module, stage, op, report)
+            if check_names_exist(module, stage, op, report) and type(op) is not Release:
+                check_operands(module, stage, op, report)
+            check_scratch(stage, op, report)
+        if not report.diagnostics.errors:
+            _Liveness(module, stage, report).run()
+
+
+def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
+    """RT026: releases and workspace belong to later levels than `dataflow`; only neighbours exchange messages."""
+    if module.level is Level.DATAFLOW and (type(op) is Release or op.scratch):
+        what = "a release" if type(op) is Release else "workspace"
+        report.at_op("RT026", f"{what} is not allowed at level dataflow, where no order is claimed", stage, op)
+    if isinstance(op, ReduceScatter | AllGather) and not is_sharded(module.plan):
+        report.at_op("RT026", f"'{op.keyword}' needs sharded state: the plan has zero = {module.plan.zero} and dp = {module.plan.dp}", stage, op)
+    if type(op) is AllReduce and op.group is Group.REPLICAS and is_sharded(module.plan):
+        report.at_op("RT026", "gradients of sharded state are reduced with 'reduce_scatter'", stage, op)
+    if type(op) is AllReduce and (op.group is Group.ALL or (op.group is Group.ENDS and not module.model.tied_embeddings)):
+        report.at_op("RT026", f"'all_reduce {op.group.value}' has no meaning for this model", stage, op)
+
+
+def check_names_exist(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:
+    """RT027: the blocks, micro-batches and stages an op names exist and belong to its stage."""
+    owned = stage_blocks(module.model, module.plan, stage.index)
+    blocks = _blocks_of(op)
+    sound = True
+    for unit in blocks:
+        if unit not in owned:
+            range_text = f"{owned[0]} to {owned[-1]}"
+            report.at_op("RT027", f"{unit} is not a block of stage @{stage.index}, which holds {range_text}", stage, op)
+            sound = False
+    if len(set(blocks)) < len(blocks):
+        report.at_op("RT027", f"'{op!r}' names a block twice", stage, op)
+        sound = False
+    micro_batch = getattr(op, "micro_batch", None)
+    if micro_batch is not None and micro_batch >= module.plan.micro_batches:
+        text = f"m{micro_batch} does not exist: the plan has micro-batches m0 to m{module.plan.micro_batches - 1}"
+        report.at_op("RT027", text, stage, op)
+        sound = False
+    if isinstance(op, Send | Recv):
+        sound = check_peer(module, stage, op, report) and sound
+    if isinstance(op, LoadInput):
+        needed = stage.index == 0 if op.part.value == "tokens" else stage.index == module.plan.pp - 1
+        if not needed:
+            report.at_op("RT027", f"stage @{stage.index} has no use for {op.part.value}", stage, op)
+            sound = False
+    return sound
+
+
+def check_peer(module: Module, stage: Stage, op: Send | Recv, report: Reporter) -> bool:
+    """RT027: activations go one stage on, gradients one stage back."""
+    forward = op.payload.value == "activation"
+    step = (1 if forward else -1) * (1 if type(op) is Send else -1)
+    expected = stage.index + step
+    if op.peer == expected and 0 <= expected < module.plan.pp:
+        return True
+    if 0 <= expected < module.plan.pp:
+        wanted = f"expected @{expected}"
+    else:
+        wanted = f"stage @{stage.index} has no neighbour there"
+    report.at_op("RT027", f"'{op.keyword} {op.payload.value}' names @{op.peer}: {wanted}", stage, op)
+    return False
+
+
+def check_operands(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
+    """RT025: operands have the kinds, types and order the op's signature asks for."""
+    try:
+        bind(op, module.model, module.plan)
+    except SignatureError as error:
+        report.at_op("RT025", str(error), stage, op, error.tensor)
+
+
+def check_scratch(stage: Stage, op: Op, report: Reporter) -> None:
+    """RT025: only workspace is used as scratch, and workspace only as scratch."""
+    for tensor in op.scratch:
+        if tensor.kind is not StateKind.WORKSPACE:
+            report.at_op("RT025", f"%{tensor.name} is {tensor.kind.value}, but 'using' takes workspace", stage, op, tensor)
+
+
+def _blocks_of(op: Op) -> tuple[object, ...]:
+    if isinstance(op, Forward | Recompute | Backward | Update):
+        return (op.block,)
+    if isinstance(op, ReduceScatter | AllReduce | AllGather):
+        return op.blocks
+    return ()
+
+
+@define(eq=False)
+class _Liveness:
+    """RT020 - RT023 and RT028: definition before use, nothing after release, no leak."""
+
+    module: Module
+    stage: Stage
+    report: Reporter
+    live: set[Tensor] = field(factory=set)
+    ended: dict[Tensor, Op] = field(factory=dict)
+    defined: dict[Tensor, Op] = field(factory=dict)
+    has_releases: bool = False
+
+    def run(self) -> None:
+        self.live = {t for t in self.stage.tensors.values() if t.carried}
+        self.has_releases = any(type(op) is Release for op in self.stage.ops)
+        for op in self.stage.ops:
+            if type(op) is Release:
+                self.release(op)
+            else:
+                for tensor in op.reads + op.updates:
+                    self.use(op, tensor)
+                for tensor in op.writes:
+                    self.define(op, tensor)
+        self.check_end()
+
+    def use(self, op: Op, tensor: Tensor) -> None:
+        if tensor in self.live:
+            return
+        if tensor in self.ended:
+            note = self.report.note("released here", self.ended[tensor])
+            self.report.at_op("RT021", f"%{tensor.name} is used after its release", self.stage, op, tensor, notes=[note])
+        else:
+            text = f"%{tensor.name} is used before it is defined"
+            self.report.at_op("RT020", text, self.stage, op, tensor)
+            self.live.add(tensor)  # say it once
+
+    def define(self, op: Op, tensor: Tensor) -> None:
+        redefinable = tensor.carried and not self.has_releases
+        if tensor in self.live and not redefinable:
+            earlier = self.defined.get(tensor)
+            notes = [self.report.note("defined here", earlier)] if earlier else []
+            text = f"%{tensor.name} is defined again while it is live"
+            self.report.at_op("RT022", text, self.stage, op, tensor, notes=notes)
+        self.live.add(tensor)
+        self.ended.pop(tensor, None)
+        self.defined[tensor] = op
+
+    def release(self, op: Op) -> None:
+        for tensor in op.reads:
+            if tensor not in self.live:
+                notes = [self.report.note("already released here", self.ended[tensor])] if tensor in self.ended else []
+                text = f"%{tensor.name} is released but not live"
+                self.report.at_op("RT028", text, self.stage, op, tensor, notes=notes)
+            self.live.discard(tensor)
+            self.ended[tensor] = op
+
+    def check_end(self) -> None:
+        must_release = self.has_releases or self.module.level is Level.ALLOCATED
+        for tensor in self.stage.tensors.values():
+            if tensor.carried and tensor not in self.live:
+                op = self.ended[tensor]
+                text = f"%{tensor.name} is carried into the next step, but released and not defined again"
+                self.report.at_op("RT024", text, self.stage, op, tensor)
+            elif must_release and not tensor.carried and tensor in self.live:
+                text = f"%{tensor.name} is never released: it would leak into the next step"
+                self.report.at_op("RT023", text, self.stage, self.defined.get(tensor, self.stage.ops[-1]), tensor)

@@ -1,0 +1,250 @@
+"""Training data: a stream of tokens, and which of its sequences each micro-batch of each step trains on.
+
+A file named `*.bin` holds token numbers, little-endian, two or four bytes each; any other file is UTF-8 text, read as one
+token a byte. Files are memory-mapped, so their size is bounded by the disk only.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+import numpy as np
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+
+from ratrain_ir.diagnostics import Diagnostics, Location, Note, fail
+from ratrain_ir.frontend.plan import Plan
+from ratrain_ir.ops import Part
+
+Tokens = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
+Order = Literal["shuffled", "sequential"]
+
+TEXT_VOCABULARY = 256
+"""Tokens of byte-level text."""
+
+TOKEN_DTYPES = ("uint16", "uint32")
+"""What a token of a .bin file can be."""
+
+_CHUNK = 1 << 22  # tokens looked at together, so that a scan of a large file needs little memory
+_DIGESTED = 1 << 20  # bytes at each end of a stream that its digest covers
+_SHOWN = 8  # bad tokens named one by one
+_LINE_FEED = 0x0A
+_ORDER_KEY = 0  # keeps the random numbers of the data order apart from those of the weights
+
+
+@frozen(eq=False)
+class TokenStream:
+    """A sequence of tokens, all below the vocabulary size it was opened with."""
+
+    name: str
+    """The file, or what the text is."""
+    tokens: Tokens
+    """One-dimensional; a read-only memory map where it comes from a file."""
+    digest: str
+    """Bytes, token type, and a BLAKE2 hash of the first and last MiB: tells other data, at no cost for large files."""
+
+
+def open_tokens(path: str, *, vocab_size: int, dtype: str | None = None) -> TokenStream:
+    """The tokens of a file; `dtype` overrides the token type that follows from the vocabulary size (.bin files only).
+
+    Raises RT002 (cannot be read) and RT090: empty, not a whole number of tokens, tokens outside the vocabulary (with
+    their positions), not UTF-8 (with the place), or text for a vocabulary of fewer than 256 tokens.
+    """
+    if dtype is not None and dtype not in TOKEN_DTYPES:
+        fail("RT090", f"'{dtype}' is not a token type", help=f"known are {' and '.join(TOKEN_DTYPES)}")
+    if Path(path).suffix.lower() != ".bin":
+        if dtype is not None:
+            fail(
+                "RT090",
+                f"a token type ({dtype}) is given, but '{path}' is read as text",
+                help="only a file whose name ends in .bin holds token numbers: rename it, or leave out the token type",
+            )
+        return _open_text(path, vocab_size)
+    bits = dtype or ("uint16" if vocab_size <= 1 << 16 else "uint32")
+    raw = _map(path)
+    size = np.dtype(bits).itemsize
+    if len(raw) % size:
+        fail(
+            "RT090",
+            f"'{path}' has {len(raw)} bytes: that is no whole number of {bits} tokens ({size} bytes each)",
+            help="copy the file again if that was cut short, or name the type of its tokens",
+        )
+    tokens: Tokens = raw.view(np.dtype(bits).newbyteorder("<"))
+    _check_vocabulary(path, tokens, vocab_size)
+    return TokenStream(path, tokens, _digest(tokens))
+
+
+def builtin_text_tokens(*, vocab_size: int = TEXT_VOCABULARY) -> TokenStream:
+    """The language reference that comes with every Python, about 0.7 MB of English, one token a byte.
+
+    It differs a little from one Python version to the next; the digest tells. Raises RT090 where the vocabulary has
+    fewer than 256 tokens.
+    """
+    from pydoc_data.topics import topics
+
+    _check_text_vocabulary("the built-in text", vocab_size)
+    text = "\n".join(topics[name] for name in sorted(topics))
+    tokens = np.frombuffer(text.encode(), np.uint8)
+    return TokenStream("the built-in text", tokens, _digest(tokens))
+
+
+def _map(path: str) -> NDArray[np.uint8]:
+    """The bytes of a regular file that has any, memory-mapped read-only."""
+    try:
+        status = Path(path).stat()
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            fail("RT002", f"cannot read the training data '{path}': it is {kind}")
+        if not status.st_size:
+            fail("RT090", f"'{path}' is empty", help="name a file with text, or with token numbers (*.bin)")
+        return np.memmap(path, np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        fail("RT002", f"cannot read the training data '{path}': {reason}")
+
+
+def _digest(tokens: Tokens) -> str:
+    raw = tokens.view(np.uint8)
+    ends = hashlib.blake2b(raw[:_DIGESTED].tobytes(), digest_size=16)
+    ends.update(raw[max(_DIGESTED, len(raw) - _DIGESTED) :].tobytes())
+    return f"{len(raw)}-{tokens.dtype.name}-{ends.hexdigest()}"
+
+
+def _chunks(tokens: Tokens) -> Iterator[tuple[int, Tokens]]:
+    """The stream in pieces, each with the position of its first token."""
+    for start in range(0, len(tokens), _CHUNK):
+        yield start, tokens[start : start + _CHUNK]
+
+
+def _check_vocabulary(path: str, tokens: Tokens, vocab_size: int) -> None:
+    """Report the first tokens that are not below `vocab_size`, by position, and how many more there are."""
+    if vocab_size > int(np.iinfo(tokens.dtype).max):
+        return
+    report = Diagnostics()
+    total = 0
+    for start, chunk in _chunks(tokens):
+        if int(chunk.max()) < vocab_size:
+            continue
+        bad = np.flatnonzero(chunk >= vocab_size)
+        for index in bad[: max(0, _SHOWN - total)]:
+            where, token = start + int(index), int(chunk[index])
+            report.error(
+                "RT090",
+                f"'{path}': token {token} at position {where} is outside the vocabulary of {vocab_size} tokens",
+                help="use the tokenizer of this model; the tokens may also be of another type than "
+                f"{tokens.dtype.name}",
+            )
+        total += len(bad)
+    if total > _SHOWN:
+        report.error("RT090", f"'{path}': {total - _SHOWN} more tokens are outside the vocabulary")
+    report.check()
+
+
+def _check_text_vocabulary(name: str, vocab_size: int) -> None:
+    if vocab_size < TEXT_VOCABULARY:
+        fail(
+            "RT090",
+            f"'{name}' is text, read as one token a byte: that takes a vocabulary of {TEXT_VOCABULARY} tokens or more, "
+            f"and the model has {vocab_size}",
+            help="use a model with a larger vocabulary, or a file of token numbers (*.bin)",
+        )
+
+
+def _open_text(path: str, vocab_size: int) -> TokenStream:
+    _check_text_vocabulary(path, vocab_size)
+    tokens = _map(path)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    end = 0
+    try:
+        for start, chunk in _chunks(tokens):
+            end = start + len(chunk)
+            decoder.decode(chunk.tobytes(), final=end == len(tokens))
+    except UnicodeDecodeError as error:
+        # The decoder keeps the bytes of an unfinished character: its error counts from the first of them.
+        _not_utf8(path, tokens, end - len(error.object) + error.start)
+    return TokenStream(path, tokens, _digest(tokens))
+
+
+def _not_utf8(path: str, tokens: NDArray[np.uint8], position: int) -> None:
+    """Refuse a text for its byte at `position`; the column counts bytes."""
+    line, line_start = 1, 0
+    for start, chunk in _chunks(tokens[:position]):
+        feeds = np.flatnonzero(chunk == _LINE_FEED)
+        line += len(feeds)
+        line_start = start + int(feeds[-1]) + 1 if len(feeds) else line_start
+    fail(
+        "RT090",
+        f"the training text is not UTF-8: byte {int(tokens[position]):#04x} at position {position}",
+        Location(path, line, position - line_start + 1),
+        notes=[Note("a file is read as text unless its name ends in .bin")],
+        help="save the text as UTF-8, or name a file of token numbers *.bin",
+    )
+
+
+@define(eq=False)
+class Batches:
+    """Which sequences of a stream each step trains on.
+
+    The stream is cut into n sequences of S = `plan.seq_len` tokens; the labels of a sequence are the tokens one later, so
+    that n = (tokens - 1) div S. Steps take G = `plan.global_batch` sequences each, in the stream's order again and again,
+    or in another random order for every pass over the data. All methods are pure functions of their arguments and may be
+    called from several threads. Raises RT090 where the stream is too short for one sequence.
+    """
+
+    stream: TokenStream
+    plan: Plan
+    order: Order
+    seed: int
+    sequences: int = field(init=False)
+    """n, the sequences of one pass over the data."""
+    _permutations: dict[int, NDArray[np.int64]] = field(init=False, factory=dict, repr=False)
+    _lock: Lock = field(init=False, factory=Lock, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.sequences = (len(self.stream.tokens) - 1) // self.plan.seq_len
+        if self.sequences < 1:
+            fail(
+                "RT090",
+                f"'{self.stream.name}' has {len(self.stream.tokens)} tokens: one sequence and its labels take "
+                f"{self.plan.seq_len + 1}",
+                help="use more data, or a smaller seq_len",
+            )
+
+    def sequence_of(self, step: int, index: int) -> int:
+        """The sequence of the stream that is number `index` (below G) of a step's global batch; steps count from 0."""
+        position = step * self.plan.global_batch + index
+        epoch, place = divmod(position, self.sequences)
+        return place if self.order == "sequential" else int(self._permutation(epoch)[place])
+
+    def fill(self, step: int, replica: int, micro_batch: int, part: Part, out: NDArray[np.int32]) -> None:
+        """Write the tokens, or the labels, of one micro-batch of one replica into `out`, shape [b * S].
+
+        Number i of the global batch belongs to replica i div (M * b), micro-batch (i mod M * b) div b.
+        """
+        size, length = self.plan.micro_batch_size, self.plan.seq_len
+        shift = 1 if part is Part.LABELS else 0
+        first = (replica * self.plan.micro_batches + micro_batch) * size
+        tokens: NDArray[Any] = self.stream.tokens
+        for row in range(size):
+            start = self.sequence_of(step, first + row) * length + shift
+            out[row * length : (row + 1) * length] = tokens[start : start + length]
+
+    def _permutation(self, epoch: int) -> NDArray[np.int64]:
+        """The order of the sequences in one pass: a function of seed and epoch only.
+
+        Sorting raw generator output keeps it the same in every version of numpy, which guarantees the output of its bit
+        generators but not that of `permutation`. A step at the end of an epoch reaches into the next: two are kept.
+        """
+        with self._lock:
+            if epoch not in self._permutations:
+                bits = np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(_ORDER_KEY, epoch)))
+                order = np.argsort(bits.random_raw(self.sequences), kind="stable")
+                near = {known: kept for known, kept in self._permutations.items() if abs(known - epoch) == 1}
+                self._permutations = {**near, epoch: order}
+            return self._permutations[epoch]

@@ -1,0 +1,186 @@
+"""The safetensors format: tensors by name in one file, read without copying and written without collecting.
+
+A file is the length of its header (8 bytes, little-endian), the header (JSON: name -> dtype, shape, byte range), and the
+bytes of the tensors, without gap or overlap: https://github.com/huggingface/safetensors#format. It is read here, and not by
+the library of that name, because that one hands numpy no bf16 and writes only what is in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ratrain_ir.diagnostics import fail
+from ratrain_ir.frontend.text import shown
+
+Float32 = NDArray[np.float32]
+
+FLOAT_TYPES = ("F32", "F16", "BF16")
+"""The types of tensors that can be read, as the format spells them."""
+
+_MAX_HEADER = 100_000_000  # bytes: the limit of the format's own library
+_ALIGNMENT = 8  # bytes: where the tensors start in a file that is written here
+_LENGTH_BYTES = 8
+_ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+
+
+@frozen(eq=False)
+class StoredTensor:
+    """One tensor of an open file; its bytes are a memory map, read when they are used."""
+
+    dtype: str
+    """As the format spells it."""
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+    def rows(self, start: int, stop: int) -> StoredTensor:
+        """Rows [start, stop) of the outermost dimension."""
+        row = len(self.data) // self.shape[0]
+        return StoredTensor(self.dtype, (stop - start, *self.shape[1:]), self.data[start * row : stop * row])
+
+    def to_float32(self) -> Float32:
+        """A copy of the values, exactly; the dtype must be one of `FLOAT_TYPES`."""
+        values: Float32
+        if self.dtype == "BF16":
+            # bf16 is the upper half of an f32.
+            values = (self.data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        else:
+            with np.errstate(all="ignore"):  # widening a signalling NaN
+                values = self.data.view("<f4" if self.dtype == "F32" else "<f2").astype(np.float32)
+        return values.reshape(self.shape)
+
+
+def open_tensors(path: str, code: str) -> dict[str, StoredTensor]:
+    """The tensors of a file by name, checked against the format in every byte of the header.
+
+    Raises RT002 (cannot be read) and `code` (not a safetensors file, cut short, or contradicting itself).
+    """
+    try:
+        size = Path(path).stat().st_size
+        with Path(path).open("rb") as stream:
+            start = stream.read(_LENGTH_BYTES)
+            length = int.from_bytes(start, "little")
+            if size < _LENGTH_BYTES or length > min(_MAX_HEADER, size - _LENGTH_BYTES):
+                _not_tensors(path, code, start, size)
+            header = stream.read(length)
+        data: NDArray[np.uint8] = np.memmap(path, np.uint8, mode="r")[_LENGTH_BYTES + length :]
+    except (OSError, ValueError) as error:
+        fail("RT002", f"cannot read '{path}': {getattr(error, 'strerror', None) or error}")
+    entries = _parse_header(path, code, header)
+    found: dict[str, StoredTensor] = {}
+    ranges: list[tuple[int, int, str]] = []
+    for name, entry in entries.items():
+        dtype, shape, begin, end = _parse_entry(path, code, name, entry)
+        ranges.append((begin, end, name))
+        found[name] = StoredTensor(dtype, shape, data[begin:end])
+    _check_ranges(path, code, sorted(ranges), len(data))
+    return found
+
+
+def write_tensors(
+    stream: IO[bytes],
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Iterable[NDArray[Any]],
+    metadata: Mapping[str, str],
+) -> None:
+    """Write f32 tensors of these names and shapes, in this order; `tensors` yields them one by one."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    at = 0
+    for name, shape in shapes.items():
+        end = at + prod(shape) * _ITEM_BYTES["F32"]
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    stream.write(len(text).to_bytes(_LENGTH_BYTES, "little"))
+    stream.write(text)
+    for shape, tensor in zip(shapes.values(), tensors, strict=True):
+        assert tensor.shape == shape, f"a tensor of shape {tensor.shape} was announced as {shape}"
+        stream.write(memoryview(np.ascontiguousarray(tensor, dtype="<f4")).cast("B"))
+
+
+def _not_tensors(path: str, code: str, start: bytes, size: int) -> NoReturn:
+    """Refuse a file by how it starts: of another kind, or too short for its own header."""
+    help_text = None
+    if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x04")):
+        help_text = "it looks like a PyTorch pickle, which can run code when it is read: convert it to safetensors"
+    elif start.startswith(b"version ") or size < _LENGTH_BYTES:
+        help_text = "the download may be incomplete (a Git LFS pointer, or cut short): fetch the file again"
+    fail(code, f"'{path}' is not a safetensors file, or is cut short in its header ({size} bytes)", help=help_text)
+
+
+def _damaged(path: str, code: str, what: str, *, help: str | None = None) -> NoReturn:  # noqa: A002
+    fail(code, f"'{path}' is not a sound safetensors file: {what}", help=help)
+
+
+def _parse_header(path: str, code: str, header: bytes) -> dict[str, object]:
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(items)
+        if len(found) < len(items):
+            names = [name for name, _ in items]
+            twice = next(name for name in names if names.count(name) > 1)
+            _damaged(path, code, f"its header names {shown(twice)} twice")
+        return found
+
+    try:
+        entries = json.loads(header.decode("utf-8"), object_pairs_hook=pairs)
+    except (ValueError, RecursionError):
+        _damaged(path, code, "its header is no JSON")
+    if not isinstance(entries, dict):
+        _damaged(path, code, "its header is no JSON object")
+    entries.pop("__metadata__", None)
+    return entries
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def _parse_entry(path: str, code: str, name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:
+    """Dtype, shape and byte range of a tensor; the shape fills the range."""
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        _damaged(path, code, f"the entry of {shown(name)} is not made of dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    sound = (
+        isinstance(dtype, str)
+        and isinstance(shape, list)
+        and isinstance(offsets, list)
+        and all(_is_count(value) for value in (*shape, *offsets))
+        and len(offsets) == 2
+        and offsets[0] <= offsets[1]
+    )
+    if not sound:
+        _damaged(path, code, f"the entry of {shown(name)} has a value that cannot be")
+    begin, end = offsets
+    taken = prod(shape) * _ITEM_BYTES.get(dtype, 0)
+    if dtype in _ITEM_BYTES and taken != end - begin:
+        _damaged(path, code, f"{shown(name)} has {end - begin} bytes, but its shape {shape} takes {taken} as {dtype}")
+    return dtype, tuple(shape), begin, end
+
+
+def _check_ranges(path: str, code: str, ranges: list[tuple[int, int, str]], size: int) -> None:
+    """The byte ranges, ascending, cover `size` bytes without gap or overlap."""
+    at = 0
+    for begin, end, name in ranges:
+        if begin != at:
+            _damaged(path, code, f"the bytes of {shown(name)} start at {begin}, not at {at} where others end")
+        at = end
+    if at != size:
+        _damaged(
+            path,
+            code,
+            f"its header describes {at} bytes of tensors, but {size} follow it",
+            help="it may have been cut short: fetch or write the file again" if at > size else None,
+        )

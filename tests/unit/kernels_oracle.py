@@ -1,0 +1,211 @@
+"""Formulas of the kernels in float64, each with the size of its rounding error, and the harness that calls a kernel.
+
+The error bounds are those of Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1: n roundings of
+float32 in a row change a result by at most n * eps times the same formula with every term's magnitude (eps is twice
+the unit roundoff, so the bound holds with room for the second order).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import threadpoolctl
+
+from targets.runtime.kernels import AttentionSpec, Scratch, kernel_set
+
+threadpoolctl.threadpool_limits(1, user_api="blas")
+
+EPS = float(np.finfo(np.float32).eps)
+DTYPES = (np.float16, np.float32)
+SETS = ("fast", "reference")
+
+
+def call(name: str, kernel: str, /, **arguments: Any) -> Any:
+    """Run a kernel with a scratch of exactly the size it asks for, full of NaNs.
+
+    The size is asked for with arrays that have a shape and a dtype but no memory.
+    """
+    kernels = kernel_set(name)
+
+    def hollow(x: Any) -> Any:
+        if isinstance(x, list) and x and isinstance(x[0], np.ndarray):
+            return [hollow(item) for item in x]
+        return np.broadcast_to(np.zeros((), x.dtype), x.shape) if isinstance(x, np.ndarray) else x
+
+    size = kernels.scratch_bytes(kernel, **{key: hollow(value) for key, value in arguments.items()})
+    scratch = Scratch(size)
+    scratch.take(size, np.uint8).fill(0xFF)
+    scratch.reset()
+    return getattr(kernels, kernel)(**arguments, scratch=scratch)
+
+
+def close(actual: np.ndarray, expected: np.ndarray, magnitude: np.ndarray | float, roundings: float) -> None:
+    """Compare a stored result: `roundings` float32 roundings of terms of `magnitude`, then one to storage."""
+    info = np.finfo(actual.dtype)
+    bound = (
+        roundings * EPS * np.asarray(magnitude, np.float64)
+        + float(info.eps) / 2 * np.abs(expected) * (1 + 1e-6)
+        + float(info.smallest_subnormal)
+    )
+    assert np.isfinite(actual).all()
+    error = np.abs(actual.astype(np.float64) - expected)
+    assert (error <= bound).all(), f"error {error.max():.3g}, {np.max(error / bound):.3g} of the bound"
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> None:
+    assert a.dtype == b.dtype
+    np.testing.assert_array_equal(a.view(f"u{a.itemsize}"), b.view(f"u{b.itemsize}"))
+
+
+def numeric_gradient(loss: Callable[[], float], x: np.ndarray, step: float = 1e-5) -> np.ndarray:
+    """Central differences of `loss`, a function of the float64 array x, in every element."""
+    gradient = np.empty_like(x)
+    for index in np.ndindex(*x.shape):
+        kept = x[index]
+        x[index] = kept + step
+        above = loss()
+        x[index] = kept - step
+        gradient[index] = (above - loss()) / (2 * step)
+        x[index] = kept
+    return gradient
+
+
+def f64(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    return tuple(x.astype(np.float64) for x in arrays)
+
+
+def rmsnorm(x: np.ndarray, gamma: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
+    rstd = 1 / np.sqrt((x**2).mean(axis=1) + eps)
+    return x * rstd[:, None] * gamma, rstd
+
+
+def rmsnorm_gradient(dxn, x, gamma, rstd):
+    """dx, dgamma."""
+    weighted = dxn * gamma
+    inner = (weighted * x).sum(axis=1, keepdims=True)
+    r = rstd[:, None]
+    return r * weighted - r**3 * x * inner / x.shape[1], (dxn * x * r).sum(axis=0)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x))))
+
+
+def swiglu(gate, up):
+    return gate * sigmoid(gate) * up
+
+
+def swiglu_gradient(gate, up, dprod):
+    """dgate, dup."""
+    s = sigmoid(gate)
+    return dprod * up * (s + gate * s * (1 - s)), dprod * gate * s
+
+
+def published_slopes(heads: int) -> list[float]:
+    """The paper's own recursion."""
+
+    def power_of_two(n: int) -> list[float]:
+        start = 2 ** (-(2 ** -(np.log2(n) - 3)))
+        return [start * start**i for i in range(n)]
+
+    if np.log2(heads).is_integer():
+        return power_of_two(heads)
+    below = 2 ** int(np.floor(np.log2(heads)))
+    return power_of_two(below) + published_slopes(2 * below)[0::2][: heads - below]
+
+
+class Attention:
+    """The whole score matrix of every sequence and head: arrays of [batch, heads, queries, keys or head_dim]."""
+
+    def __init__(self, spec: AttentionSpec, q, k, v) -> None:
+        self.spec = spec
+        self.q = self.split(q)
+        self.k, self.v = self.repeat(k), self.repeat(v)
+        i, j = np.arange(spec.seq_len)[:, None], np.arange(spec.seq_len)[None, :]
+        self.bias = np.zeros((spec.heads, spec.seq_len, spec.seq_len))
+        if spec.alibi:
+            self.bias += np.array(published_slopes(spec.heads))[:, None, None] * (j - i)
+        self.seen = (j <= i) & (j > i - (spec.window or spec.seq_len))
+        self.scale = 1 / np.sqrt(spec.head_dim)
+        self.scores = np.where(self.seen, self.q @ self.k.swapaxes(2, 3) * self.scale + self.bias, -np.inf)
+        peak = self.scores.max(axis=-1, keepdims=True)
+        self.lse = (peak + np.log(np.exp(self.scores - peak).sum(axis=-1, keepdims=True)))[..., 0]
+        self.prob = np.exp(self.scores - self.lse[..., None])
+        self.o = self.prob @ self.v
+        # largest error of a score: the product's, the bias's, and that of subtracting a maximum or an lse
+        terms = np.abs(self.q) @ np.abs(self.k).swapaxes(2, 3) * self.scale + np.abs(self.bias)
+        self.score_error = (spec.head_dim + 8) * EPS * (np.where(self.seen, terms, 0).max() + np.abs(self.lse).max())
+
+    def split(self, x):
+        """[T, n * head_dim] as [batch, n, seq_len, head_dim]."""
+        return x.reshape(self.spec.batch, self.spec.seq_len, -1, self.spec.head_dim).swapaxes(1, 2)
+
+    def join(self, x):
+        return x.swapaxes(1, 2).reshape(self.spec.batch * self.spec.seq_len, -1)
+
+    def repeat(self, x):
+        return np.repeat(self.split(x), self.spec.group, axis=1)
+
+    def fold(self, x):
+        """Sum over the query heads that share a key-value head; [T, kv_heads * head_dim]."""
+        spec = self.spec
+        grouped = x.reshape(spec.batch, spec.kv_heads, spec.group, spec.seq_len, spec.head_dim)
+        return self.join(grouped.sum(axis=2))
+
+    def rows(self, x):
+        """[batch, heads, seq_len] as [heads, T]."""
+        return x.swapaxes(0, 1).reshape(self.spec.heads, -1)
+
+    def gradient(self, do, o, lse):
+        """dq, dk, dv and delta, each with its error bound, of a backward that is given o and lse [heads, T]."""
+        spec = self.spec
+        do, o = self.split(do), self.split(o)
+        prob = np.exp(self.scores - lse.reshape(spec.heads, spec.batch, spec.seq_len).swapaxes(0, 1)[..., None])
+        dprob = do @ self.v.swapaxes(2, 3)
+        delta = (do * o).sum(axis=-1, keepdims=True)
+        dscore = prob * (dprob - delta)
+        size = np.abs(do) @ np.abs(self.v).swapaxes(2, 3) + (np.abs(do) * np.abs(o)).sum(axis=-1, keepdims=True)
+        sums = spec.seq_len * spec.group + spec.head_dim + 8
+        error = prob * (self.score_error * np.abs(dprob - delta) + (spec.head_dim + 8) * EPS * size)
+        prob_error = prob * (self.score_error + sums * EPS)
+        error = (error + sums * EPS * np.abs(dscore)) * self.scale
+        values = {
+            "dq": self.join(dscore @ self.k) * self.scale,
+            "dk": self.fold(dscore.swapaxes(2, 3) @ self.q) * self.scale,
+            "dv": self.fold(prob.swapaxes(2, 3) @ do),
+            "delta": self.rows(delta[..., 0]),
+        }
+        bounds = {
+            "dq": self.join(error @ np.abs(self.k)),
+            "dk": self.fold(error.swapaxes(2, 3) @ np.abs(self.q)),
+            "dv": self.fold(prob_error.swapaxes(2, 3) @ np.abs(do)),
+            "delta": self.rows((np.abs(do) * np.abs(o)).sum(axis=-1)) * (spec.head_dim + 2) * EPS,
+        }
+        return values, bounds
+
+
+def head(xn, table, labels, normalise):
+    """Logits, lse and the sum of the losses."""
+    if normalise:
+        table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
+    logits = xn @ table.T
+    peak = logits.max(axis=1, keepdims=True)
+    lse = (peak + np.log(np.exp(logits - peak).sum(axis=1, keepdims=True)))[:, 0]
+    return logits, lse, float((lse - logits[np.arange(len(labels)), labels]).sum())
+
+
+def head_gradient(xn, table, labels, factor, normalise):
+    """dxn and dtable of factor * the loss."""
+    logits, lse, _ = head(xn, table, labels, normalise)
+    dlogit = np.exp(logits - lse[:, None])
+    dlogit[np.arange(len(labels)), labels] -= 1
+    dlogit *= factor
+    if not normalise:
+        return dlogit @ table, dlogit.T @ xn
+    norm = np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
+    unit = table / norm
+    dunit = dlogit.T @ xn
+    along = np.where(norm > 1e-12, (dunit * unit).sum(axis=1, keepdims=True), 0)
+    return dlogit @ unit, (dunit - along * unit) / norm
