@@ -1,0 +1,1 @@
+"""Passes: what rewrites a module, one file each, and the manager that runs them."""

@@ -89,7 +89,7 @@ def _way_out(module: Module) -> str:
     if plan.zero == 0 and plan.dp > 1:
         levers.append("zero = 1 in the plan")
     elif plan.dp > 1 and plan.reduce == "last":
-        levers.append("zero = 2 with reduce = \"each-micro-batch\"")
+        levers.append('zero = 2 with reduce = "each-micro-batch"')
     if plan.micro_batch_size > 1:
         levers.append("a smaller micro_batch_size")
     if plan.pp < module.model.layers:

@@ -62,7 +62,7 @@ def _best_fit(problem: AllocationProblem, order: list[int], offsets: list[int], 
     for index in order:
         spans = problem.intervals[index]
         if len(spans) == 1:
-            (start, stop), = spans
+            ((start, stop),) = spans
             meets = (starts[:used] < stop) & (stops[:used] > start)
         else:
             live = np.zeros(problem.positions + 1, np.int64)

@@ -6,14 +6,16 @@ first is whole first. Where nothing is sharded an update writes its view itself 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
 from passes.pass_base import Pass, PassContext
 from ratrain_ir.blocks import Block, block_chain
-from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import AllGather, Op, Update
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module, Stage
 
 
 @frozen

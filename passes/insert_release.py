@@ -6,13 +6,15 @@ update) ends after its last reader.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
 from passes.pass_base import Pass, PassContext
-from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import Op, Release, Tensor
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module, Stage
 
 
 @frozen

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
 from passes.pass_base import Fact, Pass, PassContext
 from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.module import Module
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module
 
 
 @frozen

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 
-from passes.pass_base import Pass
 from passes.registry import pass_class
 from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location, nearest
+
+if TYPE_CHECKING:
+    from passes.pass_base import Pass
 
 _SIZE = re.compile(r"(\d{1,15})\s*(B|KiB|MiB|GiB|KB|MB|GB)?")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -99,6 +101,6 @@ def _read_option(text: str, at: int, cls: type[Pass], attribute: attrs.Attribute
     raise AssertionError(f"option {attribute.name} of {cls.name} declares neither choices nor a unit")
 
 
-def _fail(text: str, at: int, message: str, length: int = 1, help: str | None = None) -> Any:  # noqa: A002
+def _fail(text: str, at: int, message: str, length: int = 1, help: str | None = None) -> NoReturn:  # noqa: A002
     place = Location("pipeline", 1, at + 1, length)
     raise DiagnosticError([Diagnostic("RT070", message, place, help=help, source=text)])

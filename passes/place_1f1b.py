@@ -10,15 +10,17 @@ gradient accumulation demands.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
 from passes.pass_base import Fact, Pass, PassContext
 from passes.work_groups import WorkGroups, split_into_groups
 from ratrain_ir.module import Level, Module
-from ratrain_ir.ops import Op
 from ratrain_ir.schedules import Action, ActionKind, schedule_1f1b
+
+if TYPE_CHECKING:
+    from ratrain_ir.ops import Op
 
 
 @frozen

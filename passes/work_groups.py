@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from attrs import define, field
 
-from ratrain_ir.module import Stage
 from ratrain_ir.ops import (
     Backward,
     Forward,
@@ -16,6 +17,9 @@ from ratrain_ir.ops import (
     ReduceScatter,
     Send,
 )
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Stage
 
 
 @define

@@ -1,0 +1,1 @@
+"""The intermediate representation: model and plan in, modules, their text, their analyses and their verifier."""

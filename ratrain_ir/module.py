@@ -69,7 +69,9 @@ class Stage:
     @property
     def arena_bytes(self) -> int:
         """Bytes of the stage's arena: the highest end of an allocated tensor."""
-        return max((t.offset + aligned(t.type.nbytes) for t in self.tensors.values() if t.offset is not None), default=0)
+        return max(
+            (t.offset + aligned(t.type.nbytes) for t in self.tensors.values() if t.offset is not None), default=0
+        )
 
     def prune(self) -> None:
         """Drop declarations of tensors no op touches any more."""

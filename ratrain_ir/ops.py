@@ -1,3 +1,4 @@
+# ruff: noqa: RUF009 - the defaults are attrs fields, made by the codec functions below
 """The ops: one final class per kind, with typed fields.
 
 The text of an op is derived from its class, so a new op adds no grammar rule:

@@ -79,7 +79,9 @@ class _Builder:
     def build(self) -> Module:
         record = self.record
         if record.version != str(FORMAT_VERSION):
-            self.error("RT003", f"this is .rtir version {record.version}; this compiler reads version {FORMAT_VERSION}", 1)
+            self.error(
+                "RT003", f"this is .rtir version {record.version}; this compiler reads version {FORMAT_VERSION}", 1
+            )
             self.diagnostics.check()
         level = self.level()
         headers = self.headers()
@@ -138,7 +140,7 @@ class _Builder:
         name, capacity = header.values.get("name"), header.values.get("capacity")
         extra = set(header.values) - {"name", "capacity"}
         if not isinstance(name, str) or type(capacity) is not int or capacity <= 0 or extra:
-            self.error("RT005", "a target is { name = \"...\", capacity = BYTES }", header.line, "target")
+            self.error("RT005", 'a target is { name = "...", capacity = BYTES }', header.line, "target")
             return None
         return TargetInfo(name, capacity)
 
@@ -206,7 +208,9 @@ class _Builder:
             return None
         type_ = tensor_type(Dtype(match[1]), tuple(map(int, parts)))
         if type_.nbytes > _MAX_TENSOR_BYTES:
-            self.error("RT005", f"'{record.type}' has {type_.nbytes} bytes: no machine holds that", record.line, record.type)
+            self.error(
+                "RT005", f"'{record.type}' has {type_.nbytes} bytes: no machine holds that", record.line, record.type
+            )
             return None
         return type_
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import Op, Tensor, field_texts
 from ratrain_ir.parser import FORMAT_VERSION
 from ratrain_ir.types import StateKind
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module, Stage
 
 
 def print_module(module: Module) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
@@ -21,8 +21,6 @@ from ratrain_ir.blocks import (
     shard_elements,
     token_type,
 )
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan
 from ratrain_ir.ops import (
     AllGather,
     AllReduce,
@@ -43,6 +41,10 @@ from ratrain_ir.ops import (
     Update,
 )
 from ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
+
+if TYPE_CHECKING:
+    from ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain_ir.frontend.plan import Plan
 
 ACTIVATIONS = frozenset({StateKind.ACTIVATION, StateKind.BOUNDARY, StateKind.CHECKPOINT})
 
@@ -114,7 +116,9 @@ def _match(op: Op, group: str, tensors: Tensors, roles: Roles, found: dict[str, 
         tensor = tensors[index] if index < len(tensors) else None
         if tensor is not None and tensor.kind in role.kinds and (role.slot is None or role.slot == tensor.slot):
             if tensor.type is not role.type:
-                raise SignatureError(f"%{tensor.name} is {tensor.type}, but {role.name} of '{op!r}' is {role.type}", tensor)
+                raise SignatureError(
+                    f"%{tensor.name} is {tensor.type}, but {role.name} of '{op!r}' is {role.type}", tensor
+                )
             found[role.name] = tensor
             index += 1
         elif not role.optional:
@@ -278,9 +282,7 @@ def _all_gather(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> li
     return [(False, Signature(masters, tuple(_view(model, plan, unit, f"w.{unit}") for unit in blocks)))]
 
 
-def _all_reduce_scalar(
-    model: ModelConfig, plan: Plan, quantity: Quantity, count: int
-) -> list[tuple[bool, Signature]]:
+def _all_reduce_scalar(model: ModelConfig, plan: Plan, quantity: Quantity, count: int) -> list[tuple[bool, Signature]]:
     del model, plan
     if quantity is Quantity.LOSS:
         return [(False, Signature((_scalar("loss", Dtype.F64),)))]

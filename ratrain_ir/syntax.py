@@ -198,7 +198,7 @@ _MISTAKES = {
     "the list of tensors is not closed with ')'": ["\n    release (%a\n"],
     "an offset is written 'at 0x...'": ["\n    view %w : f16[1] 0x10\n", "\n    view %w : f16[1] at 16\n"],
 }
-_FRAME = 'rtir 1\nmodule @m level placed {{\n  stage @0 {{{}  }}\n}}\n'
+_FRAME = "rtir 1\nmodule @m level placed {{\n  stage @0 {{{}  }}\n}}\n"
 
 
 @cache

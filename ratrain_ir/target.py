@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
-from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import Engine, Op
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module, Stage
+    from ratrain_ir.ops import Engine, Op
 
 
 @frozen

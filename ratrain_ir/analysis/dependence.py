@@ -9,12 +9,15 @@ wait (or the engine's own order) implies is left out: the waits are transitively
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
-from ratrain_ir.module import Stage
 from ratrain_ir.ops import ENGINES, Engine, Op, Release, Tensor
 from ratrain_ir.types import aligned
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Stage
 
 ENGINE_INDEX = {engine: index for index, engine in enumerate(ENGINES)}
 _NONE = -1
@@ -114,14 +117,14 @@ class _Sweep:
 
 
 def _need(needs: list[int], engine: int, position: int) -> None:
-    if position > needs[engine]:
+    if position > needs[engine]:  # noqa: PLR1730 - the innermost loop makes no calls
         needs[engine] = position
 
 
 def _need_all(needs: list[int], life: _Life) -> None:
     _need(needs, life.writer_engine, life.writer)
     for engine, position in enumerate(life.accesses):
-        if position > needs[engine]:
+        if position > needs[engine]:  # noqa: PLR1730
             needs[engine] = position
 
 
@@ -165,6 +168,6 @@ def _keep(needs: list[int], known: list[int], clocks: list[list[int]], own: int,
             continue
         kept.append(Wait(ENGINES[engine], position % count, position < count))
         for other, reached in enumerate(clocks[position]):
-            if reached > known[other]:
+            if reached > known[other]:  # noqa: PLR1730
                 known[other] = reached
     return kept

@@ -71,7 +71,9 @@ def lifetimes(stage: Stage) -> Lifetimes:
             life = lives.get(tensor) or lives.setdefault(tensor, _Life(tensor, None, position, []))
             life.intervals.append((position, position + 1))
         for tensor in op.reads + op.updates:
-            life = lives.get(tensor) or lives.setdefault(tensor, _Life(tensor, 0 if tensor.carried else position, 0, []))
+            life = lives.get(tensor) or lives.setdefault(
+                tensor, _Life(tensor, 0 if tensor.carried else position, 0, [])
+            )
             life.last = position
         for tensor in op.writes:
             earlier = lives.get(tensor)

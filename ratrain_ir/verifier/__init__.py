@@ -15,14 +15,17 @@ Errors in one layer stop the later ones, whose findings would be noise. All erro
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ratrain_ir.diagnostics import Diagnostics
-from ratrain_ir.module import Module
 from ratrain_ir.verifier.communication import check_communication
 from ratrain_ir.verifier.dataflow import check_dataflow
 from ratrain_ir.verifier.memory import check_memory
 from ratrain_ir.verifier.report import Reporter
 from ratrain_ir.verifier.structure import check_structure
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module
 
 LAYERS: tuple[Callable[[Module, Reporter], None], ...] = (
     check_structure,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ratrain_ir.analysis.progress import Event, blocking_cycle, channels, members, spans_stages
 from ratrain_ir.blocks import stage_blocks
@@ -10,7 +11,9 @@ from ratrain_ir.diagnostics import Location, Note
 from ratrain_ir.module import Level, Module, Stage
 from ratrain_ir.ops import Backward, Forward, Op, Recv, Send, field_texts
 from ratrain_ir.schedules import in_flight_bound
-from ratrain_ir.verifier.report import Reporter
+
+if TYPE_CHECKING:
+    from ratrain_ir.verifier.report import Reporter
 
 
 def check_communication(module: Module, report: Reporter) -> None:
@@ -40,7 +43,13 @@ def check_channels(module: Module, report: Reporter) -> None:
 
 
 def _check_matched(
-    name: str, sent: Sequence[Send | Recv], received: Sequence[Send | Recv], module: Module, report: Reporter, source: int, destination: int
+    name: str,
+    sent: Sequence[Send | Recv],
+    received: Sequence[Send | Recv],
+    module: Module,
+    report: Reporter,
+    source: int,
+    destination: int,
 ) -> bool:
     """RT040: each message is sent once and received once."""
     sound = True
@@ -142,7 +151,9 @@ def check_progress(module: Module, report: Reporter) -> None:
         notes = [Note(f"{_event(module, e)}", _place(module, e)) for e in cycle]
         first = cycle[0]
         stage = module.stages[first.stage]
-        text = f"the program hangs with {mode}: each of these {len(cycle)} ops waits for the next, the last for the first"
+        text = (
+            f"the program hangs with {mode}: each of these {len(cycle)} ops waits for the next, the last for the first"
+        )
         report.at_op("RT042", text, stage, stage.ops[first.position], notes=notes)
         return
 

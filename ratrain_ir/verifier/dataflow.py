@@ -7,7 +7,9 @@ believed to bring what it says; that the matching send sends exactly this is che
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
+from typing import Any
 
 from attrs import define, field
 
@@ -317,7 +319,9 @@ class _SymbolicRun:
         static_scale = before[0] == "scale" and not has_dynamic_scale(self.module.plan)
         expected = before if static_scale else (*before[:-1], "next step")
         if after != expected:
-            text = f"%{tensor.name} is carried: the step must leave {_words(expected)} in it, but leaves {_words(after)}"
+            text = (
+                f"%{tensor.name} is carried: the step must leave {_words(expected)} in it, but leaves {_words(after)}"
+            )
             self.report.at_tensor("RT024", text, tensor)
 
 
@@ -347,7 +351,7 @@ def _word(part: object) -> str:
     return str(part.value) if isinstance(part, Enum) else str(part)
 
 
-_VISITS = {
+_VISITS: dict[type[Op], Callable[[_SymbolicRun, Any], None]] = {
     LoadInput: _SymbolicRun.load_input,
     Forward: _SymbolicRun.forward,
     Recompute: _SymbolicRun.recompute,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from attrs import define
 
 from ratrain_ir.diagnostics import Diagnostics, Location, Note
 from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import Op, Tensor
 from ratrain_ir.printer import declaration_text, op_text
+
+if TYPE_CHECKING:
+    from ratrain_ir.ops import Op, Tensor
 
 MAX_REPORTS = 200
 """More errors than this help nobody."""
@@ -41,7 +44,12 @@ class Reporter:
         if location is None or source is None:
             text = op_text(op)
             found = text.find(f"%{tensor.name}") if tensor else -1
-            place = Location(f"@{stage.index}", 1 + stage.ops.index(op), max(0, found) + 1, len(text) if found < 0 else len(f"%{tensor.name}") if tensor else 1)
+            place = Location(
+                f"@{stage.index}",
+                1 + stage.ops.index(op),
+                max(0, found) + 1,
+                len(text) if found < 0 else len(f"%{tensor.name}") if tensor else 1,
+            )
             message = f"{message} (stage @{stage.index}, op {place.line})"
             self.diagnostics.error(code, message, place, notes=notes, help=help, source=text)
             return

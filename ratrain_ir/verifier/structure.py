@@ -45,10 +45,17 @@ def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter)
         what = "a release" if type(op) is Release else "workspace"
         report.at_op("RT026", f"{what} is not allowed at level dataflow, where no order is claimed", stage, op)
     if isinstance(op, ReduceScatter | AllGather) and not is_sharded(module.plan):
-        report.at_op("RT026", f"'{op.keyword}' needs sharded state: the plan has zero = {module.plan.zero} and dp = {module.plan.dp}", stage, op)
+        report.at_op(
+            "RT026",
+            f"'{op.keyword}' needs sharded state: the plan has zero = {module.plan.zero} and dp = {module.plan.dp}",
+            stage,
+            op,
+        )
     if type(op) is AllReduce and op.group is Group.REPLICAS and is_sharded(module.plan):
         report.at_op("RT026", "gradients of sharded state are reduced with 'reduce_scatter'", stage, op)
-    if type(op) is AllReduce and (op.group is Group.ALL or (op.group is Group.ENDS and not module.model.tied_embeddings)):
+    if type(op) is AllReduce and (
+        op.group is Group.ALL or (op.group is Group.ENDS and not module.model.tied_embeddings)
+    ):
         report.at_op("RT026", f"'all_reduce {op.group.value}' has no meaning for this model", stage, op)
 
 
@@ -107,7 +114,9 @@ def check_scratch(stage: Stage, op: Op, report: Reporter) -> None:
     """RT025: only workspace is used as scratch, and workspace only as scratch."""
     for tensor in op.scratch:
         if tensor.kind is not StateKind.WORKSPACE:
-            report.at_op("RT025", f"%{tensor.name} is {tensor.kind.value}, but 'using' takes workspace", stage, op, tensor)
+            report.at_op(
+                "RT025", f"%{tensor.name} is {tensor.kind.value}, but 'using' takes workspace", stage, op, tensor
+            )
 
 
 def _blocks_of(op: Op) -> tuple[object, ...]:
@@ -148,7 +157,9 @@ class _Liveness:
             return
         if tensor in self.ended:
             note = self.report.note("released here", self.ended[tensor])
-            self.report.at_op("RT021", f"%{tensor.name} is used after its release", self.stage, op, tensor, notes=[note])
+            self.report.at_op(
+                "RT021", f"%{tensor.name} is used after its release", self.stage, op, tensor, notes=[note]
+            )
         else:
             text = f"%{tensor.name} is used before it is defined"
             self.report.at_op("RT020", text, self.stage, op, tensor)

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from attrs import define, field, frozen
@@ -103,7 +103,7 @@ def _map(path: str) -> NDArray[np.uint8]:
             fail("RT002", f"cannot read the training data '{path}': it is {kind}")
         if not status.st_size:
             fail("RT090", f"'{path}' is empty", help="name a file with text, or with token numbers (*.bin)")
-        return np.memmap(path, np.uint8, mode="r")
+        return np.asarray(np.memmap(path, np.uint8, mode="r"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         fail("RT002", f"cannot read the training data '{path}': {reason}")
@@ -171,7 +171,7 @@ def _open_text(path: str, vocab_size: int) -> TokenStream:
     return TokenStream(path, tokens, _digest(tokens))
 
 
-def _not_utf8(path: str, tokens: NDArray[np.uint8], position: int) -> None:
+def _not_utf8(path: str, tokens: NDArray[np.uint8], position: int) -> NoReturn:
     """Refuse a text for its byte at `position`; the column counts bytes."""
     line, line_start = 1, 0
     for start, chunk in _chunks(tokens[:position]):

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from attrs import frozen
@@ -34,6 +34,13 @@ _ITEM_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
+
+
+class Writer(Protocol):
+    """What tensors are written to: a binary file, or something that stands before one."""
+
+    def write(self, data: bytes | memoryview, /) -> object:
+        """Take all of `data`."""
 
 
 @frozen(eq=False)
@@ -75,7 +82,7 @@ def open_tensors(path: str, code: str) -> dict[str, StoredTensor]:
             if size < _LENGTH_BYTES or length > min(_MAX_HEADER, size - _LENGTH_BYTES):
                 _not_tensors(path, code, start, size)
             header = stream.read(length)
-        data: NDArray[np.uint8] = np.memmap(path, np.uint8, mode="r")[_LENGTH_BYTES + length :]
+        data: NDArray[np.uint8] = np.asarray(np.memmap(path, np.uint8, mode="r"))[_LENGTH_BYTES + length :]
     except (OSError, ValueError) as error:
         fail("RT002", f"cannot read '{path}': {getattr(error, 'strerror', None) or error}")
     entries = _parse_header(path, code, header)
@@ -90,7 +97,7 @@ def open_tensors(path: str, code: str) -> dict[str, StoredTensor]:
 
 
 def write_tensors(
-    stream: IO[bytes],
+    stream: Writer,
     shapes: Mapping[str, tuple[int, ...]],
     tensors: Iterable[NDArray[Any]],
     metadata: Mapping[str, str],
@@ -108,7 +115,7 @@ def write_tensors(
     stream.write(text)
     for shape, tensor in zip(shapes.values(), tensors, strict=True):
         assert tensor.shape == shape, f"a tensor of shape {tensor.shape} was announced as {shape}"
-        stream.write(memoryview(np.ascontiguousarray(tensor, dtype="<f4")).cast("B"))
+        stream.write(np.ascontiguousarray(tensor, dtype="<f4").reshape(-1).data)
 
 
 def _not_tensors(path: str, code: str, start: bytes, size: int) -> NoReturn:
@@ -166,7 +173,7 @@ def _parse_entry(path: str, code: str, name: str, entry: object) -> tuple[str, t
     begin, end = offsets
     taken = prod(shape) * _ITEM_BYTES.get(dtype, 0)
     if dtype in _ITEM_BYTES and taken != end - begin:
-        _damaged(path, code, f"{shown(name)} has {end - begin} bytes, but its shape {shape} takes {taken} as {dtype}")
+        _damaged(path, code, f"{shown(name)} has {end - begin} bytes, not the {shown(taken)} of {dtype} {shown(shape)}")
     return dtype, tuple(shape), begin, end
 
 

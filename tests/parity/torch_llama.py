@@ -229,7 +229,7 @@ def train(
     Step k trains on the sequences k * global_batch and following; sequence i is tokens[i * seq_len :][:seq_len], its
     targets one later.
     """
-    parameters = {name: value.detach().to(dtype).requires_grad_() for name, value in weights.items()}
+    parameters = {name: value.detach().clone().to(dtype).requires_grad_() for name, value in weights.items()}
     groups = [
         {"params": [p for p in parameters.values() if p.ndim == 2], "weight_decay": optimizer.weight_decay},
         {"params": [p for p in parameters.values() if p.ndim == 1], "weight_decay": 0.0},

@@ -11,11 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import threadpoolctl
 
 from targets.runtime.kernels import AttentionSpec, Scratch, kernel_set
-
-threadpoolctl.threadpool_limits(1, user_api="blas")
 
 EPS = float(np.finfo(np.float32).eps)
 DTYPES = (np.float16, np.float32)

@@ -264,8 +264,9 @@ class Fast(FastAttention, FastHead, KernelSetBase):
             acc = buffer[: at.stop - start]
             acc.fill(0)
             for row in rows:
-                finite &= fast_flat.add_part(acc, row[at])
+                fast_flat.add_part(acc, row[at])
             fast_flat.store_scaled(acc, stored[at], np.float32(1 / divisor), accumulate)
+            # a sum with an infinity or a NaN in it is not finite: the result tells about the parts too
             finite &= fast_flat.all_finite(stored[at])
         return finite
 

@@ -2,6 +2,9 @@
 
 Numba has no float16 on the CPU, so halves come as their bits (uint16) and are converted by the processor's own
 instructions. Loops run from 0 over slices of one row: other index forms are not vectorised.
+
+Compiled kernels are cached on disk. The cache notices a change of the file a kernel stands in, but not of this file,
+whose functions become part of every kernel: after editing it, delete the `__pycache__` folders.
 """
 
 from __future__ import annotations

@@ -1,0 +1,143 @@
+"""Machine files: TOML with one table a constant, each with its unit, source and certainty."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
+from ratrain_ir.files import read_text
+from ratrain_ir.ops import Engine
+
+CERTAINTIES = ("stated", "derived", "assumed", "unverified", "measured")
+_UNITS = {
+    "ddr_capacity": "bytes",
+    "ddr_bandwidth": "bytes/s",
+    "fp16_peak": "flop/s",
+    "gemm_efficiency": "fraction of fp16_peak",
+    "attention_efficiency": "fraction of fp16_peak",
+    "link_bandwidth": "bytes/s",
+    "link_latency": "s",
+    "launch": "s",
+    "collective_chunk": "bytes",
+    "head_chunk_rows": "rows",
+}
+_WHOLE = ("ddr_capacity", "collective_chunk", "head_chunk_rows")
+_MAY_BE_ZERO = ("link_latency", "launch")
+_DEFAULT = "mt3000"
+
+
+@frozen
+class Constant:
+    """One number of a machine, and where it comes from."""
+
+    value: float
+    unit: str
+    certainty: str
+    source: str
+
+
+@frozen
+class Machine:
+    """One compute cluster and its links. Bytes, seconds, operations per second."""
+
+    name: str
+    update_engine: Engine
+    constants: dict[str, Constant]
+
+    def __getitem__(self, name: str) -> float:
+        return self.constants[name].value
+
+    def whole(self, name: str) -> int:
+        """A constant that counts something."""
+        return int(self.constants[name].value)
+
+
+def machine_names() -> list[str]:
+    """Names of the machine files that come with the project."""
+    folder = resources.files("targets.mt3000") / "machines"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_machine(name_or_path: str | None) -> Machine:
+    """A machine by the name of a built-in file or by the path of one; None is the MT-3000.
+
+    Raises `DiagnosticError` RT065 or RT002 with everything that is wrong with the file.
+    """
+    name = name_or_path or _DEFAULT
+    if name in machine_names():
+        text = (resources.files("targets.mt3000") / "machines" / f"{name}.toml").read_text(encoding="utf-8")
+        return parse_machine(text, file=f"{name}.toml")
+    if not name.endswith(".toml") and not Path(name).exists():
+        known = ", ".join(machine_names())
+        fail("RT004", f"'{name}' is neither a machine ({known}) nor a file", help=nearest(name, machine_names()))
+    return parse_machine(read_text(name, "machine file"), file=name)
+
+
+def parse_machine(text: str, *, file: str) -> Machine:
+    """The machine a TOML text describes.
+
+    Raises `DiagnosticError` RT065 with everything that is wrong with it.
+    """
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        place = Location(file, int(found[1]), int(found[2])) if found else Location(file, 1)
+        lines = text.split("\n")
+        fail("RT065", f"this is not TOML: {error}", place, source=lines[min(place.line, len(lines)) - 1])
+    return _Reader(file, text.split("\n")).machine(data)
+
+
+class _Reader:
+    """Reads the tables of a machine file and collects what is wrong."""
+
+    def __init__(self, file: str, lines: list[str]) -> None:
+        self.file = file
+        self.lines = lines
+        self.diagnostics = Diagnostics()
+
+    def error(self, key: str, message: str, help: str | None = None) -> None:  # noqa: A002
+        line = next((i for i, text in enumerate(self.lines, 1) if re.match(rf"\s*\[?{re.escape(key)}\b", text)), 1)
+        place = Location(self.file, line, 1, max(1, len(self.lines[line - 1])))
+        self.diagnostics.error("RT065", message, place, help=help, source=self.lines[line - 1])
+
+    def machine(self, data: dict[str, Any]) -> Machine:
+        name, engine = data.get("name"), data.get("update_engine", "compute")
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.\-]+", name):
+            self.error("name", "a machine needs a name of letters, digits, '.', '-' and '_'")
+        if engine not in ("compute", "host"):
+            self.error("update_engine", f"update_engine is 'compute' or 'host', got {engine!r}")
+        for key in data:
+            if key not in _UNITS and key not in ("name", "update_engine"):
+                self.error(key, f"'{key}' is not a constant of a machine", nearest(key, _UNITS))
+        constants = {key: self.constant(key, data.get(key)) for key in _UNITS}
+        self.diagnostics.check()
+        return Machine(str(name), Engine(engine), constants)
+
+    def constant(self, key: str, table: Any) -> Constant:
+        empty = Constant(1.0, "", "", "")
+        if not isinstance(table, dict):
+            self.error(key, f"the machine needs [{key}] with value, unit, certainty and source")
+            return empty
+        value = table.get("value")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 <= value < 1e30 or (value == 0 and key not in _MAY_BE_ZERO):
+            self.error(key, f"value of [{key}] must be a positive number, got {value!r}")
+            return empty
+        if key in _WHOLE and value != int(value):
+            self.error(key, f"value of [{key}] must be a whole number, got {value!r}")
+        if key.endswith("_efficiency") and value > 1:
+            self.error(key, f"value of [{key}] is a fraction, got {value!r}")
+        if table.get("unit") != _UNITS[key]:
+            self.error(key, f"unit of [{key}] is '{_UNITS[key]}', got {table.get('unit')!r}")
+        if table.get("certainty") not in CERTAINTIES:
+            self.error(key, f"certainty of [{key}] is one of {', '.join(CERTAINTIES)}, got {table.get('certainty')!r}")
+        if not isinstance(table.get("source"), str) or not table.get("source"):
+            self.error(key, f"[{key}] must say its source")
+        return Constant(float(value), str(table.get("unit")), str(table.get("certainty")), str(table.get("source")))

@@ -1,0 +1,315 @@
+"""Routines of the block ops: which kernels run in which order, and where their intermediates lie in the workspace.
+
+Forward writes the saved slots that its op keeps; slots it does not keep are intermediates. Recovery is forward without the parts
+that nothing needs. Backward follows the chain rule through the same kernels.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from attrs import define, field
+
+from passes.allocation import AllocationProblem, allocate
+from ratrain_ir.blocks import Block, flat_elements, parameters, saved_slots, tokens_per_micro_batch
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.frontend.plan import Plan
+from ratrain_ir.ops import Backward, Forward, Recompute
+from ratrain_ir.signatures import Binding, bind
+from ratrain_ir.types import Dtype, aligned, tensor_type
+from targets.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step
+
+BlockOp = Forward | Recompute | Backward
+
+
+def routine_of(op: BlockOp, model: ModelConfig, plan: Plan, head_chunk_rows: int) -> Routine:
+    """The routine of a block op, under the roles its operands bind."""
+    binding = bind(op, model, plan)
+    roles = tuple(binding.tensors)
+    return _routine(op.keyword, _representative(op.block), roles, binding.accumulates, model, plan, head_chunk_rows)
+
+
+def routine_key(op: BlockOp, binding: Binding, model: ModelConfig, plan: Plan) -> str:
+    """Name of a routine: block kind, op, and in which way it differs from the plain one."""
+    return _key(op.keyword, op.block, tuple(binding.tensors), binding.accumulates, model, plan)
+
+
+def _representative(unit: Block) -> Block:
+    """All layers have equal shapes, so one routine serves them."""
+    from ratrain_ir.blocks import block
+
+    return unit if unit.layer is None else block(unit.kind, 0)
+
+
+def _key(
+    keyword: str, unit: Block, roles: tuple[str, ...], accumulates: bool, model: ModelConfig, plan: Plan
+) -> str:
+    parts = [f"{unit.kind}.{keyword}"]
+    if keyword != "backward":
+        slots = [slot.name for slot in saved_slots(model, plan, unit)]
+        kept = [name for name in slots if name in roles]
+        if len(kept) < len(slots):
+            parts.append("keep-" + "-".join(kept) if kept else "keep-none")
+    if keyword == "recompute" and "y" in roles:
+        parts.append("y")
+    if accumulates:
+        parts.append("add")
+    return "-".join(parts)
+
+
+@cache
+def _routine(
+    keyword: str,
+    unit: Block,
+    roles: tuple[str, ...],
+    accumulates: bool,
+    model: ModelConfig,
+    plan: Plan,
+    head_chunk_rows: int,
+) -> Routine:
+    builder = _Builder(model, plan, unit, roles, accumulates, head_chunk_rows)
+    recipe = {
+        ("embed", False): _embed_forward,
+        ("attention", False): _attention_forward,
+        ("mlp", False): _mlp_forward,
+        ("head", False): _head_forward,
+        ("embed", True): _embed_backward,
+        ("attention", True): _attention_backward,
+        ("mlp", True): _mlp_backward,
+        ("head", True): _head_backward,
+    }[unit.kind, keyword == "backward"]
+    recipe(builder)
+    if keyword == "backward" and not accumulates:
+        builder.zero_gaps()
+    return builder.finish(_key(keyword, unit, roles, accumulates, model, plan))
+
+
+@define(eq=False)
+class _Builder:
+    """Collects steps; intermediates get their places from when they are first and last used."""
+
+    model: ModelConfig
+    plan: Plan
+    unit: Block
+    roles: tuple[str, ...]
+    accumulates: bool
+    head_chunk_rows: int
+    steps: list[Step] = field(factory=list)
+    temporaries: dict[str, tuple[Dtype, Shape]] = field(factory=dict)
+
+    @property
+    def act(self) -> Dtype:
+        return Dtype(self.plan.view_dtype)
+
+    @property
+    def rows(self) -> int:
+        return tokens_per_micro_batch(self.plan)
+
+    def has(self, role: str) -> bool:
+        return role in self.roles
+
+    def step(self, kernel: str, operands: dict[str, str], **options: Any) -> None:
+        self.steps.append(Step(kernel, operands, options))
+
+    def slot(self, name: str) -> str:
+        """A saved slot: an operand where the op has it, an intermediate where not."""
+        if not self.has(name):
+            wanted = next(slot for slot in saved_slots(self.model, self.plan, self.unit) if slot.name == name)
+            self.temporaries[name] = (wanted.type.dtype, wanted.type.shape)
+        return name
+
+    def temporary(self, name: str, *shape: int, dtype: Dtype | None = None) -> str:
+        self.temporaries[name] = (dtype or self.act, shape)
+        return name
+
+    def linear_gradients(self, dy: str, source: str, weight: str) -> None:
+        """Weight gradient of `y = source @ weight^T`."""
+        self.step("gemm", {"a": dy, "b": source, "out": f"g.{weight}"}, trans_a=True, accumulate=self.accumulates)
+
+    def gaps(self) -> list[ParameterView]:
+        """Parts of the flat tensor that belong to no parameter."""
+        found: list[ParameterView] = []
+        position = 0
+        ends = [(p.offset, p.elements) for p in parameters(self.model, self.unit)]
+        for offset, elements in [*ends, (flat_elements(self.model, self.plan, self.unit), 0)]:
+            if offset > position:
+                found.append(ParameterView(f"gap{len(found)}", (offset - position,), position))
+            position = offset + elements
+        return found
+
+    def zero_gaps(self) -> None:
+        for gap in self.gaps():
+            self.step("zero", {"a": f"g.{gap.name}"})
+
+    def finish(self, key: str) -> Routine:
+        intermediates, workspace = self.placed()
+        views = [ParameterView(p.weight, p.shape, p.offset) for p in parameters(self.model, self.unit)]
+        return Routine(
+            key, self.formals(), (*views, *self.gaps()), intermediates, workspace, tuple(self.steps)
+        )
+
+    def placed(self) -> tuple[tuple[Intermediate, ...], int]:
+        """Intermediates share bytes where their uses do not meet."""
+        uses: dict[str, list[int]] = {name: [] for name in self.temporaries}
+        for position, step in enumerate(self.steps):
+            for reference in step.operands.values():
+                if reference in uses:
+                    uses[reference].append(position)
+        names = [name for name, positions in uses.items() if positions]
+        sizes = [aligned(tensor_type(*self.temporaries[name]).nbytes) for name in names]
+        spans = [((min(uses[name]), max(uses[name]) + 1),) for name in names]
+        placement = allocate(AllocationProblem(sizes, spans, len(self.steps)))
+        found = [
+            Intermediate(name, *self.temporaries[name], offset)
+            for name, offset in zip(names, placement.offsets, strict=True)
+        ]
+        return tuple(found), placement.arena_bytes
+
+    def formals(self) -> tuple[Formal, ...]:
+        rows, hidden = self.rows, self.model.hidden_size
+        flat = (flat_elements(self.model, self.plan, self.unit),)
+        known: dict[str, tuple[Dtype, Shape]] = {
+            slot.name: (slot.type.dtype, slot.type.shape) for slot in saved_slots(self.model, self.plan, self.unit)
+        }
+        known |= dict.fromkeys(("x", "y", "dx", "dy"), (self.act, (rows, hidden)))
+        known |= dict.fromkeys(("tokens", "labels"), (Dtype.I32, (rows,)))
+        known |= {
+            "w": (self.act, flat),
+            "g": (Dtype(self.plan.grad_dtype), flat),
+            "loss": (Dtype.F64, (1,)),
+            "scale": (Dtype.F32, (2,)),
+        }
+        return tuple(Formal(role, *known[role]) for role in self.roles)
+
+
+def _attention_options(builder: _Builder) -> dict[str, Any]:
+    model, plan = builder.model, builder.plan
+    return {
+        "batch": plan.micro_batch_size,
+        "seq_len": plan.seq_len,
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "window": model.sliding_window,
+        "alibi": model.position == "alibi",
+    }
+
+
+def _rope(builder: _Builder, x: str, heads: int, *, inverse: bool) -> None:
+    if builder.model.position == "rope":
+        options = {"heads": heads, "head_dim": builder.model.head_dim, "seq_len": builder.plan.seq_len}
+        builder.step("rope", {"x": x}, **options, theta=builder.model.rope_theta, inverse=inverse)
+
+
+def _norm(builder: _Builder) -> None:
+    operands = {"x": "x", "gamma": "w.norm", "xn": builder.slot("xn"), "rstd": builder.slot("rstd")}
+    builder.step("rmsnorm_forward", operands, eps=builder.model.norm_eps)
+
+
+def _norm_backward(builder: _Builder, *, residual: bool) -> None:
+    operands = {"dxn": "dxn", "x": "x", "gamma": "w.norm", "rstd": "rstd", "dx": "dx", "dgamma": "g.norm"}
+    if residual:
+        operands["residual"] = "dy"
+    builder.step("rmsnorm_backward", operands, accumulate=builder.accumulates)
+
+
+def _embed_forward(builder: _Builder) -> None:
+    builder.step("embedding_forward", {"tokens": "tokens", "table": "w.table", "y": "y"})
+
+
+def _embed_backward(builder: _Builder) -> None:
+    operands = {"tokens": "tokens", "dy": "dy", "dtable": "g.table"}
+    builder.step("embedding_backward", operands, accumulate=builder.accumulates)
+
+
+def _attention_forward(builder: _Builder) -> None:
+    model = builder.model
+    _norm(builder)
+    for name in ("q", "k", "v"):
+        operands = {"a": "xn", "b": f"w.{name}_proj", "out": builder.slot(name)}
+        if model.qkv_bias:
+            operands["bias"] = f"w.{name}_bias"
+        builder.step("gemm", operands, trans_b=True)
+    _rope(builder, "q", model.heads, inverse=False)
+    _rope(builder, "k", model.kv_heads, inverse=False)
+    operands = {"q": "q", "k": "k", "v": "v", "o": builder.slot("o"), "lse": builder.slot("lse")}
+    builder.step("attention_forward", operands, **_attention_options(builder))
+    if builder.has("y"):
+        builder.step("gemm", {"a": "o", "b": "w.o_proj", "out": "y", "residual": "x"}, trans_b=True)
+
+
+def _attention_backward(builder: _Builder) -> None:
+    model, rows = builder.model, builder.rows
+    q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    builder.linear_gradients("dy", "o", "o_proj")
+    builder.step("gemm", {"a": "dy", "b": "w.o_proj", "out": builder.temporary("do", rows, q_width)})
+    operands = {name: name for name in ("q", "k", "v", "o", "lse", "do")}
+    operands["dq"] = builder.temporary("dq", rows, q_width)
+    operands["dk"] = builder.temporary("dk", rows, kv_width)
+    operands["dv"] = builder.temporary("dv", rows, kv_width)
+    operands["delta"] = builder.temporary("delta", model.heads, rows, dtype=Dtype.F32)
+    builder.step("attention_backward", operands, **_attention_options(builder))
+    _rope(builder, "dq", model.heads, inverse=True)
+    _rope(builder, "dk", model.kv_heads, inverse=True)
+    builder.temporary("dxn", rows, model.hidden_size)
+    for index, name in enumerate(("q", "k", "v")):
+        builder.linear_gradients(f"d{name}", "xn", f"{name}_proj")
+        if model.qkv_bias:
+            operands = {"a": f"d{name}", "out": f"g.{name}_bias"}
+            builder.step("column_sum", operands, accumulate=builder.accumulates)
+        builder.step("gemm", {"a": f"d{name}", "b": f"w.{name}_proj", "out": "dxn"}, accumulate=index > 0)
+    _norm_backward(builder, residual=True)
+
+
+def _mlp_forward(builder: _Builder) -> None:
+    _norm(builder)
+    for name in ("gate", "up"):
+        builder.step("gemm", {"a": "xn", "b": f"w.{name}_proj", "out": builder.slot(name)}, trans_b=True)
+    builder.step("swiglu_forward", {"gate": "gate", "up": "up", "prod": builder.slot("prod")})
+    if builder.has("y"):
+        builder.step("gemm", {"a": "prod", "b": "w.down_proj", "out": "y", "residual": "x"}, trans_b=True)
+
+
+def _mlp_backward(builder: _Builder) -> None:
+    rows, ffn = builder.rows, builder.model.ffn_size
+    builder.linear_gradients("dy", "prod", "down_proj")
+    builder.step("gemm", {"a": "dy", "b": "w.down_proj", "out": builder.temporary("dprod", rows, ffn)})
+    operands = {"gate": "gate", "up": "up", "dprod": "dprod"}
+    operands["dgate"] = builder.temporary("dgate", rows, ffn)
+    operands["dup"] = builder.temporary("dup", rows, ffn)
+    builder.step("swiglu_backward", operands)
+    builder.temporary("dxn", rows, builder.model.hidden_size)
+    for index, name in enumerate(("gate", "up")):
+        builder.linear_gradients(f"d{name}", "xn", f"{name}_proj")
+        builder.step("gemm", {"a": f"d{name}", "b": f"w.{name}_proj", "out": "dxn"}, accumulate=index > 0)
+    _norm_backward(builder, residual=True)
+
+
+def _head_norm(builder: _Builder) -> None:
+    builder.temporary("xn", builder.rows, builder.model.hidden_size)
+    builder.temporary("rstd", builder.rows, dtype=Dtype.F32)
+    operands = {"x": "x", "gamma": "w.norm", "xn": "xn", "rstd": "rstd"}
+    builder.step("rmsnorm_forward", operands, eps=builder.model.norm_eps)
+    chunk = min(builder.head_chunk_rows, builder.rows)
+    builder.temporary("logits", chunk, builder.model.vocab_size, dtype=Dtype.F32)
+
+
+def _head_forward(builder: _Builder) -> None:
+    _head_norm(builder)
+    operands = {"xn": "xn", "table": "w.table"} | {name: name for name in ("labels", "lse", "loss", "logits")}
+    options = {"normalise": builder.model.normalised_head, "accumulate": builder.accumulates}
+    builder.step("head_forward", operands, **options)
+
+
+def _head_backward(builder: _Builder) -> None:
+    _head_norm(builder)
+    operands = {name: name for name in ("xn", "labels", "lse", "scale", "logits")}
+    operands |= {"table": "w.table", "dxn": builder.temporary("dxn", builder.rows, builder.model.hidden_size)}
+    operands["dtable"] = "g.table"
+    options = {"normalise": builder.model.normalised_head, "accumulate": builder.accumulates}
+    denominator = float(builder.plan.micro_batches * builder.rows)
+    builder.step("head_backward", operands, denominator=denominator, **options)
+    _norm_backward(builder, residual=False)
+
+

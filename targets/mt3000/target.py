@@ -1,0 +1,73 @@
+"""The MT-3000 as passes see it: workspace, engines and costs of ops."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from ratrain_ir.module import Module, Stage
+from ratrain_ir.ops import (
+    AllGather,
+    AllReduce,
+    AllReduceScalar,
+    Backward,
+    Engine,
+    Forward,
+    Group,
+    LoadInput,
+    Op,
+    Recompute,
+    Recv,
+    ReduceScatter,
+)
+from ratrain_ir.signatures import bind
+from ratrain_ir.target import WorkspaceRequest
+from ratrain_ir.types import StateKind
+from targets.mt3000.machine import Machine
+from targets.mt3000.routines import routine_key, routine_of
+from targets.mt3000.timing import TimedOp, op_seconds
+from targets.routine import Routine
+
+
+@frozen
+class Mt3000Target:
+    """Implements `ratrain_ir.target.Target` for a machine file."""
+
+    machine: Machine
+
+    @property
+    def name(self) -> str:
+        """Name of the machine file."""
+        return self.machine.name
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Usable DDR of a cluster."""
+        return self.machine.whole("ddr_capacity")
+
+    @property
+    def update_engine(self) -> Engine:
+        """Where updates run."""
+        return self.machine.update_engine
+
+    def routine(self, module: Module, op: Forward | Recompute | Backward) -> Routine:
+        """The routine of a block op."""
+        return routine_of(op, module.model, module.plan, self.machine.whole("head_chunk_rows"))
+
+    def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
+        """Intermediates of a routine; two staging chunks for a gradient reduction."""
+        if isinstance(op, Forward | Recompute | Backward):
+            key = routine_key(op, bind(op, module.model, module.plan), module.model, module.plan)
+            return WorkspaceRequest(key, self.routine(module, op).workspace_bytes)
+        if isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group is Group.REPLICAS):
+            return WorkspaceRequest("grad-sync", 2 * self.machine.whole("collective_chunk"))
+        return None
+
+    def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
+        """Seconds of an op that runs alone."""
+        del stage
+        routine = self.routine(module, op) if isinstance(op, Forward | Recompute | Backward) else None
+        moved = op.writes if isinstance(op, AllGather | LoadInput | Recv) else op.reads + op.updates
+        payload = sum(t.type.nbytes for t in moved if t.kind is not StateKind.SCALAR)
+        parameters = sum(t.type.elements for t in op.updates if t.kind is StateKind.MASTER)
+        group = op.group.value if isinstance(op, AllReduce | AllReduceScalar) else ""
+        return op_seconds(TimedOp(op.keyword, group, routine, payload, parameters), module.plan, self.machine)

@@ -1,0 +1,131 @@
+"""The executable program: for every stage and engine a stream of instructions with waits on the other engines.
+
+A wait names an engine and a count: so many instructions of that engine's stream must have completed, in this step or in the one
+before. Waits on the engine's own past are implied by its order. What is verified, run and timed is this very program.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import cached_property
+
+from attrs import define, field, frozen
+
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.frontend.plan import Plan
+from ratrain_ir.ops import ENGINES, Engine
+from ratrain_ir.types import StateKind, TensorType, aligned
+from targets.routine import Routine
+
+
+class Access(Enum):
+    """What an instruction does to an operand's bytes."""
+
+    READ = 0
+    WRITE = 1
+    UPDATE = 2
+    SCRATCH = 3
+
+
+@frozen
+class ProgramTensor:
+    """A tensor with its place in the stage's arena."""
+
+    name: str
+    kind: StateKind
+    type: TensorType
+    carried: bool
+    offset: int
+
+    @property
+    def end(self) -> int:
+        """First byte after the tensor, alignment included."""
+        return self.offset + aligned(self.type.nbytes)
+
+
+@frozen
+class Operand:
+    """A bound operand: the role it plays, the tensor's index in the stage, how it is accessed."""
+
+    role: str
+    tensor: int
+    access: Access
+
+
+@frozen
+class CountWait:
+    """`count` instructions of an engine's stream must have completed, in this step or the previous one."""
+
+    engine: Engine
+    count: int
+    previous_step: bool
+
+
+@define(eq=False)
+class Instruction:
+    """One entry of a stream. `keyword` is the op's; only block ops call a routine."""
+
+    keyword: str
+    routine: int | None
+    micro_batch: int | None
+    peer: int | None
+    variant: str
+    """payload, part, quantity or group of the op; empty where it has none"""
+    group: str
+    """the group of a collective; empty elsewhere"""
+    blocks: tuple[str, ...]
+    accumulates: bool
+    operands: tuple[Operand, ...]
+    waits: tuple[CountWait, ...]
+
+    @property
+    def title(self) -> str:
+        """The op in words, as the text writes it."""
+        parts = [self.keyword]
+        if self.variant:
+            parts.append(self.variant)
+        if self.blocks:
+            parts.append("+".join(self.blocks))
+        if self.group and self.group != "replicas":
+            parts.append(self.group)
+        if self.micro_batch is not None:
+            parts.append(f"m{self.micro_batch}")
+        if self.peer is not None:
+            parts.append(f"@{self.peer}")
+        return " ".join(parts)
+
+
+@define(eq=False)
+class ProgramStage:
+    """One stage: its tensors and one stream an engine."""
+
+    tensors: list[ProgramTensor]
+    streams: dict[Engine, list[Instruction]] = field(factory=lambda: {engine: [] for engine in ENGINES})
+    peak_live_bytes: int = 0
+    """Most bytes live at once in list order: a lower bound of the arena."""
+
+    @cached_property
+    def arena_bytes(self) -> int:
+        """Bytes of the stage's arena."""
+        return max((t.end for t in self.tensors), default=0)
+
+    @property
+    def instructions(self) -> int:
+        """Instructions of all engines together."""
+        return sum(len(stream) for stream in self.streams.values())
+
+
+@define(eq=False)
+class Program:
+    """The whole program of one training step."""
+
+    name: str
+    model: ModelConfig
+    plan: Plan
+    target: str
+    capacity_bytes: int
+    pipeline: str
+    routines: list[Routine]
+    stages: list[ProgramStage]
+
+

@@ -1,0 +1,129 @@
+"""Routines: the kernel sequence of a block op, made once per distinct shape.
+
+A routine names its operands formally; a call binds them to tensors. Steps refer to operands by name: `x`, a parameter inside a
+flat tensor as `w.q_proj`, an intermediate in the routine's workspace as `dq`. Interpreter, cost model and disassembly all
+read these steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from ratrain_ir.types import Dtype
+
+Shape = tuple[int, ...]
+
+
+@frozen
+class Formal:
+    """An operand a call binds."""
+
+    name: str
+    dtype: Dtype
+    shape: Shape
+
+
+@frozen
+class ParameterView:
+    """A named part of the block's flat parameter and gradient tensors; `gap...` parts are padding. Offset in elements."""
+
+    name: str
+    shape: Shape
+    offset: int
+
+
+@frozen
+class Intermediate:
+    """A buffer in the routine's workspace. Offset in bytes."""
+
+    name: str
+    dtype: Dtype
+    shape: Shape
+    offset: int
+
+
+@frozen
+class Step:
+    """One kernel call: arguments by name, then options."""
+
+    kernel: str
+    operands: dict[str, str]
+    options: dict[str, Any]
+
+
+@frozen
+class Routine:
+    """The steps of a block op and everything they name."""
+
+    key: str
+    formals: tuple[Formal, ...]
+    parameters: tuple[ParameterView, ...]
+    intermediates: tuple[Intermediate, ...]
+    workspace_bytes: int
+    steps: tuple[Step, ...]
+
+    def shape_of(self, reference: str) -> Shape:
+        """Shape of what a step's operand refers to.
+
+        Raises KeyError when the routine does not name it.
+        """
+        return self.operand(reference)[1]
+
+    def operand(self, reference: str) -> tuple[Dtype, Shape]:
+        """Dtype and shape of what a step's operand refers to.
+
+        Raises KeyError when the routine does not name it.
+        """
+        base, _, part = reference.partition(".")
+        for formal in self.formals:
+            if formal.name == base:
+                if not part:
+                    return formal.dtype, formal.shape
+                for parameter in self.parameters:
+                    if parameter.name == part:
+                        return formal.dtype, parameter.shape
+        for intermediate in self.intermediates:
+            if intermediate.name == reference:
+                return intermediate.dtype, intermediate.shape
+        raise KeyError(f"routine {self.key} does not name '{reference}'")
+
+    def to_json(self) -> dict[str, Any]:
+        """The routine as plain data."""
+        return attrs.asdict(self, value_serializer=lambda _i, _a, v: v.value if isinstance(v, Dtype) else v)
+
+
+def routine_from_json(data: dict[str, Any]) -> Routine:
+    """The inverse of `Routine.to_json`.
+
+    Raises KeyError, TypeError or ValueError where the data is not a routine's.
+    """
+    return Routine(
+        key=str(data["key"]),
+        formals=tuple(Formal(str(f["name"]), Dtype(f["dtype"]), _shape(f["shape"])) for f in data["formals"]),
+        parameters=tuple(
+            ParameterView(str(p["name"]), _shape(p["shape"]), _count(p["offset"])) for p in data["parameters"]
+        ),
+        intermediates=tuple(
+            Intermediate(str(i["name"]), Dtype(i["dtype"]), _shape(i["shape"]), _count(i["offset"]))
+            for i in data["intermediates"]
+        ),
+        workspace_bytes=_count(data["workspace_bytes"]),
+        steps=tuple(Step(str(s["kernel"]), _strings(s["operands"]), dict(s["options"])) for s in data["steps"]),
+    )
+
+
+def _strings(value: Any) -> dict[str, str]:
+    return {str(key): str(item) for key, item in dict(value).items()}
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 50:
+        raise ValueError(f"expected a size, got {value!r}")
+    return value
+
+
+def _shape(value: Any) -> Shape:
+    return tuple(_count(extent) for extent in list(value))

@@ -1,0 +1,387 @@
+"""Checkpoints: the whole state of a training run on disk, independent of how it is spread over stages and replicas.
+
+A checkpoint is a directory of two files:
+
+- `state.safetensors`: in f32, the master weights `p/NAME` and Adam's moments `m1/NAME` and `m2/NAME` of every parameter, by
+  Hugging Face name; a tied matrix once.
+- `manifest.json`: format and version, the model, the steps done, the loss scale, the updates applied to each block, size and
+  SHA-256 of the other file, what the caller recorded about the run, and a SHA-256 of all this.
+
+It is written beside its place and moved there as a whole, so that a half-written one is never taken for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import numpy as np
+from attrs import fields, frozen
+
+from ratrain_ir.blocks import Block, block, block_chain, parameters
+from ratrain_ir.diagnostics import DiagnosticError, Diagnostics, fail
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.frontend.text import shown
+from targets.runtime.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
+from targets.runtime.weights import block_elements, named_parameters_of
+
+FORMAT = "ratrain-checkpoint"
+VERSION = 1
+
+_STATE_FILE = "state.safetensors"
+_MANIFEST_FILE = "manifest.json"
+_FILES = {_STATE_FILE, _MANIFEST_FILE}
+_DIGEST = "manifest_sha256"
+_TEMPORARY, _OLD = ".tmp-", ".old-"  # after the name of the directory, before random letters
+_KINDS = ("p", "m1", "m2")
+_MAX_MANIFEST = 1 << 26  # bytes
+_HASHED = 1 << 22  # bytes of a file hashed at a time
+_MOST_SHOWN = 24  # problems named one by one
+
+
+@frozen(eq=False)
+class BlockState:
+    """The optimizer's state of one block; each array is flat f32, up to the end of the block's last parameter.
+
+    Arrays may be longer (padding of shards) when they are saved; when loaded they have `weights.block_elements`.
+    """
+
+    p: Float32
+    """Master weights."""
+    m1: Float32
+    """Adam's mean of gradients."""
+    m2: Float32
+    """Adam's mean of squared gradients."""
+    t: int
+    """Updates applied: steps whose gradient did not overflow."""
+
+
+@frozen(eq=False)
+class TrainingState:
+    """All that the next step depends on beside model, plan and data."""
+
+    step: int
+    """Steps done."""
+    blocks: Mapping[Block, BlockState]
+    scale: tuple[float, float]
+    """The loss scale and what its rule counts, as the runtime carries them."""
+
+
+def save_checkpoint(directory: str, model: ModelConfig, state: TrainingState, manifest: Mapping[str, Any]) -> None:
+    """Write a checkpoint to `directory`, replacing one that is there; `manifest` (JSON data) is kept beside the state.
+
+    Blocks are taken from `state.blocks` one after another, so a mapping that fetches them serves too. Whatever happens on
+    the way, `directory` is the old checkpoint or the new one; only between two renames it is absent, and the old one is then
+    whole beside it. Raises RT002 (cannot be written) and RT092 (there is something else at that place; the two copies of
+    a tied matrix differ).
+    """
+    check_checkpoint_place(directory)
+    try:
+        target = Path(os.path.realpath(directory))
+        beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}{_TEMPORARY}"))
+        try:
+            _write_files(beside, model, state, manifest)
+            _move_into_place(beside, target)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+    except OSError as error:
+        _cannot_write(directory, error)
+
+
+def check_checkpoint_place(directory: str) -> None:
+    """Refuse, with RT092, a directory that holds anything but a checkpoint: saving would replace it as a whole.
+
+    Good to call before the first step, not only after the last.
+    """
+    if "\0" in directory:
+        fail("RT002", f"cannot write the checkpoint {shown(directory)}: no path has a zero byte")
+    place = Path(directory)
+    try:
+        if not place.exists():
+            return
+        foreign = [entry.name for entry in place.iterdir() if entry.name not in _FILES] if place.is_dir() else None
+    except OSError as error:
+        _cannot_write(directory, error)
+    help_text = "a checkpoint replaces a directory as a whole: name a new one, or an earlier checkpoint"
+    if foreign is None:
+        fail("RT092", f"'{directory}' is a file, not the directory of a checkpoint", help=help_text)
+    if foreign:
+        fail("RT092", f"'{directory}' holds {shown(min(foreign))}, which is no part of a checkpoint", help=help_text)
+
+
+def load_checkpoint(directory: str, model: ModelConfig) -> tuple[TrainingState, dict[str, Any]]:
+    """The state of a checkpoint, and what the caller of `save_checkpoint` recorded.
+
+    Raises RT002 (cannot be read) and RT092: not a checkpoint, of another version, changed or damaged, of another model.
+    """
+    manifest = _read_manifest(directory)
+    _check_model(directory, manifest.get("model"), model)
+    step, scale, updates = _read_counts(directory, manifest, model)
+    run = manifest.get("run")
+    if not isinstance(run, dict):
+        _contradicts(directory, "run")
+    state_file = str(Path(directory) / _STATE_FILE)
+    _check_file(directory, state_file, manifest.get("files"))
+    stored = open_tensors(state_file, "RT092")
+    _check_tensors(state_file, model, stored)
+    blocks: dict[Block, BlockState] = {}
+    for unit in block_chain(model):
+        p, m1, m2 = (_flat_of(model, unit, kind, stored) for kind in _KINDS)
+        blocks[unit] = BlockState(p, m1, m2, updates[str(unit)])
+    return TrainingState(step, blocks, scale), run
+
+
+# Writing
+
+
+def _cannot_write(directory: str, error: OSError) -> NoReturn:
+    fail("RT002", f"cannot write the checkpoint '{directory}': {error.strerror or error}")
+
+
+class _HashingStream:
+    """A file that keeps size and SHA-256 of what is written to it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.size = 0
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write and account for `data`, which has one dimension."""
+        self.sha256.update(data)
+        self.size += memoryview(data).nbytes
+        self._stream.write(data)
+
+
+def _write_files(folder: Path, model: ModelConfig, state: TrainingState, run: Mapping[str, Any]) -> None:
+    """Both files of a checkpoint, on the disk when this returns."""
+    with (folder / _STATE_FILE).open("xb") as stream:
+        hashing = _HashingStream(stream)
+        write_tensors(hashing, _state_shapes(model), _state_tensors(model, state), {"format": FORMAT})
+        _sync(stream)
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": model.to_fields(),
+        "step": int(state.step),
+        "scale": [float(value) for value in state.scale],
+        "updates": {str(unit): int(state.blocks[unit].t) for unit in block_chain(model)},
+        "files": {_STATE_FILE: {"bytes": hashing.size, "sha256": hashing.sha256.hexdigest()}},
+        "run": dict(run),
+    }
+    # Keys of other types than text become text in JSON, and the digest is of what will be read.
+    manifest = json.loads(json.dumps(manifest, allow_nan=False))
+    manifest[_DIGEST] = _manifest_digest(manifest)
+    with (folder / _MANIFEST_FILE).open("xb") as stream:
+        stream.write(json.dumps(manifest, indent=1).encode() + b"\n")
+        _sync(stream)
+    umask = os.umask(0)
+    os.umask(umask)
+    folder.chmod(0o777 & ~umask)  # a temporary directory lets only its owner in
+    _sync_folder(folder)
+
+
+def _state_names(model: ModelConfig) -> Iterator[tuple[Block, str, list[str]]]:
+    """Block, kind, and names of the parameters that are stored for it: a tied matrix with `embed`, not with `head`."""
+    seen: set[str] = set()
+    for unit in block_chain(model):
+        names = [parameter.name for parameter in parameters(model, unit) if parameter.name not in seen]
+        seen.update(names)
+        for kind in _KINDS:
+            yield unit, kind, names
+
+
+def _state_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of the state file in their order, with their shapes."""
+    shapes = {parameter.name: parameter.shape for unit in block_chain(model) for parameter in parameters(model, unit)}
+    return {f"{kind}/{name}": shapes[name] for _, kind, names in _state_names(model) for name in names}
+
+
+def _state_tensors(model: ModelConfig, state: TrainingState) -> Iterator[Float32]:
+    """The tensors that `_state_shapes` lists; a block is asked for once in a row."""
+    last: tuple[Block, BlockState] | None = None
+    for unit, kind, names in _state_names(model):
+        if last is None or last[0] is not unit:
+            last = (unit, state.blocks[unit])
+            if model.tied_embeddings and unit is block("head"):
+                _check_tied(model, state.blocks[block("embed")], last[1])
+        tensors = named_parameters_of(model, unit, getattr(last[1], kind))
+        for name in names:
+            yield tensors[name]
+
+
+def _check_tied(model: ModelConfig, embed: BlockState, head: BlockState) -> None:
+    """The two copies of a tied matrix, of which one is stored, are equal in every bit."""
+    name = parameters(model, block("embed"))[0].name
+    for kind in _KINDS:
+        one = named_parameters_of(model, block("embed"), getattr(embed, kind))[name]
+        other = named_parameters_of(model, block("head"), getattr(head, kind))[name]
+        if not np.array_equal(one.view(np.uint32), other.view(np.uint32)):
+            fail("RT092", f"the two copies of {name} ({kind}) differ: a checkpoint would keep only one of them")
+
+
+def _move_into_place(beside: Path, target: Path) -> None:
+    """Make `beside` the directory `target`; what was there is removed once that is done, and put back if it fails."""
+    if not target.exists():
+        beside.rename(target)
+        _sync_folder(target.parent)
+        return
+    aside = target.with_name(f"{target.name}{_OLD}{beside.name.rpartition('-')[2]}")
+    target.rename(aside)
+    try:
+        beside.rename(target)
+    except BaseException:
+        aside.rename(target)
+        raise
+    _sync_folder(target.parent)
+    shutil.rmtree(aside, ignore_errors=True)  # the new checkpoint stands, whatever becomes of the old one
+
+
+def _sync(stream: IO[bytes]) -> None:
+    """Bring what was written to the disk."""
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the names in a directory to the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# Reading
+
+
+def _manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest in one canonical form, without the entry that holds it."""
+    rest = {key: value for key, value in manifest.items() if key != _DIGEST}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _contradicts(directory: str, key: str) -> NoReturn:
+    fail("RT092", f"the manifest of the checkpoint '{directory}' has no sound entry '{key}'")
+
+
+def _read_manifest(directory: str) -> dict[str, Any]:
+    """The manifest of a checkpoint of this version, as it was written."""
+    path = Path(directory) / _MANIFEST_FILE
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_MAX_MANIFEST + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        fail("RT002", f"cannot read the checkpoint '{directory}': {path.name}: {reason}", help=_left_behind(directory))
+    try:
+        manifest = json.loads(data) if len(data) <= _MAX_MANIFEST else None
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            fail("RT092", f"'{path}' is not the manifest of a checkpoint")
+        if manifest.get("version") != VERSION:
+            version = shown(manifest.get("version"))
+            fail("RT092", f"the checkpoint '{directory}' has format version {version}; this program reads {VERSION}")
+        if manifest.get(_DIGEST) != _manifest_digest(manifest):
+            fail("RT092", f"'{path}' was changed or damaged after it was written: its SHA-256 does not match")
+    except (ValueError, RecursionError):
+        fail("RT092", f"'{path}' is no JSON: it is damaged, or not the manifest of a checkpoint")
+    return manifest
+
+
+def _left_behind(directory: str) -> str | None:
+    """A way out where an interrupted save left the old checkpoint beside its place."""
+    try:
+        place = Path(os.path.realpath(directory))
+        old = sorted(place.parent.glob(f"{glob.escape(place.name)}{_OLD}*")) if not place.exists() else []
+    except (OSError, ValueError):
+        return None
+    return f"an interrupted save left the checkpoint before it as '{old[-1]}': rename that one" if old else None
+
+
+def _check_model(directory: str, saved: object, model: ModelConfig) -> None:
+    """The checkpoint is of this model: equal in all but its name."""
+    try:
+        found = ModelConfig.from_fields(saved) if isinstance(saved, dict) else None
+    except DiagnosticError:
+        found = None
+    if found is None:
+        _contradicts(directory, "model")
+    report = Diagnostics()
+    for name in (attribute.name for attribute in fields(ModelConfig) if attribute.name != "name"):
+        have, want = getattr(found, name), getattr(model, name)
+        if have != want:
+            report.error("RT092", f"the checkpoint '{directory}' has {name} = {shown(have)}, the model {shown(want)}")
+    report.check()
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _read_counts(
+    directory: str, manifest: Mapping[str, Any], model: ModelConfig
+) -> tuple[int, tuple[float, float], dict[str, int]]:
+    """Steps done, loss scale, and updates by block."""
+    step, scale, updates = manifest.get("step"), manifest.get("scale"), manifest.get("updates")
+    if not isinstance(step, int) or not _is_count(step):
+        _contradicts(directory, "step")
+    if not isinstance(scale, list) or len(scale) != 2 or not all(type(value) is float for value in scale):
+        _contradicts(directory, "scale")
+    units = [str(unit) for unit in block_chain(model)]
+    if not isinstance(updates, dict) or sorted(updates) != sorted(units) or not all(map(_is_count, updates.values())):
+        _contradicts(directory, "updates")
+    return step, (scale[0], scale[1]), updates
+
+
+def _check_file(directory: str, path: str, files: object) -> None:
+    """The state file has the size and the SHA-256 that the manifest says."""
+    entry = files.get(_STATE_FILE) if isinstance(files, dict) else None
+    if not isinstance(entry, dict):
+        _contradicts(directory, "files")
+    sha256 = hashlib.sha256()
+    size = 0
+    try:
+        with Path(path).open("rb") as stream:
+            while piece := stream.read(_HASHED):
+                size += len(piece)
+                sha256.update(piece)
+    except OSError as error:
+        fail("RT002", f"cannot read '{path}': {error.strerror or error}")
+    if size != entry.get("bytes"):
+        fail("RT092", f"'{path}' has {size} bytes, but {shown(entry.get('bytes'))} were written")
+    if sha256.hexdigest() != entry.get("sha256"):
+        fail("RT092", f"'{path}' was changed or damaged after it was written: its SHA-256 does not match")
+
+
+def _check_tensors(path: str, model: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
+    """The state file has exactly the tensors of the model, in f32."""
+    shapes = _state_shapes(model)
+    wrong = [f"lacks {name}" for name in shapes if name not in stored]
+    wrong += [f"has {shown(name)}, which is not of this model" for name in stored if name not in shapes]
+    wrong += [
+        f"has {name} as {shown(stored[name].dtype)} {shown(list(stored[name].shape))}, not F32 {list(shape)}"
+        for name, shape in shapes.items()
+        if name in stored and (stored[name].dtype, stored[name].shape) != ("F32", shape)
+    ]
+    report = Diagnostics()
+    for what in wrong[:_MOST_SHOWN]:
+        report.error("RT092", f"'{path}' {what}")
+    if len(wrong) > _MOST_SHOWN:
+        report.error("RT092", f"'{path}': {len(wrong) - _MOST_SHOWN} more tensors do not fit")
+    report.check()
+
+
+def _flat_of(model: ModelConfig, unit: Block, kind: str, stored: Mapping[str, StoredTensor]) -> Float32:
+    """One flat tensor of a block; what lies between its parameters is zero."""
+    flat = np.zeros(block_elements(model, unit), np.float32)
+    for name, view in named_parameters_of(model, unit, flat).items():
+        view[...] = stored[f"{kind}/{name}"].to_float32()
+    return flat

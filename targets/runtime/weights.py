@@ -1,0 +1,269 @@
+"""Weights: drawn at random, read from and written to Hugging Face files, and laid out flat as blocks hold them.
+
+A `WeightSource` gives one parameter at a time by its Hugging Face name, so that no more than one is in memory beside the
+flat tensors it goes to. Files hold some parameters in another form than blocks do: query, key and value of a Baichuan
+model are one matrix (`W_pack`), and a tied matrix stands there once. `stored_layout` is the only place that knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratrain_ir.blocks import Block, Parameter, block_chain, flat_elements, parameters
+from ratrain_ir.diagnostics import Diagnostics, fail
+from ratrain_ir.files import read_text, replacing
+from ratrain_ir.frontend.text import shown
+from targets.runtime.tensor_file import FLOAT_TYPES, Float32, StoredTensor, open_tensors, write_tensors
+
+if TYPE_CHECKING:
+    from ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain_ir.frontend.plan import Plan
+
+WeightSource = Callable[[str], Float32]
+"""From the Hugging Face name of a parameter, as `blocks.parameters` has it, to its values in f32, in its shape."""
+
+INIT_STD = 0.02
+"""Standard deviation of a matrix drawn at random."""
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_WEIGHTS_KEY = 1  # keeps the random numbers of the weights apart from those of the data order
+_RESIDUAL = ("o_proj", "down_proj")  # the matrices that write to the residual stream, 2 in each layer
+_HEAD = "lm_head.weight"
+_EMBEDDING = "model.embed_tokens.weight"
+_IGNORED = "rotary_emb.inv_freq"  # a table that old files carry; it follows from rope_theta
+_MOST_SHOWN = 24  # problems named one by one: a wrong model has hundreds
+
+
+@cache
+def named_parameters(model: ModelConfig) -> dict[str, Parameter]:
+    """All parameters by Hugging Face name in forward order; a tied matrix once, as `embed` has it."""
+    found: dict[str, Parameter] = {}
+    for unit in block_chain(model):
+        for parameter in parameters(model, unit):
+            found.setdefault(parameter.name, parameter)
+    return found
+
+
+@cache
+def stored_layout(model: ModelConfig) -> dict[str, tuple[Parameter, ...]]:
+    """The tensors of a weight file by name, each with the parameters whose rows it stacks, in forward order."""
+    layout: dict[str, tuple[Parameter, ...]] = {}
+    for name, parameter in named_parameters(model).items():
+        stored = name
+        if model.packed_qkv and parameter.weight in {"q_proj", "k_proj", "v_proj"}:
+            stored = name.replace(parameter.weight, "W_pack")
+        layout[stored] = (*layout.get(stored, ()), parameter)
+    return layout
+
+
+def _stored_shape(parts: tuple[Parameter, ...]) -> tuple[int, ...]:
+    return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+
+
+def random_weights(model: ModelConfig, seed: int) -> WeightSource:
+    """Initial weights: matrices normal with deviation 0.02, norms 1, biases 0.
+
+    The matrices that write to the residual stream have deviation 0.02 / sqrt(2 * layers), so that its variance does not
+    grow with depth (GPT-2, section 2.3). A parameter depends on `seed` and its name only, not on the plan.
+    """
+    known = named_parameters(model)
+
+    def source(name: str) -> Float32:
+        parameter = known[name]
+        if parameter.weight == "norm":
+            return np.ones(parameter.shape, np.float32)
+        if parameter.weight.endswith("_bias"):
+            return np.zeros(parameter.shape, np.float32)
+        words = np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), "<u4")
+        seeds = np.random.SeedSequence(seed, spawn_key=(_WEIGHTS_KEY, *(int(word) for word in words)))
+        values = np.random.Generator(np.random.PCG64(seeds)).standard_normal(parameter.shape, np.float32)
+        values *= np.float32(INIT_STD / math.sqrt(2 * model.layers) if parameter.weight in _RESIDUAL else INIT_STD)
+        return values
+
+    return source
+
+
+def read_weights(path: str, model: ModelConfig) -> WeightSource:
+    """The weights of a .safetensors file, or of a directory with one or with the index of several (f32, f16, bf16).
+
+    Names, shapes and types are checked at once, values when they are asked for. Raises RT002 (cannot be read) and RT091:
+    not sound safetensors files, tensors missing, unexpected, of another shape or type, tied matrices that differ, values
+    that are not finite (by the source).
+    """
+    stored = _open_weights(path)
+    _check_stored(path, model, stored)
+    places: dict[str, tuple[StoredTensor, int, int]] = {}
+    for name, parts in stored_layout(model).items():
+        row = 0
+        for part in parts:
+            places[part.name] = (stored[name], row, row + part.shape[0])
+            row += part.shape[0]
+
+    def source(name: str) -> Float32:
+        tensor, start, stop = places[name]
+        values = tensor.rows(start, stop).to_float32()
+        if not np.isfinite(values).all():
+            fail("RT091", f"'{path}': the tensor of {shown(name)} holds values that are not finite")
+        return values
+
+    return source
+
+
+def write_weights(path: str, model: ModelConfig, named: Mapping[str, NDArray[Any]]) -> None:
+    """Write all parameters of a model, given by name as `named_parameters` has them, as one f32 safetensors file.
+
+    The names and packing are those of the model's family, as `read_weights` takes them. The file appears when it is whole.
+    Raises RT002 where it cannot be written.
+    """
+    layout = stored_layout(model)
+
+    def tensors() -> Iterator[NDArray[Any]]:
+        for parts in layout.values():
+            arrays = [named[part.name] for part in parts]
+            yield arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+    shapes = {name: _stored_shape(parts) for name, parts in layout.items()}
+    with replacing(path) as stream:
+        # Readers of this format in PyTorch programs ask for this entry.
+        write_tensors(stream, shapes, tensors(), {"format": "pt"})
+
+
+def block_elements(model: ModelConfig, unit: Block) -> int:
+    """Elements of a block's flat tensor up to the end of its last parameter: no padding of shards, the same in any plan."""
+    last = parameters(model, unit)[-1]
+    return last.offset + last.elements
+
+
+def flat_master(model: ModelConfig, plan: Plan, unit: Block, source: WeightSource) -> Float32:
+    """A block's whole flat tensor, shape [flat_elements], from a source; padding is zero."""
+    flat = np.zeros(flat_elements(model, plan, unit), np.float32)
+    for name, view in named_parameters_of(model, unit, flat).items():
+        view[...] = source(name)
+    return flat
+
+
+def named_parameters_of(model: ModelConfig, unit: Block, flat: Float32) -> dict[str, Float32]:
+    """The parameters of a block as views of its flat tensor, which may be padded or not."""
+    return {
+        parameter.name: flat[parameter.offset : parameter.offset + parameter.elements].reshape(parameter.shape)
+        for parameter in parameters(model, unit)
+    }
+
+
+def _open_weights(path: str) -> dict[str, StoredTensor]:
+    """The tensors of a file or directory, whatever they are."""
+    folder = Path(path)
+    try:
+        if not folder.is_dir():
+            return open_tensors(path, "RT091")
+        if (folder / _SINGLE).exists():
+            return open_tensors(str(folder / _SINGLE), "RT091")
+        indexed = (folder / _INDEX).exists()
+    except (OSError, ValueError) as error:
+        fail("RT002", f"cannot read '{path}': {getattr(error, 'strerror', None) or error}")
+    if not indexed:
+        fail(
+            "RT091",
+            f"the directory '{path}' holds no weights: neither {_SINGLE} nor {_INDEX}",
+            help="weights in PyTorch pickles (*.bin) have to be converted to safetensors first",
+        )
+    return _open_shards(folder)
+
+
+def _open_shards(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of all files that an index names; index and files agree on what is where."""
+    weight_map = _read_index(str(folder / _INDEX))
+    report = Diagnostics()
+    found: dict[str, StoredTensor] = {}
+    for file in sorted(set(weight_map.values())):
+        tensors = open_tensors(str(folder / file), "RT091")
+        listed = {name for name, where in weight_map.items() if where == file}
+        for name in sorted(listed - tensors.keys()):
+            report.error("RT091", f"'{folder / file}' lacks the tensor {shown(name)}, which the index places there")
+        for name in sorted(tensors.keys() - listed):
+            report.error(
+                "RT091", f"'{folder / file}' has the tensor {shown(name)}, which the index does not place there"
+            )
+        found.update((name, tensor) for name, tensor in tensors.items() if name in listed)
+    _check_some(report)
+    return found
+
+
+def _read_index(path: str) -> dict[str, str]:
+    """The `weight_map` of an index: tensor name -> name of a file in the same directory."""
+    try:
+        index = json.loads(read_text(path, "index of the weights"))
+    except (ValueError, RecursionError):
+        fail("RT091", f"'{path}' is no JSON")
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        fail("RT091", f"'{path}' is no index of safetensors files: it has no weight_map")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file or "\0" in file:
+            fail("RT091", f"'{path}': the file of {shown(name)} is {shown(file)}, not a file of this directory")
+    return weight_map
+
+
+def _check_stored(path: str, model: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
+    """Every tensor of the model is there, in its shape and in a type that can be read, and no other."""
+    report = Diagnostics()
+    layout = stored_layout(model)
+    for name, parts in layout.items():
+        shape = _stored_shape(parts)
+        if name not in stored:
+            report.error(
+                "RT091", f"'{path}' lacks {shown(name)}, shape {list(shape)}", help=_missing_help(name, stored)
+            )
+        elif stored[name].shape != shape:
+            have = shown(list(stored[name].shape))
+            report.error("RT091", f"'{path}': {shown(name)} has shape {have}, but the model's is {list(shape)}")
+        elif stored[name].dtype not in FLOAT_TYPES:
+            types = ", ".join(FLOAT_TYPES)
+            report.error(
+                "RT091", f"'{path}': {shown(name)} is of type {stored[name].dtype}; weights are one of {types}"
+            )
+    for name, tensor in stored.items():
+        if name in layout or name.endswith(_IGNORED) or (name == _HEAD and model.tied_embeddings):
+            continue
+        shape_text = shown(list(tensor.shape))
+        report.error("RT091", f"'{path}' has {shown(name)}, shape {shape_text}, which is no parameter of {model.name}")
+    _check_some(report)
+    if model.tied_embeddings and _HEAD in stored:
+        _check_tied(path, stored[_EMBEDDING], stored[_HEAD])
+
+
+def _missing_help(name: str, stored: Mapping[str, StoredTensor]) -> str | None:
+    """What else the file may be, judged by a name it lacks."""
+    if name == _HEAD and _EMBEDDING in stored:
+        return "if embedding and head share one matrix, the model's config.json says tie_word_embeddings = true"
+    return None
+
+
+def _check_tied(path: str, embedding: StoredTensor, head: StoredTensor) -> None:
+    """A head that is stored although it is tied holds the embedding's values."""
+    same = head.dtype in FLOAT_TYPES and head.shape == embedding.shape
+    if not (same and np.array_equal(embedding.to_float32(), head.to_float32(), equal_nan=True)):
+        fail(
+            "RT091",
+            f"'{path}': {_HEAD} differs from {_EMBEDDING}, but the model has tied embeddings",
+            help="these weights are of a model whose config.json says tie_word_embeddings = false",
+        )
+
+
+def _check_some(report: Diagnostics) -> None:
+    """Raise what was reported, cut to a number that a person reads."""
+    more = len(report.items) - _MOST_SHOWN
+    if more > 0:
+        del report.items[_MOST_SHOWN:]
+        report.error("RT091", f"{more} more tensors do not fit", help="are these the weights of this model?")
+    report.check()

@@ -1,0 +1,131 @@
+"""Training through the command line agrees with PyTorch: losses of 20 steps, and every gradient of the first."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.parity.harness import (
+    OPTIMIZER,
+    SEQ_LEN,
+    STEPS,
+    Arrays,
+    Layout,
+    Trainer,
+    show,
+    tiny_config,
+    worst_relative,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+pytestmark = pytest.mark.parity
+
+LAYOUT = Layout(pp=2, dp=2, micro_batches=4)
+STRATEGY = "full-save"
+
+F32_LOSS = 1e-5  # of the loss
+F32_GRADIENT = 1e-4  # of the tensor's largest absolute value
+F16_LOSS = 1e-2  # of the loss
+
+CASES = {
+    "llama": tiny_config(),
+    "grouped-queries": tiny_config(num_attention_heads=8, num_key_value_heads=2, head_dim=12, rope_theta=5e5),
+    "qwen2-bias-tied": tiny_config(model_type="qwen2", num_key_value_heads=2, tie_word_embeddings=True),
+    "baichuan-alibi-normalised-head": tiny_config(
+        model_type="baichuan",
+        hidden_size=60,
+        num_attention_heads=6,
+        num_key_value_heads=None,
+        position_embedding="alibi",
+        normalised_head=True,
+    ),
+    "mistral-window": tiny_config(model_type="mistral", num_key_value_heads=2, sliding_window=13),
+}
+
+
+class Case:
+    """One model, trained by both; PyTorch trains it once."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        from tests.parity import torch_llama
+
+        self.name = name
+        self.config = CASES[name]
+        self.weights: dict[str, Tensor] = torch_llama.random_weights(self.config, seed=5)
+        arrays = {key: value.numpy() for key, value in self.weights.items()}
+        self.trainer = Trainer.prepare(folder, self.config, arrays, STEPS * LAYOUT.global_batch)
+
+    @cached_property
+    def reference(self) -> tuple[list[float], Arrays]:
+        """PyTorch's losses, and its gradients of the first step."""
+        from tests.parity import torch_llama
+
+        losses, gradients = torch_llama.train(
+            self.config,
+            self.weights,
+            self.trainer.tokens,
+            seq_len=SEQ_LEN,
+            global_batch=LAYOUT.global_batch,
+            steps=STEPS,
+            optimizer=torch_llama.AdamW(**OPTIMIZER),
+        )
+        assert losses[-1] < losses[0] - 1, "the model does not learn: equal losses would say little"
+        return losses, {name: value.numpy() for name, value in gradients.items()}
+
+    def deviation(self, view_dtype: str) -> float:
+        """The worst relative deviation of a loss from PyTorch's."""
+        losses = self.trainer.run(self.trainer.compile(LAYOUT, view_dtype, STRATEGY), STEPS)
+        expected = self.reference[0]
+        worst, step = worst_relative(losses, expected)
+        show(
+            f"{self.name}, {view_dtype}: loss {expected[0]:.4f} -> {expected[-1]:.4f},"
+            f" worst relative deviation {worst:.1e} in step {step}"
+        )
+        return worst
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """Each model in turn."""
+    return Case(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def unpacked(arrays: Arrays) -> Arrays:
+    """The same tensors with `W_pack` cut into query, key and value."""
+    found: Arrays = {}
+    for name, value in arrays.items():
+        if ".W_pack." in name:
+            parts = np.split(value, 3)
+            found.update(
+                {name.replace("W_pack", f"{part}_proj"): rows for part, rows in zip("qkv", parts, strict=True)}
+            )
+        else:
+            found[name] = value
+    return found
+
+
+def test_f32_losses(case: Case) -> None:
+    assert case.deviation("f32") <= F32_LOSS
+
+
+def test_f32_gradients(case: Case) -> None:
+    got = unpacked(case.trainer.first_gradients(case.trainer.compile(LAYOUT, "f32", STRATEGY)))
+    expected = unpacked(case.reference[1])
+    assert sorted(got) == sorted(expected)
+    deviations = {}
+    for name, gradient in expected.items():
+        assert got[name].shape == gradient.shape, name
+        deviations[name] = float(np.abs(got[name] - gradient).max() / np.abs(gradient).max())
+    worst = max(deviations, key=lambda name: deviations[name])
+    show(f"{case.name}, f32: worst gradient deviation {deviations[worst]:.1e} of the largest value, in {worst}")
+    assert {name: value for name, value in deviations.items() if not value <= F32_GRADIENT} == {}
+
+
+def test_f16_losses(case: Case) -> None:
+    assert case.deviation("f16") <= F16_LOSS
