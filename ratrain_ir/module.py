@@ -47,7 +47,7 @@ class SourceText:
         return Location(self.file, number, found + 1, len(word or ""))
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Stage:
     """One pipeline stage: its tensors by name, in declaration order, and one ordered list of ops."""
 
@@ -73,6 +73,9 @@ class Stage:
             (t.offset + aligned(t.type.nbytes) for t in self.tensors.values() if t.offset is not None), default=0
         )
 
+    def __repr__(self) -> str:
+        return f"Stage(@{self.index}, {len(self.tensors)} tensors, {len(self.ops)} ops)"
+
     def prune(self) -> None:
         """Drop declarations of tensors no op touches any more."""
         used = {t.name for op in self.ops for t in op.operands}
@@ -87,7 +90,7 @@ class TargetInfo:
     capacity_bytes: int
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Module:
     """One training step of one model under one plan."""
 
@@ -99,3 +102,6 @@ class Module:
     target: TargetInfo | None = None
     pipeline: str = ""
     source: SourceText | None = None
+
+    def __repr__(self) -> str:
+        return f"Module(@{self.name}, level {self.level.value}, {self.stages})"

@@ -166,7 +166,7 @@ def _op_record(writes: list[str], updates: list[str], call: list[Any]) -> OpReco
 
 
 _CONSTANTS = {"true": True, "false": False, "none": None}
-_MAX_INTEGER_DIGITS = 18
+_MAX_INTEGER_DIGITS = 20  # a seed may have 19; longer texts are left for the field to refuse
 
 _TERMINALS = {
     "TENSOR": "a tensor (%name)",

@@ -79,6 +79,11 @@ class Instruction:
     waits: tuple[CountWait, ...]
 
     @property
+    def title_without_blocks(self) -> str:
+        """What must be equal on all members of a collective: ends hold different blocks."""
+        return " ".join([self.keyword, self.variant, self.group, str(self.micro_batch)])
+
+    @property
     def title(self) -> str:
         """The op in words, as the text writes it."""
         parts = [self.keyword]

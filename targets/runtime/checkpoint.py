@@ -165,7 +165,8 @@ def _write_files(folder: Path, model: ModelConfig, state: TrainingState, run: Ma
     """Both files of a checkpoint, on the disk when this returns."""
     with (folder / _STATE_FILE).open("xb") as stream:
         hashing = _HashingStream(stream)
-        write_tensors(hashing, _state_shapes(model), _state_tensors(model, state), {"format": FORMAT})
+        updates: dict[str, int] = {}
+        write_tensors(hashing, _state_shapes(model), _state_tensors(model, state, updates), {"format": FORMAT})
         _sync(stream)
     manifest: dict[str, Any] = {
         "format": FORMAT,
@@ -173,7 +174,7 @@ def _write_files(folder: Path, model: ModelConfig, state: TrainingState, run: Ma
         "model": model.to_fields(),
         "step": int(state.step),
         "scale": [float(value) for value in state.scale],
-        "updates": {str(unit): int(state.blocks[unit].t) for unit in block_chain(model)},
+        "updates": updates,
         "files": {_STATE_FILE: {"bytes": hashing.size, "sha256": hashing.sha256.hexdigest()}},
         "run": dict(run),
     }
@@ -205,12 +206,13 @@ def _state_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {f"{kind}/{name}": shapes[name] for _, kind, names in _state_names(model) for name in names}
 
 
-def _state_tensors(model: ModelConfig, state: TrainingState) -> Iterator[Float32]:
-    """The tensors that `_state_shapes` lists; a block is asked for once in a row."""
+def _state_tensors(model: ModelConfig, state: TrainingState, updates: dict[str, int]) -> Iterator[Float32]:
+    """The tensors that `_state_shapes` lists; each block is asked for once, and its count noted in `updates` then."""
     last: tuple[Block, BlockState] | None = None
     for unit, kind, names in _state_names(model):
         if last is None or last[0] is not unit:
             last = (unit, state.blocks[unit])
+            updates[str(unit)] = int(last[1].t)
             if model.tied_embeddings and unit is block("head"):
                 _check_tied(model, state.blocks[block("embed")], last[1])
         tensors = named_parameters_of(model, unit, getattr(last[1], kind))

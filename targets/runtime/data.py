@@ -81,7 +81,7 @@ def open_tokens(path: str, *, vocab_size: int, dtype: str | None = None) -> Toke
 
 
 def builtin_text_tokens(*, vocab_size: int = TEXT_VOCABULARY) -> TokenStream:
-    """The language reference that comes with every Python, about 0.7 MB of English, one token a byte.
+    """The language reference that comes with every Python, about half a megabyte of English, one token a byte.
 
     It differs a little from one Python version to the next; the digest tells. Raises RT090 where the vocabulary has
     fewer than 256 tokens.

@@ -209,7 +209,7 @@ def _read_index(path: str) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         fail("RT091", f"'{path}' is no index of safetensors files: it has no weight_map")
     for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file or "\0" in file:
+        if not isinstance(file, str) or Path(file).name != file or file in {"", ".."} or "\0" in file:
             fail("RT091", f"'{path}': the file of {shown(name)} is {shown(file)}, not a file of this directory")
     return weight_map
 

@@ -169,7 +169,7 @@ def qkv(x: Tensor, weights: Mapping[str, Tensor], prefix: str, shape: Shape) -> 
             functional.linear(x, weights[f"{prefix}.{name}_proj.weight"], weights.get(f"{prefix}.{name}_proj.bias"))
             for name in "qkv"
         )
-    query, key, value = (part.unflatten(-1, (-1, shape.head_dim)).transpose(1, 2) for part in parts)
+    query, key, value = (part.reshape(*part.shape[:-1], -1, shape.head_dim).transpose(1, 2) for part in parts)
     if not shape.alibi:
         query, key = rotated(query, shape.theta), rotated(key, shape.theta)
     group = shape.heads // shape.kv_heads
@@ -244,7 +244,7 @@ def train(
             group["lr"] = optimizer.learning_rate(step)
         adamw.zero_grad()
         loss = loss_of(config, parameters, batch)
-        loss.backward()
+        torch.autograd.backward(loss)
         if step == 0:
             first = {name: value.grad.clone() for name, value in parameters.items() if value.grad is not None}
         adamw.step()

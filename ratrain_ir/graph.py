@@ -1,0 +1,201 @@
+"""The schedule as a networkx graph: dependences within a stage, the whole module, cycles and critical paths.
+
+This is the plain view, for people, for reports and as the oracle of the fast analyses: an edge for every pair of ops that
+must not swap, nothing left out, nothing clever. It is quadratic in the accesses to a byte; hot loops use
+`ratrain_ir.analysis.dependence` instead. networkx is imported when a graph is made.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
+from itertools import combinations, pairwise
+from typing import TYPE_CHECKING, TypeVar
+
+from attrs import frozen
+
+from ratrain_ir.ops import AllReduce, AllReduceScalar, Group, Recv, Release, Send, Tensor
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from ratrain_ir.module import Module, Stage
+    from ratrain_ir.ops import Op
+
+STEPS = 2
+"""Consecutive steps that are unrolled, so that what crosses the step's end has edges too."""
+
+StageNode = tuple[int, int]
+"""(step, position): one op of one stage."""
+
+ModuleNode = tuple[int, int, int]
+"""(stage, step, position)."""
+
+Node = TypeVar("Node", bound=Hashable)
+
+
+@frozen
+class _Access:
+    node: StageNode
+    tensor: Tensor
+    writes: bool
+
+
+def dependence_graph(stage: Stage) -> nx.DiGraph[StageNode]:
+    """Which ops of a stage must complete before which others start, over two consecutive steps.
+
+    Nodes are (step, position) of every op that an engine runs. There is an edge from an op to every later one that touches
+    one of its bytes, where one of the two writes it, and to the next op of its engine. Edges carry `reason`.
+    """
+    import networkx as nx
+
+    graph: nx.DiGraph[StageNode] = nx.DiGraph()
+    for step in range(STEPS):
+        graph.add_nodes_from((step, position) for position, op in enumerate(stage.ops) if type(op) is not Release)
+    for accesses in _accesses_of_shared_bytes(stage):
+        for earlier, later in combinations(sorted(accesses, key=lambda access: access.node), 2):
+            if earlier.node != later.node and (earlier.writes or later.writes):
+                graph.add_edge(earlier.node, later.node, reason=_reason(earlier, later))
+    for nodes in _engine_orders(stage):
+        graph.add_edges_from(pairwise(nodes), reason="engine order")
+    return graph
+
+
+def module_graph(module: Module, *, rendezvous: bool) -> nx.DiGraph[ModuleNode]:
+    """All stages of a module over two steps, with messages and collectives; the program ends exactly if it has no cycle.
+
+    A collective is one node for all its members, and so is a message with `rendezvous` sends; with buffered sends a receive
+    waits for its send. A node is named after its first member, (stage, step, position), and has all of them in `members`.
+    """
+    import networkx as nx
+
+    name: dict[ModuleNode, ModuleNode] = {}
+    graph: nx.DiGraph[ModuleNode] = nx.DiGraph()
+    meetings = list(_collectives(module))
+    messages = list(_messages(module))
+    for meeting in meetings + (messages if rendezvous else []):
+        name.update(dict.fromkeys(meeting, meeting[0]))
+        graph.add_node(meeting[0], members=tuple(meeting))
+    for stage in module.stages:
+        local = dependence_graph(stage)
+        for step, position in local.nodes:
+            node = (stage.index, step, position)
+            if node not in name:
+                name[node] = node
+                graph.add_node(node, members=(node,))
+        for (step, position), (later_step, later), reason in local.edges(data="reason"):
+            source, target = name[stage.index, step, position], name[stage.index, later_step, later]
+            graph.add_edge(source, target, reason=reason)
+    if not rendezvous:
+        for send, recv in messages:
+            graph.add_edge(name[send], name[recv], reason="message")
+    return graph
+
+
+def op_at(module: Module, node: ModuleNode) -> Op:
+    """The op a node of a module's graph stands for (its first member's)."""
+    stage, _, position = node
+    return module.stages[stage].ops[position]
+
+
+def critical_path(graph: nx.DiGraph[Node], seconds: Callable[[Node], float]) -> tuple[float, list[Node]]:
+    """The longest chain of ops, each waiting for the one before: its seconds and its nodes; (0, []) where there is none.
+
+    Raises ValueError where the graph has a cycle.
+    """
+    finish = finish_times(graph, seconds)
+    if not finish:
+        return 0.0, []
+    node = max(finish, key=finish.__getitem__)
+    total = finish[node]
+    path = [node]
+    while before := list(graph.predecessors(path[-1])):
+        path.append(max(before, key=finish.__getitem__))
+    return total, path[::-1]
+
+
+def finish_times(graph: nx.DiGraph[Node], seconds: Callable[[Node], float]) -> dict[Node, float]:
+    """When each op ends if it starts as soon as it may and takes `seconds`.
+
+    Raises ValueError where the graph has a cycle.
+    """
+    import networkx as nx
+
+    if not nx.is_directed_acyclic_graph(graph):
+        raise ValueError("a program that does not end has no finish times")
+    finish: dict[Node, float] = {}
+    for node in nx.topological_sort(graph):
+        start = max((finish[before] for before in graph.predecessors(node)), default=0.0)
+        finish[node] = start + seconds(node)
+    return finish
+
+
+def _accesses_of_shared_bytes(stage: Stage) -> Iterator[list[_Access]]:
+    """The accesses to each tensor, and to each pair of tensors that have a byte in common."""
+    by_tensor: dict[Tensor, list[_Access]] = defaultdict(list)
+    for step in range(STEPS):
+        for position, op in enumerate(stage.ops):
+            if type(op) is Release:
+                continue
+            written = op.writes + op.updates + op.scratch
+            for tensor in dict.fromkeys(op.operands):
+                by_tensor[tensor].append(_Access((step, position), tensor, tensor in written))
+    yield from by_tensor.values()
+    for one, other in combinations(by_tensor, 2):
+        if _share_a_byte(one, other):
+            yield by_tensor[one] + by_tensor[other]
+
+
+def _share_a_byte(one: Tensor, other: Tensor) -> bool:
+    if one.offset is None or other.offset is None:
+        return False
+    return one.offset < other.offset + other.type.nbytes and other.offset < one.offset + one.type.nbytes
+
+
+def _reason(earlier: _Access, later: _Access) -> str:
+    if earlier.tensor is not later.tensor:
+        return f"%{later.tensor.name} takes bytes of %{earlier.tensor.name}"
+    first, second = ("write" if access.writes else "read" for access in (earlier, later))
+    return f"{second} after {first} of %{later.tensor.name}"
+
+
+def _engine_orders(stage: Stage) -> list[list[StageNode]]:
+    orders: dict[object, list[StageNode]] = defaultdict(list)
+    for step in range(STEPS):
+        for position, op in enumerate(stage.ops):
+            if type(op) is not Release:
+                orders[op.engine].append((step, position))
+    return list(orders.values())
+
+
+def _messages(module: Module) -> Iterator[list[ModuleNode]]:
+    """[send, recv] of every message: the k-th receive of a channel takes the k-th message sent."""
+    sent: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+    received: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+    for stage in module.stages:
+        for position, op in enumerate(stage.ops):
+            if type(op) is Send:
+                sent[stage.index, op.peer, op.payload].append((stage.index, position))
+            elif type(op) is Recv:
+                received[op.peer, stage.index, op.payload].append((stage.index, position))
+    for channel in {**sent, **received}:
+        for send, recv in zip(sent[channel], received[channel], strict=True):
+            for step in range(STEPS):
+                yield [(send[0], step, send[1]), (recv[0], step, recv[1])]
+
+
+def _collectives(module: Module) -> Iterator[list[ModuleNode]]:
+    """The members of every collective that spans stages: the k-th one of a group is the same on all its stages."""
+    last = len(module.stages) - 1
+    found: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+    for stage in module.stages:
+        count: dict[Hashable, int] = defaultdict(int)
+        for position, op in enumerate(stage.ops):
+            if isinstance(op, AllReduce | AllReduceScalar) and op.group is not Group.REPLICAS:
+                # at the ends of two stages are all stages: one group, one order
+                group = Group.ALL if op.group is Group.ALL or last <= 1 else Group.ENDS
+                found[group, count[group]].append((stage.index, position))
+                count[group] += 1
+    for places in found.values():
+        for step in range(STEPS):
+            yield [(stage, step, position) for stage, position in places]

@@ -1,0 +1,62 @@
+"""A target with made-up but plausible numbers: enough for passes, no machine behind it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ratrain_ir.ops import (
+    AllGather,
+    AllReduce,
+    Backward,
+    Engine,
+    Forward,
+    Recompute,
+    Recv,
+    ReduceScatter,
+    Send,
+    Update,
+)
+from ratrain_ir.target import WorkspaceRequest
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module, Stage
+    from ratrain_ir.ops import Op
+
+_WORKSPACE_ROWS = 3
+"""Rows of an op's largest operand that its workspace holds, where it has one: any number that is not a round one."""
+
+
+@frozen
+class FakeTarget:
+    """Implements `ratrain_ir.target.Target`. Block ops and collectives need workspace, some of it shared between engines' ops.
+
+    Workspace depends on the routine (kind of op and of block) and on the types of its operands only, as a target's must.
+    """
+
+    capacity_bytes: int = 1 << 40
+    update_engine: Engine = Engine.COMPUTE
+    name: str = "fake"
+    seconds_per_byte: float = 1e-9
+
+    def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
+        """Scratch of a few rows of the largest operand; none for messages, inputs and scalars."""
+        del module
+        if isinstance(op, Forward | Recompute | Backward):
+            blocks: tuple[object, ...] = (op.block.kind,)
+        elif isinstance(op, ReduceScatter | AllReduce | AllGather):
+            blocks = op.blocks
+        else:
+            return None
+        largest = max(tensor.type.nbytes for tensor in op.reads + op.writes + op.updates)
+        parts = (op.keyword, *blocks, str(largest))
+        return WorkspaceRequest("-".join(str(part).replace(".", "-") for part in parts), largest // 2 + _WORKSPACE_ROWS)
+
+    def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
+        """Seconds proportional to the bytes an op touches; block ops count ten times, updates and messages once."""
+        del module, stage
+        factor = 10.0 if isinstance(op, Forward | Recompute | Backward) else 1.0
+        touched = sum(tensor.type.nbytes for tensor in dict.fromkeys(op.operands))
+        latency = 1e-6 if isinstance(op, Send | Recv | Update | AllGather) else 0.0
+        return latency + factor * touched * self.seconds_per_byte

@@ -1,0 +1,181 @@
+"""Hypothesis strategies: small models, every plan the compiler takes for them, and what can be made of both.
+
+Everything is small enough to be checked by brute force: at most 6 layers, 4 stages, 6 micro-batches, 3 replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+from hypothesis import strategies as st
+
+from ratrain_ir.frontend.lowering import lower
+from ratrain_ir.frontend.model_config import ModelConfig, check_model
+from ratrain_ir.frontend.plan import Plan, check_plan
+from ratrain_ir.ops import Engine
+from ratrain_ir.testing.fake_target import FakeTarget
+
+if TYPE_CHECKING:
+    from ratrain_ir.analysis.lifetime import Interval
+    from ratrain_ir.module import Module
+
+MAX_LAYERS = 6
+MAX_STAGES = 4
+MAX_MICRO_BATCHES = 6
+MAX_REPLICAS = 3
+
+PassSpec = tuple[str, dict[str, str]]
+"""A pass by name, and its options as text."""
+
+PipelineChoices = Sequence[tuple[str, Mapping[str, Sequence[str]]]]
+"""Passes in a legal order; for each option the texts it may have."""
+
+
+@st.composite
+def models(draw: st.DrawFn, *, min_layers: int = 1, max_layers: int = MAX_LAYERS) -> ModelConfig:
+    """Models of a few kilobytes, of every family, with grouped and single key-value heads, biases, tied embeddings."""
+    family = draw(st.sampled_from(("llama", "mistral", "qwen2", "baichuan")))
+    heads = draw(st.sampled_from((1, 2, 4)))
+    head_dim = draw(st.sampled_from((2, 4)))
+    alibi = family == "baichuan" and draw(st.booleans())
+    normalised = family == "baichuan" and draw(st.booleans())
+    model = ModelConfig(
+        name=draw(st.sampled_from(("toy", "tiny-2.5_b"))),
+        family=family,
+        vocab_size=draw(st.integers(2, 40)),
+        hidden_size=heads * head_dim if family == "baichuan" else draw(st.integers(1, 12)),
+        layers=draw(st.integers(min_layers, max_layers)),
+        heads=heads,
+        kv_heads=heads if family == "baichuan" else draw(st.sampled_from([k for k in (1, 2, 4) if heads % k == 0])),
+        head_dim=head_dim,
+        ffn_size=draw(st.integers(1, 20)),
+        norm_eps=draw(st.sampled_from((1e-5, 1e-6))),
+        position="alibi" if alibi else "rope",
+        rope_theta=0.0 if alibi else draw(st.sampled_from((10000.0, 1e6))),
+        sliding_window=draw(st.none() | st.integers(1, 8)) if family in {"mistral", "qwen2"} else None,
+        qkv_bias=family == "qwen2",
+        tied_embeddings=not normalised and draw(st.booleans()),
+        normalised_head=normalised,
+        packed_qkv=family == "baichuan",
+    )
+    check_model(model)
+    return model
+
+
+@st.composite
+def plans(
+    draw: st.DrawFn,
+    model: ModelConfig,
+    *,
+    max_stages: int = MAX_STAGES,
+    max_micro_batches: int = MAX_MICRO_BATCHES,
+    max_replicas: int = MAX_REPLICAS,
+) -> Plan:
+    """Plans for a model: any stages and uneven cuts, ZeRO 0 to 2, both reduce modes, f16 and f32, fixed and dynamic scale."""
+    pp = draw(st.integers(1, min(max_stages, model.layers)))
+    inner = st.integers(1, max(1, model.layers - 1))
+    cuts = tuple(sorted(draw(st.sets(inner, min_size=pp - 1, max_size=pp - 1)))) if pp > 1 else ()
+    zero = draw(st.integers(0, 2))
+    dtypes = st.sampled_from(("f16", "f32"))
+    view_dtype = draw(dtypes)
+    plan = Plan(
+        pp=pp,
+        dp=draw(st.integers(1, max_replicas)),
+        cuts=cuts,
+        micro_batch_size=draw(st.integers(1, 2)),
+        micro_batches=draw(st.integers(1, max_micro_batches)),
+        seq_len=draw(st.integers(1, 8)),
+        zero=zero,
+        reduce=draw(st.sampled_from(("last", "each-micro-batch"))) if zero == 2 else "last",
+        view_dtype=view_dtype,
+        grad_dtype=draw(dtypes),
+        grad_shard_dtype=draw(dtypes),
+        loss_scale=1.0 if view_dtype == "f32" else draw(st.sampled_from((None, 1.0, 1024.0))),
+        seed=draw(st.sampled_from((0, (1 << 63) - 1))),
+    )
+    plan = evolve(plan, optimizer=evolve(plan.optimizer, lr=draw(st.sampled_from((3e-4, 1.0)))))
+    check_plan(plan, model)
+    return plan
+
+
+@frozen
+class Case:
+    """A model and a plan for it: what a counterexample needs to be repeated."""
+
+    model: ModelConfig
+    plan: Plan
+
+    def module(self) -> Module:
+        """A new dataflow module of one training step; passes change it in place."""
+        return lower(self.model, self.plan)
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    *,
+    max_layers: int = MAX_LAYERS,
+    max_stages: int = MAX_STAGES,
+    max_micro_batches: int = MAX_MICRO_BATCHES,
+) -> Case:
+    """A generated model under a generated plan."""
+    model = draw(models(max_layers=max_layers))
+    return Case(model, draw(plans(model, max_stages=max_stages, max_micro_batches=max_micro_batches)))
+
+
+def dataflow_modules(**bounds: int) -> st.SearchStrategy[Module]:
+    """One training step of a generated case, in plain micro-batch order."""
+    return cases(**bounds).map(Case.module)
+
+
+@st.composite
+def pass_specs(draw: st.DrawFn, choices: PipelineChoices) -> list[PassSpec]:
+    """Some of the passes of a table, in its order, each with some of its options. `pipeline_of` makes the string."""
+    specs: list[PassSpec] = []
+    for name, options in choices:
+        if draw(st.booleans()):
+            specs.append(
+                (name, {key: draw(st.sampled_from(texts)) for key, texts in options.items() if draw(st.booleans())})
+            )
+    return specs
+
+
+def pipeline_of(specs: Sequence[PassSpec]) -> str:
+    """The pipeline string of a list of pass specifications."""
+    return ",".join(_pass_text(name, options) for name, options in specs)
+
+
+def pipelines(choices: PipelineChoices) -> st.SearchStrategy[str]:
+    """Pipeline strings of passes of a table."""
+    return pass_specs(choices).map(pipeline_of)
+
+
+def targets() -> st.SearchStrategy[FakeTarget]:
+    """Targets that run updates on either engine."""
+    return st.sampled_from((FakeTarget(), FakeTarget(update_engine=Engine.HOST)))
+
+
+@st.composite
+def allocation_problems(draw: st.DrawFn, *, max_buffers: int = 24, unit: int = 64) -> dict[str, Any]:
+    """Arguments of an allocation problem: `sizes` (multiples of `unit`), `intervals` (disjoint, ascending), `positions`."""
+    positions = draw(st.integers(1, 30))
+    count = draw(st.integers(0, max_buffers))
+    intervals = [draw(_intervals(positions)) for _ in range(count)]
+    sizes = [unit * draw(st.integers(0 if unit == 1 else 1, 20)) for _ in range(count)]
+    return {"sizes": sizes, "intervals": intervals, "positions": positions}
+
+
+@st.composite
+def _intervals(draw: st.DrawFn, positions: int) -> tuple[Interval, ...]:
+    """One or two half-open intervals inside [0, positions); touching ones are two lives of one buffer."""
+    if draw(st.integers(0, 4)) == 0:
+        return ((0, positions),)
+    ends = sorted(draw(st.lists(st.integers(0, positions), min_size=2, max_size=4)))
+    found = tuple((a, b) for a, b in zip(ends[::2], ends[1::2], strict=False) if a < b)
+    return found or ((ends[0], ends[0] + 1),) if ends[0] < positions else ((positions - 1, positions),)
+
+
+def _pass_text(name: str, options: Mapping[str, str]) -> str:
+    return name + (f"{{{' '.join(f'{key}={value}' for key, value in options.items())}}}" if options else "")

@@ -1,0 +1,98 @@
+"""Collectives of the local engine: all members' arenas are in reach, sums are made in rank order.
+
+Gradients are averaged over replicas in float32 and rounded once; a flag of a block is set on all replicas as soon as one local
+contribution, or the reduced shard, is not finite. Results are those that `docs/rtir.md` defines for every engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from targets.program import Instruction
+from targets.runtime.kernels import KernelSet, Scratch
+from targets.runtime.rank import Rank
+
+Views = dict[str, NDArray[Any]]
+Member = tuple[Rank, Instruction]
+
+
+def reduce_scatter(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
+    """Each replica's shard becomes (or grows by) the mean of that part of all replicas' gradients."""
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    accumulate = members[0][1].accumulates
+    for unit in members[0][1].blocks:
+        finite = True
+        for index, mine in enumerate(views):
+            shard = mine[f"gs.{unit}"]
+            part = slice(index * shard.size, (index + 1) * shard.size)
+            parts = [other[f"g.{unit}"][part] for other in views]
+            scratch.reset()
+            finite &= kernels.mean_of_replicas(
+                parts, shard, scratch=scratch, accumulate=accumulate, divisor=float(len(views))
+            )
+        _set_flags(views, unit, finite=finite, accumulate=accumulate)
+
+
+def all_reduce_replicas(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
+    """Every replica's gradient becomes the mean of all."""
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    for unit in members[0][1].blocks:
+        gradients = [view[f"g.{unit}"] for view in views]
+        scratch.reset()
+        finite = kernels.mean_of_replicas(
+            gradients, gradients[0], scratch=scratch, accumulate=False, divisor=float(len(views))
+        )
+        for other in gradients[1:]:
+            np.copyto(other, gradients[0])
+        _set_flags(views, unit, finite=finite, accumulate=False)
+
+
+def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
+    """Tied embeddings: first + last, on both; a flag of either is a flag of both."""
+    found: Views = {}
+    for rank, instruction in members:
+        found |= rank.by_role(instruction)
+    first, last = found["gs.embed"], found["gs.head"]
+    scratch.reset()
+    kernels.add(first, last, first, scratch=scratch)
+    np.copyto(last, first)
+    scratch.reset()
+    finite = kernels.all_finite(first, scratch=scratch)
+    flag = max(int(found["flag.embed"][0]), int(found["flag.head"][0]), int(not finite))
+    found["flag.embed"][0] = found["flag.head"][0] = flag
+
+
+def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
+    """Every replica's view becomes all shards of the master weights, rounded to the view's type."""
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    for unit in members[0][1].blocks:
+        whole = views[0][f"w.{unit}"]
+        for index, mine in enumerate(views):
+            shard = mine[f"p.{unit}"]
+            scratch.reset()
+            kernels.cast(shard, whole[index * shard.size : (index + 1) * shard.size], scratch=scratch)
+        for other in views[1:]:
+            np.copyto(other[f"w.{unit}"], whole)
+
+
+def any_flag(members: Sequence[Member]) -> None:
+    """The overflow flag of all ranks: set where any block's flag is."""
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    overflow = any(int(view[0]) for found in views for role, view in found.items() if role != "overflow")
+    for found in views:
+        found["overflow"][0] = int(overflow)
+
+
+def total_loss(members: Sequence[Member]) -> float:
+    """The step's loss summed over replicas in rank order, float64, in nats over all tokens."""
+    return float(sum(float(rank.by_role(instruction)["loss"][0]) for rank, instruction in members))
+
+
+def _set_flags(views: Sequence[Views], unit: str, *, finite: bool, accumulate: bool) -> None:
+    for view in views:
+        flag = view[f"flag.{unit}"]
+        flag[0] = int(not finite) | (int(flag[0]) if accumulate else 0)

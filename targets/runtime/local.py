@@ -1,0 +1,228 @@
+"""The local engine: all ranks of a job in one process, deterministic.
+
+`ordered` visits the heads of all (rank, engine) streams in a fixed round and runs those that are ready; it ends for every program
+that verifies. With an interleaving seed it picks among the ready heads at random instead: any order the waits allow gives the
+same bytes. A send copies its bytes out (transport memory outside the arenas); its receive copies them in.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from attrs import define, frozen
+from numpy.typing import NDArray
+
+from ratrain_ir.diagnostics import fail
+from ratrain_ir.ops import ENGINES, Engine, Part
+from targets.program import Instruction, Program
+from targets.runtime import collectives
+from targets.runtime.collectives import Member
+from targets.runtime.data import Batches
+from targets.runtime.kernels import KernelSet, Scratch
+from targets.runtime.optimizer import LossScale, Updater
+from targets.runtime.rank import Rank, bind_routine, prepare_tables, routine_scratch_bytes
+
+
+@frozen
+class StepReport:
+    """What one step did. `loss` is the mean over the step's tokens in nats, before the update."""
+
+    step: int
+    loss: float
+    tokens: int
+    loss_scale: float
+    skipped_blocks: int
+
+
+@define(eq=False)
+class _Head:
+    """The next instruction of one engine of one rank."""
+
+    rank: Rank
+    engine: Engine
+
+
+class LocalEngine:
+    """Runs a program's ranks in this process."""
+
+    def __init__(
+        self, program: Program, kernels: KernelSet, batches: Batches, *, interleave_seed: int | None = None
+    ) -> None:
+        plan = program.plan
+        self.program = program
+        self.kernels = kernels
+        self.batches = batches
+        self.ranks = [[Rank(program, s, r) for r in range(plan.dp)] for s in range(plan.pp)]
+        self.choice = random.Random(interleave_seed) if interleave_seed is not None else None  # noqa: S311
+        self.first_step = 0
+        """Steps done before this engine was made (a resumed run)."""
+        self.channels: dict[tuple[int, int, int, str], deque[NDArray[Any]]] = {}
+        self.transport_bytes = 0
+        self.peak_transport_bytes = 0
+        self.losses: dict[int, float] = {}
+        prepare_tables(program, kernels)
+        self.updater = Updater(program, kernels)
+        self.scratch = Scratch(self._scratch_bytes())
+        self.bound: dict[tuple[int, int, int], Callable[[], None]] = {}
+        self._bind()
+        self.heads = [
+            _Head(rank, e) for ranks in self.ranks for rank in ranks for e in ENGINES if rank.stage.streams[e]
+        ]
+
+    def _scratch_bytes(self) -> int:
+        routines = max((routine_scratch_bytes(r, self.kernels) for r in self.program.routines), default=0)
+        return max(routines, self.updater.scratch_bytes())
+
+    def _bind(self) -> None:
+        for ranks in self.ranks:
+            for rank in ranks:
+                for instruction in rank.stage.streams[Engine.COMPUTE]:
+                    if instruction.routine is not None:
+                        key = (rank.stage_index, rank.replica, id(instruction))
+                        self.bound[key] = bind_routine(rank, instruction, self.kernels, self.scratch)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of all arenas of the process."""
+        return sum(rank.arena.size for ranks in self.ranks for rank in ranks)
+
+    def run_step(self, step: int) -> StepReport:
+        """Run one step to its end; steps are numbered from 0 over the whole training.
+
+        Raises `DiagnosticError` RT093 when nothing is ready though work is left: the program would hang.
+        """
+        limit = step - self.first_step + 1
+        self.updater.begin_step(step)
+        while True:
+            ran, unfinished = (self._round if self.choice is None else self._random_pick)(limit)
+            if not unfinished:
+                break
+            if not ran:
+                self._hang(limit)
+        scale = float(self.ranks[0][0].tensor("scale")[0])
+        tokens = self.program.plan.tokens_per_step
+        return StepReport(step, self.losses.pop(step) / tokens, tokens, scale, self.updater.skipped)
+
+    def _round(self, limit: int) -> tuple[bool, bool]:
+        """Visit every head once, running each engine as far as it goes; (anything ran, work is left)."""
+        ran = unfinished = False
+        for head in self.heads:
+            while self._try_run(head, limit):
+                ran = True
+            unfinished |= self._has_work(head, limit)
+        return ran, unfinished
+
+    def _random_pick(self, limit: int) -> tuple[bool, bool]:
+        """Run one ready head, chosen at random."""
+        assert self.choice is not None
+        working = [head for head in self.heads if self._has_work(head, limit)]
+        self.choice.shuffle(working)
+        return any(self._try_run(head, limit) for head in working), bool(working)
+
+    def _has_work(self, head: _Head, limit: int) -> bool:
+        return head.rank.completed[head.engine] < limit * len(head.rank.stage.streams[head.engine])
+
+    def _try_run(self, head: _Head, limit: int) -> bool:
+        """Run the head's instruction if it is ready; whether it ran."""
+        if not self._has_work(head, limit):
+            return False
+        found = head.rank.head(head.engine)
+        assert found is not None
+        instruction, step = found
+        if not head.rank.is_ready(instruction, step):
+            return False
+        if instruction.group:
+            return self._try_collective(head.rank, instruction, step + self.first_step)
+        if instruction.keyword == "recv":
+            return self._try_recv(head.rank, instruction)
+        self._run_alone(head.rank, instruction, step + self.first_step)
+        head.rank.completed[head.engine] += 1
+        return True
+
+    def _run_alone(self, rank: Rank, instruction: Instruction, step: int) -> None:
+        """Run an instruction that needs no partner."""
+        if instruction.routine is not None:
+            self.bound[rank.stage_index, rank.replica, id(instruction)]()
+        elif instruction.keyword == "send":
+            self._send(rank, instruction)
+        elif instruction.keyword == "load_input":
+            assert instruction.micro_batch is not None
+            out = rank.by_role(instruction)["data"]
+            self.batches.fill(step, rank.replica, instruction.micro_batch, Part(instruction.variant), out)
+        elif instruction.keyword == "update":
+            self.updater.update(rank, instruction, self.scratch)
+        else:
+            assert instruction.keyword == "scale_update"
+            LossScale(rank.by_role(instruction)["scale"]).advance(
+                overflow=bool(rank.by_role(instruction)["overflow"][0])
+            )
+
+    def _send(self, rank: Rank, instruction: Instruction) -> None:
+        assert instruction.peer is not None
+        data = rank.by_role(instruction)["data"].copy()
+        key = (rank.stage_index, instruction.peer, rank.replica, instruction.variant)
+        self.channels.setdefault(key, deque()).append(data)
+        self.transport_bytes += data.nbytes
+        self.peak_transport_bytes = max(self.peak_transport_bytes, self.transport_bytes)
+
+    def _try_recv(self, rank: Rank, instruction: Instruction) -> bool:
+        assert instruction.peer is not None
+        queue = self.channels.get((instruction.peer, rank.stage_index, rank.replica, instruction.variant))
+        if not queue:
+            return False
+        data = queue.popleft()
+        np.copyto(rank.by_role(instruction)["data"], data)
+        self.transport_bytes -= data.nbytes
+        rank.completed[Engine.RECV] += 1
+        return True
+
+    def _members(self, rank: Rank, instruction: Instruction) -> list[Rank]:
+        """The ranks of a collective's group, in stage and replica order."""
+        if instruction.group == "replicas":
+            return self.ranks[rank.stage_index]
+        if instruction.group == "ends":
+            stages = {0, self.program.plan.pp - 1}
+            return [self.ranks[s][rank.replica] for s in sorted(stages)]
+        return [member for ranks in self.ranks for member in ranks]
+
+    def _try_collective(self, rank: Rank, instruction: Instruction, step: int) -> bool:
+        """Run a collective when all members have it at the head of their engine and are ready."""
+        members: list[Member] = []
+        for member in self._members(rank, instruction):
+            found = member.head(Engine.COLLECTIVE)
+            if found is None or found[0].title_without_blocks != instruction.title_without_blocks:
+                return False
+            if found[1] + self.first_step != step or not member.is_ready(*found):
+                return False
+            members.append((member, found[0]))
+        self._run_collective(instruction, members, step)
+        for member, _ in members:
+            member.completed[Engine.COLLECTIVE] += 1
+        return True
+
+    def _run_collective(self, instruction: Instruction, members: list[Member], step: int) -> None:
+        keyword = instruction.keyword
+        if keyword == "reduce_scatter":
+            collectives.reduce_scatter(members, self.kernels, self.scratch)
+        elif keyword == "all_gather":
+            collectives.all_gather(members, self.kernels, self.scratch)
+        elif keyword == "all_reduce" and instruction.group == "replicas":
+            collectives.all_reduce_replicas(members, self.kernels, self.scratch)
+        elif keyword == "all_reduce":
+            collectives.all_reduce_ends(members, self.kernels, self.scratch)
+        elif instruction.variant == "loss":
+            self.losses[step] = collectives.total_loss(members)
+        else:
+            collectives.any_flag(members)
+
+    def _hang(self, limit: int) -> None:
+        waiting = []
+        for head in self.heads:
+            found = head.rank.head(head.engine)
+            if self._has_work(head, limit) and found is not None:
+                waiting.append(f"{head.rank.name}, {head.engine.value} engine: '{found[0].title}'")
+        fail("RT093", f"the program hangs; these instructions wait for ever: {'; '.join(waiting[:20])}")

@@ -1,0 +1,133 @@
+"""UpdateShard and the loss scale as the interpreter runs them.
+
+An update is skipped, on all replicas alike, when its block's flag is set: some contribution to the gradient was not finite. Adam's
+step count is carried per block and counts applied updates. The loss scale halves after a step with an overflow and doubles after
+`GROWTH_INTERVAL` steps without one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ratrain_ir.blocks import is_sharded, parameters, parse_block
+from ratrain_ir.types import Dtype
+from targets.program import Instruction, Program
+from targets.runtime.kernels import KernelSet, Scratch
+from targets.runtime.rank import Rank, shape_only
+
+INITIAL_SCALE = 65536.0
+GROWTH_INTERVAL = 2000
+_MAX_SCALE = 2.0**24
+
+
+@frozen(eq=False)
+class LossScale:
+    """The carried scalar `scale`: the factor of the loss, and the steps since it last changed."""
+
+    values: NDArray[np.float32]
+
+    def start(self, fixed: float | None) -> None:
+        """The scale of the first step: the plan's, or the dynamic one's start."""
+        self.values[0] = INITIAL_SCALE if fixed is None else fixed
+        self.values[1] = 0.0
+
+    def advance(self, *, overflow: bool) -> None:
+        """The scale of the next step."""
+        if overflow:
+            self.values[0] = max(1.0, float(self.values[0]) / 2)
+            self.values[1] = 0.0
+            return
+        self.values[1] += 1.0
+        if self.values[1] >= GROWTH_INTERVAL:
+            self.values[0] = min(_MAX_SCALE, float(self.values[0]) * 2)
+            self.values[1] = 0.0
+
+
+class Updater:
+    """Applies AdamW to the shards of a program's blocks."""
+
+    def __init__(self, program: Program, kernels: KernelSet) -> None:
+        self.program = program
+        self.kernels = kernels
+        self.learning_rate = 0.0
+        self.skipped = 0
+        """Blocks skipped in this step, counted once a rank."""
+
+    def begin_step(self, step: int) -> None:
+        """Set what depends on the step's number alone."""
+        self.learning_rate = self.program.plan.optimizer.learning_rate(step)
+        self.skipped = 0
+
+    def update(self, rank: Rank, instruction: Instruction, scratch: Scratch) -> None:
+        """One block's update; a set flag leaves everything as it was but the view, which is written all the same."""
+        views = rank.by_role(instruction)
+        master, view = views["p"], views.get("w")
+        scratch.reset()
+        if int(views["flag"][0]):
+            self.skipped += 1
+            if view is not None:
+                self.kernels.cast(master, view, scratch=scratch)
+            return
+        views["t"][0] += 1
+        settings = self.program.plan.optimizer
+        self.kernels.adamw(
+            master,
+            views["m1"],
+            views["m2"],
+            views["g"],
+            view,
+            scratch=scratch,
+            step=int(views["t"][0]),
+            grad_multiplier=1.0 / float(views["scale"][0]),
+            lr=self.learning_rate,
+            beta1=settings.betas[0],
+            beta2=settings.betas[1],
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            decay=self.decayed_ranges(instruction.blocks[0], rank.replica, master.size),
+        )
+
+    def decayed_ranges(self, unit: str, replica: int, elements: int) -> list[tuple[int, int]]:
+        """The parts of a replica's shard that are decayed: matrices, not norms or biases."""
+        block = parse_block(unit)
+        assert block is not None
+        start = replica * elements if is_sharded(self.program.plan) else 0
+        ranges = []
+        for parameter in parameters(self.program.model, block):
+            low = max(parameter.offset - start, 0)
+            high = min(parameter.offset + parameter.elements - start, elements)
+            if parameter.decayed and low < high:
+                ranges.append((low, high))
+        return ranges
+
+    def scratch_bytes(self) -> int:
+        """Scratch of the largest update or reduction of any stage."""
+        plan = self.program.plan
+        most = 0
+        for stage in self.program.stages:
+            for tensor in stage.tensors:
+                if tensor.name.startswith("p."):
+                    most = max(most, self._bytes_for(tensor.type.elements, plan.dp, Dtype(plan.grad_shard_dtype)))
+        return most
+
+    def _bytes_for(self, elements: int, replicas: int, dtype: Dtype) -> int:
+        plan = self.program.plan
+        f32, shard = shape_only(Dtype.F32, (elements,)), shape_only(dtype, (elements,))
+        whole = shape_only(Dtype(plan.grad_dtype), (elements,))
+        view = shape_only(Dtype(plan.view_dtype), (elements,))
+        options: dict[str, Any] = {"step": 1, "grad_multiplier": 1.0, "lr": 1.0, "beta1": 0.9, "beta2": 0.9}
+        options |= {"eps": 1.0, "weight_decay": 0.0, "decay": [(0, elements)]}
+        needs = [
+            self.kernels.scratch_bytes("adamw", master=f32, m=f32, v=f32, grad=shard, view=view, **options),
+            self.kernels.scratch_bytes("cast", src=f32, dst=view),
+            self.kernels.scratch_bytes("add", a=shard, b=shard, out=shard),
+            self.kernels.scratch_bytes("all_finite", a=shard),
+            self.kernels.scratch_bytes(
+                "mean_of_replicas", parts=[whole] * replicas, out=shard, accumulate=True, divisor=float(replicas)
+            ),
+        ]
+        return max(needs)

@@ -1,0 +1,160 @@
+"""One rank: a stage of one replica, its arena, and its instructions bound to views of the arena.
+
+The arena is allocated once, exactly as large as the program says; every tensor is a view at its offset, so a wrong offset is a
+wrong loss. Block ops are bound to kernels once, before the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.ops import ENGINES, Engine
+from ratrain_ir.types import ALIGNMENT_BYTES, Dtype
+from targets.program import Instruction, Program, ProgramStage, ProgramTensor
+from targets.routine import Routine, Step
+from targets.runtime.kernels import AttentionSpec, KernelSet, Scratch
+
+Bytes = NDArray[np.uint8]
+
+NUMPY_DTYPES = {
+    Dtype.F16: np.dtype(np.float16),
+    Dtype.F32: np.dtype(np.float32),
+    Dtype.F64: np.dtype(np.float64),
+    Dtype.I32: np.dtype(np.int32),
+    Dtype.I64: np.dtype(np.int64),
+    Dtype.U8: np.dtype(np.uint8),
+    Dtype.U32: np.dtype(np.uint32),
+}
+
+
+class Rank:
+    """A stage of one replica, ready to execute block ops."""
+
+    def __init__(self, program: Program, stage: int, replica: int) -> None:
+        self.program = program
+        self.stage_index = stage
+        self.replica = replica
+        self.stage: ProgramStage = program.stages[stage]
+        self.arena = aligned_bytes(self.stage.arena_bytes)
+        self.views = [tensor_view(self.arena, tensor) for tensor in self.stage.tensors]
+        self.index = {tensor.name: i for i, tensor in enumerate(self.stage.tensors)}
+        self.completed = dict.fromkeys(ENGINES, 0)
+        """Instructions each engine has completed, over all steps."""
+
+    @property
+    def name(self) -> str:
+        """The rank as messages call it."""
+        return f"stage @{self.stage_index} replica {self.replica}"
+
+    def by_role(self, instruction: Instruction) -> dict[str, NDArray[Any]]:
+        """Views of an instruction's operands by role."""
+        return {operand.role: self.views[operand.tensor] for operand in instruction.operands}
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        """View of a tensor by its name.
+
+        Raises KeyError for an unknown name.
+        """
+        return self.views[self.index[name]]
+
+    def head(self, engine: Engine) -> tuple[Instruction, int] | None:
+        """The next instruction of an engine and its step, or None where the engine has no work at all."""
+        stream = self.stage.streams[engine]
+        if not stream:
+            return None
+        step, position = divmod(self.completed[engine], len(stream))
+        return stream[position], step
+
+    def is_ready(self, instruction: Instruction, step: int) -> bool:
+        """Whether everything an instruction of a step waits for on this rank is complete."""
+        for wait in instruction.waits:
+            at = step - 1 if wait.previous_step else step
+            if at >= 0 and self.completed[wait.engine] < at * len(self.stage.streams[wait.engine]) + wait.count:
+                return False
+        return True
+
+
+def aligned_bytes(count: int) -> Bytes:
+    """Zeroed bytes that start at a multiple of the alignment."""
+    raw = np.zeros(count + ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[start : start + count]
+
+
+def tensor_view(arena: Bytes, tensor: ProgramTensor) -> NDArray[Any]:
+    """The tensor's bytes in the arena, with its type."""
+    data = arena[tensor.offset : tensor.offset + tensor.type.nbytes]
+    return data.view(NUMPY_DTYPES[tensor.type.dtype]).reshape(tensor.type.shape)
+
+
+def bind_routine(rank: Rank, instruction: Instruction, kernels: KernelSet, scratch: Scratch) -> Callable[[], None]:
+    """The kernel calls of a block op, bound to the rank's bytes."""
+    assert instruction.routine is not None
+    routine = rank.program.routines[instruction.routine]
+    operands = rank.by_role(instruction)
+    calls = [_bind_step(routine, step, operands, kernels, scratch) for step in routine.steps]
+
+    def run() -> None:
+        for kernel, arguments in calls:
+            scratch.reset()
+            kernel(**arguments)
+
+    return run
+
+
+def _bind_step(
+    routine: Routine, step: Step, operands: dict[str, NDArray[Any]], kernels: KernelSet, scratch: Scratch
+) -> tuple[Callable[..., None], dict[str, Any]]:
+    arguments: dict[str, Any] = {
+        name: _resolve(routine, reference, operands) for name, reference in step.operands.items()
+    }
+    return getattr(kernels, step.kernel), {**arguments, **step_options(step), "scratch": scratch}
+
+
+def _resolve(routine: Routine, reference: str, operands: dict[str, NDArray[Any]]) -> NDArray[Any]:
+    base, _, part = reference.partition(".")
+    if base in operands and not part:
+        return operands[base]
+    if part:
+        parameter = next(p for p in routine.parameters if p.name == part)
+        elements = int(np.prod(parameter.shape))
+        return operands[base][parameter.offset : parameter.offset + elements].reshape(parameter.shape)
+    intermediate = next(i for i in routine.intermediates if i.name == reference)
+    dtype = NUMPY_DTYPES[intermediate.dtype]
+    nbytes = int(np.prod(intermediate.shape)) * dtype.itemsize
+    data = operands["workspace"][intermediate.offset : intermediate.offset + nbytes]
+    return data.view(dtype).reshape(intermediate.shape)
+
+
+def step_options(step: Step) -> dict[str, Any]:
+    """A step's options as its kernel takes them."""
+    if step.kernel in ("attention_forward", "attention_backward"):
+        return {"spec": AttentionSpec(**step.options)}
+    return dict(step.options)
+
+
+def routine_scratch_bytes(routine: Routine, kernels: KernelSet) -> int:
+    """Scratch the kernel set needs for the largest step of a routine; looks at shapes only."""
+    return max((_step_scratch_bytes(routine, step, kernels) for step in routine.steps), default=0)
+
+
+def _step_scratch_bytes(routine: Routine, step: Step, kernels: KernelSet) -> int:
+    shapes = {name: shape_only(*routine.operand(reference)) for name, reference in step.operands.items()}
+    return kernels.scratch_bytes(step.kernel, **shapes, **step_options(step))
+
+
+def shape_only(dtype: Dtype, shape: tuple[int, ...]) -> NDArray[Any]:
+    """An array that has a shape and a dtype, but takes no memory."""
+    return np.broadcast_to(np.zeros((), NUMPY_DTYPES[dtype]), shape)
+
+
+def prepare_tables(program: Program, kernels: KernelSet) -> None:
+    """Build the constant tables of the kernel set before the first step."""
+    model: ModelConfig = program.model
+    if model.position == "rope":
+        kernels.prepare_rope(program.plan.seq_len, model.head_dim, model.rope_theta)

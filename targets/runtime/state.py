@@ -1,0 +1,107 @@
+"""Training state in and out of the ranks' arenas: initial weights, checkpoints. The outside sees whole blocks, never shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratrain_ir.blocks import Block, flat_elements, is_sharded, stage_blocks
+from targets.runtime.checkpoint import BlockState, TrainingState
+from targets.runtime.local import LocalEngine
+from targets.runtime.optimizer import LossScale
+from targets.runtime.rank import Rank
+from targets.runtime.weights import WeightSource, block_elements, flat_master
+
+Flat = NDArray[np.float32]
+_STATE_TENSORS = ("p", "m1", "m2")
+
+
+def start_from_weights(engine: LocalEngine, source: WeightSource) -> None:
+    """Fill the carried tensors for a first step: masters from a source, views rounded from them, moments zero."""
+    program = engine.program
+    for unit, ranks in _owners(engine):
+        flat = flat_master(program.model, program.plan, unit, source)
+        zeros = np.zeros_like(flat)
+        for rank in ranks:
+            _fill(engine, rank, unit, (flat, zeros, zeros), updates=0)
+    for ranks in engine.ranks:
+        for rank in ranks:
+            LossScale(rank.tensor("scale")).start(program.plan.loss_scale)
+
+
+def start_from_state(engine: LocalEngine, state: TrainingState) -> None:
+    """Fill the carried tensors from a checkpoint, which may come from another plan; go on at its step."""
+    program = engine.program
+    for unit, ranks in _owners(engine):
+        saved = state.blocks[unit]
+        elements = flat_elements(program.model, program.plan, unit)
+        flats = tuple(_padded(array, elements) for array in (saved.p, saved.m1, saved.m2))
+        for rank in ranks:
+            _fill(engine, rank, unit, (flats[0], flats[1], flats[2]), updates=saved.t)
+    for ranks in engine.ranks:
+        for rank in ranks:
+            rank.tensor("scale")[:] = state.scale
+    engine.first_step = state.step
+
+
+def training_state(engine: LocalEngine, step: int) -> TrainingState:
+    """What a checkpoint keeps after `step` steps; blocks are copied out when they are asked for."""
+    scale = engine.ranks[0][0].tensor("scale")
+    return TrainingState(step, _Blocks(engine), (float(scale[0]), float(scale[1])))
+
+
+def master_weights(engine: LocalEngine) -> Iterator[tuple[Block, Flat]]:
+    """Every block's whole master weights."""
+    for unit, ranks in _owners(engine):
+        yield unit, _gathered(engine, ranks, unit, "p")
+
+
+class _Blocks(Mapping[Block, BlockState]):
+    """Block states fetched one at a time, so that saving never holds all of them."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self.engine = engine
+        self.ranks = dict(_owners(engine))
+
+    def __getitem__(self, unit: Block) -> BlockState:
+        ranks = self.ranks[unit]
+        p, m1, m2 = (_gathered(self.engine, ranks, unit, name) for name in _STATE_TENSORS)
+        return BlockState(p, m1, m2, int(ranks[0].tensor(f"t.{unit}")[0]))
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self.ranks)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+
+def _owners(engine: LocalEngine) -> Iterator[tuple[Block, list[Rank]]]:
+    """Each block with the replicas of the stage that holds it."""
+    program = engine.program
+    for index, ranks in enumerate(engine.ranks):
+        for unit in stage_blocks(program.model, program.plan, index):
+            yield unit, ranks
+
+
+def _fill(engine: LocalEngine, rank: Rank, unit: Block, flats: tuple[Flat, Flat, Flat], *, updates: int) -> None:
+    shard = rank.tensor(f"p.{unit}").size
+    start = rank.replica * shard if is_sharded(engine.program.plan) else 0
+    for name, flat in zip(_STATE_TENSORS, flats, strict=True):
+        rank.tensor(f"{name}.{unit}")[:] = flat[start : start + shard]
+    rank.tensor(f"t.{unit}")[0] = updates
+    engine.scratch.reset()
+    engine.kernels.cast(flats[0], rank.tensor(f"w.{unit}"), scratch=engine.scratch)
+
+
+def _gathered(engine: LocalEngine, ranks: list[Rank], unit: Block, name: str) -> Flat:
+    program = engine.program
+    parts = [rank.tensor(f"{name}.{unit}") for rank in (ranks if is_sharded(program.plan) else ranks[:1])]
+    return np.concatenate(parts)[: block_elements(program.model, unit)]
+
+
+def _padded(flat: Flat, elements: int) -> Flat:
+    whole = np.zeros(elements, np.float32)
+    whole[: flat.size] = flat[:elements]
+    return whole
