@@ -15,6 +15,7 @@ from passes.pass_base import Fact, Pass, PassContext
 from ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
 from ratrain_ir.diagnostics import Note
 from ratrain_ir.module import Level, Module, Stage, TargetInfo
+from ratrain_ir.ops import Forward, Op
 from ratrain_ir.types import StateKind, aligned
 
 
@@ -79,12 +80,16 @@ def _refuse(found: Lifetimes, capacity: int, context: PassContext, module: Modul
     )
 
 
+def _keeps_saved(op: Op) -> bool:
+    """Whether a layer's forward keeps tensors for its backward that could be recovered instead."""
+    return type(op) is Forward and op.block.layer is not None and any(t.kind is StateKind.SAVED for t in op.writes)
+
+
 def _way_out(module: Module) -> str:
     """Levers that lower the peak of this plan, cheapest first."""
     plan = module.plan
     levers = []
-    kinds = {t.kind for stage in module.stages for t in stage.tensors.values()}
-    if StateKind.SAVED in kinds and "policy=full" not in module.pipeline:
+    if any(_keeps_saved(op) for stage in module.stages for op in stage.ops):
         levers.append("recompute{policy=full}")
     if plan.zero == 0 and plan.dp > 1:
         levers.append("zero = 1 in the plan")

@@ -82,6 +82,8 @@ def _make(text: str, match: re.Match[str]) -> Pass:
         if key not in fields:
             known = ", ".join(fields) or "none"
             _fail(text, at, f"'{cls.name}' has no option '{key}'; its options: {known}", len(key), nearest(key, fields))
+        if fields[key].name in options:
+            _fail(text, at, f"'{key}' of '{cls.name}' is given twice", len(part[0]))
         options[fields[key].name] = _read_option(text, at + len(key) + 1, cls, fields[key], value)
     return cls(**options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 from attrs import define, field, frozen
@@ -40,11 +41,12 @@ class SourceText:
         text = self.line(number)
         if text is None:
             return None
-        found = text.find(word) if word else -1
-        if found < 0:
+        # a word ends where no name goes on: %x.m1 is not in %x.m10
+        found = re.search(re.escape(word) + r"(?![\w\-*]|\.[\w*])", text) if word else None
+        if found is None:
             stripped = text.lstrip()
             return Location(self.file, number, len(text) - len(stripped) + 1, max(1, len(stripped.rstrip())))
-        return Location(self.file, number, found + 1, len(word or ""))
+        return Location(self.file, number, found.start() + 1, len(found[0]))
 
 
 @define(eq=False, repr=False)

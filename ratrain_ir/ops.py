@@ -11,7 +11,7 @@ while the op runs. Fields print in declaration order, each by its codec.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, ClassVar, TypeVar, final
 
@@ -123,8 +123,8 @@ def _read_number(sigil: str, what: str) -> Callable[[str], int]:
 E = TypeVar("E", bound=Enum)
 
 
-def _read_enum(kind: type[E]) -> Callable[[str], E]:
-    table = {str(member.value): member for member in kind}
+def _read_enum(members: Iterable[E]) -> Callable[[str], E]:
+    table = {str(member.value): member for member in members}
 
     def read(text: str) -> E:
         if text not in table:
@@ -151,8 +151,8 @@ def _peer_field() -> Any:
     return field(metadata={"read": _read_number("@", "a stage"), "write": "@{}".format})
 
 
-def _enum_field(kind: type[Enum], default: Enum | None = None) -> Any:
-    codec = {"read": _read_enum(kind), "write": lambda member: member.value, "optional": default is not None}
+def _enum_field(kind: type[Enum], default: Enum | None = None, among: tuple[Enum, ...] = ()) -> Any:
+    codec = {"read": _read_enum(among or kind), "write": lambda member: member.value, "optional": default is not None}
     return field(metadata=codec) if default is None else field(metadata=codec, default=default)
 
 
@@ -295,7 +295,7 @@ class Update(Op):
     keyword = "update"
     default_engine = Engine.COMPUTE
     block: Block = _block_field()
-    placement: Engine = _enum_field(Engine, Engine.COMPUTE)
+    placement: Engine = _enum_field(Engine, Engine.COMPUTE, among=(Engine.COMPUTE, Engine.HOST))
 
     @property
     def engine(self) -> Engine:

@@ -20,6 +20,7 @@ from ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
 
 FORMAT_VERSION = 1
 _MAX_TENSOR_BYTES = 1 << 50
+_MAX_DIGITS = 18
 _MAX_SYNTAX_ERRORS = 20
 _REPARSED_LINES = 20_000
 _TYPE = re.compile(r"([a-z]+[0-9]+)\[([0-9, ]*)\]")
@@ -202,15 +203,14 @@ class _Builder:
             self.error("RT005", text, record.line, record.type)
             return None
         parts = [part.strip() for part in match[2].split(",")]
-        if not all(part.isdigit() and len(part) <= 18 for part in parts) or any(int(part) == 0 for part in parts):
+        if not all(part.isdigit() and len(part) <= _MAX_DIGITS and int(part) > 0 for part in parts):
             text = f"the shape of '{record.type}' must be positive numbers separated by ','"
             self.error("RT005", text, record.line, record.type)
             return None
         type_ = tensor_type(Dtype(match[1]), tuple(map(int, parts)))
         if type_.nbytes > _MAX_TENSOR_BYTES:
-            self.error(
-                "RT005", f"'{record.type}' has {type_.nbytes} bytes: no machine holds that", record.line, record.type
-            )
+            text = f"'{record.type}' has more than {_MAX_TENSOR_BYTES} bytes: no machine holds that"
+            self.error("RT005", text, record.line, record.type)
             return None
         return type_
 

@@ -1,0 +1,1 @@
+"""The driver: command line, strategies, reports."""

@@ -110,15 +110,19 @@ class _SymbolicRun:
         self.block_input(op, roles, unit, m)
         if unit.kind == "head":
             self.expect("RT030", op, roles["labels"], "labels", m)
-            if op.updates:
-                held = self.values.get(roles["loss"], ())
-                self.expect("RT030", op, roles["loss"], "loss", *range(len(held) - 1))
-                self.set(roles["loss"], "loss", *held[1:], len(held) - 1)
-            else:
-                self.set(roles["loss"], "loss", 0)
+            self.add_loss(op, roles["loss"], m)
         else:
             self.set(roles["y"], "x", next_block(self.module.model, unit), m)
         self.set_saved(op, roles, unit, m)
+
+    def add_loss(self, op: Forward, loss: Tensor, m: int) -> None:
+        """The loss is a sum over micro-batches in ascending order, like the gradients."""
+        if op.updates:
+            self.expect("RT030", op, loss, "loss", *range(m))
+        elif m != 0:
+            text = "the first contribution to the loss must be m0: micro-batches ascend"
+            self.report.at_op("RT030", text, self.stage, op, loss)
+        self.set(loss, "loss", *range(m + 1))
 
     def block_input(self, op: Op, roles: dict[str, Tensor], unit: Block, m: int) -> None:
         if unit.kind == "embed":
@@ -266,11 +270,13 @@ class _SymbolicRun:
         if op.quantity is Quantity.LOSS:
             self.expect("RT030", op, op.reads[0], "loss", *range(self.module.plan.micro_batches))
             return
-        seen = {held[1] for tensor in op.reads if (held := self.values.get(tensor)) and held[0] == "flag"}
-        missing = [unit for unit in self.blocks if unit not in seen]
-        if missing:
-            text = f"the overflow flags of {', '.join(map(str, missing))} are left out"
-            self.report.at_op("RT031", text, self.stage, op)
+        everything = tuple(range(self.module.plan.micro_batches))
+        seen = {self.values.get(tensor) for tensor in op.reads}
+        for unit in self.blocks:
+            complete = {("flag", unit, *everything), ("flag", unit, *everything, "tied")}
+            if seen.isdisjoint(complete):
+                text = f"the overflow flag of {unit}, of all micro-batches, is left out"
+                self.report.at_op("RT031", text, self.stage, op)
         self.set(op.writes[0], "overflow")
 
     def scale_update(self, op: ScaleUpdate) -> None:

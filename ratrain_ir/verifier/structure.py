@@ -9,11 +9,13 @@ from ratrain_ir.module import Level, Module, Stage
 from ratrain_ir.ops import (
     AllGather,
     AllReduce,
+    AllReduceScalar,
     Backward,
     Forward,
     Group,
     LoadInput,
     Op,
+    Quantity,
     Recompute,
     Recv,
     ReduceScatter,
@@ -39,6 +41,10 @@ def check_structure(module: Module, report: Reporter) -> None:
             _Liveness(module, stage, report).run()
 
 
+_SCALAR_GROUPS = {Quantity.LOSS: Group.REPLICAS, Quantity.FLAGS: Group.ALL}
+"""The loss is known to the last stage only; every rank needs the flags of all."""
+
+
 def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
     """RT026: releases and workspace belong to later levels than `dataflow`; only neighbours exchange messages."""
     if module.level is Level.DATAFLOW and (type(op) is Release or op.scratch):
@@ -57,6 +63,9 @@ def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter)
         op.group is Group.ALL or (op.group is Group.ENDS and not module.model.tied_embeddings)
     ):
         report.at_op("RT026", f"'all_reduce {op.group.value}' has no meaning for this model", stage, op)
+    if type(op) is AllReduceScalar and op.group is not _SCALAR_GROUPS[op.quantity]:
+        wanted = _SCALAR_GROUPS[op.quantity].value
+        report.at_op("RT026", f"'{op!r}' leaves members out: the group of {op.quantity.value} is '{wanted}'", stage, op)
 
 
 def check_names_exist(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:

@@ -1,0 +1,141 @@
+"""The Python API: what the command line does, for notebooks and scripts.
+
+    from ratrainc import api
+    module = api.compile("llama-2-7b", "plan.toml")
+    program = api.emit(module)
+    figures = api.simulate(program)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from passes.manager import AfterPass, PassManager, PassRun
+from ratrain_ir.diagnostics import Diagnostics, fail
+from ratrain_ir.frontend.lowering import lower
+from ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model
+from ratrain_ir.frontend.plan import Plan, check_plan, load_plan
+from ratrain_ir.gc import paused_gc
+from ratrain_ir.module import Level, Module
+from ratrain_ir.parser import read_module
+from ratrain_ir.verifier import verify as verify_module
+from ratrainc.strategies import DEFAULT_STRATEGY, strategy
+from targets.mt3000.emitter import emit as emit_module
+from targets.mt3000.machine import Machine, load_machine, machine_names
+from targets.mt3000.simulation import Figures, simulated
+from targets.mt3000.target import Mt3000Target
+from targets.program import Program
+from targets.rtx import read_program
+
+
+def lowered(model: str | ModelConfig, plan: str | Plan) -> Module:
+    """The dataflow module of a model (preset name, config.json or `ModelConfig`) and a plan (TOML file or `Plan`).
+
+    Raises `DiagnosticError` for whatever is wrong with either.
+    """
+    config = load_model(model) if isinstance(model, str) else model
+    check_model(config)
+    resolved = load_plan(plan, config) if isinstance(plan, str | Path) else plan
+    check_plan(resolved, config)
+    with paused_gc():
+        return lower(config, resolved)
+
+
+def compile(  # noqa: A001 - the name the documentation promises
+    model: str | ModelConfig,
+    plan: str | Plan,
+    *,
+    machine: str | Machine | None = None,
+    passes: str | None = None,
+    verify_each: bool = False,
+    after_pass: AfterPass | None = None,
+) -> Module:
+    """Lower a model and a plan, run a pipeline (the default strategy's), verify the result.
+
+    Raises `DiagnosticError` where the inputs are wrong or the plan does not fit the machine.
+    """
+    module = lowered(model, plan)
+    pipeline = strategy(DEFAULT_STRATEGY).passes if passes is None else passes
+    run_passes(module, pipeline, machine=machine, verify_each=verify_each, after_pass=after_pass)
+    return module
+
+
+def run_passes(
+    module: Module,
+    passes: str,
+    *,
+    machine: str | Machine | None = None,
+    verify_each: bool = False,
+    after_pass: AfterPass | None = None,
+) -> list[PassRun]:
+    """Run a pipeline over a module in place, then verify it.
+
+    Raises `DiagnosticError` where a pass refuses or the result is not sound.
+    """
+    manager = PassManager(Mt3000Target(machine_for(module, machine)), verify_each, after_pass)
+    with paused_gc():
+        manager.run(module, passes)
+        check(module)
+    return manager.runs
+
+
+def check(module: Module) -> None:
+    """Raise `DiagnosticError` unless a module is sound."""
+    found = Diagnostics()
+    with paused_gc():
+        verify_module(module, found)
+    found.check()
+
+
+def emit(module: Module, *, machine: str | Machine | None = None) -> Program:
+    """The program of a module; one that is not allocated yet is allocated first.
+
+    Raises `DiagnosticError` where it is not sound or does not fit.
+    """
+    if module.level is not Level.ALLOCATED:
+        run_passes(module, "allocate-ddr", machine=machine)
+    with paused_gc():
+        return emit_module(module, Mt3000Target(machine_for(module, machine)))
+
+
+def simulate(program: Program, *, machine: str | Machine | None = None, rendezvous: bool = False) -> Figures:
+    """Simulated times of a program on a machine: the one it was compiled for unless another is given."""
+    chosen = machine if isinstance(machine, Machine) else load_machine(machine or _built_in(program.target))
+    return simulated(program, chosen, rendezvous=rendezvous)[0]
+
+
+def load(path: str, *, machine: str | Machine | None = None) -> Program:
+    """A program from a `.rtx`, or from a `.rtir`, which is verified and emitted first.
+
+    Raises `DiagnosticError` where the file is not sound.
+    """
+    if path.endswith(".rtir"):
+        module = load_schedule(path)
+        check(module)
+        return emit(module, machine=machine)
+    with paused_gc():
+        return read_program(path)
+
+
+def load_schedule(path: str) -> Module:
+    """A module from a `.rtir`, not yet verified."""
+    with paused_gc():
+        return read_module(path)
+
+
+def machine_for(module: Module, machine: str | Machine | None) -> Machine:
+    """The machine to use for a module: the one given, else the one it was compiled for.
+
+    Raises `DiagnosticError` RT065 when that one is not known here.
+    """
+    if isinstance(machine, Machine):
+        return machine
+    return load_machine(machine or (_built_in(module.target.name) if module.target else None))
+
+
+def _built_in(name: str) -> str:
+    if name not in machine_names():
+        fail("RT065", f"this was compiled for the machine '{name}', which is not built in", help="give its file with --machine")
+    return name
+
+

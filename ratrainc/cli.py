@@ -1,0 +1,115 @@
+"""The command line. Commands are imported when they run, so that help comes at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+import click
+
+_COMMANDS = {
+    "quickstart": "Plan, compile and train a small LLaMA on real text, with a report.",
+    "compile": "Compile a model and a plan into a schedule (.rtir) or a program (.rtx).",
+    "opt": "Run passes over a schedule.",
+    "verify": "Prove that a schedule or a program is sound, or show what is wrong.",
+    "simulate": "Time a program on a machine, from its own streams.",
+    "run": "Train: execute a program on real text.",
+    "disasm": "Print a program's streams, routines and addresses.",
+    "strategies": "List the named pass pipelines.",
+    "passes": "List the passes and their options.",
+}
+
+EXAMPLES = """\b
+Examples:
+  ratrainc quickstart
+  ratrainc compile --model llama-2-7b --plan examples/llama-2-7b-256.toml -o 7b.rtir
+  ratrainc verify 7b.rtir
+  ratrainc compile 7b.rtir -o 7b.rtx && ratrainc simulate 7b.rtx
+"""
+
+EXIT_DIAGNOSED, EXIT_USAGE, EXIT_INTERNAL, EXIT_INTERRUPTED = 1, 2, 70, 130
+
+
+class _Commands(click.Group):
+    """A group that knows its commands' names and summaries, and imports one when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = import_module(f"ratrainc.commands.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        from ratrain_ir.diagnostics import nearest
+
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and name not in _COMMANDS:
+            hint = nearest(name, _COMMANDS)
+            ctx.fail(f"there is no command '{name}'" + (f"; {hint}" if hint else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+def project_version() -> str:
+    """The installed version."""
+    try:
+        return version("ratrain")
+    except PackageNotFoundError:
+        return "0 (not installed)"
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXAMPLES)
+@click.version_option(project_version(), prog_name="ratrainc")
+def commands() -> None:
+    """Compile LLM training schedules for machines whose memory is small, explicit and slow to reach.
+
+    A model and a parallel plan go in; out comes, for every pipeline stage, a program that says which block runs when, which byte of
+    memory every tensor lives at and what travels when. The same program is verified, timed and executed.
+    """
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; the exit code: 0, 1 the input is at fault, 2 usage, 70 internal error, 130 interrupted."""
+    from ratrain_ir.diagnostics import DiagnosticError
+
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        result = commands.main(args=words, prog_name="ratrainc", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USAGE
+    except DiagnosticError as error:
+        from ratrainc.console import show_diagnostics
+
+        show_diagnostics(error.diagnostics, as_json="--json" in words)
+        return EXIT_DIAGNOSED
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted; nothing was left half-written", err=True)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except MemoryError:
+        click.echo("error: this machine does not have the memory for that", err=True)
+        return EXIT_DIAGNOSED
+    except Exception as error:
+        if os.environ.get("RATRAIN_TRACEBACK"):
+            raise
+        text = f"internal error: {type(error).__name__}: {error}\nThis is a fault of ratrainc; RATRAIN_TRACEBACK=1 shows where."
+        click.echo(text, err=True)
+        return EXIT_INTERNAL
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,1 @@
+"""The commands of `ratrainc`, one file each; every one exposes `command`."""

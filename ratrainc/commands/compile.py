@@ -1,0 +1,123 @@
+"""`ratrainc compile`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ratrainc.commands.options import json_option, machine_option, model_option, plan_option
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module
+
+_EPILOG = """\b
+Examples:
+  ratrainc compile --model llama-2-7b --plan examples/llama-2-7b-256.toml -o 7b.rtir
+  ratrainc compile --model examples/tiny.json --plan examples/tiny.toml --strategy full-save -o tiny.rtx
+  ratrainc compile --model llama-2-7b --plan P.toml --passes "place-1f1b,recompute{policy=mlp},allocate-ddr"
+  ratrainc compile edited.rtir -o edited.rtx
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("schedule", required=False, metavar="[FILE.rtir]")
+@model_option(required=False)
+@plan_option(required=False)
+@machine_option
+@click.option("--strategy", metavar="S", help="A named pipeline; 'ratrainc strategies' lists them.")
+@click.option("--passes", metavar="PIPELINE", help="A pipeline of passes instead of a strategy.")
+@click.option("-o", "--output", metavar="X.rtir|X.rtx", help="Write the schedule (.rtir) or the program (.rtx).")
+@click.option("--verify-each", is_flag=True, help="Verify after every pass and name the one that broke the module.")
+@json_option
+def command(
+    schedule: str | None,
+    model: str | None,
+    plan: str | None,
+    machine: str | None,
+    strategy: str | None,
+    passes: str | None,
+    output: str | None,
+    verify_each: bool,
+    as_json: bool,
+) -> None:
+    """Compile a model and a plan into a schedule or a program, and show what each stage needs.
+
+    Given a schedule (.rtir) instead, verify it, allocate it if it is not yet, and emit its program.
+    """
+    _check_usage(schedule, model, plan, strategy, passes, output)
+    from ratrainc import api
+    from ratrainc.console import print_json, status
+    from ratrainc.strategies import DEFAULT_STRATEGY
+    from ratrainc.strategies import strategy as named
+
+    pipeline = passes if passes is not None else named(strategy or DEFAULT_STRATEGY).passes
+    if schedule is not None:
+        with status(f"compiling {schedule}"):
+            module = api.load_schedule(schedule)
+            api.check(module)
+            wanted = passes if passes is not None else "" if module.target is not None else "allocate-ddr"
+            runs = api.run_passes(module, wanted, machine=machine, verify_each=verify_each) if wanted else []
+    else:
+        assert model is not None
+        assert plan is not None
+        with status(f"compiling {model}"):
+            module = api.lowered(model, plan)
+            runs = api.run_passes(module, pipeline, machine=machine, verify_each=verify_each)
+    written = _write(module, output, machine)
+    if as_json:
+        print_json(summary(module) | {"output": written, "passes": [run.text for run in runs]})
+        return
+    from ratrainc.reports import show_inserted, show_module
+
+    show_inserted(runs)
+    show_module(module)
+    if written:
+        click.echo(f"wrote {written}")
+
+
+def _check_usage(
+    schedule: str | None, model: str | None, plan: str | None, strategy: str | None, passes: str | None, output: str | None
+) -> None:
+    if schedule is None and (model is None or plan is None):
+        raise click.UsageError("give --model and --plan, or a schedule file (.rtir)")
+    if schedule is not None and (model is not None or plan is not None or strategy is not None):
+        raise click.UsageError("a schedule file already holds model, plan and order: leave --model, --plan, --strategy out")
+    if strategy is not None and passes is not None:
+        raise click.UsageError("--strategy and --passes exclude each other")
+    if output is not None and not output.endswith((".rtir", ".rtx")):
+        raise click.UsageError(f"the output '{output}' must end in .rtir (schedule) or .rtx (program)")
+
+
+def _write(module: Module, output: str | None, machine: str | None) -> str | None:
+    from ratrainc import api
+
+    if output is None:
+        return None
+    if output.endswith(".rtx"):
+        from targets.rtx import write_program
+
+        write_program(api.emit(module, machine=machine), output)
+    else:
+        from ratrain_ir.files import write_lines
+        from ratrain_ir.printer import module_lines
+
+        write_lines(output, module_lines(module))
+    return output
+
+
+def summary(module: Module) -> dict[str, Any]:
+    """The figures of a compiled module, as `--json` prints them."""
+    from ratrain_ir.analysis.lifetime import lifetimes
+
+    stages = []
+    for stage in module.stages:
+        peak = lifetimes(stage).peak_bytes
+        stages.append({"peak_live_bytes": peak, "arena_bytes": stage.arena_bytes, "ops": len(stage.ops)})
+    return {
+        "name": module.name,
+        "level": module.level.value,
+        "pipeline": module.pipeline,
+        "capacity_bytes": module.target.capacity_bytes if module.target else None,
+        "stages": stages,
+    }

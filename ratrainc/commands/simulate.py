@@ -1,0 +1,41 @@
+"""`ratrainc simulate`."""
+
+from __future__ import annotations
+
+import click
+
+from ratrainc.commands.options import json_option, machine_option
+
+_EPILOG = """\b
+Examples:
+  ratrainc simulate 7b.rtx
+  ratrainc simulate 7b.rtir --json
+  ratrainc simulate 7b.rtx --machine my-machine.toml --rendezvous
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("file", metavar="FILE.rtx|FILE.rtir")
+@machine_option
+@click.option("--rendezvous", is_flag=True, help="Sends wait for their receives instead of being buffered.")
+@json_option
+def command(file: str, machine: str | None, rendezvous: bool, as_json: bool) -> None:
+    """Time a program on a machine, from its own streams. All figures are simulated."""
+    from ratrainc import api
+    from ratrainc.console import print_json, status
+    from targets.mt3000.machine import load_machine
+    from targets.program_verifier import check_program
+
+    chosen = load_machine(machine) if machine else None
+    with status(f"simulating {file}"):
+        program = api.load(file, machine=chosen)
+        check_program(program)
+        figures = api.simulate(program, machine=chosen, rendezvous=rendezvous)
+    if as_json:
+        from attrs import asdict
+
+        print_json(asdict(figures) | {"machine": chosen.name if chosen else program.target})
+        return
+    from ratrainc.reports import show_figures
+
+    show_figures(program, figures, chosen.name if chosen else program.target)

@@ -1,0 +1,23 @@
+"""`ratrainc strategies`."""
+
+from __future__ import annotations
+
+import click
+
+from ratrainc.commands.options import json_option
+
+
+@click.command()
+@json_option
+def command(as_json: bool) -> None:
+    """List the named pass pipelines. Under one plan all of them compute the same training."""
+    from ratrainc.console import print_json
+    from ratrainc.strategies import DEFAULT_STRATEGY, STRATEGIES
+
+    if as_json:
+        items = [{"name": s.name, "passes": s.passes, "summary": s.summary} for s in STRATEGIES]
+        print_json({"strategies": items, "default": DEFAULT_STRATEGY})
+        return
+    for item in STRATEGIES:
+        mark = " (default)" if item.name == DEFAULT_STRATEGY else ""
+        click.echo(f"{item.name}{mark}\n    {item.summary}\n    {item.passes}")

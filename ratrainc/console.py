@@ -1,0 +1,106 @@
+"""What people see: tables and progress on a terminal, one JSON object for scripts, diagnostics on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ratrain_ir.diagnostics import Diagnostic, Severity
+
+_SHOWN = 20
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@cache
+def errors() -> Console:
+    """The console for progress and diagnostics."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@cache
+def output() -> Console:
+    """The console for results."""
+    return Console(highlight=False)
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """One JSON object on stdout."""
+    sys.stdout.write(json.dumps(data, allow_nan=False) + "\n")
+
+
+def show_diagnostics(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> None:
+    """Diagnostics in words on stderr, with a count; as data on stdout too where a script asked for it."""
+    if as_json:
+        print_json({"diagnostics": [d.to_json() for d in diagnostics]})
+    for diagnostic in diagnostics[:_SHOWN]:
+        click.echo(diagnostic.render(), err=True)
+    if len(diagnostics) > _SHOWN:
+        click.echo(f"... and {len(diagnostics) - _SHOWN} more", err=True)
+    found = [d for d in diagnostics if d.severity is Severity.ERROR]
+    if len(found) > 1:
+        click.echo(f"{len(found)} errors", err=True)
+
+
+@contextmanager
+def progress(total: int, title: str) -> Iterator[tuple[Progress, Any]]:
+    """A progress bar on stderr; quiet where that is no terminal."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[status]}"),
+    )
+    with Progress(*columns, console=errors(), transient=True, disable=not errors().is_terminal) as bar:
+        yield bar, bar.add_task(title, total=total, status="")
+
+
+@contextmanager
+def status(title: str) -> Iterator[None]:
+    """A spinner on stderr for work of unknown length; quiet where that is no terminal."""
+    if errors().is_terminal:
+        with errors().status(title):
+            yield
+    else:
+        yield
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, most: int = 64) -> None:
+    """A table on stdout: first column to the left, others to the right; a very long one is cut in the middle."""
+    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="left" if index == 0 else "right")
+    shown = list(rows)
+    if len(shown) > most:
+        shown = [*shown[: most // 2], ["..."] * len(columns), *shown[-most // 2 :]]
+    for row in shown:
+        made.add_row(*row)
+    output().print(made)
+
+
+def say(text: str) -> None:
+    """A line of a result on stdout."""
+    output().print(text, markup=False, soft_wrap=True)
+
+
+def size_text(count: int) -> str:
+    """Bytes for people: GiB where it is large, MiB below."""
+    return f"{count / GIB:.2f} GiB" if count >= GIB // 4 else f"{count / MIB:.2f} MiB"
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"

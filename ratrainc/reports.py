@@ -1,0 +1,70 @@
+"""Tables about modules, programs and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from passes.manager import PassRun
+from ratrain_ir.analysis.lifetime import lifetimes
+from ratrain_ir.blocks import stage_blocks
+from ratrain_ir.module import Module
+from ratrain_ir.schedules import in_flight_bound
+from ratrainc.console import say, seconds_text, size_text, table
+from targets.mt3000.simulation import Figures
+from targets.program import Program
+
+
+def show_inserted(runs: Sequence[PassRun]) -> None:
+    """Say which passes were added because another needs them."""
+    for run in runs:
+        if run.inserted_for:
+            say(f"inserted pass '{run.text}', which '{run.inserted_for}' needs")
+
+
+def show_module(module: Module) -> None:
+    """What each stage of a module needs."""
+    plan = module.plan
+    capacity = module.target.capacity_bytes if module.target else None
+    rows = []
+    for stage in module.stages:
+        blocks = stage_blocks(module.model, plan, stage.index)
+        peak = lifetimes(stage).peak_bytes
+        arena = stage.arena_bytes
+        rows.append(
+            [
+                f"@{stage.index}",
+                f"{blocks[0]} - {blocks[-1]}",
+                size_text(peak),
+                size_text(arena) if arena else "-",
+                size_text(capacity - arena) if capacity and arena else "-",
+                str(in_flight_bound(plan.pp, plan.micro_batches, stage.index)),
+                str(len(stage.ops)),
+            ]
+        )
+    model = module.model
+    title = (
+        f"{model.name}: {model.parameters / 1e6:,.2f} M parameters, {plan.pp} stages x {plan.dp} replicas, "
+        f"{plan.micro_batches} micro-batches of {plan.micro_batch_size} x {plan.seq_len} tokens, {module.level.value}"
+    )
+    table(title, ("stage", "blocks", "peak live", "arena", "headroom", "in flight", "ops"), rows)
+    if capacity is not None:
+        say(f"capacity of a stage: {capacity} bytes ({size_text(capacity)})")
+
+
+def show_figures(program: Program, figures: Figures, machine: str) -> None:
+    """What a simulation says."""
+    rows = [
+        [
+            f"@{index}",
+            seconds_text(stage.busy_seconds),
+            seconds_text(stage.idle_seconds),
+            f"{100 * stage.idle_seconds / figures.step_seconds:.1f} %",
+            size_text(stage.peak_bytes),
+            size_text(stage.arena_bytes),
+        ]
+        for index, stage in enumerate(figures.stages)
+    ]
+    title = f"{program.name} on {program.plan.clusters} x {machine} (simulated)"
+    table(title, ("stage", "compute busy", "idle", "idle share", "peak live", "arena"), rows)
+    say(f"step (simulated): {seconds_text(figures.step_seconds)}, from cold {seconds_text(figures.makespan_seconds)}")
+    say(f"tokens/s (simulated): {figures.tokens_per_second:,.1f}, model-flops utilisation {100 * figures.mfu:.1f} %")

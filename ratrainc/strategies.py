@@ -1,0 +1,49 @@
+"""Strategies: named pass pipelines. Under one plan all of them compute the same training, bit for bit."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from ratrain_ir.diagnostics import fail, nearest
+
+
+@frozen
+class Strategy:
+    """A name for a pipeline, and what it stands for."""
+
+    name: str
+    passes: str
+    summary: str
+
+
+STRATEGIES = (
+    Strategy(
+        "ratrain",
+        "place-1f1b,insert-prefetch,recompute{policy=full},bucket-grad-sync,allocate-ddr",
+        "gradients are reduced in buckets as soon as they are final; views are gathered in the next forward's order",
+    ),
+    Strategy(
+        "baseline-1f1b",
+        "place-1f1b,recompute{policy=full},allocate-ddr",
+        "full recomputation inside backward; reduction, update and gather in bulk at the step's end",
+    ),
+    Strategy(
+        "full-save",
+        "place-1f1b,recompute{policy=none},allocate-ddr",
+        "baseline-1f1b that keeps every activation instead of recomputing it",
+    ),
+)
+
+DEFAULT_STRATEGY = "ratrain"
+
+
+def strategy(name: str) -> Strategy:
+    """The strategy of a name.
+
+    Raises `DiagnosticError` RT004 for an unknown one.
+    """
+    known = {item.name: item for item in STRATEGIES}
+    if name not in known:
+        text = f"'{name}' is not a strategy; the strategies are {', '.join(known)}"
+        fail("RT004", text, help=nearest(name, known))
+    return known[name]
