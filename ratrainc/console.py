@@ -17,6 +17,8 @@ from rich.table import Table
 from ratrain_ir.diagnostics import Diagnostic, Severity
 
 _SHOWN = 20
+_WIDTH = 120
+"""Columns of tables that go to a file or a pipe."""
 GIB = 1 << 30
 MIB = 1 << 20
 
@@ -30,7 +32,8 @@ def errors() -> Console:
 @cache
 def output() -> Console:
     """The console for results."""
-    return Console(highlight=False)
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=_WIDTH)
 
 
 def print_json(data: dict[str, Any]) -> None:
@@ -78,15 +81,16 @@ def status(title: str) -> Iterator[None]:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, most: int = 64) -> None:
     """A table on stdout: first column to the left, others to the right; a very long one is cut in the middle."""
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    made = Table(header_style="bold")
     for index, column in enumerate(columns):
-        made.add_column(column, justify="left" if index == 0 else "right")
+        made.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
     shown = list(rows)
     if len(shown) > most:
         shown = [*shown[: most // 2], ["..."] * len(columns), *shown[-most // 2 :]]
     for row in shown:
         made.add_row(*row)
-    output().print(made)
+    output().print(title, style="bold", markup=False, soft_wrap=True)
+    output().print(made, soft_wrap=True)
 
 
 def say(text: str) -> None:

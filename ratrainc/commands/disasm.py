@@ -1,0 +1,79 @@
+"""`ratrainc disasm`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from targets.program import Instruction, Program, ProgramStage
+
+_EPILOG = """\b
+Examples:
+  ratrainc disasm tiny.rtx | less
+  ratrainc disasm tiny.rtx --stage 0 --engine compute
+  ratrainc disasm tiny.rtx --routines
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("file", metavar="FILE.rtx")
+@click.option("--stage", type=click.IntRange(min=0), help="Only this stage.")
+@click.option("--engine", metavar="ENGINE", help="Only this engine: compute, send, recv, collective or host.")
+@click.option("--routines", is_flag=True, help="Print the routines instead: kernels, operands, workspace.")
+def command(file: str, stage: int | None, engine: str | None, routines: bool) -> None:
+    """Print a program: each engine's stream with addresses and waits, or the routines it calls."""
+    from ratrain_ir.ops import ENGINES
+    from ratrainc import api
+
+    names = [item.value for item in ENGINES]
+    if engine is not None and engine not in names:
+        raise click.UsageError(f"there is no engine '{engine}'; the engines are {', '.join(names)}")
+    program = api.load(file)
+    if stage is not None and stage >= len(program.stages):
+        raise click.UsageError(f"there is no stage {stage}: the program has stages 0 to {len(program.stages) - 1}")
+    lines = _routine_lines(program) if routines else _program_lines(program, stage, engine)
+    click.echo("\n".join(lines))
+
+
+def _program_lines(program: Program, only_stage: int | None, only_engine: str | None) -> Iterator[str]:
+    plan = program.plan
+    yield f"program {program.name}: {plan.pp} stages x {plan.dp} replicas, target {program.target}"
+    yield f"pipeline {program.pipeline}"
+    for index, stage in enumerate(program.stages):
+        if only_stage not in (None, index):
+            continue
+        yield f"stage @{index}: arena {stage.arena_bytes} bytes, peak live {stage.peak_live_bytes}"
+        for engine, stream in stage.streams.items():
+            if only_engine in (None, engine.value):
+                yield f"  {engine.value}: {len(stream)} instructions"
+                for number, instruction in enumerate(stream, 1):
+                    yield f"  {number:6d}  {_instruction_text(program, stage, instruction)}"
+
+
+def _instruction_text(program: Program, stage: ProgramStage, instruction: Instruction) -> str:
+    routine = "" if instruction.routine is None else f" call {program.routines[instruction.routine].key}"
+    operands = ", ".join(
+        f"{operand.role}={'rwus'[operand.access.value]}:{stage.tensors[operand.tensor].offset:#x}"
+        for operand in instruction.operands
+    )
+    waits = " ".join(
+        f"{wait.engine.value}>={wait.count}{' of the previous step' if wait.previous_step else ''}"
+        for wait in instruction.waits
+    )
+    return f"{instruction.title}{routine} ({operands})" + (f"  wait {waits}" if waits else "")
+
+
+def _routine_lines(program: Program) -> Iterator[str]:
+    for routine in program.routines:
+        yield f"routine {routine.key}: workspace {routine.workspace_bytes} bytes"
+        for formal in routine.formals:
+            yield f"    operand {formal.name} : {formal.dtype.value}{list(formal.shape)}"
+        for item in routine.intermediates:
+            yield f"    workspace {item.name} : {item.dtype.value}{list(item.shape)} at {item.offset:#x}"
+        for step in routine.steps:
+            operands = ", ".join(f"{name}={reference}" for name, reference in step.operands.items())
+            options = "".join(f" {key}={value}" for key, value in step.options.items())
+            yield f"    {step.kernel} ({operands}){options}"

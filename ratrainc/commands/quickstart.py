@@ -1,0 +1,78 @@
+"""`ratrainc quickstart`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_EPILOG = """\b
+Examples:
+  ratrainc quickstart
+  ratrainc quickstart --steps 300 --keep quickstart-out
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option("--steps", type=click.IntRange(min=1), default=120, show_default=True, help="Training steps.")
+@click.option("--keep", metavar="DIR", help="Keep the schedule, the program and the log in this directory.")
+def command(steps: int, keep: str | None) -> int:
+    """Plan, compile, verify, time and train a small LLaMA on real text: 2 stages x 2 replicas, all on this machine.
+
+    Nothing is downloaded: the text is the English help that ships inside every Python.
+    """
+    import tempfile
+
+    if keep is not None:
+        return _quickstart(steps, _made_directory(keep))
+    with tempfile.TemporaryDirectory(prefix="ratrain-") as folder:
+        return _quickstart(steps, Path(folder))
+
+
+def _made_directory(path: str) -> Path:
+    from ratrain_ir.diagnostics import fail
+
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail("RT002", f"cannot make the directory '{path}': {error.strerror}")
+    return Path(path)
+
+
+def _quickstart(steps: int, folder: Path) -> int:
+    from ratrain_ir.files import write_lines
+    from ratrain_ir.printer import module_lines
+    from ratrainc import api
+    from ratrainc.console import say
+    from ratrainc.examples import example_path
+    from ratrainc.reports import show_figures, show_module
+    from ratrainc.training import run_training, show_run
+    from targets.program_verifier import check_program
+    from targets.runtime.training import RunSettings
+
+    say("1. compile: examples/tiny.json under examples/tiny.toml")
+    module = api.compile(str(example_path("tiny.json")), str(example_path("tiny.toml")), verify_each=True)
+    write_lines(str(folder / "tiny.rtir"), module_lines(module))
+    show_module(module)
+    say("")
+    say("2. verify and emit: the schedule is read back from its text, proved sound, and becomes a program")
+    again = api.load_schedule(str(folder / "tiny.rtir"))
+    api.check(again)
+    program = api.emit(again)
+    from targets.rtx import read_program, write_program
+
+    write_program(program, str(folder / "tiny.rtx"))
+    program = read_program(str(folder / "tiny.rtx"))
+    check_program(program)
+    counts = f"{sum(stage.instructions for stage in program.stages)} instructions, {len(program.routines)} routines"
+    say(f"sound: {counts}; waits are explicit, and every byte has its place")
+    say("")
+    say("3. simulate: the same program on four clusters of an MT-3000")
+    show_figures(program, api.simulate(program), program.target)
+    say("")
+    say("4. train: the same program, executed here")
+    result = run_training(program, None, None, RunSettings(steps=steps), str(folder / "losses.jsonl"), quiet=False)
+    say("")
+    say("report")
+    show_run(result)
+    return 130 if result.interrupted else 0

@@ -1,0 +1,75 @@
+"""`ratrainc run`."""
+
+from __future__ import annotations
+
+import click
+
+from ratrainc.commands.options import json_option, machine_option
+
+_EPILOG = """\b
+Examples:
+  ratrainc run tiny.rtx --steps 100                            the English text that ships inside Python
+  ratrainc run tiny.rtx --data book.txt --steps 200 --log losses.jsonl --save run1
+  ratrainc run tiny.rtx --data book.txt --steps 200 --resume run1 --save run1
+  ratrainc run 1b.rtx --data tokens.bin --order sequential --init model.safetensors --steps 20
+  ratrainc run tiny.rtx --steps 5 --interleave 7               another legal order, the same losses
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("file", metavar="FILE.rtx|FILE.rtir")
+@click.option("--data", metavar="TEXT|TOKENS.bin", help="UTF-8 text (byte tokens) or token file. Default: Python's own help texts.")
+@click.option("--data-dtype", type=click.Choice(["uint16", "uint32"]), help="Element type of a .bin file; by default the vocabulary decides.")
+@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Steps to run; further ones with --resume.")
+@click.option("--engine", type=click.Choice(["local"]), default="local", show_default=True, help="Where ranks run: all in this process.")
+@click.option("--kernels", type=click.Choice(["fast", "reference"]), default="fast", show_default=True, help="BLAS and fused loops, or plain numpy.")
+@click.option("--interleave", type=click.IntRange(min=0), metavar="SEED", help="Run ready instructions in a random order instead of a fixed round.")
+@click.option("--init", metavar="W.safetensors|DIR", help="Start from these weights (Hugging Face names).")
+@click.option("--save", metavar="DIR", help="Write a checkpoint at the end, or when interrupted.")
+@click.option("--resume", metavar="DIR", help="Go on from a checkpoint.")
+@click.option("--log", metavar="losses.jsonl", help="Write one JSON line a step: step, loss, tokens, tokens_per_second.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of initial weights and data order. Default: the plan's.")
+@click.option("--order", type=click.Choice(["shuffled", "sequential"]), default="shuffled", show_default=True, help="Order of the training sequences.")
+@machine_option
+@json_option
+def command(
+    file: str,
+    data: str | None,
+    data_dtype: str | None,
+    steps: int,
+    engine: str,
+    kernels: str,
+    interleave: int | None,
+    init: str | None,
+    save: str | None,
+    resume: str | None,
+    log: str | None,
+    seed: int | None,
+    order: str,
+    machine: str | None,
+    as_json: bool,
+) -> int:
+    """Train: execute a program on text, all ranks in this process.
+
+    Ctrl-C ends the run after the step it is in, and saves if --save was given; a second Ctrl-C stops at once.
+    """
+    del engine
+    if init is not None and resume is not None:
+        raise click.UsageError("--init and --resume exclude each other: a checkpoint holds its weights")
+    from ratrainc import api
+    from ratrainc.console import print_json
+    from ratrainc.training import run_training, show_run
+    from targets.program_verifier import check_program
+    from targets.runtime.training import RunSettings
+
+    program = api.load(file, machine=machine)
+    check_program(program)
+    settings = RunSettings(
+        steps=steps, kernels=kernels, order=order, seed=seed, interleave_seed=interleave, init=init, resume=resume, save=save
+    )
+    result = run_training(program, data, data_dtype, settings, log, quiet=as_json)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        show_run(result)
+    return 130 if result.interrupted else 0

@@ -1,0 +1,184 @@
+"""A training run on the local engine: start or resume, steps, log, save. The command line and notebooks both call this."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from math import isfinite
+from typing import IO, Any
+
+from attrs import define, field, frozen
+
+from ratrain_ir.diagnostics import Diagnostic, Severity, fail
+from targets.program import Program
+from targets.runtime.checkpoint import check_checkpoint_place, load_checkpoint, save_checkpoint
+from targets.runtime.data import Batches, TokenStream
+from targets.runtime.kernels import KernelSet
+from targets.runtime.local import LocalEngine, StepReport
+from targets.runtime.state import start_from_state, start_from_weights, training_state
+from targets.runtime.weights import random_weights, read_weights
+
+
+@frozen
+class RunSettings:
+    """What a run is told beside its program and data."""
+
+    steps: int
+    """steps of this run; a resumed one goes on from where the checkpoint stopped"""
+    kernels: str = "fast"
+    order: str = "shuffled"
+    seed: int | None = None
+    """of initial weights and data order; None: the plan's"""
+    interleave_seed: int | None = None
+    init: str | None = None
+    """weights to start from, Hugging Face names"""
+    resume: str | None = None
+    """checkpoint directory to go on from"""
+    save: str | None = None
+    """checkpoint directory to write at the end"""
+
+
+@frozen
+class TimedStep:
+    """A step's report, and how fast it was."""
+
+    report: StepReport
+    tokens_per_second: float
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of the log."""
+        return {
+            "step": self.report.step,
+            "loss": self.report.loss if isfinite(self.report.loss) else None,
+            "tokens": self.report.tokens,
+            "tokens_per_second": self.tokens_per_second,
+            "loss_scale": self.report.loss_scale,
+            "skipped_blocks": self.report.skipped_blocks,
+        }
+
+
+@define(eq=False)
+class TrainingRun:
+    """One run. Make it with `prepare`, iterate `steps()`, then `save()`."""
+
+    program: Program
+    settings: RunSettings
+    engine: LocalEngine
+    stream: TokenStream
+    first_step: int
+    warnings: list[Diagnostic]
+    done: list[TimedStep] = field(factory=list)
+
+    @property
+    def seed(self) -> int:
+        """The seed of this run."""
+        return self.program.plan.seed if self.settings.seed is None else self.settings.seed
+
+    def steps(self, should_stop: Callable[[], bool] = lambda: False) -> Iterator[TimedStep]:
+        """Run the steps one by one; `should_stop` is asked between them.
+
+        Raises `DiagnosticError` RT093 when the loss is no longer a number.
+        """
+        for step in range(self.first_step, self.first_step + self.settings.steps):
+            if should_stop():
+                return
+            start = time.perf_counter()
+            report = self.engine.run_step(step)
+            timed = TimedStep(report, report.tokens / (time.perf_counter() - start))
+            self.done.append(timed)
+            yield timed
+            if not isfinite(report.loss):
+                text = f"the loss of step {step} is {report.loss}: the weights have diverged"
+                fail("RT093", text, help="lower the learning rate or lengthen the warm-up")
+
+    def save(self) -> str | None:
+        """Write the checkpoint the settings ask for; its directory.
+
+        Raises `DiagnosticError` RT002 or RT092 when it cannot be written.
+        """
+        directory = self.settings.save
+        if directory is not None:
+            state = training_state(self.engine, self.first_step + len(self.done))
+            save_checkpoint(directory, self.program.model, state, self.manifest())
+        return directory
+
+    def manifest(self) -> dict[str, Any]:
+        """What the bits of this run depend on beside its state."""
+        return run_manifest(self.program, self.stream, self.settings, self.seed)
+
+
+def prepare(program: Program, stream: TokenStream, settings: RunSettings, kernels: KernelSet) -> TrainingRun:
+    """An engine with its state filled: from a checkpoint, from weights, or at random.
+
+    Raises `DiagnosticError` when data, weights or checkpoint do not fit the program.
+    """
+    if settings.save is not None:
+        check_checkpoint_place(settings.save)
+    seed = program.plan.seed if settings.seed is None else settings.seed
+    batches = Batches(stream, program.plan, settings.order, seed)
+    warnings: list[Diagnostic] = []
+    if settings.resume is not None:
+        state, manifest = load_checkpoint(settings.resume, program.model)
+        warnings = _differences(manifest, run_manifest(program, stream, settings, seed))
+        engine = LocalEngine(program, kernels, batches, interleave_seed=settings.interleave_seed)
+        start_from_state(engine, state)
+        return TrainingRun(program, settings, engine, stream, state.step, warnings)
+    source = read_weights(settings.init, program.model) if settings.init else random_weights(program.model, seed)
+    engine = LocalEngine(program, kernels, batches, interleave_seed=settings.interleave_seed)
+    start_from_weights(engine, source)
+    return TrainingRun(program, settings, engine, stream, 0, warnings)
+
+
+def run_manifest(program: Program, stream: TokenStream, settings: RunSettings, seed: int) -> dict[str, Any]:
+    """Everything that must be equal for a resumed run to give the same bits."""
+    plan = json.dumps(program.plan.to_fields(), sort_keys=True)
+    return {
+        "ratrain": _version("ratrain"),
+        "numpy": _version("numpy"),
+        "numba": _version("numba"),
+        "plan_hash": hashlib.sha256(plan.encode()).hexdigest(),
+        "kernels": settings.kernels,
+        "seed": seed,
+        "order": settings.order,
+        "data": stream.digest,
+        **blas_facts(),
+    }
+
+
+def blas_facts() -> dict[str, Any]:
+    """Which BLAS multiplies here, for which core type, and that it uses one thread."""
+    from threadpoolctl import threadpool_info
+
+    found = [pool for pool in threadpool_info() if pool.get("user_api") == "blas"]
+    first = found[0] if found else {}
+    return {
+        "blas": f"{first.get('internal_api', 'unknown')} {first.get('version', '')}".strip(),
+        "blas_core_type": str(first.get("architecture", "unknown")),
+        "blas_threads": 1,
+    }
+
+
+def write_log_line(stream: IO[str], step: TimedStep) -> None:
+    """Append one step to a log of JSON lines, at once."""
+    stream.write(json.dumps(step.to_json()) + "\n")
+    stream.flush()
+
+
+def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[Diagnostic]:
+    """Warnings about what has changed since the checkpoint was written."""
+    found = []
+    for key, value in now.items():
+        if key in saved and saved[key] != value:
+            text = f"the checkpoint was written with {key} = {saved[key]}, this run has {value}: not bit for bit the same"
+            found.append(Diagnostic("RT092", text, severity=Severity.WARNING))
+    return found
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
