@@ -12,10 +12,11 @@ from attrs import field, frozen
 
 from passes.allocation import AllocationProblem, allocate
 from passes.pass_base import Fact, Pass, PassContext
-from ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
+from ratrain_ir.analysis.lifetime import Interval, Lifetimes, lifetimes
+from ratrain_ir.analysis.progress import blocking_cycle
 from ratrain_ir.diagnostics import Note
 from ratrain_ir.module import Level, Module, Stage, TargetInfo
-from ratrain_ir.ops import Forward, Op
+from ratrain_ir.ops import Forward, Op, Payload, Recv, Send, Tensor
 from ratrain_ir.types import StateKind, aligned
 
 
@@ -34,34 +35,86 @@ class AllocateDdrPass(Pass):
         Raises `DiagnosticError` RT053 or RT052 for every stage that does not fit.
         """
         capacity = self.capacity if self.capacity is not None else context.target.capacity_bytes
-        for stage in module.stages:
-            found = lifetimes(stage)
-            if found.peak_bytes > capacity:
-                _refuse(found, capacity, context, module)
-                continue
-            _place(stage, found)
-            ratio = stage.arena_bytes / max(1, found.peak_bytes)
-            text = f"arena {stage.arena_bytes} bytes, peak live {found.peak_bytes}, ratio {ratio:.4f}"
-            context.statistics[f"stage {stage.index}"] = text
-            if stage.arena_bytes > capacity:
-                short = stage.arena_bytes - capacity
-                context.diagnostics.error(
-                    "RT052",
-                    f"stage @{stage.index} needs an arena of {stage.arena_bytes} bytes, {short} more than the capacity "
-                    f"of {capacity}, though only {found.peak_bytes} are live at once",
-                    help=_way_out(module),
-                )
+        found = [lifetimes(stage) for stage in module.stages]
+        for lives in found:
+            if lives.peak_bytes > capacity:
+                _refuse(lives, capacity, context, module)
+        context.diagnostics.check()
+        _place_without_hangs(module, found, context)
+        for lives in found:
+            _check_arena(lives, capacity, context, module)
         context.diagnostics.check()
         module.level = Level.ALLOCATED
         module.target = TargetInfo(context.target.name, capacity)
 
 
-def _place(stage: Stage, found: Lifetimes) -> None:
+def _place_without_hangs(module: Module, found: list[Lifetimes], context: PassContext) -> None:
+    """Place every stage so that byte reuse makes no cycle of waits, even when sends wait for their receives.
+
+    What is received never takes bytes of what is sent: two neighbours that each receive into what they are still sending to the
+    other would wait for ever. Where reuse through other ops still closes a cycle, sent tensors keep their bytes until the
+    order of messages alone proves that they have arrived.
+    """
+    for lives in found:
+        _place(lives, lives.intervals)
+    if blocking_cycle(module, rendezvous=True) is None:
+        return
+    context.statistics["sent tensors"] = "kept until their arrival is certain, so that no reuse of bytes can hang"
+    for lives in found:
+        _place(lives, _kept_until_arrival(module, lives))
+
+
+def _place(lives: Lifetimes, intervals: dict[Tensor, tuple[Interval, ...]]) -> None:
+    stage = lives.stage
     tensors = list(stage.tensors.values())
     sizes = [aligned(t.type.nbytes) for t in tensors]
-    problem = AllocationProblem(sizes, [found.intervals[t] for t in tensors], len(stage.ops))
+    sides = dict.fromkeys((t for op in stage.ops if type(op) is Recv for t in op.writes), 1)
+    sides |= dict.fromkeys((t for op in stage.ops if type(op) is Send for t in op.reads), -1)
+    spans = [intervals[t] for t in tensors]
+    problem = AllocationProblem(sizes, spans, len(stage.ops), [sides.get(t, 0) for t in tensors])
     for tensor, offset in zip(tensors, allocate(problem).offsets, strict=True):
         tensor.offset = offset
+
+
+def _kept_until_arrival(module: Module, lives: Lifetimes) -> dict[Tensor, tuple[Interval, ...]]:
+    """Intervals in which a sent tensor lives until a message that can only follow its arrival has come back."""
+    stage = lives.stage
+    kept = dict(lives.intervals)
+    answers = {(op.payload, op.micro_batch): p for p, op in enumerate(stage.ops) if type(op) is Recv}
+    for op in stage.ops:
+        if type(op) is not Send:
+            continue
+        answer = _answer(module.stages[op.peer], op)
+        stop = answers[answer] + 1 if answer in answers else len(stage.ops)
+        start, end = kept[op.reads[0]][0]
+        kept[op.reads[0]] = ((start, max(end, stop)),)
+    return kept
+
+
+def _answer(peer: Stage, sent: Send) -> tuple[Payload, int] | None:
+    """The first message the peer sends back after it has received one, as its payload and micro-batch."""
+    arrived = False
+    for op in peer.ops:
+        if type(op) is Recv and op.payload is sent.payload and op.micro_batch == sent.micro_batch:
+            arrived = True
+        elif arrived and type(op) is Send and op.payload is not sent.payload:
+            return op.payload, op.micro_batch
+    return None
+
+
+def _check_arena(lives: Lifetimes, capacity: int, context: PassContext, module: Module) -> None:
+    stage = lives.stage
+    ratio = stage.arena_bytes / max(1, lives.peak_bytes)
+    text = f"arena {stage.arena_bytes} bytes, peak live {lives.peak_bytes}, ratio {ratio:.4f}"
+    context.statistics[f"stage {stage.index}"] = text
+    if stage.arena_bytes > capacity:
+        short = stage.arena_bytes - capacity
+        context.diagnostics.error(
+            "RT052",
+            f"stage @{stage.index} needs an arena of {stage.arena_bytes} bytes, {short} more than the capacity "
+            f"of {capacity}, though only {lives.peak_bytes} are live at once",
+            help=_way_out(module),
+        )
 
 
 def _refuse(found: Lifetimes, capacity: int, context: PassContext, module: Module) -> None:

@@ -23,6 +23,8 @@ class AllocationProblem:
     sizes: list[int]
     intervals: list[tuple[Interval, ...]]
     positions: int
+    sides: list[int] | None = None
+    """Buffers of side 1 share no byte with buffers of side -1, whenever they live; 0 (everywhere, when None) is free."""
 
 
 @frozen(eq=False)
@@ -57,9 +59,11 @@ def _best_fit(problem: AllocationProblem, order: list[int], offsets: list[int], 
     capacity = sum(len(problem.intervals[i]) for i in order)
     starts, stops = np.zeros(capacity, np.int64), np.zeros(capacity, np.int64)
     lows, highs = np.zeros(capacity, np.int64), np.zeros(capacity, np.int64)
+    sides = np.zeros(capacity, np.int8)
     used = 0
     top = bottom
     for index in order:
+        side = problem.sides[index] if problem.sides else 0
         spans = problem.intervals[index]
         if len(spans) == 1:
             ((start, stop),) = spans
@@ -70,12 +74,15 @@ def _best_fit(problem: AllocationProblem, order: list[int], offsets: list[int], 
                 live[start + 1 : stop + 1] = 1
             cumulative = np.cumsum(live)
             meets = cumulative[stops[:used]] > cumulative[starts[:used]]
+        if side:
+            meets |= sides[:used] == -side
         offset = _best_gap(lows[:used][meets], highs[:used][meets], problem.sizes[index], bottom)
         offsets[index] = offset
         end = offset + problem.sizes[index]
         top = max(top, end)
         for start, stop in spans:
             starts[used], stops[used], lows[used], highs[used] = start, stop, offset, end
+            sides[used] = side
             used += 1
     return top
 

@@ -6,10 +6,16 @@ gradient accumulation demands.
 
     F0 F1 F2 B0        becomes, on stage 0 of 2,        F0 F1 B0 F2 B1 B2
     (dataflow: forwards, then backwards)
+
+Where a forward is followed by a backward, the gradient is received before the activation is sent, because the next stage sends
+the one before it receives the other. So one order of the whole program agrees with the lists of all stages, message by
+message, and whatever waits for something earlier in its list (for its bytes, say) cannot hang, even if a send ends only with
+its receive.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
@@ -17,6 +23,7 @@ from attrs import frozen
 from passes.pass_base import Fact, Pass, PassContext
 from passes.work_groups import WorkGroups, split_into_groups
 from ratrain_ir.module import Level, Module
+from ratrain_ir.ops import Recv, Send
 from ratrain_ir.schedules import Action, ActionKind, schedule_1f1b
 
 if TYPE_CHECKING:
@@ -36,15 +43,26 @@ class Place1F1BPass(Pass):
         for stage in module.stages:
             groups = split_into_groups(stage)
             actions = schedule_1f1b(plan.pp, plan.micro_batches, stage.index)
-            stage.ops = _ordered(groups, actions)
+            stage.ops = _ordered(groups, actions, plan.pp - stage.index - 1)
         module.level = Level.PLACED
         context.statistics["stages"] = plan.pp
 
 
-def _ordered(groups: WorkGroups, actions: list[Action]) -> list[Op]:
+def _ordered(groups: WorkGroups, actions: list[Action], ahead: int) -> list[Op]:
+    """The groups in the order of the actions; `ahead`: micro-batches by which forward leads where both alternate."""
     ops: list[Op] = []
-    for action in actions:
+    for before, action in pairwise([None, *actions]):
+        assert action is not None
         source = groups.forward if action.kind is ActionKind.FORWARD else groups.backward
-        ops.extend(source[action.micro_batch])
+        group = source[action.micro_batch]
+        alternates = (
+            before is not None
+            and (before.kind, action.kind) == (ActionKind.FORWARD, ActionKind.BACKWARD)
+            and before.micro_batch - action.micro_batch == ahead
+        )
+        if alternates and type(ops[-1]) is Send and type(group[0]) is Recv:
+            ops[-1:] = [group[0], ops[-1]]
+            group = group[1:]
+        ops.extend(group)
     ops.extend(groups.step_end)
     return ops
