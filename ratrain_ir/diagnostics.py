@@ -58,6 +58,7 @@ CODES: dict[str, str] = {
     "RT071": "a pass cannot run at this point of the pipeline",
     # programs
     "RT080": "the file is not a sound .rtx program",
+    "RT081": "two instructions of a program race",
     # data and runs
     "RT090": "the training data cannot be used",
     "RT091": "the weights do not fit the model",

@@ -1,14 +1,15 @@
 """The Python API: what the command line does, for notebooks and scripts.
 
-    from ratrainc import api
-    module = api.compile("llama-2-7b", "plan.toml")
-    program = api.emit(module)
-    figures = api.simulate(program)
+from ratrainc import api
+module = api.compile("llama-2-7b", "plan.toml")
+program = api.emit(module)
+figures = api.simulate(program)
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from passes.manager import AfterPass, PassManager, PassRun
 from ratrain_ir.diagnostics import Diagnostics, fail
@@ -24,8 +25,10 @@ from targets.mt3000.emitter import emit as emit_module
 from targets.mt3000.machine import Machine, load_machine, machine_names
 from targets.mt3000.simulation import Figures, simulated
 from targets.mt3000.target import Mt3000Target
-from targets.program import Program
 from targets.rtx import read_program
+
+if TYPE_CHECKING:
+    from targets.program import Program
 
 
 def lowered(model: str | ModelConfig, plan: str | Plan) -> Module:
@@ -135,7 +138,9 @@ def machine_for(module: Module, machine: str | Machine | None) -> Machine:
 
 def _built_in(name: str) -> str:
     if name not in machine_names():
-        fail("RT065", f"this was compiled for the machine '{name}', which is not built in", help="give its file with --machine")
+        fail(
+            "RT065",
+            f"this was compiled for the machine '{name}', which is not built in",
+            help="give its file with --machine",
+        )
     return name
-
-

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from passes.manager import PassRun
 from ratrain_ir.analysis.lifetime import lifetimes
 from ratrain_ir.blocks import stage_blocks
-from ratrain_ir.module import Module
 from ratrain_ir.schedules import in_flight_bound
 from ratrainc.console import say, seconds_text, size_text, table
-from targets.mt3000.simulation import Figures
-from targets.program import Program
+
+if TYPE_CHECKING:
+    from passes.manager import PassRun
+    from ratrain_ir.module import Module
+    from targets.mt3000.simulation import Figures
+    from targets.program import Program
 
 
 def show_inserted(runs: Sequence[PassRun]) -> None:

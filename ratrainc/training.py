@@ -6,16 +6,19 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 from attrs import define, frozen
 
 from ratrain_ir.diagnostics import fail
 from ratrainc.console import progress, say, size_text, status
-from targets.program import Program
 from targets.runtime.training import RunSettings, TimedStep, TrainingRun, prepare, write_log_line
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from targets.program import Program
 
 
 @frozen
@@ -114,8 +117,12 @@ def _run_steps(run: TrainingRun, stop: _StopAsked, log: IO[str] | None, *, quiet
             bar.update(task, advance=1, status=f"loss {report.loss:.4f}  {timed.tokens_per_second:,.0f} tokens/s")
             index = report.step - run.first_step
             if not quiet and (index % shown_every == 0 or index == total - 1):
-                skipped = f"  ({report.skipped_blocks} block updates skipped: overflow)" if report.skipped_blocks else ""
-                say(f"step {report.step:5d}  loss {report.loss:.4f}  {timed.tokens_per_second:10,.0f} tokens/s{skipped}")
+                skipped = (
+                    f"  ({report.skipped_blocks} block updates skipped: overflow)" if report.skipped_blocks else ""
+                )
+                say(
+                    f"step {report.step:5d}  loss {report.loss:.4f}  {timed.tokens_per_second:10,.0f} tokens/s{skipped}"
+                )
 
 
 def show_run(result: RunResult) -> None:
@@ -127,7 +134,9 @@ def show_run(result: RunResult) -> None:
     tokens = sum(step.report.tokens for step in result.steps)
     tail = result.steps[-max(1, len(result.steps) // 10) :]
     mean = sum(step.report.loss for step in tail) / len(tail)
-    say(f"{len(result.steps)} steps, {tokens:,} tokens in {result.seconds:.1f} s: {tokens / result.seconds:,.0f} tokens/s")
+    say(
+        f"{len(result.steps)} steps, {tokens:,} tokens in {result.seconds:.1f} s: {tokens / result.seconds:,.0f} tokens/s"
+    )
     say(f"loss {first.loss:.4f} -> {last.loss:.4f} (mean of the last {len(tail)} steps: {mean:.4f})")
     overflows = sum(1 for step in result.steps if step.report.skipped_blocks)
     if overflows:

@@ -132,5 +132,3 @@ class Program:
     pipeline: str
     routines: list[Routine]
     stages: list[ProgramStage]
-
-

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ratrain_ir.blocks import parse_block, stage_blocks
 from ratrain_ir.diagnostics import Diagnostics
 from ratrain_ir.ops import OP_CLASSES, Engine
 from ratrain_ir.types import ALIGNMENT_BYTES, StateKind
-from targets.program import Instruction, Program, ProgramStage
-from targets.routine import Routine
 from targets.simulator import simulate
+
+if TYPE_CHECKING:
+    from targets.program import Instruction, Program, ProgramStage
+    from targets.routine import Routine
 
 
 def check_program(program: Program) -> None:

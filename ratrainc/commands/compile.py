@@ -77,12 +77,19 @@ def command(
 
 
 def _check_usage(
-    schedule: str | None, model: str | None, plan: str | None, strategy: str | None, passes: str | None, output: str | None
+    schedule: str | None,
+    model: str | None,
+    plan: str | None,
+    strategy: str | None,
+    passes: str | None,
+    output: str | None,
 ) -> None:
     if schedule is None and (model is None or plan is None):
         raise click.UsageError("give --model and --plan, or a schedule file (.rtir)")
     if schedule is not None and (model is not None or plan is not None or strategy is not None):
-        raise click.UsageError("a schedule file already holds model, plan and order: leave --model, --plan, --strategy out")
+        raise click.UsageError(
+            "a schedule file already holds model, plan and order: leave --model, --plan, --strategy out"
+        )
     if strategy is not None and passes is not None:
         raise click.UsageError("--strategy and --passes exclude each other")
     if output is not None and not output.endswith((".rtir", ".rtx")):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ratrainc.commands.options import machine_option
+
+if TYPE_CHECKING:
+    from passes.manager import PassRun
+    from ratrain_ir.module import Module
 
 _EPILOG = """\b
 Examples:
@@ -17,7 +23,9 @@ Examples:
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", metavar="FILE.rtir")
-@click.option("--passes", "pipeline", required=True, metavar="PIPELINE", help="Passes with options, separated by commas.")
+@click.option(
+    "--passes", "pipeline", required=True, metavar="PIPELINE", help="Passes with options, separated by commas."
+)
 @click.option("-o", "--output", metavar="F.rtir", help="Write the result; without it the text goes to stdout.")
 @click.option("--print-ir-after", metavar="all|PASS", help="Print the module after every pass, or after this one.")
 @click.option("--verify-each", is_flag=True, help="Verify after every pass and name the one that broke the module.")
@@ -35,10 +43,8 @@ def command(
     machine: str | None,
 ) -> None:
     """Run passes over a schedule and write the result."""
-    from passes.manager import PassRun
     from passes.registry import pass_class
     from ratrain_ir.files import write_lines
-    from ratrain_ir.module import Module
     from ratrain_ir.printer import module_lines, print_module
     from ratrainc import api
 

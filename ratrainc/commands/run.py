@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 from ratrainc.commands.options import json_option, machine_option
@@ -18,18 +20,57 @@ Examples:
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", metavar="FILE.rtx|FILE.rtir")
-@click.option("--data", metavar="TEXT|TOKENS.bin", help="UTF-8 text (byte tokens) or token file. Default: Python's own help texts.")
-@click.option("--data-dtype", type=click.Choice(["uint16", "uint32"]), help="Element type of a .bin file; by default the vocabulary decides.")
-@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Steps to run; further ones with --resume.")
-@click.option("--engine", type=click.Choice(["local"]), default="local", show_default=True, help="Where ranks run: all in this process.")
-@click.option("--kernels", type=click.Choice(["fast", "reference"]), default="fast", show_default=True, help="BLAS and fused loops, or plain numpy.")
-@click.option("--interleave", type=click.IntRange(min=0), metavar="SEED", help="Run ready instructions in a random order instead of a fixed round.")
+@click.option(
+    "--data",
+    metavar="TEXT|TOKENS.bin",
+    help="UTF-8 text (byte tokens) or token file. Default: Python's own help texts.",
+)
+@click.option(
+    "--data-dtype",
+    type=click.Choice(["uint16", "uint32"]),
+    help="Element type of a .bin file; by default the vocabulary decides.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Steps to run; further ones with --resume.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local"]),
+    default="local",
+    show_default=True,
+    help="Where ranks run: all in this process.",
+)
+@click.option(
+    "--kernels",
+    type=click.Choice(["fast", "reference"]),
+    default="fast",
+    show_default=True,
+    help="BLAS and fused loops, or plain numpy.",
+)
+@click.option(
+    "--interleave",
+    type=click.IntRange(min=0),
+    metavar="SEED",
+    help="Run ready instructions in a random order instead of a fixed round.",
+)
 @click.option("--init", metavar="W.safetensors|DIR", help="Start from these weights (Hugging Face names).")
 @click.option("--save", metavar="DIR", help="Write a checkpoint at the end, or when interrupted.")
 @click.option("--resume", metavar="DIR", help="Go on from a checkpoint.")
-@click.option("--log", metavar="losses.jsonl", help="Write one JSON line a step: step, loss, tokens, tokens_per_second.")
+@click.option(
+    "--log", metavar="losses.jsonl", help="Write one JSON line a step: step, loss, tokens, tokens_per_second."
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of initial weights and data order. Default: the plan's.")
-@click.option("--order", type=click.Choice(["shuffled", "sequential"]), default="shuffled", show_default=True, help="Order of the training sequences.")
+@click.option(
+    "--order",
+    type=click.Choice(["shuffled", "sequential"]),
+    default="shuffled",
+    show_default=True,
+    help="Order of the training sequences.",
+)
 @machine_option
 @json_option
 def command(
@@ -45,7 +86,7 @@ def command(
     resume: str | None,
     log: str | None,
     seed: int | None,
-    order: str,
+    order: Literal["shuffled", "sequential"],
     machine: str | None,
     as_json: bool,
 ) -> int:
@@ -65,7 +106,14 @@ def command(
     program = api.load(file, machine=machine)
     check_program(program)
     settings = RunSettings(
-        steps=steps, kernels=kernels, order=order, seed=seed, interleave_seed=interleave, init=init, resume=resume, save=save
+        steps=steps,
+        kernels=kernels,
+        order=order,
+        seed=seed,
+        interleave_seed=interleave,
+        init=init,
+        resume=resume,
+        save=save,
     )
     result = run_training(program, data, data_dtype, settings, log, quiet=as_json)
     if as_json:

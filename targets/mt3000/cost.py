@@ -7,11 +7,13 @@ modelled yet, so efficiency does not depend on shape.
 from __future__ import annotations
 
 from math import ceil, log2, prod
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from targets.mt3000.machine import Machine
-from targets.routine import Routine, Step
+if TYPE_CHECKING:
+    from targets.mt3000.machine import Machine
+    from targets.routine import Routine, Step
 
 UPDATE_BYTES_PER_PARAMETER = 30
 """AdamW reads and writes f32 master and two moments (24 bytes) and moves gradient and view (facts: 28 - 30, DDR bound)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ratrain_ir.analysis.dependence import Wait, stage_waits
 from ratrain_ir.analysis.lifetime import lifetimes
 from ratrain_ir.diagnostics import fail
@@ -24,9 +26,11 @@ from ratrain_ir.ops import (
     Update,
 )
 from ratrain_ir.signatures import bind
-from targets.mt3000.target import Mt3000Target
 from targets.program import Access, CountWait, Instruction, Operand, Program, ProgramStage, ProgramTensor
-from targets.routine import Routine
+
+if TYPE_CHECKING:
+    from targets.mt3000.target import Mt3000Target
+    from targets.routine import Routine
 
 
 def emit(module: Module, target: Mt3000Target) -> Program:

@@ -6,7 +6,7 @@ import re
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from attrs import frozen
 
@@ -28,6 +28,10 @@ _UNITS = {
     "head_chunk_rows": "rows",
 }
 _WHOLE = ("ddr_capacity", "collective_chunk", "head_chunk_rows")
+_LEAST, _MOST = 1e-15, 1e30
+"""Bounds far beyond any machine, so that no sum or quotient of times overflows."""
+_MOST_WHOLE = (1 << 50) - 1
+_CONSTANT_KEYS = ("value", "unit", "certainty", "source")
 _MAY_BE_ZERO = ("link_latency", "launch")
 _DEFAULT = "mt3000"
 
@@ -86,12 +90,24 @@ def parse_machine(text: str, *, file: str) -> Machine:
     """
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a ValueError that is no TOMLDecodeError: a number with too many digits
         found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
         place = Location(file, int(found[1]), int(found[2])) if found else Location(file, 1)
         lines = text.split("\n")
         fail("RT065", f"this is not TOML: {error}", place, source=lines[min(place.line, len(lines)) - 1])
     return _Reader(file, text.split("\n")).machine(data)
+
+
+def _is_sound(key: str, value: Any) -> TypeGuard[int | float]:
+    """Whether a value is a number within the bounds of its constant."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if value == 0:
+        return key in _MAY_BE_ZERO
+    return 1 <= value <= _MOST_WHOLE if key in _WHOLE else _LEAST <= value <= _MOST
 
 
 class _Reader:
@@ -126,12 +142,15 @@ class _Reader:
             self.error(key, f"the machine needs [{key}] with value, unit, certainty and source")
             return empty
         value = table.get("value")
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 <= value < 1e30 or (value == 0 and key not in _MAY_BE_ZERO):
-            self.error(key, f"value of [{key}] must be a positive number, got {value!r}")
+        if not _is_sound(key, value):
+            least, most = ("1", _MOST_WHOLE) if key in _WHOLE else (f"{_LEAST:g}", f"{_MOST:g}")
+            zero = "0, or " if key in _MAY_BE_ZERO else ""
+            self.error(key, f"value of [{key}] must be {zero}a number from {least} to {most}, got {value!r}")
             return empty
         if key in _WHOLE and value != int(value):
             self.error(key, f"value of [{key}] must be a whole number, got {value!r}")
+        for name in sorted(table.keys() - {*_CONSTANT_KEYS}):
+            self.error(key, f"'{name}' is not a key of [{key}]", nearest(name, _CONSTANT_KEYS))
         if key.endswith("_efficiency") and value > 1:
             self.error(key, f"value of [{key}] is a fraction, got {value!r}")
         if table.get("unit") != _UNITS[key]:

@@ -12,7 +12,8 @@ from typing import Any
 from attrs import define, field
 
 from passes.allocation import AllocationProblem, allocate
-from ratrain_ir.blocks import Block, flat_elements, parameters, saved_slots, tokens_per_micro_batch
+from ratrain_ir.analysis.lifetime import Interval
+from ratrain_ir.blocks import Block, block, flat_elements, parameters, saved_slots, tokens_per_micro_batch
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
 from ratrain_ir.ops import Backward, Forward, Recompute
@@ -37,14 +38,10 @@ def routine_key(op: BlockOp, binding: Binding, model: ModelConfig, plan: Plan) -
 
 def _representative(unit: Block) -> Block:
     """All layers have equal shapes, so one routine serves them."""
-    from ratrain_ir.blocks import block
-
     return unit if unit.layer is None else block(unit.kind, 0)
 
 
-def _key(
-    keyword: str, unit: Block, roles: tuple[str, ...], accumulates: bool, model: ModelConfig, plan: Plan
-) -> str:
+def _key(keyword: str, unit: Block, roles: tuple[str, ...], accumulates: bool, model: ModelConfig, plan: Plan) -> str:
     parts = [f"{unit.kind}.{keyword}"]
     if keyword != "backward":
         slots = [slot.name for slot in saved_slots(model, plan, unit)]
@@ -145,9 +142,7 @@ class _Builder:
     def finish(self, key: str) -> Routine:
         intermediates, workspace = self.placed()
         views = [ParameterView(p.weight, p.shape, p.offset) for p in parameters(self.model, self.unit)]
-        return Routine(
-            key, self.formals(), (*views, *self.gaps()), intermediates, workspace, tuple(self.steps)
-        )
+        return Routine(key, self.formals(), (*views, *self.gaps()), intermediates, workspace, tuple(self.steps))
 
     def placed(self) -> tuple[tuple[Intermediate, ...], int]:
         """Intermediates share bytes where their uses do not meet."""
@@ -158,7 +153,7 @@ class _Builder:
                     uses[reference].append(position)
         names = [name for name, positions in uses.items() if positions]
         sizes = [aligned(tensor_type(*self.temporaries[name]).nbytes) for name in names]
-        spans = [((min(uses[name]), max(uses[name]) + 1),) for name in names]
+        spans: list[tuple[Interval, ...]] = [((min(uses[name]), max(uses[name]) + 1),) for name in names]
         placement = allocate(AllocationProblem(sizes, spans, len(self.steps)))
         found = [
             Intermediate(name, *self.temporaries[name], offset)
@@ -311,5 +306,3 @@ def _head_backward(builder: _Builder) -> None:
     denominator = float(builder.plan.micro_batches * builder.rows)
     builder.step("head_backward", operands, denominator=denominator, **options)
     _norm_backward(builder, residual=False)
-
-

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from attrs import frozen
 
-from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.ops import Engine
 from ratrain_ir.types import StateKind
-from targets.mt3000.machine import Machine
 from targets.mt3000.timing import TimedOp, op_seconds
 from targets.program import Access, Instruction, Program, ProgramStage
 from targets.simulator import DurationOf, Timeline, simulate
+
+if TYPE_CHECKING:
+    from ratrain_ir.frontend.model_config import ModelConfig
+    from targets.mt3000.machine import Machine
 
 
 @frozen

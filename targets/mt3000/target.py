@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from attrs import frozen
 
-from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import (
     AllGather,
     AllReduce,
@@ -25,7 +26,10 @@ from ratrain_ir.types import StateKind
 from targets.mt3000.machine import Machine
 from targets.mt3000.routines import routine_key, routine_of
 from targets.mt3000.timing import TimedOp, op_seconds
-from targets.routine import Routine
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module, Stage
+    from targets.routine import Routine
 
 
 @frozen

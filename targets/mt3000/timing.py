@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from attrs import frozen
 
-from ratrain_ir.frontend.plan import Plan
 from targets.mt3000.cost import (
     copy_seconds,
     message_seconds,
@@ -13,8 +14,11 @@ from targets.mt3000.cost import (
     scalar_seconds,
     update_seconds,
 )
-from targets.mt3000.machine import Machine
 from targets.routine import Routine
+
+if TYPE_CHECKING:
+    from ratrain_ir.frontend.plan import Plan
+    from targets.mt3000.machine import Machine
 
 
 @frozen
@@ -40,7 +44,9 @@ def op_seconds(op: TimedOp, plan: Plan, machine: Machine) -> float:
         return ring_seconds(op.payload_bytes, plan.dp, machine)
     if op.keyword == "all_reduce":
         if op.group == "ends":
-            return message_seconds(op.payload_bytes, machine) if plan.pp > 1 else copy_seconds(op.payload_bytes, machine)
+            return (
+                message_seconds(op.payload_bytes, machine) if plan.pp > 1 else copy_seconds(op.payload_bytes, machine)
+            )
         return 2 * ring_seconds(op.payload_bytes, plan.dp, machine)
     if op.keyword == "all_reduce_scalar":
         return scalar_seconds(plan.dp if op.group == "replicas" else plan.dp * plan.pp, machine)

@@ -7,14 +7,16 @@ contribution, or the reduced shard, is not finite. Results are those that `docs/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from targets.program import Instruction
-from targets.runtime.kernels import KernelSet, Scratch
 from targets.runtime.rank import Rank
+
+if TYPE_CHECKING:
+    from targets.runtime.kernels import KernelSet, Scratch
 
 Views = dict[str, NDArray[Any]]
 Member = tuple[Rank, Instruction]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import define, frozen
@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 
 from ratrain_ir.diagnostics import fail
 from ratrain_ir.ops import ENGINES, Engine, Part
-from targets.program import Instruction, Program
 from targets.runtime import collectives
-from targets.runtime.collectives import Member
-from targets.runtime.data import Batches
 from targets.runtime.kernels import KernelSet, Scratch
 from targets.runtime.optimizer import LossScale, Updater
 from targets.runtime.rank import Rank, bind_routine, prepare_tables, routine_scratch_bytes
+
+if TYPE_CHECKING:
+    from targets.program import Instruction, Program
+    from targets.runtime.collectives import Member
+    from targets.runtime.data import Batches
 
 
 @frozen

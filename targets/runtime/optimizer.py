@@ -7,7 +7,7 @@ step count is carried per block and counts applied updates. The loss scale halve
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from ratrain_ir.blocks import is_sharded, parameters, parse_block
 from ratrain_ir.types import Dtype
-from targets.program import Instruction, Program
-from targets.runtime.kernels import KernelSet, Scratch
 from targets.runtime.rank import Rank, shape_only
+
+if TYPE_CHECKING:
+    from targets.program import Instruction, Program
+    from targets.runtime.kernels import KernelSet, Scratch
 
 INITIAL_SCALE = 65536.0
 GROWTH_INTERVAL = 2000

@@ -7,21 +7,23 @@ wrong loss. Block ops are bound to kernels once, before the first step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.ops import ENGINES, Engine
 from ratrain_ir.types import ALIGNMENT_BYTES, Dtype
-from targets.program import Instruction, Program, ProgramStage, ProgramTensor
-from targets.routine import Routine, Step
 from targets.runtime.kernels import AttentionSpec, KernelSet, Scratch
+
+if TYPE_CHECKING:
+    from ratrain_ir.frontend.model_config import ModelConfig
+    from targets.program import Instruction, Program, ProgramStage, ProgramTensor
+    from targets.routine import Routine, Step
 
 Bytes = NDArray[np.uint8]
 
-NUMPY_DTYPES = {
+NUMPY_DTYPES: dict[Dtype, np.dtype[Any]] = {
     Dtype.F16: np.dtype(np.float16),
     Dtype.F32: np.dtype(np.float32),
     Dtype.F64: np.dtype(np.float64),

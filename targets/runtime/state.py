@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ratrain_ir.blocks import Block, flat_elements, is_sharded, stage_blocks
 from targets.runtime.checkpoint import BlockState, TrainingState
-from targets.runtime.local import LocalEngine
 from targets.runtime.optimizer import LossScale
-from targets.runtime.rank import Rank
 from targets.runtime.weights import WeightSource, block_elements, flat_master
+
+if TYPE_CHECKING:
+    from targets.runtime.local import LocalEngine
+    from targets.runtime.rank import Rank
 
 Flat = NDArray[np.float32]
 _STATE_TENSORS = ("p", "m1", "m2")

@@ -8,18 +8,20 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
 from ratrain_ir.diagnostics import Diagnostic, Severity, fail
 from targets.program import Program
 from targets.runtime.checkpoint import check_checkpoint_place, load_checkpoint, save_checkpoint
-from targets.runtime.data import Batches, TokenStream
-from targets.runtime.kernels import KernelSet
+from targets.runtime.data import Batches, Order, TokenStream
 from targets.runtime.local import LocalEngine, StepReport
 from targets.runtime.state import start_from_state, start_from_weights, training_state
 from targets.runtime.weights import random_weights, read_weights
+
+if TYPE_CHECKING:
+    from targets.runtime.kernels import KernelSet
 
 
 @frozen
@@ -29,7 +31,7 @@ class RunSettings:
     steps: int
     """steps of this run; a resumed one goes on from where the checkpoint stopped"""
     kernels: str = "fast"
-    order: str = "shuffled"
+    order: Order = "shuffled"
     seed: int | None = None
     """of initial weights and data order; None: the plan's"""
     interleave_seed: int | None = None
@@ -172,7 +174,9 @@ def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[Diagnostic]
     found = []
     for key, value in now.items():
         if key in saved and saved[key] != value:
-            text = f"the checkpoint was written with {key} = {saved[key]}, this run has {value}: not bit for bit the same"
+            text = (
+                f"the checkpoint was written with {key} = {saved[key]}, this run has {value}: not bit for bit the same"
+            )
             found.append(Diagnostic("RT092", text, severity=Severity.WARNING))
     return found
 

@@ -23,6 +23,10 @@ PACKAGES: list[str] = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["pac
 pytestmark = pytest.mark.xdist_group("packaging")  # one process builds the wheel, once
 
 
+PROJECT_EXAMPLES = ("tiny.json", "tiny.toml")
+"""What the quickstart trains, carried by the wheel."""
+
+
 def run(command: list[str | Path], folder: Path, environment: Mapping[str, str] | None = None) -> str:
     """Run a command in `folder` and return what it printed; its errors are the test's."""
     result = subprocess.run(
@@ -91,7 +95,8 @@ def test_the_wheel_holds_exactly_the_files_of_the_packages(wheel: Path) -> None:
     }
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.partition("/")[0].endswith(".dist-info")}
-    assert names == expected
+    examples = {f"ratrainc/examples/{name}" for name in PROJECT_EXAMPLES}
+    assert names == expected | examples
 
 
 @pytest.mark.parametrize(
@@ -129,6 +134,11 @@ def test_version_and_help(installed: Path, folder: Path, start: str) -> None:
     assert PROJECT["project"]["version"] in run([*command, "--version"], folder, environment)
     usage = run([*command, "--help"], folder, environment)
     assert all(name in usage for name in ("compile", "simulate", "quickstart")), usage
+
+
+def test_the_installed_quickstart_needs_no_checkout(installed: Path, folder: Path) -> None:
+    report = run([installed / "ratrainc", "quickstart", "--steps", "2"], folder, clean_environment())
+    assert "loss" in report.rpartition("report")[2], report
 
 
 @pytest.mark.parametrize(
