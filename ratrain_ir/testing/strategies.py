@@ -69,12 +69,13 @@ def plans(
     draw: st.DrawFn,
     model: ModelConfig,
     *,
+    min_stages: int = 1,
     max_stages: int = MAX_STAGES,
     max_micro_batches: int = MAX_MICRO_BATCHES,
     max_replicas: int = MAX_REPLICAS,
 ) -> Plan:
     """Plans for a model: any stages and uneven cuts, ZeRO 0 to 2, both reduce modes, f16 and f32, fixed and dynamic scale."""
-    pp = draw(st.integers(1, min(max_stages, model.layers)))
+    pp = draw(st.integers(min_stages, min(max_stages, model.layers)))
     inner = st.integers(1, max(1, model.layers - 1))
     cuts = tuple(sorted(draw(st.sets(inner, min_size=pp - 1, max_size=pp - 1)))) if pp > 1 else ()
     zero = draw(st.integers(0, 2))
@@ -117,12 +118,14 @@ def cases(
     draw: st.DrawFn,
     *,
     max_layers: int = MAX_LAYERS,
+    min_stages: int = 1,
     max_stages: int = MAX_STAGES,
     max_micro_batches: int = MAX_MICRO_BATCHES,
 ) -> Case:
     """A generated model under a generated plan."""
-    model = draw(models(max_layers=max_layers))
-    return Case(model, draw(plans(model, max_stages=max_stages, max_micro_batches=max_micro_batches)))
+    model = draw(models(min_layers=min_stages, max_layers=max_layers))
+    plan = plans(model, min_stages=min_stages, max_stages=max_stages, max_micro_batches=max_micro_batches)
+    return Case(model, draw(plan))
 
 
 def dataflow_modules(**bounds: int) -> st.SearchStrategy[Module]:

@@ -101,7 +101,7 @@ def parse_machine(text: str, *, file: str) -> Machine:
     return _Reader(file, text.split("\n")).machine(data)
 
 
-def _is_sound(key: str, value: Any) -> TypeGuard[int | float]:
+def _is_sound(value: Any, key: str) -> TypeGuard[int | float]:
     """Whether a value is a number within the bounds of its constant."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
@@ -142,7 +142,7 @@ class _Reader:
             self.error(key, f"the machine needs [{key}] with value, unit, certainty and source")
             return empty
         value = table.get("value")
-        if not _is_sound(key, value):
+        if not _is_sound(value, key):
             least, most = ("1", _MOST_WHOLE) if key in _WHOLE else (f"{_LEAST:g}", f"{_MOST:g}")
             zero = "0, or " if key in _MAY_BE_ZERO else ""
             self.error(key, f"value of [{key}] must be {zero}a number from {least} to {most}, got {value!r}")

@@ -7,12 +7,11 @@ that nothing needs. Backward follows the chain rule through the same kernels.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
 from passes.allocation import AllocationProblem, allocate
-from ratrain_ir.analysis.lifetime import Interval
 from ratrain_ir.blocks import Block, block, flat_elements, parameters, saved_slots, tokens_per_micro_batch
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
@@ -20,6 +19,9 @@ from ratrain_ir.ops import Backward, Forward, Recompute
 from ratrain_ir.signatures import Binding, bind
 from ratrain_ir.types import Dtype, aligned, tensor_type
 from targets.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step
+
+if TYPE_CHECKING:
+    from ratrain_ir.analysis.lifetime import Interval
 
 BlockOp = Forward | Recompute | Backward
 
