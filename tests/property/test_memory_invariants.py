@@ -1,0 +1,163 @@
+"""Passes keep modules sound: every invariant of `ratrain_ir.testing`, over generated models, plans and pipelines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+
+from passes.manager import PassManager
+from ratrain_ir.diagnostics import DiagnosticError
+from ratrain_ir.frontend.lowering import lower
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.frontend.plan import Plan
+from ratrain_ir.ops import Forward, LoadInput, Release, Tensor, Update
+from ratrain_ir.testing import invariants
+from ratrain_ir.testing.fake_target import FakeTarget
+from ratrain_ir.testing.strategies import cases, pipelines, targets
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module, Stage
+
+PASSES = (
+    ("place-1f1b", {}),
+    ("recompute", {"policy": ("full", "none", "attention", "mlp")}),
+    ("bucket-grad-sync", {"bytes": ("1B", "1KiB", "64MiB")}),
+    ("insert-prefetch", {}),
+    ("insert-release", {}),
+    ("legalise", {}),
+    ("allocate-ddr", {}),
+)
+
+
+def run(module, pipeline: str, target) -> None:
+    PassManager(target, verify_each=True).run(module, pipeline)
+
+
+@settings(max_examples=60)
+@given(cases(), pipelines(PASSES), targets())
+def test_every_pipeline_keeps_every_invariant(case, pipeline, target):
+    module = case.module()
+    run(module, pipeline, target)
+    invariants.check_everything(module, target.capacity_bytes)
+    assert invariants.mathematics(module) == invariants.mathematics(case.module())
+
+
+@settings(max_examples=25)
+@given(cases(), targets())
+def test_whole_compilation_keeps_every_invariant(case, target):
+    module = case.module()
+    run(module, "recompute,bucket-grad-sync{bytes=1KiB},insert-prefetch,allocate-ddr", target)
+    invariants.check_everything(module, target.capacity_bytes)
+
+
+@settings(max_examples=15)
+@given(cases(max_layers=3, max_micro_batches=3))
+def test_the_capacity_is_kept_to_the_byte(case):
+    """At the capacity the arena needs it fits; with one byte less it is refused, with the place that is too high."""
+    module = case.module()
+    run(module, "allocate-ddr", FakeTarget())
+    needed = max(stage.arena_bytes for stage in module.stages)
+    exact = case.module()
+    run(exact, "allocate-ddr", FakeTarget(capacity_bytes=needed))
+    invariants.check_everything(exact, needed)
+    with pytest.raises(DiagnosticError) as caught:
+        run(case.module(), "allocate-ddr", FakeTarget(capacity_bytes=needed - 1))
+    assert {item.code for item in caught.value.diagnostics} <= {"RT052", "RT053"}
+
+
+# -- the invariants themselves: each is broken once, and says so ---------------------------------------------------------
+
+
+def test_the_pass_authors_entry_finds_what_is_broken():
+    """`check_pass` accepts a sound pipeline and refuses one whose pass breaks what it must keep."""
+    invariants.check_pass("place-1f1b", run, examples=5)
+
+    def loses_a_release(module, pipeline, target):
+        run(module, pipeline, target)
+        ops = module.stages[-1].ops
+        ops.remove(next(op for op in reversed(ops) if type(op) is Release))
+
+    with pytest.raises(AssertionError, match="RT023"):
+        invariants.check_pass("insert-release", loses_a_release, examples=5)
+
+    def loads_no_input(module, pipeline, target):
+        run(module, pipeline, target)
+        for stage in module.stages:
+            stage.ops = [op for op in stage.ops if type(op) is not LoadInput]
+
+    with pytest.raises(AssertionError, match="RT020|RT030"):
+        invariants.check_pass("place-1f1b", loads_no_input, examples=5)
+
+
+def allocated() -> Module:
+    model = ModelConfig("toy", "llama", 16, 8, 2, 2, 1, 4, 8, 1e-5)
+    module = lower(model, Plan(2, 2, (1,), 1, 2, 4))
+    run(module, "allocate-ddr", FakeTarget())
+    return module
+
+
+def two_live(stage: Stage) -> tuple[Tensor, Tensor]:
+    """Return two tensors that are live together, the second of them below the arena's top."""
+    one, other, *_ = sorted(invariants.live_sets(stage)[len(stage.ops) // 2], key=lambda tensor: tensor.offset)
+    return one, other
+
+
+def test_shared_bytes_are_found():
+    stage = allocated().stages[0]
+    one, other = two_live(stage)
+    one.offset = other.offset
+    with pytest.raises(AssertionError, match=f"%{one.name} ends at byte|%{other.name} ends at byte"):
+        invariants.no_byte_is_shared(stage)
+
+
+def test_an_arena_above_the_capacity_is_found():
+    stage = allocated().stages[0]
+    with pytest.raises(AssertionError, match="the capacity is 64"):
+        invariants.arena_is_within(stage, 64)
+
+
+def test_a_peak_above_the_arena_is_found():
+    stage = allocated().stages[0]
+    for tensor in stage.tensors.values():
+        tensor.offset = 0
+    with pytest.raises(AssertionError, match="bytes are live in an arena of"):
+        invariants.peak_is_within_arena(stage)
+
+
+def test_a_use_after_release_and_a_leak_are_found():
+    stage = allocated().stages[0]
+    release = next(op for op in stage.ops if type(op) is Release)
+    place = stage.ops.index(release)
+    stage.ops[place - 1 : place + 1] = [release, stage.ops[place - 1]]
+    with pytest.raises(AssertionError, match="is not live"):
+        invariants.nothing_is_used_after_release(stage)
+    stage.ops.remove(release)
+    with pytest.raises(AssertionError, match=f"leaks .*{release.reads[0].name}"):
+        invariants.only_carried_bytes_are_live_at_the_end(stage)
+
+
+def test_a_missing_micro_batch_in_flight_is_found():
+    module = allocated()
+    forwards = [op for op in module.stages[0].ops if type(op) is Forward and op.micro_batch == 1]
+    for op in forwards:
+        module.stages[0].ops.remove(op)
+    with pytest.raises(AssertionError, match="up to 1 micro-batches in flight, 1F1B has 2"):
+        invariants.in_flight_is_exact(module, module.stages[0])
+
+
+def test_a_text_that_reads_back_differently_is_found():
+    module = allocated()
+    module.stages[1].tensors["loss"].line = 7  # not part of the text
+    invariants.text_round_trip_is_exact(module)
+    module.name = "a b"
+    with pytest.raises(DiagnosticError, match="RT001"):
+        invariants.text_round_trip_is_exact(module)
+
+
+def test_lost_work_is_found():
+    module, same = allocated(), allocated()
+    assert invariants.mathematics(module) == invariants.mathematics(same)
+    module.stages[1].ops.remove(next(op for op in module.stages[1].ops if type(op) is Update))
+    assert invariants.mathematics(module) != invariants.mathematics(same)
