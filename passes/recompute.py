@@ -1,7 +1,8 @@
-"""`recompute{policy=none|full|attention|mlp}`: which saved tensors are dropped after forward and recovered before backward.
+"""`recompute{policy=auto|full|none|attention|mlp}`: which saved tensors are dropped after forward and recovered before backward.
 
-Inline recovery: right before the backward that needs it. `full` recovers a whole layer from its checkpoint, the input of
-its attention: `recompute attention` yields the input of `mlp`, so one checkpoint a layer is kept.
+Inline recovery: right before the backward that needs it. Where nothing of a layer is kept, the layer is recovered as a whole from
+its checkpoint, the input of its attention: `recompute attention` yields the input of `mlp`. Of a block either nothing is kept, or
+what is dear to recover (`lean`: the products; norms and elementwise results are recovered), or everything.
 
     %x.mlp.0.m0, %s.attention.0.m0.* = forward attention.0 m0 (%x.attention.0.m0, %w.attention.0)
   becomes, under `full`,
@@ -9,10 +10,14 @@ its attention: `recompute attention` yields the input of `mlp`, so one checkpoin
     ...
     %s.attention.0.m0.*, %r.mlp.0.m0 = recompute attention.0 m0 (%x.attention.0.m0, %w.attention.0)
     %s.mlp.0.m0.* = recompute mlp.0 m0 (%r.mlp.0.m0, %w.mlp.0)
+
+`auto` keeps, per layer and micro-batch, what fits the bytes that everything else leaves free (`passes/recompute_choice.py`). It comes
+after the passes that change how long gradients and views live.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import attrs
@@ -21,10 +26,37 @@ from attrs import define, field, frozen
 from passes.pass_base import Pass, PassContext
 from ratrain_ir.blocks import Block, block
 from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import Backward, Forward, Op, Recompute, Tensor
+from ratrain_ir.ops import Backward, Forward, Op, Recompute, Tensor, Tensors
 from ratrain_ir.types import StateKind
 
-POLICIES = ("full", "none", "attention", "mlp")
+POLICIES = ("full", "none", "attention", "mlp", "auto")
+
+LEAN_SLOTS = {"attention": ("q", "k", "v", "o", "lse"), "mlp": ("gate", "up")}
+"""What `lean` keeps of a block: the results of its products and of attention."""
+
+
+@frozen
+class LayerChoice:
+    """What is kept of a layer's attention and mlp: `none`, `lean` or `all`."""
+
+    attention: str
+    mlp: str
+
+    def kept(self, kind: str) -> str:
+        """What is kept of one of the layer's blocks."""
+        return self.attention if kind == "attention" else self.mlp
+
+
+NOTHING, EVERYTHING = LayerChoice("none", "none"), LayerChoice("all", "all")
+ChoiceOf = Callable[[int, int], LayerChoice]
+"""The choice for a layer and a micro-batch."""
+
+_FIXED = {
+    "full": NOTHING,
+    "none": EVERYTHING,
+    "attention": LayerChoice("none", "all"),
+    "mlp": LayerChoice("all", "none"),
+}
 
 
 @frozen
@@ -33,57 +65,87 @@ class RecomputePass(Pass):
 
     name: ClassVar[str] = "recompute"
     policy: str = field(default="full", metadata={"choices": POLICIES})
+    budget: int | None = field(default=None, metadata={"unit": "bytes"})
+    """Bytes a stage may use, for `auto`; None: what the machine has."""
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage under the policy."""
-        kinds = {"full": ("attention", "mlp"), "none": (), "attention": ("attention",), "mlp": ("mlp",)}[self.policy]
+        from passes.recompute_choice import choose
+
         recovered = 0
         for stage in module.stages:
-            rewriter = _Rewriter(stage, kinds)
-            rewriter.run()
-            recovered += rewriter.recovered
+            if any(type(op) is Recompute for op in stage.ops):
+                continue  # recovery is placed already; a second run changes nothing
+            if self.policy == "auto":
+                chosen = choose(module, stage, context, self.budget)
+                context.statistics[f"stage {stage.index}"] = chosen.summary
+                choice_of = chosen.choice_of
+            else:
+                choice_of = _always(_FIXED[self.policy])
+            recovered += rewrite(stage, choice_of)
         context.statistics["recompute ops"] = recovered
+
+
+def _always(choice: LayerChoice) -> ChoiceOf:
+    return lambda _layer, _micro_batch: choice
+
+
+def rewrite(stage: Stage, choice_of: ChoiceOf) -> int:
+    """Drop and recover in place; the number of recovery ops."""
+    rewriter = _Rewriter(stage, choice_of)
+    rewriter.run()
+    return rewriter.recovered
 
 
 @define
 class _Rewriter:
     stage: Stage
-    kinds: tuple[str, ...]
+    choice_of: ChoiceOf
     forwards: dict[tuple[Block, int], Forward] = field(factory=dict)
+    """Forward ops as they were, with all saved slots among their writes."""
     recovered: int = 0
 
     def run(self) -> None:
-        if not self.kinds:
-            return
-        if any(type(op) is Recompute for op in self.stage.ops):
-            return  # recovery is placed already; a second run changes nothing
         ops: list[Op] = []
         for op in self.stage.ops:
-            if type(op) is Forward and op.block.kind in self.kinds:
-                self.forwards[op.block, op.micro_batch] = op
-                kept = tuple(t for t in op.writes if t.kind is not StateKind.SAVED)
-                ops.append(attrs.evolve(op, writes=kept))
-            elif type(op) is Backward:
+            if type(op) is Forward and op.block.layer is not None:
+                ops.append(self.lightened(op))
+            elif type(op) is Backward and op.block.layer is not None:
                 ops.extend(self.with_recovery(op))
             else:
                 ops.append(op)
         self.stage.ops = ops
         self.stage.prune()
 
-    @property
-    def by_layer(self) -> bool:
-        return len(self.kinds) == 2
+    def lightened(self, op: Forward) -> Forward:
+        """The forward op without the saved slots it does not keep."""
+        self.forwards[op.block, op.micro_batch] = op
+        dropped = set(self.dropped(op.block, op.micro_batch))
+        if not dropped:
+            return op
+        return attrs.evolve(op, writes=tuple(t for t in op.writes if t not in dropped))
+
+    def dropped(self, unit: Block, m: int) -> Tensors:
+        """The saved slots of a block that are not kept."""
+        assert unit.layer is not None
+        kept = self.choice_of(unit.layer, m).kept(unit.kind)
+        saved = tuple(t for t in self.forwards[unit, m].writes if t.kind is StateKind.SAVED)
+        if kept == "all":
+            return ()
+        return saved if kept == "none" else tuple(t for t in saved if t.slot not in LEAN_SLOTS[unit.kind])
 
     def with_recovery(self, op: Backward) -> list[Op]:
         """The backward op, after the recovery of what it reads."""
-        kind, layer, m = op.block.kind, op.block.layer, op.micro_batch
-        if kind not in self.kinds:
-            return [op]
-        if not self.by_layer:
-            return [self.recompute(op.block, m), op]
-        if kind == "attention":
-            return [op]  # recovered together with its layer's mlp
-        attention = self.recompute(block("attention", layer), m)
+        layer, m = op.block.layer, op.micro_batch
+        assert layer is not None
+        if self.choice_of(layer, m) == NOTHING:
+            return self.with_whole_layer(op) if op.block.kind == "mlp" else [op]
+        return [self.recompute(op.block, m), op] if self.dropped(op.block, m) else [op]
+
+    def with_whole_layer(self, op: Backward) -> list[Op]:
+        """An mlp's backward after the recovery of its attention, which yields its input again, and its own."""
+        m = op.micro_batch
+        attention = self.recompute(block("attention", op.block.layer), m)
         source = self.forwards[op.block, m].reads[0]
         again = self.stage.add(Tensor(f"r.{op.block}.m{m}", StateKind.ACTIVATION, source.type))
         attention.writes = (*attention.writes, again)
@@ -94,10 +156,12 @@ class _Rewriter:
         return [attention, mlp, attrs.evolve(op, reads=reads)]
 
     def recompute(self, unit: Block, m: int) -> Recompute:
-        forward = self.forwards[unit, m]
-        saved = tuple(t for t in forward.writes if t.kind is StateKind.SAVED)
+        """Recovery of a block's dropped slots from its input and the slots it kept."""
+        source, view = self.forwards[unit, m].reads
+        dropped = self.dropped(unit, m)
+        kept = tuple(t for t in self.forwards[unit, m].writes if t.kind is StateKind.SAVED and t not in dropped)
         self.recovered += 1
-        return Recompute(block=unit, micro_batch=m, reads=forward.reads, writes=saved)
+        return Recompute(block=unit, micro_batch=m, reads=(source, *kept, view), writes=dropped)
 
     def mark_checkpoint(self, tensor: Tensor) -> None:
         if tensor.kind is StateKind.ACTIVATION:

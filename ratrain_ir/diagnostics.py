@@ -21,6 +21,7 @@ CODES: dict[str, str] = {
     "RT004": "a name is not known",
     "RT005": "a field has a value of the wrong type or out of range",
     "RT006": "a name is declared twice",
+    "RT007": "a schedule table (CSV) has a cell that is not an action",
     # structure and types of a module
     "RT020": "a tensor is used before it is defined",
     "RT021": "a tensor is used after its release",

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
 from attrs import frozen
 
 
 class ActionKind(Enum):
-    """Forward or backward of one micro-batch through one stage."""
+    """What a stage can be told to do in a schedule; the values are the names schedules are written with."""
 
     FORWARD = "F"
     BACKWARD = "B"
+    """the whole backward: both halves in one"""
+    BACKWARD_INPUT = "I"
+    """the half of a backward that makes the gradient of the stage's input, which the stage before waits for"""
+    BACKWARD_WEIGHT = "W"
+    """the half that makes the gradients of the parameters; nobody else waits for it"""
+    SEND_F = "SEND_F"
+    RECV_F = "RECV_F"
+    SEND_B = "SEND_B"
+    RECV_B = "RECV_B"
+    UNSHARD = "UNSHARD"
+    """gather the stage's parameters"""
+    RESHARD = "RESHARD"
+    """drop what was gathered"""
+    REDUCE_GRAD = "REDUCE_GRAD"
+    """sum the step's gradients over the replicas"""
 
 
 @frozen
@@ -36,3 +52,14 @@ def schedule_1f1b(stages: int, micro_batches: int, stage: int) -> list[Action]:
         actions.append(Action(ActionKind.BACKWARD, m - warm_up))
     actions.extend(Action(ActionKind.BACKWARD, m) for m in range(micro_batches - warm_up, micro_batches))
     return actions
+
+
+def schedule_gpipe(stages: int, micro_batches: int, stage: int) -> list[Action]:
+    """The GPipe order of one stage: all forwards, then all backwards, ascending; the same on every stage."""
+    del stages, stage
+    kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
+    return [Action(kind, m) for kind in kinds for m in range(micro_batches)]
+
+
+SCHEDULES: dict[str, Callable[[int, int, int], list[Action]]] = {"1f1b": schedule_1f1b, "gpipe": schedule_gpipe}
+"""Orders by name: each gives one stage's actions from the numbers of stages and micro-batches and the stage's index."""

@@ -215,8 +215,9 @@ def _forward(model: ModelConfig, plan: Plan, unit: Block) -> list[tuple[bool, Si
 
 @cache
 def _recompute(model: ModelConfig, plan: Plan, unit: Block) -> list[tuple[bool, Signature]]:
-    reads = (_activation("x", model, plan), _view(model, plan, unit))
-    writes = (*_saved(model, plan, unit, optional=True), _activation("y", model, plan, optional=True))
+    saved = _saved(model, plan, unit, optional=True)
+    reads = (_activation("x", model, plan), *saved, _view(model, plan, unit))
+    writes = (*saved, _activation("y", model, plan, optional=True))
     return [(False, Signature(reads, writes))]
 
 

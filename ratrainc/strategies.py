@@ -19,8 +19,9 @@ class Strategy:
 STRATEGIES = (
     Strategy(
         "ratrain",
-        "place-1f1b,insert-prefetch,recompute{policy=full},bucket-grad-sync,allocate-ddr",
-        "gradients are reduced in buckets as soon as they are final; views are gathered in the next forward's order",
+        "place-1f1b,insert-prefetch,bucket-grad-sync,recompute{policy=auto},allocate-ddr",
+        "gradients are reduced in buckets as soon as they are final; views are gathered in the next forward's order; "
+        "recomputes only what does not fit",
     ),
     Strategy(
         "baseline-1f1b",

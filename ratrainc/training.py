@@ -112,7 +112,7 @@ def _run_steps(run: TrainingRun, stop: _StopAsked, log: IO[str] | None, *, quiet
     with progress(total, "training") as (bar, task):
         for timed in run.steps(lambda: stop.asked):
             if log is not None:
-                write_log_line(log, timed)
+                _write_log(log, timed)
             report = timed.report
             bar.update(task, advance=1, status=f"loss {report.loss:.4f}  {timed.tokens_per_second:,.0f} tokens/s")
             index = report.step - run.first_step
@@ -123,6 +123,13 @@ def _run_steps(run: TrainingRun, stop: _StopAsked, log: IO[str] | None, *, quiet
                 say(
                     f"step {report.step:5d}  loss {report.loss:.4f}  {timed.tokens_per_second:10,.0f} tokens/s{skipped}"
                 )
+
+
+def _write_log(log: IO[str], timed: TimedStep) -> None:
+    try:
+        write_log_line(log, timed)
+    except OSError as error:
+        fail("RT002", f"cannot write the log '{log.name}': {error.strerror}")
 
 
 def show_run(result: RunResult) -> None:

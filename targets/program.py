@@ -110,6 +110,21 @@ class ProgramStage:
     """Most bytes live at once in list order: a lower bound of the arena."""
 
     @cached_property
+    def carried(self) -> dict[tuple[str, str], list[int]]:
+        """Tensors that outlive the step by what they hold, ("p", "mlp.0") or ("scale", ""): names are free, roles are not."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for stream in self.streams.values():
+            for instruction in stream:
+                for operand in instruction.operands:
+                    if self.tensors[operand.tensor].carried:
+                        what, _, unit = operand.role.partition(".")
+                        owner = "" if what == "scale" else unit or instruction.blocks[0]
+                        numbers = found.setdefault((what, owner), [])
+                        if operand.tensor not in numbers:
+                            numbers.append(operand.tensor)
+        return found
+
+    @cached_property
     def arena_bytes(self) -> int:
         """Bytes of the stage's arena."""
         return max((t.end for t in self.tensors), default=0)

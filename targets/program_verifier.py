@@ -1,76 +1,121 @@
-"""What an emitted program must satisfy beyond a sound container: bounds, operands that fit their routines, progress."""
+"""What a program must satisfy beyond a sound container, so that it runs to its end and computes one training step.
+
+1. Instructions are ops, with the operands that the model and the plan give them (`targets.lifting`): RT080.
+2. Routines name what exists, within bounds, and call kernels with operands that fit (`targets.routine_verifier`): RT080.
+3. The schedule it executes is sound by the rules of schedules: the lifted module goes through `ratrain_ir.verifier`, with the
+   codes that it has there, addresses included.
+4. Its own waits let it end, with buffered and with rendezvous sends: RT042.
+5. Its waits suffice: no two instructions race, whatever the timing (`targets.races`): RT081.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain_ir.blocks import parse_block, stage_blocks
+from attrs import define, field
+
+from ratrain_ir.blocks import block, parameters, parse_block, stage_blocks
 from ratrain_ir.diagnostics import Diagnostics
-from ratrain_ir.ops import OP_CLASSES, Engine
-from ratrain_ir.types import ALIGNMENT_BYTES, StateKind
+from ratrain_ir.gc import paused_gc
+from ratrain_ir.module import Level
+from ratrain_ir.ops import Engine
+from ratrain_ir.verifier import verify
+from ratrain_ir.verifier.memory import check_memory
+from ratrain_ir.verifier.report import Reporter
+from targets.lifting import lift
+from targets.program import Access, Program
+from targets.races import check_races
+from targets.routine_verifier import routine_problem
 from targets.simulator import simulate
 
 if TYPE_CHECKING:
-    from targets.program import Instruction, Program, ProgramStage
-    from targets.routine import Routine
+    from ratrain_ir.module import Module
+    from targets.program import Instruction, ProgramStage
+
+_BLOCK_OPS = ("forward", "recompute", "backward")
 
 
 def check_program(program: Program) -> None:
-    """Raise `DiagnosticError` unless a program is sound.
-
-    RT080: an operand or routine does not fit; RT051, RT052: addresses; RT042: it cannot end with buffered or rendezvous sends.
-    """
+    """Raise `DiagnosticError` with everything that is wrong with a program, one kind of fault after the other."""
     found = Diagnostics()
+    with paused_gc():
+        _check_sizes(program, found)
+        found.check()
+        module = lift(program, found)
+        calls = _Calls(program, found)
+        for index, stage in enumerate(program.stages):
+            for instruction in stage.streams[Engine.COMPUTE]:
+                calls.check(index, stage, instruction)
+        found.check()
+        verify(module, found)
+        found.check()
+        _check_addresses(program, module, found)
+        found.check()
+        for rendezvous in (False, True):
+            simulate(program, lambda _stage, _instruction: 1.0, rendezvous=rendezvous)
+        check_races(program, found)
+        found.check()
+
+
+def _check_sizes(program: Program, found: Diagnostics) -> None:
+    """The plan promises no more work than the streams hold: a number alone must not make the rules below work for ever."""
     for index, stage in enumerate(program.stages):
-        _check_addresses(program, index, stage, found)
-        for engine, stream in stage.streams.items():
-            for number, instruction in enumerate(stream, 1):
-                problem = _problem(program, index, engine, instruction)
-                if problem:
-                    place = f"stage @{index}, {engine.value} engine, instruction {number} '{instruction.title}'"
-                    found.error("RT080", f"{place}: {problem}")
-    found.check()
-    for rendezvous in (False, True):
-        simulate(program, lambda _stage, _instruction: 1.0, rendezvous=rendezvous)
+        blocks = stage_blocks(program.model, program.plan, index)
+        for keyword in ("forward", "backward"):
+            count = sum(1 for item in stage.streams[Engine.COMPUTE] if item.keyword == keyword)
+            wanted = len(blocks) * program.plan.micro_batches
+            if count != wanted:
+                text = f"stage @{index} has {count} {keyword} instructions; its {len(blocks)} blocks need {wanted}"
+                found.error("RT030", text)
 
 
-def _check_addresses(program: Program, index: int, stage: ProgramStage, found: Diagnostics) -> None:
-    for tensor in stage.tensors:
-        if tensor.offset % ALIGNMENT_BYTES:
-            found.error("RT051", f"stage @{index}: %{tensor.name} at {tensor.offset:#x} is not aligned")
-    if stage.arena_bytes > program.capacity_bytes:
-        excess = stage.arena_bytes - program.capacity_bytes
-        found.error("RT052", f"stage @{index}: the arena exceeds the capacity by {excess} bytes")
+def _check_addresses(program: Program, module: Module, found: Diagnostics) -> None:
+    """RT050 - RT052 on the lifted module."""
+    for source, stage in zip(program.stages, module.stages, strict=True):
+        for tensor, placed in zip(stage.tensors.values(), source.tensors, strict=True):
+            tensor.offset = placed.offset
+    module.level = Level.ALLOCATED
+    check_memory(module, Reporter(module, found))
 
 
-def _problem(program: Program, stage: int, engine: Engine, instruction: Instruction) -> str | None:
-    """What is wrong with an instruction, or None."""
-    default = OP_CLASSES[instruction.keyword].default_engine
-    if engine is not default and not (instruction.keyword == "update" and engine is Engine.HOST):
-        return f"it belongs on the {default.value} engine"
-    owned = set(map(str, stage_blocks(program.model, program.plan, stage)))
-    for name in instruction.blocks:
-        if parse_block(name) is None or name not in owned:
-            return f"'{name}' is not a block of this stage"
-    calls_routine = default is Engine.COMPUTE and instruction.keyword != "update"
-    if calls_routine != (instruction.routine is not None):
-        return "it must call a routine" if calls_routine else "it cannot call a routine"
-    if instruction.routine is not None:
-        return _call_problem(program.routines[instruction.routine], program.stages[stage], instruction)
-    return None
+@define
+class _Calls:
+    """Checks calls of routines, each distinct one once."""
 
+    program: Program
+    found: Diagnostics
+    known: set[tuple[object, ...]] = field(factory=set)
 
-def _call_problem(routine: Routine, stage: ProgramStage, instruction: Instruction) -> str | None:
-    """What is wrong with the operands of a call, or None."""
-    tensors = {operand.role: stage.tensors[operand.tensor] for operand in instruction.operands}
-    for formal in routine.formals:
-        tensor = tensors.get(formal.name)
-        if tensor is None:
-            return f"routine {routine.key} needs an operand '{formal.name}'"
-        if tensor.type.dtype is not formal.dtype or tensor.type.shape != formal.shape:
-            return f"'{formal.name}' of routine {routine.key} does not fit %{tensor.name} : {tensor.type}"
-    workspace = tensors.get("workspace")
-    held = workspace.type.nbytes if workspace is not None and workspace.kind is StateKind.WORKSPACE else 0
-    if held < routine.workspace_bytes:
-        return f"routine {routine.key} needs {routine.workspace_bytes} bytes of workspace, the call has {held}"
-    return None
+    def check(self, index: int, stage: ProgramStage, instruction: Instruction) -> None:
+        number = instruction.routine
+        needs_routine = instruction.keyword in _BLOCK_OPS
+        if needs_routine != (number is not None):
+            problem: str | None = "it must call a routine" if needs_routine else "it cannot call a routine"
+        elif number is None:
+            return
+        else:
+            problem = self.problem(stage, instruction, number)
+        if problem is not None:
+            self.found.error("RT080", f"stage @{index}, '{instruction.title}': {problem}")
+
+    def problem(self, stage: ProgramStage, instruction: Instruction, number: int) -> str | None:
+        """What is wrong with a call, or None; also where an equal call was checked before."""
+        routine = self.program.routines[number]
+        bound = {operand.role: stage.tensors[operand.tensor].type for operand in instruction.operands}
+        accesses = {operand.role: operand.access for operand in instruction.operands}
+        unit = parse_block(instruction.blocks[0]) if instruction.blocks else None
+        key = (number, unit and unit.kind, *accesses.items(), *bound.items())
+        if key in self.known or unit is None:
+            return None  # an instruction without a block is reported where it is lifted
+        self.known.add(key)
+        workspace = bound.get("workspace")
+        held = workspace.nbytes if workspace is not None else 0
+        if held < routine.workspace_bytes:
+            return f"routine {routine.key} needs {routine.workspace_bytes} bytes of workspace, the call has {held}"
+        for formal in routine.formals:
+            tensor = bound.get(formal.name)
+            if tensor is not None and (tensor.dtype, tensor.shape) != (formal.dtype, formal.shape):
+                return f"'{formal.name}' of routine {routine.key} is not {tensor}"
+        roles = {role: access for role, access in accesses.items() if access is not Access.SCRATCH}
+        layer = block(unit.kind, None if unit.layer is None else 0)
+        return routine_problem(routine, roles, parameters(self.program.model, layer))

@@ -311,8 +311,9 @@ def _loss_scale(reader: FieldReader, view_dtype: str) -> float | None:
     if reader.values.get("loss_scale", default) is None:
         scale = None
     else:
-        expected = f'a number above 0 and up to {_MAX_LOSS_SCALE:.0f}, or "dynamic"'
-        scale = reader.number("loss_scale", lambda value: 0 < value <= _MAX_LOSS_SCALE, expected, default=default)
+        expected = f'a number from 2**-32 to {_MAX_LOSS_SCALE:.0f}, or "dynamic"'
+        bounds = (1 / _MAX_LOSS_SCALE, _MAX_LOSS_SCALE)  # f32 holds any of these, and their inverse
+        scale = reader.number("loss_scale", lambda value: bounds[0] <= value <= bounds[1], expected, default=default)
     if view_dtype == "f32" and reader.good("view_dtype", "loss_scale") and scale != 1.0:
         reader.contradiction(
             "RT064",

@@ -31,14 +31,19 @@ Runner = Callable[["Module", str, FakeTarget], object]
 """Runs a pipeline string on a module in place: `lambda m, text, target: PassManager(target, verify_each=True).run(m, text)`."""
 
 
-def check_pass(pipeline: str, run: Runner, *, examples: int = 25) -> None:
+def check_pass(pipeline: str, run: Runner, *, examples: int = 25, shrink: bool = True) -> None:
     """Run a pipeline over generated modules and check everything below: the one call a pass author needs.
 
-    Raises AssertionError for the smallest model and plan found that break an invariant, or whatever the pipeline raises.
+    Raises AssertionError for a model and a plan that break an invariant, or whatever the pipeline raises; with `shrink`,
+    which may take a minute, for small ones.
     """
-    from hypothesis import HealthCheck, given, settings
+    from hypothesis import HealthCheck, Phase, given, settings
 
-    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    phases = [Phase.explicit, Phase.generate, *([Phase.shrink] if shrink else [])]
+
+    @settings(
+        max_examples=examples, phases=phases, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
     @given(cases(), targets())
     def every_example(case: Case, target: FakeTarget) -> None:
         module, again = case.module(), parse_module(print_module(case.module()))

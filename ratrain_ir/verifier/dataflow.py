@@ -132,9 +132,14 @@ class _SymbolicRun:
 
     def set_saved(self, op: Op, roles: dict[str, Tensor], unit: Block, m: int) -> None:
         for name, tensor in roles.items():
-            if tensor.kind is StateKind.SAVED:
+            if tensor.kind is StateKind.SAVED and tensor in op.writes:
                 self.once(op, "RT032", "saved", unit, m, name)
                 self.set(tensor, "saved", unit, m, name)
+
+    def expect_saved(self, op: Op, roles: dict[str, Tensor], unit: Block, m: int) -> None:
+        for name, tensor in roles.items():
+            if tensor.kind is StateKind.SAVED and tensor in op.reads:
+                self.expect("RT032", op, tensor, "saved", unit, m, name)
 
     def recompute(self, op: Recompute) -> None:
         unit, m = op.block, op.micro_batch
@@ -142,6 +147,7 @@ class _SymbolicRun:
         self.once(op, "RT032", "recompute", unit, m)
         self.view(op, roles, unit)
         self.expect("RT032", op, roles["x"], "x", unit, m)
+        self.expect_saved(op, roles, unit, m)
         if "y" in roles:
             self.set(roles["y"], "x", next_block(self.module.model, unit), m)
         self.set_saved(op, roles, unit, m)
@@ -159,9 +165,7 @@ class _SymbolicRun:
             self.expect("RT030", op, roles["dy"], "dx", next_block(self.module.model, unit), m)
             if unit.kind != "embed":
                 self.view(op, roles, unit)
-        for name, tensor in roles.items():
-            if tensor.kind is StateKind.SAVED:
-                self.expect("RT032", op, tensor, "saved", unit, m, name)
+        self.expect_saved(op, roles, unit, m)
         if "dx" in roles:
             self.set(roles["dx"], "dx", unit, m)
         self.contribute(op, roles["g"], unit, m)

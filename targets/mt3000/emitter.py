@@ -9,24 +9,17 @@ from ratrain_ir.analysis.lifetime import lifetimes
 from ratrain_ir.diagnostics import fail
 from ratrain_ir.module import Level, Module, Stage
 from ratrain_ir.ops import (
-    AllGather,
-    AllReduce,
-    AllReduceScalar,
     Backward,
     Engine,
     Forward,
-    LoadInput,
     Op,
     Recompute,
-    Recv,
-    ReduceScatter,
     Release,
-    Send,
     Tensor,
-    Update,
 )
 from ratrain_ir.signatures import bind
-from targets.program import Access, CountWait, Instruction, Operand, Program, ProgramStage, ProgramTensor
+from targets.lifting import stored_fields, stored_operands
+from targets.program import CountWait, Instruction, Program, ProgramStage, ProgramTensor
 
 if TYPE_CHECKING:
     from targets.mt3000.target import Mt3000Target
@@ -82,20 +75,17 @@ class _StageEmission:
 
     def instruction(self, op: Op, waits: tuple[Wait, ...], counts: dict[int, int]) -> Instruction:
         binding = bind(op, self.module.model, self.module.plan)
-        accesses = dict.fromkeys(op.reads, Access.READ)
-        accesses |= dict.fromkeys(op.writes, Access.WRITE) | dict.fromkeys(op.updates, Access.UPDATE)
-        operands = [Operand(role, self.index[t], accesses[t]) for role, t in binding.tensors.items()]
-        operands += [Operand("workspace", self.index[t], Access.SCRATCH) for t in op.scratch]
+        fields = stored_fields(op)
         return Instruction(
             keyword=op.keyword,
             routine=self.routine(op),
-            micro_batch=getattr(op, "micro_batch", None),
-            peer=op.peer if isinstance(op, Send | Recv) else None,
-            variant=_variant(op),
-            group=_group(op),
-            blocks=_blocks(op),
+            micro_batch=fields.micro_batch,
+            peer=fields.peer,
+            variant=fields.variant,
+            group=fields.group,
+            blocks=fields.blocks,
             accumulates=binding.accumulates,
-            operands=tuple(operands),
+            operands=stored_operands(op, binding, self.index),
             waits=tuple(CountWait(w.engine, counts[w.position], w.previous_step) for w in waits),
         )
 
@@ -110,23 +100,3 @@ class _StageEmission:
 def _program_tensor(tensor: Tensor) -> ProgramTensor:
     assert tensor.offset is not None
     return ProgramTensor(tensor.name, tensor.kind, tensor.type, tensor.carried, tensor.offset)
-
-
-def _variant(op: Op) -> str:
-    if isinstance(op, Send | Recv):
-        return op.payload.value
-    if isinstance(op, LoadInput):
-        return op.part.value
-    return op.quantity.value if isinstance(op, AllReduceScalar) else ""
-
-
-def _group(op: Op) -> str:
-    if isinstance(op, AllReduce | AllReduceScalar):
-        return op.group.value
-    return "replicas" if isinstance(op, ReduceScatter | AllGather) else ""
-
-
-def _blocks(op: Op) -> tuple[str, ...]:
-    if isinstance(op, Forward | Recompute | Backward | Update):
-        return (str(op.block),)
-    return tuple(map(str, op.blocks)) if isinstance(op, ReduceScatter | AllReduce | AllGather) else ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from passes.allocation import AllocationProblem, allocate
 from ratrain_ir.blocks import Block, block, flat_elements, parameters, saved_slots, tokens_per_micro_batch
@@ -17,7 +17,7 @@ from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
 from ratrain_ir.ops import Backward, Forward, Recompute
 from ratrain_ir.signatures import Binding, bind
-from ratrain_ir.types import Dtype, aligned, tensor_type
+from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
 from targets.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step
 
 if TYPE_CHECKING:
@@ -29,13 +29,31 @@ BlockOp = Forward | Recompute | Backward
 def routine_of(op: BlockOp, model: ModelConfig, plan: Plan, head_chunk_rows: int) -> Routine:
     """The routine of a block op, under the roles its operands bind."""
     binding = bind(op, model, plan)
-    roles = tuple(binding.tensors)
-    return _routine(op.keyword, _representative(op.block), roles, binding.accumulates, model, plan, head_chunk_rows)
+    form = _Form(op.keyword, _representative(op.block), tuple(binding.tensors), _given(op), binding.accumulates)
+    return _routine(form, model, plan, head_chunk_rows)
 
 
 def routine_key(op: BlockOp, binding: Binding, model: ModelConfig, plan: Plan) -> str:
     """Name of a routine: block kind, op, and in which way it differs from the plain one."""
-    return _key(op.keyword, op.block, tuple(binding.tensors), binding.accumulates, model, plan)
+    return _key(_Form(op.keyword, op.block, tuple(binding.tensors), _given(op), binding.accumulates), model, plan)
+
+
+@frozen
+class _Form:
+    """What distinguishes one routine of a model and plan from another."""
+
+    keyword: str
+    unit: Block
+    roles: tuple[str, ...]
+    given: tuple[str, ...]
+    """saved slots a recovery reads, because they were kept"""
+    accumulates: bool
+
+
+def _given(op: BlockOp) -> tuple[str, ...]:
+    if not isinstance(op, Recompute):
+        return ()
+    return tuple(t.slot for t in op.reads if t.kind is StateKind.SAVED)
 
 
 def _representative(unit: Block) -> Block:
@@ -43,31 +61,26 @@ def _representative(unit: Block) -> Block:
     return unit if unit.layer is None else block(unit.kind, 0)
 
 
-def _key(keyword: str, unit: Block, roles: tuple[str, ...], accumulates: bool, model: ModelConfig, plan: Plan) -> str:
-    parts = [f"{unit.kind}.{keyword}"]
-    if keyword != "backward":
-        slots = [slot.name for slot in saved_slots(model, plan, unit)]
-        kept = [name for name in slots if name in roles]
-        if len(kept) < len(slots):
-            parts.append("keep-" + "-".join(kept) if kept else "keep-none")
-    if keyword == "recompute" and "y" in roles:
+def _key(form: _Form, model: ModelConfig, plan: Plan) -> str:
+    parts = [f"{form.unit.kind}.{form.keyword}"]
+    if form.keyword != "backward":
+        slots = [slot.name for slot in saved_slots(model, plan, form.unit)]
+        made = [name for name in slots if name in form.roles and name not in form.given]
+        if form.given:
+            parts.append("from-" + "-".join(form.given))
+        if len(made) + len(form.given) < len(slots):
+            parts.append("keep-" + "-".join(made) if made else "keep-none")
+    if form.keyword == "recompute" and "y" in form.roles:
         parts.append("y")
-    if accumulates:
+    if form.accumulates:
         parts.append("add")
     return "-".join(parts)
 
 
 @cache
-def _routine(
-    keyword: str,
-    unit: Block,
-    roles: tuple[str, ...],
-    accumulates: bool,
-    model: ModelConfig,
-    plan: Plan,
-    head_chunk_rows: int,
-) -> Routine:
-    builder = _Builder(model, plan, unit, roles, accumulates, head_chunk_rows)
+def _routine(form: _Form, model: ModelConfig, plan: Plan, head_chunk_rows: int) -> Routine:
+    builder = _Builder(model, plan, form.unit, form.roles, form.accumulates, head_chunk_rows)
+    backward = form.keyword == "backward"
     recipe = {
         ("embed", False): _embed_forward,
         ("attention", False): _attention_forward,
@@ -77,11 +90,23 @@ def _routine(
         ("attention", True): _attention_backward,
         ("mlp", True): _mlp_backward,
         ("head", True): _head_backward,
-    }[unit.kind, keyword == "backward"]
+    }[form.unit.kind, backward]
     recipe(builder)
-    if keyword == "backward" and not accumulates:
+    if form.keyword == "recompute":
+        builder.keep_what_yields({role for role in form.roles if role not in (*form.given, "x", "w")}, form.given)
+    if backward and not form.accumulates:
         builder.zero_gaps()
-    return builder.finish(_key(keyword, unit, roles, accumulates, model, plan))
+    return builder.finish(_key(form, model, plan))
+
+
+_OUTPUTS = {
+    "gemm": ("out",),
+    "rmsnorm_forward": ("xn", "rstd"),
+    "rope": ("x",),
+    "attention_forward": ("o", "lse"),
+    "swiglu_forward": ("prod",),
+}
+"""Arguments that the kernels of a forward write."""
 
 
 @define(eq=False)
@@ -125,6 +150,31 @@ class _Builder:
     def linear_gradients(self, dy: str, source: str, weight: str) -> None:
         """Weight gradient of `y = source @ weight^T`."""
         self.step("gemm", {"a": dy, "b": source, "out": f"g.{weight}"}, trans_a=True, accumulate=self.accumulates)
+
+    def keep_what_yields(self, wanted: set[str], given: tuple[str, ...]) -> None:
+        """Drop the steps of a recovery that nothing wanted depends on; what is given is not computed again.
+
+        Where a needed kernel also writes something given, that result goes to the workspace.
+        """
+        needed = set(wanted)
+        kept: list[Step] = []
+        for step in reversed(self.steps):
+            outputs = _OUTPUTS[step.kernel]
+            if not any(step.operands[name] in needed for name in outputs):
+                continue
+            operands = dict(step.operands)
+            for name in outputs:
+                slot = operands[name]
+                if slot in given:
+                    dtype, shape = next(
+                        (s.type.dtype, s.type.shape)
+                        for s in saved_slots(self.model, self.plan, self.unit)
+                        if s.name == slot
+                    )
+                    operands[name] = self.temporary(f"{slot}_again", *shape, dtype=dtype)
+            needed |= {reference for reference in operands.values() if reference not in given}
+            kept.append(Step(step.kernel, operands, step.options))
+        self.steps = kept[::-1]
 
     def gaps(self) -> list[ParameterView]:
         """Parts of the flat tensor that belong to no parameter."""

@@ -43,6 +43,8 @@ _TEMPORARY, _OLD = ".tmp-", ".old-"  # after the name of the directory, before r
 _KINDS = ("p", "m1", "m2")
 _MAX_MANIFEST = 1 << 26  # bytes
 _HASHED = 1 << 22  # bytes of a file hashed at a time
+_MOST_COUNTED = 1 << 53  # steps or updates
+_LEAST_SCALE, _MOST_SCALE = 2.0**-32, 2.0**32  # as plans have them
 _MOST_SHOWN = 24  # problems named one by one
 
 
@@ -325,7 +327,7 @@ def _check_model(directory: str, saved: object, model: ModelConfig) -> None:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_COUNTED
 
 
 def _read_counts(
@@ -336,6 +338,8 @@ def _read_counts(
     if not isinstance(step, int) or not _is_count(step):
         _contradicts(directory, "step")
     if not isinstance(scale, list) or len(scale) != 2 or not all(type(value) is float for value in scale):
+        _contradicts(directory, "scale")
+    if not (_LEAST_SCALE <= scale[0] <= _MOST_SCALE and 0 <= scale[1] < _MOST_COUNTED):
         _contradicts(directory, "scale")
     units = [str(unit) for unit in block_chain(model)]
     if not isinstance(updates, dict) or sorted(updates) != sorted(units) or not all(map(_is_count, updates.values())):

@@ -7,6 +7,7 @@ same bytes. A send copies its bytes out (transport memory outside the arenas); i
 
 from __future__ import annotations
 
+import os
 import random
 from collections import deque
 from collections.abc import Callable
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 @frozen
 class StepReport:
-    """What one step did. `loss` is the mean over the step's tokens in nats, before the update."""
+    """What one step did. `loss` is the mean over the step's tokens in nats, before the update.
+
+    `loss_scale` is the next step's; `skipped_blocks` counts updates left out for an overflow, on all ranks.
+    """
 
     step: int
     loss: float
@@ -58,6 +62,7 @@ class LocalEngine:
         self.program = program
         self.kernels = kernels
         self.batches = batches
+        _check_memory(program)
         self.ranks = [[Rank(program, s, r) for r in range(plan.dp)] for s in range(plan.pp)]
         self.choice = random.Random(interleave_seed) if interleave_seed is not None else None  # noqa: S311
         self.first_step = 0
@@ -105,7 +110,7 @@ class LocalEngine:
                 break
             if not ran:
                 self._hang(limit)
-        scale = float(self.ranks[0][0].tensor("scale")[0])
+        scale = float(self.ranks[0][0].carried("scale")[0])
         tokens = self.program.plan.tokens_per_step
         return StepReport(step, self.losses.pop(step) / tokens, tokens, scale, self.updater.skipped)
 
@@ -228,3 +233,15 @@ class LocalEngine:
             if self._has_work(head, limit) and found is not None:
                 waiting.append(f"{head.rank.name}, {head.engine.value} engine: '{found[0].title}'")
         fail("RT093", f"the program hangs; these instructions wait for ever: {'; '.join(waiting[:20])}")
+
+
+def _check_memory(program: Program) -> None:
+    """Refuse a program whose arenas this machine cannot hold, before the system kills the process for it."""
+    needed = program.plan.dp * sum(stage.arena_bytes for stage in program.stages)
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > present:
+        fail(
+            "RT093",
+            f"all {program.plan.clusters} ranks in one process need arenas of {needed} bytes; this machine has {present}",
+            help="'ratrainc simulate' times the program without executing it; a smaller model or plan can be run here",
+        )

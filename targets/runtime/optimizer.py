@@ -14,7 +14,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain_ir.blocks import is_sharded, parameters, parse_block
-from ratrain_ir.types import Dtype
+from ratrain_ir.types import Dtype, StateKind
 from targets.runtime.rank import Rank, shape_only
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Updater:
         most = 0
         for stage in self.program.stages:
             for tensor in stage.tensors:
-                if tensor.name.startswith("p."):
+                if tensor.kind is StateKind.MASTER:
                     most = max(most, self._bytes_for(tensor.type.elements, plan.dp, Dtype(plan.grad_shard_dtype)))
         return most
 

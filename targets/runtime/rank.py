@@ -44,7 +44,6 @@ class Rank:
         self.stage: ProgramStage = program.stages[stage]
         self.arena = aligned_bytes(self.stage.arena_bytes)
         self.views = [tensor_view(self.arena, tensor) for tensor in self.stage.tensors]
-        self.index = {tensor.name: i for i, tensor in enumerate(self.stage.tensors)}
         self.completed = dict.fromkeys(ENGINES, 0)
         """Instructions each engine has completed, over all steps."""
 
@@ -57,12 +56,17 @@ class Rank:
         """Views of an instruction's operands by role."""
         return {operand.role: self.views[operand.tensor] for operand in instruction.operands}
 
-    def tensor(self, name: str) -> NDArray[Any]:
-        """View of a tensor by its name.
+    def carried(self, what: str, unit: str = "") -> NDArray[Any]:
+        """View of a carried tensor by what it holds of which block: p, m1, m2, t or w; `scale` is of no block.
 
-        Raises KeyError for an unknown name.
+        Raises KeyError where the stage carries nothing of the kind.
         """
-        return self.views[self.index[name]]
+        return self.views[self.stage.carried[what, unit][0]]
+
+    def fill(self, what: str, unit: str, values: Any) -> None:
+        """Write a carried tensor, and whatever else holds the same."""
+        for number in self.stage.carried[what, unit]:
+            self.views[number][...] = values
 
     def head(self, engine: Engine) -> tuple[Instruction, int] | None:
         """The next instruction of an engine and its step, or None where the engine has no work at all."""

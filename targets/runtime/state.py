@@ -31,7 +31,7 @@ def start_from_weights(engine: LocalEngine, source: WeightSource) -> None:
             _fill(engine, rank, unit, (flat, zeros, zeros), updates=0)
     for ranks in engine.ranks:
         for rank in ranks:
-            LossScale(rank.tensor("scale")).start(program.plan.loss_scale)
+            _start_scale(rank, program.plan.loss_scale)
 
 
 def start_from_state(engine: LocalEngine, state: TrainingState) -> None:
@@ -45,13 +45,16 @@ def start_from_state(engine: LocalEngine, state: TrainingState) -> None:
             _fill(engine, rank, unit, (flats[0], flats[1], flats[2]), updates=saved.t)
     for ranks in engine.ranks:
         for rank in ranks:
-            rank.tensor("scale")[:] = state.scale
+            if program.plan.loss_scale is None:
+                rank.fill("scale", "", state.scale)
+            else:  # a plan's fixed scale, whatever the checkpoint's run had
+                _start_scale(rank, program.plan.loss_scale)
     engine.first_step = state.step
 
 
 def training_state(engine: LocalEngine, step: int) -> TrainingState:
     """What a checkpoint keeps after `step` steps; blocks are copied out when they are asked for."""
-    scale = engine.ranks[0][0].tensor("scale")
+    scale = engine.ranks[0][0].carried("scale")
     return TrainingState(step, _Blocks(engine), (float(scale[0]), float(scale[1])))
 
 
@@ -71,7 +74,7 @@ class _Blocks(Mapping[Block, BlockState]):
     def __getitem__(self, unit: Block) -> BlockState:
         ranks = self.ranks[unit]
         p, m1, m2 = (_gathered(self.engine, ranks, unit, name) for name in _STATE_TENSORS)
-        return BlockState(p, m1, m2, int(ranks[0].tensor(f"t.{unit}")[0]))
+        return BlockState(p, m1, m2, int(ranks[0].carried("t", str(unit))[0]))
 
     def __iter__(self) -> Iterator[Block]:
         return iter(self.ranks)
@@ -89,18 +92,25 @@ def _owners(engine: LocalEngine) -> Iterator[tuple[Block, list[Rank]]]:
 
 
 def _fill(engine: LocalEngine, rank: Rank, unit: Block, flats: tuple[Flat, Flat, Flat], *, updates: int) -> None:
-    shard = rank.tensor(f"p.{unit}").size
+    owner = str(unit)
+    shard = rank.carried("p", owner).size
     start = rank.replica * shard if is_sharded(engine.program.plan) else 0
     for name, flat in zip(_STATE_TENSORS, flats, strict=True):
-        rank.tensor(f"{name}.{unit}")[:] = flat[start : start + shard]
-    rank.tensor(f"t.{unit}")[0] = updates
-    engine.scratch.reset()
-    engine.kernels.cast(flats[0], rank.tensor(f"w.{unit}"), scratch=engine.scratch)
+        rank.fill(name, owner, flat[start : start + shard])
+    rank.fill("t", owner, updates)
+    for number in rank.stage.carried["w", owner]:
+        engine.scratch.reset()
+        engine.kernels.cast(flats[0], rank.views[number], scratch=engine.scratch)
+
+
+def _start_scale(rank: Rank, fixed: float | None) -> None:
+    for number in rank.stage.carried["scale", ""]:
+        LossScale(rank.views[number]).start(fixed)
 
 
 def _gathered(engine: LocalEngine, ranks: list[Rank], unit: Block, name: str) -> Flat:
     program = engine.program
-    parts = [rank.tensor(f"{name}.{unit}") for rank in (ranks if is_sharded(program.plan) else ranks[:1])]
+    parts = [rank.carried(name, str(unit)) for rank in (ranks if is_sharded(program.plan) else ranks[:1])]
     return np.concatenate(parts)[: block_elements(program.model, unit)]
 
 

@@ -1,0 +1,249 @@
+"""What to keep: the choice of `recompute{policy=auto}` for one stage.
+
+A unit is one layer of one micro-batch in flight; stage s has layers x min(P - s, M) of them. For each unit one of a few options is
+taken: what is kept of its attention and its mlp, costing bytes while the micro-batch is in flight and saving seconds of recovery. All
+units are alike, so the problem is how many take which option: minimise seconds under a byte budget. It is solved exactly by
+dynamic programming over Pareto fronts of (bytes, seconds).
+
+The budget is not a formula: each choice is written into a copy of the stage's list, and the exact live bytes of that list, with the
+workspace its ops need, are held against the capacity; the budget is bisected until no larger one fits. A trial placement
+closes the loop with the allocator: an arena above the capacity tightens the budget by the gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import attrs
+import numpy as np
+from attrs import frozen
+
+from passes.allocation import AllocationProblem, allocate
+from passes.pass_base import PassContext
+from passes.recompute import LEAN_SLOTS, NOTHING, ChoiceOf, LayerChoice, rewrite
+from ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
+from ratrain_ir.blocks import Block, Slot, block, saved_slots
+from ratrain_ir.module import Module, Stage
+from ratrain_ir.ops import Forward, Recompute, Tensor
+from ratrain_ir.schedules import in_flight_bound
+from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
+
+_KEPT = ("none", "lean", "all")
+_MAX_TRIALS = 40
+
+
+@frozen
+class Option:
+    """One way to treat a layer: bytes kept while in flight, seconds of recovery in each backward."""
+
+    choice: LayerChoice
+    nbytes: int
+    seconds: float
+
+
+@frozen
+class Chosen:
+    """The choice for a stage."""
+
+    counts: dict[LayerChoice, int]
+    """how many units take which choice"""
+    layers: tuple[int, ...]
+    in_flight: int
+
+    def choice_of(self, layer: int, micro_batch: int) -> LayerChoice:
+        """The choice for a layer and a micro-batch: units are dealt out so that micro-batches take about equal time."""
+        unit = self.layers.index(layer) * self.in_flight + micro_batch % self.in_flight
+        for choice, count in self.counts.items():
+            if unit < count:
+                return choice
+            unit -= count
+        raise AssertionError("the counts cover every unit")
+
+    @property
+    def summary(self) -> str:
+        """The counts in words."""
+        names = [f"{count} x attention {c.attention}, mlp {c.mlp}" for c, count in self.counts.items() if count]
+        return f"kept, of {len(self.layers)} layers x {self.in_flight} in flight: {'; '.join(names)}"
+
+
+def choose(module: Module, stage: Stage, context: PassContext, budget: int | None) -> Chosen:
+    """The cheapest choice that fits; full recovery where not even that does (allocation then says what is missing)."""
+    capacity = context.target.capacity_bytes if budget is None else budget
+    plan = module.plan
+    layers = tuple(plan.stage_layers(stage.index, module.model))
+    in_flight = in_flight_bound(plan.pp, plan.micro_batches, stage.index)
+    options = _pareto(_options(module, stage, context, layers[0]))
+    units = len(layers) * in_flight
+    front = _front(options, units)
+
+    def chosen(index: int) -> Chosen:
+        counts = {options[i].choice: count for i, count in enumerate(front[index][2]) if count}
+        return Chosen(counts, layers, in_flight)
+
+    def fits(index: int) -> bool:
+        return _peak(module, stage, chosen(index), context) <= capacity
+
+    best = _last_that_fits(len(front), fits)
+    for _ in range(_MAX_TRIALS):
+        excess = _trial_arena(module, stage, chosen(best), context) - capacity
+        if best == 0 or excess <= 0:
+            break
+        tightened = front[best][0] - excess
+        best = max((i for i in range(best) if front[i][0] <= tightened), default=0)
+    return chosen(best)
+
+
+def _last_that_fits(count: int, fits: Callable[[int], bool]) -> int:
+    """The largest index that fits, by bisection over points whose bytes ascend; 0 where none does."""
+    low, high = 0, count - 1
+    if fits(high):
+        return high
+    while low < high:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle + 1
+        else:
+            high = middle
+    return max(0, low - 1)
+
+
+def _options(module: Module, stage: Stage, context: PassContext, layer: int) -> list[Option]:
+    """Every way to treat a layer, with its exact bytes and the target's seconds."""
+    found = []
+    for attention, mlp in product(_KEPT, _KEPT):
+        choice = LayerChoice(attention, mlp)
+        nbytes = 0 if choice == NOTHING else _input_bytes(stage, block("mlp", layer))
+        seconds = 0.0
+        for unit in (block("attention", layer), block("mlp", layer)):
+            kept, dropped = _split_slots(module, unit, choice.kept(unit.kind))
+            nbytes += sum(aligned(slot.type.nbytes) for slot in kept)
+            if dropped:
+                seconds += _recovery_seconds(module, stage, context, unit, dropped, whole_layer=choice == NOTHING)
+        found.append(Option(choice, nbytes, seconds))
+    return found
+
+
+def _split_slots(module: Module, unit: Block, kept: str) -> tuple[list[Slot], list[Slot]]:
+    slots = saved_slots(module.model, module.plan, unit)
+    names = {"none": (), "lean": LEAN_SLOTS[unit.kind], "all": tuple(slot.name for slot in slots)}[kept]
+    return [s for s in slots if s.name in names], [s for s in slots if s.name not in names]
+
+
+def _forward_of(stage: Stage, unit: Block) -> Forward:
+    return next(op for op in stage.ops if type(op) is Forward and op.block is unit)
+
+
+def _input_bytes(stage: Stage, unit: Block) -> int:
+    return aligned(_forward_of(stage, unit).reads[0].type.nbytes)
+
+
+def _recovery_seconds(
+    module: Module, stage: Stage, context: PassContext, unit: Block, dropped: list[Slot], *, whole_layer: bool
+) -> float:
+    forward = _forward_of(stage, unit)
+    names = {slot.name for slot in dropped}
+    saved = [t for t in forward.writes if t.kind is StateKind.SAVED]
+    source, view = forward.reads
+    kept = tuple(t for t in saved if t.slot not in names)
+    writes = tuple(t for t in saved if t.slot in names)
+    if whole_layer and unit.kind == "attention":
+        output = Tensor("y", StateKind.ACTIVATION, source.type)
+        writes = (*writes, output)
+    op = Recompute(block=unit, micro_batch=0, reads=(source, *kept, view), writes=writes)
+    return context.target.op_seconds(module, stage, op)
+
+
+def _pareto(options: list[Option]) -> list[Option]:
+    """Options that no other beats in both bytes and seconds, bytes ascending."""
+    kept: list[Option] = []
+    for option in sorted(options, key=lambda o: (o.nbytes, o.seconds, o.choice.attention, o.choice.mlp)):
+        if not kept or option.seconds < kept[-1].seconds:
+            kept.append(option)
+    return kept
+
+
+Point = tuple[int, float, tuple[int, ...]]
+
+
+def _front(options: list[Option], units: int) -> list[Point]:
+    """The Pareto front of `units` units: (bytes, seconds, how many take each option), bytes ascending.
+
+    Fronts of 1, 2, 4, ... units are joined pairwise, so the work is logarithmic in the number of units.
+    """
+    single: list[Point] = [
+        (option.nbytes, option.seconds, tuple(int(i == j) for j in range(len(options))))
+        for i, option in enumerate(options)
+    ]
+    total: list[Point] = [(0, 0.0, (0,) * len(options))]
+    power = single
+    while units:
+        if units & 1:
+            total = _joined(total, power)
+        units >>= 1
+        if units:
+            power = _joined(power, power)
+    return total
+
+
+def _joined(left: list[Point], right: list[Point]) -> list[Point]:
+    """All sums of two fronts that no other sum beats."""
+    nbytes = np.add.outer([p[0] for p in left], [p[0] for p in right]).ravel()
+    seconds = np.add.outer([p[1] for p in left], [p[1] for p in right]).ravel()
+    order = np.lexsort((seconds, nbytes))
+    best = np.minimum.accumulate(seconds[order])
+    # a point stays if it is better than everything cheaper, by more than the rounding of sums
+    keep = np.ones(len(order), bool)
+    keep[1:] = best[1:] < best[:-1] * (1 - _ROUNDING)
+    found: list[Point] = []
+    for index in order[keep]:
+        a, b = left[index // len(right)], right[index % len(right)]
+        found.append((a[0] + b[0], a[1] + b[1], tuple(map(int.__add__, a[2], b[2]))))
+    return found
+
+
+_ROUNDING = 1e-12
+
+
+def _rewritten(stage: Stage, chosen: ChoiceOf) -> Stage:
+    """A copy of the stage's lists under a choice; ops and tensors that do not change are shared."""
+    copy = Stage(stage.index, dict(stage.tensors), list(stage.ops), stage.line)
+    kinds = {t: t.kind for t in stage.tensors.values()}
+    rewrite(copy, chosen)
+    for tensor, kind in kinds.items():
+        tensor.kind = kind  # a trial leaves no mark
+    return copy
+
+
+def _with_workspace(module: Module, copy: Stage, context: PassContext) -> None:
+    """Attach the workspace the target will ask for, so that the trial's live bytes are the final ones."""
+    known: dict[str, Tensor] = {}
+    ops = []
+    for op in copy.ops:
+        request = context.target.workspace(module, op)
+        if request is None or request.nbytes == 0:
+            ops.append(op)
+            continue
+        tensor = known.get(request.key)
+        if tensor is None:
+            type_ = tensor_type(Dtype.U8, (request.nbytes,))
+            tensor = known[request.key] = copy.add(Tensor(f"ws.{request.key}", StateKind.WORKSPACE, type_))
+        ops.append(attrs.evolve(op, scratch=(tensor,)))
+    copy.ops = ops
+
+
+def _trial(module: Module, stage: Stage, chosen: Chosen, context: PassContext) -> Lifetimes:
+    copy = _rewritten(stage, chosen.choice_of)
+    _with_workspace(module, copy, context)
+    return lifetimes(copy)
+
+
+def _peak(module: Module, stage: Stage, chosen: Chosen, context: PassContext) -> int:
+    return _trial(module, stage, chosen, context).peak_bytes
+
+
+def _trial_arena(module: Module, stage: Stage, chosen: Chosen, context: PassContext) -> int:
+    lives = _trial(module, stage, chosen, context)
+    sizes = [aligned(t.type.nbytes) for t in lives.stage.tensors.values()]
+    spans = [lives.intervals[t] for t in lives.stage.tensors.values()]
+    return allocate(AllocationProblem(sizes, spans, len(lives.stage.ops))).arena_bytes

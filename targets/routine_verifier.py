@@ -1,0 +1,156 @@
+"""What a routine must satisfy so that it can run.
+
+Every name it uses exists, lies within its bounds and fits its kernel; it reads only what is there, writes only what its caller lets
+it write, and leaves no result unwritten.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, pairwise
+from math import prod
+from typing import TYPE_CHECKING
+
+from attrs import define, field
+
+from ratrain_ir.types import ALIGNMENT_BYTES
+from targets.kernel_calls import CALLS, IN_PLACE, step_problem
+from targets.program import Access
+from targets.routine import Routine
+
+if TYPE_CHECKING:
+    from ratrain_ir.blocks import Parameter
+    from targets.routine import Intermediate, Step
+
+FLAT = ("w", "g")
+"""Formals whose parts are the parameters of a block."""
+
+
+def routine_problem(routine: Routine, accesses: Mapping[str, Access], parameters: Iterable[Parameter]) -> str | None:
+    """Why a routine cannot serve calls that bind formals with these accesses, on blocks with these parameters, or None."""
+    problems = chain(_name_problems(routine, accesses), _bound_problems(routine), _layout_problems(routine, parameters))
+    problem = next(problems, None)
+    if problem is not None:
+        return f"routine {routine.key}: {problem}"
+    run = _SymbolicRoutine(routine, accesses)
+    for number, step in enumerate(routine.steps, 1):
+        problem = run.step(step)
+        if problem is not None:
+            return f"routine {routine.key}, step {number}: {problem}"
+    left = run.unwritten()
+    return f"routine {routine.key} never writes {left}" if left else None
+
+
+def _name_problems(routine: Routine, accesses: Mapping[str, Access]) -> Iterator[str]:
+    names = [formal.name for formal in routine.formals]
+    if sorted(names) != sorted(accesses):
+        yield f"its operands are {', '.join(names)}, the call binds {', '.join(accesses)}"
+    names += [item.name for item in routine.intermediates]
+    for group in (names, [parameter.name for parameter in routine.parameters]):
+        for name, count in Counter(group).items():
+            if count > 1:
+                yield f"'{name}' has {count} meanings"
+            if "." in name or name in ("", "workspace"):
+                yield f"'{name}' cannot be a name"
+
+
+def _bound_problems(routine: Routine) -> Iterator[str]:
+    for item in routine.intermediates:
+        if item.offset % ALIGNMENT_BYTES or _end(item) > routine.workspace_bytes or not prod(item.shape):
+            yield f"'{item.name}' does not lie in the {routine.workspace_bytes} bytes of workspace"
+    flats = [formal for formal in routine.formals if formal.name in FLAT]
+    for formal in flats:
+        for parameter in routine.parameters:
+            if parameter.offset + prod(parameter.shape) > prod(formal.shape) or not prod(parameter.shape):
+                yield f"'{parameter.name}' does not lie in '{formal.name}'"
+    spans = sorted((p.offset, p.offset + prod(p.shape), p.name) for p in routine.parameters)
+    for (_, stop, name), (start, _, other) in pairwise(spans):
+        if start < stop:
+            yield f"'{name}' and '{other}' share elements"
+
+
+def _layout_problems(routine: Routine, parameters: Iterable[Parameter]) -> Iterator[str]:
+    """Parameters stand where the model has them; what else is named lies between them."""
+    found = {item.name: (item.shape, item.offset) for item in routine.parameters}
+    for parameter in parameters:
+        if found.get(parameter.weight) != (parameter.shape, parameter.offset):
+            yield f"'{parameter.weight}' is not where the model has it"
+
+
+def _end(item: Intermediate) -> int:
+    return item.offset + prod(item.shape) * item.dtype.itemsize
+
+
+@define
+class _SymbolicRoutine:
+    """Runs a routine's steps on names: which references hold something."""
+
+    routine: Routine
+    accesses: Mapping[str, Access]
+    written: set[str] = field(factory=set)
+
+    def step(self, step: Step) -> str | None:
+        """Why a step cannot run where it stands, or None."""
+        try:
+            types = {name: self.routine.operand(reference) for name, reference in step.operands.items()}
+        except KeyError as error:
+            return str(error.args[0])
+        problem = step_problem(step, types)
+        if problem is not None:
+            return problem
+        call = CALLS[step.kernel]
+        operands = [operand for operand in call.operands if operand.name in step.operands]
+        for operand in operands:
+            reference = step.operands[operand.name]
+            if operand.is_read(step.options) and not self.holds(reference):
+                return f"'{step.kernel}' reads '{reference}' before anything is written to it"
+        for operand in operands:
+            if operand.is_written:
+                problem = self.write(step, operand.name, reads=operand.is_read(step.options))
+                if problem is not None:
+                    return problem
+        return None
+
+    def holds(self, reference: str) -> bool:
+        """Whether a reference has a value: its caller gave it one, or a step did."""
+        access = self.accesses.get(reference.partition(".")[0])
+        return access in (Access.READ, Access.UPDATE) or reference in self.written
+
+    def write(self, step: Step, name: str, *, reads: bool) -> str | None:
+        """Record that a step writes an operand; why it may not, or None."""
+        reference = step.operands[name]
+        access = self.accesses.get(reference.partition(".")[0])
+        if access is Access.READ:
+            return f"'{step.kernel}' writes '{reference}', which the call only reads"
+        if access is Access.UPDATE and not reads:
+            return f"'{step.kernel}' overwrites '{reference}', to which the call adds"
+        for other, target in step.operands.items():
+            if other != name and self.share(reference, target):
+                same = reference == target and (step.kernel, name, other) in IN_PLACE
+                if not same:
+                    return f"'{name}' and '{other}' of '{step.kernel}' share bytes"
+        self.written = {held for held in self.written if held == reference or not self.share(reference, held)}
+        self.written.add(reference)
+        return None
+
+    def share(self, one: str, other: str) -> bool:
+        """Whether two references have bytes in common. Formals never do: that is proved of the tensors they are bound to."""
+        if one == other:
+            return True
+        places = {item.name: (item.offset, _end(item)) for item in self.routine.intermediates}
+        if one in places and other in places:
+            return places[one][0] < places[other][1] and places[other][0] < places[one][1]
+        base, _, part = one.partition(".")
+        other_base, _, other_part = other.partition(".")
+        return base == other_base and not (part and other_part)
+
+    def unwritten(self) -> str | None:
+        """A result that a routine leaves without a value, or None."""
+        for formal in self.routine.formals:
+            if self.accesses[formal.name] is not Access.WRITE or formal.name in self.written:
+                continue
+            parts = [p for p in self.routine.parameters if f"{formal.name}.{p.name}" in self.written]
+            if formal.name not in FLAT or sum(prod(p.shape) for p in parts) < prod(formal.shape):
+                return f"all of '{formal.name}'"
+        return None
