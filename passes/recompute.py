@@ -76,6 +76,7 @@ class RecomputePass(Pass):
         for stage in module.stages:
             if any(type(op) is Recompute for op in stage.ops):
                 continue  # recovery is placed already; a second run changes nothing
+            choice_of: ChoiceOf
             if self.policy == "auto":
                 chosen = choose(module, stage, context, self.budget)
                 context.statistics[f"stage {stage.index}"] = chosen.summary

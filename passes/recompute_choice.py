@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 from attrs import frozen
 
 from passes.allocation import AllocationProblem, allocate
-from passes.pass_base import PassContext
 from passes.recompute import LEAN_SLOTS, NOTHING, ChoiceOf, LayerChoice, rewrite
 from ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
 from ratrain_ir.blocks import Block, Slot, block, saved_slots
@@ -28,6 +28,9 @@ from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import Forward, Recompute, Tensor
 from ratrain_ir.schedules import in_flight_bound
 from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
+
+if TYPE_CHECKING:
+    from passes.pass_base import PassContext
 
 _KEPT = ("none", "lean", "all")
 _MAX_TRIALS = 40

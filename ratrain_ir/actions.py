@@ -132,11 +132,12 @@ def _reduces(op: Op) -> bool:
 
 def actions_of_orders(orders: Iterable[Sequence[Action]]) -> ActionTable:
     """The compute-only table of one order a stage, rank s being stage s."""
-    rows = (
-        tuple(PlacedAction(rank, slot, rank, action.kind, action.micro_batch) for slot, action in enumerate(order))
-        for rank, order in enumerate(orders)
-    )
-    return ActionTable(tuple(rows))
+    return ActionTable(tuple(order_row(stage, order) for stage, order in enumerate(orders)))
+
+
+def order_row(stage: int, order: Sequence[Action]) -> tuple[PlacedAction, ...]:
+    """The row of one stage's order, on the rank of the same number."""
+    return tuple(PlacedAction(stage, slot, stage, action.kind, action.micro_batch) for slot, action in enumerate(order))
 
 
 def compute_only(table: ActionTable) -> ActionTable:
@@ -169,13 +170,17 @@ def _packed(table: ActionTable, rows: Iterable[Sequence[PlacedAction]]) -> Actio
 
 def torch_csv_lines(table: ActionTable) -> Iterator[str]:
     """The table as PyTorch's CSV, a line a rank. `parse_torch_csv` reads an equal table."""
-    for row in table.rows:
-        cells: list[list[str]] = []
-        for action in row:
-            while len(cells) <= action.slot:
-                cells.append([])
-            cells[action.slot].append(str(action))
-        yield ",".join(cell[0] if len(cell) == 1 else _overlap_text(cell) for cell in cells)
+    return map(torch_csv_row, table.rows)
+
+
+def torch_csv_row(row: Sequence[PlacedAction]) -> str:
+    """One rank's line."""
+    cells: list[list[str]] = []
+    for action in row:
+        while len(cells) <= action.slot:
+            cells.append([])
+        cells[action.slot].append(str(action))
+    return ",".join(cell[0] if len(cell) == 1 else _overlap_text(cell) for cell in cells)
 
 
 def _overlap_text(cell: list[str]) -> str:

@@ -117,14 +117,18 @@ class _Rules:
         self.check_stages_named()
         self.check_once()
         by_stage: dict[int, set[int]] = {stage: set() for stage in self.stages}
+        named: set[int] = set()
         for action in self.table.actions:
-            if action.kind in COMPUTES and action.micro_batch is not None:
-                by_stage[action.stage].add(action.micro_batch)
-        named: set[int] = set().union(*by_stage.values())
+            if action.micro_batch is not None:
+                named.add(action.micro_batch)
+                if action.kind in COMPUTES:
+                    by_stage[action.stage].add(action.micro_batch)
         for stage in sorted(by_stage):
             present = by_stage[stage]
-            if len(present) < len(named):
-                text = f"stage {stage} never runs {_numbers('micro-batch', named - present)}, which other stages run"
+            if not present:
+                self.report("RT030", f"stage {stage} never runs forward or backward", self.stages[stage][0])
+            elif len(present) < len(named):
+                text = f"stage {stage} never runs {_numbers('micro-batch', named - present)}, which the schedule names elsewhere"
                 self.report("RT030", text, self.stages[stage][0])
             for micro_batch in sorted(present):
                 self.check_halves(stage, micro_batch)
@@ -141,7 +145,7 @@ class _Rules:
         gaps = [(a + 1, b - 1) for a, b in pairwise([-1, *ordered]) if b > a + 1]
         if gaps:
             last = ordered[-1]
-            example = next(a for a in self.table.actions if a.kind in COMPUTES and a.micro_batch == last)
+            example = next(action for action in self.table.actions if action.micro_batch == last)
             text = f"no stage runs {_ranges_text('micro-batch', gaps)}, but there is a micro-batch {last}"
             self.report("RT030", text, example)
 
@@ -363,9 +367,8 @@ class _Rules:
 
     def blocked_note(self, blocked: Blocked, after: Blocked) -> Note:
         at, awaits = blocked.at, blocked.awaits
-        text = (
-            f"rank {at.rank} at '{at}' waits for '{awaits}' of rank {awaits.rank}, which comes after its '{after.at}'"
-        )
+        order = "runs with" if awaits.slot == after.at.slot else "comes after"
+        text = f"rank {at.rank} at '{at}' waits for '{awaits}' of rank {awaits.rank}, which {order} its '{after.at}'"
         return Note(text, self.table.locate(at))
 
 

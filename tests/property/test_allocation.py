@@ -137,7 +137,7 @@ def test_by_hand(sizes, intervals, arena):
 
 @settings(max_examples=20)
 @given(cases(max_layers=4))
-def test_training_schedules_stay_close_to_the_bound(case):
+def test_training_schedules_lie_between_the_bounds(case):
     """No placement is valid below the peak of live bytes, and none of these needs more than everything side by side."""
     module = PassManager(FakeTarget()).run(case.module(), "recompute,allocate-ddr")
     for stage in module.stages:

@@ -1,0 +1,40 @@
+"""`ratrainc schedule`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+_EPILOG = """\b
+Examples:
+  ratrainc schedule --kind 1f1b --stages 4 --micro-batches 8
+  ratrainc schedule --kind gpipe --stages 4 --micro-batches 8 -o gpipe.csv
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option("--kind", required=True, type=click.Choice(["1f1b", "gpipe"]), help="The order.")
+@click.option("--stages", required=True, type=click.IntRange(min=1), metavar="P", help="Pipeline stages, one a rank.")
+@click.option("--micro-batches", required=True, type=click.IntRange(min=1), metavar="M", help="Micro-batches a step.")
+@click.option("-o", "--output", metavar="F.csv", help="Write the table; without it the rows go to stdout.")
+def command(kind: str, stages: int, micro_batches: int, output: str | None) -> None:
+    """Print a well-known schedule as a table of forwards and backwards: one CSV row a stage, 0F0,0F1,0B0,..."""
+    from ratrain_ir.files import write_lines
+
+    lines = _lines(kind, stages, micro_batches)
+    if output is None:
+        for line in lines:
+            click.echo(line)
+    else:
+        write_lines(output, lines)
+        click.echo(f"wrote {output}", err=True)
+
+
+def _lines(kind: str, stages: int, micro_batches: int) -> Iterator[str]:
+    """The rows one by one: a large table need not be in memory."""
+    from ratrain_ir.actions import order_row, torch_csv_row
+    from ratrain_ir.schedules import SCHEDULES
+
+    for stage in range(stages):
+        yield torch_csv_row(order_row(stage, SCHEDULES[kind](stages, micro_batches, stage)))

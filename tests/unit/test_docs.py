@@ -1,0 +1,34 @@
+"""The generated pages are what the code says now."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+from ratrain_ir.diagnostics import CODES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_generated_pages_are_fresh() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.stale_pages() == [], "run: python docs/generate.py"
+
+
+def test_every_code_in_the_sources_is_in_the_table() -> None:
+    used: set[str] = set()
+    for package in ("ratrain_ir", "passes", "targets", "ratrainc"):
+        for path in (ROOT / package).rglob("*.py"):
+            used |= set(re.findall(r"\bRT0\d\d\b", path.read_text()))
+    assert used <= set(CODES), used - set(CODES)
+
+
+def test_links_in_the_pages_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
