@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -162,8 +162,11 @@ def _log_file(path: str | None) -> Iterator[IO[str] | None]:
         stream = open(path, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - closed below, opened here for its error
     except OSError as error:
         fail("RT002", f"cannot write the log '{path}': {error.strerror}")
-    with stream:
+    try:
         yield stream
+    finally:
+        with suppress(OSError):  # every line was flushed when it was written, and a failure reported then
+            stream.close()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import attrs
 from attrs import frozen
 
 from ratrain_ir.types import Dtype
+from targets.json_values import text, whole
 
 Shape = tuple[int, ...]
 
@@ -101,29 +102,23 @@ def routine_from_json(data: dict[str, Any]) -> Routine:
     Raises KeyError, TypeError or ValueError where the data is not a routine's.
     """
     return Routine(
-        key=str(data["key"]),
-        formals=tuple(Formal(str(f["name"]), Dtype(f["dtype"]), _shape(f["shape"])) for f in data["formals"]),
+        key=text(data["key"]),
+        formals=tuple(Formal(text(f["name"]), Dtype(f["dtype"]), _shape(f["shape"])) for f in data["formals"]),
         parameters=tuple(
-            ParameterView(str(p["name"]), _shape(p["shape"]), _count(p["offset"])) for p in data["parameters"]
+            ParameterView(text(p["name"]), _shape(p["shape"]), whole(p["offset"])) for p in data["parameters"]
         ),
         intermediates=tuple(
-            Intermediate(str(i["name"]), Dtype(i["dtype"]), _shape(i["shape"]), _count(i["offset"]))
+            Intermediate(text(i["name"]), Dtype(i["dtype"]), _shape(i["shape"]), whole(i["offset"]))
             for i in data["intermediates"]
         ),
-        workspace_bytes=_count(data["workspace_bytes"]),
-        steps=tuple(Step(str(s["kernel"]), _strings(s["operands"]), dict(s["options"])) for s in data["steps"]),
+        workspace_bytes=whole(data["workspace_bytes"]),
+        steps=tuple(Step(text(s["kernel"]), _strings(s["operands"]), dict(s["options"])) for s in data["steps"]),
     )
 
 
 def _strings(value: Any) -> dict[str, str]:
-    return {str(key): str(item) for key, item in dict(value).items()}
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 50:
-        raise ValueError(f"expected a size, got {value!r}")
-    return value
+    return {text(key): text(item) for key, item in dict(value).items()}
 
 
 def _shape(value: Any) -> Shape:
-    return tuple(_count(extent) for extent in list(value))
+    return tuple(whole(extent) for extent in list(value))

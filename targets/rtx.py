@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 from typing import Any
 
@@ -23,6 +24,7 @@ from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
 from ratrain_ir.ops import ENGINES, OP_CLASSES
 from ratrain_ir.types import Dtype, StateKind, tensor_type
+from targets.json_values import text, whole
 from targets.program import Access, CountWait, Instruction, Operand, Program, ProgramStage, ProgramTensor
 from targets.routine import routine_from_json
 
@@ -32,6 +34,9 @@ _PREFIX = struct.Struct("<8sIQ")
 _DIGEST_BYTES = 32
 _INSTRUCTION_COLUMNS = 10
 _MAX_HEADER_BYTES = 1 << 30
+_MAX_TENSOR_BYTES = 1 << 50
+_TENSOR_NAME = re.compile(r"[A-Za-z_][\w\-]*(\.[\w\-]+)*")
+"""As the schedule language has it, so that a program's tensors can be written there."""
 
 Int32s = NDArray[np.int32]
 
@@ -62,8 +67,8 @@ def program_bytes(program: Program) -> bytes:
         "stages": stages,
         "columns": {name: int(column.size) for name, column in columns.items()},
     }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    body = _PREFIX.pack(MAGIC, VERSION, len(text)) + text + b"".join(c.tobytes() for c in columns.values())
+    head = json.dumps(header, separators=(",", ":")).encode()
+    body = _PREFIX.pack(MAGIC, VERSION, len(head)) + head + b"".join(c.tobytes() for c in columns.values())
     return body + hashlib.sha256(body).digest()
 
 
@@ -166,12 +171,12 @@ class _Reader:
             raise ValueError("the header is longer than the file")
         self.header = json.loads(body[_PREFIX.size : _PREFIX.size + length])
         self.columns = self.read_columns(body[_PREFIX.size + length :])
-        self.strings = [str(text) for text in self.header["strings"]]
+        self.strings = [text(item) for item in self.header["strings"]]
         self.at = dict.fromkeys(self.columns, 0)
 
     def read_columns(self, data: bytes) -> dict[str, Int32s]:
-        sizes = {name: int(self.header["columns"][name]) for name in ("instructions", "operands", "waits", "blocks")}
-        if any(size < 0 for size in sizes.values()) or sum(sizes.values()) * 4 != len(data):
+        sizes = {name: whole(self.header["columns"][name]) for name in ("instructions", "operands", "waits", "blocks")}
+        if sum(sizes.values()) * 4 != len(data):
             raise ValueError("the columns do not have the sizes the header gives")
         found: dict[str, Int32s] = {}
         start = 0
@@ -202,14 +207,16 @@ class _Reader:
         stages = [self.stage(item) for item in header["stages"]]
         if any(self.at[name] != column.size for name, column in self.columns.items()):
             raise ValueError("the columns are longer than the instructions use")
-        capacity = _whole(header["capacity_bytes"])
-        names = (str(header["name"]), str(header["target"]), str(header["pipeline"]))
+        capacity = header["capacity_bytes"]
+        if type(capacity) is not int or capacity <= 0:
+            raise ValueError(f"expected a capacity in bytes, got {capacity!r}")
+        names = [text(header[key]) for key in ("name", "target", "pipeline")]
         return Program(names[0], model, plan, names[1], capacity, names[2], routines, stages)
 
     def stage(self, item: dict[str, Any]) -> ProgramStage:
         stage = ProgramStage([_tensor(entry) for entry in item["tensors"]])
-        stage.peak_live_bytes = _whole(item["peak_live_bytes"])
-        counts = [_whole(count) for count in item["streams"]]
+        stage.peak_live_bytes = whole(item["peak_live_bytes"])
+        counts = [whole(count) for count in item["streams"]]
         if len(counts) != len(ENGINES):
             raise ValueError("a stage has one stream an engine")
         for engine, count in zip(ENGINES, counts, strict=True):
@@ -230,7 +237,7 @@ class _Reader:
             variant=self.strings[_index(variant, len(self.strings))],
             group=self.strings[_index(group, len(self.strings))],
             blocks=tuple(self.strings[_index(b, len(self.strings))] for (b,) in self.take("blocks", blocks, 1)),
-            accumulates=bool(accumulates),
+            accumulates=bool(_index(accumulates, 2)),
             operands=tuple(self.operand(r, tensors) for r in self.take("operands", operands, 3)),
             waits=tuple(_wait(r, counts) for r in self.take("waits", waits, 3)),
         )
@@ -249,14 +256,12 @@ def _wait(row: list[int], counts: list[int]) -> CountWait:
 
 def _tensor(entry: list[Any]) -> ProgramTensor:
     name, kind, dtype, shape, carried, offset = entry
-    type_ = tensor_type(Dtype(dtype), tuple(_whole(extent) for extent in shape))
-    return ProgramTensor(str(name), StateKind(kind), type_, bool(carried), _whole(offset))
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 50:
-        raise ValueError(f"expected a size, got {value!r}")
-    return value
+    type_ = tensor_type(Dtype(dtype), tuple(whole(extent) for extent in shape))
+    if type(carried) is not bool or not _TENSOR_NAME.fullmatch(text(name)):
+        raise ValueError(f"'{name}' is not the name of a tensor, or it does not say whether it is carried")
+    if type_.nbytes > _MAX_TENSOR_BYTES or not type_.shape:
+        raise ValueError(f"%{name} cannot be {type_}")
+    return ProgramTensor(name, StateKind(kind), type_, carried, whole(offset))
 
 
 def _index(value: int, size: int) -> int:

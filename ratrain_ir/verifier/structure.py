@@ -37,8 +37,10 @@ def check_structure(module: Module, report: Reporter) -> None:
             if check_names_exist(module, stage, op, report) and type(op) is not Release:
                 check_operands(module, stage, op, report)
             check_scratch(stage, op, report)
-        if not report.diagnostics.errors:
-            _Liveness(module, stage, report).run()
+    if report.diagnostics.errors:
+        return  # what an op touches is not known where its operands are wrong
+    for stage in module.stages:
+        _Liveness(module, stage, report).run()
 
 
 _SCALAR_GROUPS = {Quantity.LOSS: Group.REPLICAS, Quantity.FLAGS: Group.ALL}
@@ -146,6 +148,8 @@ class _Liveness:
     live: set[Tensor] = field(factory=set)
     ended: dict[Tensor, Op] = field(factory=dict)
     defined: dict[Tensor, Op] = field(factory=dict)
+    assumed: set[Tensor] = field(factory=set)
+    """Live only so that a use before the definition is reported once, and the late definition not at all."""
     has_releases: bool = False
 
     def run(self) -> None:
@@ -173,15 +177,17 @@ class _Liveness:
             text = f"%{tensor.name} is used before it is defined"
             self.report.at_op("RT020", text, self.stage, op, tensor)
             self.live.add(tensor)  # say it once
+            self.assumed.add(tensor)
 
     def define(self, op: Op, tensor: Tensor) -> None:
         redefinable = tensor.carried and not self.has_releases
-        if tensor in self.live and not redefinable:
+        if tensor in self.live and not redefinable and tensor not in self.assumed:
             earlier = self.defined.get(tensor)
             notes = [self.report.note("defined here", earlier)] if earlier else []
             text = f"%{tensor.name} is defined again while it is live"
             self.report.at_op("RT022", text, self.stage, op, tensor, notes=notes)
         self.live.add(tensor)
+        self.assumed.discard(tensor)
         self.ended.pop(tensor, None)
         self.defined[tensor] = op
 

@@ -9,6 +9,7 @@ import click
 from ratrainc.commands.options import json_option, machine_option, model_option, plan_option
 
 if TYPE_CHECKING:
+    from ratrain_ir.diagnostics import DiagnosticError
     from ratrain_ir.module import Module
 
 _EPILOG = """\b
@@ -28,6 +29,9 @@ Examples:
 @click.option("--strategy", metavar="S", help="A named pipeline; 'ratrainc strategies' lists them.")
 @click.option("--passes", metavar="PIPELINE", help="A pipeline of passes instead of a strategy.")
 @click.option("-o", "--output", metavar="X.rtir|X.rtx", help="Write the schedule (.rtir) or the program (.rtx).")
+@click.option(
+    "--advice/--no-advice", default=True, show_default=True, help="When it does not fit, try changes that do."
+)
 @click.option("--verify-each", is_flag=True, help="Verify after every pass and name the one that broke the module.")
 @json_option
 def command(
@@ -38,6 +42,7 @@ def command(
     strategy: str | None,
     passes: str | None,
     output: str | None,
+    advice: bool,
     verify_each: bool,
     as_json: bool,
 ) -> None:
@@ -46,6 +51,7 @@ def command(
     Given a schedule (.rtir) instead, verify it, allocate it if it is not yet, and emit its program.
     """
     _check_usage(schedule, model, plan, strategy, passes, output)
+    from ratrain_ir.diagnostics import DiagnosticError
     from ratrainc import api
     from ratrainc.console import print_json, status
     from ratrainc.strategies import DEFAULT_STRATEGY
@@ -63,7 +69,12 @@ def command(
         assert plan is not None
         with status(f"compiling {model}"):
             module = api.lowered(model, plan)
-            runs = api.run_passes(module, pipeline, machine=machine, verify_each=verify_each)
+            try:
+                runs = api.run_passes(module, pipeline, machine=machine, verify_each=verify_each)
+            except DiagnosticError as error:
+                if advice and {d.code for d in error.diagnostics} & _DOES_NOT_FIT:
+                    raise _with_advice(error, model, plan, pipeline, machine) from None
+                raise
     written = _write(module, output, machine)
     if as_json:
         print_json(summary(module) | {"output": written, "passes": [run.text for run in runs]})
@@ -94,6 +105,44 @@ def _check_usage(
         raise click.UsageError("--strategy and --passes exclude each other")
     if output is not None and not output.endswith((".rtir", ".rtx")):
         raise click.UsageError(f"the output '{output}' must end in .rtir (schedule) or .rtx (program)")
+
+
+_DOES_NOT_FIT = {"RT052", "RT053"}
+_ADVICE_SECONDS = 45.0
+_ADVICE_SHOWN = 5
+
+
+def _with_advice(error: DiagnosticError, model: str, plan: str, pipeline: str, machine: str | None) -> DiagnosticError:
+    """The refusal with the changes that would fit, each compiled and simulated."""
+    import attrs
+
+    from ratrain_ir.diagnostics import DiagnosticError, Note
+    from ratrainc import api
+    from ratrainc.console import seconds_text, size_text
+    from ratrainc.levers import Setting, outcomes, try_setting
+
+    lowered = api.lowered(model, plan)
+    setting = Setting(lowered.model, lowered.plan, pipeline, api.machine_for(lowered, machine))
+    now = try_setting(setting, "as it is")
+    if now is None:
+        return error
+    heaviest = max(range(len(now.peak_bytes)), key=now.peak_bytes.__getitem__)
+    found = []
+    for outcome in outcomes(setting, heaviest, _ADVICE_SECONDS):
+        if outcome.fits:
+            found.append(outcome)
+        if len(found) >= _ADVICE_SHOWN or (found and " and " in outcome.name):
+            break
+    notes = [
+        Note(
+            f"tried, and fits: {o.name}: step {seconds_text(o.step_seconds or 0.0)} (simulated), highest peak {size_text(max(o.peak_bytes))}"
+        )
+        for o in sorted(found, key=lambda o: o.step_seconds or 0.0)
+    ]
+    if not notes:
+        notes = [Note("no single change and no pair of changes that was tried fits: the model needs more clusters")]
+    *others, last = error.diagnostics
+    return DiagnosticError([*others, attrs.evolve(last, notes=(*last.notes, *notes))])
 
 
 def _write(module: Module, output: str | None, machine: str | None) -> str | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.commands.options import table_format_option
-
 _EPILOG = """\b
 Examples:
   ratrainc export tiny.rtir --format torch-csv
@@ -17,7 +15,14 @@ Compute only is what _load_csv(file, format="compute_only") reads; --lowered is 
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", metavar="FILE.rtir")
-@table_format_option
+@click.option(
+    "--format",
+    "table_format",
+    type=click.Choice(["torch-csv"]),
+    default="torch-csv",
+    show_default=True,
+    help="The table's format: the CSV of torch.distributed.pipelining.",
+)
 @click.option("-o", "--output", metavar="F.csv", help="Write the table; without it the rows go to stdout.")
 @click.option(
     "--lowered", is_flag=True, help="With sends, receives, gathering and reduction, in the order of the schedule."

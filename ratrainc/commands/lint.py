@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import json_option, table_format_option
+from ratrainc.commands.options import json_option
 
 if TYPE_CHECKING:
     from ratrain_ir.actions import ActionTable
@@ -26,7 +26,14 @@ Exit code 0: sound; 1: diagnostics; 2: usage.
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", metavar="FILE.csv")
-@table_format_option
+@click.option(
+    "--format",
+    "table_format",
+    type=click.Choice(["torch-csv"]),
+    default="torch-csv",
+    show_default=True,
+    help="The table's format: the CSV of torch.distributed.pipelining.",
+)
 @json_option
 def command(file: str, table_format: str, as_json: bool) -> int:
     """Prove that a pipeline schedule of another runtime is sound, or show what is wrong and in which cell.

@@ -31,10 +31,3 @@ def model_option(*, required: bool) -> Callable[[F], F]:
 def plan_option(*, required: bool) -> Callable[[F], F]:
     """`--plan`."""
     return click.option("--plan", required=required, metavar="P.toml", help="The parallel plan, in TOML.")
-
-
-def table_format_option(function: F) -> F:
-    """`--format` of a table of actions."""
-    text = "torch-csv: the CSV of torch.distributed.pipelining."
-    choice = click.Choice(["torch-csv"])
-    return click.option("--format", "table_format", type=choice, default="torch-csv", show_default=True, help=text)(function)

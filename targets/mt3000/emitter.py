@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ratrain_ir.analysis.dependence import Wait, stage_waits
 from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.diagnostics import fail
+from ratrain_ir.diagnostics import Diagnostics, fail
 from ratrain_ir.module import Level, Module, Stage
 from ratrain_ir.ops import (
     Backward,
@@ -18,6 +18,7 @@ from ratrain_ir.ops import (
     Tensor,
 )
 from ratrain_ir.signatures import bind
+from ratrain_ir.verifier.report import Reporter
 from targets.lifting import stored_fields, stored_operands
 from targets.program import CountWait, Instruction, Program, ProgramStage, ProgramTensor
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 def emit(module: Module, target: Mt3000Target) -> Program:
     """The program of a module.
 
-    Raises `DiagnosticError` RT026 unless the module is allocated.
+    Raises `DiagnosticError` RT026 unless the module is allocated, RT025 where workspace is missing.
     """
     if module.level is not Level.ALLOCATED or module.target is None:
         message = f"only an allocated module can be emitted; this one is at level {module.level.value}"
@@ -74,6 +75,7 @@ class _StageEmission:
         return result
 
     def instruction(self, op: Op, waits: tuple[Wait, ...], counts: dict[int, int]) -> Instruction:
+        self.check_workspace(op)
         binding = bind(op, self.module.model, self.module.plan)
         fields = stored_fields(op)
         return Instruction(
@@ -88,6 +90,20 @@ class _StageEmission:
             operands=stored_operands(op, binding, self.index),
             waits=tuple(CountWait(w.engine, counts[w.position], w.previous_step) for w in waits),
         )
+
+    def check_workspace(self, op: Op) -> None:
+        """A schedule that was legalised for another machine, or edited, may lack what the routines need.
+
+        Raises `DiagnosticError` RT025.
+        """
+        request = self.target.workspace(self.module, op)
+        held = sum(tensor.type.nbytes for tensor in op.scratch)
+        if request is not None and held < request.nbytes:
+            found = Diagnostics()
+            text = f"'{op!r}' has {held} bytes of workspace; on {self.target.name} it needs {request.nbytes}"
+            way_out = "compile the model and the plan again for this machine"
+            Reporter(self.module, found).at_op("RT025", text, self.stage, op, help=way_out)
+            found.check()
 
     def routine(self, op: Op) -> int | None:
         if not isinstance(op, Forward | Recompute | Backward):

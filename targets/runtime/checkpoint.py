@@ -44,7 +44,6 @@ _KINDS = ("p", "m1", "m2")
 _MAX_MANIFEST = 1 << 26  # bytes
 _HASHED = 1 << 22  # bytes of a file hashed at a time
 _MOST_COUNTED = 1 << 53  # steps or updates
-_LEAST_SCALE, _MOST_SCALE = 2.0**-32, 2.0**32  # as plans have them
 _MOST_SHOWN = 24  # problems named one by one
 
 
@@ -338,8 +337,6 @@ def _read_counts(
     if not isinstance(step, int) or not _is_count(step):
         _contradicts(directory, "step")
     if not isinstance(scale, list) or len(scale) != 2 or not all(type(value) is float for value in scale):
-        _contradicts(directory, "scale")
-    if not (_LEAST_SCALE <= scale[0] <= _MOST_SCALE and 0 <= scale[1] < _MOST_COUNTED):
         _contradicts(directory, "scale")
     units = [str(unit) for unit in block_chain(model)]
     if not isinstance(updates, dict) or sorted(updates) != sorted(units) or not all(map(_is_count, updates.values())):

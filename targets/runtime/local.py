@@ -104,15 +104,20 @@ class LocalEngine:
         """
         limit = step - self.first_step + 1
         self.updater.begin_step(step)
-        while True:
-            ran, unfinished = (self._round if self.choice is None else self._random_pick)(limit)
-            if not unfinished:
-                break
-            if not ran:
-                self._hang(limit)
+        with np.errstate(all="ignore"):  # overflow is no accident here: flags find it, and its blocks are skipped
+            self._run_until(limit)
         scale = float(self.ranks[0][0].carried("scale")[0])
         tokens = self.program.plan.tokens_per_step
         return StepReport(step, self.losses.pop(step) / tokens, tokens, scale, self.updater.skipped)
+
+    def _run_until(self, limit: int) -> None:
+        """Run until every engine has completed its streams `limit` times."""
+        while True:
+            ran, unfinished = (self._round if self.choice is None else self._random_pick)(limit)
+            if not unfinished:
+                return
+            if not ran:
+                self._hang(limit)
 
     def _round(self, limit: int) -> tuple[bool, bool]:
         """Visit every head once, running each engine as far as it goes; (anything ran, work is left)."""

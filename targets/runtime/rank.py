@@ -133,7 +133,8 @@ def _resolve(routine: Routine, reference: str, operands: dict[str, NDArray[Any]]
     intermediate = next(i for i in routine.intermediates if i.name == reference)
     dtype = NUMPY_DTYPES[intermediate.dtype]
     nbytes = int(np.prod(intermediate.shape)) * dtype.itemsize
-    data = operands["workspace"][intermediate.offset : intermediate.offset + nbytes]
+    workspace = operands["workspace"].reshape(-1).view(np.uint8)  # bytes, whatever type the schedule gave it
+    data = workspace[intermediate.offset : intermediate.offset + nbytes]
     return data.view(dtype).reshape(intermediate.shape)
 
 

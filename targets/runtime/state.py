@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratrain_ir.blocks import Block, flat_elements, is_sharded, stage_blocks
+from ratrain_ir.diagnostics import fail
 from targets.runtime.checkpoint import BlockState, TrainingState
-from targets.runtime.optimizer import LossScale
+from targets.runtime.optimizer import GROWTH_INTERVAL, LossScale
 from targets.runtime.weights import WeightSource, block_elements, flat_master
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from targets.runtime.rank import Rank
 
 Flat = NDArray[np.float32]
+_LEAST_SCALE = 2.0**-32
+"""Loss scales are between this and its inverse, as plans have them."""
 _STATE_TENSORS = ("p", "m1", "m2")
 
 
@@ -35,8 +38,13 @@ def start_from_weights(engine: LocalEngine, source: WeightSource) -> None:
 
 
 def start_from_state(engine: LocalEngine, state: TrainingState) -> None:
-    """Fill the carried tensors from a checkpoint, which may come from another plan; go on at its step."""
+    """Fill the carried tensors from a checkpoint, which may come from another plan; go on at its step.
+
+    Raises `DiagnosticError` RT092 where its loss scale cannot be one.
+    """
     program = engine.program
+    if not (_LEAST_SCALE <= state.scale[0] <= 1 / _LEAST_SCALE and 0 <= state.scale[1] < GROWTH_INTERVAL):
+        fail("RT092", f"the checkpoint has the loss scale {state.scale}, which no run has")
     for unit, ranks in _owners(engine):
         saved = state.blocks[unit]
         elements = flat_elements(program.model, program.plan, unit)

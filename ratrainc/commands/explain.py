@@ -1,0 +1,171 @@
+"""`ratrainc explain`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ratrainc.commands.options import json_option, machine_option
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module, Stage
+
+_EPILOG = """\b
+Examples:
+  ratrainc explain 7b.rtir
+  ratrainc explain 7b.rtir --stage 1 --no-levers
+"""
+
+_SHOWN_OWNERS = 12
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("file", metavar="FILE.rtir")
+@click.option(
+    "--stage", type=click.IntRange(min=0), help="The stage to explain. Default: the one with the highest peak."
+)
+@click.option(
+    "--levers/--no-levers", default=True, show_default=True, help="Try changes that free bytes, and price them."
+)
+@click.option(
+    "--seconds", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Time for trying levers."
+)
+@machine_option
+@json_option
+def command(file: str, stage: int | None, levers: bool, seconds: float, machine: str | None, as_json: bool) -> None:
+    """Say why each byte is where it is: who is live at the peak, what the arena adds, which changes free how much.
+
+    Every lever is tried: compiled, placed and simulated. Prices are simulated seconds.
+    """
+    from ratrain_ir.analysis.lifetime import lifetimes
+    from ratrainc import api
+    from ratrainc.console import print_json
+
+    module = api.load_schedule(file)
+    api.check(module)
+    if stage is not None and stage >= len(module.stages):
+        raise click.UsageError(f"there is no stage {stage}: the module has stages 0 to {len(module.stages) - 1}")
+    if stage is None:
+        stage = max(range(len(module.stages)), key=lambda s: lifetimes(module.stages[s]).peak_bytes)
+    facts = _facts(module, module.stages[stage])
+    facts["levers"] = _levers(module, stage, machine, seconds) if levers else []
+    if as_json:
+        print_json(facts)
+    else:
+        _show(facts)
+
+
+def _facts(module: Module, stage: Stage) -> dict[str, Any]:
+    from ratrain_ir.analysis.lifetime import lifetimes
+    from ratrain_ir.types import aligned
+
+    lives = lifetimes(stage)
+    position = lives.peak_position
+    live = lives.live_at(position)
+    owners: dict[str, int] = {}
+    for tensor in live:
+        name = f"{tensor.kind.value} of {_owner(tensor.name)}"
+        owners[name] = owners.get(name, 0) + aligned(tensor.type.nbytes)
+    return {
+        "stage": stage.index,
+        "peak_live_bytes": lives.peak_bytes,
+        "peak_op": repr(stage.ops[position]) if stage.ops else "",
+        "arena_bytes": stage.arena_bytes,
+        "capacity_bytes": module.target.capacity_bytes if module.target else None,
+        "by_kind": {kind.value: size for kind, size in lives.bytes_by_kind(position).items()},
+        "by_owner": dict(sorted(owners.items(), key=lambda item: -item[1])),
+        "live_tensors": len(live),
+    }
+
+
+def _owner(name: str) -> str:
+    """The block a tensor's name speaks of; micro-batches and slots of a block are counted together."""
+    parts = name.split(".")
+    for index, part in enumerate(parts):
+        if part in ("attention", "mlp") and index + 1 < len(parts) and parts[index + 1].isdigit():
+            return f"{part}.{parts[index + 1]}"
+        if part in ("embed", "head"):
+            return part
+    return parts[0]
+
+
+def _grouped(by_owner: dict[str, int]) -> list[tuple[str, int]]:
+    """Owners with the layers of one block kind taken together, largest first."""
+    sizes: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for name, size in by_owner.items():
+        kind, _, layer = name.partition(".")
+        sizes[kind] = sizes.get(kind, 0) + size
+        counts[kind] = counts.get(kind, 0) + bool(layer)
+    named = [(f"{kind} ({counts[kind]} layers)" if counts[kind] else kind, size) for kind, size in sizes.items()]
+    return sorted(named, key=lambda item: -item[1])
+
+
+def _levers(module: Module, stage: int, machine: str | None, seconds: float) -> list[dict[str, Any]]:
+    from ratrainc import api
+    from ratrainc.console import status
+    from ratrainc.levers import Setting, outcomes, try_setting
+
+    if not module.pipeline:
+        return []
+    setting = Setting(module.model, module.plan, module.pipeline, api.machine_for(module, machine))
+    with status("trying levers"):
+        now = try_setting(setting, "as it is")
+        if now is None:
+            return []
+        found = [now, *(o for o in outcomes(setting, stage, seconds) if " and " not in o.name)]
+    reference = now.peak_bytes[stage]
+    return [
+        {
+            "name": outcome.name,
+            "peak_bytes": max(outcome.peak_bytes),
+            "freed_bytes": reference - outcome.peak_bytes[stage] if len(outcome.peak_bytes) > stage else None,
+            "step_seconds": outcome.step_seconds,
+            "fits": outcome.fits,
+        }
+        for outcome in found
+    ]
+
+
+def _show(facts: dict[str, Any]) -> None:
+    from ratrainc.console import say, size_text, table
+
+    peak, arena = facts["peak_live_bytes"], facts["arena_bytes"]
+    say(f"stage @{facts['stage']}: {peak} bytes ({size_text(peak)}) live at '{facts['peak_op']}'")
+    if arena:
+        say(
+            f"arena {arena} bytes, {arena - peak} more than is ever live ({100 * (arena / peak - 1):.3f} % fragmentation)"
+        )
+    if facts["capacity_bytes"] and arena:
+        say(f"capacity {facts['capacity_bytes']} bytes: {facts['capacity_bytes'] - arena} free")
+    rows = [[kind, str(size), size_text(size), f"{100 * size / peak:.1f} %"] for kind, size in facts["by_kind"].items()]
+    table("live at the peak, by state kind", ("kind", "bytes", "", "share"), rows)
+    owners = _grouped(facts["by_owner"])
+    rows = [[name, str(size), size_text(size), f"{100 * size / peak:.1f} %"] for name, size in owners[:_SHOWN_OWNERS]]
+    table(f"live at the peak, by owner (largest {len(rows)} of {len(owners)})", ("owner", "bytes", "", "share"), rows)
+    if facts["levers"]:
+        _show_levers(facts["levers"])
+
+
+def _show_levers(levers: list[dict[str, Any]]) -> None:
+    from ratrainc.console import seconds_text, size_text, table
+
+    now = levers[0]["step_seconds"]
+    rows = []
+    for lever in levers:
+        freed = lever["freed_bytes"]
+        seconds = lever["step_seconds"]
+        price = "does not fit" if seconds is None else f"{100 * (seconds / now - 1):+.2f} %" if now else ""
+        rows.append(
+            [
+                lever["name"],
+                "-" if freed is None else ("-" if freed < 0 else "") + size_text(abs(freed)),
+                size_text(lever["peak_bytes"]),
+                "-" if seconds is None else seconds_text(seconds),
+                price,
+            ]
+        )
+    table(
+        "levers, each tried alone (seconds simulated)", ("lever", "frees here", "highest peak", "step", "price"), rows
+    )

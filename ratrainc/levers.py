@@ -1,0 +1,167 @@
+"""Levers: single changes of a plan or pipeline that free bytes, each tried by compiling, placing and simulating it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import attrs
+from attrs import frozen
+
+from passes.manager import PassManager
+from passes.pipeline_text import parse_pipeline, pipeline_text
+from passes.recompute import RecomputePass
+from ratrain_ir.analysis.lifetime import lifetimes
+from ratrain_ir.diagnostics import DiagnosticError
+from ratrain_ir.frontend.lowering import lower
+from ratrain_ir.frontend.plan import Plan, balance_cuts, check_plan
+from ratrain_ir.gc import paused_gc
+from targets.mt3000.emitter import emit
+from targets.mt3000.simulation import simulated
+from targets.mt3000.target import Mt3000Target
+
+if TYPE_CHECKING:
+    from passes.pass_base import Pass
+    from ratrain_ir.frontend.model_config import ModelConfig
+    from targets.mt3000.machine import Machine
+
+
+@frozen
+class Setting:
+    """What a module is made from."""
+
+    model: ModelConfig
+    plan: Plan
+    pipeline: str
+    machine: Machine
+
+
+@frozen
+class Lever:
+    """One change, in words and as a function."""
+
+    name: str
+    apply: Callable[[Setting], Setting | None]
+    """The changed setting, or None where the change makes no sense."""
+
+
+@frozen
+class Outcome:
+    """What a setting came to. Without `step_seconds` it does not fit."""
+
+    name: str
+    peak_bytes: tuple[int, ...]
+    step_seconds: float | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage is placed under the capacity."""
+        return self.step_seconds is not None
+
+
+def try_setting(setting: Setting, name: str) -> Outcome | None:
+    """Compile, place and simulate; None where the plan is not allowed."""
+    target = Mt3000Target(setting.machine)
+    try:
+        check_plan(setting.plan, setting.model)
+    except DiagnosticError:
+        return None
+    with paused_gc():
+        module = lower(setting.model, setting.plan)
+        manager = PassManager(target)
+        passes = parse_pipeline(setting.pipeline)
+        try:
+            manager.run(module, passes)
+        except DiagnosticError:
+            peaks = tuple(lifetimes(stage).peak_bytes for stage in module.stages)
+            return Outcome(name, peaks, None)
+        figures, _ = simulated(emit(module, target), setting.machine)
+    return Outcome(name, tuple(stage.peak_bytes for stage in figures.stages), figures.step_seconds)
+
+
+def levers_of(setting: Setting, heaviest: int) -> list[Lever]:
+    """The changes worth trying on a setting whose stage `heaviest` has the peak."""
+    return [
+        Lever("recompute{policy=auto}", lambda s: _with_policy(s, "auto")),
+        Lever("recompute{policy=full}", lambda s: _with_policy(s, "full")),
+        Lever("one layer from the heaviest stage to the next", lambda s: _move_layer(s, heaviest, heaviest + 1)),
+        Lever("one layer from the heaviest stage to the one before", lambda s: _move_layer(s, heaviest, heaviest - 1)),
+        Lever("half the micro_batch_size, twice the micro_batches", _smaller_micro_batch),
+        Lever("zero = 1", lambda s: _with_zero(s, 1, "last")),
+        Lever('zero = 2, reduce = "each-micro-batch"', lambda s: _with_zero(s, 2, "each-micro-batch")),
+        Lever("a quarter of the bucket bytes", _smaller_buckets),
+        Lever("twice the stages, half the replicas", _more_stages),
+    ]
+
+
+def outcomes(setting: Setting, heaviest: int, seconds: float) -> Iterator[Outcome]:
+    """Try every lever alone, then pairs, until the time is used up; single changes come first."""
+    deadline = time.monotonic() + seconds
+    tried = {(setting.plan, setting.pipeline)}
+    levers = levers_of(setting, heaviest)
+    for chosen in [*((lever,) for lever in levers), *combinations(levers, 2)]:
+        changed: Setting | None = setting
+        for lever in chosen:
+            changed = lever.apply(changed) if changed is not None else None
+        if changed is None or (changed.plan, changed.pipeline) in tried:
+            continue
+        if time.monotonic() > deadline:
+            return
+        name = " and ".join(lever.name for lever in chosen)
+        tried.add((changed.plan, changed.pipeline))
+        found = try_setting(changed, name)
+        if found is not None:
+            yield found
+
+
+def _replace_pass(setting: Setting, name: str, change: Callable[[Pass], Pass]) -> Setting | None:
+    passes = parse_pipeline(setting.pipeline)
+    changed = [change(item) if item.name == name else item for item in passes]
+    text = pipeline_text(changed)
+    return None if text == setting.pipeline else attrs.evolve(setting, pipeline=text)
+
+
+def _with_policy(setting: Setting, policy: str) -> Setting | None:
+    return _replace_pass(setting, "recompute", lambda _item: RecomputePass(policy=policy))
+
+
+def _smaller_buckets(setting: Setting) -> Setting | None:
+    return _replace_pass(setting, "bucket-grad-sync", lambda item: attrs.evolve(item, bytes=max(1, item.bytes // 4)))  # type: ignore[attr-defined]
+
+
+def _move_layer(setting: Setting, source: int, target: int) -> Setting | None:
+    plan = setting.plan
+    if not 0 <= target < plan.pp:
+        return None
+    cuts = list(plan.cuts)
+    if target > source:
+        cuts[source] -= 1
+    else:
+        cuts[target] += 1
+    return attrs.evolve(setting, plan=attrs.evolve(plan, cuts=tuple(cuts)))
+
+
+def _smaller_micro_batch(setting: Setting) -> Setting | None:
+    plan = setting.plan
+    if plan.micro_batch_size % 2:
+        return None
+    changed = attrs.evolve(plan, micro_batch_size=plan.micro_batch_size // 2, micro_batches=plan.micro_batches * 2)
+    return attrs.evolve(setting, plan=changed)
+
+
+def _with_zero(setting: Setting, zero: int, reduce: str) -> Setting | None:
+    plan = setting.plan
+    if plan.dp == 1 or (plan.zero, plan.reduce) >= (zero, reduce) or plan.reduce == "each-micro-batch":
+        return None
+    return attrs.evolve(setting, plan=attrs.evolve(plan, zero=zero, reduce=reduce))
+
+
+def _more_stages(setting: Setting) -> Setting | None:
+    plan = setting.plan
+    if plan.dp % 2 or plan.pp * 2 > setting.model.layers:
+        return None
+    cuts = balance_cuts(setting.model, plan.pp * 2, plan.seq_len)
+    more = attrs.evolve(plan, pp=plan.pp * 2, dp=plan.dp // 2, micro_batches=plan.micro_batches * 2, cuts=cuts)
+    return attrs.evolve(setting, plan=more)
