@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
+from passes.bucket_grad_sync import BucketGradSyncPass
 from passes.manager import PassManager
 from passes.pipeline_text import parse_pipeline, pipeline_text
 from passes.recompute import RecomputePass
 from ratrain_ir.analysis.lifetime import lifetimes
 from ratrain_ir.diagnostics import DiagnosticError
 from ratrain_ir.frontend.lowering import lower
+from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan, balance_cuts, check_plan
 from ratrain_ir.gc import paused_gc
 from targets.mt3000.emitter import emit
+from targets.mt3000.machine import Machine
 from targets.mt3000.simulation import simulated
 from targets.mt3000.target import Mt3000Target
 
 if TYPE_CHECKING:
     from passes.pass_base import Pass
-    from ratrain_ir.frontend.model_config import ModelConfig
-    from targets.mt3000.machine import Machine
 
 
 @frozen
@@ -81,8 +82,8 @@ def try_setting(setting: Setting, name: str) -> Outcome | None:
     return Outcome(name, tuple(stage.peak_bytes for stage in figures.stages), figures.step_seconds)
 
 
-def levers_of(setting: Setting, heaviest: int) -> list[Lever]:
-    """The changes worth trying on a setting whose stage `heaviest` has the peak."""
+def levers_of(heaviest: int) -> list[Lever]:
+    """The changes worth trying where the stage `heaviest` has the peak."""
     return [
         Lever("recompute{policy=auto}", lambda s: _with_policy(s, "auto")),
         Lever("recompute{policy=full}", lambda s: _with_policy(s, "full")),
@@ -100,7 +101,7 @@ def outcomes(setting: Setting, heaviest: int, seconds: float) -> Iterator[Outcom
     """Try every lever alone, then pairs, until the time is used up; single changes come first."""
     deadline = time.monotonic() + seconds
     tried = {(setting.plan, setting.pipeline)}
-    levers = levers_of(setting, heaviest)
+    levers = levers_of(heaviest)
     for chosen in [*((lever,) for lever in levers), *combinations(levers, 2)]:
         changed: Setting | None = setting
         for lever in chosen:
@@ -128,7 +129,11 @@ def _with_policy(setting: Setting, policy: str) -> Setting | None:
 
 
 def _smaller_buckets(setting: Setting) -> Setting | None:
-    return _replace_pass(setting, "bucket-grad-sync", lambda item: attrs.evolve(item, bytes=max(1, item.bytes // 4)))  # type: ignore[attr-defined]
+    def quarter(item: Pass) -> Pass:
+        assert isinstance(item, BucketGradSyncPass)
+        return BucketGradSyncPass(bytes=max(1, item.bytes // 4))
+
+    return _replace_pass(setting, "bucket-grad-sync", quarter)
 
 
 def _move_layer(setting: Setting, source: int, target: int) -> Setting | None:
