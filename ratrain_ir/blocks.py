@@ -11,7 +11,7 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ratrain_ir.types import Dtype, TensorType, tensor_type
 
@@ -25,15 +25,20 @@ PARAMETER_ALIGNMENT = 64
 BLOCK_KINDS = ("embed", "attention", "mlp", "head")
 
 
-@frozen
+@frozen(cache_hash=True)
 class Block:
     """One block of the chain; `layer` is None for `embed` and `head`. Make one through `block` only."""
 
     kind: str
     layer: int | None
+    _text: str = field(init=False, eq=False, repr=False)
+
+    @_text.default
+    def _written(self) -> str:
+        return self.kind if self.layer is None else f"{self.kind}.{self.layer}"
 
     def __str__(self) -> str:
-        return self.kind if self.layer is None else f"{self.kind}.{self.layer}"
+        return self._text
 
 
 @cache

@@ -94,9 +94,8 @@ def bind(op: Op, model: ModelConfig, plan: Plan) -> Binding:
 
     Raises `SignatureError` where they do not fit the op.
     """
-    candidates = signatures(op, model, plan)
     problem: SignatureError | None = None
-    for accumulates, signature in candidates:
+    for accumulates, signature in signatures(op, model, plan):
         try:
             tensors: dict[str, Tensor] = {}
             _match(op, "reads", op.reads, signature.reads, tensors)
@@ -111,9 +110,9 @@ def bind(op: Op, model: ModelConfig, plan: Plan) -> Binding:
 
 
 def _match(op: Op, group: str, tensors: Tensors, roles: Roles, found: dict[str, Tensor]) -> None:
-    index = 0
+    index, count = 0, len(tensors)
     for role in roles:
-        tensor = tensors[index] if index < len(tensors) else None
+        tensor = tensors[index] if index < count else None
         if tensor is not None and tensor.kind in role.kinds and (role.slot is None or role.slot == tensor.slot):
             if tensor.type is not role.type:
                 raise SignatureError(
@@ -125,32 +124,18 @@ def _match(op: Op, group: str, tensors: Tensors, roles: Roles, found: dict[str, 
             kinds = " or ".join(sorted(kind.value for kind in role.kinds))
             got = f"got {tensor.kind.value} %{tensor.name}" if tensor is not None else "nothing is there"
             raise SignatureError(f"'{op!r}' {group} {role.name} ({kinds}, {role.type}) here, but {got}", tensor)
-    if index < len(tensors):
+    if index < count:
         extra = tensors[index]
         raise SignatureError(f"'{op!r}' has no use for {extra.kind.value} %{extra.name} among what it {group}", extra)
 
 
-def signatures(op: Op, model: ModelConfig, plan: Plan) -> list[tuple[bool, Signature]]:
+Candidates = list[tuple[bool, Signature]]
+
+
+def signatures(op: Op, model: ModelConfig, plan: Plan) -> Candidates:
     """The signatures an op may have: (whether it accumulates, operands), the likelier first."""
-    maker: Callable[..., list[tuple[bool, Signature]]] = _MAKERS[type(op)]
-    found = maker(model, plan, **_signature_fields(op))
-    accumulating = bool(op.updates)
-    return sorted(found, key=lambda item: item[0] is not accumulating)
-
-
-def _signature_fields(op: Op) -> dict[str, Any]:
-    """The fields of an op that its signature depends on."""
-    if isinstance(op, Forward | Recompute | Backward | Update):
-        return {"unit": op.block}
-    if isinstance(op, ReduceScatter):
-        return {"blocks": op.blocks}
-    if isinstance(op, AllReduce):
-        return {"blocks": op.blocks, "group": op.group}
-    if isinstance(op, AllGather):
-        return {"blocks": op.blocks}
-    if isinstance(op, AllReduceScalar):
-        return {"quantity": op.quantity, "count": len(op.reads)}
-    return {}
+    found = _MAKERS[type(op)](op, model, plan)
+    return found[::-1] if op.updates else found
 
 
 def _of(name: str, kind: StateKind, type_: TensorType) -> Role:
@@ -201,7 +186,7 @@ def _state(model: ModelConfig, plan: Plan, unit: Block, name: str, kind: StateKi
 
 
 @cache
-def _forward(model: ModelConfig, plan: Plan, unit: Block) -> list[tuple[bool, Signature]]:
+def _forward(model: ModelConfig, plan: Plan, unit: Block) -> Candidates:
     view, output = _view(model, plan, unit), _activation("y", model, plan)
     if unit.kind == "embed":
         return [(False, Signature((_input("tokens", plan), view), (output,)))]
@@ -214,7 +199,7 @@ def _forward(model: ModelConfig, plan: Plan, unit: Block) -> list[tuple[bool, Si
 
 
 @cache
-def _recompute(model: ModelConfig, plan: Plan, unit: Block) -> list[tuple[bool, Signature]]:
+def _recompute(model: ModelConfig, plan: Plan, unit: Block) -> Candidates:
     saved = _saved(model, plan, unit, optional=True)
     reads = (_activation("x", model, plan), *saved, _view(model, plan, unit))
     writes = (*saved, _activation("y", model, plan, optional=True))
@@ -222,7 +207,7 @@ def _recompute(model: ModelConfig, plan: Plan, unit: Block) -> list[tuple[bool, 
 
 
 @cache
-def _backward(model: ModelConfig, plan: Plan, unit: Block) -> list[tuple[bool, Signature]]:
+def _backward(model: ModelConfig, plan: Plan, unit: Block) -> Candidates:
     outputs: Roles = (_activation("dx", model, plan),)
     dy, source, view = _activation("dy", model, plan), _activation("x", model, plan), _view(model, plan, unit)
     saved = _saved(model, plan, unit, optional=False)
@@ -242,16 +227,18 @@ def _boundary(model: ModelConfig, plan: Plan) -> Role:
     return Role("data", frozenset({StateKind.BOUNDARY}), activation_type(model, plan))
 
 
-def _send(model: ModelConfig, plan: Plan) -> list[tuple[bool, Signature]]:
+@cache
+def _send(model: ModelConfig, plan: Plan) -> Candidates:
     return [(False, Signature(reads=(_boundary(model, plan),)))]
 
 
-def _recv(model: ModelConfig, plan: Plan) -> list[tuple[bool, Signature]]:
+@cache
+def _recv(model: ModelConfig, plan: Plan) -> Candidates:
     return [(False, Signature(writes=(_boundary(model, plan),)))]
 
 
-def _load_input(model: ModelConfig, plan: Plan) -> list[tuple[bool, Signature]]:
-    del model
+@cache
+def _load_input(plan: Plan) -> Candidates:
     return [(False, Signature(writes=(_input("data", plan),)))]
 
 
@@ -260,16 +247,14 @@ def _flags(blocks: tuple[Block, ...]) -> Roles:
 
 
 @cache
-def _reduce_scatter(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> list[tuple[bool, Signature]]:
+def _reduce_scatter(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> Candidates:
     reads = tuple(_gradient(model, plan, unit, f"g.{unit}") for unit in blocks)
     results = (*(_shard(model, plan, unit, f"gs.{unit}") for unit in blocks), *_flags(blocks))
     return [(False, Signature(reads, results)), (True, Signature(reads, (), results))]
 
 
 @cache
-def _all_reduce(
-    model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], group: Group
-) -> list[tuple[bool, Signature]]:
+def _all_reduce(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], group: Group) -> Candidates:
     if group is Group.ENDS:
         shards = tuple(_reduced(model, plan, unit, f"gs.{unit}") for unit in blocks)
         return [(True, Signature(updates=(*shards, *_flags(blocks))))]
@@ -278,13 +263,13 @@ def _all_reduce(
 
 
 @cache
-def _all_gather(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> list[tuple[bool, Signature]]:
+def _all_gather(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> Candidates:
     masters = tuple(_state(model, plan, unit, f"p.{unit}", StateKind.MASTER) for unit in blocks)
     return [(False, Signature(masters, tuple(_view(model, plan, unit, f"w.{unit}") for unit in blocks)))]
 
 
-def _all_reduce_scalar(model: ModelConfig, plan: Plan, quantity: Quantity, count: int) -> list[tuple[bool, Signature]]:
-    del model, plan
+@cache
+def _all_reduce_scalar(quantity: Quantity, count: int) -> Candidates:
     if quantity is Quantity.LOSS:
         return [(False, Signature((_scalar("loss", Dtype.F64),)))]
     flags = tuple(_scalar(f"flag.{index}", Dtype.U32) for index in range(count))
@@ -292,7 +277,7 @@ def _all_reduce_scalar(model: ModelConfig, plan: Plan, quantity: Quantity, count
 
 
 @cache
-def _update(model: ModelConfig, plan: Plan, unit: Block) -> list[tuple[bool, Signature]]:
+def _update(model: ModelConfig, plan: Plan, unit: Block) -> Candidates:
     reads = (_reduced(model, plan, unit, "g"), _scalar("flag", Dtype.U32), _scale())
     state = (
         _state(model, plan, unit, "p", StateKind.MASTER),
@@ -304,22 +289,26 @@ def _update(model: ModelConfig, plan: Plan, unit: Block) -> list[tuple[bool, Sig
     return [(True, Signature(reads, writes, state))]
 
 
-def _scale_update(model: ModelConfig, plan: Plan) -> list[tuple[bool, Signature]]:
-    del model, plan
+@cache
+def _scale_update() -> Candidates:
     return [(True, Signature((_scalar("overflow", Dtype.U32),), (), (_scale(),)))]
 
 
-_MAKERS: dict[type[Op], Callable[..., list[tuple[bool, Signature]]]] = {
-    LoadInput: _load_input,
-    Forward: _forward,
-    Recompute: _recompute,
-    Backward: _backward,
-    Send: _send,
-    Recv: _recv,
-    ReduceScatter: _reduce_scatter,
-    AllReduce: _all_reduce,
-    AllReduceScalar: _all_reduce_scalar,
-    AllGather: _all_gather,
-    Update: _update,
-    ScaleUpdate: _scale_update,
+_MAKERS: dict[type[Op], Callable[[Any, ModelConfig, Plan], Candidates]] = {
+    LoadInput: lambda _op, _model, plan: _load_input(plan),
+    Forward: lambda op, model, plan: _forward(model, plan, op.block),
+    Recompute: lambda op, model, plan: _recompute(model, plan, op.block),
+    Backward: lambda op, model, plan: _backward(model, plan, op.block),
+    Send: lambda _op, model, plan: _send(model, plan),
+    Recv: lambda _op, model, plan: _recv(model, plan),
+    ReduceScatter: lambda op, model, plan: _reduce_scatter(model, plan, op.blocks),
+    AllReduce: lambda op, model, plan: _all_reduce(model, plan, op.blocks, op.group),
+    AllReduceScalar: lambda op, _model, _plan: _all_reduce_scalar(op.quantity, len(op.reads)),
+    AllGather: lambda op, model, plan: _all_gather(model, plan, op.blocks),
+    Update: lambda op, model, plan: _update(model, plan, op.block),
+    ScaleUpdate: lambda _op, _model, _plan: _scale_update(),
 }
+"""Each by the fields that the signature of its kind depends on; the makers remember what they made.
+
+Where there are two candidates, the one that does not accumulate stands first.
+"""

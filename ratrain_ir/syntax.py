@@ -193,23 +193,21 @@ _TERMINALS = {
 }
 
 _MISTAKES = {
-    "the tensor's type is missing: write '%name : f16[...]'": ["\n    view %w carried\n", "\n    view %w\n"],
-    "a ',' is missing between two tensors": ["\n    release (%a %b)\n"],
-    "the list of tensors is not closed with ')'": ["\n    release (%a\n"],
-    "an offset is written 'at 0x...'": ["\n    view %w : f16[1] 0x10\n", "\n    view %w : f16[1] at 16\n"],
+    "the tensor's type is missing: write '%name : f16[...]'": ["view %w carried", "view %w"],
+    "a ',' is missing between two tensors": ["release (%a %b)"],
+    "the list of tensors is not closed with ')'": ["release (%a", "release (%a, %b"],
+    "an offset is written 'at 0x...'": ["view %w : f16[1] 0x10", "view %w : f16[1] at 16"],
 }
-_FRAME = "rtir 1\nmodule @m level placed {{\n  stage @0 {{{}  }}\n}}\n"
+_FRAMES = [  # the parser compares how deep it is: behind a header and a statement it is deeper than at the first
+    f"rtir 1\nmodule @m level placed {{\n{header}  stage @0 {{\n{statement}    MISTAKE\n  }}\n}}\n"
+    for header in ("", "  plan { pp = 1 }\n")
+    for statement in ("", "    release (%z)\n")
+]
 
 
 @cache
 def _lark() -> Lark:
     return Lark(grammar.grammar_text(), parser="lalr", transformer=_Records(), maybe_placeholders=True)
-
-
-@cache
-def _plain_lark() -> Lark:
-    """Without a transformer, for matching typical mistakes."""
-    return Lark(grammar.grammar_text(), parser="lalr", maybe_placeholders=True)
 
 
 def parse_records(text: str) -> ModuleRecord:
@@ -241,11 +239,19 @@ def explain(error: UnexpectedInput, file: str, lines: tuple[str, ...]) -> Diagno
             length = len(str(error.token))
     words = sorted({_TERMINALS.get(name, f"'{name.lower()}'") for name in expected})
     message = f"unexpected {found}" + (f", expected {_either(words)}" if words else "")
-    examples = {label: [_FRAME.format(e) for e in texts] for label, texts in _MISTAKES.items()}
-    hint = error.match_examples(_plain_lark().parse, examples, use_accepts=False)
+    hint = error.match_examples(_lark().parse, _examples(), token_type_match_fallback=True)
     return Diagnostic(
         "RT001", message, Location(file, line, column, length), help=hint, source=lines[line - 1] if lines else ""
     )
+
+
+@cache
+def _examples() -> dict[str, list[str]]:
+    """Whole files that each hold one of the mistakes, by the help for it."""
+    return {
+        label: [frame.replace("MISTAKE", mistake) for frame in _FRAMES for mistake in mistakes]
+        for label, mistakes in _MISTAKES.items()
+    }
 
 
 def _either(words: list[str]) -> str:

@@ -6,7 +6,7 @@ from enum import Enum
 from functools import cache
 from math import prod
 
-from attrs import frozen
+from attrs import field, frozen
 
 ALIGNMENT_BYTES = 64
 """Every tensor starts at a multiple of this many bytes (SIMD width, and bit-identical BLAS: facts on determinism)."""
@@ -22,6 +22,8 @@ class Dtype(Enum):
     I64 = "i64"
     U8 = "u8"
     U32 = "u32"
+
+    __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
 
     @property
     def itemsize(self) -> int:
@@ -68,26 +70,34 @@ class StateKind(Enum):
     SCALAR = "scalar"
     """loss, flags, loss scale, counters"""
 
+    __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
 
-@frozen
+
+@frozen(cache_hash=True)
 class TensorType:
     """Element type and shape. Make one through `tensor_type` only, then compare with `is`."""
 
     dtype: Dtype
     shape: tuple[int, ...]
+    nbytes: int = field(init=False, eq=False, repr=False)
+    """Bytes of the tensor itself, without alignment."""
+    _text: str = field(init=False, eq=False, repr=False)
 
     @property
     def elements(self) -> int:
         """Number of elements."""
         return prod(self.shape)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor itself, without alignment."""
+    @nbytes.default
+    def _nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
 
-    def __str__(self) -> str:
+    @_text.default
+    def _written(self) -> str:
         return f"{self.dtype.value}[{', '.join(map(str, self.shape))}]"
+
+    def __str__(self) -> str:
+        return self._text
 
 
 @cache

@@ -30,6 +30,8 @@ class RunResult:
     arena_bytes: int
     scratch_bytes: int
     transport_bytes: int
+    live_peak_bytes: int | None
+    """most bytes live at once on a rank, where memory was checked"""
     data: str
     saved: str | None
     interrupted: bool
@@ -42,6 +44,7 @@ class RunResult:
             "arena_bytes": self.arena_bytes,
             "scratch_bytes": self.scratch_bytes,
             "transport_bytes": self.transport_bytes,
+            "live_peak_bytes": self.live_peak_bytes,
             "data": self.data,
             "saved": self.saved,
             "interrupted": self.interrupted,
@@ -100,6 +103,7 @@ def run_training(
         run.engine.arena_bytes,
         run.engine.scratch.capacity,
         run.engine.peak_transport_bytes,
+        run.engine.monitor.peak_bytes if run.engine.monitor else None,
         stream.name,
         saved,
         stop.asked,
@@ -148,6 +152,8 @@ def show_run(result: RunResult) -> None:
     overflows = sum(1 for step in result.steps if step.report.skipped_blocks)
     if overflows:
         say(f"{overflows} steps had an overflow somewhere; loss scale now {last.loss_scale:g}")
+    if result.live_peak_bytes is not None:
+        say(f"memory checked: every access inside its life; at most {result.live_peak_bytes} bytes live on a rank")
     if result.saved:
         say(f"saved {result.saved}")
 

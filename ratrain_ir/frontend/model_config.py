@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _WHAT = "a Hugging Face style config.json"
 
 
-@frozen
+@frozen(cache_hash=True)
 class ModelConfig:
     """A decoder-only language model of the LLaMA kind: pre-norm RMSNorm, gated SiLU MLP, causal attention.
 

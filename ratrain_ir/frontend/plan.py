@@ -80,7 +80,7 @@ class Optimizer:
         return self.min_lr + (self.lr - self.min_lr) * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
-@frozen
+@frozen(cache_hash=True)
 class Plan:
     """A resolved plan: nothing in it is left to be chosen."""
 

@@ -57,6 +57,12 @@ Examples:
     metavar="SEED",
     help="Run ready instructions in a random order instead of a fixed round.",
 )
+@click.option(
+    "--check-memory", is_flag=True, help="Hold every access against the plan's lives; stop at the first difference."
+)
+@click.option(
+    "--poison", is_flag=True, help="Fill freed bytes with NaNs, so that a use after release shows; checks memory too."
+)
 @click.option("--init", metavar="W.safetensors|DIR", help="Start from these weights (Hugging Face names).")
 @click.option("--save", metavar="DIR", help="Write a checkpoint at the end, or when interrupted.")
 @click.option("--resume", metavar="DIR", help="Go on from a checkpoint.")
@@ -81,6 +87,8 @@ def command(
     engine: str,
     kernels: str,
     interleave: int | None,
+    check_memory: bool,
+    poison: bool,
     init: str | None,
     save: str | None,
     resume: str | None,
@@ -114,6 +122,8 @@ def command(
         init=init,
         resume=resume,
         save=save,
+        check_memory=check_memory,
+        poison=poison,
     )
     result = run_training(program, data, data_dtype, settings, log, quiet=as_json)
     if as_json:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ratrain_ir.blocks import block, is_sharded
 from targets.program import Instruction
 from targets.runtime.rank import Rank
+from targets.runtime.weights import block_elements
 
 if TYPE_CHECKING:
     from targets.runtime.kernels import KernelSet, Scratch
@@ -54,18 +56,32 @@ def all_reduce_replicas(members: Sequence[Member], kernels: KernelSet, scratch: 
 
 
 def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
-    """Tied embeddings: first + last, on both; a flag of either is a flag of both."""
+    """Tied embeddings: first + last, on both; a flag of either is a flag of both.
+
+    What follows the table in the head's tensor, its norm, has only padding beside it in that of `embed`, and is left alone.
+    """
     found: Views = {}
     for rank, instruction in members:
         found |= rank.by_role(instruction)
-    first, last = found["gs.embed"], found["gs.head"]
-    scratch.reset()
-    kernels.add(first, last, first, scratch=scratch)
-    np.copyto(last, first)
-    scratch.reset()
-    finite = kernels.all_finite(first, scratch=scratch)
+    rank = members[0][0]
+    shared = _shared_elements(rank, found["gs.embed"].size)
+    first, last = found["gs.embed"][:shared], found["gs.head"][:shared]
+    finite = True
+    if shared:
+        scratch.reset()
+        kernels.add(first, last, first, scratch=scratch)
+        np.copyto(last, first)
+        scratch.reset()
+        finite = kernels.all_finite(first, scratch=scratch)
     flag = max(int(found["flag.embed"][0]), int(found["flag.head"][0]), int(not finite))
     found["flag.embed"][0] = found["flag.head"][0] = flag
+
+
+def _shared_elements(rank: Rank, elements: int) -> int:
+    """How many of a replica's elements belong to the tied table, which stands first in both tensors."""
+    plan = rank.program.plan
+    start = rank.replica * elements if is_sharded(plan) else 0
+    return min(max(block_elements(rank.program.model, block("embed")) - start, 0), elements)
 
 
 def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:

@@ -21,6 +21,7 @@ from ratrain_ir.diagnostics import fail
 from ratrain_ir.ops import ENGINES, Engine, Part
 from targets.runtime import collectives
 from targets.runtime.kernels import KernelSet, Scratch
+from targets.runtime.memory_monitor import MemoryMonitor
 from targets.runtime.optimizer import LossScale, Updater
 from targets.runtime.rank import Rank, bind_routine, prepare_tables, routine_scratch_bytes
 
@@ -67,6 +68,7 @@ class LocalEngine:
         self.choice = random.Random(interleave_seed) if interleave_seed is not None else None  # noqa: S311
         self.first_step = 0
         """Steps done before this engine was made (a resumed run)."""
+        self.monitor: MemoryMonitor | None = None
         self.channels: dict[tuple[int, int, int, str], deque[NDArray[Any]]] = {}
         self.transport_bytes = 0
         self.peak_transport_bytes = 0
@@ -91,6 +93,10 @@ class LocalEngine:
                     if instruction.routine is not None:
                         key = (rank.stage_index, rank.replica, id(instruction))
                         self.bound[key] = bind_routine(rank, instruction, self.kernels, self.scratch)
+
+    def watch_memory(self, *, poison: bool) -> None:
+        """Hold every access against the program's lives from here on; with `poison`, freed bytes become NaNs."""
+        self.monitor = MemoryMonitor(self.ranks, poison=poison)
 
     @property
     def arena_bytes(self) -> int:
@@ -149,11 +155,21 @@ class LocalEngine:
             return False
         if instruction.group:
             return self._try_collective(head.rank, instruction, step + self.first_step)
-        if instruction.keyword == "recv":
-            return self._try_recv(head.rank, instruction)
+        if instruction.keyword == "recv" and not self._channel(head.rank, instruction):
+            return False
+        self._begin(head.rank, instruction)
         self._run_alone(head.rank, instruction, step + self.first_step)
-        head.rank.completed[head.engine] += 1
+        self._complete(head.rank, head.engine, instruction)
         return True
+
+    def _begin(self, rank: Rank, instruction: Instruction) -> None:
+        if self.monitor is not None:
+            self.monitor.before(rank, instruction)
+
+    def _complete(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
+        rank.completed[engine] += 1
+        if self.monitor is not None:
+            self.monitor.after(rank, instruction)
 
     def _run_alone(self, rank: Rank, instruction: Instruction, step: int) -> None:
         """Run an instruction that needs no partner."""
@@ -161,6 +177,8 @@ class LocalEngine:
             self.bound[rank.stage_index, rank.replica, id(instruction)]()
         elif instruction.keyword == "send":
             self._send(rank, instruction)
+        elif instruction.keyword == "recv":
+            self._recv(rank, instruction)
         elif instruction.keyword == "load_input":
             assert instruction.micro_batch is not None
             out = rank.by_role(instruction)["data"]
@@ -173,24 +191,23 @@ class LocalEngine:
                 overflow=bool(rank.by_role(instruction)["overflow"][0])
             )
 
-    def _send(self, rank: Rank, instruction: Instruction) -> None:
+    def _channel(self, rank: Rank, instruction: Instruction) -> deque[NDArray[Any]]:
+        """The messages on their way that a send of this rank joins, or a receive takes from."""
         assert instruction.peer is not None
+        ends = (rank.stage_index, instruction.peer)
+        source, destination = ends if instruction.keyword == "send" else ends[::-1]
+        return self.channels.setdefault((source, destination, rank.replica, instruction.variant), deque())
+
+    def _send(self, rank: Rank, instruction: Instruction) -> None:
         data = rank.by_role(instruction)["data"].copy()
-        key = (rank.stage_index, instruction.peer, rank.replica, instruction.variant)
-        self.channels.setdefault(key, deque()).append(data)
+        self._channel(rank, instruction).append(data)
         self.transport_bytes += data.nbytes
         self.peak_transport_bytes = max(self.peak_transport_bytes, self.transport_bytes)
 
-    def _try_recv(self, rank: Rank, instruction: Instruction) -> bool:
-        assert instruction.peer is not None
-        queue = self.channels.get((instruction.peer, rank.stage_index, rank.replica, instruction.variant))
-        if not queue:
-            return False
-        data = queue.popleft()
+    def _recv(self, rank: Rank, instruction: Instruction) -> None:
+        data = self._channel(rank, instruction).popleft()
         np.copyto(rank.by_role(instruction)["data"], data)
         self.transport_bytes -= data.nbytes
-        rank.completed[Engine.RECV] += 1
-        return True
 
     def _members(self, rank: Rank, instruction: Instruction) -> list[Rank]:
         """The ranks of a collective's group, in stage and replica order."""
@@ -211,9 +228,11 @@ class LocalEngine:
             if found[1] + self.first_step != step or not member.is_ready(*found):
                 return False
             members.append((member, found[0]))
+        for member, theirs in members:
+            self._begin(member, theirs)
         self._run_collective(instruction, members, step)
-        for member, _ in members:
-            member.completed[Engine.COLLECTIVE] += 1
+        for member, theirs in members:
+            self._complete(member, Engine.COLLECTIVE, theirs)
         return True
 
     def _run_collective(self, instruction: Instruction, members: list[Member], step: int) -> None:

@@ -41,6 +41,10 @@ class RunSettings:
     """checkpoint directory to go on from"""
     save: str | None = None
     """checkpoint directory to write at the end"""
+    check_memory: bool = False
+    """hold every access against the program's lives"""
+    poison: bool = False
+    """fill freed bytes with NaNs; implies `check_memory`"""
 
 
 @frozen
@@ -127,11 +131,18 @@ def prepare(program: Program, stream: TokenStream, settings: RunSettings, kernel
         warnings = _differences(manifest, run_manifest(program, stream, settings, seed))
         engine = LocalEngine(program, kernels, batches, interleave_seed=settings.interleave_seed)
         start_from_state(engine, state)
+        _watch(engine, settings)
         return TrainingRun(program, settings, engine, stream, state.step, warnings)
     source = read_weights(settings.init, program.model) if settings.init else random_weights(program.model, seed)
     engine = LocalEngine(program, kernels, batches, interleave_seed=settings.interleave_seed)
     start_from_weights(engine, source)
+    _watch(engine, settings)
     return TrainingRun(program, settings, engine, stream, 0, warnings)
+
+
+def _watch(engine: LocalEngine, settings: RunSettings) -> None:
+    if settings.check_memory or settings.poison:
+        engine.watch_memory(poison=settings.poison)
 
 
 def run_manifest(program: Program, stream: TokenStream, settings: RunSettings, seed: int) -> dict[str, Any]:
