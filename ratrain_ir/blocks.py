@@ -52,7 +52,13 @@ def parse_block(text: str) -> Block | None:
     kind, _, layer = text.partition(".")
     if kind in ("embed", "head"):
         return block(kind) if not layer else None
-    if kind in ("attention", "mlp") and layer.isascii() and layer.isdigit() and len(layer) < 10 and str(int(layer)) == layer:
+    if (
+        kind in ("attention", "mlp")
+        and layer.isascii()
+        and layer.isdigit()
+        and len(layer) < 10
+        and str(int(layer)) == layer
+    ):
         return block(kind, int(layer))
     return None
 

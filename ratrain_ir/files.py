@@ -40,13 +40,34 @@ def read_text(path: str, what: str) -> str:
         fail("RT002", f"the {what} is not UTF-8 text: byte {data[error.start]:#04x} at position {error.start}", place)
 
 
+def _resolved(path: str) -> Path:
+    """Where a path leads: a link keeps pointing there, what it points to is replaced."""
+    try:
+        return Path(os.path.realpath(path)) if path else Path(path)
+    except ValueError as error:
+        fail("RT002", f"cannot write {path!r}: {error}")
+
+
+@contextmanager
+def _writing_directly(target: Path) -> Iterator[IO[bytes]]:
+    try:
+        with target.open("wb") as stream:
+            yield stream
+    except OSError as error:
+        fail("RT002", f"cannot write '{target}': {error.strerror}")
+
+
 @contextmanager
 def replacing(path: str) -> Iterator[IO[bytes]]:
     """A binary file beside `path` that takes its place when the block ends without an error.
 
     Raises `DiagnosticError` RT002 when it cannot be written.
     """
-    target = Path(path)
+    target = _resolved(path)
+    if target.exists() and not target.is_file():  # a device or pipe (/dev/null, /dev/stdout) is written, never replaced
+        with _writing_directly(target) as stream:
+            yield stream
+        return
     try:
         handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as error:
@@ -77,3 +98,15 @@ def write_lines(path: str, lines: Iterable[str]) -> None:
         write: Callable[[bytes], int] = stream.write
         for line in lines:
             write(line.encode() + b"\n")
+
+
+def made_directory(path: str) -> Path:
+    """A directory, made if it is not there.
+
+    Raises `DiagnosticError` RT002 when it cannot be made.
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        fail("RT002", f"cannot make the directory '{path}': {getattr(error, 'strerror', None) or error}")
+    return Path(path)

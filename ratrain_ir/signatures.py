@@ -6,7 +6,7 @@ routines their operands by these names. Collectives take several blocks; their r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +129,7 @@ def _match(op: Op, group: str, tensors: Tensors, roles: Roles, found: dict[str, 
         raise SignatureError(f"'{op!r}' has no use for {extra.kind.value} %{extra.name} among what it {group}", extra)
 
 
-Candidates = list[tuple[bool, Signature]]
+Candidates = Sequence[tuple[bool, Signature]]
 
 
 def signatures(op: Op, model: ModelConfig, plan: Plan) -> Candidates:

@@ -13,6 +13,7 @@ _COMMANDS = {
     "quickstart": "Plan, compile and train a small LLaMA on real text, with a report.",
     "compile": "Compile a model and a plan into a schedule (.rtir) or a program (.rtx).",
     "opt": "Run passes over a schedule.",
+    "diff": "Show what differs between two schedules, in schedule terms.",
     "verify": "Prove that a schedule or a program is sound, or show what is wrong.",
     "lint": "Prove that a pipeline schedule of another runtime (CSV) is sound, or show what is wrong.",
     "export": "Write a schedule as the table of actions of another runtime (CSV).",

@@ -16,9 +16,63 @@ _EPILOG = """\b
 Examples:
   ratrainc opt tiny.rtir --passes "place-1f1b,lifetime,recompute{policy=full},allocate-ddr" -o out.rtir
   ratrainc opt tiny.rtir --passes "place-1f1b,allocate-ddr" --print-ir-after place-1f1b --time-passes
+  ratrainc opt tiny.rtir --passes "place-1f1b,allocate-ddr" --dump-dir steps --stats -o /dev/null
 
 'ratrainc passes' lists the passes and their options. What a pass needs and is missing is inserted and reported.
 """
+
+
+def _list_passes(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from ratrainc.commands.passes import list_passes
+
+        list_passes()
+        context.exit()
+
+
+class _Observer:
+    """Prints and writes the module between passes."""
+
+    def __init__(self, module: Module, after: str | None, after_change: bool, folder: str | None) -> None:
+        from ratrain_ir.files import made_directory
+
+        self.wanted = after
+        self.after_change = after_change
+        self.folder = made_directory(folder) if folder else None
+        self.before = _text(module) if after_change else ""
+        self.count = 0
+
+    def after(self, module: Module, run: PassRun) -> None:
+        """One pass has run."""
+        self.count += 1
+        name = run.text.partition("{")[0]
+        changed = False
+        if self.after_change:
+            text = _text(module)
+            changed, self.before = text != self.before, text
+        if changed or self.wanted in ("all", name):
+            click.echo(f"// after {run.text}", err=True)
+            click.echo(_text(module), err=True, nl=False)
+        if self.folder is not None:
+            from ratrain_ir.files import write_lines
+            from ratrain_ir.printer import module_lines
+
+            write_lines(str(self.folder / f"{self.count:03d}-{name}.rtir"), module_lines(module))
+
+
+def _text(module: Module) -> str:
+    from ratrain_ir.printer import print_module
+
+    return print_module(module)
+
+
+def _write_reproducer(file: str, pipeline: str) -> str:
+    """The input with the command that failed as its first line, in one runnable file."""
+    from ratrain_ir.files import read_text, write_lines
+
+    path = f"{file}.reproducer.rtir"
+    write_lines(path, [f'// ratrainc opt THIS --passes "{pipeline}"', *read_text(file, "schedule").splitlines()])
+    return path
 
 
 @click.command(epilog=_EPILOG)
@@ -28,6 +82,16 @@ Examples:
 )
 @click.option("-o", "--output", metavar="F.rtir", help="Write the result; without it the text goes to stdout.")
 @click.option("--print-ir-after", metavar="all|PASS", help="Print the module after every pass, or after this one.")
+@click.option("--print-ir-after-change", is_flag=True, help="Print the module after every pass that changed it.")
+@click.option("--dump-dir", metavar="DIR", help="Write the module after every pass as DIR/NNN-pass.rtir.")
+@click.option(
+    "--list-passes",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_passes,
+    help="List the passes and their options, and exit.",
+)
 @click.option("--verify-each", is_flag=True, help="Verify after every pass and name the one that broke the module.")
 @click.option("--time-passes", is_flag=True, help="Show the seconds of each pass.")
 @click.option("--stats", is_flag=True, help="Show what each pass reports.")
@@ -37,6 +101,8 @@ def command(
     pipeline: str,
     output: str | None,
     print_ir_after: str | None,
+    print_ir_after_change: bool,
+    dump_dir: str | None,
     verify_each: bool,
     time_passes: bool,
     stats: bool,
@@ -44,21 +110,24 @@ def command(
 ) -> None:
     """Run passes over a schedule and write the result."""
     from passes.registry import pass_class
+    from ratrain_ir.diagnostics import DiagnosticError
     from ratrain_ir.files import write_lines
     from ratrain_ir.printer import module_lines, print_module
     from ratrainc import api
 
     if print_ir_after not in (None, "all"):
         pass_class(print_ir_after)
-
-    def after(module: Module, run: PassRun) -> None:
-        if print_ir_after in ("all", run.text.partition("{")[0]):
-            click.echo(f"// after {run.text}", err=True)
-            click.echo(print_module(module), err=True, nl=False)
-
     module = api.load_schedule(file)
     api.check(module)
-    runs = api.run_passes(module, pipeline, machine=machine, verify_each=verify_each, after_pass=after)
+    observer = _Observer(module, print_ir_after, print_ir_after_change, dump_dir)
+    try:
+        runs = api.run_passes(module, pipeline, machine=machine, verify_each=verify_each, after_pass=observer.after)
+    except DiagnosticError:
+        raise
+    except Exception as error:
+        reproducer = _write_reproducer(file, pipeline)
+        text = f"a pass failed with {type(error).__name__}: {error}; '{reproducer}' holds the input and the pipeline"
+        raise RuntimeError(text) from error
     for run in runs:
         if run.inserted_for:
             click.echo(f"inserted pass '{run.text}', which '{run.inserted_for}' needs", err=True)
@@ -67,8 +136,15 @@ def command(
         if stats or run.text == "lifetime":
             for key, value in run.statistics.items():
                 click.echo(f"  {run.text}: {key}: {value}", err=True)
+    if print_ir_after not in (None, "all") and all(print_ir_after != _name(run.text) for run in runs):
+        click.echo(f"'{print_ir_after}' did not run, so there is nothing to print after it", err=True)
     if output is None:
         click.echo(print_module(module), nl=False)
     else:
         write_lines(output, module_lines(module))
         click.echo(f"wrote {output}", err=True)
+
+
+def _name(text: str) -> str:
+    """The name of a pass, without its options."""
+    return text.partition("{")[0]

@@ -8,6 +8,11 @@ import click
 @click.command()
 def command() -> None:
     """List the passes and their options."""
+    list_passes()
+
+
+def list_passes() -> None:
+    """Print every pass with its summary and options."""
     import attrs
 
     from passes.registry import PASSES, pass_class

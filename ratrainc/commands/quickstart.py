@@ -24,19 +24,11 @@ def command(steps: int, keep: str | None) -> int:
     import tempfile
 
     if keep is not None:
-        return _quickstart(steps, _made_directory(keep))
+        from ratrain_ir.files import made_directory
+
+        return _quickstart(steps, made_directory(keep))
     with tempfile.TemporaryDirectory(prefix="ratrain-") as folder:
         return _quickstart(steps, Path(folder))
-
-
-def _made_directory(path: str) -> Path:
-    from ratrain_ir.diagnostics import fail
-
-    try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        fail("RT002", f"cannot make the directory '{path}': {error.strerror}")
-    return Path(path)
 
 
 def _quickstart(steps: int, folder: Path) -> int:

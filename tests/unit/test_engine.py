@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,11 +13,13 @@ from ratrain_ir.diagnostics import DiagnosticError
 from ratrain_ir.ops import Engine
 from ratrainc import api
 from targets.mt3000.machine import load_machine
-from targets.program import Program
 from targets.runtime import local
 from targets.runtime.optimizer import LossScale
-from targets.runtime.training import TrainingRun
 from tests.unit.tiny_runs import MODEL, instructions, losses, make_plan, make_program, same_bits, start, state, train
+
+if TYPE_CHECKING:
+    from targets.program import Program
+    from targets.runtime.training import TrainingRun
 
 TIED = evolve(MODEL, tied_embeddings=True)
 F32: dict[str, Any] = {"view_dtype": "f32"}
@@ -222,7 +224,7 @@ def test_a_dynamic_scale_comes_down_until_nothing_overflows() -> None:
     assert set(scales[overflows:]) == {scales[overflows - 1]}
     for ranks in run.engine.ranks:
         for rank in ranks:
-            for (what, unit), _ in rank.stage.carried.items():
+            for what, unit in rank.stage.carried:
                 if what == "t":
                     applied = 14 - overflows
                     assert applied <= rank.carried("t", unit)[0] < 14
@@ -343,5 +345,5 @@ def test_a_program_larger_than_this_machine_is_refused(monkeypatch: pytest.Monke
     program = make_program()
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 10}
     monkeypatch.setattr(local.os, "sysconf", pages.__getitem__)
-    with pytest.raises(DiagnosticError, match="RT093.*this machine has 40960"):
+    with pytest.raises(DiagnosticError, match=r"RT093.*this machine has 40960"):
         start(program, 1)

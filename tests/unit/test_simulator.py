@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from attrs import evolve
@@ -19,9 +19,11 @@ from targets.mt3000.emitter import emit
 from targets.mt3000.machine import load_machine
 from targets.mt3000.simulation import durations, simulated
 from targets.mt3000.target import Mt3000Target
-from targets.program import Instruction, Program
 from targets.simulator import Timeline, simulate
 from tests.unit.tiny_runs import MODEL, make_program
+
+if TYPE_CHECKING:
+    from targets.program import Instruction, Program
 
 SHAPES = [(1, 1), (1, 4), (2, 1), (2, 2), (2, 5), (3, 3), (4, 2), (4, 8), (6, 9)]
 
@@ -32,7 +34,9 @@ def pipeline(stages: int, micro_batches: int) -> Program:
     return make_program(model, "full-save", pp=stages, dp=1, micro_batches=micro_batches)
 
 
-def layers_only(forward: Callable[[int], float], backward: Callable[[int], float]) -> Callable[[int, Instruction], float]:
+def layers_only(
+    forward: Callable[[int], float], backward: Callable[[int], float]
+) -> Callable[[int, Instruction], float]:
     """Durations: the attention of a stage's layer takes all of its time, everything else none."""
 
     def seconds(stage: int, instruction: Instruction) -> float:
@@ -71,10 +75,10 @@ def test_unequal_stages_wait_for_the_slowest(slow: int) -> None:
     times = [(4.0, 7.0) if stage == slow else (1.0, 2.0) for stage in range(stages)]
     program = pipeline(stages, micro_batches)
     found = simulate(program, layers_only(lambda s: times[s][0], lambda s: times[s][1]))
-    around = sum(f + b for f, b in times)
-    slowest = max(f + b for f, b in times)
-    # the slowest stage works without a gap, between the first forward's way to it and the last backward's way back
-    assert found.makespan_seconds == around + (micro_batches - 1) * slowest
+    before = sum(f + b for f, b in times[:slow])
+    slowest = sum(times[slow])
+    # the slowest stage works without a gap, after the first forward's way to it, before the last backward's way back
+    assert found.makespan_seconds == before + micro_batches * slowest
     assert found.busy_seconds(slow, Engine.COMPUTE) == micro_batches * slowest
 
 

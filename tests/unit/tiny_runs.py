@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ratrain_ir.frontend.model_config import ModelConfig, check_model
 from ratrain_ir.frontend.plan import Optimizer, Plan, check_plan
-from ratrain_ir.ops import Engine
 from ratrainc import api
 from ratrainc.strategies import strategy
-from targets.program import Instruction, Program
 from targets.runtime.data import TokenStream
 from targets.runtime.kernels import kernel_set
 from targets.runtime.training import RunSettings, TrainingRun, prepare
+
+if TYPE_CHECKING:
+    from ratrain_ir.ops import Engine
+    from targets.program import Instruction, Program
 
 MODEL = ModelConfig(
     name="toy",

@@ -1,0 +1,140 @@
+"""What differs between two modules, in schedule terms: ops added, dropped and moved; tensors added, dropped and changed.
+
+Ops are told apart by what they do (keyword and fields), so that reordering shows as moves and not as a pile of removed and added lines.
+Moved is what does not belong to a longest run of ops that kept their order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+
+from attrs import frozen
+
+from ratrain_ir.analysis.lifetime import lifetimes
+from ratrain_ir.module import Module, Stage
+from ratrain_ir.ops import Op, Release, Tensor
+
+
+@frozen
+class Move:
+    """An op that changed its place: positions before and after, counted without releases."""
+
+    op: str
+    before: int
+    after: int
+
+
+@frozen
+class StageDiff:
+    """What differs in one stage."""
+
+    stage: int
+    added: tuple[str, ...]
+    dropped: tuple[str, ...]
+    moved: tuple[Move, ...]
+    changed: tuple[str, ...]
+    """ops of equal name whose operands differ"""
+    new_tensors: tuple[str, ...]
+    gone_tensors: tuple[str, ...]
+    readdressed: int
+    """tensors whose offset differs"""
+    peak_before: int
+    peak_after: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing differs."""
+        return not (
+            self.added
+            or self.dropped
+            or self.moved
+            or self.changed
+            or self.new_tensors
+            or self.gone_tensors
+            or self.readdressed
+        )
+
+
+def diff_modules(before: Module, after: Module) -> list[StageDiff]:
+    """Differences of all stages both have; a stage only one has counts as added or dropped whole."""
+    count = max(len(before.stages), len(after.stages))
+    return [_diff_stages(_stage(before, index), _stage(after, index)) for index in range(count)]
+
+
+def _stage(module: Module, index: int) -> Stage:
+    return module.stages[index] if index < len(module.stages) else Stage(index)
+
+
+def _diff_stages(before: Stage, after: Stage) -> StageDiff:
+    old, new = _named(before), _named(after)
+    added = [name for name in new if name not in old]
+    dropped = [name for name in old if name not in new]
+    common_old = [name for name in old if name in new]
+    position_in_new = {name: index for index, name in enumerate(new)}
+    position_in_old = {name: index for index, name in enumerate(old)}
+    kept = set(_longest_increasing([position_in_new[name] for name in common_old]))
+    moved = [
+        Move(name, position_in_old[name], position_in_new[name])
+        for name in common_old
+        if position_in_new[name] not in kept
+    ]
+    changed = [name for name in common_old if _operands(old[name]) != _operands(new[name])]
+    both = [name for name in before.tensors if name in after.tensors]
+    readdressed = sum(1 for name in both if before.tensors[name].offset != after.tensors[name].offset)
+    return StageDiff(
+        before.index,
+        tuple(added),
+        tuple(dropped),
+        tuple(moved),
+        tuple(changed),
+        tuple(_declared(after.tensors[name]) for name in after.tensors if name not in before.tensors),
+        tuple(_declared(before.tensors[name]) for name in before.tensors if name not in after.tensors),
+        readdressed,
+        lifetimes(before).peak_bytes,
+        lifetimes(after).peak_bytes,
+    )
+
+
+def _named(stage: Stage) -> dict[str, Op]:
+    """Ops by what they do; a repeated one gets a number."""
+    found: dict[str, Op] = {}
+    seen: Counter[str] = Counter()
+    for op in stage.ops:
+        if type(op) is Release:
+            continue
+        name = repr(op)
+        seen[name] += 1
+        found[name if seen[name] == 1 else f"{name} ({seen[name]})"] = op
+    return found
+
+
+def _operands(op: Op) -> tuple[tuple[str, ...], ...]:
+    groups = (op.writes, op.updates, op.reads, op.scratch)
+    return tuple(tuple(t.name for t in group) for group in groups)
+
+
+def _declared(tensor: Tensor) -> str:
+    return f"{tensor.kind.value} %{tensor.name} : {tensor.type}"
+
+
+def _longest_increasing(values: list[int]) -> list[int]:
+    """The values of a longest increasing subsequence (patience sorting, n log n)."""
+    tails: list[int] = []
+    tail_index: list[int] = []
+    previous: list[int] = []
+    for index, value in enumerate(values):
+        at = bisect_left(tails, value)
+        previous.append(tail_index[at - 1] if at else -1)
+        if at == len(tails):
+            tails.append(value)
+            tail_index.append(index)
+        else:
+            tails[at] = value
+            tail_index[at] = index
+    found: list[int] = []
+    index = tail_index[-1] if tail_index else -1
+    while index >= 0:
+        found.append(values[index])
+        index = previous[index]
+    return found[::-1]
