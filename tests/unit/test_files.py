@@ -18,17 +18,22 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     write_lines(str(target), ["one"])
     write_lines(str(target), ["two", "three"])
     assert target.read_text() == "two\nthree\n"
-    assert os.listdir(tmp_path) == ["a.txt"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_an_error_leaves_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "a.txt"
     target.write_text("old")
-    with pytest.raises(RuntimeError, match="halfway"), replacing(str(target)) as stream:
-        stream.write(b"new")
-        raise RuntimeError("halfway")
+
+    def fail_halfway() -> None:
+        with replacing(str(target)) as stream:
+            stream.write(b"new")
+            raise RuntimeError("halfway")
+
+    with pytest.raises(RuntimeError, match="halfway"):
+        fail_halfway()
     assert target.read_text() == "old"
-    assert os.listdir(tmp_path) == ["a.txt"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_a_pipe_is_written_and_stays_a_pipe(tmp_path: Path) -> None:
