@@ -50,7 +50,7 @@ class PassManager:
         _refuse_illegal_order(item, facts_of(module))
         for fact in Fact:  # in pipeline order, so that earlier needs are met first
             if fact in item.requires and fact not in facts_of(module):
-                self._run_with_needs(module, pass_class(PROVIDERS[fact])(), inserted_for=item.name)
+                self._run_with_needs(module, provider(fact, module)(), inserted_for=item.name)
         context = PassContext(self.target)
         start = time.perf_counter()
         item.run(module, context)
@@ -62,6 +62,11 @@ class PassManager:
             _verify_after(module, text)
         if self.after_pass is not None:
             self.after_pass(module, self.runs[-1])
+
+
+def provider(fact: Fact, module: Module) -> type[Pass]:
+    """The pass that makes a fact true of a module; placement follows the plan's schedule."""
+    return pass_class(f"place-{module.plan.schedule}" if fact is Fact.PLACED else PROVIDERS[fact])
 
 
 _REASONS = {

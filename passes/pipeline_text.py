@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _SIZE = re.compile(r"(\d{1,15})\s*(B|KiB|MiB|GiB|KB|MB|GB)?")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_MAX_COUNT_DIGITS = 7
 _PASS = re.compile(r"\s*([^\s,{}]+)\s*(\{([^{}]*)\})?\s*")
 
 
@@ -100,6 +101,10 @@ def _read_option(text: str, at: int, cls: type[Pass], attribute: attrs.Attribute
         if size is None:
             _fail(text, at, f"{attribute.name} of '{cls.name}': expected bytes like 64MiB, got '{value}'", len(value))
         return size
+    if attribute.metadata.get("unit") == "blocks":
+        if not (value.isascii() and value.isdigit() and len(value) < _MAX_COUNT_DIGITS):
+            _fail(text, at, f"{attribute.name} of '{cls.name}': expected a number, got '{value}'", len(value))
+        return int(value)
     raise AssertionError(f"option {attribute.name} of {cls.name} declares neither choices nor a unit")
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
+import attrs
 from attrs import frozen
 
 from passes.pass_base import Fact, Pass, PassContext
@@ -44,6 +45,7 @@ class Place1F1BPass(Pass):
             groups = split_into_groups(stage)
             actions = schedule_1f1b(plan.pp, plan.micro_batches, stage.index)
             stage.ops = _ordered(groups, actions, plan.pp - stage.index - 1)
+        module.plan = attrs.evolve(plan, schedule="1f1b")
         module.level = Level.PLACED
         context.statistics["stages"] = plan.pp
 

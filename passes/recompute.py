@@ -26,7 +26,7 @@ from attrs import define, field, frozen
 from passes.pass_base import Pass, PassContext
 from ratrain_ir.blocks import Block, block
 from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import Backward, Forward, Op, Recompute, Tensor, Tensors
+from ratrain_ir.ops import AllGather, Backward, Forward, Op, Phase, Recompute, Tensor, Tensors
 from ratrain_ir.types import StateKind
 
 POLICIES = ("full", "none", "attention", "mlp", "auto")
@@ -104,11 +104,24 @@ class _Rewriter:
     choice_of: ChoiceOf
     forwards: dict[tuple[Block, int], Forward] = field(factory=dict)
     """Forward ops as they were, with all saved slots among their writes."""
+    views: dict[tuple[Block, int], Tensor] = field(factory=dict)
+    """The view each backward reads, which its recovery reads too."""
+    gathers: dict[Tensor, AllGather] = field(factory=dict)
+    """Gathers of views that are not gathered yet, where views are sharded within the step."""
     recovered: int = 0
 
     def run(self) -> None:
+        for op in self.stage.ops:
+            if type(op) is Backward:
+                for tensor in op.reads:
+                    if tensor.kind is StateKind.VIEW:
+                        self.views[op.block, op.micro_batch] = tensor
+            elif type(op) is AllGather and op.phase is Phase.BACKWARD:
+                self.gathers[op.writes[0]] = op
         ops: list[Op] = []
         for op in self.stage.ops:
+            if type(op) is AllGather and op.phase is Phase.BACKWARD and self.gathers.pop(op.writes[0], None) is None:
+                continue  # its recovery needed it earlier
             if type(op) is Forward and op.block.layer is not None:
                 ops.append(self.lightened(op))
             elif type(op) is Backward and op.block.layer is not None:
@@ -146,7 +159,9 @@ class _Rewriter:
     def with_whole_layer(self, op: Backward) -> list[Op]:
         """An mlp's backward after the recovery of its attention, which yields its input again, and its own."""
         m = op.micro_batch
-        attention = self.recompute(block("attention", op.block.layer), m)
+        unit = block("attention", op.block.layer)
+        gather = self.gathers.pop(self.views[unit, m], None)
+        attention = self.recompute(unit, m)
         source = self.forwards[op.block, m].reads[0]
         again = self.stage.add(Tensor(f"r.{op.block}.m{m}", StateKind.ACTIVATION, source.type))
         attention.writes = (*attention.writes, again)
@@ -154,11 +169,12 @@ class _Rewriter:
         mlp = self.recompute(op.block, m)
         mlp.reads = (again, *mlp.reads[1:])
         reads = tuple(again if t is source else t for t in op.reads)
-        return [attention, mlp, attrs.evolve(op, reads=reads)]
+        recovery: list[Op] = [attention, mlp, attrs.evolve(op, reads=reads)]
+        return [gather, *recovery] if gather is not None else recovery
 
     def recompute(self, unit: Block, m: int) -> Recompute:
         """Recovery of a block's dropped slots from its input and the slots it kept."""
-        source, view = self.forwards[unit, m].reads
+        source, view = self.forwards[unit, m].reads[0], self.views[unit, m]
         dropped = self.dropped(unit, m)
         kept = tuple(t for t in self.forwards[unit, m].writes if t.kind is StateKind.SAVED and t not in dropped)
         self.recovered += 1

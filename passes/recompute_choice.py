@@ -26,7 +26,7 @@ from ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
 from ratrain_ir.blocks import Block, Slot, block, saved_slots
 from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import Forward, Recompute, Tensor
-from ratrain_ir.schedules import in_flight_bound
+from ratrain_ir.schedules import micro_batches_in_flight
 from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def choose(module: Module, stage: Stage, context: PassContext, budget: int | Non
     capacity = context.target.capacity_bytes if budget is None else budget
     plan = module.plan
     layers = tuple(plan.stage_layers(stage.index, module.model))
-    in_flight = in_flight_bound(plan.pp, plan.micro_batches, stage.index)
+    in_flight = micro_batches_in_flight(plan.schedule, plan.pp, plan.micro_batches, stage.index)
     options = _pareto(_options(module, stage, context, layers[0]))
     units = len(layers) * in_flight
     front = _front(options, units)

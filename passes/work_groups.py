@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from ratrain_ir.ops import (
+    AllGather,
     Backward,
     Forward,
     LoadInput,
     Op,
     Payload,
+    Phase,
     Recompute,
     Recv,
     ReduceScatter,
@@ -49,6 +51,9 @@ def split_into_groups(stage: Stage) -> WorkGroups:
             side.setdefault(op.micro_batch, []).append(op)
         elif isinstance(op, ReduceScatter) and op.micro_batch is not None:
             groups.backward.setdefault(op.micro_batch, []).append(op)
+        elif isinstance(op, AllGather) and op.micro_batch is not None:
+            side = groups.forward if op.phase is Phase.FORWARD else groups.backward
+            side.setdefault(op.micro_batch, []).append(op)
         else:
             groups.step_end.append(op)
     return groups

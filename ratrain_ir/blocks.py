@@ -7,6 +7,7 @@ its forward saves. Targets add none.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
@@ -135,6 +136,17 @@ def parameters(model: ModelConfig, unit: Block) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
+def parameters_within(
+    model: ModelConfig, unit: Block, start: int, elements: int
+) -> Iterator[tuple[Parameter, int, int]]:
+    """The parameters in a part of a block's flat tensor, each with where it begins and ends in that part."""
+    for parameter in parameters(model, unit):
+        low = max(parameter.offset - start, 0)
+        high = min(parameter.offset + parameter.elements - start, elements)
+        if low < high:
+            yield parameter, low, high
+
+
 @cache
 def flat_elements(model: ModelConfig, plan: Plan, unit: Block) -> int:
     """Elements of a block's flat tensors: its parameters and the padding that makes D equal shards.
@@ -151,6 +163,11 @@ def flat_elements(model: ModelConfig, plan: Plan, unit: Block) -> int:
 def is_sharded(plan: Plan) -> bool:
     """Whether optimizer state is sharded over the replicas (ZeRO 1 and up, with more than one replica)."""
     return plan.zero >= 1 and plan.dp > 1
+
+
+def gathers_within_step(plan: Plan) -> bool:
+    """Whether views are sharded too and gathered for each use (ZeRO 3), instead of once a step."""
+    return plan.zero == 3 and is_sharded(plan)
 
 
 def shard_elements(model: ModelConfig, plan: Plan, unit: Block) -> int:

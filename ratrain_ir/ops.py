@@ -69,6 +69,14 @@ class Quantity(Enum):
 
     LOSS = "loss"
     FLAGS = "flags"
+    NORM = "norm"
+
+
+class Phase(Enum):
+    """Which use of a sharded view a gather within the step serves."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
 
 
 @define(eq=False, weakref_slot=False, repr=False)
@@ -140,8 +148,9 @@ def _block_field() -> Any:
     return field(metadata={"read": _read_block, "write": str})
 
 
-def _blocks_field() -> Any:
-    return field(metadata={"read": _read_blocks, "write": lambda blocks: "+".join(map(str, blocks))})
+def _blocks_field(*, optional: bool = False) -> Any:
+    codec = {"read": _read_blocks, "write": lambda blocks: "+".join(map(str, blocks)), "optional": optional}
+    return field(metadata=codec, default=()) if optional else field(metadata=codec)
 
 
 def _micro_batch_field(*, optional: bool = False) -> Any:
@@ -156,6 +165,11 @@ def _peer_field() -> Any:
 def _enum_field(kind: type[Enum], default: Enum | None = None, among: tuple[Enum, ...] = ()) -> Any:
     codec = {"read": _read_enum(among or kind), "write": lambda member: member.value, "optional": default is not None}
     return field(metadata=codec) if default is None else field(metadata=codec, default=default)
+
+
+def _phase_field() -> Any:
+    codec = {"read": _read_enum(Phase), "write": lambda member: member.value, "optional": True}
+    return field(metadata=codec, default=None)
 
 
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
@@ -281,12 +295,16 @@ class AllReduce(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AllReduceScalar(Op):
-    """Combines scalars over a group: the step's loss (summed, reported), or overflow flags (OR)."""
+    """Combines scalars over a group: the step's loss (summed, reported), overflow flags (OR), or the gradient's norm.
+
+    The norm names the blocks whose reduced gradients it reads; it is infinite when one of their flags is set anywhere.
+    """
 
     keyword = "all_reduce_scalar"
     default_engine = Engine.COLLECTIVE
     quantity: Quantity = _enum_field(Quantity)
     group: Group = _enum_field(Group)
+    blocks: tuple[Block, ...] = _blocks_field(optional=True)
 
 
 @final
@@ -308,11 +326,16 @@ class Update(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AllGather(Op):
-    """PrefetchW: materialises parameter views from the replicas' master shards."""
+    """PrefetchW: materialises parameter views from the replicas' master shards.
+
+    At the step's end for the next step; with a micro-batch and a phase, within the step for one use (ZeRO 3).
+    """
 
     keyword = "all_gather"
     default_engine = Engine.COLLECTIVE
     blocks: tuple[Block, ...] = _blocks_field()
+    micro_batch: int | None = _micro_batch_field(optional=True)
+    phase: Phase | None = _phase_field()
 
 
 @final
@@ -359,14 +382,20 @@ FIELDS: dict[type[Op], tuple[attrs.Attribute[Any], ...]] = {
 }
 """The fields of each op kind that the text carries, in order."""
 
+_WRITERS = {
+    cls: tuple((a.name, a.metadata["write"], a.metadata.get("optional", False), a.default) for a in fields)
+    for cls, fields in FIELDS.items()
+}
+"""The same as name, codec, whether the field may be left out, and its default."""
+
 
 def field_texts(op: Op) -> list[str]:
     """The op's fields as the text writes them; optional fields with their default value are left out."""
     texts = []
-    for attribute in FIELDS[type(op)]:
-        value = getattr(op, attribute.name)
-        if not (attribute.metadata.get("optional") and value is attribute.default):
-            texts.append(attribute.metadata["write"](value))
+    for name, write, optional, default in _WRITERS[type(op)]:
+        value = getattr(op, name)
+        if not (optional and value is default):
+            texts.append(write(value))
     return texts
 
 

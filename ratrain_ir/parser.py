@@ -14,7 +14,8 @@ from ratrain_ir.files import read_text
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
 from ratrain_ir.module import Level, Module, SourceText, Stage, TargetInfo
-from ratrain_ir.ops import OP_CLASSES, FieldError, Op, Tensor, read_fields
+from ratrain_ir.ops import OP_CLASSES, FieldError, Op, Tensor, Tensors, read_fields
+from ratrain_ir.quick_syntax import UnusualTextError, quick_records
 from ratrain_ir.syntax import DeclarationRecord, HeaderRecord, ModuleRecord, OpRecord, explain, parse_records
 from ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
 
@@ -23,7 +24,12 @@ _MAX_TENSOR_BYTES = 1 << 50
 _MAX_DIGITS = 18
 _MAX_SYNTAX_ERRORS = 20
 _REPARSED_LINES = 20_000
+_STATE_KINDS = {kind.value: kind for kind in StateKind}
 _TYPE = re.compile(r"([a-z]+[0-9]+)\[([0-9, ]*)\]")
+
+Groups = dict[str, Tensors]
+Call = tuple[type[Op], dict[str, Any]]
+"""The class of an op, and its fields."""
 
 
 def read_module(path: str) -> Module:
@@ -40,17 +46,32 @@ def parse_module(text: str, *, file: str = "<text>") -> Module:
     Raises `DiagnosticError` with every error found in it.
     """
     source = SourceText(file, tuple(text.split("\n")))
-    record = _records(text, source)
-    return _Builder(record, source).build()
+    return quick_module(source) or grammar_module(source)
 
 
-def _records(text: str, source: SourceText) -> ModuleRecord:
+def quick_module(source: SourceText) -> Module | None:
+    """The module of a text in the usual layout, or None: where anything is wrong, the grammar has the words for it."""
+    try:
+        return _Builder(quick_records(source.lines), source).build()
+    except (UnusualTextError, UnexpectedInput, DiagnosticError):
+        return None
+
+
+def grammar_module(source: SourceText) -> Module:
+    """The module of a text in any layout, read by the grammar alone.
+
+    Raises `DiagnosticError` with every error found in it.
+    """
+    return _Builder(_records(source), source).build()
+
+
+def _records(source: SourceText) -> ModuleRecord:
     """Parse; on a syntax error blank the line and go on, so that one run shows them all."""
     errors: list[Diagnostic] = []
     lines = list(source.lines)
     while True:
         try:
-            record = parse_records("\n".join(lines) if errors else text)
+            record = parse_records("\n".join(lines))
         except UnexpectedInput as error:
             found = explain(error, source.file, source.lines)
             at = found.location.line - 1 if found.location else 0
@@ -76,6 +97,8 @@ class _Builder:
     source: SourceText
     diagnostics: Diagnostics = field(factory=Diagnostics)
     types: dict[str, TensorType | None] = field(factory=dict)
+    calls: dict[tuple[str, ...], Call] = field(factory=dict)
+    """By keyword and words."""
 
     def build(self) -> Module:
         record = self.record
@@ -166,10 +189,10 @@ class _Builder:
         return stages
 
     def declare(self, stage: Stage, record: DeclarationRecord) -> None:
-        kinds = [kind.value for kind in StateKind]
-        if record.kind not in kinds:
-            text = f"'{record.kind}' is not a state kind; the kinds are {', '.join(kinds)}"
-            self.error("RT004", text, record.line, record.kind, help=nearest(record.kind, kinds))
+        kind = _STATE_KINDS.get(record.kind)
+        if kind is None:
+            text = f"'{record.kind}' is not a state kind; the kinds are {', '.join(_STATE_KINDS)}"
+            self.error("RT004", text, record.line, record.kind, help=nearest(record.kind, _STATE_KINDS))
             return
         if record.name.endswith(".*"):
             self.error("RT005", "'.*' names several tensors; a declaration names one", record.line, "%" + record.name)
@@ -187,7 +210,6 @@ class _Builder:
         if offset is not None and offset > _MAX_TENSOR_BYTES:
             self.error("RT051", f"offset {record.offset} is beyond any arena", record.line, record.offset)
             return
-        kind = StateKind(record.kind)
         stage.add(Tensor(record.name, kind, type_, record.carried, offset, record.line))
 
     def type(self, record: DeclarationRecord) -> TensorType | None:
@@ -214,29 +236,43 @@ class _Builder:
             return None
         return type_
 
-    def op(self, stage: Stage, groups: dict[str, tuple[Tensor, ...]], record: OpRecord) -> Op | None:
+    def op(self, stage: Stage, groups: Groups, record: OpRecord) -> Op | None:
+        call = self.calls.get((record.keyword, *record.words)) or self.read_call(record)
+        if call is None:
+            return None
+        cls, fields = call
+        line = record.line
+        reads = self.resolve(stage, groups, record.reads, line)
+        writes = self.resolve(stage, groups, record.writes, line)
+        updates = self.resolve(stage, groups, record.updates, line)
+        scratch = self.resolve(stage, groups, record.scratch, line)
+        if reads is None or writes is None or updates is None or scratch is None:
+            return None
+        return cls(reads=reads, writes=writes, updates=updates, scratch=scratch, line=line, **fields)
+
+    def read_call(self, record: OpRecord) -> Call | None:
         cls = OP_CLASSES.get(record.keyword)
         if cls is None:
             text = f"'{record.keyword}' is not an op; the ops are {', '.join(OP_CLASSES)}"
             self.error("RT004", text, record.line, record.keyword, help=nearest(record.keyword, OP_CLASSES))
             return None
         try:
-            fields = read_fields(cls, record.words)
+            call = cls, read_fields(cls, record.words)
         except FieldError as problem:
             self.error("RT005", str(problem), record.line, record.keyword)
             return None
-        operands = [
-            self.resolve(stage, groups, names, record.line)
-            for names in (record.reads, record.writes, record.updates, record.scratch)
-        ]
-        if any(o is None for o in operands):
-            return None
-        reads, writes, updates, scratch = operands
-        return cls(reads=reads, writes=writes, updates=updates, scratch=scratch, line=record.line, **fields)  # type: ignore[arg-type]
+        self.calls[record.keyword, *record.words] = call
+        return call
 
-    def resolve(
-        self, stage: Stage, groups: dict[str, tuple[Tensor, ...]], names: list[str], line: int
-    ) -> tuple[Tensor, ...] | None:
+    def resolve(self, stage: Stage, groups: Groups, names: list[str], line: int) -> Tensors | None:
+        if not names:
+            return ()
+        try:
+            return tuple([stage.tensors[name] for name in names])
+        except KeyError:
+            return self.resolve_groups(stage, groups, names, line)
+
+    def resolve_groups(self, stage: Stage, groups: Groups, names: list[str], line: int) -> Tensors | None:
         found: list[Tensor] = []
         missing = False
         for name in names:
@@ -254,7 +290,7 @@ class _Builder:
         return None if missing else tuple(found)
 
 
-def _groups(stage: Stage) -> dict[str, tuple[Tensor, ...]]:
+def _groups(stage: Stage) -> Groups:
     """Tensors by the part of their name before the last dot: what `%prefix.*` stands for."""
     groups: dict[str, list[Tensor]] = {}
     for tensor in stage.tensors.values():

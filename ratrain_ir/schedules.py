@@ -43,6 +43,11 @@ def in_flight_bound(stages: int, micro_batches: int, stage: int) -> int:
     return min(stages - stage, micro_batches)
 
 
+def micro_batches_in_flight(schedule: str, stages: int, micro_batches: int, stage: int) -> int:
+    """Most micro-batches that have begun forward and not ended backward on a stage, under a schedule by its name."""
+    return in_flight_bound(stages, micro_batches, stage) if schedule == "1f1b" else micro_batches
+
+
 def schedule_1f1b(stages: int, micro_batches: int, stage: int) -> list[Action]:
     """The 1F1B order of one stage: warm-up forwards, alternation, cool-down backwards."""
     warm_up = min(stages - stage - 1, micro_batches)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attrs import frozen
 
@@ -49,9 +49,11 @@ if TYPE_CHECKING:
 ACTIVATIONS = frozenset({StateKind.ACTIVATION, StateKind.BOUNDARY, StateKind.CHECKPOINT})
 
 
-@frozen
-class Role:
-    """One operand: its role, the state kinds it may have, its type; saved slots are known by their name too."""
+class Role(NamedTuple):
+    """One operand: its role, the state kinds it may have, its type; saved slots are known by their name too.
+
+    A tuple, because every operand of every op is held against one, and taking a tuple apart is quick.
+    """
 
     name: str
     kinds: frozenset[StateKind]
@@ -100,7 +102,8 @@ def bind(op: Op, model: ModelConfig, plan: Plan) -> Binding:
             tensors: dict[str, Tensor] = {}
             _match(op, "reads", op.reads, signature.reads, tensors)
             _match(op, "writes", op.writes, signature.writes, tensors)
-            _match(op, "updates", op.updates, signature.updates, tensors)
+            if op.updates or signature.updates:
+                _match(op, "updates", op.updates, signature.updates, tensors)
         except SignatureError as error:
             problem = problem or error
         else:
@@ -111,19 +114,17 @@ def bind(op: Op, model: ModelConfig, plan: Plan) -> Binding:
 
 def _match(op: Op, group: str, tensors: Tensors, roles: Roles, found: dict[str, Tensor]) -> None:
     index, count = 0, len(tensors)
-    for role in roles:
+    for role, kinds, type_, optional, slot in roles:
         tensor = tensors[index] if index < count else None
-        if tensor is not None and tensor.kind in role.kinds and (role.slot is None or role.slot == tensor.slot):
-            if tensor.type is not role.type:
-                raise SignatureError(
-                    f"%{tensor.name} is {tensor.type}, but {role.name} of '{op!r}' is {role.type}", tensor
-                )
-            found[role.name] = tensor
+        if tensor is not None and tensor.kind in kinds and (slot is None or slot == tensor.slot):
+            if tensor.type is not type_:
+                raise SignatureError(f"%{tensor.name} is {tensor.type}, but {role} of '{op!r}' is {type_}", tensor)
+            found[role] = tensor
             index += 1
-        elif not role.optional:
-            kinds = " or ".join(sorted(kind.value for kind in role.kinds))
+        elif not optional:
+            expected = " or ".join(sorted(kind.value for kind in kinds))
             got = f"got {tensor.kind.value} %{tensor.name}" if tensor is not None else "nothing is there"
-            raise SignatureError(f"'{op!r}' {group} {role.name} ({kinds}, {role.type}) here, but {got}", tensor)
+            raise SignatureError(f"'{op!r}' {group} {role} ({expected}, {type_}) here, but {got}", tensor)
     if index < count:
         extra = tensors[index]
         raise SignatureError(f"'{op!r}' has no use for {extra.kind.value} %{extra.name} among what it {group}", extra)
@@ -269,6 +270,12 @@ def _all_gather(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> Ca
 
 
 @cache
+def _norm(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> Candidates:
+    gradients = tuple(_reduced(model, plan, unit, f"gs.{unit}") for unit in blocks)
+    return [(False, Signature((*gradients, *_flags(blocks)), (_scalar("norm", Dtype.F64),)))]
+
+
+@cache
 def _all_reduce_scalar(quantity: Quantity, count: int) -> Candidates:
     if quantity is Quantity.LOSS:
         return [(False, Signature((_scalar("loss", Dtype.F64),)))]
@@ -278,7 +285,8 @@ def _all_reduce_scalar(quantity: Quantity, count: int) -> Candidates:
 
 @cache
 def _update(model: ModelConfig, plan: Plan, unit: Block) -> Candidates:
-    reads = (_reduced(model, plan, unit, "g"), _scalar("flag", Dtype.U32), _scale())
+    norm = (_scalar("norm", Dtype.F64),) if plan.optimizer.clip == "global" else ()
+    reads = (_reduced(model, plan, unit, "g"), _scalar("flag", Dtype.U32), _scale(), *norm)
     state = (
         _state(model, plan, unit, "p", StateKind.MASTER),
         _state(model, plan, unit, "m1", StateKind.MOMENT),
@@ -303,7 +311,11 @@ _MAKERS: dict[type[Op], Callable[[Any, ModelConfig, Plan], Candidates]] = {
     Recv: lambda _op, model, plan: _recv(model, plan),
     ReduceScatter: lambda op, model, plan: _reduce_scatter(model, plan, op.blocks),
     AllReduce: lambda op, model, plan: _all_reduce(model, plan, op.blocks, op.group),
-    AllReduceScalar: lambda op, _model, _plan: _all_reduce_scalar(op.quantity, len(op.reads)),
+    AllReduceScalar: lambda op, model, plan: (
+        _norm(model, plan, op.blocks)
+        if op.quantity is Quantity.NORM
+        else _all_reduce_scalar(op.quantity, len(op.reads))
+    ),
     AllGather: lambda op, model, plan: _all_gather(model, plan, op.blocks),
     Update: lambda op, model, plan: _update(model, plan, op.block),
     ScaleUpdate: lambda _op, _model, _plan: _scale_update(),

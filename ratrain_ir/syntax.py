@@ -5,10 +5,11 @@ Records know lines and words only; `ratrain_ir.parser` gives them meaning.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from attrs import frozen
+from attrs import define, frozen
 from lark import Lark, Token, Transformer
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
@@ -26,7 +27,7 @@ class HeaderRecord:
     duplicates: tuple[str, ...]
 
 
-@frozen
+@define
 class DeclarationRecord:
     """`kind %name : type [carried] [at offset]`."""
 
@@ -38,7 +39,7 @@ class DeclarationRecord:
     line: int
 
 
-@frozen
+@define
 class OpRecord:
     """`writes = updates += keyword words (reads) using scratch`; tensor names without their sigil."""
 
@@ -51,13 +52,17 @@ class OpRecord:
     line: int
 
 
+StatementRecord = DeclarationRecord | OpRecord
+"""There are many of them, and a class that is not frozen is made in half the time."""
+
+
 @frozen
 class StageRecord:
     """`stage @index { ... }`."""
 
     index: str
     line: int
-    statements: list[DeclarationRecord | OpRecord]
+    statements: list[StatementRecord]
 
 
 @frozen
@@ -70,7 +75,7 @@ class ModuleRecord:
     line: int
     headers: list[HeaderRecord]
     pipelines: list[str]
-    stages: list[StageRecord]
+    stages: Iterable[StageRecord]
 
 
 class _Records(Transformer[Token, ModuleRecord]):
@@ -208,6 +213,12 @@ _FRAMES = [  # the parser compares how deep it is: behind a header and a stateme
 @cache
 def _lark() -> Lark:
     return Lark(grammar.grammar_text(), parser="lalr", transformer=_Records(), maybe_placeholders=True)
+
+
+@cache
+def terminals() -> dict[str, str]:
+    """The regular expression of each terminal of the grammar."""
+    return {terminal.name: terminal.pattern.to_regexp() for terminal in _lark().terminals}
 
 
 def parse_records(text: str) -> ModuleRecord:

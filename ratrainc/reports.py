@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ratrain_ir.analysis.lifetime import lifetimes
 from ratrain_ir.blocks import stage_blocks
-from ratrain_ir.schedules import in_flight_bound
+from ratrain_ir.schedules import micro_batches_in_flight
 from ratrainc.console import say, seconds_text, size_text, table
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def show_module(module: Module) -> None:
                 size_text(peak),
                 size_text(arena) if arena else "-",
                 size_text(capacity - arena) if capacity and arena else "-",
-                str(in_flight_bound(plan.pp, plan.micro_batches, stage.index)),
+                str(micro_batches_in_flight(plan.schedule, plan.pp, plan.micro_batches, stage.index)),
                 str(len(stage.ops)),
             ]
         )

@@ -87,14 +87,11 @@ def run_training(
         run = prepare(program, stream, settings, kernels)
     for warning in run.warnings:
         click.echo(warning.render(), err=True)
-    if not quiet:
-        scratch = size_text(run.engine.scratch.capacity)
-        ranks = program.plan.clusters
-        say(f"data: {stream.name}, {len(stream.tokens):,} tokens")
-        say(f"{ranks} ranks in this process: arenas {size_text(run.engine.arena_bytes)}, kernel scratch {scratch}")
     stop = _StopAsked()
     start = time.perf_counter()
     with _log_file(log) as stream_out, _on_interrupt(stop), threadpool_limits(limits=1):
+        if not quiet:
+            _say_start(run)
         _run_steps(run, stop, stream_out, quiet=quiet)
         saved = run.save()
     return RunResult(
@@ -108,6 +105,13 @@ def run_training(
         saved,
         stop.asked,
     )
+
+
+def _say_start(run: TrainingRun) -> None:
+    scratch = size_text(run.engine.scratch.capacity)
+    ranks = run.program.plan.clusters
+    say(f"data: {run.stream.name}, {len(run.stream.tokens):,} tokens")
+    say(f"{ranks} ranks in this process: arenas {size_text(run.engine.arena_bytes)}, kernel scratch {scratch}")
 
 
 def _run_steps(run: TrainingRun, stop: _StopAsked, log: IO[str] | None, *, quiet: bool) -> None:
@@ -166,8 +170,8 @@ def _log_file(path: str | None) -> Iterator[IO[str] | None]:
         return
     try:
         stream = open(path, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - closed below, opened here for its error
-    except OSError as error:
-        fail("RT002", f"cannot write the log '{path}': {error.strerror}")
+    except (OSError, ValueError) as error:  # a ValueError: no path has a zero byte
+        fail("RT002", f"cannot write the log '{path}': {getattr(error, 'strerror', None) or error}")
     try:
         yield stream
     finally:

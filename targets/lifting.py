@@ -28,6 +28,7 @@ from ratrain_ir.ops import (
     Op,
     Part,
     Payload,
+    Phase,
     Quantity,
     Recompute,
     Recv,
@@ -75,6 +76,8 @@ def _variant(op: Op) -> str:
         return op.payload.value
     if isinstance(op, LoadInput):
         return op.part.value
+    if isinstance(op, AllGather):
+        return op.phase.value if op.phase is not None else ""
     return op.quantity.value if isinstance(op, AllReduceScalar) else ""
 
 
@@ -87,7 +90,8 @@ def _group(op: Op) -> str:
 def _blocks(op: Op) -> tuple[str, ...]:
     if isinstance(op, Forward | Recompute | Backward | Update):
         return (str(op.block),)
-    return tuple(map(str, op.blocks)) if isinstance(op, ReduceScatter | AllReduce | AllGather) else ()
+    collective = isinstance(op, ReduceScatter | AllReduce | AllGather | AllReduceScalar)
+    return tuple(map(str, op.blocks)) if collective else ()
 
 
 def _block(name: str) -> Block:
@@ -110,6 +114,7 @@ _FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
     "peer": lambda instruction, _engine: instruction.peer,
     "payload": lambda instruction, _engine: Payload(instruction.variant),
     "part": lambda instruction, _engine: Part(instruction.variant),
+    "phase": lambda instruction, _engine: Phase(instruction.variant) if instruction.variant else None,
     "quantity": lambda instruction, _engine: Quantity(instruction.variant),
     "group": lambda instruction, _engine: Group(instruction.group),
     "placement": lambda _instruction, engine: engine,

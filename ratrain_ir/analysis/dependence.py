@@ -34,11 +34,11 @@ class Wait:
 
 @define(eq=False)
 class _Life:
-    """One life of a tensor: the position of its last writer, and of the last access on each engine since."""
+    """One life of a tensor: its last writer, and by engine the last access since, the writer's included."""
 
     writer: int = _NONE
     writer_engine: int = 0
-    accesses: list[int] = field(factory=lambda: [_NONE] * len(ENGINES))
+    accesses: dict[int, int] = field(factory=dict)
 
 
 @define(eq=False)
@@ -94,7 +94,8 @@ class _Sweep:
     def visit(self, op: Op, position: int, engine: int, needs: list[int]) -> None:
         for tensor in op.reads:
             life = self.lives.get(tensor) or self.begin(tensor, needs)
-            _need(needs, life.writer_engine, life.writer)
+            if life.writer > needs[life.writer_engine]:  # noqa: PLR1730 - the innermost loop makes no calls
+                needs[life.writer_engine] = life.writer
             life.accesses[engine] = position
         for tensor in op.updates:
             life = self.lives.get(tensor) or self.begin(tensor, needs)
@@ -116,14 +117,8 @@ class _Sweep:
         return life
 
 
-def _need(needs: list[int], engine: int, position: int) -> None:
-    if position > needs[engine]:  # noqa: PLR1730 - the innermost loop makes no calls
-        needs[engine] = position
-
-
 def _need_all(needs: list[int], life: _Life) -> None:
-    _need(needs, life.writer_engine, life.writer)
-    for engine, position in enumerate(life.accesses):
+    for engine, position in life.accesses.items():
         if position > needs[engine]:  # noqa: PLR1730
             needs[engine] = position
 
@@ -131,8 +126,7 @@ def _need_all(needs: list[int], life: _Life) -> None:
 def _written(life: _Life, engine: int, position: int) -> None:
     """A writer waited for every access before it, so it stands for them all."""
     life.writer, life.writer_engine = position, engine
-    life.accesses = [_NONE] * len(ENGINES)
-    life.accesses[engine] = position
+    life.accesses = {engine: position}
 
 
 def stage_waits(stage: Stage) -> list[tuple[Wait, ...]]:
@@ -163,9 +157,9 @@ def stage_waits(stage: Stage) -> list[tuple[Wait, ...]]:
 def _keep(needs: list[int], known: list[int], clocks: list[list[int]], own: int, count: int) -> list[Wait]:
     """The needs that are not implied, latest first; `known` grows by what they imply."""
     kept: list[Wait] = []
-    for position, engine in sorted(((p, e) for e, p in enumerate(needs) if p != _NONE), reverse=True):
-        if engine == own or position <= known[engine]:
-            continue
+    for position, engine in sorted([(p, e) for e, p in enumerate(needs) if p > known[e] and e != own], reverse=True):
+        if position <= known[engine]:
+            continue  # one that was kept implies it
         kept.append(Wait(ENGINES[engine], position % count, position < count))
         for other, reached in enumerate(clocks[position]):
             if reached > known[other]:  # noqa: PLR1730

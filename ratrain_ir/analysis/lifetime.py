@@ -87,7 +87,7 @@ def lifetimes(stage: Stage) -> Lifetimes:
 
 
 def _finished(stage: Stage, lives: dict[Tensor, _Life], count: int) -> Lifetimes:
-    curve = np.zeros(count + 1, dtype=np.int64)
+    curve = [0] * (count + 1)
     intervals: dict[Tensor, tuple[Interval, ...]] = {}
     for tensor in stage.tensors.values():
         life = lives.get(tensor)
@@ -102,4 +102,4 @@ def _finished(stage: Stage, lives: dict[Tensor, _Life], count: int) -> Lifetimes
         for start, stop in spans:
             curve[start] += size
             curve[stop] -= size
-    return Lifetimes(stage, intervals, np.cumsum(curve)[:count])
+    return Lifetimes(stage, intervals, np.cumsum(curve, dtype=np.int64)[:count])

@@ -15,6 +15,7 @@ from ratrain_ir.blocks import (
     activation_type,
     block,
     flat_elements,
+    gathers_within_step,
     is_sharded,
     saved_slots,
     shard_elements,
@@ -35,6 +36,7 @@ from ratrain_ir.ops import (
     Op,
     Part,
     Payload,
+    Phase,
     Quantity,
     Recv,
     ReduceScatter,
@@ -117,11 +119,25 @@ class _StageLowering:
     def declare_state(self, unit: Block) -> None:
         whole = flat_elements(self.model, self.plan, unit)
         shard = shard_elements(self.model, self.plan, unit)
-        self.carried(StateKind.VIEW, f"w.{unit}", tensor_type(Dtype(self.plan.view_dtype), (whole,)))
+        if not gathers_within_step(self.plan):
+            self.carried(StateKind.VIEW, f"w.{unit}", tensor_type(Dtype(self.plan.view_dtype), (whole,)))
         self.carried(StateKind.MASTER, f"p.{unit}", tensor_type(Dtype.F32, (shard,)))
         self.carried(StateKind.MOMENT, f"m1.{unit}", tensor_type(Dtype.F32, (shard,)))
         self.carried(StateKind.MOMENT, f"m2.{unit}", tensor_type(Dtype.F32, (shard,)))
         self.carried(StateKind.SCALAR, f"t.{unit}", tensor_type(Dtype.I64, (1,)))
+
+    def view(self, unit: Block, micro_batch: int, phase: Phase) -> Tensor:
+        """The view a use reads: the carried one, or one gathered for this use."""
+        if not gathers_within_step(self.plan):
+            return self.named(f"w.{unit}")
+        whole = tensor_type(Dtype(self.plan.view_dtype), (flat_elements(self.model, self.plan, unit),))
+        name = f"w.{unit}.m{micro_batch}.{phase.value}"
+        found = self.stage.tensors.get(name)
+        if found is None:
+            found = self.stage.add(Tensor(name, StateKind.VIEW, whole))
+            master = self.named(f"p.{unit}")
+            self.emit(AllGather(blocks=(unit,), micro_batch=micro_batch, phase=phase, reads=(master,), writes=(found,)))
+        return found
 
     def gradient(self, unit: Block, micro_batch: int) -> Tensor:
         """The full gradient a backward contributes to: one a step, or one a micro-batch where each is reduced."""
@@ -167,7 +183,7 @@ class _StageLowering:
             self.emit(Send(payload=Payload.ACTIVATION, micro_batch=m, peer=self.stage.index + 1, reads=(sent,)))
 
     def forward(self, unit: Block, m: int) -> Forward:
-        view = self.named(f"w.{unit}")
+        view = self.view(unit, m, Phase.FORWARD)
         if unit.kind == "head":
             loss = self.scalar("loss", Dtype.F64)
             reads = (self.activation(unit, m), view, self.input(Part.LABELS, m))
@@ -191,19 +207,20 @@ class _StageLowering:
             self.emit(Send(payload=Payload.GRADIENT, micro_batch=m, peer=self.stage.index - 1, reads=(sent,)))
 
     def backward(self, unit: Block, m: int) -> Backward:
-        view, saved = self.named(f"w.{unit}"), self.saved(unit, m)
+        saved = self.saved(unit, m)
         gradient = self.gradient(unit, m)
         outputs: tuple[Tensor, ...] = ()
         if unit.kind != "embed":
             outputs = (self.activation(unit, m, gradient=True),)
         if unit.kind == "head":
+            view = self.view(unit, m, Phase.BACKWARD)
             inputs = (self.activation(unit, m), *saved, view, self.input(Part.LABELS, m), self.named("scale"))
         else:
             dy = self.activation(next_block(self.model, unit), m, gradient=True)
             if unit.kind == "embed":
                 inputs = (dy, self.input(Part.TOKENS, m))
             else:
-                inputs = (dy, self.activation(unit, m), *saved, view)
+                inputs = (dy, self.activation(unit, m), *saved, self.view(unit, m, Phase.BACKWARD))
         if m == 0 or reduces_each_micro_batch(self.plan):
             return Backward(block=unit, micro_batch=m, reads=inputs, writes=(*outputs, gradient))
         return Backward(block=unit, micro_batch=m, reads=inputs, writes=outputs, updates=(gradient,))
@@ -223,9 +240,10 @@ class _StageLowering:
         if self.is_last:
             loss = self.named("loss")
             self.emit(AllReduceScalar(quantity=Quantity.LOSS, group=Group.REPLICAS, reads=(loss,)))
+        self.sum_norm(blocks)
         for unit in blocks:
             self.emit(self.update(unit))
-        if is_sharded(self.plan):
+        if is_sharded(self.plan) and not gathers_within_step(self.plan):
             for unit in blocks:
                 view, master = self.named(f"w.{unit}"), self.named(f"p.{unit}")
                 self.emit(AllGather(blocks=(unit,), reads=(master,), writes=(view,)))
@@ -255,8 +273,18 @@ class _StageLowering:
             flags = tuple(self.named(f"flag.{unit}") for unit in ends)
             self.emit(AllReduce(blocks=ends, group=Group.ENDS, updates=(*grads, *flags)))
 
+    def sum_norm(self, blocks: tuple[Block, ...]) -> None:
+        """Global clipping: the norm of the whole gradient, which every update of every stage waits for."""
+        if self.plan.optimizer.clip == "global":
+            gradients = tuple(self.reduced(unit) for unit in blocks)
+            flags = tuple(self.named(f"flag.{unit}") for unit in blocks)
+            norm = (self.scalar("norm", Dtype.F64),)
+            reads = (*gradients, *flags)
+            self.emit(AllReduceScalar(quantity=Quantity.NORM, group=Group.ALL, blocks=blocks, reads=reads, writes=norm))
+
     def update(self, unit: Block) -> Update:
-        reads = (self.reduced(unit), self.named(f"flag.{unit}"), self.named("scale"))
+        norm = (self.named("norm"),) if self.plan.optimizer.clip == "global" else ()
+        reads = (self.reduced(unit), self.named(f"flag.{unit}"), self.named("scale"), *norm)
         state = tuple(self.named(f"{prefix}.{unit}") for prefix in ("p", "m1", "m2", "t"))
         writes = () if is_sharded(self.plan) else (self.named(f"w.{unit}"),)
         return Update(block=unit, reads=reads, writes=writes, updates=state)

@@ -35,9 +35,7 @@ REDUCTIONS = ("last", "each-micro-batch")
 CLIPS = ("none", "global")
 
 # What the compiler builds today; the rest of the language is known, and refused by name.
-BUILT_ZERO = (0, 1, 2)
-BUILT_SCHEDULES = ("1f1b",)
-BUILT_CLIPS = ("none",)
+BUILT_SCHEDULES = ("1f1b", "gpipe")
 
 # Bounds far above any run, so that a slip of the keyboard is told from a size.
 _MAX_PARALLEL = 1 << 16
@@ -301,7 +299,6 @@ def _read(reader: FieldReader, model: ModelConfig | None, *, auto_cuts: bool = F
     elif model is not None and reader.good("pp", "seq_len"):
         plan = evolve(plan, cuts=balance_cuts(model, plan.pp, plan.seq_len))
     _check_state(reader, plan)
-    _check_built(reader, plan)
     return plan
 
 
@@ -426,22 +423,4 @@ def _check_state(reader: FieldReader, plan: Plan) -> None:
             "reduce",
             f'reduce = "each-micro-batch" needs sharded gradients, but zero = {plan.zero} keeps them whole',
             help='use zero = 2, or reduce = "last"',
-        )
-
-
-def _check_built(reader: FieldReader, plan: Plan) -> None:
-    """What the language has and this version of the compiler does not build."""
-    if reader.good("zero") and plan.zero not in BUILT_ZERO:
-        reader.contradiction(
-            "RT064",
-            "zero",
-            f"this version does not build ZeRO level {plan.zero}",
-            help=f"use zero = {max(BUILT_ZERO)}, and more stages (pp) where the parameters do not fit",
-        )
-    if reader.good("clip") and plan.optimizer.clip not in BUILT_CLIPS:
-        reader.contradiction(
-            "RT064",
-            "clip",
-            f"this version does not build clip = {shown(plan.optimizer.clip)}",
-            help='use clip = "none"; a longer warm-up or a lower lr also steadies the start of training',
         )

@@ -9,8 +9,8 @@ from ratrain_ir.analysis.progress import Event, blocking_cycle, channels, member
 from ratrain_ir.blocks import stage_blocks
 from ratrain_ir.diagnostics import Location, Note
 from ratrain_ir.module import Level, Module, Stage
-from ratrain_ir.ops import Backward, Forward, Op, Recv, Send, field_texts
-from ratrain_ir.schedules import in_flight_bound
+from ratrain_ir.ops import AllReduce, AllReduceScalar, Backward, Forward, Op, Recv, Send
+from ratrain_ir.schedules import micro_batches_in_flight
 
 if TYPE_CHECKING:
     from ratrain_ir.verifier.report import Reporter
@@ -113,31 +113,34 @@ def _compare_orders(
 
 def _collective_name(op: Op) -> str:
     """What must be equal on all members: the kind of collective, and what it combines."""
-    return " ".join([op.keyword, *(text for text in field_texts(op) if "embed" not in text and "head" not in text)])
+    assert isinstance(op, AllReduce | AllReduceScalar)
+    quantity = op.quantity.value if isinstance(op, AllReduceScalar) else "gradient"
+    return f"{op.keyword} {quantity} {op.group.value}"
 
 
 def check_in_flight(module: Module, report: Reporter) -> None:
-    """RT044: under 1F1B at most min(P - s, M) micro-batches have started forward and not ended backward."""
+    """RT044: at most as many micro-batches in flight as the plan's schedule claims, under 1F1B min(P - s, M)."""
     plan = module.plan
-    if plan.schedule != "1f1b":
-        return
     for stage in module.stages:
         blocks = stage_blocks(module.model, plan, stage.index)
-        bound = in_flight_bound(plan.pp, plan.micro_batches, stage.index)
+        bound = micro_batches_in_flight(plan.schedule, plan.pp, plan.micro_batches, stage.index)
         started: set[int] = set()
         for op in stage.ops:
             if type(op) is Forward:
                 started.add(op.micro_batch)
                 if len(started) > bound:
-                    _report_in_flight(stage, op, started, bound, report)
+                    _report_in_flight(stage, op, started, bound, plan.schedule, report)
                     break
             elif type(op) is Backward and op.block is blocks[0]:
                 started.discard(op.micro_batch)
 
 
-def _report_in_flight(stage: Stage, op: Op, started: set[int], bound: int, report: Reporter) -> None:
+_SCHEDULE_NAMES = {"1f1b": "1F1B", "gpipe": "GPipe"}
+
+
+def _report_in_flight(stage: Stage, op: Op, started: set[int], bound: int, schedule: str, report: Reporter) -> None:
     names = ", ".join(f"m{m}" for m in sorted(started))
-    text = f"{len(started)} micro-batches in flight ({names}), but 1F1B allows {bound} on stage @{stage.index}"
+    text = f"{len(started)} micro-batches in flight ({names}), but {_SCHEDULE_NAMES[schedule]} allows {bound} on stage @{stage.index}"
     report.at_op("RT044", text, stage, op)
 
 

@@ -1,13 +1,13 @@
 """Layer 2: a symbolic run of every stage. Each tensor holds a value; each op must find the values it means, once.
 
 Values are tuples: ("x", block, m) the input of a block, ("dx", block, m) the gradient of it, ("saved", block, m, slot),
-("g", block, micro-batches...) a gradient and whose contributions it holds, ("gs", block, ...) reduced, and so on. A receive is
+("g", block, range of micro-batches) a gradient and whose contributions it holds, and so on. A receive is
 believed to bring what it says; that the matching send sends exactly this is checked where the send stands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -37,7 +37,7 @@ from ratrain_ir.ops import (
 )
 from ratrain_ir.signatures import bind
 from ratrain_ir.types import StateKind
-from ratrain_ir.verifier.report import Reporter
+from ratrain_ir.verifier.report import MAX_REPORTS, Reporter
 
 Value = tuple[object, ...]
 
@@ -118,11 +118,11 @@ class _SymbolicRun:
     def add_loss(self, op: Forward, loss: Tensor, m: int) -> None:
         """The loss is a sum over micro-batches in ascending order, like the gradients."""
         if op.updates:
-            self.expect("RT030", op, loss, "loss", *range(m))
+            self.expect("RT030", op, loss, "loss", range(m))
         elif m != 0:
             text = "the first contribution to the loss must be m0: micro-batches ascend"
             self.report.at_op("RT030", text, self.stage, op, loss)
-        self.set(loss, "loss", *range(m + 1))
+        self.set(loss, "loss", range(m + 1))
 
     def block_input(self, op: Op, roles: dict[str, Tensor], unit: Block, m: int) -> None:
         if unit.kind == "embed":
@@ -177,10 +177,10 @@ class _SymbolicRun:
             if m != 0 and not alone:
                 text = f"the first contribution to the gradient of {unit} must be m0: micro-batches ascend"
                 self.report.at_op("RT031", text, self.stage, op, gradient)
-            self.set(gradient, "g", unit, m)
+            self.set(gradient, "g", unit, range(m, m + 1))
             return
-        self.expect("RT031", op, gradient, "g", unit, *range(m))
-        self.set(gradient, "g", unit, *range(m + 1))
+        self.expect("RT031", op, gradient, "g", unit, range(m))
+        self.set(gradient, "g", unit, range(m + 1))
 
     # messages
 
@@ -206,35 +206,35 @@ class _SymbolicRun:
         for unit in op.blocks:
             shard, flag = roles[f"gs.{unit}"], roles[f"flag.{unit}"]
             if op.micro_batch is None:
-                self.expect("RT031", op, roles[f"g.{unit}"], "g", unit, *range(count))
-                reduced: tuple[int, ...] = tuple(range(count))
+                self.expect("RT031", op, roles[f"g.{unit}"], "g", unit, range(count))
+                reduced = range(count)
             else:
                 m = op.micro_batch
-                self.expect("RT031", op, roles[f"g.{unit}"], "g", unit, m)
-                reduced = tuple(range(m + 1))
+                self.expect("RT031", op, roles[f"g.{unit}"], "g", unit, range(m, m + 1))
+                reduced = range(m + 1)
                 if op.updates:
-                    self.expect("RT031", op, shard, "reduced", unit, *range(m))
+                    self.expect("RT031", op, shard, "reduced", unit, range(m))
                 elif m != 0:
                     text = f"the first reduction of {unit} must be m0: micro-batches ascend"
                     self.report.at_op("RT031", text, self.stage, op, shard)
             self.once(op, "RT031", "reduce", unit, op.micro_batch)
-            self.set(shard, "reduced", unit, *reduced)
-            self.set(flag, "flag", unit, *reduced)
+            self.set(shard, "reduced", unit, reduced)
+            self.set(flag, "flag", unit, reduced)
 
     def all_reduce(self, op: AllReduce) -> None:
         roles = self.roles(op)
-        everything = tuple(range(self.module.plan.micro_batches))
+        everything = range(self.module.plan.micro_batches)
         for unit in op.blocks:
             self.once(op, "RT031", "all_reduce", op.group, unit)
             if op.group is Group.REPLICAS:
-                self.expect("RT031", op, roles[f"g.{unit}"], "g", unit, *everything)
-                self.set(roles[f"g.{unit}"], "reduced", unit, *everything)
-                self.set(roles[f"flag.{unit}"], "flag", unit, *everything)
+                self.expect("RT031", op, roles[f"g.{unit}"], "g", unit, everything)
+                self.set(roles[f"g.{unit}"], "reduced", unit, everything)
+                self.set(roles[f"flag.{unit}"], "flag", unit, everything)
             else:
-                self.expect("RT031", op, roles[f"gs.{unit}"], "reduced", unit, *everything)
-                self.expect("RT031", op, roles[f"flag.{unit}"], "flag", unit, *everything)
+                self.expect("RT031", op, roles[f"gs.{unit}"], "reduced", unit, everything)
+                self.expect("RT031", op, roles[f"flag.{unit}"], "flag", unit, everything)
                 self.set(roles[f"gs.{unit}"], "tied", unit)
-                self.set(roles[f"flag.{unit}"], "flag", unit, *everything, "tied")
+                self.set(roles[f"flag.{unit}"], "flag", unit, everything, "tied")
         if op.group is Group.ENDS:
             expected = {block("embed"), block("head")} & set(self.blocks)
             if set(op.blocks) != expected:
@@ -249,13 +249,9 @@ class _SymbolicRun:
         unit = op.block
         roles = self.roles(op)
         self.once(op, "RT031", "update", unit)
-        everything = tuple(range(self.module.plan.micro_batches))
-        if self.is_tied(unit):
-            self.expect("RT031", op, roles["g"], "tied", unit)
-            self.expect("RT031", op, roles["flag"], "flag", unit, *everything, "tied")
-        else:
-            self.expect("RT031", op, roles["g"], "reduced", unit, *everything)
-            self.expect("RT031", op, roles["flag"], "flag", unit, *everything)
+        self.expect_reduced(op, roles["g"], roles["flag"], unit)
+        if "norm" in roles:
+            self.expect("RT031", op, roles["norm"], "norm")
         self.expect("RT031", op, roles["scale"], "scale", "this step")
         for name in ("p", "m1", "m2", "t"):
             self.expect("RT031", op, roles[name], name, unit, "this step")
@@ -265,23 +261,47 @@ class _SymbolicRun:
 
     def all_gather(self, op: AllGather) -> None:
         roles = self.roles(op)
+        step = "next step" if op.phase is None else "this step"
         for unit in op.blocks:
-            self.expect("RT031", op, roles[f"p.{unit}"], "p", unit, "next step")
-            self.set(roles[f"w.{unit}"], "view", unit, "next step")
+            self.expect("RT031", op, roles[f"p.{unit}"], "p", unit, step)
+            self.set(roles[f"w.{unit}"], "view", unit, step)
 
     def all_reduce_scalar(self, op: AllReduceScalar) -> None:
         self.once(op, "RT030", "all_reduce_scalar", op.quantity)
-        if op.quantity is Quantity.LOSS:
-            self.expect("RT030", op, op.reads[0], "loss", *range(self.module.plan.micro_batches))
+        if op.quantity is Quantity.NORM:
+            self.norm(op)
             return
-        everything = tuple(range(self.module.plan.micro_batches))
+        if op.quantity is Quantity.LOSS:
+            self.expect("RT030", op, op.reads[0], "loss", range(self.module.plan.micro_batches))
+            return
+        everything = range(self.module.plan.micro_batches)
         seen = {self.values.get(tensor) for tensor in op.reads}
         for unit in self.blocks:
-            complete = {("flag", unit, *everything), ("flag", unit, *everything, "tied")}
+            complete = {("flag", unit, everything), ("flag", unit, everything, "tied")}
             if seen.isdisjoint(complete):
                 text = f"the overflow flag of {unit}, of all micro-batches, is left out"
                 self.report.at_op("RT031", text, self.stage, op)
         self.set(op.writes[0], "overflow")
+
+    def norm(self, op: AllReduceScalar) -> None:
+        """Every block's reduced gradient and flag, once; tied gradients after they have been summed."""
+        roles = self.roles(op)
+        for unit in op.blocks:
+            self.expect_reduced(op, roles[f"gs.{unit}"], roles[f"flag.{unit}"], unit)
+        if op.blocks != self.blocks:
+            missing = ", ".join(str(unit) for unit in self.blocks if unit not in op.blocks) or "the order"
+            self.report.at_op("RT031", f"the norm takes the stage's blocks in order; wrong: {missing}", self.stage, op)
+        self.set(op.writes[0], "norm")
+
+    def expect_reduced(self, op: Op, gradient: Tensor, flag: Tensor, unit: Block) -> None:
+        """A gradient that all micro-batches and replicas (and the other end, where tied) have gone into, and its flag."""
+        everything = range(self.module.plan.micro_batches)
+        if self.is_tied(unit):
+            self.expect("RT031", op, gradient, "tied", unit)
+            self.expect("RT031", op, flag, "flag", unit, everything, "tied")
+        else:
+            self.expect("RT031", op, gradient, "reduced", unit, everything)
+            self.expect("RT031", op, flag, "flag", unit, everything)
 
     def scale_update(self, op: ScaleUpdate) -> None:
         self.once(op, "RT030", "scale_update")
@@ -293,6 +313,8 @@ class _SymbolicRun:
 
     def check_complete(self) -> None:
         for what in self.required():
+            if len(self.report.diagnostics.items) >= MAX_REPORTS:
+                break  # a plan can promise millions of micro-batches that a text does not have
             if what not in self.done:
                 text = f"stage @{self.stage.index} never does '{' '.join(_word(w) for w in what if w is not None)}'"
                 code = "RT031" if what[0] in ("reduce", "update", "all_reduce") else "RT030"
@@ -301,24 +323,24 @@ class _SymbolicRun:
             if tensor.carried and not self.report.diagnostics.errors:
                 self.check_carried(tensor)
 
-    def required(self) -> list[Value]:
+    def required(self) -> Iterator[Value]:
         plan = self.module.plan
-        needed: list[Value] = []
         for m in range(plan.micro_batches):
-            needed += [(what, unit, m) for unit in self.blocks for what in ("forward", "backward")]
+            yield from ((what, unit, m) for unit in self.blocks for what in ("forward", "backward"))
         for unit in self.blocks:
             if reduces_each_micro_batch(plan):
-                needed += [("reduce", unit, m) for m in range(plan.micro_batches)]
+                yield from (("reduce", unit, m) for m in range(plan.micro_batches))
             elif is_sharded(plan):
-                needed.append(("reduce", unit, None))
+                yield ("reduce", unit, None)
             else:
-                needed.append(("all_reduce", Group.REPLICAS, unit))
-            needed.append(("update", unit))
+                yield ("all_reduce", Group.REPLICAS, unit)
+            yield ("update", unit)
         if self.stage.index == plan.pp - 1:
-            needed.append(("all_reduce_scalar", Quantity.LOSS))
+            yield ("all_reduce_scalar", Quantity.LOSS)
+        if plan.optimizer.clip == "global":
+            yield ("all_reduce_scalar", Quantity.NORM)
         if has_dynamic_scale(plan):
-            needed += [("all_reduce_scalar", Quantity.FLAGS), ("scale_update",)]
-        return needed
+            yield from (("all_reduce_scalar", Quantity.FLAGS), ("scale_update",))
 
     def check_carried(self, tensor: Tensor) -> None:
         """RT024: a carried tensor must end with the next step's value of what it began with."""
@@ -352,12 +374,14 @@ def _words(value: Value) -> str:
         "scale": "the loss scale of",
     }
     first = str(value[0])
-    return " ".join([names.get(first, first), *map(_word, value[1:])])
+    return " ".join(filter(None, [names.get(first, first), *map(_word, value[1:])]))
 
 
 def _word(part: object) -> str:
     if isinstance(part, int):
         return f"m{part}"
+    if isinstance(part, range):
+        return " ".join(map(_word, part))
     return str(part.value) if isinstance(part, Enum) else str(part)
 
 

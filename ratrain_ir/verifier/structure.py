@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attrs import define, field
 
-from ratrain_ir.blocks import is_sharded, stage_blocks
+from ratrain_ir.blocks import Block, gathers_within_step, is_sharded, stage_blocks
 from ratrain_ir.module import Level, Module, Stage
 from ratrain_ir.ops import (
     AllGather,
     AllReduce,
     AllReduceScalar,
     Backward,
+    Engine,
     Forward,
     Group,
     LoadInput,
@@ -32,9 +35,10 @@ from ratrain_ir.verifier.report import Reporter
 def check_structure(module: Module, report: Reporter) -> None:
     """Run all rules of this layer."""
     for stage in module.stages:
+        owned = frozenset(stage_blocks(module.model, module.plan, stage.index))
         for op in stage.ops:
             check_legal_at_level(module, stage, op, report)
-            if check_names_exist(module, stage, op, report) and type(op) is not Release:
+            if check_names_exist(module, stage, owned, op, report) and type(op) is not Release:
                 check_operands(module, stage, op, report)
             check_scratch(stage, op, report)
     if report.diagnostics.errors:
@@ -43,15 +47,24 @@ def check_structure(module: Module, report: Reporter) -> None:
         _Liveness(module, stage, report).run()
 
 
-_SCALAR_GROUPS = {Quantity.LOSS: Group.REPLICAS, Quantity.FLAGS: Group.ALL}
+_SCALAR_GROUPS = {Quantity.LOSS: Group.REPLICAS, Quantity.FLAGS: Group.ALL, Quantity.NORM: Group.ALL}
 """The loss is known to the last stage only; every rank needs the flags of all."""
+
+_ONE_BLOCK = frozenset({Forward, Recompute, Backward, Update})
+_BLOCKS = frozenset({ReduceScatter, AllReduce, AllGather, AllReduceScalar})
 
 
 def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
-    """RT026: releases and workspace belong to later levels than `dataflow`; only neighbours exchange messages."""
+    """RT026: releases and workspace belong to later levels than `dataflow`; collectives fit the plan and the model."""
     if module.level is Level.DATAFLOW and (type(op) is Release or op.scratch):
         what = "a release" if type(op) is Release else "workspace"
         report.at_op("RT026", f"{what} is not allowed at level dataflow, where no order is claimed", stage, op)
+    if op.engine is Engine.COLLECTIVE:
+        check_collective(module, stage, op, report)
+
+
+def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
+    """RT026: a collective has a meaning under this plan, for this model."""
     if isinstance(op, ReduceScatter | AllGather) and not is_sharded(module.plan):
         report.at_op(
             "RT026",
@@ -59,6 +72,13 @@ def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter)
             stage,
             op,
         )
+    if type(op) is AllGather and (op.phase is not None) is not gathers_within_step(module.plan):
+        wanted = "within the step, for each use" if gathers_within_step(module.plan) else "once, at the step's end"
+        report.at_op("RT026", f"under zero = {module.plan.zero} views are gathered {wanted}", stage, op)
+    if type(op) is AllReduceScalar and (op.quantity is Quantity.NORM) is not bool(op.blocks):
+        report.at_op("RT026", "the norm names the blocks it covers, other scalars name none", stage, op)
+    if type(op) is AllReduceScalar and op.quantity is Quantity.NORM and module.plan.optimizer.clip != "global":
+        report.at_op("RT026", 'the norm of the gradient is for clip = "global"', stage, op)
     if type(op) is AllReduce and op.group is Group.REPLICAS and is_sharded(module.plan):
         report.at_op("RT026", "gradients of sharded state are reduced with 'reduce_scatter'", stage, op)
     if type(op) is AllReduce and (
@@ -70,17 +90,17 @@ def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter)
         report.at_op("RT026", f"'{op!r}' leaves members out: the group of {op.quantity.value} is '{wanted}'", stage, op)
 
 
-def check_names_exist(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:
+def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op: Op, report: Reporter) -> bool:
     """RT027: the blocks, micro-batches and stages an op names exist and belong to its stage."""
-    owned = stage_blocks(module.model, module.plan, stage.index)
     blocks = _blocks_of(op)
     sound = True
     for unit in blocks:
         if unit not in owned:
-            range_text = f"{owned[0]} to {owned[-1]}"
+            whole = stage_blocks(module.model, module.plan, stage.index)
+            range_text = f"{whole[0]} to {whole[-1]}"
             report.at_op("RT027", f"{unit} is not a block of stage @{stage.index}, which holds {range_text}", stage, op)
             sound = False
-    if len(set(blocks)) < len(blocks):
+    if len(blocks) > 1 and len(set(blocks)) < len(blocks):
         report.at_op("RT027", f"'{op!r}' names a block twice", stage, op)
         sound = False
     micro_batch = getattr(op, "micro_batch", None)
@@ -88,9 +108,9 @@ def check_names_exist(module: Module, stage: Stage, op: Op, report: Reporter) ->
         text = f"m{micro_batch} does not exist: the plan has micro-batches m0 to m{module.plan.micro_batches - 1}"
         report.at_op("RT027", text, stage, op)
         sound = False
-    if isinstance(op, Send | Recv):
+    if type(op) is Send or type(op) is Recv:
         sound = check_peer(module, stage, op, report) and sound
-    if isinstance(op, LoadInput):
+    if type(op) is LoadInput:
         needed = stage.index == 0 if op.part.value == "tokens" else stage.index == module.plan.pp - 1
         if not needed:
             report.at_op("RT027", f"stage @{stage.index} has no use for {op.part.value}", stage, op)
@@ -130,12 +150,10 @@ def check_scratch(stage: Stage, op: Op, report: Reporter) -> None:
             )
 
 
-def _blocks_of(op: Op) -> tuple[object, ...]:
-    if isinstance(op, Forward | Recompute | Backward | Update):
+def _blocks_of(op: Any) -> tuple[Block, ...]:
+    if type(op) in _ONE_BLOCK:
         return (op.block,)
-    if isinstance(op, ReduceScatter | AllReduce | AllGather):
-        return op.blocks
-    return ()
+    return op.blocks if type(op) in _BLOCKS else ()
 
 
 @define(eq=False)
@@ -160,14 +178,13 @@ class _Liveness:
                 self.release(op)
             else:
                 for tensor in op.reads + op.updates:
-                    self.use(op, tensor)
+                    if tensor not in self.live:
+                        self.use_dead(op, tensor)
                 for tensor in op.writes:
                     self.define(op, tensor)
         self.check_end()
 
-    def use(self, op: Op, tensor: Tensor) -> None:
-        if tensor in self.live:
-            return
+    def use_dead(self, op: Op, tensor: Tensor) -> None:
         if tensor in self.ended:
             note = self.report.note("released here", self.ended[tensor])
             self.report.at_op(

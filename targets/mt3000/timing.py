@@ -49,7 +49,8 @@ def op_seconds(op: TimedOp, plan: Plan, machine: Machine) -> float:
             )
         return 2 * ring_seconds(op.payload_bytes, plan.dp, machine)
     if op.keyword == "all_reduce_scalar":
-        return scalar_seconds(plan.dp if op.group == "replicas" else plan.dp * plan.pp, machine)
+        members = plan.dp if op.group == "replicas" else plan.dp * plan.pp
+        return copy_seconds(op.payload_bytes, machine) + scalar_seconds(members, machine)
     if op.keyword == "update":
         return update_seconds(op.updated_parameters, machine)
     return copy_seconds(op.payload_bytes, machine)

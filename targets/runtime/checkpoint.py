@@ -107,6 +107,9 @@ def check_checkpoint_place(directory: str) -> None:
     place = Path(directory)
     try:
         if not place.exists():
+            parent = Path(os.path.realpath(directory)).parent
+            if not parent.is_dir() or not os.access(parent, os.W_OK):
+                fail("RT002", f"cannot write the checkpoint '{directory}': '{parent}' is no directory to write to")
             return
         foreign = [entry.name for entry in place.iterdir() if entry.name not in _FILES] if place.is_dir() else None
     except OSError as error:

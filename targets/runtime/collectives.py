@@ -6,13 +6,14 @@ contribution, or the reduced shard, is not finite. Results are those that `docs/
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain_ir.blocks import block, is_sharded
+from ratrain_ir.blocks import block, is_sharded, parameters_within, parse_block
 from targets.program import Instruction
 from targets.runtime.rank import Rank
 from targets.runtime.weights import block_elements
@@ -103,6 +104,45 @@ def any_flag(members: Sequence[Member]) -> None:
     overflow = any(int(view[0]) for found in views for role, view in found.items() if role != "overflow")
     for found in views:
         found["overflow"][0] = int(overflow)
+
+
+def gradient_norm(members: Sequence[Member]) -> float:
+    """The Euclidean norm of the whole reduced gradient, still scaled; infinite when a block's flag is set anywhere.
+
+    Blocks in forward order, shards in rank order, fixed chunks in float64. Padding does not count, a tied table counts once.
+    """
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    total = 0.0
+    overflow = False
+    for (rank, instruction), found in zip(members, views, strict=True):
+        overflow |= any(int(found[f"flag.{unit}"][0]) for unit in instruction.blocks)
+        if rank.replica == 0:  # block by block over all replicas of the stage, so that the order is that of the blocks
+            replicas = [v for (r, _), v in zip(members, views, strict=True) if r.stage_index == rank.stage_index]
+            total += sum(_square_sum(rank, unit, replicas) for unit in instruction.blocks)
+    norm = math.inf if overflow else math.sqrt(total)
+    for found in views:
+        found["norm"][0] = norm
+    return norm
+
+
+def _square_sum(rank: Rank, unit: str, replicas: Sequence[Views]) -> float:
+    """Sum of squares of a block's gradient over its parameters, from the shards or from the first replica's whole."""
+    model, plan = rank.program.model, rank.program.plan
+    owner = parse_block(unit)
+    assert owner is not None
+    total = 0.0
+    for index, found in enumerate(replicas if is_sharded(plan) else replicas[:1]):
+        gradient = found[f"gs.{unit}"]
+        for parameter, low, high in parameters_within(model, owner, index * gradient.size, gradient.size):
+            if model.tied_embeddings and owner.kind == "head" and parameter.weight == "table":
+                continue  # counted with embed
+            for start in range(low, high, _NORM_CHUNK):
+                chunk = gradient[start : min(start + _NORM_CHUNK, high)].astype(np.float64)
+                total += float(np.dot(chunk, chunk))
+    return total
+
+
+_NORM_CHUNK = 1 << 16
 
 
 def total_loss(members: Sequence[Member]) -> float:

@@ -43,6 +43,8 @@ class StepReport:
     tokens: int
     loss_scale: float
     skipped_blocks: int
+    gradient_norm: float | None
+    """before clipping, where the plan clips"""
 
 
 @define(eq=False)
@@ -73,6 +75,7 @@ class LocalEngine:
         self.transport_bytes = 0
         self.peak_transport_bytes = 0
         self.losses: dict[int, float] = {}
+        self.norms: dict[int, float] = {}
         prepare_tables(program, kernels)
         self.updater = Updater(program, kernels)
         self.scratch = Scratch(self._scratch_bytes())
@@ -114,7 +117,8 @@ class LocalEngine:
             self._run_until(limit)
         scale = float(self.ranks[0][0].carried("scale")[0])
         tokens = self.program.plan.tokens_per_step
-        return StepReport(step, self.losses.pop(step) / tokens, tokens, scale, self.updater.skipped)
+        norm = self.norms.pop(step, None)
+        return StepReport(step, self.losses.pop(step) / tokens, tokens, scale, self.updater.skipped, norm)
 
     def _run_until(self, limit: int) -> None:
         """Run until every engine has completed its streams `limit` times."""
@@ -247,6 +251,9 @@ class LocalEngine:
             collectives.all_reduce_ends(members, self.kernels, self.scratch)
         elif instruction.variant == "loss":
             self.losses[step] = collectives.total_loss(members)
+        elif instruction.variant == "norm":
+            scale = float(self.ranks[0][0].carried("scale")[0])
+            self.norms[step] = collectives.gradient_norm(members) / scale
         else:
             collectives.any_flag(members)
 

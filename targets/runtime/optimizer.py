@@ -7,13 +7,14 @@ step count is carried per block and counts applied updates. The loss scale halve
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain_ir.blocks import is_sharded, parameters, parse_block
+from ratrain_ir.blocks import is_sharded, parameters_within, parse_block
 from ratrain_ir.types import Dtype, StateKind
 from targets.runtime.rank import Rank, shape_only
 
@@ -69,7 +70,8 @@ class Updater:
         views = rank.by_role(instruction)
         master, view = views["p"], views.get("w")
         scratch.reset()
-        if int(views["flag"][0]):
+        multiplier = self.gradient_multiplier(views)
+        if multiplier is None:
             self.skipped += 1
             if view is not None:
                 self.kernels.cast(master, view, scratch=scratch)
@@ -84,7 +86,7 @@ class Updater:
             view,
             scratch=scratch,
             step=int(views["t"][0]),
-            grad_multiplier=1.0 / float(views["scale"][0]),
+            grad_multiplier=multiplier,
             lr=self.learning_rate,
             beta1=settings.betas[0],
             beta2=settings.betas[1],
@@ -93,18 +95,26 @@ class Updater:
             decay=self.decayed_ranges(instruction.blocks[0], rank.replica, master.size),
         )
 
+    def gradient_multiplier(self, views: dict[str, NDArray[Any]]) -> float | None:
+        """What the reduced gradient is multiplied with: the loss scale's inverse, and clipping's factor; None: skip.
+
+        Clipping as `torch.nn.utils.clip_grad_norm_` does it; its norm is infinite when any block overflowed.
+        """
+        if int(views["flag"][0]):
+            return None
+        inverse = 1.0 / float(views["scale"][0])
+        if "norm" not in views:
+            return inverse
+        norm = float(views["norm"][0]) * inverse
+        return inverse * min(1.0, self.program.plan.optimizer.max_norm / (norm + 1e-6)) if isfinite(norm) else None
+
     def decayed_ranges(self, unit: str, replica: int, elements: int) -> list[tuple[int, int]]:
         """The parts of a replica's shard that are decayed: matrices, not norms or biases."""
         block = parse_block(unit)
         assert block is not None
         start = replica * elements if is_sharded(self.program.plan) else 0
-        ranges = []
-        for parameter in parameters(self.program.model, block):
-            low = max(parameter.offset - start, 0)
-            high = min(parameter.offset + parameter.elements - start, elements)
-            if parameter.decayed and low < high:
-                ranges.append((low, high))
-        return ranges
+        found = parameters_within(self.program.model, block, start, elements)
+        return [(low, high) for parameter, low, high in found if parameter.decayed]
 
     def scratch_bytes(self) -> int:
         """Scratch of the largest update or reduction of any stage."""

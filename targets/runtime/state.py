@@ -106,7 +106,7 @@ def _fill(engine: LocalEngine, rank: Rank, unit: Block, flats: tuple[Flat, Flat,
     for name, flat in zip(_STATE_TENSORS, flats, strict=True):
         rank.fill(name, owner, flat[start : start + shard])
     rank.fill("t", owner, updates)
-    for number in rank.stage.carried["w", owner]:
+    for number in rank.stage.carried.get(("w", owner), ()):  # none where views are gathered for each use
         engine.scratch.reset()
         engine.kernels.cast(flats[0], rank.views[number], scratch=engine.scratch)
 

@@ -56,6 +56,7 @@ class TimedStep:
 
     def to_json(self) -> dict[str, Any]:
         """A line of the log."""
+        norm = self.report.gradient_norm
         return {
             "step": self.report.step,
             "loss": self.report.loss if isfinite(self.report.loss) else None,
@@ -63,6 +64,7 @@ class TimedStep:
             "tokens_per_second": self.tokens_per_second,
             "loss_scale": self.report.loss_scale,
             "skipped_blocks": self.report.skipped_blocks,
+            "gradient_norm": norm if norm is not None and isfinite(norm) else None,
         }
 
 

@@ -211,6 +211,19 @@ def test_two_sends_that_each_wait_for_the_other_to_receive_hang_only_without_buf
     assert hangs(module) == (False, True)
 
 
+def test_a_collective_waits_for_all_its_members():
+    """Stage 0 enters the flags' collective with what stage 1 sends; if stage 1 sends only after it, both wait for ever."""
+    module, first, second = one_forward_one_backward()
+    assert any(repr(op) == "all_reduce_scalar flags all" for op in first)
+    collective = next(op for op in second if repr(op) == "all_reduce_scalar flags all")
+    (send,) = (op for op in second if repr(op) == "send gradient m1 @0")
+    second.remove(send)
+    second.insert(second.index(collective) + 1, send)
+    assert hangs(module) == (False, False), "it may send before: on another engine"
+    send.reads += collective.writes
+    assert hangs(module) == (True, True)
+
+
 @settings(max_examples=40)
 @given(
     cases(), st.sampled_from((*("recompute{policy=" + policy + "}" for policy in ("full", "mlp")), "insert-release"))

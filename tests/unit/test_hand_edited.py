@@ -15,8 +15,8 @@ from ratrainc import api
 from ratrainc.cli import main
 from targets.program_verifier import check_program
 from targets.rtx import parse_program, program_bytes
-from tests.unit.tiny_runs import losses, make_plan, same_bits, state, train
 from tests.unit.tiny_runs import MODEL as TOY
+from tests.unit.tiny_runs import losses, make_plan, same_bits, state, train
 
 if TYPE_CHECKING:
     from targets.program import Program
@@ -95,18 +95,183 @@ def same_training(text: str, untouched: TrainingRun) -> None:
 Edit = Callable[[str], str]
 
 LEGAL_ALLOCATED: dict[str, Edit] = {
-    "two updates": lambda text: swapped(text, ("= update mlp.0",), ("= update attention.0",))
-    if "= update mlp.0" in text
-    else moved(text, "update mlp.0", before=("update attention.0",)),
-    "two gathers": lambda text: moved(text, "all_gather mlp.0", before=("all_gather attention.0",)),
-    "the loss and a reduction": lambda text: moved(
-        text, "all_reduce_scalar loss", before=("all_reduce_scalar flags",), stage=1
+    "a reduction after an independent send": lambda text: moved(
+        text, "send gradient m2", before=("reduce_scatter",), stage=1
     ),
+    "the loss before a send": lambda text: moved(text, "all_reduce_scalar loss", before=("send gradient m2",), stage=1),
+    "a gather after the next update": lambda text: moved(text, "all_gather embed", before=("update mlp.0",)),
+    "a release later": lambda text: moved(text, "release (%gs.embed)", before=("all_reduce_scalar flags",)),
 }
 
 
 @pytest.mark.parametrize("name", LEGAL_ALLOCATED)
-def test_a_legal_swap_in_an_allocated_schedule_trains_the_same(
+def test_a_legal_move_in_an_allocated_schedule_trains_the_same(
     name: str, allocated: str, untouched: TrainingRun
 ) -> None:
     same_training(LEGAL_ALLOCATED[name](allocated), untouched)
+
+
+LEGAL_PLACED: dict[str, Edit] = {
+    "nothing": lambda text: text,
+    "two loads": lambda text: swapped(
+        moved(text, "load_input tokens m1", before=("forward embed m0",)), ("tokens m0",), ("tokens m1",)
+    ),
+    "recovery before the gradient arrives": lambda text: swapped(
+        moved(text, "recompute attention.0 m0", before=("send activation m1",)),
+        ("recompute attention.0 m0",),
+        ("recv gradient m0",),
+    ),
+    "updates in another order": lambda text: moved(text, "update mlp.0", before=("update embed",)),
+    "a gather later": lambda text: moved(text, "all_gather embed", before=("all_reduce_scalar flags",)),
+    "a forward before a receive": lambda text: moved(text, "recv gradient m1", before=("forward embed m2",)),
+    "flags before updates": lambda text: moved(text, "all_reduce_scalar flags", before=("update embed",)),
+}
+
+
+@pytest.mark.parametrize("name", LEGAL_PLACED)
+def test_a_legal_move_before_allocation_trains_the_same(name: str, placed: str, untouched: TrainingRun) -> None:
+    same_training(LEGAL_PLACED[name](placed), untouched)
+
+
+ILLEGAL_PLACED: dict[str, tuple[Edit, str]] = {
+    "a block before the one it needs": (
+        lambda text: swapped(text, ("forward attention.0 m0",), ("forward mlp.0 m0",)),
+        "RT020",
+    ),
+    "messages crossed": (
+        lambda text: moved(text, "send activation m0", before=("recompute attention.0 m0",)),
+        "RT041",
+    ),
+    "a gather before its update": (
+        lambda text: (
+            swapped(text, ("all_gather embed",), ("= update embed",))
+            if "= update embed" in text
+            else moved(text, "all_gather embed", before=("update embed",))
+        ),
+        "RT031",
+    ),
+    "an update after the loss scale has changed": (
+        lambda text: moved(
+            moved(text, "update mlp.0", before=("scale_update",)), "scale_update", before=("update mlp.0",)
+        ),
+        "RT031",
+    ),
+    "an update before its reduction": (lambda text: moved(text, "update embed", before=("reduce_scatter",)), "RT020"),
+    "a third micro-batch in flight": (
+        lambda text: moved(
+            moved(text, "load_input tokens m2", before=("load_input tokens m1",)),
+            "forward embed m2",
+            before=("recv gradient m0",),
+        ),
+        "RT044",
+    ),
+    "a weight used after it was gathered anew": (
+        lambda text: moved(text, "recompute attention.0 m2", before=("update mlp.0",)),
+        "RT020",
+    ),
+    "a reduction that misses a contribution": (
+        lambda text: moved(text, "reduce_scatter", before=("backward embed m2",)),
+        "RT031",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ILLEGAL_PLACED)
+def test_an_illegal_move_is_refused_with_its_rule(name: str, placed: str) -> None:
+    edit, code = ILLEGAL_PLACED[name]
+    with pytest.raises(DiagnosticError) as raised:
+        program_of(edit(placed))
+    codes = [item.code for item in raised.value.diagnostics]
+    assert code in codes, codes
+    first = raised.value.diagnostics[0]
+    assert first.location is not None
+    assert first.location.file == "edited.rtir"
+
+
+def address(text: str, tensor: str) -> str:
+    """The offset of a tensor as it stands in the text."""
+    line = text.splitlines()[line_of(text.splitlines(), f"%{tensor} :")]
+    return line.rpartition(" ")[2]
+
+
+ILLEGAL_ALLOCATED: dict[str, tuple[Edit, str]] = {
+    "bytes that are still in use": (
+        lambda text: moved(text, "load_input tokens m2", before=("forward embed m0",)),
+        "RT050",
+    ),
+    "a use after its release": (
+        lambda text: moved(text, "send activation m0", before=("load_input tokens m1",)),
+        "RT021",
+    ),
+    "an address of something else": (
+        lambda text: text.replace(address(text, "m1.embed"), address(text, "p.embed"), 1),
+        "RT050",
+    ),
+    "an address between two lines of a cache": (
+        lambda text: text.replace(f"{address(text, 'p.mlp.0')}\n", f"{int(address(text, 'p.mlp.0'), 16) + 4:#x}\n", 1),
+        "RT051",
+    ),
+    "an address beyond the capacity": (
+        lambda text: text.replace(f"{address(text, 'p.mlp.0')}\n", f"{20 << 30:#x}\n", 1),
+        "RT052",
+    ),
+    "a workspace taken away": (
+        lambda text: text.replace(" using %ws.mlp.backward\n", "\n"),
+        "RT025",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ILLEGAL_ALLOCATED)
+def test_an_illegal_edit_of_an_allocated_schedule_is_refused(name: str, allocated: str) -> None:
+    edit, code = ILLEGAL_ALLOCATED[name]
+    edited = edit(allocated)
+    assert edited != allocated
+    with pytest.raises(DiagnosticError) as raised:
+        program_of(edited)
+    codes = [item.code for item in raised.value.diagnostics]
+    assert code in codes, codes
+
+
+def test_names_are_free(allocated: str, untouched: TrainingRun) -> None:
+    """A tensor is what ops do with it, not what it is called."""
+    edited = allocated
+    for old, new in (("p", "weights"), ("m1", "mean"), ("t", "count"), ("w", "copy")):
+        edited = edited.replace(f"%{old}.", f"%{new}.")
+    edited = edited.replace("%scale", "%factor")
+    assert "%p." not in edited
+    run = train(program_of(edited), STEPS)
+    assert losses(run) == losses(untouched)
+    mine, theirs = state(run), state(untouched)
+    assert [array.tobytes() for array in mine.values()] == [array.tobytes() for array in theirs.values()]
+
+
+def test_a_checkpoint_outlives_an_edit(placed: str, allocated: str, tmp_path: Path) -> None:
+    """Saved under one order, gone on under another: bit for bit the run that never stopped."""
+    place = str(tmp_path / "checkpoint")
+    whole = train(program_of(allocated), 4)
+    train(program_of(allocated), 2, save=place)
+    edited = program_of(LEGAL_PLACED["recovery before the gradient arrives"](placed))
+    rest = train(edited, 2, resume=place)
+    assert losses(rest) == losses(whole)[2:]
+    same_bits(rest, whole)
+
+
+def test_an_edited_file_goes_through_the_command_line(
+    allocated: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    legal, illegal = tmp_path / "legal.rtir", tmp_path / "illegal.rtir"
+    legal.write_text(LEGAL_ALLOCATED["the loss before a send"](allocated), "utf-8")
+    illegal.write_text(ILLEGAL_ALLOCATED["bytes that are still in use"][0](allocated), "utf-8")
+    program = tmp_path / "x.rtx"
+    assert main(["verify", str(legal)]) == 0
+    assert main(["compile", str(legal), "-o", str(program)]) == 0
+    assert main(["verify", str(program)]) == 0
+    program.unlink()
+    capsys.readouterr()
+    assert main(["verify", str(illegal)]) == 1
+    assert main(["compile", str(illegal), "-o", str(program)]) == 1
+    assert not program.exists()
+    errors = capsys.readouterr().err
+    assert f"{illegal}:" in errors
+    assert "error[RT050]" in errors

@@ -48,8 +48,7 @@ def refusal(action, *arguments) -> Diagnostic:
 def option_values(attribute: attrs.Attribute) -> st.SearchStrategy:
     if "choices" in attribute.metadata:
         return st.sampled_from(attribute.metadata["choices"])
-    assert attribute.metadata["unit"] == "bytes", "an option is one of a few words, or bytes"
-    return st.integers(0, 10**15 - 1)
+    return {"bytes": st.integers(0, 10**15 - 1), "blocks": st.integers(0, 999)}[attribute.metadata["unit"]]
 
 
 @st.composite

@@ -25,10 +25,12 @@ from ratrain_ir.actions import (
     with_gathered_parameters,
 )
 from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics
+from ratrain_ir.ops import Backward, Forward, Op, Payload, Send
 from ratrain_ir.schedules import SCHEDULES, ActionKind
 from ratrain_ir.testing.fake_target import FakeTarget
 from ratrain_ir.testing.strategies import cases
 from ratrain_ir.verifier.schedule_rules import check_schedule, verify_schedule
+from ratrainc import api
 from ratrainc.cli import main
 
 if TYPE_CHECKING:
@@ -90,6 +92,10 @@ def test_an_overlapped_cell_is_two_actions_that_run_together() -> None:
 @pytest.mark.parametrize("text", ["0F0,0B0", "0F0,0B0\r\n", '"0F0","0B0"\n', "00F00,\t0B0 ,,\n"])
 def test_the_same_schedule_in_other_dress(text: str) -> None:
     assert list(torch_csv_lines(parse_torch_csv(text, "s.csv"))) == ["0F0,0B0"]
+
+
+def test_a_weight_half_needs_no_parameters() -> None:
+    assert diagnose("0UNSHARD,0F0,0I0,0RESHARD,0W0,0REDUCE_GRAD") == []
 
 
 # broken ones: text, then (code, place, parts of the message) of each diagnostic
@@ -248,6 +254,21 @@ def test_a_hang_with_rendezvous_only_says_who_waits_for_whom() -> None:
         "rank 1 at '1SEND_B0' waits for '0RECV_B0' of rank 0, which comes after its '0SEND_F1'",
     ]
     assert [str(note.location) for note in found.notes] == ["s.csv:1:18", "s.csv:2:18"]
+
+
+def test_a_hang_with_buffered_sends_is_shown_before_one_with_rendezvous() -> None:
+    text = (
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+        "1RECV_F0,1F0,1SEND_F0,1RECV_B0,1B0,1SEND_B0,1RECV_F1,1F1,1SEND_F1,1RECV_B1,1B1,1SEND_B1\n"
+        "2RECV_F0,2F0,2SEND_F0,2RECV_B0,2B0,2SEND_B0,2RECV_F1,2F1,2RECV_B1,2SEND_F1,2B1,2SEND_B1\n"
+        "3RECV_F0,3F0,3B0,3SEND_B0,3RECV_F1,3F1,3B1,3SEND_B1\n"
+    )
+    (found,) = diagnose(text)
+    assert "with buffered sends" in found.message
+    assert [note.message for note in found.notes] == [
+        "rank 2 at '2RECV_B1' waits for '3SEND_B1' of rank 3, which comes after its '3RECV_F1'",
+        "rank 3 at '3RECV_F1' waits for '2SEND_F1' of rank 2, which comes after its '2RECV_B1'",
+    ]
 
 
 # an oracle: one rank after the other takes its head action, if it can, until nothing moves
@@ -538,6 +559,25 @@ def test_compiled_modules_export_soundly(case, passes: str) -> None:
     rows = [line.split(",") for line in torch_csv_lines(lowered)]
     assert runs(rows, home, plan.micro_batches, rendezvous=False)
     assert runs(rows, home, plan.micro_batches, rendezvous=True)
+
+
+def postponed(ops: list[Op], work: type[Op], payload: Payload) -> list[Op]:
+    """The ops with all of micro-batch 0's work and its message, but for the first op, after that of micro-batch 1."""
+    mine = [op for op in ops if type(op) is work or (type(op) is Send and op.payload is payload)]
+    late = [op for op in mine if op.micro_batch == 0][1:]
+    kept = [op for op in ops if op not in late]
+    after = 1 + max(n for n, op in enumerate(kept) if type(op) is work and op.micro_batch == 1)
+    return kept[:after] + late + kept[after:]
+
+
+def test_a_stage_has_done_its_work_when_its_last_block_has() -> None:
+    module = api.lowered(str(ROOT / "examples/tiny.json"), str(ROOT / "examples/tiny.toml"))
+    first, last = module.stages
+    first.ops = postponed(first.ops, Forward, Payload.ACTIVATION)
+    last.ops = postponed(last.ops, Backward, Payload.GRADIENT)
+    rows = [[str(action) for action in row] for row in actions_of_module(module).rows]
+    assert rows[0][:4] == ["0F1", "0F0", "0SEND_F0", "0SEND_F1"]
+    assert rows[1][8:12] == ["1B1", "1B0", "1SEND_B0", "1SEND_B1"]
 
 
 # commands

@@ -1,0 +1,113 @@
+"""The records of `ratrain_ir.syntax` at many times the speed: one regular expression a statement.
+
+Lark reads what stands around the statements: the head of the module, its sections, the stages without their content. The
+expressions are made of the grammar's own terminals. They only accept: a statement in another layout than usual, or with a
+mistake, raises `UnusualTextError`, and the whole text is for Lark to read or to refuse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+
+from attrs import evolve, frozen
+
+from ratrain_ir.syntax import (
+    DeclarationRecord,
+    ModuleRecord,
+    OpRecord,
+    StageRecord,
+    StatementRecord,
+    parse_records,
+    terminals,
+)
+
+
+class UnusualTextError(ValueError):
+    """A text in a layout that only the grammar knows, or with a syntax error."""
+
+
+@frozen
+class _Patterns:
+    """What the lines of a stage look like. No line fits two of them."""
+
+    begin: re.Pattern[str]
+    end: re.Pattern[str]
+    declaration: re.Pattern[str]
+    op: re.Pattern[str]
+    empty: re.Pattern[str]
+
+
+@cache
+def _patterns() -> _Patterns:
+    found = terminals()
+    name, symbol, tensor = found["NAME"], found["SYMBOL"], found["TENSOR"]
+    tensors = f"{tensor}(?:, {tensor})*"
+    words = rf"(?: (?!using(?:\s|/|$))(?:{name}|{symbol}))*"
+    rest = r"[ \t\r]*(?://.*)?"  # blanks and a comment; no statement has a '/' of its own
+    return _Patterns(
+        begin=re.compile(rf"[ \t]*stage {symbol} \{{{rest}"),
+        end=re.compile(rf"[ \t]*\}}{rest}"),
+        declaration=re.compile(
+            rf"[ \t]*(?P<kind>{name}) (?P<name>{tensor}) : (?P<type>{found['TYPE']})(?P<carried> carried)?"
+            rf"(?: at (?P<offset>{found['HEX']}))?{rest}"
+        ),
+        op=re.compile(
+            rf"[ \t]*(?:(?P<writes>{tensors}) = )?(?:(?P<updates>{tensors}) \+= )?(?P<keyword>{name})(?P<words>{words})"
+            rf"(?: \((?P<reads>{tensors})\))?(?: using (?P<scratch>{tensors}))?{rest}"
+        ),
+        empty=re.compile(rest),
+    )
+
+
+def quick_records(lines: Sequence[str]) -> ModuleRecord:
+    """The records of a text. Its stages can be gone through once: each is read when its turn comes.
+
+    Raises `UnusualTextError`, also while going through the stages, or Lark's `UnexpectedInput`.
+    """
+    bodies = _bodies(lines)
+    frame = list(lines)
+    for body in bodies:
+        frame[body.start : body.stop] = [""] * len(body)
+    record = parse_records("\n".join(frame))
+    if [stage.line for stage in record.stages] != [body.start for body in bodies]:
+        raise UnusualTextError
+    stages = (
+        StageRecord(stage.index, stage.line, _statements(lines, body))
+        for stage, body in zip(record.stages, bodies, strict=True)
+    )
+    return evolve(record, stages=stages)
+
+
+def _bodies(lines: Sequence[str]) -> list[range]:
+    """The lines inside each stage, as indices. A stage's own line has the number of the first one, counted from 1."""
+    patterns = _patterns()
+    bodies: list[range] = []
+    start: int | None = None
+    for index, line in enumerate(lines):
+        if start is None:
+            if patterns.begin.fullmatch(line):
+                start = index + 1
+        elif "}" in line and patterns.end.fullmatch(line):
+            bodies.append(range(start, index))
+            start = None
+    return bodies
+
+
+def _statements(lines: Sequence[str], body: range) -> list[StatementRecord]:
+    patterns = _patterns()
+    declaration, op, empty = patterns.declaration.fullmatch, patterns.op.fullmatch, patterns.empty.fullmatch
+    statements: list[StatementRecord] = []
+    for index in body:
+        line = lines[index]
+        if match := declaration(line):
+            kind, name, type_, carried, offset = match.group("kind", "name", "type", "carried", "offset")
+            statements.append(DeclarationRecord(kind, name[1:], type_, carried is not None, offset, index + 1))
+        elif match := op(line):
+            keyword, words, *operands = match.group("keyword", "words", "writes", "updates", "reads", "scratch")
+            writes, updates, reads, scratch = [text[1:].split(", %") if text else [] for text in operands]
+            statements.append(OpRecord(keyword, words.split(), writes, updates, reads, scratch, index + 1))
+        elif not empty(line):
+            raise UnusualTextError
+    return statements

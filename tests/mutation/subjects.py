@@ -1,0 +1,156 @@
+"""What is mutated: small sound modules, under all kinds of plans, and the programs that are emitted from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from attrs import evolve, frozen
+
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.module import Module, Stage
+from ratrain_ir.ops import Engine, Op, Tensor
+from ratrainc import api
+from ratrainc.strategies import strategy
+from targets.mt3000.machine import Machine, load_machine
+from targets.program import Program, ProgramStage
+from tests.unit.tiny_runs import make_plan
+
+MODEL = ModelConfig(
+    name="toy",
+    family="llama",
+    vocab_size=61,
+    hidden_size=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    ffn_size=48,
+    norm_eps=1e-5,
+    rope_theta=10000.0,
+)
+TIED = evolve(MODEL, tied_embeddings=True)
+DEEP = evolve(MODEL, layers=3)
+SMALL: dict[str, Any] = {"seq_len": 16, "micro_batch_size": 1}
+_BUCKETS = "bucket-grad-sync{bytes=16KiB}"
+
+
+def _machine(**numbers: float) -> Machine:
+    machine = load_machine(None)
+    changed = {name: evolve(machine.constants[name], value=value) for name, value in numbers.items()}
+    return evolve(machine, constants=machine.constants | changed)
+
+
+MACHINE = _machine(collective_chunk=1024.0, head_chunk_rows=8.0)
+"""The MT-3000 with small staging chunks: megabytes of workspace would leave room everywhere, and byte reuse nowhere."""
+
+
+@frozen
+class Subject:
+    """A sound module, and how it is made."""
+
+    name: str
+    keys: Mapping[str, Any]
+    passes: str
+    model: ModelConfig = MODEL
+    machine: Machine = MACHINE
+
+    def module(self) -> Module:
+        """The module, made once; mutants are made of copies."""
+        return _module(self.name)
+
+    def program(self) -> Program:
+        """The program emitted from it, made once."""
+        return _program(self.name)
+
+
+_RATRAIN = strategy("ratrain").passes
+
+SUBJECTS: dict[str, Subject] = {
+    s.name: s
+    for s in (
+        Subject("p1-d1-zero0", {"pp": 1, "dp": 1, "micro_batches": 2, "zero": 0}, _RATRAIN),
+        Subject("p1-d2-zero2-tied", {"pp": 1, "micro_batches": 2, "zero": 2}, strategy("full-save").passes, TIED),
+        Subject("p2-d2-zero1", {"micro_batches": 3}, _RATRAIN),
+        Subject("p2-d2-zero1-recover-all", {"micro_batches": 2}, strategy("baseline-1f1b").passes),
+        Subject(
+            "p2-d2-zero2-each",
+            {"micro_batches": 3, "zero": 2, "reduce": "each-micro-batch"},
+            f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=mlp}},allocate-ddr",
+        ),
+        Subject("p2-d1-zero0-m4", {"dp": 1, "micro_batches": 4, "zero": 0}, strategy("full-save").passes),
+        Subject("p2-d2-zero1-host", {"micro_batches": 2}, _RATRAIN, MODEL, evolve(MACHINE, update_engine=Engine.HOST)),
+        Subject(
+            "p3-d2-zero1-tight",
+            {"pp": 3, "micro_batches": 4},
+            f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=auto budget=120KiB}},allocate-ddr",
+            DEEP,
+        ),
+        Subject(
+            "p3-d1-zero0-tied",
+            {"pp": 3, "dp": 1, "micro_batches": 3, "zero": 0},
+            _RATRAIN,
+            evolve(DEEP, tied_embeddings=True),
+        ),
+        Subject(
+            "p3-d2-zero2-each-tied",
+            {"pp": 3, "micro_batches": 2, "zero": 2, "reduce": "each-micro-batch"},
+            strategy("baseline-1f1b").passes,
+            evolve(DEEP, tied_embeddings=True),
+        ),
+        Subject("p2-d2-placed", {"micro_batches": 2}, "place-1f1b,recompute{policy=attention}"),
+        Subject("p2-d2-dataflow", {"micro_batches": 2}, ""),
+    )
+}
+"""Modules at all levels; programs are emitted from the allocated ones, and from the others after the passes they lack."""
+
+
+@cache
+def _module(name: str) -> Module:
+    subject = SUBJECTS[name]
+    plan = make_plan(subject.model, **SMALL, **subject.keys)
+    return api.compile(subject.model, plan, passes=subject.passes, machine=subject.machine)
+
+
+@cache
+def _program(name: str) -> Program:
+    return api.emit(copy_module(_module(name)), machine=SUBJECTS[name].machine)
+
+
+def copy_module(module: Module) -> Module:
+    """A module that shares nothing that may be changed with another."""
+    return Module(
+        module.name,
+        module.level,
+        module.model,
+        module.plan,
+        [_copy_stage(stage) for stage in module.stages],
+        module.target,
+        module.pipeline,
+    )
+
+
+def _copy_stage(stage: Stage) -> Stage:
+    same = {tensor: evolve(tensor) for tensor in stage.tensors.values()}
+    ops = [copy_op(op, same.__getitem__) for op in stage.ops]
+    return Stage(stage.index, {tensor.name: tensor for tensor in same.values()}, ops)
+
+
+def copy_op(op: Op, tensor: Callable[[Tensor], Tensor] = lambda found: found) -> Op:
+    """An equal op, on other tensors if asked for."""
+    groups = {group: tuple(map(tensor, getattr(op, group))) for group in ("reads", "writes", "updates", "scratch")}
+    return evolve(op, **groups)
+
+
+def copy_program(program: Program) -> Program:
+    """A program that shares nothing that may be changed with another."""
+    stages = [
+        ProgramStage(
+            list(stage.tensors),
+            {engine: [evolve(item) for item in stream] for engine, stream in stage.streams.items()},
+            stage.peak_live_bytes,
+        )
+        for stage in program.stages
+    ]
+    return evolve(program, stages=stages, routines=list(program.routines))
