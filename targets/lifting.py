@@ -90,8 +90,9 @@ def _group(op: Op) -> str:
 def _blocks(op: Op) -> tuple[str, ...]:
     if isinstance(op, Forward | Recompute | Backward | Update):
         return (str(op.block),)
-    collective = isinstance(op, ReduceScatter | AllReduce | AllGather | AllReduceScalar)
-    return tuple(map(str, op.blocks)) if collective else ()
+    if isinstance(op, ReduceScatter | AllReduce | AllGather | AllReduceScalar):
+        return tuple(map(str, op.blocks))
+    return ()
 
 
 def _block(name: str) -> Block:

@@ -312,9 +312,9 @@ def test_arenas_have_exactly_the_bytes_the_program_says(name: str) -> None:
     ],
 )
 def test_scratch_sized_before_the_first_step_suffices(keys: dict[str, Any], kernels: str) -> None:
-    scratch = start(make_program(**keys), 1, kernels=kernels).engine.scratch
-    sized = scratch.capacity
-    run = train(make_program(**keys), 2, kernels=kernels)
+    run = start(make_program(**keys), 2, kernels=kernels)
+    sized = run.engine.scratch.capacity
+    list(run.steps())
     assert run.engine.scratch.capacity == sized
     assert run.engine.scratch.high_water == sized, "more than is ever used"
 
