@@ -90,6 +90,7 @@ def levers_of(heaviest: int) -> list[Lever]:
         Lever("one layer from the heaviest stage to the next", lambda s: _move_layer(s, heaviest, heaviest + 1)),
         Lever("one layer from the heaviest stage to the one before", lambda s: _move_layer(s, heaviest, heaviest - 1)),
         Lever("half the micro_batch_size, twice the micro_batches", _smaller_micro_batch),
+        Lever("half the head_chunk", _smaller_head_chunk),
         Lever("zero = 1", lambda s: _with_zero(s, 1, "last")),
         Lever('zero = 2, reduce = "each-micro-batch"', lambda s: _with_zero(s, 2, "each-micro-batch")),
         Lever("a quarter of the bucket bytes", _smaller_buckets),
@@ -154,6 +155,11 @@ def _smaller_micro_batch(setting: Setting) -> Setting | None:
         return None
     changed = attrs.evolve(plan, micro_batch_size=plan.micro_batch_size // 2, micro_batches=plan.micro_batches * 2)
     return attrs.evolve(setting, plan=changed)
+
+
+def _smaller_head_chunk(setting: Setting) -> Setting | None:
+    rows = min(setting.plan.head_chunk, setting.plan.micro_batch_size * setting.plan.seq_len)
+    return attrs.evolve(setting, plan=attrs.evolve(setting.plan, head_chunk=rows // 2)) if rows > 1 else None
 
 
 def _with_zero(setting: Setting, zero: int, reduce: str) -> Setting | None:

@@ -93,6 +93,8 @@ class Plan:
     micro_batches: int
     """Micro-batches of one replica in one step."""
     seq_len: int
+    head_chunk: int = 256
+    """Rows of logits the head holds at a time. Its weight gradient is rounded once a chunk: part of the numbers."""
     zero: int = 1
     """ZeRO level: 0 nothing sharded, 1 master weights and moments, 2 also gradients, 3 also parameter views."""
     reduce: str = "last"
@@ -156,7 +158,7 @@ _OPTIMIZER_FIELDS = tuple(attribute.name for attribute in fields(Optimizer))
 _FIELDS = (*(attribute.name for attribute in fields(Plan) if attribute.name != "optimizer"), *_OPTIMIZER_FIELDS)
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "parallel": ("pp", "dp", "cuts", "schedule"),
-    "batch": ("micro_batch_size", "micro_batches", "seq_len", "seed"),
+    "batch": ("micro_batch_size", "micro_batches", "seq_len", "head_chunk", "seed"),
     "state": ("zero", "reduce", "view_dtype", "grad_dtype", "grad_shard_dtype", "loss_scale"),
     "optimizer": _OPTIMIZER_FIELDS,
 }
@@ -276,6 +278,7 @@ def _read(reader: FieldReader, model: ModelConfig | None, *, auto_cuts: bool = F
         micro_batch_size=reader.integer("micro_batch_size", 1, _MAX_MICRO_BATCH),
         micro_batches=reader.integer("micro_batches", 1, _MAX_MICRO_BATCHES),
         seq_len=reader.integer("seq_len", 1, _MAX_SEQ_LEN),
+        head_chunk=reader.integer("head_chunk", 1, _MAX_SEQ_LEN, default=256),
         zero=reader.integer("zero", 0, 3, default=min(1, dp - 1)),
         reduce=reader.word("reduce", REDUCTIONS, default="last"),
         view_dtype=view_dtype,

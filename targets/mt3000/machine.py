@@ -25,9 +25,8 @@ _UNITS = {
     "link_latency": "s",
     "launch": "s",
     "collective_chunk": "bytes",
-    "head_chunk_rows": "rows",
 }
-_WHOLE = ("ddr_capacity", "collective_chunk", "head_chunk_rows")
+_WHOLE = ("ddr_capacity", "collective_chunk")
 _LEAST, _MOST = 1e-15, 1e30
 """Bounds far beyond any machine, so that no sum or quotient of times overflows."""
 _MOST_WHOLE = (1 << 50) - 1

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 BlockOp = Forward | Recompute | Backward
 
 
-def routine_of(op: BlockOp, model: ModelConfig, plan: Plan, head_chunk_rows: int) -> Routine:
+def routine_of(op: BlockOp, model: ModelConfig, plan: Plan) -> Routine:
     """The routine of a block op, under the roles its operands bind."""
     binding = bind(op, model, plan)
     form = _Form(op.keyword, _representative(op.block), tuple(binding.tensors), _given(op), binding.accumulates)
-    return _routine(form, model, plan, head_chunk_rows)
+    return _routine(form, model, plan)
 
 
 def routine_key(op: BlockOp, binding: Binding, model: ModelConfig, plan: Plan) -> str:
@@ -78,8 +78,8 @@ def _key(form: _Form, model: ModelConfig, plan: Plan) -> str:
 
 
 @cache
-def _routine(form: _Form, model: ModelConfig, plan: Plan, head_chunk_rows: int) -> Routine:
-    builder = _Builder(model, plan, form.unit, form.roles, form.accumulates, head_chunk_rows)
+def _routine(form: _Form, model: ModelConfig, plan: Plan) -> Routine:
+    builder = _Builder(model, plan, form.unit, form.roles, form.accumulates)
     backward = form.keyword == "backward"
     recipe = {
         ("embed", False): _embed_forward,
@@ -118,7 +118,6 @@ class _Builder:
     unit: Block
     roles: tuple[str, ...]
     accumulates: bool
-    head_chunk_rows: int
     steps: list[Step] = field(factory=list)
     temporaries: dict[str, tuple[Dtype, Shape]] = field(factory=dict)
 
@@ -338,7 +337,7 @@ def _head_norm(builder: _Builder) -> None:
     builder.temporary("rstd", builder.rows, dtype=Dtype.F32)
     operands = {"x": "x", "gamma": "w.norm", "xn": "xn", "rstd": "rstd"}
     builder.step("rmsnorm_forward", operands, eps=builder.model.norm_eps)
-    chunk = min(builder.head_chunk_rows, builder.rows)
+    chunk = min(builder.plan.head_chunk, builder.rows)
     builder.temporary("logits", chunk, builder.model.vocab_size, dtype=Dtype.F32)
 
 

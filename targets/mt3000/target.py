@@ -55,7 +55,7 @@ class Mt3000Target:
 
     def routine(self, module: Module, op: Forward | Recompute | Backward) -> Routine:
         """The routine of a block op."""
-        return routine_of(op, module.model, module.plan, self.machine.whole("head_chunk_rows"))
+        return routine_of(op, module.model, module.plan)
 
     def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
         """Intermediates of a routine; two staging chunks for a gradient reduction."""

@@ -32,7 +32,7 @@ MODEL = ModelConfig(
 )
 TIED = evolve(MODEL, tied_embeddings=True)
 DEEP = evolve(MODEL, layers=3)
-SMALL: dict[str, Any] = {"seq_len": 16, "micro_batch_size": 1}
+SMALL: dict[str, Any] = {"seq_len": 16, "micro_batch_size": 1, "head_chunk": 8}
 _BUCKETS = "bucket-grad-sync{bytes=16KiB}"
 
 
@@ -42,7 +42,7 @@ def _machine(**numbers: float) -> Machine:
     return evolve(machine, constants=machine.constants | changed)
 
 
-MACHINE = _machine(collective_chunk=1024.0, head_chunk_rows=8.0)
+MACHINE = _machine(collective_chunk=1024.0)
 """The MT-3000 with small staging chunks: megabytes of workspace would leave room everywhere, and byte reuse nowhere."""
 
 
