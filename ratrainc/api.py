@@ -29,19 +29,29 @@ from targets.rtx import read_program
 
 if TYPE_CHECKING:
     from targets.program import Program
+    from targets.simulator import Timeline
 
 
-def lowered(model: str | ModelConfig, plan: str | Plan) -> Module:
-    """The dataflow module of a model (preset name, config.json or `ModelConfig`) and a plan (TOML file or `Plan`).
+def resolved(model: str | ModelConfig, plan: str | Plan) -> tuple[ModelConfig, Plan]:
+    """The checked model (preset name, config.json or `ModelConfig`) and plan (TOML file or `Plan`).
 
     Raises `DiagnosticError` for whatever is wrong with either.
     """
     config = load_model(model) if isinstance(model, str) else model
     check_model(config)
-    resolved = load_plan(plan, config) if isinstance(plan, str | Path) else plan
-    check_plan(resolved, config)
+    found = load_plan(plan, config) if isinstance(plan, str | Path) else plan
+    check_plan(found, config)
+    return config, found
+
+
+def lowered(model: str | ModelConfig, plan: str | Plan) -> Module:
+    """The dataflow module of a model and a plan, given as in `resolved`.
+
+    Raises `DiagnosticError` for whatever is wrong with either.
+    """
+    config, found = resolved(model, plan)
     with paused_gc():
-        return lower(config, resolved)
+        return lower(config, found)
 
 
 def compile(  # noqa: A001 - the name the documentation promises
@@ -103,8 +113,15 @@ def emit(module: Module, *, machine: str | Machine | None = None) -> Program:
 
 def simulate(program: Program, *, machine: str | Machine | None = None, rendezvous: bool = False) -> Figures:
     """Simulated times of a program on a machine: the one it was compiled for unless another is given."""
+    return simulate_with_timeline(program, machine=machine, rendezvous=rendezvous)[0]
+
+
+def simulate_with_timeline(
+    program: Program, *, machine: str | Machine | None = None, rendezvous: bool = False
+) -> tuple[Figures, Timeline]:
+    """`simulate`, and when each instruction starts and ends."""
     chosen = machine if isinstance(machine, Machine) else load_machine(machine or _built_in(program.target))
-    return simulated(program, chosen, rendezvous=rendezvous)[0]
+    return simulated(program, chosen, rendezvous=rendezvous)
 
 
 def load(path: str, *, machine: str | Machine | None = None) -> Program:

@@ -20,6 +20,7 @@ _COMMANDS = {
     "schedule": "Print a well-known schedule as a table: one CSV row a stage.",
     "explain": "Say who holds the bytes at the peak, and price the changes that free some.",
     "simulate": "Time a program on a machine, from its own streams.",
+    "compare": "Simulate one plan under several strategies.",
     "run": "Train: execute a program on real text.",
     "disasm": "Print a program's streams, routines and addresses.",
     "strategies": "List the named pass pipelines.",

@@ -55,6 +55,8 @@ class Outcome:
     name: str
     peak_bytes: tuple[int, ...]
     step_seconds: float | None
+    exposed_tail_seconds: float | None = None
+    """of the stage that has most of it"""
 
     @property
     def fits(self) -> bool:
@@ -79,7 +81,9 @@ def try_setting(setting: Setting, name: str) -> Outcome | None:
             peaks = tuple(lifetimes(stage).peak_bytes for stage in module.stages)
             return Outcome(name, peaks, None)
         figures, _ = simulated(emit(module, target), setting.machine)
-    return Outcome(name, tuple(stage.peak_bytes for stage in figures.stages), figures.step_seconds)
+    peaks = tuple(stage.peak_bytes for stage in figures.stages)
+    tail = max(stage.exposed_tail_seconds for stage in figures.stages)
+    return Outcome(name, peaks, figures.step_seconds, tail)
 
 
 def levers_of(heaviest: int) -> list[Lever]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
 
 from ratrain_ir.diagnostics import fail, nearest
+
+if TYPE_CHECKING:
+    from ratrain_ir.frontend.plan import Plan
 
 
 @frozen
@@ -14,6 +19,12 @@ class Strategy:
     name: str
     passes: str
     summary: str
+    zero: int | None = None
+    """the ZeRO level it sets in the plan"""
+
+    def adapted(self, plan: Plan) -> Plan:
+        """The plan under this strategy; everything but what its name says stays."""
+        return plan if self.zero is None else evolve(plan, zero=self.zero)
 
 
 STRATEGIES = (
@@ -32,6 +43,12 @@ STRATEGIES = (
         "full-save",
         "place-1f1b,recompute{policy=none},allocate-ddr",
         "baseline-1f1b that keeps every activation instead of recomputing it",
+    ),
+    Strategy(
+        "zero3",
+        "place-1f1b,insert-prefetch,recompute{policy=full},allocate-ddr",
+        "baseline-1f1b with views sharded too: each is gathered one block ahead of every use (ZeRO 3)",
+        zero=3,
     ),
 )
 

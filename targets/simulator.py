@@ -65,6 +65,36 @@ class Timeline:
         count = len(self.program.stages[stage].streams[engine])
         return sum(span.end - span.start for span in self.spans[stage][engine][-count:]) if count else 0.0
 
+    def exposed_tail_seconds(self, stage: int) -> float:
+        """Idle time of a stage's compute engine in the last step that ended with the end of a collective or a host update.
+
+        That is what gradient reduction, updates, gathers of views and barriers cost beyond what compute hides.
+        """
+        spans = self.spans[stage][Engine.COMPUTE]
+        count = len(self.program.stages[stage].streams[Engine.COMPUTE])
+        first = len(spans) - count
+        tail = 0.0
+        for index in range(max(first, 1), len(spans)):
+            idle = spans[index].start - spans[index - 1].end
+            if idle > 0 and self._last_awaited(stage, spans[index], index // count) in _TAIL_ENGINES:
+                tail += idle
+        return tail
+
+    def _last_awaited(self, stage: int, span: Span, step: int) -> Engine | None:
+        """The engine whose instruction an instruction waited for last."""
+        latest: tuple[float, Engine | None] = (-1.0, None)
+        for wait in span.instruction.waits:
+            at = step - wait.previous_step
+            if at >= 0:
+                number = at * len(self.program.stages[stage].streams[wait.engine]) + wait.count - 1
+                end = self.spans[stage][wait.engine][number].end
+                if end > latest[0]:
+                    latest = (end, wait.engine)
+        return latest[1]
+
+
+_TAIL_ENGINES = (Engine.COLLECTIVE, Engine.HOST)
+
 
 def simulate(program: Program, duration_of: DurationOf, *, rendezvous: bool = False, steps: int = STEPS) -> Timeline:
     """Time `steps` consecutive steps.

@@ -11,6 +11,7 @@ from ratrainc.commands.options import json_option, machine_option, model_option,
 if TYPE_CHECKING:
     from ratrain_ir.diagnostics import DiagnosticError
     from ratrain_ir.module import Module
+    from ratrainc.levers import Setting
 
 _EPILOG = """\b
 Examples:
@@ -57,7 +58,8 @@ def command(
     from ratrainc.strategies import DEFAULT_STRATEGY
     from ratrainc.strategies import strategy as named
 
-    pipeline = passes if passes is not None else named(strategy or DEFAULT_STRATEGY).passes
+    chosen = named(strategy or DEFAULT_STRATEGY)
+    pipeline = chosen.passes if passes is None else passes
     if schedule is not None:
         with status(f"compiling {schedule}"):
             module = api.load_schedule(schedule)
@@ -68,12 +70,18 @@ def command(
         assert model is not None
         assert plan is not None
         with status(f"compiling {model}"):
-            module = api.lowered(model, plan)
+            config, resolved = api.resolved(model, plan)
+            resolved = chosen.adapted(resolved) if passes is None else resolved
+            module = api.lowered(config, resolved)
             try:
                 runs = api.run_passes(module, pipeline, machine=machine, verify_each=verify_each)
             except DiagnosticError as error:
+                from ratrainc.levers import Setting
+
                 if advice and {d.code for d in error.diagnostics} & _DOES_NOT_FIT:
-                    raise _with_advice(error, model, plan, pipeline, machine) from None
+                    raise _with_advice(
+                        error, Setting(config, resolved, pipeline, api.machine_for(module, machine))
+                    ) from None
                 raise
     written = _write(module, output, machine)
     if as_json:
@@ -112,17 +120,14 @@ _ADVICE_SECONDS = 45.0
 _ADVICE_SHOWN = 5
 
 
-def _with_advice(error: DiagnosticError, model: str, plan: str, pipeline: str, machine: str | None) -> DiagnosticError:
+def _with_advice(error: DiagnosticError, setting: Setting) -> DiagnosticError:
     """The refusal with the changes that would fit, each compiled and simulated."""
     import attrs
 
     from ratrain_ir.diagnostics import DiagnosticError, Note
-    from ratrainc import api
     from ratrainc.console import seconds_text, size_text
-    from ratrainc.levers import Setting, outcomes, try_setting
+    from ratrainc.levers import outcomes, try_setting
 
-    lowered = api.lowered(model, plan)
-    setting = Setting(lowered.model, lowered.plan, pipeline, api.machine_for(lowered, machine))
     now = try_setting(setting, "as it is")
     if now is None:
         return error

@@ -10,6 +10,7 @@ _EPILOG = """\b
 Examples:
   ratrainc simulate 7b.rtx
   ratrainc simulate 7b.rtir --json
+  ratrainc simulate 7b.rtx --trace 7b.json                     then open it in Perfetto
   ratrainc simulate 7b.rtx --machine my-machine.toml --rendezvous
 """
 
@@ -18,8 +19,9 @@ Examples:
 @click.argument("file", metavar="FILE.rtx|FILE.rtir")
 @machine_option
 @click.option("--rendezvous", is_flag=True, help="Sends wait for their receives instead of being buffered.")
+@click.option("--trace", metavar="out.json", help="Write a timeline for Perfetto or chrome://tracing.")
 @json_option
-def command(file: str, machine: str | None, rendezvous: bool, as_json: bool) -> None:
+def command(file: str, machine: str | None, rendezvous: bool, trace: str | None, as_json: bool) -> None:
     """Time a program on a machine, from its own streams. All figures are simulated."""
     from ratrainc import api
     from ratrainc.console import print_json, status
@@ -30,7 +32,11 @@ def command(file: str, machine: str | None, rendezvous: bool, as_json: bool) -> 
     with status(f"simulating {file}"):
         program = api.load(file, machine=chosen)
         check_program(program)
-        figures = api.simulate(program, machine=chosen, rendezvous=rendezvous)
+        figures, timeline = api.simulate_with_timeline(program, machine=chosen, rendezvous=rendezvous)
+    if trace is not None:
+        from ratrainc.trace import write_trace
+
+        write_trace(timeline, trace)
     if as_json:
         from attrs import asdict
 

@@ -16,7 +16,7 @@ from ratrain_ir.blocks import Block, block, flat_elements, parameters, saved_slo
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
 from ratrain_ir.ops import Backward, Forward, Recompute
-from ratrain_ir.signatures import Binding, bind
+from ratrain_ir.signatures import bind
 from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
 from targets.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step
 
@@ -31,11 +31,6 @@ def routine_of(op: BlockOp, model: ModelConfig, plan: Plan) -> Routine:
     binding = bind(op, model, plan)
     form = _Form(op.keyword, _representative(op.block), tuple(binding.tensors), _given(op), binding.accumulates)
     return _routine(form, model, plan)
-
-
-def routine_key(op: BlockOp, binding: Binding, model: ModelConfig, plan: Plan) -> str:
-    """Name of a routine: block kind, op, and in which way it differs from the plain one."""
-    return _key(_Form(op.keyword, op.block, tuple(binding.tensors), _given(op), binding.accumulates), model, plan)
 
 
 @frozen
@@ -62,6 +57,7 @@ def _representative(unit: Block) -> Block:
 
 
 def _key(form: _Form, model: ModelConfig, plan: Plan) -> str:
+    """Name of a routine: block kind, op, and in which way it differs from the plain one."""
     parts = [f"{form.unit.kind}.{form.keyword}"]
     if form.keyword != "backward":
         slots = [slot.name for slot in saved_slots(model, plan, form.unit)]

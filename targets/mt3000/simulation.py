@@ -25,6 +25,8 @@ class StageFigures:
     idle_seconds: float
     peak_bytes: int
     arena_bytes: int
+    exposed_tail_seconds: float
+    """idle time of the compute engine that ends with a wait for a collective or an update: GradSync, UpdateShard, PrefetchW"""
 
 
 @frozen
@@ -48,7 +50,8 @@ def simulated(program: Program, machine: Machine, *, rendezvous: bool = False) -
     stages = []
     for index, stage in enumerate(program.stages):
         busy = timeline.busy_seconds(index, Engine.COMPUTE)
-        stages.append(StageFigures(busy, seconds - busy, stage.peak_live_bytes, stage.arena_bytes))
+        tail = timeline.exposed_tail_seconds(index)
+        stages.append(StageFigures(busy, seconds - busy, stage.peak_live_bytes, stage.arena_bytes, tail))
     mfu = operations / (seconds * machine["fp16_peak"] * plan.clusters) if seconds else 0.0
     tokens = plan.tokens_per_step / seconds if seconds else 0.0
     return Figures(seconds, timeline.makespan_seconds, tokens, mfu, tuple(stages)), timeline

@@ -20,11 +20,10 @@ from ratrain_ir.ops import (
     Recv,
     ReduceScatter,
 )
-from ratrain_ir.signatures import bind
 from ratrain_ir.target import WorkspaceRequest
 from ratrain_ir.types import StateKind
 from targets.mt3000.machine import Machine
-from targets.mt3000.routines import routine_key, routine_of
+from targets.mt3000.routines import routine_of
 from targets.mt3000.timing import TimedOp, op_seconds
 
 if TYPE_CHECKING:
@@ -60,8 +59,8 @@ class Mt3000Target:
     def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
         """Intermediates of a routine; two staging chunks for a gradient reduction."""
         if isinstance(op, Forward | Recompute | Backward):
-            key = routine_key(op, bind(op, module.model, module.plan), module.model, module.plan)
-            return WorkspaceRequest(key, self.routine(module, op).workspace_bytes)
+            routine = self.routine(module, op)
+            return WorkspaceRequest(routine.key, routine.workspace_bytes)
         if isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group is Group.REPLICAS):
             return WorkspaceRequest("grad-sync", 2 * self.machine.whole("collective_chunk"))
         return None

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain_ir.diagnostics import CODES, DiagnosticError
+from ratrain_ir.frontend.plan import Optimizer
 from ratrain_ir.ops import ENGINES, Engine
 from ratrain_ir.types import Dtype, StateKind, tensor_type
 from targets.kernel_calls import CALLS, IN_PLACE
@@ -172,7 +173,7 @@ INSTRUCTIONS: dict[str, tuple[Fault, str]] = {
     "a release": (lambda p: setattr(first(p, "load_input"), "keyword", "release"), "RT080"),
     "another keyword": (lambda p: setattr(first(p, "all_gather"), "keyword", "all_reduce"), "RT080"),
     "no micro-batch": (lambda p: setattr(first(p, "load_input"), "micro_batch", None), "RT080"),
-    "a micro-batch it does not have": (lambda p: setattr(first(p, "all_gather"), "micro_batch", 0), "RT080"),
+    "a micro-batch it does not have": (lambda p: setattr(first(p, "update"), "micro_batch", 0), "RT080"),
     "no peer": (lambda p: setattr(first(p, "send"), "peer", None), "RT080"),
     "itself as its peer": (lambda p: setattr(first(p, "send"), "peer", 0), "RT027"),
     "another payload": (lambda p: setattr(first(p, "send"), "variant", "gradient"), "RT027"),
@@ -466,6 +467,8 @@ def test_kernels_outside_the_table_are_those_of_the_runtime() -> None:
         {},
         {"zero": 0},
         {"zero": 2, "reduce": "each-micro-batch"},
+        {"zero": 3},
+        {"optimizer": Optimizer(clip="global")},
         {"view_dtype": "f32"},
         {"grad_dtype": "f32"},
         {"model": evolve(MODEL, family="qwen2", qkv_bias=True, sliding_window=4)},

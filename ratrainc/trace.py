@@ -1,0 +1,84 @@
+"""A timeline in the Chrome trace format, which Perfetto and chrome://tracing show: a track per stage and engine, flows for messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ratrain_ir.files import write_lines
+from ratrain_ir.ops import ENGINES, Engine
+
+if TYPE_CHECKING:
+    from targets.simulator import Span, Timeline
+
+_MICROSECONDS = 1e6
+
+
+def write_trace(timeline: Timeline, path: str) -> None:
+    """Write a simulated timeline, atomically.
+
+    Raises `DiagnosticError` RT002 when the file cannot be written.
+    """
+    events = [*_names(timeline), *_spans(timeline), *_flows(timeline)]
+    lines = [json.dumps(event, separators=(",", ":")) for event in events]
+    body = [line + "," for line in lines[:-1]] + lines[-1:]
+    write_lines(path, ['{"displayTimeUnit":"ms","traceEvents":[', *body, "]}"])
+
+
+def _names(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    for stage in range(len(timeline.spans)):
+        yield {"ph": "M", "name": "process_name", "pid": stage, "args": {"name": f"stage @{stage} (simulated)"}}
+        for engine in ENGINES:
+            track = {"pid": stage, "tid": ENGINES.index(engine)}
+            yield {"ph": "M", "name": "thread_name", **track, "args": {"name": engine.value}}
+
+
+def _spans(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    for stage, engines in enumerate(timeline.spans):
+        for engine, spans in engines.items():
+            for span in spans:
+                instruction = span.instruction
+                waits = [
+                    f"{w.engine.value} {w.count}{' (previous step)' if w.previous_step else ''}"
+                    for w in instruction.waits
+                ]
+                yield {
+                    "ph": "X",
+                    "name": instruction.title,
+                    "cat": instruction.keyword,
+                    "pid": stage,
+                    "tid": ENGINES.index(engine),
+                    "ts": span.start * _MICROSECONDS,
+                    "dur": (span.end - span.start) * _MICROSECONDS,
+                    "args": {"micro_batch": instruction.micro_batch, "waits": waits},
+                }
+
+
+def _flows(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """An arrow from each send to its receive: the k-th of a channel belong together."""
+    received: dict[tuple[int, int, str], list[Span]] = {}
+    for stage, engines in enumerate(timeline.spans):
+        for span in engines[Engine.RECV]:
+            assert span.instruction.peer is not None
+            received.setdefault((span.instruction.peer, stage, span.instruction.variant), []).append(span)
+    number = 0
+    for stage, engines in enumerate(timeline.spans):
+        seen: dict[tuple[int, int, str], int] = {}
+        for span in engines[Engine.SEND]:
+            assert span.instruction.peer is not None
+            key = (stage, span.instruction.peer, span.instruction.variant)
+            index = seen.get(key, 0)
+            seen[key] = index + 1
+            arrival = received[key][index]
+            number += 1
+            common = {"name": span.instruction.variant, "cat": "message", "id": number}
+            yield {
+                "ph": "s",
+                **common,
+                "pid": stage,
+                "tid": ENGINES.index(Engine.SEND),
+                "ts": span.start * _MICROSECONDS,
+            }
+            end = {"pid": key[1], "tid": ENGINES.index(Engine.RECV), "ts": arrival.end * _MICROSECONDS}
+            yield {"ph": "f", "bp": "e", **common, **end}
