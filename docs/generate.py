@@ -1,4 +1,7 @@
-"""Writes the generated pages: `docs/diagnostics.md` from the table of codes, `docs/passes.md` from the passes.
+"""Writes the generated pages.
+
+`docs/diagnostics.md` from the table of codes, `docs/passes.md` from the passes, `docs/mistakes.md` from what the verifier says about
+spoilt schedules.
 
 `python docs/generate.py` writes them; with `--check` it exits with 1 when one is stale.
 """
@@ -6,6 +9,7 @@
 from __future__ import annotations
 
 import inspect
+import runpy
 import sys
 from pathlib import Path
 
@@ -48,7 +52,13 @@ def _option(attribute: attrs.Attribute[object]) -> str:
     return f"| `{attribute.name.replace('_', '-')}` | {values} | {default} |"
 
 
-PAGES = {"diagnostics.md": diagnostics_page, "passes.md": passes_page}
+def mistakes_page() -> str:
+    """Typical mistakes, with the real output of the verifier: `docs/mistakes.py`."""
+    text: str = runpy.run_path(str(DOCS / "mistakes.py"))["page"]()
+    return text
+
+
+PAGES = {"diagnostics.md": diagnostics_page, "passes.md": passes_page, "mistakes.md": mistakes_page}
 
 
 def stale_pages() -> list[str]:

@@ -10,14 +10,15 @@ from typing import ClassVar
 
 from attrs import field, frozen
 
-from passes.allocation import AllocationProblem, allocate
+from passes.allocation import allocate
 from passes.pass_base import Fact, Pass, PassContext
+from passes.trial import allocation_problem
 from ratrain_ir.analysis.lifetime import Interval, Lifetimes, lifetimes
 from ratrain_ir.analysis.progress import blocking_cycle
 from ratrain_ir.diagnostics import Note
 from ratrain_ir.module import Level, Module, Stage, TargetInfo
 from ratrain_ir.ops import Forward, Op, Payload, Recv, Send, Tensor
-from ratrain_ir.types import StateKind, aligned
+from ratrain_ir.types import StateKind
 
 
 @frozen
@@ -65,14 +66,8 @@ def _place_without_hangs(module: Module, found: list[Lifetimes], context: PassCo
 
 
 def _place(lives: Lifetimes, intervals: dict[Tensor, tuple[Interval, ...]]) -> None:
-    stage = lives.stage
-    tensors = list(stage.tensors.values())
-    sizes = [aligned(t.type.nbytes) for t in tensors]
-    sides = dict.fromkeys((t for op in stage.ops if type(op) is Recv for t in op.writes), 1)
-    sides |= dict.fromkeys((t for op in stage.ops if type(op) is Send for t in op.reads), -1)
-    spans = [intervals[t] for t in tensors]
-    problem = AllocationProblem(sizes, spans, len(stage.ops), [sides.get(t, 0) for t in tensors])
-    for tensor, offset in zip(tensors, allocate(problem).offsets, strict=True):
+    problem = allocation_problem(lives, intervals)
+    for tensor, offset in zip(lives.stage.tensors.values(), allocate(problem).offsets, strict=True):
         tensor.offset = offset
 
 

@@ -1,4 +1,4 @@
-"""`bucket-grad-sync{bytes=...}`: joins the gradient reductions of neighbouring blocks, and starts them as early as they may.
+"""`bucket-grad-sync{bytes=... unit=block|layer}`: joins the gradient reductions of neighbouring blocks, and starts them as early as they may.
 
 Reductions come in backward order. A bucket closes when its gradients reach `bytes`; it stands right after the backward that
 gives its last contribution, so that it waits for no straggler it does not need. With `reduce = "each-micro-batch"` the
@@ -26,12 +26,14 @@ class BucketGradSyncPass(Pass):
 
     name: ClassVar[str] = "bucket-grad-sync"
     bytes: int = field(default=64 * MIB, metadata={"unit": "bytes"})
+    unit: str = field(default="block", metadata={"choices": ("block", "layer")})
+    """A bucket ends with a block, or only with a whole layer."""
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage."""
         buckets = 0
         for stage in module.stages:
-            rewriter = _Bucketing(stage, self.bytes)
+            rewriter = _Bucketing(stage, self.bytes, self.unit)
             rewriter.run()
             buckets += rewriter.buckets
         context.statistics["buckets"] = buckets
@@ -41,6 +43,7 @@ class BucketGradSyncPass(Pass):
 class _Bucketing:
     stage: Stage
     limit: int
+    unit: str
     buckets: int = 0
     after: dict[int, list[Op]] = field(factory=dict)
     """Buckets by the position of the op they follow."""
@@ -53,7 +56,7 @@ class _Bucketing:
         for position, op in enumerate(self.stage.ops):
             if isinstance(op, ReduceScatter) or (type(op) is AllReduce and op.group is Group.REPLICAS):
                 moved.add(position)
-                if open_ops and (self.key(op) != key or self.size(open_ops) >= self.limit):
+                if open_ops and (self.key(op) != key or self.is_full(open_ops, op)):
                     self.close(open_ops, last_writer)
                     open_ops = []
                 key = self.key(op)
@@ -73,6 +76,11 @@ class _Bucketing:
     def key(self, op: GradSync) -> object:
         """Reductions of equal key may share a bucket."""
         return op.micro_batch if isinstance(op, ReduceScatter) else None
+
+    def is_full(self, ops: list[GradSync], following: GradSync) -> bool:
+        """Whether a bucket ends before the next reduction: it has its bytes, and no layer is torn where layers count."""
+        torn = self.unit == "layer" and ops[-1].blocks[-1].layer == following.blocks[0].layer
+        return self.size(ops) >= self.limit and not torn
 
     def size(self, ops: list[GradSync]) -> int:
         return sum(t.type.nbytes for op in ops for t in _gradients(op))

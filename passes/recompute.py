@@ -1,6 +1,7 @@
-"""`recompute{policy=auto|full|none|attention|mlp}`: which saved tensors are dropped after forward and recovered before backward.
+"""`recompute{policy=auto|full|none|attention|mlp placement=inline|forward-side}`: which saved tensors are dropped after forward and recovered before backward.
 
-Inline recovery: right before the backward that needs it. Where nothing of a layer is kept, the layer is recovered as a whole from
+Inline, recovery stands right before the backward that needs it; forward-side it fills the pipeline's idle windows
+(`passes/recompute_placement.py`). Where nothing of a layer is kept, the layer is recovered as a whole from
 its checkpoint, the input of its attention: `recompute attention` yields the input of `mlp`. Of a block either nothing is kept, or
 what is dear to recover (`lean`: the products; norms and elementwise results are recovered), or everything.
 
@@ -66,25 +67,31 @@ class RecomputePass(Pass):
     name: ClassVar[str] = "recompute"
     policy: str = field(default="full", metadata={"choices": POLICIES})
     budget: int | None = field(default=None, metadata={"unit": "bytes"})
-    """Bytes a stage may use, for `auto`; None: what the machine has."""
+    """Bytes a stage may use, for `auto` and `forward-side`; None: what the machine has."""
+    placement: str = field(default="inline", metadata={"choices": ("inline", "forward-side")})
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage under the policy."""
         from passes.recompute_choice import choose
+        from passes.recompute_placement import recover_forward_side
 
-        recovered = 0
+        budget = context.target.capacity_bytes if self.budget is None else self.budget
+        recovered = moved = 0
         for stage in module.stages:
             if any(type(op) is Recompute for op in stage.ops):
                 continue  # recovery is placed already; a second run changes nothing
             choice_of: ChoiceOf
             if self.policy == "auto":
-                chosen = choose(module, stage, context, self.budget)
+                chosen = choose(module, stage, context, budget)
                 context.statistics[f"stage {stage.index}"] = chosen.summary
                 choice_of = chosen.choice_of
             else:
                 choice_of = _always(_FIXED[self.policy])
             recovered += rewrite(stage, choice_of)
+            if self.placement == "forward-side":
+                moved += recover_forward_side(module, stage, context, budget)
         context.statistics["recompute ops"] = recovered
+        context.statistics["moved to the forward side"] = moved
 
 
 def _always(choice: LayerChoice) -> ChoiceOf:

@@ -16,18 +16,17 @@ from collections.abc import Callable
 from itertools import product
 from typing import TYPE_CHECKING
 
-import attrs
 import numpy as np
 from attrs import frozen
 
-from passes.allocation import AllocationProblem, allocate
 from passes.recompute import LEAN_SLOTS, NOTHING, ChoiceOf, LayerChoice, rewrite
+from passes.trial import trial_arena_bytes, with_workspace
 from ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
 from ratrain_ir.blocks import Block, Slot, block, saved_slots
 from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import Forward, Recompute, Tensor
 from ratrain_ir.schedules import micro_batches_in_flight
-from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
+from ratrain_ir.types import StateKind, aligned
 
 if TYPE_CHECKING:
     from passes.pass_base import PassContext
@@ -70,9 +69,8 @@ class Chosen:
         return f"kept, of {len(self.layers)} layers x {self.in_flight} in flight: {'; '.join(names)}"
 
 
-def choose(module: Module, stage: Stage, context: PassContext, budget: int | None) -> Chosen:
+def choose(module: Module, stage: Stage, context: PassContext, capacity: int) -> Chosen:
     """The cheapest choice that fits; full recovery where not even that does (allocation then says what is missing)."""
-    capacity = context.target.capacity_bytes if budget is None else budget
     plan = module.plan
     layers = tuple(plan.stage_layers(stage.index, module.model))
     in_flight = micro_batches_in_flight(plan.schedule, plan.pp, plan.micro_batches, stage.index)
@@ -218,27 +216,8 @@ def _rewritten(stage: Stage, chosen: ChoiceOf) -> Stage:
     return copy
 
 
-def _with_workspace(module: Module, copy: Stage, context: PassContext) -> None:
-    """Attach the workspace the target will ask for, so that the trial's live bytes are the final ones."""
-    known: dict[str, Tensor] = {}
-    ops = []
-    for op in copy.ops:
-        request = context.target.workspace(module, op)
-        if request is None or request.nbytes == 0:
-            ops.append(op)
-            continue
-        tensor = known.get(request.key)
-        if tensor is None:
-            type_ = tensor_type(Dtype.U8, (request.nbytes,))
-            tensor = known[request.key] = copy.add(Tensor(f"ws.{request.key}", StateKind.WORKSPACE, type_))
-        ops.append(attrs.evolve(op, scratch=(tensor,)))
-    copy.ops = ops
-
-
 def _trial(module: Module, stage: Stage, chosen: Chosen, context: PassContext) -> Lifetimes:
-    copy = _rewritten(stage, chosen.choice_of)
-    _with_workspace(module, copy, context)
-    return lifetimes(copy)
+    return lifetimes(with_workspace(module, _rewritten(stage, chosen.choice_of), context))
 
 
 def _peak(module: Module, stage: Stage, chosen: Chosen, context: PassContext) -> int:
@@ -246,7 +225,4 @@ def _peak(module: Module, stage: Stage, chosen: Chosen, context: PassContext) ->
 
 
 def _trial_arena(module: Module, stage: Stage, chosen: Chosen, context: PassContext) -> int:
-    lives = _trial(module, stage, chosen, context)
-    sizes = [aligned(t.type.nbytes) for t in lives.stage.tensors.values()]
-    spans = [lives.intervals[t] for t in lives.stage.tensors.values()]
-    return allocate(AllocationProblem(sizes, spans, len(lives.stage.ops))).arena_bytes
+    return trial_arena_bytes(module, _rewritten(stage, chosen.choice_of), context)

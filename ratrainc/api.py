@@ -121,7 +121,8 @@ def simulate_with_timeline(
 ) -> tuple[Figures, Timeline]:
     """`simulate`, and when each instruction starts and ends."""
     chosen = machine if isinstance(machine, Machine) else load_machine(machine or _built_in(program.target))
-    return simulated(program, chosen, rendezvous=rendezvous)
+    with paused_gc():
+        return simulated(program, chosen, rendezvous=rendezvous)
 
 
 def load(path: str, *, machine: str | Machine | None = None) -> Program:

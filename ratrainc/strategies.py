@@ -27,12 +27,29 @@ class Strategy:
         return plan if self.zero is None else evolve(plan, zero=self.zero)
 
 
+_RECOVER = "recompute{policy=auto placement=forward-side}"
+
 STRATEGIES = (
     Strategy(
         "ratrain",
+        f"place-1f1b,insert-prefetch,bucket-grad-sync,{_RECOVER},allocate-ddr",
+        "gradients reduced in buckets as soon as they are final; views gathered in the next forward's order; only what does "
+        "not fit is recomputed, in the pipeline's idle windows where there are any",
+    ),
+    Strategy(
+        "ratrain-no-fsr",
         "place-1f1b,insert-prefetch,bucket-grad-sync,recompute{policy=auto},allocate-ddr",
-        "gradients are reduced in buckets as soon as they are final; views are gathered in the next forward's order; "
-        "recomputes only what does not fit",
+        "ratrain with recovery inline, right before each backward",
+    ),
+    Strategy(
+        "ratrain-no-update-prefetch",
+        f"place-1f1b,bucket-grad-sync,{_RECOVER},allocate-ddr",
+        "ratrain with all updates before all gathers, as in the baseline",
+    ),
+    Strategy(
+        "ratrain-no-layerwise",
+        f"place-1f1b,insert-prefetch,{_RECOVER},allocate-ddr",
+        "ratrain with gradients reduced in bulk at the step's end, as in the baseline",
     ),
     Strategy(
         "baseline-1f1b",

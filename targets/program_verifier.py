@@ -44,8 +44,9 @@ def check_program(program: Program) -> None:
         module = lift(program, found)
         calls = _Calls(program, found)
         for index, stage in enumerate(program.stages):
-            for instruction in stage.streams[Engine.COMPUTE]:
-                calls.check(index, stage, instruction)
+            for stream in stage.streams.values():
+                for instruction in stream:
+                    calls.check(index, stage, instruction)
         found.check()
         verify(module, found)
         found.check()

@@ -24,7 +24,10 @@ _STEPS = 2
 
 @frozen
 class Race:
-    """Two instructions, given as (engine, number in its stream from 1, step), and bytes both touch."""
+    """Two instructions, given as (engine, number in its stream from 1, step), and bytes both touch.
+
+    `first` is not of a later step than `second`.
+    """
 
     first: tuple[Engine, int, int]
     second: tuple[Engine, int, int]
@@ -83,7 +86,8 @@ class _Sweep:
     starts: list[int] = field(factory=list)
     segments: list[_Segment] = field(factory=list)
     races: list[Race] = field(factory=list)
-    seen: set[tuple[tuple[int, int], tuple[int, int]]] = field(factory=set)
+    seen: set[tuple[tuple[Engine, int], tuple[Engine, int], int]] = field(factory=set)
+    """Pairs found, and how many steps they are apart."""
 
     def run(self) -> list[Race]:
         size = self.stage.arena_bytes
@@ -156,9 +160,12 @@ class _Sweep:
     ) -> None:
         if other is None or other[0] == me[0] or other[1] <= clock[other[0]]:
             return
-        if (other, me) not in self.seen and len(self.races) < _MAX_REPORTS:
-            self.seen.add((other, me))
-            self.races.append(Race(self.place(other), self.place(me), start, stop))
+        # nothing orders them, so the sweep may come to the one of the next step first
+        first, second = sorted((self.place(other), self.place(me)), key=lambda place: place[2])
+        pair = (first[:2], second[:2], second[2] - first[2])
+        if pair not in self.seen and len(self.races) < _MAX_REPORTS:
+            self.seen.add(pair)
+            self.races.append(Race(first, second, start, stop))
 
     def place(self, event: tuple[int, int]) -> tuple[Engine, int, int]:
         engine = ENGINES[event[0]]

@@ -87,7 +87,8 @@ class _SymbolicRun:
         if held is None and tensor.carried and value[-1] == "this step":
             held = self.values[tensor] = self.carried_in[tensor] = value
         if held != value:
-            text = f"'{op!r}' needs {_words(value)} in %{tensor.name}, which holds {_words(held or ('nothing',))}"
+            absent = ("what the step before left",) if tensor.carried else ("nothing",)
+            text = f"'{op!r}' needs {_words(value)} in %{tensor.name}, which holds {_words(held or absent)}"
             self.report.at_op(code, text, self.stage, op, tensor)
 
     def set(self, tensor: Tensor, *value: object) -> None:
@@ -214,6 +215,7 @@ class _SymbolicRun:
                 reduced = range(m + 1)
                 if op.updates:
                     self.expect("RT031", op, shard, "reduced", unit, range(m))
+                    self.expect("RT031", op, flag, "flag", unit, range(m))
                 elif m != 0:
                     text = f"the first reduction of {unit} must be m0: micro-batches ascend"
                     self.report.at_op("RT031", text, self.stage, op, shard)
@@ -277,8 +279,8 @@ class _SymbolicRun:
         everything = range(self.module.plan.micro_batches)
         seen = {self.values.get(tensor) for tensor in op.reads}
         for unit in self.blocks:
-            complete = {("flag", unit, everything), ("flag", unit, everything, "tied")}
-            if seen.isdisjoint(complete):
+            tied = ("tied",) if self.is_tied(unit) else ()  # the sum of both ends may overflow where neither does
+            if ("flag", unit, everything, *tied) not in seen:
                 text = f"the overflow flag of {unit}, of all micro-batches, is left out"
                 self.report.at_op("RT031", text, self.stage, op)
         self.set(op.writes[0], "overflow")

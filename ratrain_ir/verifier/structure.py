@@ -142,7 +142,9 @@ def check_operands(module: Module, stage: Stage, op: Op, report: Reporter) -> No
 
 
 def check_scratch(stage: Stage, op: Op, report: Reporter) -> None:
-    """RT025: only workspace is used as scratch, and workspace only as scratch."""
+    """RT025: only workspace is used as scratch, and one tensor at most: a routine has its intermediates in one place."""
+    if len(op.scratch) > 1:
+        report.at_op("RT025", f"'{op!r}' has more than one workspace", stage, op, op.scratch[1])
     for tensor in op.scratch:
         if tensor.kind is not StateKind.WORKSPACE:
             report.at_op(

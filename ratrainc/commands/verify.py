@@ -22,7 +22,7 @@ def command(file: str, as_json: bool) -> int:
     """Prove that a schedule or a program is sound, or show what is wrong and where.
 
     A schedule: types, completeness, dataflow, memory, messages, collectives, progress with buffered and rendezvous sends. A program:
-    its container, bounds, operands and progress.
+    its container and routines, the schedule it executes by the same rules, progress, and that no two instructions race.
     """
     from ratrain_ir.diagnostics import DiagnosticError
     from ratrainc.console import print_json, show_diagnostics, status

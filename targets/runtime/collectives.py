@@ -101,7 +101,7 @@ def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) 
 def any_flag(members: Sequence[Member]) -> None:
     """The overflow flag of all ranks: set where any block's flag is."""
     views = [rank.by_role(instruction) for rank, instruction in members]
-    overflow = any(int(view[0]) for found in views for role, view in found.items() if role != "overflow")
+    overflow = any(int(view[0]) for found in views for role, view in found.items() if role.startswith("flag."))
     for found in views:
         found["overflow"][0] = int(overflow)
 

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable
 from enum import Enum
 from functools import cache
+from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
@@ -18,12 +19,14 @@ from ratrain_ir.module import Level, Module
 from ratrain_ir.parser import parse_module
 from ratrain_ir.printer import print_module
 from ratrainc import api
-from targets.program import Program
 from targets.program_verifier import check_program
 from targets.rtx import parse_program, program_bytes
-from targets.runtime.training import TrainingRun
-from tests.mutation.subjects import Subject
 from tests.unit.tiny_runs import losses, start
+
+if TYPE_CHECKING:
+    from targets.program import Program
+    from targets.runtime.training import TrainingRun
+    from tests.mutation.subjects import Subject
 
 STEPS = 2
 INTERLEAVE_SEEDS = (1, 2)
@@ -50,20 +53,21 @@ class Judgement:
 
 
 def judge_module(mutant: Module, subject: Subject) -> Judgement:
-    """Judge a mutant of a module as a user would meet it: as text."""
-    stage = "parser"
+    """Judge a mutant of a module. One that nothing refuses goes on as a user would have it: through its text, to a file, to a run."""
+    by = "verifier"
     try:
+        api.check(mutant)
+        by = "text"
         module = parse_module(print_module(mutant), file="mutant.rtir")
-        stage = "verifier"
         api.check(module)
-        stage = "emission"
+        by = "emission"
         program = _emitted(module, subject)
-        stage = "program verifier"
+        by = "program verifier"
         program = _loaded(program)
     except DiagnosticError as error:
-        return _refused(stage, error)
+        return _refused(by, error)
     except Exception as error:  # noqa: BLE001 - whatever it is, a user would see it
-        return Judgement(Verdict.SURVIVOR, stage, (), f"{type(error).__name__}: {error}")
+        return Judgement(Verdict.SURVIVOR, by, (), f"{type(error).__name__}: {error}")
     return _judge_run(program, subject)
 
 

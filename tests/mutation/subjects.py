@@ -15,7 +15,7 @@ from ratrainc import api
 from ratrainc.strategies import strategy
 from targets.mt3000.machine import Machine, load_machine
 from targets.program import Program, ProgramStage
-from tests.unit.tiny_runs import make_plan
+from tests.unit.tiny_runs import OPTIMIZER, make_plan
 
 MODEL = ModelConfig(
     name="toy",
@@ -32,6 +32,7 @@ MODEL = ModelConfig(
 )
 TIED = evolve(MODEL, tied_embeddings=True)
 DEEP = evolve(MODEL, layers=3)
+CLIPPED = evolve(OPTIMIZER, clip="global", max_norm=0.5)
 SMALL: dict[str, Any] = {"seq_len": 16, "micro_batch_size": 1, "head_chunk": 8}
 _BUCKETS = "bucket-grad-sync{bytes=16KiB}"
 
@@ -46,7 +47,7 @@ MACHINE = _machine(collective_chunk=1024.0)
 """The MT-3000 with small staging chunks: megabytes of workspace would leave room everywhere, and byte reuse nowhere."""
 
 
-@frozen
+@frozen(eq=False)
 class Subject:
     """A sound module, and how it is made."""
 
@@ -99,7 +100,26 @@ SUBJECTS: dict[str, Subject] = {
             strategy("baseline-1f1b").passes,
             evolve(DEEP, tied_embeddings=True),
         ),
+        Subject(
+            "p2-d2-zero3-each-clip",
+            {"micro_batches": 2, "zero": 3, "reduce": "each-micro-batch", "optimizer": CLIPPED},
+            strategy("ratrain").passes,
+        ),
+        Subject("p2-d2-zero3-tied", {"micro_batches": 2, "zero": 3}, strategy("baseline-1f1b").passes, TIED),
+        Subject(
+            "p2-d2-gpipe-clip",
+            {"micro_batches": 3, "schedule": "gpipe", "optimizer": CLIPPED},
+            f"place-gpipe,insert-prefetch,{_BUCKETS},recompute{{policy=full}},allocate-ddr",
+        ),
+        Subject("p2-d2-zero3-placed", {"micro_batches": 2, "zero": 3}, "place-1f1b"),
         Subject("p2-d2-placed", {"micro_batches": 2}, "place-1f1b,recompute{policy=attention}"),
+        Subject("p3-d1-placed", {"pp": 3, "dp": 1, "micro_batches": 4, "zero": 0}, "place-1f1b", DEEP),
+        Subject(
+            "p2-d2-zero2-placed-tied",
+            {"micro_batches": 3, "zero": 2, "reduce": "each-micro-batch"},
+            "place-1f1b,insert-prefetch",
+            TIED,
+        ),
         Subject("p2-d2-dataflow", {"micro_batches": 2}, ""),
     )
 }

@@ -16,7 +16,7 @@ from passes.manager import PassManager
 from ratrain_ir.diagnostics import CODES, Diagnostic, Diagnostics
 from ratrain_ir.frontend.lowering import lower
 from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan
+from ratrain_ir.frontend.plan import Optimizer, Plan
 from ratrain_ir.parser import parse_module
 from ratrain_ir.printer import print_module
 from ratrain_ir.testing.fake_target import FakeTarget
@@ -29,6 +29,7 @@ PLAN = Plan(2, 2, (1,), 1, 2, 4)
 EACH = attrs.evolve(PLAN, zero=2, reduce="each-micro-batch")
 THREE = attrs.evolve(PLAN, pp=3, cuts=(1, 2))
 WHOLE = attrs.evolve(PLAN, zero=0)
+CLIPPED = attrs.evolve(PLAN, optimizer=Optimizer(clip="global"))
 
 Edit = Callable[[list[str]], list[str]]
 
@@ -41,6 +42,7 @@ def sound(base: str) -> str:
         "each": (MODEL, EACH, ""),
         "whole": (MODEL, WHOLE, ""),
         "tied": (TIED, PLAN, ""),
+        "clipped": (MODEL, CLIPPED, ""),
         "placed": (MODEL, PLAN, "place-1f1b"),
         "three": (DEEP, THREE, "place-1f1b"),
         "released": (MODEL, PLAN, "insert-release"),
@@ -587,12 +589,8 @@ RULES = [
     Broken(
         "RT043",
         "collectives in another order",
-        "tied",
-        (
-            move("%gs.head, %flag.head += all_reduce head ends", after="%overflow = all_reduce_scalar", stage=1),
-            move("%p.head, %m1.head, %m2.head, %t.head += update", after="%gs.head, %flag.head += all_reduce", stage=1),
-            move("%w.head = all_gather", after="%p.head, %m1.head, %m2.head, %t.head += update", stage=1),
-        ),
+        "clipped",
+        (move("%overflow = all_reduce_scalar", after="all_reduce_scalar loss", stage=1),),
         "%overflow = all_reduce_scalar",
         "is collective 0 of its group on @1, @0 has another",
         stage=1,

@@ -1,0 +1,287 @@
+# ruff: noqa: INP001 - a script, run by docs/generate.py
+"""The page of typical mistakes: sound schedules, spoilt by small edits, and what `ratrainc verify` says about each.
+
+Every output is made when the page is, so the page cannot say what the verifier does not. The edits find their lines by what
+stands in them, and fail where such a line is not there exactly once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from ratrain_ir.diagnostics import DiagnosticError
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.frontend.plan import Plan
+from ratrain_ir.printer import print_module
+from ratrainc import api
+from ratrainc.cli import main
+from targets.program_verifier import check_program
+from targets.rtx import write_program
+
+if TYPE_CHECKING:
+    from targets.program import Program
+
+MODEL = ModelConfig("tiny", "llama", 256, 64, 3, 4, 2, 16, 160, 1e-5)
+PLAN = Plan(2, 2, (1,), 1, 3, 32)
+THREE_STAGES = evolve(PLAN, pp=3, cuts=(1, 2), micro_batches=4)
+ORDERED, RELEASED, ALLOCATED = "place-1f1b", "place-1f1b,insert-release", "place-1f1b,allocate-ddr"
+
+Lines = list[str]
+Edit = Callable[[Lines], Lines]
+
+
+@frozen
+class Mistake:
+    """One mistake: the schedule it is made in, the edit that makes it, and why it matters."""
+
+    title: str
+    model: ModelConfig
+    plan: Plan
+    passes: str
+    edit: Edit
+    why: str
+
+
+def _find(lines: Lines, stage: int, start: str) -> int:
+    """Where a stage has the one line that starts so, without its indentation."""
+    owner, hits = -1, []
+    for at, line in enumerate(lines):
+        owner += line.startswith("  stage ")
+        if owner == stage and line.strip().startswith(start):
+            hits.append(at)
+    if len(hits) != 1:
+        raise ValueError(f"{len(hits)} lines of stage @{stage} start with '{start}'")
+    return hits[0]
+
+
+def _move(stage: int, start: str, *, before: str) -> Edit:
+    def edit(lines: Lines) -> Lines:
+        lines = list(lines)
+        line = lines.pop(_find(lines, stage, start))
+        lines.insert(_find(lines, stage, before), line)
+        return lines
+
+    return edit
+
+
+def _drop(stage: int, start: str) -> Edit:
+    def edit(lines: Lines) -> Lines:
+        at = _find(lines, stage, start)
+        return lines[:at] + lines[at + 1 :]
+
+    return edit
+
+
+def _change(stage: int, start: str, old: str, new: str) -> Edit:
+    def edit(lines: Lines) -> Lines:
+        at = _find(lines, stage, start)
+        return [*lines[:at], lines[at].replace(old, new), *lines[at + 1 :]]
+
+    return edit
+
+
+def _then(*edits: Edit) -> Edit:
+    def edit(lines: Lines) -> Lines:
+        for each in edits:
+            lines = each(lines)
+        return lines
+
+    return edit
+
+
+def _share_bytes(stage: int, start: str, other: str) -> Edit:
+    """Give a tensor the offset of another."""
+
+    def edit(lines: Lines) -> Lines:
+        offset = lines[_find(lines, stage, other)].rpartition(" at ")[2]
+        at = _find(lines, stage, start)
+        return [*lines[:at], re.sub(r"0x[0-9a-f]+$", offset, lines[at]), *lines[at + 1 :]]
+
+    return edit
+
+
+MISTAKES = (
+    Mistake(
+        "Two receives in the other order",
+        MODEL,
+        THREE_STAGES,
+        ORDERED,
+        _move(1, "%x.attention.1.m1 = recv", before="%x.attention.1.m0 = recv"),
+        "Messages of a channel are matched by order, not by name: a runtime would train on another micro-batch's activations, and "
+        "the loss would still fall.",
+    ),
+    Mistake(
+        "A receive posted before what it depends on has been sent",
+        MODEL,
+        THREE_STAGES,
+        ORDERED,
+        _move(1, "%dx.attention.2.m0 = recv gradient m0 @2", before="%x.attention.1.m0 = recv"),
+        "An engine is blocked by its head: the receives behind it never start, nothing is sent on, and the job hangs without a word. "
+        "The notes are the circle of who waits for whom.",
+    ),
+    Mistake(
+        "A tensor released too early",
+        MODEL,
+        PLAN,
+        RELEASED,
+        _move(0, "release (%x.attention.1.m0)", before="send activation m0 @1"),
+        "Its bytes go to the next tensor while they are still to be sent: the neighbour trains on something else, and nobody says so.",
+    ),
+    Mistake(
+        "A tensor never released",
+        MODEL,
+        PLAN,
+        RELEASED,
+        _drop(1, "release (%x.head.m1"),
+        "Memory that looks sufficient in the first step is gone in the hundredth.",
+    ),
+    Mistake(
+        "Two live tensors at one address",
+        MODEL,
+        PLAN,
+        ALLOCATED,
+        _share_bytes(0, "saved %s.mlp.0.m0.gate", "saved %s.mlp.0.m0.up"),
+        "Whichever is written later destroys the other; the loss may fall all the same.",
+    ),
+    Mistake(
+        "A gradient reduced before the last micro-batch has added to it",
+        MODEL,
+        PLAN,
+        ORDERED,
+        _move(0, "%gs.mlp.0, %flag.mlp.0 = reduce_scatter", before="%dx.mlp.0.m2 = %g.mlp.0 +="),
+        "Overlap at any price: the replicas agree on a gradient that lacks a micro-batch, and the last contribution is lost.",
+    ),
+    Mistake(
+        "Weights gathered before they are updated",
+        MODEL,
+        PLAN,
+        ORDERED,
+        _move(0, "%w.mlp.0 = all_gather", before="%p.mlp.0, %m1.mlp.0, %m2.mlp.0, %t.mlp.0 += update"),
+        "The next step would run on the old weights, the masters on new ones: a training that is one step behind itself.",
+    ),
+    Mistake(
+        "Tied embeddings that are not summed",
+        evolve(MODEL, tied_embeddings=True),
+        PLAN,
+        ORDERED,
+        _then(_drop(0, "%gs.embed, %flag.embed += all_reduce"), _drop(1, "%gs.head, %flag.head += all_reduce")),
+        "Both ends would update their copy with half of the gradient, and the copies drift apart.",
+    ),
+    Mistake(
+        "A forward more than the schedule has room for",
+        MODEL,
+        PLAN,
+        ORDERED,
+        _then(
+            _move(1, "%x.attention.1.m1 = recv", before="%dx.head.m0, %g.head"),
+            _move(1, "%x.mlp.1.m1, %s", before="%dx.head.m0, %g.head"),
+        ),
+        "Every micro-batch in flight keeps its activations: the peak is no longer the one that was planned for.",
+    ),
+)
+
+
+def _verify(name: str) -> str:
+    """What `ratrainc verify` prints about a file of the current directory.
+
+    Raises ValueError where it finds nothing wrong.
+    """
+    out = io.StringIO()
+    with contextlib.redirect_stderr(out), contextlib.redirect_stdout(out):
+        code = main(["verify", name])
+    if code != 1:
+        raise ValueError(f"{name} is sound, or something else went wrong (exit {code}): {out.getvalue()}")
+    return out.getvalue()
+
+
+def _difference(before: Lines, after: Lines) -> str:
+    """What was changed, without line numbers; distant places are separated by dots."""
+    found = []
+    for line in list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]:
+        text = "  ..." if line.startswith("@@") else line[:1] + " " + line[1:].strip()
+        found.append(text)
+    return "\n".join(found[1:])
+
+
+def _section(number: int, title: str, change: str, name: str, why: str) -> str:
+    parts = [
+        f"## {number}. {title}\n",
+        f"```diff\n{change}\n```\n",
+        f"```\n$ ratrainc verify {name}\n{_verify(name)}```\n",
+        why,
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _schedule_sections() -> Iterator[str]:
+    texts: dict[tuple[str, str, str], Lines] = {}
+    for number, item in enumerate(MISTAKES, 1):
+        key = (repr(item.model), repr(item.plan), item.passes)
+        if key not in texts:
+            texts[key] = print_module(api.compile(item.model, item.plan, passes=item.passes)).split("\n")
+        edited = item.edit(texts[key])
+        Path("mistake.rtir").write_text("\n".join(edited), "utf-8")
+        yield _section(number, item.title, _difference(texts[key], edited), "mistake.rtir", item.why)
+
+
+def _race_section() -> str:
+    """A program that lacks one wait, and has no other fault: the edit is shown in the words of `ratrainc disasm`."""
+    program = api.emit(api.compile(MODEL, PLAN, passes=ALLOCATED))
+    before = _disassembly(program)
+    for stream in (stream for stage in program.stages for stream in stage.streams.values()):
+        for at, item in enumerate(stream):
+            for wait in item.waits:
+                stream[at] = evolve(item, waits=tuple(other for other in item.waits if other is not wait))
+                if _codes(program) == {"RT081"}:
+                    change = _difference(before, _disassembly(program))
+                    why = (
+                        "Nothing but waits orders the engines: without this one it depends on the day which of the two comes first. The "
+                        "checker knows no timing, so it finds the race on all of them."
+                    )
+                    return _section(len(MISTAKES) + 1, "A wait that was left out", change, "mistake.rtx", why)
+                stream[at] = item
+    raise ValueError("every wait that is left out breaks an earlier rule too")
+
+
+def _codes(program: Program) -> set[str]:
+    try:
+        check_program(program)
+    except DiagnosticError as error:
+        return {item.code for item in error.diagnostics}
+    return set()
+
+
+def _disassembly(program: Program) -> Lines:
+    write_program(program, "mistake.rtx")
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        main(["disasm", "mistake.rtx"])
+    return out.getvalue().split("\n")
+
+
+def page() -> str:
+    """The whole page."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            sections = [*_schedule_sections(), _race_section()]
+        finally:
+            os.chdir(before)
+    start = (
+        "# Ten mistakes, and what the verifier says\n\n"
+        "Each of these is one small edit of a sound schedule, and each is a way in which real pipelines have hung, run out of memory or "
+        "trained on wrong gradients without a word. Lines that start with `-` were taken out, lines with `+` put in. Generated by "
+        "`docs/generate.py`, which runs every command.\n"
+    )
+    return "\n".join([start, *sections])

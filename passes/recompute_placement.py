@@ -1,0 +1,101 @@
+"""Where recovery stands: `recompute{placement=forward-side}` moves it into the pipeline's idle windows (FSR).
+
+Inline, a layer is recovered right before its backward. Recovery needs no gradient, so it may run earlier: after the micro-batch's
+forward, before its gradient arrives. That pays where the compute engine would wait for the gradient: before the first backward of
+a stage (warm-up) and before those of the cool-down, when no forward is left to fill the gap. In the steady state there is nothing to
+hide in, and recovery stays inline. At most (P - 1) recoveries a stage can be hidden this way.
+
+What is recovered earlier lives longer. Layers move in the order backward needs them, as long as the exact live bytes, workspace
+included, stay under the budget.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from passes.pass_base import PassContext
+from passes.trial import trial_arena_bytes, with_workspace
+from ratrain_ir.analysis.lifetime import lifetimes
+from ratrain_ir.blocks import gathers_within_step
+from ratrain_ir.module import Module, Stage
+from ratrain_ir.ops import Backward, Op, Recompute
+from ratrain_ir.types import aligned
+
+
+def recover_forward_side(module: Module, stage: Stage, context: PassContext, budget: int) -> int:
+    """Move recovery ops of a stage ahead of the backward that waits for a gradient; how many were moved."""
+    if module.plan.schedule != "1f1b" or gathers_within_step(module.plan):
+        return 0  # elsewhere the windows differ, or the view a recovery reads is gathered only for its backward
+    windows = idle_windows(module.plan.pp, module.plan.micro_batches, stage.index)
+    mover = _Mover(module, stage, context, budget)
+    for micro_batch in windows:
+        mover.fill(micro_batch)
+    while mover.moved and mover.arena_bytes() > budget:
+        mover.undo_last()
+    stage.ops = mover.rebuilt()
+    return sum(len(ops) for ops in mover.moved.values())
+
+
+def idle_windows(stages: int, micro_batches: int, stage: int) -> list[int]:
+    """Micro-batches before whose backward a stage waits for the gradient under 1F1B, the longest wait first."""
+    behind = stages - 1 - stage
+    if behind == 0:
+        return []
+    cool_down = range(max(1, micro_batches - behind), micro_batches)
+    return [0, *cool_down]
+
+
+@define(eq=False)
+class _Mover:
+    """Decides moves against the live-byte curve of the list as it was, then rebuilds the list once."""
+
+    module: Module
+    stage: Stage
+    context: PassContext
+    budget: int
+    moved: dict[int, list[Op]] = field(factory=dict)
+    """Recovery ops to stand before a micro-batch's first backward, in order."""
+    curve: NDArray[np.int64] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.curve = lifetimes(with_workspace(self.module, self.stage, self.context)).live_bytes
+
+    def fill(self, micro_batch: int) -> None:
+        """Move as many of a micro-batch's recoveries as the budget lets."""
+        first: int | None = None
+        """Position of the micro-batch's first backward."""
+        chosen: list[Op] = []
+        for position, op in enumerate(self.stage.ops):
+            if type(op) is Backward and op.micro_batch == micro_batch and first is None:
+                first = position
+            if type(op) is Recompute and op.micro_batch == micro_batch and first is not None:
+                added = sum(aligned(t.type.nbytes) for t in op.writes)
+                if int(self.curve[first : position + 1].max()) + added > self.budget:
+                    break
+                self.curve[first:position] += added
+                chosen.append(op)
+        if chosen:
+            self.moved[micro_batch] = chosen
+
+    def undo_last(self) -> None:
+        """Leave the window that was filled last as it was."""
+        self.moved.popitem()
+
+    def rebuilt(self) -> list[Op]:
+        """The list with the moves made."""
+        going = {id(op) for ops in self.moved.values() for op in ops}
+        waiting = dict(self.moved)
+        ops: list[Op] = []
+        for op in self.stage.ops:
+            if type(op) is Backward and op.micro_batch in waiting:
+                ops.extend(waiting.pop(op.micro_batch))
+            if id(op) not in going:
+                ops.append(op)
+        return ops
+
+    def arena_bytes(self) -> int:
+        """The arena of the list with the moves made."""
+        trial = Stage(self.stage.index, dict(self.stage.tensors), self.rebuilt(), self.stage.line)
+        return trial_arena_bytes(self.module, trial, self.context)

@@ -1,0 +1,55 @@
+"""Stages as allocation sees them; and trials: a stage as it will be once the target has sized its workspace.
+
+A pass that spends a byte budget asks a trial for the exact live bytes, and the exact arena, before anything is final.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from passes.allocation import AllocationProblem, allocate
+from ratrain_ir.analysis.lifetime import Interval, Lifetimes, lifetimes
+from ratrain_ir.module import Stage
+from ratrain_ir.ops import Op, Recv, Send, Tensor
+from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
+
+if TYPE_CHECKING:
+    from passes.pass_base import PassContext
+    from ratrain_ir.module import Module
+
+
+def with_workspace(module: Module, stage: Stage, context: PassContext) -> Stage:
+    """A copy of a stage's lists whose ops have the workspace the target will ask for; the stage stays as it is."""
+    copy = Stage(stage.index, dict(stage.tensors), [], stage.line)
+    known: dict[str, Tensor] = {}
+    ops: list[Op] = []
+    for op in stage.ops:
+        request = context.target.workspace(module, op)
+        if request is None or request.nbytes == 0:
+            ops.append(op)
+            continue
+        tensor = known.get(request.key)
+        if tensor is None:
+            type_ = tensor_type(Dtype.U8, (request.nbytes,))
+            tensor = known[request.key] = copy.add(Tensor(f"ws.{request.key}", StateKind.WORKSPACE, type_))
+        ops.append(attrs.evolve(op, scratch=(tensor,)))
+    copy.ops = ops
+    return copy
+
+
+def allocation_problem(lives: Lifetimes, intervals: dict[Tensor, tuple[Interval, ...]]) -> AllocationProblem:
+    """The placement problem of a stage's tensors, in declaration order; what is sent and what is received keep apart."""
+    stage = lives.stage
+    tensors = list(stage.tensors.values())
+    sides = dict.fromkeys((t for op in stage.ops if type(op) is Recv for t in op.writes), 1)
+    sides |= dict.fromkeys((t for op in stage.ops if type(op) is Send for t in op.reads), -1)
+    sizes = [aligned(t.type.nbytes) for t in tensors]
+    return AllocationProblem(sizes, [intervals[t] for t in tensors], len(stage.ops), [sides.get(t, 0) for t in tensors])
+
+
+def trial_arena_bytes(module: Module, stage: Stage, context: PassContext) -> int:
+    """The arena the stage would need if it were placed now."""
+    lives = lifetimes(with_workspace(module, stage, context))
+    return allocate(allocation_problem(lives, lives.intervals)).arena_bytes
