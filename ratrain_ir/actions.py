@@ -21,7 +21,7 @@ from ratrain_ir.blocks import stage_blocks
 from ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain_ir.files import read_text
 from ratrain_ir.module import Module, SourceText, Stage
-from ratrain_ir.ops import AllReduce, Backward, Forward, Group, Op, Payload, Recv, ReduceScatter, Send
+from ratrain_ir.ops import AllReduce, Backward, BackwardInput, BackwardWeight, Forward, Group, Op, Payload, Recv, ReduceScatter, Send
 from ratrain_ir.schedules import Action, ActionKind
 
 FORWARDS = frozenset({ActionKind.FORWARD})
@@ -96,7 +96,7 @@ class ActionTable:
 def actions_of_module(module: Module) -> ActionTable:
     """The table of a module, rank s being stage s: computation, messages, and the reduction of the gradients.
 
-    A stage's forward stands where its last block runs, its backward where its first block runs, so a message never seems to
+    A stage's forward stands where its last block runs, its backward (or each half of it) where its first block runs, so a message never seems to
     carry what is not made yet. REDUCE_GRAD stands at the stage's last reduction over the replicas.
     """
     return ActionTable(tuple(_stage_row(module, stage) for stage in module.stages), module.source)
@@ -117,6 +117,10 @@ def _stage_row(module: Module, stage: Stage) -> tuple[PlacedAction, ...]:
         elif isinstance(op, Backward):
             if op.block is blocks[0]:
                 add(op, ActionKind.BACKWARD, op.micro_batch)
+        elif isinstance(op, BackwardInput | BackwardWeight):
+            if op.block is blocks[0]:
+                half = ActionKind.BACKWARD_INPUT if isinstance(op, BackwardInput) else ActionKind.BACKWARD_WEIGHT
+                add(op, half, op.micro_batch)
         elif isinstance(op, Send):
             add(op, ActionKind.SEND_F if op.payload is Payload.ACTIVATION else ActionKind.SEND_B, op.micro_batch)
         elif isinstance(op, Recv):

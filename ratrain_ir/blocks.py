@@ -216,6 +216,36 @@ def saved_slots(model: ModelConfig, plan: Plan, unit: Block) -> tuple[Slot, ...]
     return ()
 
 
+SPLIT_KINDS = ("attention", "mlp")
+"""Kinds of blocks whose backward can be split. The embedding's is all weight; the head's stays whole, as it works in chunks."""
+
+INPUT_HALF_SLOTS = {"attention": ("q", "k", "v", "o", "lse", "rstd"), "mlp": ("gate", "up", "rstd")}
+"""The saved slots that the input half of a split backward reads."""
+
+WEIGHT_HALF_SLOTS = {"attention": ("xn", "o"), "mlp": ("xn", "prod")}
+"""The saved slots that the weight half reads."""
+
+
+@cache
+def pending_slots(model: ModelConfig, plan: Plan, unit: Block) -> tuple[Slot, ...]:
+    """What the input half of a split backward leaves for the weight half, in the order ops list it.
+
+    Gradients of what the products of the block give, and the gradient of the norm's weights as the exact f32 [hidden] sum, so that
+    it is rounded once, where it is added to the gradient, as in a whole backward.
+    """
+    rows = tokens_per_micro_batch(plan)
+    act = Dtype(plan.view_dtype)
+    norm = Slot("dgamma", tensor_type(Dtype.F32, (model.hidden_size,)))
+    if unit.kind == "attention":
+        q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        widths = {"dq": q_width, "dk": kv_width, "dv": kv_width}
+    elif unit.kind == "mlp":
+        widths = {"dgate": model.ffn_size, "dup": model.ffn_size}
+    else:
+        return ()
+    return (*(Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items()), norm)
+
+
 def activation_type(model: ModelConfig, plan: Plan) -> TensorType:
     """Type of a block's input, output, or a gradient of either: [tokens of a micro-batch, hidden]."""
     return tensor_type(Dtype(plan.view_dtype), (tokens_per_micro_batch(plan), model.hidden_size))

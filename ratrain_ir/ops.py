@@ -245,6 +245,28 @@ class Backward(Op):
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class BackwardInput(Op):
+    """The half of a split backward that the stage before waits for: dy, x, saved, view -> dx, pending."""
+
+    keyword = "backward_input"
+    default_engine = Engine.COMPUTE
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class BackwardWeight(Op):
+    """The half that may come later: dy, saved, pending; writes the gradient (first contribution) or adds to it."""
+
+    keyword = "backward_weight"
+    default_engine = Engine.COMPUTE
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Send(Op):
     """Sends a boundary tensor to a neighbouring stage."""
 
@@ -356,6 +378,15 @@ class Release(Op):
     default_engine = Engine.NONE
 
 
+BlockOp = Forward | Recompute | Backward | BackwardInput | BackwardWeight
+"""What computes on one block of one micro-batch: the ops that run a routine."""
+
+InputGradientOp = Backward | BackwardInput
+"""What makes the gradient of a block's input."""
+
+WeightGradientOp = Backward | BackwardWeight
+"""What contributes to the gradient of a block's parameters."""
+
 OP_CLASSES: dict[str, type[Op]] = {
     cls.keyword: cls
     for cls in (
@@ -363,6 +394,8 @@ OP_CLASSES: dict[str, type[Op]] = {
         Forward,
         Recompute,
         Backward,
+        BackwardInput,
+        BackwardWeight,
         Send,
         Recv,
         ReduceScatter,

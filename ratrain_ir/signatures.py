@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from attrs import frozen
 
 from ratrain_ir.blocks import (
+    INPUT_HALF_SLOTS,
+    SPLIT_KINDS,
+    WEIGHT_HALF_SLOTS,
     Block,
     activation_type,
     flat_elements,
     is_sharded,
+    pending_slots,
     saved_slots,
     shard_elements,
     token_type,
@@ -26,6 +30,8 @@ from ratrain_ir.ops import (
     AllReduce,
     AllReduceScalar,
     Backward,
+    BackwardInput,
+    BackwardWeight,
     Forward,
     Group,
     LoadInput,
@@ -223,6 +229,33 @@ def _backward(model: ModelConfig, plan: Plan, unit: Block) -> Candidates:
     return [(False, Signature(reads, (*outputs, gradient))), (True, Signature(reads, outputs, (gradient,)))]
 
 
+def _half_slots(model: ModelConfig, plan: Plan, unit: Block, read: dict[str, tuple[str, ...]]) -> Roles:
+    """The saved slots that a half of a split backward reads."""
+    if unit.kind not in SPLIT_KINDS:
+        raise SignatureError(f"the backward of {unit} is not split: only {' and '.join(SPLIT_KINDS)} blocks' are")
+    return tuple(role for role in _saved(model, plan, unit, optional=False) if role.name in read[unit.kind])
+
+
+def _pending(model: ModelConfig, plan: Plan, unit: Block) -> Roles:
+    kinds = frozenset({StateKind.SAVED})
+    return tuple(Role(s.name, kinds, s.type, slot=s.name) for s in pending_slots(model, plan, unit))
+
+
+@cache
+def _backward_input(model: ModelConfig, plan: Plan, unit: Block) -> Candidates:
+    saved = _half_slots(model, plan, unit, INPUT_HALF_SLOTS)
+    reads = (_activation("dy", model, plan), _activation("x", model, plan), *saved, _view(model, plan, unit))
+    return [(False, Signature(reads, (_activation("dx", model, plan), *_pending(model, plan, unit))))]
+
+
+@cache
+def _backward_weight(model: ModelConfig, plan: Plan, unit: Block) -> Candidates:
+    saved = _half_slots(model, plan, unit, WEIGHT_HALF_SLOTS)
+    reads = (_activation("dy", model, plan), *saved, *_pending(model, plan, unit))
+    gradient = (_gradient(model, plan, unit),)
+    return [(False, Signature(reads, gradient)), (True, Signature(reads, (), gradient))]
+
+
 @cache
 def _boundary(model: ModelConfig, plan: Plan) -> Role:
     return Role("data", frozenset({StateKind.BOUNDARY}), activation_type(model, plan))
@@ -307,6 +340,8 @@ _MAKERS: dict[type[Op], Callable[[Any, ModelConfig, Plan], Candidates]] = {
     Forward: lambda op, model, plan: _forward(model, plan, op.block),
     Recompute: lambda op, model, plan: _recompute(model, plan, op.block),
     Backward: lambda op, model, plan: _backward(model, plan, op.block),
+    BackwardInput: lambda op, model, plan: _backward_input(model, plan, op.block),
+    BackwardWeight: lambda op, model, plan: _backward_weight(model, plan, op.block),
     Send: lambda _op, model, plan: _send(model, plan),
     Recv: lambda _op, model, plan: _recv(model, plan),
     ReduceScatter: lambda op, model, plan: _reduce_scatter(model, plan, op.blocks),

@@ -35,7 +35,7 @@ REDUCTIONS = ("last", "each-micro-batch")
 CLIPS = ("none", "global")
 
 # What the compiler builds today; the rest of the language is known, and refused by name.
-BUILT_SCHEDULES = ("1f1b", "gpipe")
+BUILT_SCHEDULES = ("1f1b", "gpipe", "zb-h1")
 
 # Bounds far above any run, so that a slip of the keyboard is told from a size.
 _MAX_PARALLEL = 1 << 16

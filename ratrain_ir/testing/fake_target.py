@@ -9,10 +9,8 @@ from attrs import frozen
 from ratrain_ir.ops import (
     AllGather,
     AllReduce,
-    Backward,
+    BlockOp,
     Engine,
-    Forward,
-    Recompute,
     Recv,
     ReduceScatter,
     Send,
@@ -43,7 +41,7 @@ class FakeTarget:
     def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
         """Scratch of a few rows of the largest operand; none for messages, inputs and scalars."""
         del module
-        if isinstance(op, Forward | Recompute | Backward):
+        if isinstance(op, BlockOp):
             blocks: tuple[object, ...] = (op.block.kind,)
         elif isinstance(op, ReduceScatter | AllReduce | AllGather):
             blocks = op.blocks
@@ -56,7 +54,7 @@ class FakeTarget:
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
         """Seconds proportional to the bytes an op touches; block ops count ten times, updates and messages once."""
         del module, stage
-        factor = 10.0 if isinstance(op, Forward | Recompute | Backward) else 1.0
+        factor = 10.0 if isinstance(op, BlockOp) else 1.0
         touched = sum(tensor.type.nbytes for tensor in dict.fromkeys(op.operands))
         latency = 1e-6 if isinstance(op, Send | Recv | Update | AllGather) else 0.0
         return latency + factor * touched * self.seconds_per_byte

@@ -16,7 +16,7 @@ from ratrain_ir.blocks import stage_blocks
 from ratrain_ir.diagnostics import DiagnosticError
 from ratrain_ir.equality import first_difference
 from ratrain_ir.module import Level
-from ratrain_ir.ops import AllGather, AllReduce, Backward, Forward, Op, Recompute, ReduceScatter, Release, Tensor
+from ratrain_ir.ops import AllGather, AllReduce, Forward, InputGradientOp, Op, Recompute, ReduceScatter, Release, Tensor
 from ratrain_ir.parser import parse_module
 from ratrain_ir.printer import print_module
 from ratrain_ir.testing.fake_target import FakeTarget
@@ -208,7 +208,7 @@ def in_flight_is_exact(module: Module, stage: Stage) -> None:
         if type(op) is Forward:
             started.add(op.micro_batch)
         most = max(most, len(started))
-        if type(op) is Backward and op.block is first:
+        if isinstance(op, InputGradientOp) and op.block is first:
             started.discard(op.micro_batch)
     expected = min(module.plan.pp - stage.index, module.plan.micro_batches)
     assert most == expected, f"stage {stage.index} has up to {most} micro-batches in flight, 1F1B has {expected}"

@@ -9,7 +9,7 @@ from ratrain_ir.analysis.progress import Event, blocking_cycle, channels, member
 from ratrain_ir.blocks import stage_blocks
 from ratrain_ir.diagnostics import Location, Note
 from ratrain_ir.module import Level, Module, Stage
-from ratrain_ir.ops import AllReduce, AllReduceScalar, Backward, Forward, Op, Recv, Send
+from ratrain_ir.ops import AllReduce, AllReduceScalar, Forward, InputGradientOp, Op, Recv, Send
 from ratrain_ir.schedules import micro_batches_in_flight
 
 if TYPE_CHECKING:
@@ -119,7 +119,10 @@ def _collective_name(op: Op) -> str:
 
 
 def check_in_flight(module: Module, report: Reporter) -> None:
-    """RT044: at most as many micro-batches in flight as the plan's schedule claims, under 1F1B min(P - s, M)."""
+    """RT044: at most as many micro-batches in flight as the plan's schedule claims, under 1F1B and ZB-H1 min(P - s, M).
+
+    A micro-batch is in flight until the gradient of the stage's input is made; a weight half may come later.
+    """
     plan = module.plan
     for stage in module.stages:
         blocks = stage_blocks(module.model, plan, stage.index)
@@ -131,11 +134,11 @@ def check_in_flight(module: Module, report: Reporter) -> None:
                 if len(started) > bound:
                     _report_in_flight(stage, op, started, bound, plan.schedule, report)
                     break
-            elif type(op) is Backward and op.block is blocks[0]:
+            elif isinstance(op, InputGradientOp) and op.block is blocks[0]:
                 started.discard(op.micro_batch)
 
 
-_SCHEDULE_NAMES = {"1f1b": "1F1B", "gpipe": "GPipe"}
+_SCHEDULE_NAMES = {"1f1b": "1F1B", "gpipe": "GPipe", "zb-h1": "ZB-H1"}
 
 
 def _report_in_flight(stage: Stage, op: Op, started: set[int], bound: int, schedule: str, report: Reporter) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import define, field
 
-from ratrain_ir.blocks import Block, block, is_sharded, stage_blocks
+from ratrain_ir.blocks import WEIGHT_HALF_SLOTS, Block, block, is_sharded, pending_slots, stage_blocks
 from ratrain_ir.frontend.lowering import has_dynamic_scale, next_block, reduces_each_micro_batch
 from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import (
@@ -21,6 +21,8 @@ from ratrain_ir.ops import (
     AllReduce,
     AllReduceScalar,
     Backward,
+    BackwardInput,
+    BackwardWeight,
     Forward,
     Group,
     LoadInput,
@@ -59,6 +61,8 @@ class _SymbolicRun:
     carried_in: dict[Tensor, Value] = field(factory=dict)
     """The value a carried tensor had at the step's start: what its first reader took it for."""
     blocks: tuple[Block, ...] = ()
+    split: list[tuple[Block, int]] = field(factory=list)
+    """Blocks and micro-batches whose backward is in two halves."""
 
     def run(self) -> None:
         self.blocks = stage_blocks(self.module.model, self.module.plan, self.stage.index)
@@ -171,7 +175,33 @@ class _SymbolicRun:
             self.set(roles["dx"], "dx", unit, m)
         self.contribute(op, roles["g"], unit, m)
 
-    def contribute(self, op: Backward, gradient: Tensor, unit: Block, m: int) -> None:
+    def backward_input(self, op: BackwardInput) -> None:
+        """One of the two ways to do a micro-batch's backward, which then has a weight half too."""
+        unit, m = op.block, op.micro_batch
+        roles = self.roles(op)
+        self.once(op, "RT030", "backward", unit, m)
+        self.split.append((unit, m))
+        self.expect("RT030", op, roles["dy"], "dx", next_block(self.module.model, unit), m)
+        self.expect("RT030", op, roles["x"], "x", unit, m)
+        self.view(op, roles, unit)
+        self.expect_saved(op, roles, unit, m)
+        self.set(roles["dx"], "dx", unit, m)
+        for slot in pending_slots(self.module.model, self.module.plan, unit):
+            self.set(roles[slot.name], "pending", unit, m, slot.name)
+
+    def backward_weight(self, op: BackwardWeight) -> None:
+        """Finds what its input half left, so it comes after it."""
+        unit, m = op.block, op.micro_batch
+        roles = self.roles(op)
+        self.once(op, "RT030", "backward_weight", unit, m)
+        self.expect("RT030", op, roles["dy"], "dx", next_block(self.module.model, unit), m)
+        for name in WEIGHT_HALF_SLOTS[unit.kind]:
+            self.expect("RT032", op, roles[name], "saved", unit, m, name)
+        for slot in pending_slots(self.module.model, self.module.plan, unit):
+            self.expect("RT030", op, roles[slot.name], "pending", unit, m, slot.name)
+        self.contribute(op, roles["g"], unit, m)
+
+    def contribute(self, op: Backward | BackwardWeight, gradient: Tensor, unit: Block, m: int) -> None:
         """Gradients gather micro-batches in ascending order."""
         alone = reduces_each_micro_batch(self.module.plan)
         if not op.updates:
@@ -329,6 +359,7 @@ class _SymbolicRun:
         plan = self.module.plan
         for m in range(plan.micro_batches):
             yield from ((what, unit, m) for unit in self.blocks for what in ("forward", "backward"))
+        yield from (("backward_weight", unit, m) for unit, m in self.split)
         for unit in self.blocks:
             if reduces_each_micro_batch(plan):
                 yield from (("reduce", unit, m) for m in range(plan.micro_batches))
@@ -392,6 +423,8 @@ _VISITS: dict[type[Op], Callable[[_SymbolicRun, Any], None]] = {
     Forward: _SymbolicRun.forward,
     Recompute: _SymbolicRun.recompute,
     Backward: _SymbolicRun.backward,
+    BackwardInput: _SymbolicRun.backward_input,
+    BackwardWeight: _SymbolicRun.backward_weight,
     Send: _SymbolicRun.send,
     Recv: _SymbolicRun.recv,
     ReduceScatter: _SymbolicRun.reduce_scatter,

@@ -13,6 +13,8 @@ from ratrain_ir.ops import (
     AllReduce,
     AllReduceScalar,
     Backward,
+    BackwardInput,
+    BackwardWeight,
     Engine,
     Forward,
     Group,
@@ -50,7 +52,7 @@ def check_structure(module: Module, report: Reporter) -> None:
 _SCALAR_GROUPS = {Quantity.LOSS: Group.REPLICAS, Quantity.FLAGS: Group.ALL, Quantity.NORM: Group.ALL}
 """The loss is known to the last stage only; every rank needs the flags of all."""
 
-_ONE_BLOCK = frozenset({Forward, Recompute, Backward, Update})
+_ONE_BLOCK = frozenset({Forward, Recompute, Backward, BackwardInput, BackwardWeight, Update})
 _BLOCKS = frozenset({ReduceScatter, AllReduce, AllGather, AllReduceScalar})
 
 
