@@ -1,7 +1,7 @@
 """Writes the generated pages.
 
 `docs/diagnostics.md` from the table of codes, `docs/passes.md` from the passes, `docs/mistakes.md` from what the verifier says about
-spoilt schedules.
+spoilt schedules, `docs/annotated-schedule.md` from a compiled one.
 
 `python docs/generate.py` writes them; with `--check` it exits with 1 when one is stale.
 """
@@ -58,7 +58,18 @@ def mistakes_page() -> str:
     return text
 
 
-PAGES = {"diagnostics.md": diagnostics_page, "passes.md": passes_page, "mistakes.md": mistakes_page}
+def annotated_schedule_page() -> str:
+    """A whole small schedule with remarks: `docs/annotated_schedule.py`."""
+    text: str = runpy.run_path(str(DOCS / "annotated_schedule.py"))["page"]()
+    return text
+
+
+PAGES = {
+    "diagnostics.md": diagnostics_page,
+    "passes.md": passes_page,
+    "mistakes.md": mistakes_page,
+    "annotated-schedule.md": annotated_schedule_page,
+}
 
 
 def stale_pages() -> list[str]:

@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 - a script, run by docs/generate.py
 """The page of typical mistakes: sound schedules, spoilt by small edits, and what `ratrainc verify` says about each.
 
 Every output is made when the page is, so the page cannot say what the verifier does not. The edits find their lines by what

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 from ratrain_ir.diagnostics import CODES
+from ratrain_ir.parser import parse_module
+from ratrain_ir.verifier import check
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,6 +28,13 @@ def test_every_code_in_the_sources_is_in_the_table() -> None:
         for path in (ROOT / package).rglob("*.py"):
             used |= set(re.findall(r"\bRT0\d\d\b", path.read_text()))
     assert used <= set(CODES), used - set(CODES)
+
+
+def test_the_annotated_schedule_is_a_sound_schedule() -> None:
+    text = (ROOT / "docs" / "annotated-schedule.md").read_text().split("```")[1].lstrip("\n")
+    module = parse_module(text, file="annotated-schedule.md")
+    check(module)
+    assert [len(stage.ops) > 30 for stage in module.stages] == [True, True]
 
 
 def test_links_in_the_pages_lead_somewhere() -> None:
