@@ -23,6 +23,7 @@ _COMMANDS = {
     "compare": "Simulate one plan under several strategies.",
     "run": "Train: execute a program on real text.",
     "disasm": "Print a program's streams, routines and addresses.",
+    "doctor": "Say what this machine offers a run.",
     "strategies": "List the named pass pipelines.",
     "passes": "List the passes and their options.",
 }

@@ -147,3 +147,8 @@ class Program:
     pipeline: str
     routines: list[Routine]
     stages: list[ProgramStage]
+
+    @property
+    def arena_bytes_of_all_ranks(self) -> int:
+        """Bytes that all arenas of the job take together."""
+        return self.plan.dp * sum(stage.arena_bytes for stage in self.stages)

@@ -39,7 +39,7 @@ class _Observer:
         self.wanted = after
         self.after_change = after_change
         self.folder = made_directory(folder) if folder else None
-        self.before = _text(module) if after_change else ""
+        self.before = _schedule_text(module) if after_change else ""
         self.count = 0
 
     def after(self, module: Module, run: PassRun) -> None:
@@ -48,7 +48,7 @@ class _Observer:
         name = run.text.partition("{")[0]
         changed = False
         if self.after_change:
-            text = _text(module)
+            text = _schedule_text(module)
             changed, self.before = text != self.before, text
         if changed or self.wanted in ("all", name):
             click.echo(f"// after {run.text}", err=True)
@@ -64,6 +64,13 @@ def _text(module: Module) -> str:
     from ratrain_ir.printer import print_module
 
     return print_module(module)
+
+
+def _schedule_text(module: Module) -> str:
+    """The text without the list of passes, which grows even where nothing else changes."""
+    from ratrain_ir.printer import module_lines
+
+    return "\n".join(line for line in module_lines(module) if not line.startswith("  pipeline "))
 
 
 def _write_reproducer(file: str, pipeline: str) -> str:

@@ -268,7 +268,7 @@ class LocalEngine:
 
 def _check_memory(program: Program) -> None:
     """Refuse a program whose arenas this machine cannot hold, before the system kills the process for it."""
-    needed = program.plan.dp * sum(stage.arena_bytes for stage in program.stages)
+    needed = program.arena_bytes_of_all_ranks
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > present:
         fail(

@@ -1,0 +1,127 @@
+"""The tools around a schedule: explain, compare, diff, doctor, traces, dumps between passes, advice when a plan does not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ratrain_ir.module_diff import diff_modules
+from ratrain_ir.parser import read_module
+from ratrainc.cli import main
+from ratrainc.examples import example_path
+
+MODEL, PLAN = str(example_path("tiny.json")), str(example_path("tiny.toml"))
+SOURCES = ("--model", MODEL, "--plan", PLAN)
+
+
+@pytest.fixture(scope="module")
+def schedule(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("tools") / "tiny.rtir")
+    assert main(["compile", *SOURCES, "-o", path]) == 0
+    return path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    capsys.readouterr()
+    assert main(list(words)) == code
+    return capsys.readouterr().out
+
+
+def test_explain_names_an_owner_for_every_byte(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = json.loads(printed(capsys, "explain", schedule, "--no-levers", "--json"))
+    assert sum(facts["by_kind"].values()) == facts["peak_live_bytes"] == sum(facts["by_owner"].values())
+    assert facts["arena_bytes"] >= facts["peak_live_bytes"]
+
+
+def test_levers_are_tried(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    levers = json.loads(printed(capsys, "explain", schedule, "--json"))["levers"]
+    by_name = {lever["name"]: lever for lever in levers}
+    now, full = by_name["as it is"], by_name["recompute{policy=full}"]
+    assert now["fits"]
+    assert full["freed_bytes"] > 0
+    assert full["step_seconds"] > now["step_seconds"]
+    assert by_name["half the head_chunk"]["fits"]
+
+
+def test_compare_shows_the_contract_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("compare", *SOURCES, "--strategies", "baseline-1f1b,ratrain,zero3", "--json")
+    rows = {row["name"]: row for row in json.loads(printed(capsys, *words))["strategies"]}
+    keys = {"name", "step_seconds", "tokens_per_second", "peak_bytes", "exposed_tail_seconds", "speedup", "fits"}
+    assert all(set(row) == keys for row in rows.values())
+    assert rows["baseline-1f1b"]["speedup"] == 1.0
+    assert rows["ratrain"]["speedup"] > 1.0
+    assert rows["zero3"]["peak_bytes"] <= rows["baseline-1f1b"]["peak_bytes"]
+    assert "ratrain" in printed(capsys, *words[:-1])
+
+
+def test_what_does_not_fit_is_refused_with_changes_that_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    passes = "place-1f1b,recompute{policy=none},allocate-ddr{capacity=7MiB}"
+    assert main(["compile", *SOURCES, "--passes", passes]) == 1
+    shown = capsys.readouterr().err
+    assert "RT053" in shown
+    assert "tried, and fits: recompute{policy=full}" in shown
+    assert main(["compile", *SOURCES, "--passes", passes, "--no-advice"]) == 1
+    assert "tried" not in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_diff_speaks_of_ops(schedule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no difference" in printed(capsys, "diff", schedule, schedule)
+    placed = str(tmp_path / "placed.rtir")
+    assert main(["compile", *SOURCES, "--passes", "place-1f1b", "-o", placed]) == 0
+    steps = tmp_path / "steps"
+    pipeline = "recompute{policy=full},bucket-grad-sync"
+    assert main(["opt", placed, "--passes", pipeline, "--dump-dir", str(steps), "-o", str(tmp_path / "x.rtir")]) == 0
+    assert sorted(path.name for path in steps.iterdir()) == ["001-recompute.rtir", "002-bucket-grad-sync.rtir"]
+    shown = printed(capsys, "diff", placed, str(steps / "001-recompute.rtir"))
+    assert "+ op recompute mlp.1 m0" in shown
+    stages = diff_modules(read_module(placed), read_module(str(steps / "001-recompute.rtir")))
+    assert all(not stage.moved and not stage.dropped and stage.peak_after < stage.peak_before for stage in stages)
+
+
+def test_diff_counts_a_swap_as_one_move(schedule: str, tmp_path: Path) -> None:
+    lines = Path(schedule).read_text().split("\n")
+    first = next(i for i, line in enumerate(lines) if "update attention.0" in line)
+    second = next(i for i, line in enumerate(lines) if "update mlp.0" in line)
+    lines[first], lines[second] = lines[second], lines[first]
+    edited = tmp_path / "edited.rtir"
+    edited.write_text("\n".join(lines))
+    stage = diff_modules(read_module(schedule), read_module(str(edited)))[0]
+    assert {move.op for move in stage.moved} <= {"update attention.0", "update mlp.0", "all_gather attention.0"}
+    assert stage.moved
+    assert not stage.added
+    assert not stage.dropped
+
+
+def test_print_ir_after_change_is_quiet_without_one(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["opt", schedule, "--passes", "lifetime", "--print-ir-after-change", "-o", "/dev/null"])
+    assert "// after" not in capsys.readouterr().err
+
+
+def test_trace_has_a_track_per_engine_and_an_arrow_per_message(
+    schedule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.json"
+    figures = json.loads(printed(capsys, "simulate", schedule, "--trace", str(trace), "--json"))
+    events = json.loads(trace.read_text())["traceEvents"]
+    tracks = {(e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
+    assert tracks == {(s, e) for s in (0, 1) for e in ("compute", "send", "recv", "collective", "host")}
+    spans = [e for e in events if e["ph"] == "X"]
+    assert max(e["ts"] + e["dur"] for e in spans) / 1e6 >= figures["makespan_seconds"]
+    starts = {e["id"]: e["ts"] for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e["ts"] for e in events if e["ph"] == "f"}
+    assert len(starts) == 3 * 2 * 4, "three steps of four activations and four gradients"
+    assert all(ends[number] >= start for number, start in starts.items())
+
+
+def test_doctor_says_what_a_run_needs(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(printed(capsys, "doctor", schedule, "--json"))
+    assert found["problems"] == []
+    assert {"blas", "threads", "kernel cache", "mpi", "free memory", "program"} <= set(found["facts"])
+
+
+@pytest.mark.parametrize("command", ["explain", "compare", "diff", "doctor"])
+def test_help_teaches_by_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Examples:" in printed(capsys, command, "--help")
