@@ -48,7 +48,8 @@ def passes_page() -> str:
 
 def _option(attribute: attrs.Attribute[object]) -> str:
     values = ", ".join(attribute.metadata.get("choices", ())) or str(attribute.metadata.get("unit", ""))
-    default = "what the machine has" if attribute.default is None else attribute.default
+    unset = attribute.metadata.get("default", "what the machine has")
+    default = unset if attribute.default is None else attribute.default
     return f"| `{attribute.name.replace('_', '-')}` | {values} | {default} |"
 
 

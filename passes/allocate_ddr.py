@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from attrs import field, frozen
 
-from passes.allocation import allocate
+from passes.allocation import Allocation, allocate
 from passes.pass_base import Fact, Pass, PassContext
 from passes.trial import allocation_problem
 from ratrain_ir.analysis.lifetime import Interval, Lifetimes, lifetimes
@@ -23,7 +23,7 @@ from ratrain_ir.types import StateKind
 
 @frozen
 class AllocateDdrPass(Pass):
-    """Place every tensor in DDR, largest first, best fit."""
+    """Place every tensor in DDR, as low as a portfolio of methods can."""
 
     name: ClassVar[str] = "allocate-ddr"
     requires: ClassVar[frozenset[Fact]] = frozenset({Fact.PLACED, Fact.RELEASED, Fact.LEGALISED})
@@ -41,34 +41,36 @@ class AllocateDdrPass(Pass):
             if lives.peak_bytes > capacity:
                 _refuse(lives, capacity, context, module)
         context.diagnostics.check()
-        _place_without_hangs(module, found, context)
-        for lives in found:
-            _check_arena(lives, capacity, context, module)
+        placed = _place_without_hangs(module, found, capacity, context)
+        for lives, placement in zip(found, placed, strict=True):
+            _check_arena(lives, placement, capacity, context, module)
         context.diagnostics.check()
         module.level = Level.ALLOCATED
         module.target = TargetInfo(context.target.name, capacity)
 
 
-def _place_without_hangs(module: Module, found: list[Lifetimes], context: PassContext) -> None:
+def _place_without_hangs(
+    module: Module, found: list[Lifetimes], capacity: int, context: PassContext
+) -> list[Allocation]:
     """Place every stage so that byte reuse makes no cycle of waits, even when sends wait for their receives.
 
     What is received never takes bytes of what is sent: two neighbours that each receive into what they are still sending to the
     other would wait for ever. Where reuse through other ops still closes a cycle, sent tensors keep their bytes until the
     order of messages alone proves that they have arrived.
     """
-    for lives in found:
-        _place(lives, lives.intervals)
+    placed = [_place(lives, lives.intervals, capacity) for lives in found]
     if blocking_cycle(module, rendezvous=True) is None:
-        return
+        return placed
     context.statistics["sent tensors"] = "kept until their arrival is certain, so that no reuse of bytes can hang"
-    for lives in found:
-        _place(lives, _kept_until_arrival(module, lives))
+    return [_place(lives, _kept_until_arrival(module, lives), capacity) for lives in found]
 
 
-def _place(lives: Lifetimes, intervals: dict[Tensor, tuple[Interval, ...]]) -> None:
+def _place(lives: Lifetimes, intervals: dict[Tensor, tuple[Interval, ...]], capacity: int) -> Allocation:
     problem = allocation_problem(lives, intervals)
-    for tensor, offset in zip(lives.stage.tensors.values(), allocate(problem).offsets, strict=True):
+    placement = allocate(problem, capacity=capacity)
+    for tensor, offset in zip(lives.stage.tensors.values(), placement.offsets, strict=True):
         tensor.offset = offset
+    return placement
 
 
 def _kept_until_arrival(module: Module, lives: Lifetimes) -> dict[Tensor, tuple[Interval, ...]]:
@@ -97,11 +99,13 @@ def _answer(peer: Stage, sent: Send) -> tuple[Payload, int] | None:
     return None
 
 
-def _check_arena(lives: Lifetimes, capacity: int, context: PassContext, module: Module) -> None:
+def _check_arena(lives: Lifetimes, placement: Allocation, capacity: int, context: PassContext, module: Module) -> None:
     stage = lives.stage
     ratio = stage.arena_bytes / max(1, lives.peak_bytes)
-    text = f"arena {stage.arena_bytes} bytes, peak live {lives.peak_bytes}, ratio {ratio:.4f}"
-    context.statistics[f"stage {stage.index}"] = text
+    context.statistics[f"stage {stage.index}"] = (
+        f"arena {stage.arena_bytes} bytes, lower bound {lives.peak_bytes}, ratio {ratio:.4f}, "
+        f"{placement.method}, {placement.seconds:.3f} s"
+    )
     if stage.arena_bytes > capacity:
         short = stage.arena_bytes - capacity
         context.diagnostics.error(

@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 
 from passes.pass_base import Pass, PassContext
 from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import AllReduce, Backward, Group, Op, ReduceScatter, Tensor, Tensors
+from ratrain_ir.ops import AllReduce, Group, Op, ReduceScatter, Tensor, Tensors, WeightGradientOp
 from ratrain_ir.types import StateKind
 
 MIB = 1 << 20
@@ -62,7 +62,7 @@ class _Bucketing:
                 key = self.key(op)
                 open_ops.append(op)
                 continue
-            if type(op) is Backward:  # `all_reduce ends` writes gradients too, but only reduced ones
+            if isinstance(op, WeightGradientOp):  # `all_reduce ends` writes gradients too, but only reduced ones
                 last_writer.update((t, position) for t in op.writes + op.updates if t.kind is StateKind.GRAD)
         if open_ops:
             self.close(open_ops, last_writer)

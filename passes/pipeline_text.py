@@ -101,7 +101,7 @@ def _read_option(text: str, at: int, cls: type[Pass], attribute: attrs.Attribute
         if size is None:
             _fail(text, at, f"{attribute.name} of '{cls.name}': expected bytes like 64MiB, got '{value}'", len(value))
         return size
-    if attribute.metadata.get("unit") == "blocks":
+    if attribute.metadata.get("unit") in ("blocks", "micro-batches"):
         if not (value.isascii() and value.isdigit() and len(value) < _MAX_COUNT_DIGITS):
             _fail(text, at, f"{attribute.name} of '{cls.name}': expected a number, got '{value}'", len(value))
         return int(value)

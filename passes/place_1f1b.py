@@ -55,12 +55,12 @@ def _ordered(groups: WorkGroups, actions: list[Action], ahead: int) -> list[Op]:
     ops: list[Op] = []
     for before, action in pairwise([None, *actions]):
         assert action is not None
-        source = groups.forward if action.kind is ActionKind.FORWARD else groups.backward
-        group = source[action.micro_batch]
+        m = action.micro_batch
+        group = groups.forward[m] if action.kind is ActionKind.FORWARD else groups.whole_backward(m)
         alternates = (
             before is not None
             and (before.kind, action.kind) == (ActionKind.FORWARD, ActionKind.BACKWARD)
-            and before.micro_batch - action.micro_batch == ahead
+            and before.micro_batch - m == ahead
         )
         if alternates and type(ops[-1]) is Send and type(group[0]) is Recv:
             ops[-1:] = [group[0], ops[-1]]

@@ -27,7 +27,7 @@ from attrs import define, field, frozen
 from passes.pass_base import Pass, PassContext
 from ratrain_ir.blocks import Block, block
 from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import AllGather, Backward, Forward, Op, Phase, Recompute, Tensor, Tensors
+from ratrain_ir.ops import AllGather, Forward, InputGradientOp, Op, Phase, Recompute, Tensor, Tensors
 from ratrain_ir.types import StateKind
 
 POLICIES = ("full", "none", "attention", "mlp", "auto")
@@ -119,7 +119,7 @@ class _Rewriter:
 
     def run(self) -> None:
         for op in self.stage.ops:
-            if type(op) is Backward:
+            if isinstance(op, InputGradientOp):
                 for tensor in op.reads:
                     if tensor.kind is StateKind.VIEW:
                         self.views[op.block, op.micro_batch] = tensor
@@ -131,7 +131,7 @@ class _Rewriter:
                 continue  # its recovery needed it earlier
             if type(op) is Forward and op.block.layer is not None:
                 ops.append(self.lightened(op))
-            elif type(op) is Backward and op.block.layer is not None:
+            elif isinstance(op, InputGradientOp) and op.block.layer is not None:
                 ops.extend(self.with_recovery(op))
             else:
                 ops.append(op)
@@ -155,15 +155,15 @@ class _Rewriter:
             return ()
         return saved if kept == "none" else tuple(t for t in saved if t.slot not in LEAN_SLOTS[unit.kind])
 
-    def with_recovery(self, op: Backward) -> list[Op]:
-        """The backward op, after the recovery of what it reads."""
+    def with_recovery(self, op: InputGradientOp) -> list[Op]:
+        """The backward op, after the recovery of what it, or its weight half, reads."""
         layer, m = op.block.layer, op.micro_batch
         assert layer is not None
         if self.choice_of(layer, m) == NOTHING:
             return self.with_whole_layer(op) if op.block.kind == "mlp" else [op]
         return [self.recompute(op.block, m), op] if self.dropped(op.block, m) else [op]
 
-    def with_whole_layer(self, op: Backward) -> list[Op]:
+    def with_whole_layer(self, op: InputGradientOp) -> list[Op]:
         """An mlp's backward after the recovery of its attention, which yields its input again, and its own."""
         m = op.micro_batch
         unit = block("attention", op.block.layer)

@@ -20,13 +20,13 @@ from passes.trial import trial_arena_bytes, with_workspace
 from ratrain_ir.analysis.lifetime import lifetimes
 from ratrain_ir.blocks import gathers_within_step
 from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import Backward, Op, Recompute
+from ratrain_ir.ops import InputGradientOp, Op, Recompute
 from ratrain_ir.types import aligned
 
 
 def recover_forward_side(module: Module, stage: Stage, context: PassContext, budget: int) -> int:
     """Move recovery ops of a stage ahead of the backward that waits for a gradient; how many were moved."""
-    if module.plan.schedule != "1f1b" or gathers_within_step(module.plan):
+    if module.plan.schedule not in ("1f1b", "zb-h1") or gathers_within_step(module.plan):
         return 0  # elsewhere the windows differ, or the view a recovery reads is gathered only for its backward
     windows = idle_windows(module.plan.pp, module.plan.micro_batches, stage.index)
     mover = _Mover(module, stage, context, budget)
@@ -68,7 +68,7 @@ class _Mover:
         """Position of the micro-batch's first backward."""
         chosen: list[Op] = []
         for position, op in enumerate(self.stage.ops):
-            if type(op) is Backward and op.micro_batch == micro_batch and first is None:
+            if isinstance(op, InputGradientOp) and op.micro_batch == micro_batch and first is None:
                 first = position
             if type(op) is Recompute and op.micro_batch == micro_batch and first is not None:
                 added = sum(aligned(t.type.nbytes) for t in op.writes)
@@ -89,7 +89,7 @@ class _Mover:
         waiting = dict(self.moved)
         ops: list[Op] = []
         for op in self.stage.ops:
-            if type(op) is Backward and op.micro_batch in waiting:
+            if isinstance(op, InputGradientOp) and op.micro_batch in waiting:
                 ops.extend(waiting.pop(op.micro_batch))
             if id(op) not in going:
                 ops.append(op)

@@ -10,6 +10,7 @@ from ratrain_ir.diagnostics import fail, nearest
 PASSES: dict[str, str] = {
     "place-1f1b": "passes.place_1f1b:Place1F1BPass",
     "place-gpipe": "passes.place_gpipe:PlaceGpipePass",
+    "place-zb-h1": "passes.place_zb_h1:PlaceZbH1Pass",
     "lifetime": "passes.lifetime:LifetimePass",
     "recompute": "passes.recompute:RecomputePass",
     "bucket-grad-sync": "passes.bucket_grad_sync:BucketGradSyncPass",

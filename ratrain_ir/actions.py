@@ -21,7 +21,19 @@ from ratrain_ir.blocks import stage_blocks
 from ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain_ir.files import read_text
 from ratrain_ir.module import Module, SourceText, Stage
-from ratrain_ir.ops import AllReduce, Backward, BackwardInput, BackwardWeight, Forward, Group, Op, Payload, Recv, ReduceScatter, Send
+from ratrain_ir.ops import (
+    AllReduce,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Group,
+    Op,
+    Payload,
+    Recv,
+    ReduceScatter,
+    Send,
+)
 from ratrain_ir.schedules import Action, ActionKind
 
 FORWARDS = frozenset({ActionKind.FORWARD})

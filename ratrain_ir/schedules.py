@@ -39,13 +39,13 @@ class Action:
 
 
 def in_flight_bound(stages: int, micro_batches: int, stage: int) -> int:
-    """Micro-batches in flight on a stage under 1F1B: min(P - s, M)."""
+    """Micro-batches in flight on a stage under 1F1B and ZB-H1: min(P - s, M)."""
     return min(stages - stage, micro_batches)
 
 
 def micro_batches_in_flight(schedule: str, stages: int, micro_batches: int, stage: int) -> int:
     """Most micro-batches that have begun forward and not ended backward on a stage, under a schedule by its name."""
-    return in_flight_bound(stages, micro_batches, stage) if schedule == "1f1b" else micro_batches
+    return micro_batches if schedule == "gpipe" else in_flight_bound(stages, micro_batches, stage)
 
 
 def schedule_1f1b(stages: int, micro_batches: int, stage: int) -> list[Action]:
@@ -66,5 +66,31 @@ def schedule_gpipe(stages: int, micro_batches: int, stage: int) -> list[Action]:
     return [Action(kind, m) for kind in kinds for m in range(micro_batches)]
 
 
-SCHEDULES: dict[str, Callable[[int, int, int], list[Action]]] = {"1f1b": schedule_1f1b, "gpipe": schedule_gpipe}
+def schedule_zb_h1(stages: int, micro_batches: int, stage: int, delay: int | None = None) -> list[Action]:
+    """The ZB-H1 order of one stage (Qi et al., "Zero Bubble Pipeline Parallelism", 2023): 1F1B with the backward split.
+
+    Input halves stand where 1F1B has backwards, so as many micro-batches are in flight. Weight halves follow `delay` micro-batches
+    later, s of them on stage s where it is None: they fill the time in which the stage would wait, in the warm-up for the next
+    forward and in the cool-down for the next gradient. On stage 0, whose input gradient nobody waits for, backwards stay whole.
+    """
+    later = stage if delay is None else min(delay, stage)
+    actions: list[Action] = []
+    pending: list[int] = []
+    for action in schedule_1f1b(stages, micro_batches, stage):
+        if action.kind is ActionKind.FORWARD or stage == 0:
+            actions.append(action)
+            continue
+        actions.append(Action(ActionKind.BACKWARD_INPUT, action.micro_batch))
+        pending.append(action.micro_batch)
+        if len(pending) > later:
+            actions.append(Action(ActionKind.BACKWARD_WEIGHT, pending.pop(0)))
+    actions.extend(Action(ActionKind.BACKWARD_WEIGHT, m) for m in pending)
+    return actions
+
+
+SCHEDULES: dict[str, Callable[[int, int, int], list[Action]]] = {
+    "1f1b": schedule_1f1b,
+    "gpipe": schedule_gpipe,
+    "zb-h1": schedule_zb_h1,
+}
 """Orders by name: each gives one stage's actions from the numbers of stages and micro-batches and the stage's index."""

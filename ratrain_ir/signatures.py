@@ -6,7 +6,7 @@ routines their operands by these names. Collectives take several blocks; their r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -229,7 +229,7 @@ def _backward(model: ModelConfig, plan: Plan, unit: Block) -> Candidates:
     return [(False, Signature(reads, (*outputs, gradient))), (True, Signature(reads, outputs, (gradient,)))]
 
 
-def _half_slots(model: ModelConfig, plan: Plan, unit: Block, read: dict[str, tuple[str, ...]]) -> Roles:
+def _half_slots(model: ModelConfig, plan: Plan, unit: Block, read: Mapping[str, tuple[str, ...]]) -> Roles:
     """The saved slots that a half of a split backward reads."""
     if unit.kind not in SPLIT_KINDS:
         raise SignatureError(f"the backward of {unit} is not split: only {' and '.join(SPLIT_KINDS)} blocks' are")

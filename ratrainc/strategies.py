@@ -52,6 +52,11 @@ STRATEGIES = (
         "ratrain with gradients reduced in bulk at the step's end, as in the baseline",
     ),
     Strategy(
+        "zb-h1",
+        f"place-zb-h1,insert-prefetch,bucket-grad-sync,{_RECOVER},allocate-ddr",
+        "ratrain in ZB-H1 order: backwards are split, and their weight halves fill the pipeline's idle time",
+    ),
+    Strategy(
         "baseline-1f1b",
         "place-1f1b,recompute{policy=full},allocate-ddr",
         "full recomputation inside backward; reduction, update and gather in bulk at the step's end",

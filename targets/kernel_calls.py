@@ -133,12 +133,16 @@ CALLS: dict[str, KernelCall] = {
         accumulate=_flag,
     ),
     "zero": _call("a:*[n]="),
+    "cast": _call("src:*[n] dst:*[n]="),
+    "add": _call("a:*[n] b:*[n] out:*[n]="),
 }
 """Kernels of block ops. Those of updates and collectives are called by the runtime itself, never by a routine."""
 
 IN_PLACE = frozenset(
     {
         ("gemm", "out", "residual"),
+        ("add", "out", "a"),
+        ("add", "out", "b"),
         ("rmsnorm_backward", "dx", "dxn"),
         ("rmsnorm_backward", "dx", "residual"),
         *(("swiglu_backward", out, source) for out in ("dgate", "dup") for source in ("gate", "up", "dprod")),

@@ -20,9 +20,8 @@ from ratrain_ir.ops import (
     AllGather,
     AllReduce,
     AllReduceScalar,
-    Backward,
+    BlockOp,
     Engine,
-    Forward,
     Group,
     LoadInput,
     Op,
@@ -30,7 +29,6 @@ from ratrain_ir.ops import (
     Payload,
     Phase,
     Quantity,
-    Recompute,
     Recv,
     ReduceScatter,
     Send,
@@ -88,7 +86,7 @@ def _group(op: Op) -> str:
 
 
 def _blocks(op: Op) -> tuple[str, ...]:
-    if isinstance(op, Forward | Recompute | Backward | Update):
+    if isinstance(op, BlockOp | Update):
         return (str(op.block),)
     if isinstance(op, ReduceScatter | AllReduce | AllGather | AllReduceScalar):
         return tuple(map(str, op.blocks))

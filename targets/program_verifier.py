@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ratrain_ir.module import Module
     from targets.program import Instruction, ProgramStage
 
-_BLOCK_OPS = ("forward", "recompute", "backward")
+_BLOCK_OPS = ("forward", "recompute", "backward", "backward_input", "backward_weight")
 
 
 def check_program(program: Program) -> None:
@@ -62,8 +62,8 @@ def _check_sizes(program: Program, found: Diagnostics) -> None:
     """The plan promises no more work than the streams hold: a number alone must not make the rules below work for ever."""
     for index, stage in enumerate(program.stages):
         blocks = stage_blocks(program.model, program.plan, index)
-        for keyword in ("forward", "backward"):
-            count = sum(1 for item in stage.streams[Engine.COMPUTE] if item.keyword == keyword)
+        for keyword, keywords in (("forward", ("forward",)), ("backward", ("backward", "backward_input"))):
+            count = sum(1 for item in stage.streams[Engine.COMPUTE] if item.keyword in keywords)
             wanted = len(blocks) * program.plan.micro_batches
             if count != wanted:
                 text = f"stage @{index} has {count} {keyword} instructions; its {len(blocks)} blocks need {wanted}"

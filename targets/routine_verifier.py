@@ -105,9 +105,10 @@ class _SymbolicRoutine:
             reference = step.operands[operand.name]
             if operand.is_read(step.options) and not self.holds(reference):
                 return f"'{step.kernel}' reads '{reference}' before anything is written to it"
+        read = {step.operands[operand.name] for operand in operands if operand.is_read(step.options)}
         for operand in operands:
             if operand.is_written:
-                problem = self.write(step, operand.name, reads=operand.is_read(step.options))
+                problem = self.write(step, operand.name, reads=step.operands[operand.name] in read)
                 if problem is not None:
                     return problem
         return None

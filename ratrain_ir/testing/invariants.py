@@ -16,7 +16,18 @@ from ratrain_ir.blocks import stage_blocks
 from ratrain_ir.diagnostics import DiagnosticError
 from ratrain_ir.equality import first_difference
 from ratrain_ir.module import Level
-from ratrain_ir.ops import AllGather, AllReduce, Forward, InputGradientOp, Op, Recompute, ReduceScatter, Release, Tensor
+from ratrain_ir.ops import (
+    AllGather,
+    AllReduce,
+    Forward,
+    InputGradientOp,
+    Op,
+    Recompute,
+    ReduceScatter,
+    Release,
+    Tensor,
+    WeightGradientOp,
+)
 from ratrain_ir.parser import parse_module
 from ratrain_ir.printer import print_module
 from ratrain_ir.testing.fake_target import FakeTarget
@@ -200,7 +211,10 @@ def only_carried_bytes_are_live_at_the_end(stage: Stage) -> None:
 
 
 def in_flight_is_exact(module: Module, stage: Stage) -> None:
-    """Under 1F1B, at the worst moment exactly min(P - s, M) micro-batches have started forward and not ended backward."""
+    """Under 1F1B and ZB-H1, at the worst moment exactly min(P - s, M) micro-batches have started forward and not ended backward.
+
+    Of a split backward the input half counts.
+    """
     first = stage_blocks(module.model, module.plan, stage.index)[0]
     started: set[int] = set()
     most = 0
@@ -225,6 +239,9 @@ def mathematics(module: Module) -> list[Counter[tuple[str, ...]]]:
 def _work(op: Op) -> list[tuple[str, ...]]:
     if isinstance(op, Release | Recompute):
         return []
+    if isinstance(op, InputGradientOp | WeightGradientOp):  # two halves do what the whole does
+        results = [t.name for t in op.writes + op.updates if t.kind is not StateKind.SAVED]
+        return [("backward", str(op.block), f"m{op.micro_batch}", name) for name in results]
     if isinstance(op, ReduceScatter | AllReduce | AllGather):
         detail = str(getattr(op, "micro_batch", None))
         group = op.group.value if isinstance(op, AllReduce) else "replicas"

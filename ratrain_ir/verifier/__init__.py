@@ -3,8 +3,8 @@
 1. structure (`structure`): legality at the level RT026; blocks and micro-batches that exist RT027; operand kinds and types RT025;
    single definition, definition before use, releases RT020 - RT023, RT028.
 2. dataflow (`dataflow`): a symbolic run of every stage. Each micro-batch's forward, backward (whole, or both halves) and recovery
-   happens exactly once on the right values RT030, RT032; gradients gather every micro-batch in ascending order and are reduced and applied exactly once
-   RT031; carried tensors hold the next step's values at the end RT024.
+   happens exactly once on the right values RT030, RT032; gradients gather every micro-batch in ascending order and are reduced
+   and applied exactly once RT031; carried tensors hold the next step's values at the end RT024.
 3. communication (`communication`): sends match receives, in order RT040, RT041; collectives agree RT043; in-flight bound RT044; the
    program makes progress with buffered and with rendezvous sends, across the step's end RT042.
 4. memory (`memory`): offsets RT051, no shared byte RT050, arena within the capacity RT052.

@@ -14,7 +14,7 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--kind", required=True, type=click.Choice(["1f1b", "gpipe"]), help="The order.")
+@click.option("--kind", required=True, type=click.Choice(["1f1b", "gpipe", "zb-h1"]), help="The order.")
 @click.option("--stages", required=True, type=click.IntRange(min=1), metavar="P", help="Pipeline stages, one a rank.")
 @click.option("--micro-batches", required=True, type=click.IntRange(min=1), metavar="M", help="Micro-batches a step.")
 @click.option("-o", "--output", metavar="F.csv", help="Write the table; without it the rows go to stdout.")

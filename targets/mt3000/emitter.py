@@ -9,11 +9,9 @@ from ratrain_ir.analysis.lifetime import lifetimes
 from ratrain_ir.diagnostics import Diagnostics, fail
 from ratrain_ir.module import Level, Module, Stage
 from ratrain_ir.ops import (
-    Backward,
+    BlockOp,
     Engine,
-    Forward,
     Op,
-    Recompute,
     Release,
     Tensor,
 )
@@ -106,7 +104,7 @@ class _StageEmission:
             found.check()
 
     def routine(self, op: Op) -> int | None:
-        if not isinstance(op, Forward | Recompute | Backward):
+        if not isinstance(op, BlockOp):
             return None
         routine = self.target.routine(self.module, op)
         self.routines.setdefault(routine.key, routine)

@@ -1,7 +1,8 @@
 """Routines of the block ops: which kernels run in which order, and where their intermediates lie in the workspace.
 
 Forward writes the saved slots that its op keeps; slots it does not keep are intermediates. Recovery is forward without the parts
-that nothing needs. Backward follows the chain rule through the same kernels.
+that nothing needs. Backward follows the chain rule through the same kernels. Each half of a split backward runs its share of these very
+steps, so that the two together give the same bits as the whole.
 """
 
 from __future__ import annotations
@@ -12,18 +13,24 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field, frozen
 
 from passes.allocation import AllocationProblem, allocate
-from ratrain_ir.blocks import Block, block, flat_elements, parameters, saved_slots, tokens_per_micro_batch
+from ratrain_ir.blocks import (
+    Block,
+    block,
+    flat_elements,
+    parameters,
+    pending_slots,
+    saved_slots,
+    tokens_per_micro_batch,
+)
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.ops import Backward, Forward, Recompute
+from ratrain_ir.ops import BlockOp, Recompute
 from ratrain_ir.signatures import bind
 from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
 from targets.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step
 
 if TYPE_CHECKING:
     from ratrain_ir.analysis.lifetime import Interval
-
-BlockOp = Forward | Recompute | Backward
 
 
 def routine_of(op: BlockOp, model: ModelConfig, plan: Plan) -> Routine:
@@ -59,7 +66,7 @@ def _representative(unit: Block) -> Block:
 def _key(form: _Form, model: ModelConfig, plan: Plan) -> str:
     """Name of a routine: block kind, op, and in which way it differs from the plain one."""
     parts = [f"{form.unit.kind}.{form.keyword}"]
-    if form.keyword != "backward":
+    if form.keyword in ("forward", "recompute"):
         slots = [slot.name for slot in saved_slots(model, plan, form.unit)]
         made = [name for name in slots if name in form.roles and name not in form.given]
         if form.given:
@@ -75,8 +82,9 @@ def _key(form: _Form, model: ModelConfig, plan: Plan) -> str:
 
 @cache
 def _routine(form: _Form, model: ModelConfig, plan: Plan) -> Routine:
-    builder = _Builder(model, plan, form.unit, form.roles, form.accumulates)
-    backward = form.keyword == "backward"
+    backward = form.keyword in _BACKWARDS
+    halves = _BACKWARDS.get(form.keyword, frozenset())
+    builder = _Builder(model, plan, form.unit, form.roles, form.accumulates, halves)
     recipe = {
         ("embed", False): _embed_forward,
         ("attention", False): _attention_forward,
@@ -90,10 +98,18 @@ def _routine(form: _Form, model: ModelConfig, plan: Plan) -> Routine:
     recipe(builder)
     if form.keyword == "recompute":
         builder.keep_what_yields({role for role in form.roles if role not in (*form.given, "x", "w")}, form.given)
-    if backward and not form.accumulates:
+    if _WEIGHT in halves and not form.accumulates:
         builder.zero_gaps()
     return builder.finish(_key(form, model, plan))
 
+
+_INPUT, _WEIGHT = "input", "weight"
+_BACKWARDS = {
+    "backward": frozenset({_INPUT, _WEIGHT}),
+    "backward_input": frozenset({_INPUT}),
+    "backward_weight": frozenset({_WEIGHT}),
+}
+"""The halves of a backward that each op runs."""
 
 _OUTPUTS = {
     "gemm": ("out",),
@@ -114,6 +130,8 @@ class _Builder:
     unit: Block
     roles: tuple[str, ...]
     accumulates: bool
+    halves: frozenset[str]
+    """which halves of a backward this is"""
     steps: list[Step] = field(factory=list)
     temporaries: dict[str, tuple[Dtype, Shape]] = field(factory=dict)
 
@@ -131,10 +149,19 @@ class _Builder:
     def step(self, kernel: str, operands: dict[str, str], **options: Any) -> None:
         self.steps.append(Step(kernel, operands, options))
 
+    def step_of(self, half: str, kernel: str, operands: dict[str, str], **options: Any) -> None:
+        """A step that belongs to one half of a backward."""
+        if half in self.halves:
+            self.step(kernel, operands, **options)
+
     def slot(self, name: str) -> str:
-        """A saved slot: an operand where the op has it, an intermediate where not."""
+        """A saved or pending slot: an operand where the op has it, an intermediate where not."""
         if not self.has(name):
-            wanted = next(slot for slot in saved_slots(self.model, self.plan, self.unit) if slot.name == name)
+            slots = (
+                *saved_slots(self.model, self.plan, self.unit),
+                *pending_slots(self.model, self.plan, self.unit),
+            )
+            wanted = next(slot for slot in slots if slot.name == name)
             self.temporaries[name] = (wanted.type.dtype, wanted.type.shape)
         return name
 
@@ -144,7 +171,8 @@ class _Builder:
 
     def linear_gradients(self, dy: str, source: str, weight: str) -> None:
         """Weight gradient of `y = source @ weight^T`."""
-        self.step("gemm", {"a": dy, "b": source, "out": f"g.{weight}"}, trans_a=True, accumulate=self.accumulates)
+        operands = {"a": dy, "b": source, "out": f"g.{weight}"}
+        self.step_of(_WEIGHT, "gemm", operands, trans_a=True, accumulate=self.accumulates)
 
     def keep_what_yields(self, wanted: set[str], given: tuple[str, ...]) -> None:
         """Drop the steps of a recovery that nothing wanted depends on; what is given is not computed again.
@@ -212,7 +240,9 @@ class _Builder:
         rows, hidden = self.rows, self.model.hidden_size
         flat = (flat_elements(self.model, self.plan, self.unit),)
         known: dict[str, tuple[Dtype, Shape]] = {
-            slot.name: (slot.type.dtype, slot.type.shape) for slot in saved_slots(self.model, self.plan, self.unit)
+            slot.name: (slot.type.dtype, slot.type.shape)
+            for slots in (saved_slots, pending_slots)
+            for slot in slots(self.model, self.plan, self.unit)
         }
         known |= dict.fromkeys(("x", "y", "dx", "dy"), (self.act, (rows, hidden)))
         known |= dict.fromkeys(("tokens", "labels"), (Dtype.I32, (rows,)))
@@ -253,7 +283,25 @@ def _norm_backward(builder: _Builder, *, residual: bool) -> None:
     operands = {"dxn": "dxn", "x": "x", "gamma": "w.norm", "rstd": "rstd", "dx": "dx", "dgamma": "g.norm"}
     if residual:
         operands["residual"] = "dy"
-    builder.step("rmsnorm_backward", operands, accumulate=builder.accumulates)
+    if _WEIGHT in builder.halves:
+        builder.step("rmsnorm_backward", operands, accumulate=builder.accumulates)
+    else:
+        builder.step("rmsnorm_backward", operands | {"dgamma": "dgamma"}, accumulate=False)
+
+
+def _norm_weights(builder: _Builder) -> None:
+    """What the input half has summed, added to the gradient and rounded once."""
+    if builder.accumulates:
+        builder.step("add", {"a": "dgamma", "b": "g.norm", "out": "g.norm"})
+    else:
+        builder.step("cast", {"src": "dgamma", "dst": "g.norm"})
+
+
+def _block_norm_backward(builder: _Builder) -> None:
+    if _INPUT in builder.halves:
+        _norm_backward(builder, residual=True)
+    else:
+        _norm_weights(builder)
 
 
 def _embed_forward(builder: _Builder) -> None:
@@ -283,25 +331,25 @@ def _attention_forward(builder: _Builder) -> None:
 
 def _attention_backward(builder: _Builder) -> None:
     model, rows = builder.model, builder.rows
-    q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    q_width = model.heads * model.head_dim
     builder.linear_gradients("dy", "o", "o_proj")
-    builder.step("gemm", {"a": "dy", "b": "w.o_proj", "out": builder.temporary("do", rows, q_width)})
+    builder.step_of(_INPUT, "gemm", {"a": "dy", "b": "w.o_proj", "out": builder.temporary("do", rows, q_width)})
     operands = {name: name for name in ("q", "k", "v", "o", "lse", "do")}
-    operands["dq"] = builder.temporary("dq", rows, q_width)
-    operands["dk"] = builder.temporary("dk", rows, kv_width)
-    operands["dv"] = builder.temporary("dv", rows, kv_width)
+    operands |= {name: builder.slot(name) for name in ("dq", "dk", "dv")}
     operands["delta"] = builder.temporary("delta", model.heads, rows, dtype=Dtype.F32)
-    builder.step("attention_backward", operands, **_attention_options(builder))
-    _rope(builder, "dq", model.heads, inverse=True)
-    _rope(builder, "dk", model.kv_heads, inverse=True)
+    builder.step_of(_INPUT, "attention_backward", operands, **_attention_options(builder))
+    if _INPUT in builder.halves:
+        _rope(builder, "dq", model.heads, inverse=True)
+        _rope(builder, "dk", model.kv_heads, inverse=True)
     builder.temporary("dxn", rows, model.hidden_size)
     for index, name in enumerate(("q", "k", "v")):
         builder.linear_gradients(f"d{name}", "xn", f"{name}_proj")
         if model.qkv_bias:
             operands = {"a": f"d{name}", "out": f"g.{name}_bias"}
-            builder.step("column_sum", operands, accumulate=builder.accumulates)
-        builder.step("gemm", {"a": f"d{name}", "b": f"w.{name}_proj", "out": "dxn"}, accumulate=index > 0)
-    _norm_backward(builder, residual=True)
+            builder.step_of(_WEIGHT, "column_sum", operands, accumulate=builder.accumulates)
+        operands = {"a": f"d{name}", "b": f"w.{name}_proj", "out": "dxn"}
+        builder.step_of(_INPUT, "gemm", operands, accumulate=index > 0)
+    _block_norm_backward(builder)
 
 
 def _mlp_forward(builder: _Builder) -> None:
@@ -316,16 +364,16 @@ def _mlp_forward(builder: _Builder) -> None:
 def _mlp_backward(builder: _Builder) -> None:
     rows, ffn = builder.rows, builder.model.ffn_size
     builder.linear_gradients("dy", "prod", "down_proj")
-    builder.step("gemm", {"a": "dy", "b": "w.down_proj", "out": builder.temporary("dprod", rows, ffn)})
+    builder.step_of(_INPUT, "gemm", {"a": "dy", "b": "w.down_proj", "out": builder.temporary("dprod", rows, ffn)})
     operands = {"gate": "gate", "up": "up", "dprod": "dprod"}
-    operands["dgate"] = builder.temporary("dgate", rows, ffn)
-    operands["dup"] = builder.temporary("dup", rows, ffn)
-    builder.step("swiglu_backward", operands)
+    operands |= {name: builder.slot(name) for name in ("dgate", "dup")}
+    builder.step_of(_INPUT, "swiglu_backward", operands)
     builder.temporary("dxn", rows, builder.model.hidden_size)
     for index, name in enumerate(("gate", "up")):
         builder.linear_gradients(f"d{name}", "xn", f"{name}_proj")
-        builder.step("gemm", {"a": f"d{name}", "b": f"w.{name}_proj", "out": "dxn"}, accumulate=index > 0)
-    _norm_backward(builder, residual=True)
+        operands = {"a": f"d{name}", "b": f"w.{name}_proj", "out": "dxn"}
+        builder.step_of(_INPUT, "gemm", operands, accumulate=index > 0)
+    _block_norm_backward(builder)
 
 
 def _head_norm(builder: _Builder) -> None:

@@ -10,13 +10,11 @@ from ratrain_ir.ops import (
     AllGather,
     AllReduce,
     AllReduceScalar,
-    Backward,
+    BlockOp,
     Engine,
-    Forward,
     Group,
     LoadInput,
     Op,
-    Recompute,
     Recv,
     ReduceScatter,
 )
@@ -52,13 +50,13 @@ class Mt3000Target:
         """Where updates run."""
         return self.machine.update_engine
 
-    def routine(self, module: Module, op: Forward | Recompute | Backward) -> Routine:
+    def routine(self, module: Module, op: BlockOp) -> Routine:
         """The routine of a block op."""
         return routine_of(op, module.model, module.plan)
 
     def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
         """Intermediates of a routine; two staging chunks for a gradient reduction."""
-        if isinstance(op, Forward | Recompute | Backward):
+        if isinstance(op, BlockOp):
             routine = self.routine(module, op)
             return WorkspaceRequest(routine.key, routine.workspace_bytes)
         if isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group is Group.REPLICAS):
@@ -68,7 +66,7 @@ class Mt3000Target:
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
         """Seconds of an op that runs alone."""
         del stage
-        routine = self.routine(module, op) if isinstance(op, Forward | Recompute | Backward) else None
+        routine = self.routine(module, op) if isinstance(op, BlockOp) else None
         moved = op.writes if isinstance(op, AllGather | LoadInput | Recv) else op.reads + op.updates
         payload = sum(t.type.nbytes for t in moved if t.kind is not StateKind.SCALAR)
         parameters = sum(t.type.elements for t in op.updates if t.kind is StateKind.MASTER)

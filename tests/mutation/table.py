@@ -10,16 +10,27 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field, frozen
 
 from ratrain_ir.module import Module
+from tests.mutation import (  # those that are not used register their operators
+    module_fields,  # noqa: F401
+    module_order,  # noqa: F401
+    module_parts,
+    module_tensors,  # noqa: F401
+    program_fields,  # noqa: F401
+    program_parts,
+    program_streams,  # noqa: F401
+    program_tensors,  # noqa: F401
+)
 from tests.mutation.judge import Judgement, Verdict, judge_module, judge_program
-from tests.mutation.module_operators import MODULE_OPERATORS
-from tests.mutation.program_operators import PROGRAM_OPERATORS
 from tests.mutation.subjects import SUBJECTS, Subject, copy_module, copy_program
 
 if TYPE_CHECKING:
     from targets.program import Program
     from tests.mutation.operators import Operator
 
-OPERATORS: dict[str, Mapping[str, Operator[Any]]] = {"module": MODULE_OPERATORS, "program": PROGRAM_OPERATORS}
+OPERATORS: dict[str, Mapping[str, Operator[Any]]] = {
+    "module": module_parts.operator.operators,
+    "program": program_parts.operator.operators,
+}
 """All operators by level and name."""
 _ATTEMPTS = 3
 """Times an operator may look for something to change in a subject."""

@@ -14,7 +14,7 @@ from tests.unit.tiny_runs import instructions, start
 
 EACH = 2
 """Mutants of each operator and subject in the gate: about 2,000 in all."""
-EACH_FULL = 12
+EACH_FULL = 8
 
 LEVELS = ("module", "program")
 

@@ -26,6 +26,7 @@ from ratrain_ir.verifier.report import Reporter
 
 PASSES = (
     ("place-1f1b", {}),
+    ("place-zb-h1", {"delay": ("0", "1", "9")}),
     ("recompute", {"policy": ("full", "attention", "mlp")}),
     ("bucket-grad-sync", {"bytes": ("1B", "1KiB")}),
     ("insert-prefetch", {}),

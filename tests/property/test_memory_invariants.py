@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PASSES = (
     ("place-1f1b", {}),
+    ("place-zb-h1", {"delay": ("0", "1", "9")}),
     ("recompute", {"policy": ("full", "none", "attention", "mlp")}),
     ("bucket-grad-sync", {"bytes": ("1B", "1KiB", "64MiB")}),
     ("insert-prefetch", {}),

@@ -22,6 +22,7 @@ from ratrain_ir.testing.strategies import cases, pipelines, targets
 from ratrain_ir.types import Dtype, StateKind, tensor_type
 
 PASSES = (
+    ("place-zb-h1", {}),
     ("recompute", {"policy": ("full", "attention", "mlp")}),
     ("bucket-grad-sync", {"bytes": ("1B", "1KiB")}),
     ("insert-prefetch", {}),
@@ -73,7 +74,7 @@ def every_op():
     model = ModelConfig("toy", "llama", 16, 8, 2, 2, 1, 4, 8, 1e-5, tied_embeddings=True)
     for zero, reduce in ((0, "last"), (1, "last"), (2, "each-micro-batch")):
         module = lower(model, Plan(2, 2, (1,), 1, 2, 4, zero=zero, reduce=reduce))
-        PassManager(FakeTarget()).run(module, "recompute,allocate-ddr")
+        PassManager(FakeTarget()).run(module, "place-zb-h1,recompute,allocate-ddr")
         for stage in module.stages:
             yield from stage.ops
 

@@ -434,7 +434,7 @@ def test_disasm_prints_streams_or_routines(cli: Cli) -> None:
     one = cli.good("disasm", "a.rtx", "--stage", "1", "--engine", "send").out
     assert "stage @0" not in one
     assert "send gradient m0 @0" in one
-    assert "forward" not in one
+    assert "forward attention" not in one
     assert "gemm (a=xn, b=w.q_proj, out=q) trans_b=True" in cli.good("disasm", "a.rtx", "--routines").out
 
 

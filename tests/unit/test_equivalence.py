@@ -28,6 +28,8 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "clip": ("none", "global"),
     "passes": (
         *(item.passes for item in STRATEGIES if item.name != "baseline-1f1b"),
+        "place-zb-h1{delay=0},recompute{policy=full},bucket-grad-sync{bytes=1KiB},allocate-ddr",
+        "place-zb-h1{delay=1},insert-prefetch,recompute{policy=attention},allocate-ddr",
         "place-gpipe,recompute{policy=mlp},bucket-grad-sync{bytes=1KiB},allocate-ddr",
         "place-1f1b,insert-prefetch{depth-blocks=4},recompute{policy=attention},bucket-grad-sync{bytes=20KB},allocate-ddr",
         "place-1f1b,bucket-grad-sync,insert-prefetch,recompute{policy=auto budget=700KB},allocate-ddr",
@@ -81,7 +83,8 @@ ROWS = covering_rows()
 
 
 def test_the_array_covers_every_pair() -> None:
-    assert len(ROWS) <= 60
+    least = max(len(FACTORS[a]) * len(FACTORS[b]) for a, b in combinations(FACTORS, 2))
+    assert least <= len(ROWS) <= 1.25 * least
     for a, b in combinations(FACTORS, 2):
         assert {(str(row[a]), str(row[b])) for row in ROWS} == {
             (str(x), str(y)) for x, y in product(FACTORS[a], FACTORS[b])

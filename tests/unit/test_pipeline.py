@@ -48,7 +48,8 @@ def refusal(action, *arguments) -> Diagnostic:
 def option_values(attribute: attrs.Attribute) -> st.SearchStrategy:
     if "choices" in attribute.metadata:
         return st.sampled_from(attribute.metadata["choices"])
-    return {"bytes": st.integers(0, 10**15 - 1), "blocks": st.integers(0, 999)}[attribute.metadata["unit"]]
+    counts = dict.fromkeys(("blocks", "micro-batches"), st.integers(0, 999))
+    return ({"bytes": st.integers(0, 10**15 - 1)} | counts)[attribute.metadata["unit"]]
 
 
 @st.composite

@@ -74,7 +74,8 @@ def test_a_sound_schedule_is_clean_and_written_back_as_it_was(path: Path) -> Non
 def test_named_schedules_are_sound(kind: str, stages: int, micro_batches: int) -> None:
     table = actions_of_orders([SCHEDULES[kind](stages, micro_batches, stage) for stage in range(stages)])
     check_schedule(table)
-    assert sum(map(len, table.rows)) == 2 * stages * micro_batches
+    split = stages - 1 if kind == "zb-h1" else 0
+    assert sum(map(len, table.rows)) == (2 * stages + split) * micro_batches
 
 
 def test_an_overlapped_cell_is_two_actions_that_run_together() -> None:
@@ -541,11 +542,9 @@ def test_noise_is_refused_without_a_traceback(tmp_path_factory: pytest.TempPathF
 
 
 @settings(max_examples=25)
-@given(cases(max_layers=3, max_stages=4, max_micro_batches=5), st.sampled_from(("", "place-1f1b")))
-def test_compiled_modules_export_soundly(case, passes: str) -> None:
-    module = case.module()
-    if passes:
-        PassManager(FakeTarget()).run(module, passes)
+@given(cases(max_layers=3, max_stages=4, max_micro_batches=5), st.sampled_from(("gpipe", "1f1b", "zb-h1")))
+def test_compiled_modules_export_soundly(case, schedule: str) -> None:
+    module = PassManager(FakeTarget()).run(case.module(), f"place-{schedule}")
     plan = module.plan
     table = actions_of_module(module)
     lowered, bare = with_gathered_parameters(table), compute_only(table)
@@ -553,7 +552,7 @@ def test_compiled_modules_export_soundly(case, passes: str) -> None:
         check_schedule(checked)
     assert lowered.is_lowered == (plan.pp > 1)
     assert not bare.is_lowered
-    order = SCHEDULES["1f1b" if passes else "gpipe"]
+    order = SCHEDULES[schedule]
     assert bare == actions_of_orders([order(plan.pp, plan.micro_batches, stage) for stage in range(plan.pp)])
     home = list(range(plan.pp))
     rows = [line.split(",") for line in torch_csv_lines(lowered)]
@@ -631,6 +630,7 @@ def test_export_refuses_an_order_that_hangs_one_action_at_a_time(
     [
         ("1f1b", "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"),
         ("gpipe", "0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1F1,1F2,1B0,1B1,1B2\n"),
+        ("zb-h1", "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1W2\n"),
     ],
 )
 def test_schedule_prints_a_row_a_stage(

@@ -1,0 +1,20 @@
+"""The compiler of the allocator's inner loops. Importing this module imports numba: do it only where a problem is large or hard.
+
+Compiled loops are cached on disk. The cache notices a change of the file a loop stands in, but not of a function it takes from
+another file: after editing one of those, delete the `__pycache__` folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba as nb
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def kernel(function: F) -> F:
+    """A function over integers and integer arrays, compiled when it is first called."""
+    compiled: Any = nb.njit(cache=True, nogil=True, error_model="numpy")(function)
+    return cast("F", compiled)

@@ -1,0 +1,20 @@
+"""How hard to try. Work is counted, so that the same problem gets the same placement on a slow machine."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+from attrs.validators import ge
+
+
+@frozen
+class Effort:
+    """Budgets of one allocation."""
+
+    gap: float = field(default=0.001, validator=ge(0))
+    """Good enough: the share of the bound by which the arena may exceed it."""
+    work: int = field(default=250_000_000, validator=ge(0))
+    """Placements of single buffers in a sweep; what else there is is counted in these. About 20 seconds of a compiled sweep."""
+    nodes: int = field(default=10_000_000, validator=ge(0))
+    """Nodes of the exact search."""
+    seconds: float = field(default=120.0, validator=ge(0))
+    """An outer limit for slow machines: nothing new is begun after it. Results that it cut short depend on the machine."""

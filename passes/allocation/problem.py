@@ -1,0 +1,180 @@
+"""What is placed, and the form the allocator works on.
+
+Time is compressed until only what matters is left: a *section* is a run of starts with no stop between them, so that its
+last moment holds everything that is live in it. Two buffers meet if and only if they share a section, and there are no more
+sections than intervals. A strictly increasing map of time does not change the sections.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ratrain_ir.analysis.lifetime import Interval
+
+Int64s = NDArray[np.int64]
+
+
+@frozen(eq=False)
+class AllocationProblem:
+    """Sizes in bytes, already aligned, and live intervals of buffers over `positions` op positions."""
+
+    sizes: list[int]
+    intervals: list[tuple[Interval, ...]]
+    """One or more half-open intervals [start, stop) of each buffer; none where it is never live."""
+    positions: int
+    sides: list[int] | None = None
+    """Buffers of side 1 share no byte with buffers of side -1, whenever they live; 0 (everywhere, when None) is free."""
+
+
+@frozen(eq=False)
+class Instance:
+    """The buffers of a problem that have bytes and a lifetime, over sections of time.
+
+    Buffer `i` occupies the sections [starts[k], stops[k]) for k in [first[i], first[i + 1]); these do not touch each other.
+    """
+
+    sizes: Int64s
+    sides: Int64s
+    first: Int64s
+    starts: Int64s
+    stops: Int64s
+    sections: int
+
+    @property
+    def count(self) -> int:
+        """The number of buffers."""
+        return len(self.sizes)
+
+    @property
+    def owners(self) -> Int64s:
+        """The buffer of each interval."""
+        return np.repeat(np.arange(self.count), np.diff(self.first))
+
+    @property
+    def plain(self) -> bool:
+        """Whether every buffer has one interval and no side."""
+        return len(self.starts) == self.count and not self.sides.any()
+
+    def births(self) -> Int64s:
+        """The first section of each buffer."""
+        return self.starts[self.first[:-1]]
+
+    def deaths(self) -> Int64s:
+        """The section after the last of each buffer."""
+        return self.stops[self.first[1:] - 1]
+
+    def widths(self) -> Int64s:
+        """The number of sections in which each buffer lives."""
+        total = _offsets(self.stops - self.starts)
+        return total[self.first[1:]] - total[self.first[:-1]]
+
+    def load(self) -> Int64s:
+        """Live bytes of each section."""
+        return self._load(np.ones(self.count, np.bool_))
+
+    def bound(self) -> int:
+        """A height no placement can be under: live bytes at one time, or of the two sides each at its own time."""
+        apart = 0
+        if self.sides.any():
+            apart = sum(int(self._load(self.sides == side).max()) for side in (1, -1))
+        return max(int(self.load().max(initial=0)), apart)
+
+    def part(self, chosen: Int64s) -> Instance:
+        """The buffers `chosen`, over the sections they use."""
+        counts = np.diff(self.first)[chosen]
+        spans = _ranges(self.first[:-1][chosen], counts)
+        starts, stops, sections = _sections(self.starts[spans], self.stops[spans])
+        return Instance(self.sizes[chosen], self.sides[chosen], _offsets(counts), starts, stops, sections)
+
+    def _load(self, chosen: NDArray[np.bool_]) -> Int64s:
+        curve = np.zeros(self.sections + 1, np.int64)
+        sizes = np.where(chosen, self.sizes, 0)[self.owners]
+        np.add.at(curve, self.starts, sizes)
+        np.subtract.at(curve, self.stops, sizes)
+        return np.cumsum(curve)[:-1]
+
+
+def instance_of(problem: AllocationProblem) -> tuple[Instance, Int64s]:
+    """The problem's instance, its buffers by first start, and each one's index in the problem."""
+    sizes = np.array(problem.sizes, np.int64)
+    counts = np.fromiter(map(len, problem.intervals), np.int64, len(sizes))
+    flat = np.fromiter(
+        (point for spans in problem.intervals for span in spans for point in span), np.int64, 2 * int(counts.sum())
+    )
+    starts, stops = flat[::2], flat[1::2]
+    owners = np.repeat(np.arange(len(sizes)), counts)
+    live = (sizes[owners] > 0) & (stops > starts)
+    if not live.all():
+        owners, starts, stops = owners[live], starts[live], stops[live]
+    if len(owners) > 1 and counts.max() > 1:
+        owners, starts, stops = _merged(owners, starts, stops)
+    kept, first, counts = np.unique(owners, return_index=True, return_counts=True)
+    by_start = np.argsort(starts[first], kind="stable")
+    spans = _ranges(first[by_start], counts[by_start])
+    kept, counts = kept[by_start], counts[by_start]
+    starts, stops, sections = _sections(starts[spans], stops[spans])
+    sides = np.array(problem.sides, np.int64) if problem.sides else np.zeros(len(sizes), np.int64)
+    return Instance(sizes[kept], sides[kept], _offsets(counts), starts, stops, sections), kept
+
+
+def _merged(owners: Int64s, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Intervals sorted by owner and start; those of one buffer that touch or overlap become one."""
+    lowest = int(starts.min())
+    span = int(stops.max()) - lowest + 1  # owners are shifted so far apart that intervals of two never touch
+    shift = owners * span - lowest
+    order = np.argsort(starts + shift, kind="stable")
+    owners, shift = owners[order], shift[order]
+    starts, stops = starts[order] + shift, stops[order] + shift
+    reached = np.maximum.accumulate(stops)
+    begins = np.ones(len(owners), np.bool_)
+    begins[1:] = (starts[1:] > reached[:-1]) | (owners[1:] != owners[:-1])
+    heads = np.flatnonzero(begins)
+    ends = np.append(heads[1:], len(owners)) - 1
+    return owners[heads], starts[heads] - shift[heads], reached[ends] - shift[heads]
+
+
+def _sections(starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s, int]:
+    """Starts and stops as sections: a new one begins with the first start after a stop."""
+    count = len(starts)
+    if count == 0:
+        return starts, stops, 0
+    order = np.argsort(np.concatenate((stops, starts)), kind="stable")
+    begins = order >= count  # at one time stops come first, since intervals are half-open
+    new = np.zeros(2 * count, np.int64)
+    new[1:] = begins[1:] & ~begins[:-1]
+    section = np.cumsum(new)
+    places = np.empty(2 * count, np.int64)
+    places[order] = section
+    return places[count:], places[:count] + 1, int(section[-1]) + 1
+
+
+def _offsets(counts: Int64s) -> Int64s:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+
+
+def _ranges(starts: Int64s, counts: Int64s) -> Int64s:
+    """The numbers from each start on, as many as its count, one run after another."""
+    ends = np.cumsum(counts)
+    return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts - starts, counts)
+
+
+@frozen(eq=False)
+class Allocation:
+    """Offsets in bytes, in the problem's order, and the height they need."""
+
+    offsets: list[int]
+    arena_bytes: int
+    lower_bound_bytes: int = 0
+    """The largest number of bytes that live at once."""
+    proved_bytes: int = 0
+    """No arena is smaller than this: the lower bound, or more where the sides or an exhaustive search say so."""
+    method: str = ""
+    """What placed the buffers."""
+    seconds: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """Share of the lower bound by which the arena exceeds it."""
+        return (self.arena_bytes - self.lower_bound_bytes) / max(1, self.lower_bound_bytes)

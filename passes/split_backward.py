@@ -1,0 +1,45 @@
+"""Splits the backwards of a stage into input and weight halves, where they stand; placement then moves the weight halves apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ratrain_ir.blocks import INPUT_HALF_SLOTS, SPLIT_KINDS, WEIGHT_HALF_SLOTS, pending_slots
+from ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Tensor
+from ratrain_ir.signatures import bind
+from ratrain_ir.types import StateKind
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module, Stage
+    from ratrain_ir.ops import Op
+
+
+def split_backwards(module: Module, stage: Stage) -> int:
+    """Replace every backward of an attention or mlp block by its two halves, in place; the number of backwards split."""
+    ops: list[Op] = []
+    count = 0
+    for op in stage.ops:
+        if type(op) is Backward and op.block.kind in SPLIT_KINDS:
+            ops.extend(_halves(module, stage, op))
+            count += 1
+        else:
+            ops.append(op)
+    stage.ops = ops
+    return count
+
+
+def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, BackwardWeight]:
+    unit, m = op.block, op.micro_batch
+    role = bind(op, module.model, module.plan).tensors
+    pending = tuple(
+        stage.add(Tensor(f"d.{unit}.m{m}.{slot.name}", StateKind.SAVED, slot.type))
+        for slot in pending_slots(module.model, module.plan, unit)
+    )
+    inputs = (role["dy"], role["x"], *(role[name] for name in INPUT_HALF_SLOTS[unit.kind]), role["w"])
+    kept = tuple(role[name] for name in WEIGHT_HALF_SLOTS[unit.kind])
+    gradient = tuple(t for t in op.writes if t.kind is StateKind.GRAD)
+    first = BackwardInput(block=unit, micro_batch=m, reads=inputs, writes=(role["dx"], *pending))
+    second = BackwardWeight(
+        block=unit, micro_batch=m, reads=(role["dy"], *kept, *pending), writes=gradient, updates=op.updates
+    )
+    return first, second
