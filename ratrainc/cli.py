@@ -24,6 +24,7 @@ _COMMANDS = {
     "run": "Train: execute a program on real text.",
     "disasm": "Print a program's streams, routines and addresses.",
     "doctor": "Say what this machine offers a run.",
+    "alloc": "Give buffers with known lifetimes addresses in one memory.",
     "strategies": "List the named pass pipelines.",
     "passes": "List the passes and their options.",
 }

@@ -10,6 +10,8 @@ from attrs import define, field
 from passes.allocation.effort import Effort
 from passes.allocation.problem import Instance, Int64s
 
+_SLOWEST = 4_000_000
+"""Placements a second on a slow machine: nothing is begun that would run far beyond the outer limit."""
 _PARTS = 1_000_000
 """Gaps are compared in integers, in parts per million, so that scaling all sizes changes nothing."""
 
@@ -64,13 +66,17 @@ class Attempt:
         """Whether search may end: the best fits the capacity, or without one is as near the bound as was asked."""
         return self.height <= self.bound or (self.good() if self.room is None else self.fits())
 
+    def seconds(self) -> float:
+        """What is left before the outer limit."""
+        return max(0.0, self.deadline - perf_counter())
+
     def late(self) -> bool:
         """Whether the outer limit is reached."""
-        return perf_counter() > self.deadline
+        return self.seconds() == 0
 
     def afford(self, work: int) -> bool:
-        """Spend work, if so much is left and it is not late."""
-        if work > self.work or self.late():
+        """Spend work, if so much is left and there is time for it."""
+        if work > self.work or work > self.seconds() * _SLOWEST:
             return False
         self.work -= work
         return True

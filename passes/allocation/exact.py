@@ -21,6 +21,8 @@ MOST_BUFFERS = 500
 """Buffers of a range that the search may take on."""
 _FIRST_LIMIT = 4096
 """Nodes of the first round; they double with every round."""
+_SLOWEST = 100_000
+"""Nodes a second on a slow machine: no search is begun that would run far beyond the outer limit."""
 _LESS_LIKELY = 8
 """Heights other than the first on the ladder get so many times fewer nodes."""
 
@@ -88,7 +90,7 @@ def _climb(attempt: Attempt, found: _Range) -> None:
                     offsets = np.zeros(part.count, np.int64)
                     ended, nodes = canonical_search(
                         part.sizes, part.first, part.starts, part.stops, part.sections, height, ranking, rerank,
-                        min(share, attempt.nodes), offsets,
+                        min(share, attempt.nodes, 1 + int(attempt.seconds() * _SLOWEST)), offsets,
                     )  # fmt: skip
                     attempt.nodes -= max(1, nodes)
                     if ended == EXHAUSTED:

@@ -93,7 +93,9 @@ def test_every_key():
         max_norm = 2
     """)
     optimizer = Optimizer(1.0, (0.0, 0.5), 1e-6, 0.0, 2, 10, 0.1, "none", 2.0)
-    assert plan == Plan(3, 1, (1, 5), 2, 3, 16, 8, 2, "each-micro-batch", "f16", "f16", "f32", None, "1f1b", 7, optimizer)
+    assert plan == Plan(
+        3, 1, (1, 5), 2, 3, 16, 8, 2, "each-micro-batch", "f16", "f16", "f32", None, "1f1b", 7, optimizer
+    )
     assert type(plan.optimizer.lr) is float
 
 
