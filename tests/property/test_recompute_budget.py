@@ -1,0 +1,125 @@
+"""Recomputation under a byte budget: it stays within it, spends no more than a smaller one, and its ends are full and none.
+
+M8: peak live bytes <= budget, and recovered seconds never fall when the budget falls. M9: under place-1f1b with policy none or full,
+peak live bytes are equal for all M >= P + 2: only the first micro-batch finds gradients that are not there yet, and only the last frees the
+views it reads last. The choice itself is compared with brute force on small stages.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement, pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from passes.manager import PassManager
+from passes.recompute import LayerChoice
+from passes.recompute_choice import Option, _front, _pareto
+from ratrain_ir.analysis.lifetime import lifetimes
+from ratrain_ir.frontend.lowering import lower
+from ratrain_ir.ops import Backward, Recompute
+from targets.mt3000.machine import load_machine
+from targets.mt3000.target import Mt3000Target
+from tests.unit.tiny_runs import MODEL, make_plan
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module
+
+MACHINE = load_machine(None)
+SMALL_CHUNKS = {"collective_chunk": evolve(MACHINE.constants["collective_chunk"], value=1024.0)}
+TARGET = Mt3000Target(evolve(MACHINE, constants=MACHINE.constants | SMALL_CHUNKS))
+"""The MT-3000 with small staging chunks, whose megabytes would hide a tiny model's activations."""
+LAYERS = evolve(MODEL, layers=4)
+PLAN = make_plan(LAYERS, pp=2, cuts=(2,), dp=1, micro_batches=4, seq_len=48)
+
+
+def compiled(passes: str, plan=PLAN) -> Module:
+    module = lower(LAYERS, plan)
+    PassManager(TARGET, verify_each=True).run(module, passes)
+    return module
+
+
+def peaks(module: Module) -> list[int]:
+    return [lifetimes(stage).peak_bytes for stage in module.stages]
+
+
+def recovered_seconds(module: Module) -> list[float]:
+    return [
+        sum(TARGET.op_seconds(module, stage, op) for op in stage.ops if type(op) is Recompute)
+        for stage in module.stages
+    ]
+
+
+FULL = peaks(compiled("recompute{policy=full},legalise"))
+NONE = peaks(compiled("recompute{policy=none},legalise"))
+BUDGETS = [max(FULL) + (max(NONE) - max(FULL)) * step // 8 for step in range(10)]
+
+
+@pytest.mark.parametrize("placement", ["inline", "forward-side"])
+def test_recovered_seconds_never_fall_when_the_budget_falls(placement: str) -> None:
+    found = []
+    for budget in BUDGETS:
+        pipeline = f"recompute{{policy=auto budget={budget} placement={placement}}},allocate-ddr{{capacity={budget}}}"
+        module = compiled(pipeline)
+        assert all(peak <= budget for peak in peaks(module))
+        assert all(stage.arena_bytes <= budget for stage in module.stages)
+        found.append(recovered_seconds(module))
+    for smaller, larger in pairwise(found):
+        assert all(less >= more - 1e-12 for less, more in zip(smaller, larger, strict=True))
+    assert found[-1] == [0.0, 0.0], "with room for everything nothing is recovered"
+    assert found[0][0] > 0.0
+
+
+def test_the_forward_side_moves_work_but_adds_none() -> None:
+    inline = compiled("recompute{policy=full}")
+    moved = compiled("recompute{policy=full placement=forward-side}")
+    for one, other in zip(inline.stages, moved.stages, strict=True):
+        assert sorted(map(repr, one.ops)) == sorted(map(repr, other.ops))
+    assert _early_recoveries(inline) == []
+    assert _early_recoveries(moved) == [0, 0, 3, 3], "the first backward, and the cool-down of the first of two stages"
+
+
+def _early_recoveries(module: Module) -> list[int]:
+    """Micro-batches of the first stage's recoveries that stand before the backward of a later layer."""
+    ops = module.stages[0].ops
+    last_of_later = {}
+    for position, op in enumerate(ops):
+        if type(op) is Backward and op.block.layer == 1:
+            last_of_later[op.micro_batch] = position
+    early = [op for p, op in enumerate(ops) if type(op) is Recompute and p < last_of_later[op.micro_batch]]
+    return sorted(op.micro_batch for op in early if op.block.layer == 0)
+
+
+@pytest.mark.parametrize("policy", ["none", "full"])
+@settings(max_examples=6)
+@given(pp=st.integers(1, 3), extra=st.integers(1, 4))
+def test_peaks_do_not_depend_on_how_many_micro_batches_follow(policy: str, pp: int, extra: int) -> None:
+    """M9: once there is a micro-batch that is neither first nor last beside those in flight, more need no more bytes."""
+
+    def peak(micro_batches: int) -> list[int]:
+        plan = make_plan(LAYERS, pp=pp, dp=1, micro_batches=micro_batches)
+        return peaks(compiled(f"recompute{{policy={policy}}},legalise", plan))
+
+    assert peak(pp + 2) == peak(pp + 2 + extra)
+
+
+OPTIONS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=5)
+
+
+@settings(max_examples=60)
+@given(OPTIONS, st.integers(1, 5))
+def test_the_choice_is_the_best_there_is(shapes: list[tuple[int, int]], units: int) -> None:
+    """Every point of the front is optimal for its bytes, by brute force over all assignments."""
+    options = [Option(LayerChoice(str(i), ""), nbytes, float(seconds)) for i, (nbytes, seconds) in enumerate(shapes)]
+    front = _front(_pareto(options), units)
+    ways = [
+        (sum(o.nbytes for o in way), sum(o.seconds for o in way))
+        for way in combinations_with_replacement(options, units)
+    ]
+    for budget in {nbytes for nbytes, _ in ways}:
+        best = min(seconds for nbytes, seconds in ways if nbytes <= budget)
+        fitting = [seconds for nbytes, seconds, _ in front if nbytes <= budget]
+        assert min(fitting) == pytest.approx(best, abs=1e-9)
