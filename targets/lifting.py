@@ -6,6 +6,7 @@ waits, so that what is executed is judged by the rules of schedules, and no rule
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -159,19 +160,10 @@ class _LiftedStage:
 
     def list_order(self) -> list[tuple[Engine, int]]:
         """Instructions of all engines in an order in which each stands after all that it waits for in its step."""
-        streams = self.source.streams
-        done = dict.fromkeys(ENGINES, 0)
-        order: list[tuple[Engine, int]] = []
-        progress = True
-        while progress:
-            progress = False
-            for engine in ENGINES:
-                stream = streams[engine]
-                while done[engine] < len(stream) and _may_go(stream[done[engine]], done):
-                    order.append((engine, done[engine]))
-                    done[engine] += 1
-                    progress = True
+        order = self.source.execution_order()
         if len(order) < self.source.instructions:
+            done = Counter(engine for engine, _ in order)
+            streams = self.source.streams
             stuck = [f"'{streams[e][done[e]].title}' ({e.value})" for e in ENGINES if done[e] < len(streams[e])]
             self.found.error("RT042", f"stage @{self.number} cannot end: {', '.join(stuck)} wait for each other")
         return order
@@ -220,7 +212,3 @@ class _LiftedStage:
 
 def _engines_of(op: Op) -> tuple[Engine, ...]:
     return (Engine.COMPUTE, Engine.HOST) if isinstance(op, Update) else (op.default_engine,)
-
-
-def _may_go(instruction: Instruction, done: Mapping[Engine, int]) -> bool:
-    return all(wait.previous_step or done[wait.engine] >= wait.count for wait in instruction.waits)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from attrs import define, field, frozen
 
 from ratrain_ir.diagnostics import fail
-from ratrain_ir.ops import ENGINES
 from ratrain_ir.types import aligned
 from targets.program import Access, Instruction, ProgramStage
 
@@ -37,32 +36,14 @@ class StageLives:
     carried_in: dict[int, int]
 
 
-def execution_order(stage: ProgramStage) -> list[Instruction]:
-    """One step's instructions in an order that the engines and the waits allow."""
-    done = dict.fromkeys(ENGINES, 0)
-    order: list[Instruction] = []
-    running = True
-    while running:
-        running = False
-        for engine in ENGINES:
-            stream = stage.streams[engine]
-            while done[engine] < len(stream):
-                waits = stream[done[engine]].waits
-                if any(not w.previous_step and done[w.engine] < w.count for w in waits):
-                    break
-                order.append(stream[done[engine]])
-                done[engine] += 1
-                running = True
-    return order
-
-
 def stage_lives(stage: ProgramStage) -> StageLives:
     """Count the accesses of every life of a stage's step."""
     accesses: dict[tuple[int, int], int] = {}
     carried_in: dict[int, int] = {}
     current: dict[int, tuple[int, int] | None] = {}
     """The beginning of each tensor's present life; None for one carried in."""
-    for instruction in execution_order(stage):
+    for engine, position in stage.execution_order():
+        instruction = stage.streams[engine][position]
         for operand in instruction.operands:
             if operand.access in (Access.WRITE, Access.SCRATCH):
                 current[operand.tensor] = (id(instruction), operand.tensor)
