@@ -13,9 +13,10 @@ first stage of 1F1B holds. With a forward and two halves of T_F, T_B, T_W second
 (P - 1)(T_F + T_B - T_W) seconds, where 1F1B loses (P - 1)(T_F + T_B + T_W) (Qi et al., "Zero Bubble Pipeline Parallelism", 2023); with
 `delay=0` it loses (P - 1)(T_F + T_B).
 
-What a weight half reads lives until then. Recovering activations in every micro-batch to make room for it would cost more than a shorter
-idle time saves, so where no `delay` is given a stage has the largest that fits with every activation kept; where none fits its
-backwards stay whole.
+What a weight half reads lives until then. Where no `delay` is given a stage has the largest that fits with every activation kept, for
+to recover activations in every micro-batch costs more than a longer delay saves once. Where not even `delay=0` does, it is taken if it fits
+with every activation recovered: gradients still reach the stage before earlier. That can lose where micro-batches are many for the number
+of stages, each recovering more than before; compare the strategies. Where it does not fit either, backwards stay whole.
 
 Micro-batches ascend in every kind of work, and the halves run the very steps of the whole, so gradients are the same bit for bit.
 
@@ -32,6 +33,8 @@ import attrs
 from attrs import define, field, frozen
 
 from passes.pass_base import Fact, Pass, PassContext
+from passes.recompute import NOTHING
+from passes.recompute_choice import rewritten
 from passes.split_backward import split_backwards
 from passes.trial import trial_arena_bytes
 from passes.unit_run import Computation, Message, unit_run
@@ -82,15 +85,17 @@ class PlaceZbH1Pass(Pass):
 
 
 def _largest_delay(module: Module, split: Stage, context: PassContext) -> int | None:
-    """The largest delay of weight halves, up to the stage's index, that fits with every activation kept; None where none does."""
-    low, high = -1, split.index
+    """The largest delay, up to the stage's index, that fits with every activation kept; else 0 if it fits at all, else None."""
+    if not _fits(module, split, context, 0):
+        return 0 if _fits(module, rewritten(split, lambda _layer, _micro_batch: NOTHING), context, 0) else None
+    low, high = 0, split.index
     while low < high:
         middle = (low + high + 1) // 2
         if _fits(module, split, context, middle):
             low = middle
         else:
             high = middle - 1
-    return low if low >= 0 else None
+    return low
 
 
 def _fits(module: Module, split: Stage, context: PassContext, delay: int) -> bool:

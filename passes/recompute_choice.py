@@ -206,7 +206,7 @@ def _joined(left: list[Point], right: list[Point]) -> list[Point]:
 _ROUNDING = 1e-12
 
 
-def _rewritten(stage: Stage, chosen: ChoiceOf) -> Stage:
+def rewritten(stage: Stage, chosen: ChoiceOf) -> Stage:
     """A copy of the stage's lists under a choice; ops and tensors that do not change are shared."""
     copy = Stage(stage.index, dict(stage.tensors), list(stage.ops), stage.line)
     kinds = {t: t.kind for t in stage.tensors.values()}
@@ -217,7 +217,7 @@ def _rewritten(stage: Stage, chosen: ChoiceOf) -> Stage:
 
 
 def _trial(module: Module, stage: Stage, chosen: Chosen, context: PassContext) -> Lifetimes:
-    return lifetimes(with_workspace(module, _rewritten(stage, chosen.choice_of), context))
+    return lifetimes(with_workspace(module, rewritten(stage, chosen.choice_of), context))
 
 
 def _peak(module: Module, stage: Stage, chosen: Chosen, context: PassContext) -> int:
@@ -225,4 +225,4 @@ def _peak(module: Module, stage: Stage, chosen: Chosen, context: PassContext) ->
 
 
 def _trial_arena(module: Module, stage: Stage, chosen: Chosen, context: PassContext) -> int:
-    return trial_arena_bytes(module, _rewritten(stage, chosen.choice_of), context)
+    return trial_arena_bytes(module, rewritten(stage, chosen.choice_of), context)

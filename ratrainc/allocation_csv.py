@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from passes.allocation import AllocationProblem
 from ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain_ir.files import read_text, write_lines
+
+if TYPE_CHECKING:
+    from ratrain_ir.analysis.lifetime import Interval
 
 _NUMBERS = ("lower", "upper", "size")
 _COLUMNS = ("id", *_NUMBERS)
@@ -43,7 +47,8 @@ def read_problem(path: str) -> Table:
         fail("RT002", f"the allocation problem is not CSV: {error}", Location(path, reader.line_num))
     header = _header(path, lines)
     seen: dict[str, int] = {}
-    sizes, intervals = [], []
+    sizes: list[int] = []
+    intervals: list[tuple[Interval, ...]] = []
     for line, row in lines[1:]:
         if len(diagnostics.items) >= _MOST_ERRORS:
             break
@@ -73,7 +78,7 @@ def read_problem(path: str) -> Table:
     diagnostics.check()
     if sum(sizes) >= _MOST:
         fail("RT005", f"the sizes add up to {sum(sizes)} bytes; the most is {_MOST - 1}", Location(path, 1))
-    positions = max((stop for ((_, stop),) in intervals), default=0)
+    positions = max((spans[-1][1] for spans in intervals), default=0)
     return Table(AllocationProblem(sizes, intervals, positions), list(seen), header, [row for _, row in lines[1:]])
 
 

@@ -63,8 +63,10 @@ class Attempt:
         return self.room is None or self.height <= self.room
 
     def enough(self) -> bool:
-        """Whether search may end: the best fits the capacity, or without one is as near the bound as was asked."""
-        return self.height <= self.bound or (self.good() if self.room is None else self.fits())
+        """Whether search may end: the best fits the capacity, or without one is as near the bound as was asked; or no better can be."""
+        if self.height <= self.bound or (self.room is not None and self.room < self.bound):
+            return True
+        return self.good() if self.room is None else self.fits()
 
     def seconds(self) -> float:
         """What is left before the outer limit."""

@@ -10,6 +10,8 @@ from attrs import frozen
 if TYPE_CHECKING:
     from passes.allocation.problem import AllocationProblem
 
+MOST = 1000
+"""Faults that are reported at most."""
 _STOP, _START = 0, 1
 """At one time stops come first: intervals are half-open."""
 
@@ -25,10 +27,10 @@ class Violation:
 
 
 def check_allocation(problem: AllocationProblem, offsets: list[int]) -> list[Violation]:
-    """What is wrong with a placement, in O(n log n); nothing when it is sound.
+    """What is wrong with a placement, in O(n log n) where it is sound; nothing when it is.
 
-    When a buffer is born its bytes must be free. One that meets others is reported with each of them and then left out, so
-    that a single fault gives few reports; other pairs of a buffer that was left out show once it is repaired.
+    When a buffer is born its bytes must be free. One that meets others is reported with each of them and kept apart, to be
+    compared with everything else that is born while it lives. After `MOST` faults the rest is left unsaid.
     """
     missing = [i for i in range(len(problem.sizes)) if i >= len(offsets) or offsets[i] < 0]
     if missing:
@@ -46,32 +48,39 @@ def _in_time(problem: AllocationProblem, offsets: list[int]) -> list[Violation]:
     events.sort()
     found = []
     live: list[tuple[int, int]] = []  # offset and buffer; their bytes are disjoint
+    apart: list[int] = []  # live buffers that share bytes with others
     times: dict[int, int] = {}  # of a live buffer, how many of its intervals are open: they may overlap each other
     for position, kind, index in events:
         key = (offsets[index], index)
         if kind == _STOP:
-            if index in times:
-                times[index] -= 1
-                if times[index] == 0:
-                    del times[index]
+            times[index] -= 1
+            if times[index] == 0:
+                del times[index]
+                if index in apart:
+                    apart.remove(index)
+                else:
                     live.pop(bisect_left(live, key))
             continue
-        if index in times:
-            times[index] += 1
+        times[index] = times.get(index, 0) + 1
+        if times[index] > 1:
             continue
         end = offsets[index] + problem.sizes[index]
+        met = [i for i in apart if offsets[i] < end and offsets[index] < offsets[i] + problem.sizes[i]]
         at = bisect_left(live, key)
-        met = []
-        if at > 0 and live[at - 1][0] + problem.sizes[live[at - 1][1]] > offsets[index]:
+        fits = at == 0 or live[at - 1][0] + problem.sizes[live[at - 1][1]] <= offsets[index]
+        if not fits:
             met.append(live[at - 1][1])
         while at < len(live) and live[at][0] < end:
             met.append(live[at][1])
+            fits = False
             at += 1
-        if met:
-            found += [Violation(other, index, position) for other in met]
-        else:
+        found += [Violation(other, index, position) for other in met]
+        if len(found) >= MOST:
+            return found[:MOST]
+        if fits:
             insort(live, key)
-            times[index] = 1
+        else:
+            apart.append(index)
     return found
 
 

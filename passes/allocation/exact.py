@@ -82,7 +82,7 @@ def _climb(attempt: Attempt, found: _Range) -> None:
         for ranking in (AREA_SECOND, WIDTH_SECOND, WIDTH_FIRST):
             for rung, height in enumerate(_ladder(attempt, found)):
                 for rerank in (True, False):
-                    if attempt.nodes <= 0 or attempt.late() or found.impossible >= found.height:
+                    if attempt.nodes <= 0 or attempt.late() or _settled(attempt, found):
                         return
                     if not found.impossible <= height < found.height:
                         continue
@@ -100,6 +100,11 @@ def _climb(attempt: Attempt, found: _Range) -> None:
                         if _enough(attempt, found.height):
                             return
         limit *= 2
+
+
+def _settled(attempt: Attempt, found: _Range) -> bool:
+    """Whether it is proved that no lower height, or none that fits, is possible."""
+    return found.impossible >= found.height or (attempt.room is not None and found.impossible > attempt.room)
 
 
 def _accept(attempt: Attempt, found: _Range, offsets: Int64s) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -29,23 +29,19 @@ _SHOWN = 16
 _UNLIMITED = 1 << 60
 
 
-class _Size(click.ParamType):
+def _size(context: click.Context, parameter: click.Parameter, value: str) -> int:
     """Bytes, as a number or like 20GiB."""
+    from passes.pipeline_text import size_in_bytes
 
-    name = "bytes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from passes.pipeline_text import size_in_bytes
-
-        size = size_in_bytes(str(value))
-        if size is None:
-            self.fail(f"expected bytes like 1048576 or 20GiB, got '{value}'", param, ctx)
-        return size
+    size = size_in_bytes(value)
+    if size is None:
+        raise click.BadParameter(f"expected bytes like 1048576 or 20GiB, got '{value}'", context, parameter)
+    return size
 
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", metavar="PROBLEM.csv")
-@click.option("--capacity", required=True, type=_Size(), metavar="BYTES", help="The bytes there are, like 20GiB.")
+@click.option("--capacity", required=True, callback=_size, metavar="BYTES", help="The bytes there are, like 20GiB.")
 @click.option("-o", "--output", metavar="SOLUTION.csv", help="Write the problem with an offset for each buffer.")
 @click.option(
     "--seconds",

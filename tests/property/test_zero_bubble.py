@@ -206,3 +206,26 @@ def test_a_stage_that_has_no_room_keeps_its_backwards_whole(case):
             isinstance(op, Send | Recv) for op in other.ops
         )
     assert all(any(isinstance(op, BackwardInput) for op in stage.ops) for stage in roomy.stages[1:])
+
+
+def test_the_delay_is_what_fits():
+    """All of it where everything kept fits; none where only recovering makes room; whole backwards where nothing does."""
+    plan = Plan(3, 1, (1, 2), 4, 6, 16, zero=0)
+
+    def delays(capacity: int) -> list[str]:
+        manager = PassManager(FakeTarget(capacity_bytes=capacity))
+        manager.run(lower(MODEL, plan), "place-zb-h1")
+        return [str(manager.runs[0].statistics[f"stage {stage}"]) for stage in (1, 2)]
+
+    def arenas(pipeline: str) -> list[int]:
+        module = PassManager(FakeTarget()).run(lower(MODEL, plan), pipeline)
+        return [stage.arena_bytes for stage in module.stages]
+
+    kept, recovered = (
+        arenas(f"place-zb-h1{{delay=0}},recompute{{policy={policy}}},allocate-ddr") for policy in ("none", "full")
+    )
+    assert delays(1 << 30) == ["weight halves 1 micro-batches later", "weight halves 2 micro-batches later"]
+    assert recovered[2] < kept[2]
+    between = (recovered[2] + kept[2]) // 2
+    assert delays(between)[1] == "weight halves 0 micro-batches later"
+    assert delays(64) == ["backwards whole: two halves do not fit"] * 2

@@ -21,18 +21,16 @@ from tests.unit.tiny_runs import MODEL, OPTIMIZER, losses, make_plan, start
 STEPS = 4
 
 FACTORS: dict[str, tuple[Any, ...]] = {
-    "layout": ((1, 1, 2), (1, 3, 2), (2, 1, 5), (2, 2, 3), (3, 2, 1), (3, 1, 4)),
-    "state": ((0, "last"), (1, "last"), (2, "last"), (2, "each-micro-batch"), (3, "last"), (3, "each-micro-batch")),
+    "layout": ((1, 3, 2), (2, 1, 5), (2, 2, 3), (3, 2, 1), (3, 1, 4)),
+    "state": ((0, "last"), (1, "last"), (2, "each-micro-batch"), (3, "last"), (3, "each-micro-batch")),
     "dtype": ("f16", "f32"),
     "tied": (False, True),
     "clip": ("none", "global"),
     "passes": (
         *(item.passes for item in STRATEGIES if item.name != "baseline-1f1b"),
         "place-zb-h1{delay=0},recompute{policy=full},bucket-grad-sync{bytes=1KiB},allocate-ddr",
-        "place-zb-h1{delay=1},insert-prefetch,recompute{policy=attention},allocate-ddr",
-        "place-gpipe,recompute{policy=mlp},bucket-grad-sync{bytes=1KiB},allocate-ddr",
-        "place-1f1b,insert-prefetch{depth-blocks=4},recompute{policy=attention},bucket-grad-sync{bytes=20KB},allocate-ddr",
-        "place-1f1b,bucket-grad-sync,insert-prefetch,recompute{policy=auto budget=700KB},allocate-ddr",
+        "place-gpipe,recompute{policy=attention},bucket-grad-sync{bytes=1KiB},allocate-ddr",
+        "place-1f1b,bucket-grad-sync,insert-prefetch{depth-blocks=4},recompute{policy=auto budget=700KB},allocate-ddr",
     ),
 }
 BASELINE = "place-1f1b,recompute{policy=full},allocate-ddr"
@@ -83,8 +81,7 @@ ROWS = covering_rows()
 
 
 def test_the_array_covers_every_pair() -> None:
-    least = max(len(FACTORS[a]) * len(FACTORS[b]) for a, b in combinations(FACTORS, 2))
-    assert least <= len(ROWS) <= 1.25 * least
+    assert len(ROWS) <= 60
     for a, b in combinations(FACTORS, 2):
         assert {(str(row[a]), str(row[b])) for row in ROWS} == {
             (str(x), str(y)) for x, y in product(FACTORS[a], FACTORS[b])

@@ -1,0 +1,92 @@
+"""The allocator on pipeline instances and on MiniMalloc's: height against the lower bound, and time.
+
+    python benchmarks/allocation.py                                     pipelines of 50,000 buffers
+    python benchmarks/allocation.py --buffers 1000000                   a million
+    python benchmarks/allocation.py --minimalloc tests/data/minimalloc  also CSV files named NAME.CAPACITY.csv
+    python benchmarks/allocation.py --cold                              also compile everything first, in an empty cache, and say how long
+
+Every placement is checked. CPU seconds stand beside those on the clock, for machines that others use too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from allocation_instances import INSTANCES, pipeline
+
+from passes.allocation import AllocationProblem, Effort, allocate, check_allocation
+from ratrainc.allocation_csv import read_problem
+
+ROOT = Path(__file__).resolve().parents[1]
+WARM_UP = 2000
+COLUMNS = (
+    f"{'instance':24} {'buffers':>8} {'lower bound':>14} {'arena':>14} {'ratio':>8} {'seconds':>8} {'CPU s':>8}  method"
+)
+
+
+def row(name: str, problem: AllocationProblem, capacity: int | None) -> None:
+    """Place, check and print one instance."""
+    cpu = time.process_time()
+    found = allocate(problem, capacity=capacity, effort=Effort())
+    cpu = time.process_time() - cpu
+    assert not check_allocation(problem, found.offsets), name
+    missed = "" if capacity is None or found.arena_bytes <= capacity else f"  ABOVE {capacity}"
+    ratio = found.arena_bytes / found.lower_bound_bytes
+    print(
+        f"{name:24} {len(problem.sizes):8} {found.lower_bound_bytes:14} {found.arena_bytes:14} {ratio:8.5f} "
+        f"{found.seconds:8.2f} {cpu:8.2f}  {found.method}{missed}",
+        flush=True,
+    )
+
+
+def warm_up() -> float:
+    """Run every compiled loop once; CPU seconds."""
+    cpu = time.process_time()
+    allocate(pipeline(WARM_UP, 2, split=True, varying=True), effort=Effort(gap=0, work=1_000_000))
+    lives = ((0, 3), (7, 9), (4, 6), (3, 4), (5, 7), (2, 5), (3, 4), (4, 7), (6, 8))  # 10 bytes live, 11 needed
+    allocate(AllocationProblem([4, 5, 3, 5, 2, 3, 1, 3, 5], [(life,) for life in lives], 9), effort=Effort(gap=0))
+    return time.process_time() - cpu
+
+
+def cold() -> None:
+    """Compile in a process whose cache is empty."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"NUMBA_CACHE_DIR": folder}
+        command = [sys.executable, "-c", "import allocation; print(f'{allocation.warm_up():.1f}')"]
+        where = {"PYTHONPATH": os.pathsep.join((str(ROOT / "benchmarks"), str(ROOT)))}
+        for state in ("cold", "warm"):
+            done = subprocess.run(command, env=environment | where, check=True, capture_output=True, text=True)
+            print(f"loading the compiled loops, {state} cache: {done.stdout.strip()} CPU s")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--buffers", type=int, default=50_000)
+    parser.add_argument("--minimalloc", type=Path)
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--only", help="instances whose name contains this")
+    chosen = parser.parse_args()
+    if chosen.cold:
+        cold()
+    warm_up()
+    print(COLUMNS)
+    for name, options in INSTANCES.items():
+        if chosen.only is None or chosen.only in name:
+            row(name, pipeline(chosen.buffers, **options), None)
+    if chosen.minimalloc is not None:
+        files = sorted(chosen.minimalloc.glob("*.*.csv"))
+        if not files:
+            print(f"no NAME.CAPACITY.csv in {chosen.minimalloc}: skipped")
+        for path in files:
+            row(path.stem, read_problem(str(path)).problem, int(path.stem.partition(".")[2]))
+
+
+if __name__ == "__main__":
+    main()
