@@ -18,12 +18,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from allocation_instances import INSTANCES, pipeline
-
 from passes.allocation import AllocationProblem, Effort, allocate, check_allocation
 from ratrainc.allocation_csv import read_problem
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from allocation_instances import INSTANCES, pipeline  # noqa: E402 - found where this file is, also when it is imported
+
 WARM_UP = 2000
 COLUMNS = (
     f"{'instance':24} {'buffers':>8} {'lower bound':>14} {'arena':>14} {'ratio':>8} {'seconds':>8} {'CPU s':>8}  method"
@@ -65,14 +66,14 @@ def cold() -> None:
             print(f"loading the compiled loops, {state} cache: {done.stdout.strip()} CPU s")
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--buffers", type=int, default=50_000)
     parser.add_argument("--minimalloc", type=Path)
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--only", help="instances whose name contains this")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     if chosen.cold:
         cold()
     warm_up()
