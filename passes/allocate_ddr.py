@@ -13,11 +13,11 @@ from attrs import field, frozen
 from passes.allocation import Allocation, allocate
 from passes.pass_base import Fact, Pass, PassContext
 from passes.trial import allocation_problem
-from ratrain_ir.analysis.lifetime import Interval, Lifetimes, lifetimes
+from ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
 from ratrain_ir.analysis.progress import blocking_cycle
 from ratrain_ir.diagnostics import Note
-from ratrain_ir.module import Level, Module, Stage, TargetInfo
-from ratrain_ir.ops import Forward, Op, Payload, Recv, Send, Tensor
+from ratrain_ir.module import Level, Module, TargetInfo
+from ratrain_ir.ops import Forward, Op
 from ratrain_ir.types import StateKind
 
 
@@ -54,49 +54,24 @@ def _place_without_hangs(
 ) -> list[Allocation]:
     """Place every stage so that byte reuse makes no cycle of waits, even when sends wait for their receives.
 
-    What is received never takes bytes of what is sent: two neighbours that each receive into what they are still sending to the
-    other would wait for ever. Where reuse through other ops still closes a cycle, sent tensors keep their bytes until the
-    order of messages alone proves that they have arrived.
+    The placement passes order all stages so that reuse in list order closes no cycle. A schedule that was reordered by hand may
+    let two neighbours each receive into what they are still sending to the other; then what is received takes no bytes of what
+    is sent. What hangs even so hangs by its order, and verification says where.
     """
-    placed = [_place(lives, lives.intervals, capacity) for lives in found]
+    placed = [_place(lives, capacity, apart=False) for lives in found]
     if blocking_cycle(module, rendezvous=True) is None:
         return placed
-    context.statistics["sent tensors"] = "kept until their arrival is certain, so that no reuse of bytes can hang"
-    return [_place(lives, _kept_until_arrival(module, lives), capacity) for lives in found]
+    context.statistics["messages"] = (
+        "what is received keeps apart from what is sent, so that no reuse of bytes can hang"
+    )
+    return [_place(lives, capacity, apart=True) for lives in found]
 
 
-def _place(lives: Lifetimes, intervals: dict[Tensor, tuple[Interval, ...]], capacity: int) -> Allocation:
-    problem = allocation_problem(lives, intervals)
-    placement = allocate(problem, capacity=capacity)
+def _place(lives: Lifetimes, capacity: int, *, apart: bool) -> Allocation:
+    placement = allocate(allocation_problem(lives, apart=apart), capacity=capacity)
     for tensor, offset in zip(lives.stage.tensors.values(), placement.offsets, strict=True):
         tensor.offset = offset
     return placement
-
-
-def _kept_until_arrival(module: Module, lives: Lifetimes) -> dict[Tensor, tuple[Interval, ...]]:
-    """Intervals in which a sent tensor lives until a message that can only follow its arrival has come back."""
-    stage = lives.stage
-    kept = dict(lives.intervals)
-    answers = {(op.payload, op.micro_batch): p for p, op in enumerate(stage.ops) if type(op) is Recv}
-    for op in stage.ops:
-        if type(op) is not Send:
-            continue
-        answer = _answer(module.stages[op.peer], op)
-        stop = answers[answer] + 1 if answer in answers else len(stage.ops)
-        start, end = kept[op.reads[0]][0]
-        kept[op.reads[0]] = ((start, max(end, stop)),)
-    return kept
-
-
-def _answer(peer: Stage, sent: Send) -> tuple[Payload, int] | None:
-    """The first message the peer sends back after it has received one, as its payload and micro-batch."""
-    arrived = False
-    for op in peer.ops:
-        if type(op) is Recv and op.payload is sent.payload and op.micro_batch == sent.micro_batch:
-            arrived = True
-        elif arrived and type(op) is Send and op.payload is not sent.payload:
-            return op.payload, op.micro_batch
-    return None
 
 
 def _check_arena(lives: Lifetimes, placement: Allocation, capacity: int, context: PassContext, module: Module) -> None:

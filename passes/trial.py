@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from passes.allocation import AllocationProblem, allocate
-from ratrain_ir.analysis.lifetime import Interval, Lifetimes, lifetimes
+from ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
 from ratrain_ir.module import Stage
 from ratrain_ir.ops import Op, Recv, Send, Tensor
 from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
@@ -39,17 +39,20 @@ def with_workspace(module: Module, stage: Stage, context: PassContext) -> Stage:
     return copy
 
 
-def allocation_problem(lives: Lifetimes, intervals: dict[Tensor, tuple[Interval, ...]]) -> AllocationProblem:
-    """The placement problem of a stage's tensors, in declaration order; what is sent and what is received keep apart."""
+def allocation_problem(lives: Lifetimes, *, apart: bool = False) -> AllocationProblem:
+    """The placement problem of a stage's tensors, in declaration order; `apart`: what is received takes no bytes of what is sent."""
     stage = lives.stage
     tensors = list(stage.tensors.values())
-    sides = dict.fromkeys((t for op in stage.ops if type(op) is Recv for t in op.writes), 1)
-    sides |= dict.fromkeys((t for op in stage.ops if type(op) is Send for t in op.reads), -1)
+    sides: dict[Tensor, int] = {}
+    if apart:
+        sides = dict.fromkeys((t for op in stage.ops if type(op) is Recv for t in op.writes), 1)
+        sides |= dict.fromkeys((t for op in stage.ops if type(op) is Send for t in op.reads), -1)
     sizes = [aligned(t.type.nbytes) for t in tensors]
-    return AllocationProblem(sizes, [intervals[t] for t in tensors], len(stage.ops), [sides.get(t, 0) for t in tensors])
+    intervals = [lives.intervals[t] for t in tensors]
+    return AllocationProblem(sizes, intervals, len(stage.ops), [sides.get(t, 0) for t in tensors] if sides else None)
 
 
 def trial_arena_bytes(module: Module, stage: Stage, context: PassContext) -> int:
     """The arena the stage would need if it were placed now."""
     lives = lifetimes(with_workspace(module, stage, context))
-    return allocate(allocation_problem(lives, lives.intervals)).arena_bytes
+    return allocate(allocation_problem(lives)).arena_bytes
