@@ -26,6 +26,7 @@ from attrs import define, field, frozen
 
 from passes.pass_base import Pass, PassContext
 from ratrain_ir.blocks import Block, block
+from ratrain_ir.diagnostics import fail
 from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import AllGather, Forward, InputGradientOp, Op, Phase, Recompute, Tensor, Tensors
 from ratrain_ir.types import StateKind
@@ -71,15 +72,21 @@ class RecomputePass(Pass):
     placement: str = field(default="inline", metadata={"choices": ("inline", "forward-side")})
 
     def run(self, module: Module, context: PassContext) -> None:
-        """Rewrite every stage under the policy."""
+        """Rewrite every stage under the policy.
+
+        Raises `DiagnosticError` RT071 where recovery is placed already.
+        """
         from passes.recompute_choice import choose
         from passes.recompute_placement import recover_forward_side
 
         budget = context.target.capacity_bytes if self.budget is None else self.budget
+        if any(type(op) is Recompute for stage in module.stages for op in stage.ops):
+            message = (
+                "'recompute' cannot run twice: what the first run dropped is not there to be kept or dropped again"
+            )
+            fail("RT071", message, help="give one 'recompute' with the policy you want")
         recovered = moved = 0
         for stage in module.stages:
-            if any(type(op) is Recompute for op in stage.ops):
-                continue  # recovery is placed already; a second run changes nothing
             choice_of: ChoiceOf
             if self.policy == "auto":
                 chosen = choose(module, stage, context, budget)

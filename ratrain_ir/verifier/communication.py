@@ -1,4 +1,4 @@
-"""Layer 3: messages and collectives match, and the program ends under every timing."""
+"""Layer 4: messages and collectives match, and the program ends under every timing."""
 
 from __future__ import annotations
 

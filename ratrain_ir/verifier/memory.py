@@ -1,4 +1,4 @@
-"""Layer 4: addresses. An independent sweep over lifetimes; it shares no code with the allocator."""
+"""Layer 3: addresses. An independent sweep over lifetimes; it shares no code with the allocator."""
 
 from __future__ import annotations
 

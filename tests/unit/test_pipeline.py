@@ -193,6 +193,7 @@ def test_a_file_enters_a_pipeline_where_it_stands():
         ("legalise,legalise", "'legalise' cannot run after 'legalise'", None),
         ("allocate-ddr,bucket-grad-sync", "'bucket-grad-sync' cannot run after", "put 'bucket-grad-sync' before"),
         ("allocate-ddr,allocate-ddr", "'allocate-ddr' cannot run after 'allocate-ddr'", None),
+        ("recompute,recompute{policy=none}", "'recompute' cannot run twice", "give one 'recompute'"),
     ],
 )
 def test_an_illegal_order_is_refused_and_changes_nothing(pipeline, message, help_text):
