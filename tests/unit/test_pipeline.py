@@ -317,6 +317,12 @@ def test_the_text_after_each_pass(golden):
         golden(f"{name}.rtir", print_module(module))
 
 
+@pytest.mark.parametrize("placement", ["place-gpipe", "place-zb-h1"])
+def test_the_text_of_the_other_schedules(placement, golden):
+    module = PassManager(FakeTarget(), verify_each=True).run(toy(), placement)
+    golden(f"{placement}.rtir", print_module(module))
+
+
 def test_the_text_of_a_step_that_reduces_each_micro_batch(golden):
     """ZeRO 2, tied embeddings, a fixed loss scale, everything in f32 where it may be."""
     model = attrs.evolve(MODEL, tied_embeddings=True, family="qwen2", qkv_bias=True)

@@ -690,6 +690,17 @@ def test_a_text_that_breaks_one_rule_gets_its_code(rule):
         assert note.location is not None, "the other half of a conflict has a place too"
 
 
+def test_what_people_read_for_each_rule(golden):
+    """The whole text of every diagnostic of the verifier, with its caret and notes."""
+    shown = []
+    for rule in RULES:
+        lines = sound(rule.base).splitlines()
+        for edit in rule.edits:
+            lines = edit(lines)
+        shown.append(f"# {rule.code} {rule.what}\n" + "\n".join(item.render() for item in problems("\n".join(lines))))
+    golden("verifier-diagnostics.txt", "\n\n".join(shown) + "\n")
+
+
 BASES = ("dataflow", "each", "whole", "tied", "placed", "three", "released", "allocated")
 
 
