@@ -95,6 +95,7 @@ def levers_of(heaviest: int) -> list[Lever]:
         Lever("one layer from the heaviest stage to the one before", lambda s: _move_layer(s, heaviest, heaviest - 1)),
         Lever("half the micro_batch_size, twice the micro_batches", _smaller_micro_batch),
         Lever("half the head_chunk", _smaller_head_chunk),
+        Lever("half the mlp_chunk", _smaller_mlp_chunk),
         Lever("zero = 1", lambda s: _with_zero(s, 1, "last")),
         Lever('zero = 2, reduce = "each-micro-batch"', lambda s: _with_zero(s, 2, "each-micro-batch")),
         Lever("a quarter of the bucket bytes", _smaller_buckets),
@@ -164,6 +165,12 @@ def _smaller_micro_batch(setting: Setting) -> Setting | None:
 def _smaller_head_chunk(setting: Setting) -> Setting | None:
     rows = min(setting.plan.head_chunk, setting.plan.micro_batch_size * setting.plan.seq_len)
     return attrs.evolve(setting, plan=attrs.evolve(setting.plan, head_chunk=rows // 2)) if rows > 1 else None
+
+
+def _smaller_mlp_chunk(setting: Setting) -> Setting | None:
+    rows = setting.plan.micro_batch_size * setting.plan.seq_len
+    chunk = min(setting.plan.mlp_chunk or rows, rows)
+    return attrs.evolve(setting, plan=attrs.evolve(setting.plan, mlp_chunk=-(-chunk // 2))) if chunk > 1 else None
 
 
 def _with_zero(setting: Setting, zero: int, reduce: str) -> Setting | None:

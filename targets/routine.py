@@ -1,12 +1,14 @@
 """Routines: the kernel sequence of a block op, made once per distinct shape.
 
 A routine names its operands formally; a call binds them to tensors. Steps refer to operands by name: `x`, a parameter inside a
-flat tensor as `w.q_proj`, an intermediate in the routine's workspace as `dq`. Interpreter, cost model and disassembly all
-read these steps.
+flat tensor as `w.q_proj`, an intermediate in the routine's workspace as `dq`, rows of any of them as `x[0:256]`. Interpreter, cost
+model and disassembly all read these steps.
 """
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from typing import Any
 
 import attrs
@@ -47,6 +49,33 @@ class Intermediate:
 
 
 @frozen
+class Reference:
+    """What the text of a step's operand names: a formal, a part of a flat formal, or an intermediate; and which of its rows."""
+
+    base: str
+    part: str
+    rows: tuple[int, int] | None
+    """first row, and the first that is not meant any more; None: all of it"""
+
+    @property
+    def whole(self) -> str:
+        """The reference without its rows."""
+        return f"{self.base}.{self.part}" if self.part else self.base
+
+
+_ROWS = re.compile(r"(.*)\[(\d{1,15}):(\d{1,15})\]", re.ASCII | re.DOTALL)
+
+
+@cache
+def parse_reference(reference: str) -> Reference:
+    """The parts of the text of a step's operand."""
+    match = _ROWS.fullmatch(reference)
+    whole, rows = (match[1], (int(match[2]), int(match[3]))) if match else (reference, None)
+    base, _, part = whole.partition(".")
+    return Reference(base, part, rows)
+
+
+@frozen
 class Step:
     """One kernel call: arguments by name, then options."""
 
@@ -76,20 +105,31 @@ class Routine:
     def operand(self, reference: str) -> tuple[Dtype, Shape]:
         """Dtype and shape of what a step's operand refers to.
 
-        Raises KeyError when the routine does not name it.
+        Raises KeyError when the routine does not name it, or it has no such rows.
         """
-        base, _, part = reference.partition(".")
+        named = parse_reference(reference)
+        dtype, shape = self._whole(named)
+        if named.rows is None:
+            return dtype, shape
+        start, stop = named.rows
+        if not start < stop <= shape[0]:
+            raise KeyError(
+                f"routine {self.key} has {shape[0]} rows of '{named.whole}': '{reference}' is not among them"
+            )
+        return dtype, (stop - start, *shape[1:])
+
+    def _whole(self, named: Reference) -> tuple[Dtype, Shape]:
         for formal in self.formals:
-            if formal.name == base:
-                if not part:
+            if formal.name == named.base:
+                if not named.part:
                     return formal.dtype, formal.shape
                 for parameter in self.parameters:
-                    if parameter.name == part:
+                    if parameter.name == named.part:
                         return formal.dtype, parameter.shape
         for intermediate in self.intermediates:
-            if intermediate.name == reference:
+            if intermediate.name == named.whole:
                 return intermediate.dtype, intermediate.shape
-        raise KeyError(f"routine {self.key} does not name '{reference}'")
+        raise KeyError(f"routine {self.key} does not name '{named.whole}'")
 
     def to_json(self) -> dict[str, Any]:
         """The routine as plain data."""

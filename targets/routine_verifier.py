@@ -17,11 +17,14 @@ from attrs import define, field
 from ratrain_ir.types import ALIGNMENT_BYTES
 from targets.kernel_calls import CALLS, IN_PLACE, step_problem
 from targets.program import Access
-from targets.routine import Routine
+from targets.routine import Routine, parse_reference
 
 if TYPE_CHECKING:
     from ratrain_ir.blocks import Parameter
     from targets.routine import Intermediate, Step
+
+Rows = tuple[int, int]
+"""From a first, up to one that is not among them."""
 
 FLAT = ("w", "g")
 """Formals whose parts are the parameters of a block."""
@@ -51,7 +54,7 @@ def _name_problems(routine: Routine, accesses: Mapping[str, Access]) -> Iterator
         for name, count in Counter(group).items():
             if count > 1:
                 yield f"'{name}' has {count} meanings"
-            if "." in name or name in ("", "workspace"):
+            if set(name) & set(".[]") or name in ("", "workspace"):
                 yield f"'{name}' cannot be a name"
 
 
@@ -84,11 +87,12 @@ def _end(item: Intermediate) -> int:
 
 @define
 class _SymbolicRoutine:
-    """Runs a routine's steps on names: which references hold something."""
+    """Runs a routine's steps on names: which rows of what hold something."""
 
     routine: Routine
     accesses: Mapping[str, Access]
-    written: set[str] = field(factory=set)
+    written: dict[str, list[Rows]] = field(factory=dict)
+    """by name, the rows that steps have written: apart, ascending"""
 
     def step(self, step: Step) -> str | None:
         """Why a step cannot run where it stands, or None."""
@@ -115,13 +119,22 @@ class _SymbolicRoutine:
 
     def holds(self, reference: str) -> bool:
         """Whether a reference has a value: its caller gave it one, or a step did."""
-        access = self.accesses.get(reference.partition(".")[0])
-        return access in (Access.READ, Access.UPDATE) or reference in self.written
+        named = parse_reference(reference)
+        if self.accesses.get(named.base) in (Access.READ, Access.UPDATE):
+            return True
+        start, stop = self.rows(reference)
+        return any(low <= start and stop <= high for low, high in self.written.get(named.whole, ()))
+
+    def rows(self, reference: str) -> Rows:
+        """The rows a reference means of what it names."""
+        named = parse_reference(reference)
+        return named.rows or (0, self.routine.shape_of(named.whole)[0])
 
     def write(self, step: Step, name: str, *, reads: bool) -> str | None:
         """Record that a step writes an operand; why it may not, or None."""
         reference = step.operands[name]
-        access = self.accesses.get(reference.partition(".")[0])
+        named = parse_reference(reference)
+        access = self.accesses.get(named.base)
         if access is Access.READ:
             return f"'{step.kernel}' writes '{reference}', which the call only reads"
         if access is Access.UPDATE and not reads:
@@ -131,27 +144,46 @@ class _SymbolicRoutine:
                 same = reference == target and (step.kernel, name, other) in IN_PLACE
                 if not same:
                     return f"'{name}' and '{other}' of '{step.kernel}' share bytes"
-        self.written = {held for held in self.written if held == reference or not self.share(reference, held)}
-        self.written.add(reference)
+        for held in [name for name in self.written if name != named.whole and self.share(reference, name)]:
+            del self.written[held]
+        self.written[named.whole] = _joined([*self.written.get(named.whole, ()), self.rows(reference)])
         return None
 
     def share(self, one: str, other: str) -> bool:
         """Whether two references have bytes in common. Formals never do: that is proved of the tensors they are bound to."""
-        if one == other:
-            return True
+        first, second = parse_reference(one), parse_reference(other)
+        if first.whole == second.whole:
+            return _meet(self.rows(one), self.rows(other))
         places = {item.name: (item.offset, _end(item)) for item in self.routine.intermediates}
-        if one in places and other in places:
-            return places[one][0] < places[other][1] and places[other][0] < places[one][1]
-        base, _, part = one.partition(".")
-        other_base, _, other_part = other.partition(".")
-        return base == other_base and not (part and other_part)
+        if first.whole in places and second.whole in places:
+            return _meet(places[first.whole], places[second.whole])
+        return first.base == second.base and not (first.part and second.part)
 
     def unwritten(self) -> str | None:
         """A result that a routine leaves without a value, or None."""
         for formal in self.routine.formals:
-            if self.accesses[formal.name] is not Access.WRITE or formal.name in self.written:
+            if self.accesses[formal.name] is not Access.WRITE or self.is_whole(formal.name):
                 continue
-            parts = [p for p in self.routine.parameters if f"{formal.name}.{p.name}" in self.written]
+            parts = [p for p in self.routine.parameters if self.is_whole(f"{formal.name}.{p.name}")]
             if formal.name not in FLAT or sum(prod(p.shape) for p in parts) < prod(formal.shape):
                 return f"all of '{formal.name}'"
         return None
+
+    def is_whole(self, name: str) -> bool:
+        """Whether steps have written every row of what a name means."""
+        return self.written.get(name) == [self.rows(name)]
+
+
+def _meet(one: Rows, other: Rows) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _joined(parts: list[Rows]) -> list[Rows]:
+    """Ranges joined where they meet or touch, ascending."""
+    found: list[Rows] = []
+    for low, high in sorted(parts):
+        if found and low <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], high))
+        else:
+            found.append((low, high))
+    return found

@@ -95,6 +95,8 @@ class Plan:
     seq_len: int
     head_chunk: int = 256
     """Rows of logits the head holds at a time. Its weight gradient is rounded once a chunk: part of the numbers."""
+    mlp_chunk: int | None = None
+    """Rows an mlp block computes at a time; None: all of a micro-batch. Its weight gradients are rounded once a chunk."""
     zero: int = 1
     """ZeRO level: 0 nothing sharded, 1 master weights and moments, 2 also gradients, 3 also parameter views."""
     reduce: str = "last"
@@ -158,7 +160,7 @@ _OPTIMIZER_FIELDS = tuple(attribute.name for attribute in fields(Optimizer))
 _FIELDS = (*(attribute.name for attribute in fields(Plan) if attribute.name != "optimizer"), *_OPTIMIZER_FIELDS)
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "parallel": ("pp", "dp", "cuts", "schedule"),
-    "batch": ("micro_batch_size", "micro_batches", "seq_len", "head_chunk", "seed"),
+    "batch": ("micro_batch_size", "micro_batches", "seq_len", "head_chunk", "mlp_chunk", "seed"),
     "state": ("zero", "reduce", "view_dtype", "grad_dtype", "grad_shard_dtype", "loss_scale"),
     "optimizer": _OPTIMIZER_FIELDS,
 }
@@ -279,6 +281,7 @@ def _read(reader: FieldReader, model: ModelConfig | None, *, auto_cuts: bool = F
         micro_batches=reader.integer("micro_batches", 1, _MAX_MICRO_BATCHES),
         seq_len=reader.integer("seq_len", 1, _MAX_SEQ_LEN),
         head_chunk=reader.integer("head_chunk", 1, _MAX_SEQ_LEN, default=256),
+        mlp_chunk=reader.integer_or_none("mlp_chunk", 1, _MAX_SEQ_LEN * _MAX_MICRO_BATCH),
         zero=reader.integer("zero", 0, 3, default=min(1, dp - 1)),
         reduce=reader.word("reduce", REDUCTIONS, default="last"),
         view_dtype=view_dtype,

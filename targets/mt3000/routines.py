@@ -27,7 +27,7 @@ from ratrain_ir.frontend.plan import Plan
 from ratrain_ir.ops import BlockOp, Recompute
 from ratrain_ir.signatures import bind
 from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
-from targets.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step
+from targets.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step, parse_reference
 
 if TYPE_CHECKING:
     from ratrain_ir.analysis.lifetime import Interval
@@ -121,6 +121,25 @@ _OUTPUTS = {
 """Arguments that the kernels of a forward write."""
 
 
+@frozen
+class Chunk:
+    """Rows `start` up to `stop` of the `rows` of a micro-batch, of which chunks of `size` are computed at a time."""
+
+    start: int
+    stop: int
+    size: int
+    rows: int
+
+    def of(self, name: str) -> str:
+        """These rows of an operand that has all of them."""
+        return name if self.size == self.rows else f"{name}[{self.start}:{self.stop}]"
+
+    def of_scratch(self, name: str) -> str:
+        """The rows in use of a buffer that serves every chunk: the last chunk may be smaller."""
+        used = self.stop - self.start
+        return name if used == self.size else f"{name}[0:{used}]"
+
+
 @define(eq=False)
 class _Builder:
     """Collects steps; intermediates get their places from when they are first and last used."""
@@ -154,25 +173,39 @@ class _Builder:
         if half in self.halves:
             self.step(kernel, operands, **options)
 
-    def slot(self, name: str) -> str:
-        """A saved or pending slot: an operand where the op has it, an intermediate where not."""
+    def slot(self, name: str, rows: int | None = None) -> str:
+        """A saved or pending slot: an operand where the op has it, an intermediate where not, of `rows` of it if given."""
         if not self.has(name):
             slots = (
                 *saved_slots(self.model, self.plan, self.unit),
                 *pending_slots(self.model, self.plan, self.unit),
             )
             wanted = next(slot for slot in slots if slot.name == name)
-            self.temporaries[name] = (wanted.type.dtype, wanted.type.shape)
+            shape = wanted.type.shape if rows is None else (rows, *wanted.type.shape[1:])
+            self.temporaries[name] = (wanted.type.dtype, shape)
         return name
 
     def temporary(self, name: str, *shape: int, dtype: Dtype | None = None) -> str:
         self.temporaries[name] = (dtype or self.act, shape)
         return name
 
-    def linear_gradients(self, dy: str, source: str, weight: str) -> None:
-        """Weight gradient of `y = source @ weight^T`."""
+    def chunks(self) -> list[Chunk]:
+        """The rows an mlp block computes at a time."""
+        size = min(self.plan.mlp_chunk or self.rows, self.rows)
+        return [Chunk(start, min(start + size, self.rows), size, self.rows) for start in range(0, self.rows, size)]
+
+    def chunk_slot(self, name: str, chunk: Chunk) -> str:
+        """The rows of a saved or pending slot that belong to a chunk; where the op has it not, they are all that is held."""
+        return chunk.of(name) if self.has(name) else chunk.of_scratch(self.slot(name, rows=chunk.size))
+
+    def chunk_temporary(self, name: str, chunk: Chunk, width: int) -> str:
+        """An intermediate [rows of a chunk, width] that every chunk uses anew."""
+        return chunk.of_scratch(self.temporary(name, chunk.size, width))
+
+    def linear_gradients(self, dy: str, source: str, weight: str, *, first: bool = True) -> None:
+        """Weight gradient of `y = source @ weight^T`; what is not the `first` chunk adds to it."""
         operands = {"a": dy, "b": source, "out": f"g.{weight}"}
-        self.step_of(_WEIGHT, "gemm", operands, trans_a=True, accumulate=self.accumulates)
+        self.step_of(_WEIGHT, "gemm", operands, trans_a=True, accumulate=self.accumulates or not first)
 
     def keep_what_yields(self, wanted: set[str], given: tuple[str, ...]) -> None:
         """Drop the steps of a recovery that nothing wanted depends on; what is given is not computed again.
@@ -183,7 +216,7 @@ class _Builder:
         kept: list[Step] = []
         for step in reversed(self.steps):
             outputs = _OUTPUTS[step.kernel]
-            if not any(step.operands[name] in needed for name in outputs):
+            if not any(parse_reference(step.operands[name]).whole in needed for name in outputs):
                 continue
             operands = dict(step.operands)
             for name in outputs:
@@ -195,7 +228,7 @@ class _Builder:
                         if s.name == slot
                     )
                     operands[name] = self.temporary(f"{slot}_again", *shape, dtype=dtype)
-            needed |= {reference for reference in operands.values() if reference not in given}
+            needed |= {parse_reference(reference).whole for reference in operands.values()} - set(given)
             kept.append(Step(step.kernel, operands, step.options))
         self.steps = kept[::-1]
 
@@ -224,8 +257,9 @@ class _Builder:
         uses: dict[str, list[int]] = {name: [] for name in self.temporaries}
         for position, step in enumerate(self.steps):
             for reference in step.operands.values():
-                if reference in uses:
-                    uses[reference].append(position)
+                name = parse_reference(reference).whole
+                if name in uses:
+                    uses[name].append(position)
         names = [name for name, positions in uses.items() if positions]
         sizes = [aligned(tensor_type(*self.temporaries[name]).nbytes) for name in names]
         spans: list[tuple[Interval, ...]] = [((min(uses[name]), max(uses[name]) + 1),) for name in names]
@@ -354,26 +388,36 @@ def _attention_backward(builder: _Builder) -> None:
 
 def _mlp_forward(builder: _Builder) -> None:
     _norm(builder)
-    for name in ("gate", "up"):
-        builder.step("gemm", {"a": "xn", "b": f"w.{name}_proj", "out": builder.slot(name)}, trans_b=True)
-    builder.step("swiglu_forward", {"gate": "gate", "up": "up", "prod": builder.slot("prod")})
-    if builder.has("y"):
-        builder.step("gemm", {"a": "prod", "b": "w.down_proj", "out": "y", "residual": "x"}, trans_b=True)
+    for chunk in builder.chunks():
+        gate, up, prod = (builder.chunk_slot(name, chunk) for name in ("gate", "up", "prod"))
+        for name, out in (("gate", gate), ("up", up)):
+            builder.step("gemm", {"a": chunk.of("xn"), "b": f"w.{name}_proj", "out": out}, trans_b=True)
+        builder.step("swiglu_forward", {"gate": gate, "up": up, "prod": prod})
+        if builder.has("y"):
+            operands = {"a": prod, "b": "w.down_proj", "out": chunk.of("y"), "residual": chunk.of("x")}
+            builder.step("gemm", operands, trans_b=True)
 
 
 def _mlp_backward(builder: _Builder) -> None:
-    rows, ffn = builder.rows, builder.model.ffn_size
-    builder.linear_gradients("dy", "prod", "down_proj")
-    builder.step_of(_INPUT, "gemm", {"a": "dy", "b": "w.down_proj", "out": builder.temporary("dprod", rows, ffn)})
-    operands = {"gate": "gate", "up": "up", "dprod": "dprod"}
-    operands |= {name: builder.slot(name) for name in ("dgate", "dup")}
-    builder.step_of(_INPUT, "swiglu_backward", operands)
-    builder.temporary("dxn", rows, builder.model.hidden_size)
-    for index, name in enumerate(("gate", "up")):
-        builder.linear_gradients(f"d{name}", "xn", f"{name}_proj")
-        operands = {"a": f"d{name}", "b": f"w.{name}_proj", "out": "dxn"}
-        builder.step_of(_INPUT, "gemm", operands, accumulate=index > 0)
+    builder.temporary("dxn", builder.rows, builder.model.hidden_size)
+    for chunk in builder.chunks():
+        _mlp_backward_chunk(builder, chunk)
     _block_norm_backward(builder)
+
+
+def _mlp_backward_chunk(builder: _Builder, chunk: Chunk) -> None:
+    dy, xn, dxn = (chunk.of(name) for name in ("dy", "xn", "dxn"))
+    first = chunk.start == 0
+    builder.linear_gradients(dy, chunk.of("prod"), "down_proj", first=first)
+    dprod = builder.chunk_temporary("dprod", chunk, builder.model.ffn_size)
+    builder.step_of(_INPUT, "gemm", {"a": dy, "b": "w.down_proj", "out": dprod})
+    dgate, dup = (builder.chunk_slot(name, chunk) for name in ("dgate", "dup"))
+    operands = {"gate": chunk.of("gate"), "up": chunk.of("up"), "dprod": dprod, "dgate": dgate, "dup": dup}
+    builder.step_of(_INPUT, "swiglu_backward", operands)
+    for index, (name, gradient) in enumerate((("gate", dgate), ("up", dup))):
+        builder.linear_gradients(gradient, xn, f"{name}_proj", first=first)
+        operands = {"a": gradient, "b": f"w.{name}_proj", "out": dxn}
+        builder.step_of(_INPUT, "gemm", operands, accumulate=index > 0)
 
 
 def _head_norm(builder: _Builder) -> None:

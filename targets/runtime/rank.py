@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from ratrain_ir.ops import ENGINES, Engine
 from ratrain_ir.types import ALIGNMENT_BYTES, Dtype
+from targets.routine import parse_reference
 from targets.runtime.kernels import AttentionSpec, KernelSet, Scratch
 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.model_config import ModelConfig
     from targets.program import Instruction, Program, ProgramStage, ProgramTensor
-    from targets.routine import Routine, Step
+    from targets.routine import Reference, Routine, Step
 
 Bytes = NDArray[np.uint8]
 
@@ -123,14 +124,19 @@ def _bind_step(
 
 
 def _resolve(routine: Routine, reference: str, operands: dict[str, NDArray[Any]]) -> NDArray[Any]:
-    base, _, part = reference.partition(".")
-    if base in operands and not part:
-        return operands[base]
-    if part:
-        parameter = next(p for p in routine.parameters if p.name == part)
+    named = parse_reference(reference)
+    whole = _resolve_whole(routine, named, operands)
+    return whole if named.rows is None else whole[slice(*named.rows)]
+
+
+def _resolve_whole(routine: Routine, named: Reference, operands: dict[str, NDArray[Any]]) -> NDArray[Any]:
+    if named.part:
+        parameter = next(p for p in routine.parameters if p.name == named.part)
         elements = int(np.prod(parameter.shape))
-        return operands[base][parameter.offset : parameter.offset + elements].reshape(parameter.shape)
-    intermediate = next(i for i in routine.intermediates if i.name == reference)
+        return operands[named.base][parameter.offset : parameter.offset + elements].reshape(parameter.shape)
+    if named.base in operands:
+        return operands[named.base]
+    intermediate = next(i for i in routine.intermediates if i.name == named.base)
     dtype = NUMPY_DTYPES[intermediate.dtype]
     nbytes = int(np.prod(intermediate.shape)) * dtype.itemsize
     workspace = operands["workspace"].reshape(-1).view(np.uint8)  # bytes, whatever type the schedule gave it

@@ -43,6 +43,7 @@ def test_levers_are_tried(schedule: str, capsys: pytest.CaptureFixture[str]) -> 
     assert full["freed_bytes"] > 0
     assert full["step_seconds"] > now["step_seconds"]
     assert by_name["half the head_chunk"]["fits"]
+    assert by_name["half the mlp_chunk"]["freed_bytes"] > 0
 
 
 def test_compare_shows_the_contract_keys(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "dtype": ("f16", "f32"),
     "tied": (False, True),
     "clip": ("none", "global"),
+    "mlp_chunk": (None, 7),
     "passes": (
         *(item.passes for item in STRATEGIES if item.name != "baseline-1f1b"),
         "place-zb-h1{delay=0},recompute{policy=full},bucket-grad-sync{bytes=1KiB},allocate-ddr",
@@ -66,6 +67,7 @@ def _outcome(row: dict[str, Any], passes: str) -> tuple[list[float], dict[str, b
     zero, reduce = row["state"]
     model = evolve(MODEL, tied_embeddings=row["tied"])
     keys: dict[str, Any] = {"zero": zero, "reduce": reduce, "view_dtype": row["dtype"], "head_chunk": 8}
+    keys["mlp_chunk"] = row["mlp_chunk"]
     optimizer = evolve(OPTIMIZER, clip=row["clip"], max_norm=0.3)
     plan = make_plan(model, pp=pp, dp=dp, micro_batches=micro_batches, optimizer=optimizer, **keys)
     run = start(api.emit(api.compile(model, plan, passes=passes)), STEPS)
@@ -99,7 +101,7 @@ def test_training_is_the_same_bit_for_bit(row: dict[str, Any]) -> None:
 
 
 def test_the_two_ways_to_reduce_agree_closely() -> None:
-    row = {"layout": (2, 2, 3), "dtype": "f16", "tied": False, "clip": "none"}
+    row = {"layout": (2, 2, 3), "dtype": "f16", "tied": False, "clip": "none", "mlp_chunk": None}
     last, _ = _outcome(row | {"state": (2, "last")}, BASELINE)
     each, _ = _outcome(row | {"state": (2, "each-micro-batch")}, BASELINE)
     assert last != each, "two orders of rounding should differ somewhere"

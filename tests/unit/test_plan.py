@@ -80,6 +80,7 @@ def test_every_key():
         micro_batches = 3
         seq_len = 16
         head_chunk = 8
+        mlp_chunk = 6
         seed = 7
         [optimizer]
         lr = 1
@@ -94,7 +95,7 @@ def test_every_key():
     """)
     optimizer = Optimizer(1.0, (0.0, 0.5), 1e-6, 0.0, 2, 10, 0.1, "none", 2.0)
     assert plan == Plan(
-        3, 1, (1, 5), 2, 3, 16, 8, 2, "each-micro-batch", "f16", "f16", "f32", None, "1f1b", 7, optimizer
+        3, 1, (1, 5), 2, 3, 16, 8, 6, 2, "each-micro-batch", "f16", "f16", "f32", None, "1f1b", 7, optimizer
     )
     assert type(plan.optimizer.lr) is float
 
