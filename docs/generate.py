@@ -15,6 +15,7 @@ from pathlib import Path
 
 import attrs
 
+from passes.pass_base import default_text, values_text
 from passes.registry import PASSES, pass_class
 from ratrain_ir.diagnostics import CODES
 from ratrainc.strategies import STRATEGIES
@@ -47,10 +48,8 @@ def passes_page() -> str:
 
 
 def _option(attribute: attrs.Attribute[object]) -> str:
-    values = ", ".join(attribute.metadata.get("choices", ())) or str(attribute.metadata.get("unit", ""))
-    unset = attribute.metadata.get("default", "what the machine has")
-    default = unset if attribute.default is None else attribute.default
-    return f"| `{attribute.name.replace('_', '-')}` | {values} | {default} |"
+    values = values_text(attribute).replace("|", ", ")
+    return f"| `{attribute.name.replace('_', '-')}` | {values} | {default_text(attribute)} |"
 
 
 def mistakes_page() -> str:

@@ -6,19 +6,24 @@ there, and what would free some.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from attrs import field, frozen
 
 from passes.allocation import Allocation, allocate
+from passes.overlap import Occupancy, occupancy
 from passes.pass_base import Fact, Pass, PassContext
 from passes.trial import allocation_problem
-from ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
 from ratrain_ir.analysis.progress import blocking_cycle
 from ratrain_ir.diagnostics import Note
 from ratrain_ir.module import Level, Module, TargetInfo
 from ratrain_ir.ops import Forward, Op
 from ratrain_ir.types import StateKind
+
+if TYPE_CHECKING:
+    from ratrain_ir.analysis.lifetime import Lifetimes
+
+_MAX_TRIALS = 8
 
 
 @frozen
@@ -29,6 +34,8 @@ class AllocateDdrPass(Pass):
     requires: ClassVar[frozenset[Fact]] = frozenset({Fact.PLACED, Fact.RELEASED, Fact.LEGALISED})
     forbids: ClassVar[frozenset[Fact]] = frozenset({Fact.ALLOCATED})
     capacity: int | None = field(default=None, metadata={"unit": "bytes"})
+    overlap: str = field(default="keep", metadata={"choices": ("keep", "ignore")})
+    """Whether bytes that another engine still works on are left alone as far as the capacity lets, so that nothing waits for them."""
 
     def run(self, module: Module, context: PassContext) -> None:
         """Allocate every stage.
@@ -36,21 +43,21 @@ class AllocateDdrPass(Pass):
         Raises `DiagnosticError` RT053 or RT052 for every stage that does not fit.
         """
         capacity = self.capacity if self.capacity is not None else context.target.capacity_bytes
-        found = [lifetimes(stage) for stage in module.stages]
-        for lives in found:
-            if lives.peak_bytes > capacity:
-                _refuse(lives, capacity, context, module)
+        found = [occupancy(module, stage, context) for stage in module.stages]
+        for occupied in found:
+            if occupied.lives.peak_bytes > capacity:
+                _refuse(occupied.lives, capacity, context, module)
         context.diagnostics.check()
-        placed = _place_without_hangs(module, found, capacity, context)
-        for lives, placement in zip(found, placed, strict=True):
-            _check_arena(lives, placement, capacity, context, module)
+        placed = _place_without_hangs(module, found, capacity, context, keep=self.overlap == "keep")
+        for occupied, placement in zip(found, placed, strict=True):
+            _check_arena(occupied.lives, placement, capacity, context, module)
         context.diagnostics.check()
         module.level = Level.ALLOCATED
         module.target = TargetInfo(context.target.name, capacity)
 
 
 def _place_without_hangs(
-    module: Module, found: list[Lifetimes], capacity: int, context: PassContext
+    module: Module, found: list[Occupancy], capacity: int, context: PassContext, *, keep: bool
 ) -> list[Allocation]:
     """Place every stage so that byte reuse makes no cycle of waits, even when sends wait for their receives.
 
@@ -58,28 +65,37 @@ def _place_without_hangs(
     let two neighbours each receive into what they are still sending to the other; then what is received takes no bytes of what
     is sent. What hangs even so hangs by its order, and verification says where.
     """
-    placed = [_place(lives, capacity, apart=False) for lives in found]
+    placed = [_place(occupied, capacity, keep=keep, apart=False) for occupied in found]
     if blocking_cycle(module, rendezvous=True) is None:
         return placed
     context.statistics["messages"] = (
         "what is received keeps apart from what is sent, so that no reuse of bytes can hang"
     )
-    return [_place(lives, capacity, apart=True) for lives in found]
+    return [_place(occupied, capacity, keep=keep, apart=True) for occupied in found]
 
 
-def _place(lives: Lifetimes, capacity: int, *, apart: bool) -> Allocation:
-    placement = allocate(allocation_problem(lives, apart=apart), capacity=capacity)
-    for tensor, offset in zip(lives.stage.tensors.values(), placement.offsets, strict=True):
+def _place(occupied: Occupancy, capacity: int, *, keep: bool, apart: bool) -> Allocation:
+    """Place a stage; `keep`: so that as few ops as the capacity lets wait for bytes that another engine still works on."""
+    room = capacity
+    for trials_left in range(_MAX_TRIALS if keep else 0, -1, -1):
+        lag = occupied.lag_within(room) if trials_left else 0.0
+        placement = allocate(allocation_problem(occupied.within(lag), apart=apart), capacity=capacity)
+        excess = placement.arena_bytes - capacity
+        if excess <= 0 or lag <= 0:
+            break
+        room -= excess
+    for tensor, offset in zip(occupied.lives.stage.tensors.values(), placement.offsets, strict=True):
         tensor.offset = offset
     return placement
 
 
 def _check_arena(lives: Lifetimes, placement: Allocation, capacity: int, context: PassContext, module: Module) -> None:
     stage = lives.stage
-    ratio = stage.arena_bytes / max(1, lives.peak_bytes)
+    ratio = stage.arena_bytes / max(1, placement.lower_bound_bytes)
+    overlap = placement.lower_bound_bytes - lives.peak_bytes
     context.statistics[f"stage {stage.index}"] = (
-        f"arena {stage.arena_bytes} bytes, lower bound {lives.peak_bytes}, ratio {ratio:.4f}, "
-        f"{placement.method}, {placement.seconds:.3f} s"
+        f"arena {stage.arena_bytes} bytes, lower bound {placement.lower_bound_bytes} ({lives.peak_bytes} live, {overlap} more "
+        f"so that nothing waits for other engines), ratio {ratio:.4f}, {placement.method}, {placement.seconds:.3f} s"
     )
     if stage.arena_bytes > capacity:
         short = stage.arena_bytes - capacity

@@ -1,12 +1,15 @@
-"""`insert-prefetch`: gathers parameter views for the next step in the order its forward visits the blocks.
+"""`insert-prefetch{depth-blocks=... depth-bytes=...}`: gathers parameter views in the order the next forward visits the blocks.
 
-Each gather follows the update of its block, and updates come in forward order too, so that the view the next step needs
-first is whole first. Where nothing is sharded an update writes its view itself and only the order of updates changes.
-Where views are sharded within the step too (ZeRO 3), each is gathered `depth-blocks` block ops ahead of its use.
+Across the step's end, each gather follows the update of its block and the gathers of the blocks before it, so that the view the next step
+needs first is whole first. Where nothing is sharded an update writes its view itself, and there is nothing to gather. Where
+views are sharded within the step too (ZeRO 3), each is gathered up to `depth-blocks` block ops ahead of its use, as far as the views that
+wait for theirs take no more than `depth-bytes`.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, TypeGuard
 
 from attrs import field, frozen
@@ -22,35 +25,39 @@ if TYPE_CHECKING:
 
 @frozen
 class InsertPrefetchPass(Pass):
-    """Order updates and view gathers by the next step's forward."""
+    """Order view gathers by the next step's forward."""
 
     name: ClassVar[str] = "insert-prefetch"
     depth_blocks: int = field(default=1, metadata={"unit": "blocks"})
     """How many block ops ahead of its use a view sharded within the step is gathered (ZeRO 3)."""
+    depth_bytes: int | None = field(default=None, metadata={"unit": "bytes", "default": "no limit"})
+    """Bytes that views sharded within the step may take before they are used; one view always may. None: no limit."""
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage."""
         order = {unit: index for index, unit in enumerate(block_chain(module.model))}
         gathers = sum(_reorder(stage, order) for stage in module.stages)
         if gathers_within_step(module.plan):
-            gathers = sum(_prefetch_within_step(stage, self.depth_blocks) for stage in module.stages)
+            gathers = sum(_prefetch_within_step(stage, self.depth_blocks, self.depth_bytes) for stage in module.stages)
         context.statistics["gathers"] = gathers
 
 
 def _reorder(stage: Stage, order: dict[Block, int]) -> int:
-    """Put updates in forward order, each gather right after the last update it needs; the number of gathers."""
-    updates = sorted((op for op in stage.ops if type(op) is Update), key=lambda op: order[op.block])
-    gathers = {max(op.blocks, key=order.__getitem__): op for op in stage.ops if _is_for_next_step(op)}
-    last_update = max((i for i, op in enumerate(stage.ops) if type(op) is Update), default=-1)
+    """Put gathers in forward order, each as soon as the updates it needs are done; the number of gathers."""
+    gathers = sorted(
+        (op for op in stage.ops if _is_for_next_step(op)), key=lambda op: min(map(order.__getitem__, op.blocks))
+    )
+    last_update = {op.block: position for position, op in enumerate(stage.ops) if type(op) is Update}
+    after: dict[int, list[Op]] = {}
+    earliest = -1
+    for gather in gathers:
+        earliest = max(earliest, *(last_update.get(unit, len(stage.ops) - 1) for unit in gather.blocks))
+        after.setdefault(earliest, []).append(gather)
     ops: list[Op] = []
     for position, op in enumerate(stage.ops):
-        if type(op) is not Update and not _is_for_next_step(op):
+        if not _is_for_next_step(op):
             ops.append(op)
-        if position == last_update:
-            for update in updates:
-                ops.append(update)
-                if update.block in gathers:
-                    ops.append(gathers[update.block])
+        ops += after.get(position, ())
     stage.ops = ops
     return len(gathers)
 
@@ -59,8 +66,8 @@ def _is_for_next_step(op: Op) -> TypeGuard[AllGather]:
     return type(op) is AllGather and op.phase is None
 
 
-def _prefetch_within_step(stage: Stage, depth: int) -> int:
-    """Move each gather of a sharded view `depth` compute ops ahead of its use; the number of gathers.
+def _prefetch_within_step(stage: Stage, depth: int, limit: int | None) -> int:
+    """Move each gather of a sharded view up to `depth` compute ops ahead of its use; the number of gathers.
 
     Not beyond the write of what it reads: within a step masters are only read before the updates, which end it.
     """
@@ -75,9 +82,8 @@ def _prefetch_within_step(stage: Stage, depth: int) -> int:
                 if tensor.kind is StateKind.VIEW:
                     uses.setdefault(tensor, len(compute) - 1)
     gathers = [op for op in stage.ops if type(op) is AllGather and op.phase is not None]
-    for gather in gathers:
-        at = compute[max(0, uses[gather.writes[0]] - depth)]
-        ahead.setdefault(at, []).append(gather)
+    for at, gather in _places(gathers, uses, depth, limit):
+        ahead.setdefault(compute[at], []).append(gather)
     ops: list[Op] = []
     for position, op in enumerate(stage.ops):
         ops.extend(ahead.get(position, ()))
@@ -85,3 +91,25 @@ def _prefetch_within_step(stage: Stage, depth: int) -> int:
             ops.append(op)
     stage.ops = ops
     return len(gathers)
+
+
+def _places(
+    gathers: list[AllGather], uses: dict[Tensor, int], depth: int, limit: int | None
+) -> Iterator[tuple[int, AllGather]]:
+    """Each gather, in the order of use, and the compute op it comes before."""
+    waiting: deque[AllGather] = deque()
+    taken = at = 0
+    for gather in sorted(gathers, key=lambda op: uses[op.writes[0]]):
+        size = _view_bytes(gather)
+        at = max(at, uses[gather.writes[0]] - depth)
+        while waiting and (uses[waiting[0].writes[0]] < at or (limit is not None and taken + size > limit)):
+            used = waiting.popleft()
+            taken -= _view_bytes(used)
+            at = max(at, uses[used.writes[0]] + 1)
+        waiting.append(gather)
+        taken += size
+        yield at, gather
+
+
+def _view_bytes(gather: AllGather) -> int:
+    return sum(tensor.type.nbytes for tensor in gather.writes)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from attrs import define, field, frozen
+from attrs import Attribute, define, field, frozen
 
 from ratrain_ir.diagnostics import Diagnostics
 from ratrain_ir.module import Level, Module
 from ratrain_ir.ops import Release
 from ratrain_ir.target import Target
+from ratrain_ir.types import StateKind
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Stage
+    from ratrain_ir.ops import Op
 
 
 class Fact(Enum):
@@ -47,6 +52,33 @@ class PassContext:
     target: Target
     diagnostics: Diagnostics = field(factory=Diagnostics)
     statistics: dict[str, int | float | str] = field(factory=dict)
+    _seconds: dict[object, float] = field(factory=dict, init=False, repr=False)
+
+    def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
+        """The target's seconds of an op, asked once for ops that work on the same kinds and types of tensors."""
+        unit = getattr(op, "block", None)
+        operands = tuple(
+            tuple((t.slot if t.kind is StateKind.SAVED else t.kind, id(t.type)) for t in tensors)
+            for tensors in (op.reads, op.writes, op.updates)
+        )
+        key = (type(op), unit and unit.kind, getattr(op, "group", None), operands)
+        found = self._seconds.get(key)
+        if found is None:
+            found = self._seconds[key] = self.target.op_seconds(module, stage, op)
+        return found
+
+
+def default_text(option: Attribute[Any]) -> str:
+    """The default of an option in words."""
+    unset: str = option.metadata.get("default", "what the machine has")
+    return unset if option.default is None else str(option.default)
+
+
+def values_text(option: Attribute[Any]) -> str:
+    """What an option may be: its choices, or its unit."""
+    words = (*option.metadata.get("choices", ()), *option.metadata.get("words", ()))
+    unit = option.metadata.get("unit")
+    return "|".join((*((unit,) if unit else ()), *words))
 
 
 @frozen

@@ -27,6 +27,7 @@ the whole program with which the lists of all stages agree, message by message; 
 
 from __future__ import annotations
 
+from math import inf
 from typing import ClassVar
 
 import attrs
@@ -86,25 +87,29 @@ class PlaceZbH1Pass(Pass):
 
 def _largest_delay(module: Module, split: Stage, context: PassContext) -> int | None:
     """The largest delay, up to the stage's index, that fits with every activation kept; else 0 if it fits at all, else None."""
-    if not _fits(module, split, context, 0):
-        return 0 if _fits(module, rewritten(split, lambda _layer, _micro_batch: NOTHING), context, 0) else None
+    if not _fits(module, split, context, 0, lag=inf):
+        full = rewritten(split, lambda _layer, _micro_batch: NOTHING)
+        return 0 if _fits(module, full, context, 0, lag=0) else None
     low, high = 0, split.index
     while low < high:
         middle = (low + high + 1) // 2
-        if _fits(module, split, context, middle):
+        if _fits(module, split, context, middle, lag=inf):
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def _fits(module: Module, split: Stage, context: PassContext, delay: int) -> bool:
-    """Whether a stage fits with a delay; messages stand beside the work they serve, which makes hardly a difference."""
+def _fits(module: Module, split: Stage, context: PassContext, delay: int, *, lag: float) -> bool:
+    """Whether a stage fits with a delay, and room for other engines to lag behind.
+
+    Messages stand beside the work they serve, which makes hardly a difference.
+    """
     groups = split_into_groups(split)
     actions = schedule_zb_h1(module.plan.pp, module.plan.micro_batches, split.index, delay)
     ops = [op for action in actions for op in _work(groups, action)]
     trial = Stage(split.index, split.tensors, ops + groups.step_end)
-    return trial_arena_bytes(module, trial, context) <= context.target.capacity_bytes
+    return trial_arena_bytes(module, trial, context, lag) <= context.target.capacity_bytes
 
 
 def _work(groups: WorkGroups, action: Action) -> list[Op]:

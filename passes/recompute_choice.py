@@ -6,8 +6,9 @@ units are alike, so the problem is how many take which option: minimise seconds 
 dynamic programming over Pareto fronts of (bytes, seconds).
 
 The budget is not a formula: each choice is written into a copy of the stage's list, and the exact live bytes of that list, with the
-workspace its ops need, are held against the capacity; the budget is bisected until no larger one fits. A trial placement
-closes the loop with the allocator: an arena above the capacity tightens the budget by the gap.
+workspace its ops need, are held against the capacity; the budget is bisected until no larger one fits. Bytes that let other
+engines lag behind without being waited for (`passes/overlap.py`) come first: they are few, and a wait costs as much as a recovery. A
+trial placement closes the loop with the allocator: an arena above the capacity tightens the budget by the gap.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ import numpy as np
 from attrs import frozen
 
 from passes.recompute import LEAN_SLOTS, NOTHING, ChoiceOf, LayerChoice, rewrite
-from passes.trial import trial_arena_bytes, with_workspace
-from ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
+from passes.trial import trial_arena_bytes, trial_occupancy
 from ratrain_ir.blocks import Block, Slot, block, saved_slots
 from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import Forward, Recompute, Tensor
@@ -29,6 +29,7 @@ from ratrain_ir.schedules import micro_batches_in_flight
 from ratrain_ir.types import StateKind, aligned
 
 if TYPE_CHECKING:
+    from passes.overlap import Occupancy
     from passes.pass_base import PassContext
 
 _KEPT = ("none", "lean", "all")
@@ -82,12 +83,13 @@ def choose(module: Module, stage: Stage, context: PassContext, capacity: int) ->
         counts = {options[i].choice: count for i, count in enumerate(front[index][2]) if count}
         return Chosen(counts, layers, in_flight)
 
-    def fits(index: int) -> bool:
-        return _peak(module, stage, chosen(index), context) <= capacity
+    def occupied(index: int) -> Occupancy:
+        return trial_occupancy(module, rewritten(stage, chosen(index).choice_of), context)
 
-    best = _last_that_fits(len(front), fits)
+    lag = occupied(0).lag_within(capacity)
+    best = _last_that_fits(len(front), lambda index: occupied(index).peak_bytes(lag) <= capacity)
     for _ in range(_MAX_TRIALS):
-        excess = _trial_arena(module, stage, chosen(best), context) - capacity
+        excess = trial_arena_bytes(module, rewritten(stage, chosen(best).choice_of), context, lag) - capacity
         if best == 0 or excess <= 0:
             break
         tightened = front[best][0] - excess
@@ -152,7 +154,7 @@ def _recovery_seconds(
         output = Tensor("y", StateKind.ACTIVATION, source.type)
         writes = (*writes, output)
     op = Recompute(block=unit, micro_batch=0, reads=(source, *kept, view), writes=writes)
-    return context.target.op_seconds(module, stage, op)
+    return context.op_seconds(module, stage, op)
 
 
 def _pareto(options: list[Option]) -> list[Option]:
@@ -214,15 +216,3 @@ def rewritten(stage: Stage, chosen: ChoiceOf) -> Stage:
     for tensor, kind in kinds.items():
         tensor.kind = kind  # a trial leaves no mark
     return copy
-
-
-def _trial(module: Module, stage: Stage, chosen: Chosen, context: PassContext) -> Lifetimes:
-    return lifetimes(with_workspace(module, rewritten(stage, chosen.choice_of), context))
-
-
-def _peak(module: Module, stage: Stage, chosen: Chosen, context: PassContext) -> int:
-    return _trial(module, stage, chosen, context).peak_bytes
-
-
-def _trial_arena(module: Module, stage: Stage, chosen: Chosen, context: PassContext) -> int:
-    return trial_arena_bytes(module, rewritten(stage, chosen.choice_of), context)

@@ -16,8 +16,7 @@ from attrs import define, field
 from numpy.typing import NDArray
 
 from passes.pass_base import PassContext
-from passes.trial import trial_arena_bytes, with_workspace
-from ratrain_ir.analysis.lifetime import lifetimes
+from passes.trial import trial_arena_bytes, trial_occupancy
 from ratrain_ir.blocks import gathers_within_step
 from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import InputGradientOp, Op, Recompute
@@ -57,10 +56,14 @@ class _Mover:
     budget: int
     moved: dict[int, list[Op]] = field(factory=dict)
     """Recovery ops to stand before a micro-batch's first backward, in order."""
+    lag: float = field(init=False)
+    """seconds by which other engines may lag behind; recovery leaves the bytes for it"""
     curve: NDArray[np.int64] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.curve = lifetimes(with_workspace(self.module, self.stage, self.context)).live_bytes
+        occupied = trial_occupancy(self.module, self.stage, self.context)
+        self.lag = occupied.lag_within(self.budget)
+        self.curve = occupied.within(self.lag).live_bytes
 
     def fill(self, micro_batch: int) -> None:
         """Move as many of a micro-batch's recoveries as the budget lets."""
@@ -98,4 +101,4 @@ class _Mover:
     def arena_bytes(self) -> int:
         """The arena of the list with the moves made."""
         trial = Stage(self.stage.index, dict(self.stage.tensors), self.rebuilt(), self.stage.line)
-        return trial_arena_bytes(self.module, trial, self.context)
+        return trial_arena_bytes(self.module, trial, self.context, self.lag)

@@ -14,6 +14,7 @@ PASSES: dict[str, str] = {
     "lifetime": "passes.lifetime:LifetimePass",
     "recompute": "passes.recompute:RecomputePass",
     "bucket-grad-sync": "passes.bucket_grad_sync:BucketGradSyncPass",
+    "schedule-update": "passes.schedule_update:ScheduleUpdatePass",
     "insert-prefetch": "passes.insert_prefetch:InsertPrefetchPass",
     "insert-release": "passes.insert_release:InsertReleasePass",
     "legalise": "passes.legalise:LegalisePass",

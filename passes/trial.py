@@ -10,25 +10,29 @@ from typing import TYPE_CHECKING
 import attrs
 
 from passes.allocation import AllocationProblem, allocate
-from ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
+from passes.overlap import Occupancy, occupancy
 from ratrain_ir.module import Stage
-from ratrain_ir.ops import Op, Recv, Send, Tensor
+from ratrain_ir.ops import Op, Recv, Send, Tensor, Update
 from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
 
 if TYPE_CHECKING:
     from passes.pass_base import PassContext
+    from ratrain_ir.analysis.lifetime import Lifetimes
     from ratrain_ir.module import Module
 
 
 def with_workspace(module: Module, stage: Stage, context: PassContext) -> Stage:
-    """A copy of a stage's lists whose ops have the workspace the target will ask for; the stage stays as it is."""
+    """A copy of a stage's lists whose ops have the workspace and engines the target will ask for; the stage stays as it is."""
     copy = Stage(stage.index, dict(stage.tensors), [], stage.line)
     known: dict[str, Tensor] = {}
     ops: list[Op] = []
     for op in stage.ops:
         request = context.target.workspace(module, op)
         if request is None or request.nbytes == 0:
-            ops.append(op)
+            if type(op) is Update and op.placement is not context.target.update_engine:
+                ops.append(attrs.evolve(op, placement=context.target.update_engine))
+            else:
+                ops.append(op)
             continue
         tensor = known.get(request.key)
         if tensor is None:
@@ -52,7 +56,12 @@ def allocation_problem(lives: Lifetimes, *, apart: bool = False) -> AllocationPr
     return AllocationProblem(sizes, intervals, len(stage.ops), [sides.get(t, 0) for t in tensors] if sides else None)
 
 
-def trial_arena_bytes(module: Module, stage: Stage, context: PassContext) -> int:
-    """The arena the stage would need if it were placed now."""
-    lives = lifetimes(with_workspace(module, stage, context))
+def trial_occupancy(module: Module, stage: Stage, context: PassContext) -> Occupancy:
+    """The occupancy a stage will have once its ops have their workspace."""
+    return occupancy(module, with_workspace(module, stage, context), context)
+
+
+def trial_arena_bytes(module: Module, stage: Stage, context: PassContext, lag: float) -> int:
+    """The arena the stage would need if it were placed now, with room for ops that lag behind by `lag` seconds."""
+    lives = trial_occupancy(module, stage, context).within(lag)
     return allocate(allocation_problem(lives)).arena_bytes

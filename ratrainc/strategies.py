@@ -28,17 +28,19 @@ class Strategy:
 
 
 _RECOVER = "recompute{policy=auto placement=forward-side}"
+_UPDATE = "schedule-update,insert-prefetch"
+_STATE = f"bucket-grad-sync,{_UPDATE}"
 
 STRATEGIES = (
     Strategy(
         "ratrain",
-        f"place-1f1b,insert-prefetch,bucket-grad-sync,{_RECOVER},allocate-ddr",
-        "gradients reduced in buckets as soon as they are final; views gathered in the next forward's order; only what does "
-        "not fit is recomputed, in the pipeline's idle windows where there are any",
+        f"place-1f1b,{_STATE},{_RECOVER},allocate-ddr",
+        "gradients reduced in buckets, and shards updated, as soon as they are final; views gathered in the next forward's order; "
+        "only what does not fit is recomputed, in the pipeline's idle windows where there are any",
     ),
     Strategy(
         "ratrain-no-fsr",
-        "place-1f1b,insert-prefetch,bucket-grad-sync,recompute{policy=auto},allocate-ddr",
+        f"place-1f1b,{_STATE},recompute{{policy=auto}},allocate-ddr",
         "ratrain with recovery inline, right before each backward",
     ),
     Strategy(
@@ -48,12 +50,12 @@ STRATEGIES = (
     ),
     Strategy(
         "ratrain-no-layerwise",
-        f"place-1f1b,insert-prefetch,{_RECOVER},allocate-ddr",
+        f"place-1f1b,{_UPDATE},{_RECOVER},allocate-ddr",
         "ratrain with gradients reduced in bulk at the step's end, as in the baseline",
     ),
     Strategy(
         "zb-h1",
-        f"place-zb-h1,insert-prefetch,bucket-grad-sync,{_RECOVER},allocate-ddr",
+        f"place-zb-h1,{_STATE},{_RECOVER},allocate-ddr",
         "ratrain in ZB-H1 order: backwards are split, and their weight halves fill the pipeline's idle time",
     ),
     Strategy(

@@ -15,13 +15,12 @@ def list_passes() -> None:
     """Print every pass with its summary and options."""
     import attrs
 
+    from passes.pass_base import default_text, values_text
     from passes.registry import PASSES, pass_class
 
     for name in PASSES:
         cls = pass_class(name)
         click.echo(f"{name}\n    {(cls.__doc__ or '').splitlines()[0]}")
         for attribute in attrs.fields(cls):
-            choices = attribute.metadata.get("choices")
-            kind = "|".join(choices) if choices else attribute.metadata.get("unit", "")
-            default = "what the machine has" if attribute.default is None else attribute.default
-            click.echo(f"    {{{attribute.name.replace('_', '-')}={kind}}}, default {default}")
+            option = attribute.name.replace("_", "-")
+            click.echo(f"    {{{option}={values_text(attribute)}}}, default {default_text(attribute)}")

@@ -21,13 +21,14 @@ from ratrain_ir.diagnostics import CODES, DiagnosticError
 from ratrain_ir.frontend.plan import Optimizer
 from ratrain_ir.ops import ENGINES, Engine
 from ratrain_ir.types import Dtype, StateKind, tensor_type
+from ratrainc import api
 from targets.kernel_calls import CALLS, IN_PLACE
 from targets.program import Access, CountWait, Instruction, Program, ProgramStage
 from targets.program_verifier import check_program
 from targets.rtx import parse_program, program_bytes
 from targets.runtime.kernels.interface import KernelSet
 from targets.runtime.kernels.shared import KERNELS
-from tests.unit.tiny_runs import MODEL, make_program, train
+from tests.unit.tiny_runs import MODEL, make_plan, make_program, train
 
 if TYPE_CHECKING:
     from targets.routine import Routine, Step
@@ -39,7 +40,8 @@ TIED = evolve(MODEL, layers=2, tied_embeddings=True)
 @pytest.fixture(scope="module")
 def sound() -> bytes:
     """A program of two stages and two replicas with every kind of instruction, as bytes."""
-    return program_bytes(make_program(TIED))
+    passes = "place-1f1b,bucket-grad-sync,insert-prefetch,allocate-ddr"
+    return program_bytes(api.emit(api.compile(TIED, make_plan(TIED), passes=passes)))
 
 
 def codes_of(program: Program) -> list[str]:
@@ -247,7 +249,7 @@ INSTRUCTIONS: dict[str, tuple[Fault, str]] = {
         "RT024",
     ),
     "a send nobody takes": (lambda p: remove(p, Engine.RECV, 2, stage=1), "RT020"),
-    "sends in another order": (lambda p: swap_neighbours(stream(p, Engine.SEND), 0), "RT042"),
+    "sends in another order": (lambda p: swap_neighbours(stream(p, Engine.SEND), 0), "RT041"),
     "ops in another order": (lambda p: swap_neighbours(stream(p, Engine.COMPUTE), 0), "RT020"),
     "a wait for itself": (
         lambda p: setattr(stream(p, Engine.SEND)[0], "waits", (CountWait(Engine.SEND, 1, previous_step=False),)),

@@ -303,10 +303,11 @@ STEPS = (
     ("1-place-1f1b", "place-1f1b"),
     ("2-recompute", "recompute"),
     ("3-bucket-grad-sync", "bucket-grad-sync{bytes=1KiB}"),
-    ("4-insert-prefetch", "insert-prefetch"),
-    ("5-insert-release", "insert-release"),
-    ("6-legalise", "legalise"),
-    ("7-allocate-ddr", "allocate-ddr"),
+    ("4-schedule-update", "schedule-update"),
+    ("5-insert-prefetch", "insert-prefetch"),
+    ("6-insert-release", "insert-release"),
+    ("7-legalise", "legalise"),
+    ("8-allocate-ddr", "allocate-ddr"),
 )
 
 

@@ -1,0 +1,170 @@
+"""Bytes that stay taken while an op of another engine still works on them.
+
+A tensor's bytes are free when its last accessor has *completed*. List order does not say when that is: a gradient that is being
+reduced stands in the list before the backwards that run meanwhile. If one of them got the gradient's bytes, it would wait for the
+link, and the overlap would be lost. So intervals are lengthened to where, by the target's own seconds, whoever comes next in the
+list would not have to wait. That takes more bytes; a limit on how far an op may lag behind its place in the list trades them for time.
+
+The times are those of one stage on its own: each engine in list order, messages from other stages on time.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
+from ratrain_ir.ops import Engine, Release, Tensor
+from ratrain_ir.types import aligned
+
+if TYPE_CHECKING:
+    from passes.pass_base import PassContext
+    from ratrain_ir.module import Module, Stage
+
+_HALVINGS = 12
+
+
+@frozen(eq=False)
+class ListTimes:
+    """When each op of a stage would start and end, in seconds from the step's start."""
+
+    issued: NDArray[np.float64]
+    """when the compute engine comes to the op's place in the list; ascending"""
+    starts: NDArray[np.float64]
+    ends: NDArray[np.float64]
+
+
+def list_times(module: Module, stage: Stage, context: PassContext) -> ListTimes:
+    """The times of a stage's ops; releases take none and never wait."""
+    count = len(stage.ops)
+    issued, starts, ends = np.zeros(count), np.zeros(count), np.zeros(count)
+    free: dict[Engine, float] = {}
+    written: dict[Tensor, float] = {}
+    now = 0.0
+    for position, op in enumerate(stage.ops):
+        if type(op) is Release:
+            issued[position], starts[position], ends[position] = now, inf, now
+            continue
+        start = max(free.get(op.engine, 0.0), now)
+        for tensor in op.reads + op.updates:
+            start = max(start, written.get(tensor, 0.0))
+        end = start + context.op_seconds(module, stage, op)
+        free[op.engine] = end
+        for tensor in op.writes + op.updates:
+            written[tensor] = end
+        if op.engine is Engine.COMPUTE:
+            now = start
+        issued[position], starts[position], ends[position] = now, start, end
+    return ListTimes(issued, starts, ends)
+
+
+@frozen(eq=False)
+class Occupancy:
+    """How long each tensor of a stage needs its bytes so that no op waits for them; made once for an order of ops.
+
+    Arrays are by interval, intervals of a tensor one after the other.
+    """
+
+    lives: Lifetimes
+    sizes: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    limits: NDArray[np.int64]
+    """where the tensor's next interval starts, or the step ends"""
+    issued: NDArray[np.float64]
+    """when the place in the list after which the interval ends has come"""
+    completed: NDArray[np.float64]
+    """when the interval's last accessor has completed"""
+    earliest: NDArray[np.float64]
+    """earliest start of any op from a position of the list on"""
+
+    def within(self, lag: float) -> Lifetimes:
+        """Intervals in which an accessor may end up to `lag` seconds after its place in the list has come; 0: those of the list."""
+        freed = iter(self._freed(lag).tolist())
+        intervals = {
+            tensor: tuple((start, next(freed)) for start, _ in spans) for tensor, spans in self.lives.intervals.items()
+        }
+        return Lifetimes(self.lives.stage, intervals, self._live_bytes(lag))
+
+    def peak_bytes(self, lag: float) -> int:
+        """The most bytes that are taken at once under a lag."""
+        return int(self._live_bytes(lag).max(initial=0))
+
+    def _freed(self, lag: float) -> NDArray[np.int64]:
+        until = np.minimum(self.completed, self.issued + lag)
+        later = np.searchsorted(self.earliest, until).astype(np.int64)
+        return np.minimum(np.maximum(self.stops, later), self.limits)
+
+    def _live_bytes(self, lag: float) -> NDArray[np.int64]:
+        curve = np.zeros(len(self.earliest) + 1, np.int64)
+        np.add.at(curve, self.starts, self.sizes)
+        np.subtract.at(curve, self._freed(lag), self.sizes)
+        return np.cumsum(curve)[:-1]
+
+    def lag_within(self, capacity: int) -> float:
+        """The largest lag under which the live bytes stay within a capacity; 0 where hardly any does."""
+        if self.peak_bytes(inf) <= capacity:
+            return inf
+        low, high = 0.0, float(self.completed.max(initial=0.0))
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if self.peak_bytes(middle) <= capacity:
+                low = middle
+            else:
+                high = middle
+        return low
+
+
+def occupancy(module: Module, stage: Stage, context: PassContext) -> Occupancy:
+    """The occupancy of a stage whose ops have their workspace."""
+    times = list_times(module, stage, context)
+    lives = lifetimes(stage)
+    completions = _completions(stage, times)
+    sizes, starts, stops, limits, completed = [], [], [], [], []
+    for tensor, spans in lives.intervals.items():
+        nexts = [start for start, _ in spans[1:]] + [len(stage.ops)]
+        for (start, stop), limit in zip(spans, nexts, strict=True):
+            sizes.append(aligned(tensor.type.nbytes))
+            starts.append(start)
+            stops.append(stop)
+            limits.append(limit)
+            completed.append(completions.get((tensor, stop), 0.0))
+    ends = np.array(stops, np.int64)
+    earliest = np.minimum.accumulate(times.starts[::-1])[::-1]
+    return Occupancy(
+        lives,
+        np.array(sizes, np.int64),
+        np.array(starts, np.int64),
+        ends,
+        np.array(limits, np.int64),
+        times.issued[np.maximum(ends - 1, 0)] if len(stage.ops) else np.zeros(len(ends)),
+        np.array(completed, np.float64),
+        earliest,
+    )
+
+
+def _completions(stage: Stage, times: ListTimes) -> dict[tuple[Tensor, int], float]:
+    found: dict[tuple[Tensor, int], float] = {}
+    latest: dict[Tensor, float] = {}
+    last: dict[Tensor, int] = {}
+    for position, op in enumerate(stage.ops):
+        if type(op) is Release:
+            continue
+        end = float(times.ends[position])
+        for tensor in op.scratch:
+            found[tensor, position + 1] = end
+        for tensor in op.reads + op.updates:
+            latest[tensor] = max(latest.get(tensor, 0.0), end)
+            last[tensor] = position
+        for tensor in op.writes:
+            if tensor in last:
+                found[tensor, last[tensor] + 1] = latest[tensor]
+            latest[tensor], last[tensor] = end, position
+    for tensor, position in last.items():
+        if not tensor.carried:
+            found[tensor, position + 1] = latest[tensor]
+    return found

@@ -1,0 +1,91 @@
+"""Bytes that other engines still work on: lengthened intervals keep every op from waiting for them, within a capacity."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import inf
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from passes.manager import PassManager
+from passes.overlap import Occupancy, list_times, occupancy
+from passes.pass_base import PassContext
+from passes.trial import with_workspace
+from ratrain_ir.analysis.lifetime import lifetimes
+from ratrain_ir.frontend.lowering import lower
+from ratrain_ir.ops import Engine, Release, Update
+from ratrain_ir.testing.fake_target import FakeTarget
+from ratrain_ir.testing.strategies import Case, cases
+from tests.unit.test_pipeline import MODEL, PLAN
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module, Stage
+
+PIPELINES = ("place-1f1b", "place-zb-h1", "recompute,bucket-grad-sync{bytes=1KiB},schedule-update,insert-prefetch")
+
+
+def prepared(case: Case, pipeline: str, target: FakeTarget) -> tuple[Module, list[Stage], PassContext]:
+    module = case.module()
+    PassManager(target).run(module, pipeline)
+    context = PassContext(target)
+    return module, [with_workspace(module, stage, context) for stage in module.stages], context
+
+
+@settings(max_examples=40)
+@given(cases(max_layers=3, max_micro_batches=3), st.sampled_from(PIPELINES))
+def test_nothing_waits_for_bytes_under_an_endless_lag(case: Case, pipeline: str) -> None:
+    """An interval ends only where every op from there on starts after the last accessor has completed."""
+    module, stages, context = prepared(case, pipeline, FakeTarget())
+    for stage in stages:
+        times = list_times(module, stage, context)
+        for tensor, spans in occupancy(module, stage, context).within(inf).intervals.items():
+            accesses = [at for at, op in enumerate(stage.ops) if tensor in op.operands and type(op) is not Release]
+            if tensor.carried or len(spans) != 1 or not accesses:
+                continue
+            (_, stop) = spans[0]
+            assert stop > accesses[-1]
+            assert times.starts[stop:].min(initial=inf) >= times.ends[accesses].max()
+
+
+@settings(max_examples=40)
+@given(cases(max_layers=3, max_micro_batches=3), st.sampled_from(PIPELINES), st.integers(0, 100))
+def test_a_lag_only_lengthens_and_stays_within_the_capacity(case: Case, pipeline: str, percent: int) -> None:
+    module, stages, context = prepared(case, pipeline, FakeTarget())
+    for stage in stages:
+        found: Occupancy = occupancy(module, stage, context)
+        assert found.within(0.0).intervals == lifetimes(stage).intervals
+        peaks = [found.peak_bytes(lag) for lag in (0.0, 1e-6, 1e-4, inf)]
+        assert all(one <= other for one, other in pairwise(peaks))
+        assert peaks[0] == found.lives.peak_bytes
+        capacity = peaks[0] + (peaks[-1] - peaks[0]) * percent // 100
+        assert found.peak_bytes(found.lag_within(capacity)) <= capacity
+        for tensor, spans in found.within(inf).intervals.items():
+            plain = found.lives.intervals[tensor]
+            assert all(s == t and stop >= end for (s, stop), (t, end) in zip(spans, plain, strict=True))
+            assert all(stop <= start for (_, stop), (start, _) in pairwise(spans))
+
+
+@settings(max_examples=40)
+@given(cases(max_layers=3), st.sampled_from((Engine.COMPUTE, Engine.HOST)))
+def test_updates_move_and_nothing_else_does(case: Case, engine: Engine) -> None:
+    target = FakeTarget(update_engine=engine)
+    module, plain = case.module(), case.module()
+    PassManager(target).run(plain, "place-1f1b,bucket-grad-sync{bytes=1KiB}")
+    PassManager(target, verify_each=True).run(module, "place-1f1b,bucket-grad-sync{bytes=1KiB},schedule-update")
+    for stage, before in zip(module.stages, plain.stages, strict=True):
+        rest = [repr(op) for op in stage.ops if type(op) is not Update]
+        assert rest == [repr(op) for op in before.ops if type(op) is not Update]
+        updates = [sorted(repr(op) for op in item.ops if type(op) is Update) for item in (stage, before)]
+        assert updates[0] == updates[1]
+
+
+def test_on_a_host_an_update_follows_the_reduction_of_its_gradient() -> None:
+    """A host has nothing else to do; the compute engine updates only where it would not wait."""
+    module = lower(MODEL, PLAN)
+    PassManager(FakeTarget(update_engine=Engine.HOST)).run(module, "bucket-grad-sync{bytes=1},schedule-update")
+    for stage in module.stages:
+        for before, op in pairwise(stage.ops):
+            if type(op) is Update:
+                assert type(before) is Update or set(op.reads) & set(before.writes)
