@@ -1,23 +1,32 @@
-"""`bucket-grad-sync{bytes=... unit=block|layer}`: joins the gradient reductions of neighbouring blocks, and starts them as early as they may.
+"""`bucket-grad-sync{bytes=...|auto unit=block|layer|stage}`: joins the gradient reductions of neighbouring blocks, and starts them as early as they may.
 
 Reductions come in backward order. A bucket closes when its gradients reach `bytes`; it stands right after the backward that
 gives its last contribution, so that it waits for no straggler it does not need. With `reduce = "each-micro-batch"` the
 buckets are formed within each micro-batch. Shards partition every block, never a bucket, so bucketing changes no bit.
+
+Small buckets start early; large ones pay the links' latencies less often. `bytes=auto` takes the smallest of a few sizes whose reductions the
+link gets done while the backward that gives them runs; where none is, the one that keeps the link busy for the shortest time.
+`unit=stage` reduces in bulk: one collective of all of a stage's gradients, after the whole backward.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from attrs import define, field, frozen
 
 from passes.pass_base import Pass, PassContext
-from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import AllReduce, Group, Op, ReduceScatter, Tensor, Tensors, WeightGradientOp
+from ratrain_ir.module import Stage
+from ratrain_ir.ops import AllReduce, Group, InputGradientOp, Op, ReduceScatter, Tensor, Tensors, WeightGradientOp
 from ratrain_ir.types import StateKind
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module
 
 MIB = 1 << 20
 GradSync = ReduceScatter | AllReduce
+LIMITS = (1, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB)
+"""What `bytes=auto` chooses from, from a bucket a block on."""
 
 
 @frozen
@@ -25,18 +34,43 @@ class BucketGradSyncPass(Pass):
     """Join gradient reductions into buckets and place each after its last contribution."""
 
     name: ClassVar[str] = "bucket-grad-sync"
-    bytes: int = field(default=64 * MIB, metadata={"unit": "bytes"})
-    unit: str = field(default="block", metadata={"choices": ("block", "layer")})
-    """A bucket ends with a block, or only with a whole layer."""
+    bytes: int | str = field(default=64 * MIB, metadata={"unit": "bytes", "words": ("auto",)})
+    unit: str = field(default="block", metadata={"choices": ("block", "layer", "stage")})
+    """A bucket ends with a block, only with a whole layer, or with the stage."""
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage."""
-        buckets = 0
-        for stage in module.stages:
-            rewriter = _Bucketing(stage, self.bytes, self.unit)
-            rewriter.run()
-            buckets += rewriter.buckets
-        context.statistics["buckets"] = buckets
+        context.statistics["buckets"] = sum(self.rewrite(module, stage, context) for stage in module.stages)
+
+    def rewrite(self, module: Module, stage: Stage, context: PassContext) -> int:
+        """Rewrite one stage; the number of buckets."""
+        limit = self.bytes if isinstance(self.bytes, int) else self.fitted(module, stage, context)
+        bucketing = _Bucketing(stage, limit, self.unit)
+        bucketing.run()
+        stage.ops = bucketing.ops()
+        return len(bucketing.buckets)
+
+    def fitted(self, module: Module, stage: Stage, context: PassContext) -> int:
+        """The smallest limit whose reductions fit the backward that gives them, else that of the shortest."""
+        link_seconds = {}
+        for limit in LIMITS:
+            bucketing = _Bucketing(stage, limit, self.unit)
+            bucketing.run()
+            link_seconds[limit] = sum(context.op_seconds(module, stage, op) for op in bucketing.buckets)
+        window = _backward_seconds(module, stage, context)
+        fitting = [limit for limit, seconds in link_seconds.items() if seconds <= window]
+        return fitting[0] if fitting else min(LIMITS, key=link_seconds.__getitem__)
+
+
+def _backward_seconds(module: Module, stage: Stage, context: PassContext) -> float:
+    """Seconds of the backwards after which gradients are reduced: those of each micro-batch, or of the last."""
+    each = module.plan.reduce == "each-micro-batch"
+    last = module.plan.micro_batches - 1
+    return sum(
+        context.op_seconds(module, stage, op)
+        for op in stage.ops
+        if isinstance(op, InputGradientOp | WeightGradientOp) and (each or op.micro_batch == last)
+    )
 
 
 @define
@@ -44,18 +78,19 @@ class _Bucketing:
     stage: Stage
     limit: int
     unit: str
-    buckets: int = 0
+    buckets: list[Op] = field(factory=list)
     after: dict[int, list[Op]] = field(factory=dict)
     """Buckets by the position of the op they follow."""
+    joined: set[int] = field(factory=set)
+    """Positions of the reductions that went into buckets."""
 
     def run(self) -> None:
         open_ops: list[GradSync] = []
         last_writer: dict[Tensor, int] = {}
-        moved: set[int] = set()
         key: object = None
         for position, op in enumerate(self.stage.ops):
             if isinstance(op, ReduceScatter) or (type(op) is AllReduce and op.group is Group.REPLICAS):
-                moved.add(position)
+                self.joined.add(position)
                 if open_ops and (self.key(op) != key or self.is_full(open_ops, op)):
                     self.close(open_ops, last_writer)
                     open_ops = []
@@ -66,12 +101,15 @@ class _Bucketing:
                 last_writer.update((t, position) for t in op.writes + op.updates if t.kind is StateKind.GRAD)
         if open_ops:
             self.close(open_ops, last_writer)
+
+    def ops(self) -> list[Op]:
+        """The stage's ops with buckets in place of the reductions."""
         ops: list[Op] = []
         for position, op in enumerate(self.stage.ops):
-            if position not in moved:
+            if position not in self.joined:
                 ops.append(op)
             ops.extend(self.after.get(position, ()))
-        self.stage.ops = ops
+        return ops
 
     def key(self, op: GradSync) -> object:
         """Reductions of equal key may share a bucket."""
@@ -79,6 +117,8 @@ class _Bucketing:
 
     def is_full(self, ops: list[GradSync], following: GradSync) -> bool:
         """Whether a bucket ends before the next reduction: it has its bytes, and no layer is torn where layers count."""
+        if self.unit == "stage":
+            return False
         torn = self.unit == "layer" and ops[-1].blocks[-1].layer == following.blocks[0].layer
         return self.size(ops) >= self.limit and not torn
 
@@ -87,8 +127,8 @@ class _Bucketing:
 
     def close(self, ops: list[GradSync], last_writer: dict[Tensor, int]) -> None:
         position = max(last_writer[t] for op in ops for t in _gradients(op))
-        self.after.setdefault(position, []).append(_merged(ops))
-        self.buckets += 1
+        self.buckets.append(_merged(ops))
+        self.after.setdefault(position, []).append(self.buckets[-1])
 
 
 def _gradients(op: GradSync) -> Tensors:

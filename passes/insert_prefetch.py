@@ -35,11 +35,14 @@ class InsertPrefetchPass(Pass):
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage."""
-        order = {unit: index for index, unit in enumerate(block_chain(module.model))}
-        gathers = sum(_reorder(stage, order) for stage in module.stages)
+        context.statistics["gathers"] = sum(self.rewrite(module, stage) for stage in module.stages)
+
+    def rewrite(self, module: Module, stage: Stage) -> int:
+        """Rewrite one stage; the number of gathers."""
+        gathers = _reorder(stage, {unit: index for index, unit in enumerate(block_chain(module.model))})
         if gathers_within_step(module.plan):
-            gathers = sum(_prefetch_within_step(stage, self.depth_blocks, self.depth_bytes) for stage in module.stages)
-        context.statistics["gathers"] = gathers
+            gathers = _prefetch_within_step(stage, self.depth_blocks, self.depth_bytes)
+        return gathers
 
 
 def _reorder(stage: Stage, order: dict[Block, int]) -> int:

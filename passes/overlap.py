@@ -11,19 +11,16 @@ The times are those of one stage on its own: each engine in list order, messages
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
+from attrs import define, field, frozen
 from numpy.typing import NDArray
 
+from passes.pass_base import PassContext
 from ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
+from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import Engine, Release, Tensor
 from ratrain_ir.types import aligned
-
-if TYPE_CHECKING:
-    from passes.pass_base import PassContext
-    from ratrain_ir.module import Module, Stage
 
 _HALVINGS = 12
 
@@ -39,27 +36,50 @@ class ListTimes:
 
 
 def list_times(module: Module, stage: Stage, context: PassContext) -> ListTimes:
-    """The times of a stage's ops; releases take none and never wait."""
-    count = len(stage.ops)
-    issued, starts, ends = np.zeros(count), np.zeros(count), np.zeros(count)
-    free: dict[Engine, float] = {}
-    written: dict[Tensor, float] = {}
-    now = 0.0
-    for position, op in enumerate(stage.ops):
-        if type(op) is Release:
-            issued[position], starts[position], ends[position] = now, inf, now
-            continue
-        start = max(free.get(op.engine, 0.0), now)
-        for tensor in op.reads + op.updates:
-            start = max(start, written.get(tensor, 0.0))
-        end = start + context.op_seconds(module, stage, op)
-        free[op.engine] = end
-        for tensor in op.writes + op.updates:
-            written[tensor] = end
-        if op.engine is Engine.COMPUTE:
-            now = start
-        issued[position], starts[position], ends[position] = now, start, end
-    return ListTimes(issued, starts, ends)
+    """The times of a stage's ops in a step from cold; releases take none and never wait."""
+    return _Walk(module, stage, context).step()
+
+
+def step_period(module: Module, stage: Stage, context: PassContext) -> float:
+    """Seconds from step to step of a stage on its own: the distance of the ends of the second and the third."""
+    walk = _Walk(module, stage, context)
+    _, second, third = (float(walk.step().ends.max(initial=0.0)) for _ in range(3))
+    return third - second
+
+
+@define(eq=False)
+class _Walk:
+    """Goes through a stage's list, step after step."""
+
+    module: Module
+    stage: Stage
+    context: PassContext
+    free: dict[Engine, float] = field(factory=dict)
+    """when each engine has done what it has been given"""
+    written: dict[Tensor, float] = field(factory=dict)
+    now: float = 0.0
+    """when the compute engine has come to the place in the list"""
+
+    def step(self) -> ListTimes:
+        count = len(self.stage.ops)
+        issued, starts, ends = np.zeros(count), np.zeros(count), np.zeros(count)
+        free, written, now = self.free, self.written, self.now
+        for position, op in enumerate(self.stage.ops):
+            if type(op) is Release:
+                issued[position], starts[position], ends[position] = now, inf, now
+                continue
+            start = max(free.get(op.engine, 0.0), now)
+            for tensor in op.reads + op.updates:
+                start = max(start, written.get(tensor, 0.0))
+            end = start + self.context.op_seconds(self.module, self.stage, op)
+            free[op.engine] = end
+            for tensor in op.writes + op.updates:
+                written[tensor] = end
+            if op.engine is Engine.COMPUTE:
+                now = start
+            issued[position], starts[position], ends[position] = now, start, end
+        self.now = now
+        return ListTimes(issued, starts, ends)
 
 
 @frozen(eq=False)

@@ -9,13 +9,12 @@ from attrs import Attribute, define, field, frozen
 
 from ratrain_ir.diagnostics import Diagnostics
 from ratrain_ir.module import Level, Module
-from ratrain_ir.ops import Release
+from ratrain_ir.ops import Op, Release, Tensor
 from ratrain_ir.target import Target
 from ratrain_ir.types import StateKind
 
 if TYPE_CHECKING:
     from ratrain_ir.module import Stage
-    from ratrain_ir.ops import Op
 
 
 class Fact(Enum):
@@ -52,20 +51,32 @@ class PassContext:
     target: Target
     diagnostics: Diagnostics = field(factory=Diagnostics)
     statistics: dict[str, int | float | str] = field(factory=dict)
+    prepared: dict[Op, Op] = field(factory=dict, init=False, repr=False)
+    """Ops of trials as the target will make them."""
+    workspace: dict[tuple[int, str], Tensor] = field(factory=dict, init=False, repr=False)
+    """Workspace of trials, by stage and routine."""
     _seconds: dict[object, float] = field(factory=dict, init=False, repr=False)
 
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
         """The target's seconds of an op, asked once for ops that work on the same kinds and types of tensors."""
-        unit = getattr(op, "block", None)
-        operands = tuple(
-            tuple((t.slot if t.kind is StateKind.SAVED else t.kind, id(t.type)) for t in tensors)
-            for tensors in (op.reads, op.writes, op.updates)
-        )
-        key = (type(op), unit and unit.kind, getattr(op, "group", None), operands)
-        found = self._seconds.get(key)
+        found = self._seconds.get(op)
         if found is None:
-            found = self._seconds[key] = self.target.op_seconds(module, stage, op)
+            like = _likeness(op)
+            found = self._seconds.get(like)
+            if found is None:
+                found = self._seconds[like] = self.target.op_seconds(module, stage, op)
+            self._seconds[op] = found
         return found
+
+
+def _likeness(op: Op) -> object:
+    """Equal for ops of a module that take equal time."""
+    unit = getattr(op, "block", None)
+    operands = tuple(
+        tuple((t.slot if t.kind is StateKind.SAVED else t.kind, id(t.type)) for t in tensors)
+        for tensors in (op.reads, op.writes, op.updates)
+    )
+    return type(op), unit and unit.kind, getattr(op, "group", None), operands
 
 
 def default_text(option: Attribute[Any]) -> str:

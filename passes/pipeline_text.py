@@ -96,10 +96,14 @@ def _read_option(text: str, at: int, cls: type[Pass], attribute: attrs.Attribute
             expected = f"expected one of {', '.join(choices)}, got '{value}'"
             _fail(text, at, f"{attribute.name} of '{cls.name}': {expected}", len(value), nearest(value, choices))
         return value
+    words = attribute.metadata.get("words", ())
+    if value in words:
+        return value
     if attribute.metadata.get("unit") == "bytes":
         size = size_in_bytes(value)
         if size is None:
-            _fail(text, at, f"{attribute.name} of '{cls.name}': expected bytes like 64MiB, got '{value}'", len(value))
+            expected = " or ".join(("bytes like 64MiB", *words))
+            _fail(text, at, f"{attribute.name} of '{cls.name}': expected {expected}, got '{value}'", len(value))
         return size
     if attribute.metadata.get("unit") in ("blocks", "micro-batches"):
         if not (value.isascii() and value.isdigit() and len(value) < _MAX_COUNT_DIGITS):

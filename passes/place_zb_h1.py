@@ -37,7 +37,7 @@ from passes.pass_base import Fact, Pass, PassContext
 from passes.recompute import NOTHING
 from passes.recompute_choice import rewritten
 from passes.split_backward import split_backwards
-from passes.trial import trial_arena_bytes
+from passes.trial import trial_excess_bytes
 from passes.unit_run import Computation, Message, unit_run
 from passes.work_groups import WorkGroups, split_into_groups
 from ratrain_ir.module import Level, Module, Stage
@@ -109,7 +109,7 @@ def _fits(module: Module, split: Stage, context: PassContext, delay: int, *, lag
     actions = schedule_zb_h1(module.plan.pp, module.plan.micro_batches, split.index, delay)
     ops = [op for action in actions for op in _work(groups, action)]
     trial = Stage(split.index, split.tensors, ops + groups.step_end)
-    return trial_arena_bytes(module, trial, context, lag) <= context.target.capacity_bytes
+    return not trial_excess_bytes(module, trial, context, lag, context.target.capacity_bytes)
 
 
 def _work(groups: WorkGroups, action: Action) -> list[Op]:

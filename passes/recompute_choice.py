@@ -6,14 +6,16 @@ units are alike, so the problem is how many take which option: minimise seconds 
 dynamic programming over Pareto fronts of (bytes, seconds).
 
 The budget is not a formula: each choice is written into a copy of the stage's list, and the exact live bytes of that list, with the
-workspace its ops need, are held against the capacity; the budget is bisected until no larger one fits. Bytes that let other
+workspace its ops need, are held against the capacity; budgets are tried until no larger one fits. Bytes that let other
 engines lag behind without being waited for (`passes/overlap.py`) come first: they are few, and a wait costs as much as a recovery. A
 trial placement closes the loop with the allocator: an arena above the capacity tightens the budget by the gap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,7 @@ import numpy as np
 from attrs import frozen
 
 from passes.recompute import LEAN_SLOTS, NOTHING, ChoiceOf, LayerChoice, rewrite
-from passes.trial import trial_arena_bytes, trial_occupancy
+from passes.trial import trial_excess_bytes, trial_occupancy
 from ratrain_ir.blocks import Block, Slot, block, saved_slots
 from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import Forward, Recompute, Tensor
@@ -83,32 +85,40 @@ def choose(module: Module, stage: Stage, context: PassContext, capacity: int) ->
         counts = {options[i].choice: count for i, count in enumerate(front[index][2]) if count}
         return Chosen(counts, layers, in_flight)
 
+    @cache
     def occupied(index: int) -> Occupancy:
         return trial_occupancy(module, rewritten(stage, chosen(index).choice_of), context)
 
     lag = occupied(0).lag_within(capacity)
-    best = _last_that_fits(len(front), lambda index: occupied(index).peak_bytes(lag) <= capacity)
+    sizes = [point[0] for point in front]
+    best = _last_that_fits(sizes, lambda index: capacity - occupied(index).peak_bytes(lag))
     for _ in range(_MAX_TRIALS):
-        excess = trial_arena_bytes(module, rewritten(stage, chosen(best).choice_of), context, lag) - capacity
-        if best == 0 or excess <= 0:
+        trial = rewritten(stage, chosen(best).choice_of)
+        excess = trial_excess_bytes(module, trial, context, lag, capacity) if best else 0
+        if not excess:
             break
         tightened = front[best][0] - excess
         best = max((i for i in range(best) if front[i][0] <= tightened), default=0)
     return chosen(best)
 
 
-def _last_that_fits(count: int, fits: Callable[[int], bool]) -> int:
-    """The largest index that fits, by bisection over points whose bytes ascend; 0 where none does."""
-    low, high = 0, count - 1
-    if fits(high):
-        return high
-    while low < high:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle + 1
+def _last_that_fits(sizes: Sequence[int], room: Callable[[int], int]) -> int:
+    """The last choice that leaves room, 0 where none does; `sizes` ascend, and room falls about as they grow.
+
+    Where the room left by one choice says that the next fits or not, few are tried; every third probe halves what is left.
+    """
+    low, above, left = 0, len(sizes), room(0)
+    probes = 0
+    while left >= 0 and above - low > 1:
+        probes += 1
+        guess = (low + above) // 2 if probes % 3 == 0 else bisect_right(sizes, sizes[low] + left) - 1
+        guess = min(max(guess, low + 1), above - 1)
+        found = room(guess)
+        if found >= 0:
+            low, left = guess, found
         else:
-            high = middle
-    return max(0, low - 1)
+            above = guess
+    return low
 
 
 def _options(module: Module, stage: Stage, context: PassContext, layer: int) -> list[Option]:

@@ -11,12 +11,14 @@ included, stay under the budget.
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
 from passes.pass_base import PassContext
-from passes.trial import trial_arena_bytes, trial_occupancy
+from passes.trial import trial_excess_bytes, trial_occupancy
 from ratrain_ir.blocks import gathers_within_step
 from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import InputGradientOp, Op, Recompute
@@ -31,9 +33,8 @@ def recover_forward_side(module: Module, stage: Stage, context: PassContext, bud
     mover = _Mover(module, stage, context, budget)
     for micro_batch in windows:
         mover.fill(micro_batch)
-    while mover.moved and mover.arena_bytes() > budget:
-        mover.undo_last()
-    stage.ops = mover.rebuilt()
+    mover.keep_what_fits()
+    stage.ops = mover.rebuilt(len(mover.moved))
     return sum(len(ops) for ops in mover.moved.values())
 
 
@@ -82,14 +83,21 @@ class _Mover:
         if chosen:
             self.moved[micro_batch] = chosen
 
-    def undo_last(self) -> None:
-        """Leave the window that was filled last as it was."""
-        self.moved.popitem()
+    def keep_what_fits(self) -> None:
+        """Leave the windows that were filled last as they were, until the arena fits."""
+        if not self.moved or not self.excess_bytes(len(self.moved)):
+            return
+        low, high = 0, len(self.moved) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (low, middle - 1) if self.excess_bytes(middle) else (middle, high)
+        self.moved = dict(islice(self.moved.items(), low))
 
-    def rebuilt(self) -> list[Op]:
-        """The list with the moves made."""
-        going = {id(op) for ops in self.moved.values() for op in ops}
-        waiting = dict(self.moved)
+    def rebuilt(self, windows: int) -> list[Op]:
+        """The list with the moves of the first so many windows made."""
+        moved = dict(islice(self.moved.items(), windows))
+        going = {id(op) for ops in moved.values() for op in ops}
+        waiting = moved
         ops: list[Op] = []
         for op in self.stage.ops:
             if isinstance(op, InputGradientOp) and op.micro_batch in waiting:
@@ -98,7 +106,7 @@ class _Mover:
                 ops.append(op)
         return ops
 
-    def arena_bytes(self) -> int:
-        """The arena of the list with the moves made."""
-        trial = Stage(self.stage.index, dict(self.stage.tensors), self.rebuilt(), self.stage.line)
-        return trial_arena_bytes(self.module, trial, self.context, self.lag)
+    def excess_bytes(self, windows: int) -> int:
+        """The bytes by which the arena of the list with those moves made exceeds the budget."""
+        trial = Stage(self.stage.index, dict(self.stage.tensors), self.rebuilt(windows), self.stage.line)
+        return trial_excess_bytes(self.module, trial, self.context, self.lag, self.budget)

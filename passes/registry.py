@@ -16,6 +16,7 @@ PASSES: dict[str, str] = {
     "bucket-grad-sync": "passes.bucket_grad_sync:BucketGradSyncPass",
     "schedule-update": "passes.schedule_update:ScheduleUpdatePass",
     "insert-prefetch": "passes.insert_prefetch:InsertPrefetchPass",
+    "joint-order": "passes.joint_order:JointOrderPass",
     "insert-release": "passes.insert_release:InsertReleasePass",
     "legalise": "passes.legalise:LegalisePass",
     "allocate-ddr": "passes.allocate_ddr:AllocateDdrPass",

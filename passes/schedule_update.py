@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import ClassVar
 
 from attrs import define, field, frozen
@@ -29,7 +30,7 @@ from attrs import define, field, frozen
 from passes.overlap import ListTimes, list_times
 from passes.pass_base import Pass, PassContext
 from passes.trial import with_workspace
-from ratrain_ir.blocks import Block, block_chain
+from ratrain_ir.blocks import Block, stage_blocks
 from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import Engine, Op, Tensor, Update
 
@@ -42,11 +43,12 @@ class ScheduleUpdatePass(Pass):
 
     def run(self, module: Module, context: PassContext) -> None:
         """Move the updates of every stage."""
-        rank = {unit: index for index, unit in enumerate(block_chain(module.model))}
-        overtaken = 0
-        for stage in module.stages:
-            overtaken += _Rescheduling(module, stage, context, rank).run()
+        overtaken = sum(self.rewrite(module, stage, context) for stage in module.stages)
         context.statistics["updates before that of an earlier block"] = overtaken
+
+    def rewrite(self, module: Module, stage: Stage, context: PassContext) -> int:
+        """Rewrite one stage; the number of updates that overtake that of an earlier block."""
+        return _Rescheduling(module, stage, context).run()
 
 
 @frozen
@@ -66,12 +68,14 @@ class _Rescheduling:
     module: Module
     stage: Stage
     context: PassContext
-    rank: Mapping[Block, int]
+    rank: Mapping[Block, int] = field(init=False)
     rest: list[Op] = field(init=False)
     """everything but the updates"""
     times: ListTimes = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        blocks = stage_blocks(self.module.model, self.module.plan, self.stage.index)
+        self.rank = {unit: index for index, unit in enumerate(blocks)}
         self.rest = [op for op in self.stage.ops if type(op) is not Update]
         trial = Stage(self.stage.index, self.stage.tensors, self.rest, self.stage.line)
         self.times = list_times(self.module, with_workspace(self.module, trial, self.context), self.context)
@@ -89,7 +93,8 @@ class _Rescheduling:
         for at, op in enumerate(self.rest):
             self.stage.ops += [*placed.pop(at, ()), op]
         self.stage.ops += placed.get(len(self.rest), ())
-        return sum(min(ranks[index:]) < rank for index, rank in enumerate(ranks))
+        lowest_from = list(accumulate(reversed(ranks), min))[::-1]
+        return sum(lowest < rank for lowest, rank in zip(lowest_from, ranks, strict=True))
 
     def engine_is_free(self) -> tuple[float, int]:
         """When and where the engine that updates has done everything else."""

@@ -9,38 +9,64 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from passes.allocation import AllocationProblem, allocate
+from passes.allocation import AllocationProblem, Effort, allocate
 from passes.overlap import Occupancy, occupancy
-from ratrain_ir.module import Stage
+from ratrain_ir.module import Level, Module, Stage, TargetInfo
 from ratrain_ir.ops import Op, Recv, Send, Tensor, Update
 from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
 
 if TYPE_CHECKING:
     from passes.pass_base import PassContext
     from ratrain_ir.analysis.lifetime import Lifetimes
-    from ratrain_ir.module import Module
 
 
 def with_workspace(module: Module, stage: Stage, context: PassContext) -> Stage:
-    """A copy of a stage's lists whose ops have the workspace and engines the target will ask for; the stage stays as it is."""
+    """A copy of a stage's lists whose ops have the workspace and engines the target will ask for; the stage stays as it is.
+
+    An op gets the same copy in every trial.
+    """
     copy = Stage(stage.index, dict(stage.tensors), [], stage.line)
-    known: dict[str, Tensor] = {}
-    ops: list[Op] = []
+    prepared = context.prepared
     for op in stage.ops:
-        request = context.target.workspace(module, op)
-        if request is None or request.nbytes == 0:
-            if type(op) is Update and op.placement is not context.target.update_engine:
-                ops.append(attrs.evolve(op, placement=context.target.update_engine))
-            else:
-                ops.append(op)
-            continue
-        tensor = known.get(request.key)
+        found = prepared.get(op)
+        if found is None:
+            found = prepared[op] = _prepared(module, stage, op, context)
+        for tensor in found.scratch:
+            copy.tensors.setdefault(tensor.name, tensor)
+        copy.ops.append(found)
+    return copy
+
+
+def _prepared(module: Module, stage: Stage, op: Op, context: PassContext) -> Op:
+    request = context.target.workspace(module, op)
+    if request is not None and request.nbytes:
+        key = stage.index, request.key
+        tensor = context.workspace.get(key)
         if tensor is None:
             type_ = tensor_type(Dtype.U8, (request.nbytes,))
-            tensor = known[request.key] = copy.add(Tensor(f"ws.{request.key}", StateKind.WORKSPACE, type_))
-        ops.append(attrs.evolve(op, scratch=(tensor,)))
-    copy.ops = ops
-    return copy
+            tensor = context.workspace[key] = Tensor(f"ws.{request.key}", StateKind.WORKSPACE, type_)
+        return attrs.evolve(op, scratch=(tensor,))
+    if type(op) is Update and op.placement is not context.target.update_engine:
+        return attrs.evolve(op, placement=context.target.update_engine)
+    return op
+
+
+def seconds_at_own_addresses(module: Module, context: PassContext) -> float:
+    """Simulated seconds of a step of a placed module, were no bytes used twice: the time its order alone takes."""
+    stages = [with_workspace(module, stage, context) for stage in module.stages]
+    for stage in stages:
+        end = 0
+        for tensor in stage.tensors.values():
+            tensor.offset = end
+            end += aligned(tensor.type.nbytes)
+    info = TargetInfo(context.target.name, max(stage.arena_bytes for stage in stages))
+    trial = Module(module.name, Level.ALLOCATED, module.model, module.plan, stages, info)
+    try:
+        return context.target.step_seconds(trial)
+    finally:
+        for stage in stages:
+            for tensor in stage.tensors.values():
+                tensor.offset = None
 
 
 def allocation_problem(lives: Lifetimes, *, apart: bool = False) -> AllocationProblem:
@@ -61,7 +87,9 @@ def trial_occupancy(module: Module, stage: Stage, context: PassContext) -> Occup
     return occupancy(module, with_workspace(module, stage, context), context)
 
 
-def trial_arena_bytes(module: Module, stage: Stage, context: PassContext, lag: float) -> int:
-    """The arena the stage would need if it were placed now, with room for ops that lag behind by `lag` seconds."""
-    lives = trial_occupancy(module, stage, context).within(lag)
-    return allocate(allocation_problem(lives)).arena_bytes
+def trial_excess_bytes(module: Module, stage: Stage, context: PassContext, lag: float, capacity: int) -> int:
+    """The bytes by which an arena would exceed the capacity if the stage were placed now, with room for ops that lag behind by `lag` seconds."""
+    occupied = trial_occupancy(module, stage, context)
+    enough = Effort(gap=max(0.0, capacity / max(1, occupied.peak_bytes(lag)) - 1))
+    placement = allocate(allocation_problem(occupied.within(lag)), effort=enough, search=False)
+    return max(0, placement.arena_bytes - capacity)

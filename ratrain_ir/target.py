@@ -44,3 +44,7 @@ class Target(Protocol):
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
         """Seconds the op takes on its engine when it runs alone."""
         ...
+
+    def step_seconds(self, module: Module) -> float:
+        """Seconds of a steady step of an allocated module, simulated."""
+        ...

@@ -11,6 +11,7 @@ import attrs
 from attrs import frozen
 
 from passes.bucket_grad_sync import BucketGradSyncPass
+from passes.joint_order import JointOrderPass
 from passes.manager import PassManager
 from passes.pipeline_text import parse_pipeline, pipeline_text
 from passes.recompute import RecomputePass
@@ -123,23 +124,31 @@ def outcomes(setting: Setting, heaviest: int, seconds: float) -> Iterator[Outcom
             yield found
 
 
-def _replace_pass(setting: Setting, name: str, change: Callable[[Pass], Pass]) -> Setting | None:
+def _replace_pass(setting: Setting, names: tuple[str, ...], change: Callable[[Pass], Pass]) -> Setting | None:
     passes = parse_pipeline(setting.pipeline)
-    changed = [change(item) if item.name == name else item for item in passes]
+    changed = [change(item) if item.name in names else item for item in passes]
     text = pipeline_text(changed)
     return None if text == setting.pipeline else attrs.evolve(setting, pipeline=text)
 
 
 def _with_policy(setting: Setting, policy: str) -> Setting | None:
-    return _replace_pass(setting, "recompute", lambda _item: RecomputePass(policy=policy))
+    def with_policy(item: Pass) -> Pass:
+        return attrs.evolve(item, policy=policy) if isinstance(item, JointOrderPass) else RecomputePass(policy=policy)
+
+    return _replace_pass(setting, ("recompute", "joint-order"), with_policy)
 
 
 def _smaller_buckets(setting: Setting) -> Setting | None:
-    def quarter(item: Pass) -> Pass:
-        assert isinstance(item, BucketGradSyncPass)
-        return BucketGradSyncPass(bytes=max(1, item.bytes // 4))
+    default = BucketGradSyncPass().bytes
+    assert isinstance(default, int)
 
-    return _replace_pass(setting, "bucket-grad-sync", quarter)
+    def quarter(item: Pass) -> Pass:
+        if isinstance(item, JointOrderPass):
+            return attrs.evolve(item, bucket_bytes=max(1, min(default, item.bucket_bytes) // 4))
+        assert isinstance(item, BucketGradSyncPass)
+        return attrs.evolve(item, bytes=max(1, (item.bytes if isinstance(item.bytes, int) else default) // 4))
+
+    return _replace_pass(setting, ("bucket-grad-sync", "joint-order"), quarter)
 
 
 def _move_layer(setting: Setting, source: int, target: int) -> Setting | None:

@@ -27,50 +27,48 @@ class Strategy:
         return plan if self.zero is None else evolve(plan, zero=self.zero)
 
 
-_RECOVER = "recompute{policy=auto placement=forward-side}"
-_UPDATE = "schedule-update,insert-prefetch"
-_STATE = f"bucket-grad-sync,{_UPDATE}"
+_BULK = "bucket-grad-sync{unit=stage}"
 
 STRATEGIES = (
     Strategy(
         "ratrain",
-        f"place-1f1b,{_STATE},{_RECOVER},allocate-ddr",
+        "place-1f1b,joint-order,allocate-ddr",
         "gradients reduced in buckets, and shards updated, as soon as they are final; views gathered in the next forward's order; "
-        "only what does not fit is recomputed, in the pipeline's idle windows where there are any",
+        "only what does not fit is recomputed, in the pipeline's idle windows where there are any; all of it decided together",
     ),
     Strategy(
         "ratrain-no-fsr",
-        f"place-1f1b,{_STATE},recompute{{policy=auto}},allocate-ddr",
+        "place-1f1b,joint-order{placement=inline},allocate-ddr",
         "ratrain with recovery inline, right before each backward",
     ),
     Strategy(
         "ratrain-no-update-prefetch",
-        f"place-1f1b,bucket-grad-sync,{_RECOVER},allocate-ddr",
+        "place-1f1b,joint-order{state=bulk},allocate-ddr",
         "ratrain with all updates before all gathers, as in the baseline",
     ),
     Strategy(
         "ratrain-no-layerwise",
-        f"place-1f1b,{_UPDATE},{_RECOVER},allocate-ddr",
-        "ratrain with gradients reduced in bulk at the step's end, as in the baseline",
+        "place-1f1b,joint-order{reduction=bulk},allocate-ddr",
+        "ratrain with each stage's gradients reduced at once, as in the baseline",
     ),
     Strategy(
         "zb-h1",
-        f"place-zb-h1,{_STATE},{_RECOVER},allocate-ddr",
+        "place-zb-h1,joint-order,allocate-ddr",
         "ratrain in ZB-H1 order: backwards are split, and their weight halves fill the pipeline's idle time",
     ),
     Strategy(
         "baseline-1f1b",
-        "place-1f1b,recompute{policy=full},allocate-ddr",
-        "full recomputation inside backward; reduction, update and gather in bulk at the step's end",
+        f"place-1f1b,{_BULK},recompute{{policy=full}},allocate-ddr",
+        "full recomputation inside backward; reduction in bulk after the whole backward, then updates, then gathers",
     ),
     Strategy(
         "full-save",
-        "place-1f1b,recompute{policy=none},allocate-ddr",
+        f"place-1f1b,{_BULK},recompute{{policy=none}},allocate-ddr",
         "baseline-1f1b that keeps every activation instead of recomputing it",
     ),
     Strategy(
         "zero3",
-        "place-1f1b,insert-prefetch,recompute{policy=full},allocate-ddr",
+        f"place-1f1b,{_BULK},insert-prefetch,recompute{{policy=full}},allocate-ddr",
         "baseline-1f1b with views sharded too: each is gathered one block ahead of every use (ZeRO 3)",
         zero=3,
     ),

@@ -43,14 +43,16 @@ __all__ = [
 ]
 
 
-def allocate(problem: AllocationProblem, *, capacity: int | None = None, effort: Effort | None = None) -> Allocation:
+def allocate(
+    problem: AllocationProblem, *, capacity: int | None = None, effort: Effort | None = None, search: bool = True
+) -> Allocation:
     """Place every buffer; deterministic, ties broken by start and then by order.
 
     Beyond the portfolio there is search: for a `capacity` in bytes, until it is reached; without one only when an `effort` is given,
-    until the gap is as small as that asks for. Whether a capacity was reached is for the caller to see from `arena_bytes`.
+    until the gap is as small as that asks for; and none unless `search`. Whether a capacity was reached is for the caller to see from `arena_bytes`.
     """
     begin = perf_counter()
-    searching = capacity is not None or effort is not None
+    searching = search and (capacity is not None or effort is not None)
     effort = effort or Effort()
     instance, kept = instance_of(problem)
     offsets = np.zeros(len(problem.sizes), np.int64)

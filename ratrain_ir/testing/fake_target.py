@@ -58,3 +58,10 @@ class FakeTarget:
         touched = sum(tensor.type.nbytes for tensor in dict.fromkeys(op.operands))
         latency = 1e-6 if isinstance(op, Send | Recv | Update | AllGather) else 0.0
         return latency + factor * touched * self.seconds_per_byte
+
+    def step_seconds(self, module: Module) -> float:
+        """Seconds of the stage whose compute engine has most to do."""
+        return max(
+            sum(self.op_seconds(module, stage, op) for op in stage.ops if op.engine is Engine.COMPUTE)
+            for stage in module.stages
+        )

@@ -63,6 +63,17 @@ class Mt3000Target:
             return WorkspaceRequest("grad-sync", 2 * self.machine.whole("collective_chunk"))
         return None
 
+    def step_seconds(self, module: Module) -> float:
+        """Seconds of a steady step of an allocated module, simulated.
+
+        Raises `DiagnosticError` where the module cannot be emitted.
+        """
+        from targets.mt3000.emitter import emit
+        from targets.mt3000.simulation import simulated
+
+        figures, _ = simulated(emit(module, self), self.machine)
+        return figures.step_seconds
+
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
         """Seconds of an op that runs alone."""
         del stage

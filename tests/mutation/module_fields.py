@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain_ir.blocks import Block, stage_blocks
+from ratrain_ir.copying import copy_op
 from ratrain_ir.ops import (
     AllGather,
     AllReduce,
@@ -42,7 +43,6 @@ from tests.mutation.module_parts import (
     put,
     title_of,
 )
-from tests.mutation.subjects import copy_op
 
 if TYPE_CHECKING:
     from random import Random

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain_ir.blocks import Block, block, stage_blocks
+from ratrain_ir.copying import copy_op
 from ratrain_ir.module import Level, Module, Stage
 from ratrain_ir.ops import (
     AllGather,
@@ -42,7 +43,6 @@ from tests.mutation.module_parts import (
     put,
     title_of,
 )
-from tests.mutation.subjects import copy_op
 
 if TYPE_CHECKING:
     from random import Random

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
+from ratrain_ir.copying import copy_module
 from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import Engine, Op, Tensor
+from ratrain_ir.ops import Engine
 from ratrainc import api
 from ratrainc.strategies import strategy
 from targets.mt3000.machine import Machine, load_machine
 from targets.program import Program, ProgramStage
 from tests.unit.tiny_runs import OPTIMIZER, make_plan
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module
 
 MODEL = ModelConfig(
     name="toy",
@@ -111,6 +114,7 @@ SUBJECTS: dict[str, Subject] = {
             {"micro_batches": 3, "schedule": "gpipe", "optimizer": CLIPPED},
             f"place-gpipe,insert-prefetch,{_BUCKETS},recompute{{policy=full}},allocate-ddr",
         ),
+        Subject("p3-d2-zb-h1", {"pp": 3, "micro_batches": 3, "schedule": "zb-h1"}, strategy("zb-h1").passes, DEEP),
         Subject("p2-d2-zero3-placed", {"micro_batches": 2, "zero": 3}, "place-1f1b"),
         Subject("p2-d2-placed", {"micro_batches": 2}, "place-1f1b,recompute{policy=attention}"),
         Subject("p3-d1-placed", {"pp": 3, "dp": 1, "micro_batches": 4, "zero": 0}, "place-1f1b", DEEP),
@@ -136,31 +140,6 @@ def _module(name: str) -> Module:
 @cache
 def _program(name: str) -> Program:
     return api.emit(copy_module(_module(name)), machine=SUBJECTS[name].machine)
-
-
-def copy_module(module: Module) -> Module:
-    """A module that shares nothing that may be changed with another."""
-    return Module(
-        module.name,
-        module.level,
-        module.model,
-        module.plan,
-        [_copy_stage(stage) for stage in module.stages],
-        module.target,
-        module.pipeline,
-    )
-
-
-def _copy_stage(stage: Stage) -> Stage:
-    same = {tensor: evolve(tensor) for tensor in stage.tensors.values()}
-    ops = [copy_op(op, same.__getitem__) for op in stage.ops]
-    return Stage(stage.index, {tensor.name: tensor for tensor in same.values()}, ops)
-
-
-def copy_op(op: Op, tensor: Callable[[Tensor], Tensor] = lambda found: found) -> Op:
-    """An equal op, on other tensors if asked for."""
-    groups = {group: tuple(map(tensor, getattr(op, group))) for group in ("reads", "writes", "updates", "scratch")}
-    return evolve(op, **groups)
 
 
 def copy_program(program: Program) -> Program:

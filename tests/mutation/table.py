@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
+from ratrain_ir.copying import copy_module
 from ratrain_ir.module import Module
 from tests.mutation import (  # those that are not used register their operators
     module_fields,  # noqa: F401
@@ -21,7 +22,7 @@ from tests.mutation import (  # those that are not used register their operators
     program_tensors,  # noqa: F401
 )
 from tests.mutation.judge import Judgement, Verdict, judge_module, judge_program
-from tests.mutation.subjects import SUBJECTS, Subject, copy_module, copy_program
+from tests.mutation.subjects import SUBJECTS, Subject, copy_program
 
 if TYPE_CHECKING:
     from targets.program import Program

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ratrain_ir.copying import copy_module
 from ratrain_ir.diagnostics import CODES
 from tests.mutation import judge
 from tests.mutation.judge import Verdict, finished_run, judge_module, judge_program, original_behaviour
-from tests.mutation.subjects import SUBJECTS, copy_module, copy_program
+from tests.mutation.subjects import SUBJECTS, copy_program
 from tests.mutation.table import OPERATORS, mutant, mutants, table_of
 from tests.unit.tiny_runs import instructions, start
 

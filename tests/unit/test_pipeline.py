@@ -117,8 +117,8 @@ def test_sizes(text, size):
         ("recompute{policy=ful}", "ful", "RT070", "policy of 'recompute': expected one of", "did you mean 'full'?"),
         ("recompute{policy=full policy=none}", "policy=none", "RT070", "'policy' of 'recompute' is given twice", None),
         ("place-1f1b{x=1}", "x", "RT070", "'place-1f1b' has no option 'x'; its options: none", None),
-        ("bucket-grad-sync{bytes=64mib}", "64mib", "RT070", "expected bytes like 64MiB, got '64mib'", None),
-        ("bucket-grad-sync{bytes=-1}", "-1", "RT070", "expected bytes like 64MiB, got '-1'", None),
+        ("bucket-grad-sync{bytes=64mib}", "64mib", "RT070", "expected bytes like 64MiB or auto, got '64mib'", None),
+        ("bucket-grad-sync{bytes=-1}", "-1", "RT070", "expected bytes like 64MiB or auto, got '-1'", None),
     ],
 )
 def test_an_error_in_the_text_has_its_place(text, underlined, code, message, help_text):

@@ -1,0 +1,155 @@
+"""`joint-order{policy=... placement=... reduction=buckets|bulk state=ordered|bulk}`: reductions, updates, gathers and recovery, decided together.
+
+They compete for one link, one DDR bandwidth and one byte budget, so what is best for one depends on the others. For each stage the bucket
+size and the order of updates are tried together and the stage's own period from step to step decides; then activations are kept in
+the bytes that buckets, prefetched views and lagging engines leave free. Last, the whole step is simulated beside that of the passes with their own
+defaults, one by one, and the faster is taken: deciding together never costs time.
+
+    joint-order   is one of   bucket-grad-sync{bytes=...},[schedule-update,]insert-prefetch,recompute{policy=auto placement=forward-side}
+
+With `reduction=bulk` a stage's gradients are reduced at once after its whole backward; with `state=bulk` all updates come before all
+gathers, in the order of blocks. Both are there to see what each mechanism earns.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from attrs import define, field, frozen
+
+from passes.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
+from passes.insert_prefetch import InsertPrefetchPass
+from passes.overlap import step_period
+from passes.pass_base import Pass, PassContext
+from passes.recompute import POLICIES, RecomputePass
+from passes.schedule_update import ScheduleUpdatePass
+from passes.trial import seconds_at_own_addresses, with_workspace
+from ratrain_ir.blocks import stage_blocks
+from ratrain_ir.copying import copy_module
+from ratrain_ir.module import Module, Stage
+
+_WORTH = 2e-3
+"""What another order must gain to be tried on the whole module, which costs a second choice of what is recovered."""
+
+
+@frozen
+class _StateOrder:
+    """How one stage's reductions, updates and gathers are ordered."""
+
+    buckets: BucketGradSyncPass
+    updates_when_final: bool
+    gathers_in_order: bool
+
+    def rewrite(self, module: Module, stage: Stage, context: PassContext) -> None:
+        """Rewrite a stage's list."""
+        self.buckets.rewrite(module, stage, context)
+        if self.updates_when_final:
+            ScheduleUpdatePass().rewrite(module, stage, context)
+        if self.gathers_in_order:
+            InsertPrefetchPass().rewrite(module, stage)
+
+    def __str__(self) -> str:
+        updates = ", updates as gradients become final" if self.updates_when_final else ""
+        return f"buckets of {self.buckets.bytes} bytes{updates}"
+
+
+@frozen
+class JointOrderPass(Pass):
+    """Order reductions, updates and gathers, and choose what is recovered where, together."""
+
+    name: ClassVar[str] = "joint-order"
+    policy: str = field(default="auto", metadata={"choices": POLICIES})
+    placement: str = field(default="forward-side", metadata={"choices": ("inline", "forward-side")})
+    budget: int | None = field(default=None, metadata={"unit": "bytes"})
+    bucket_bytes: int = field(default=LIMITS[-1], metadata={"unit": "bytes"})
+    """The largest buckets that are tried."""
+    reduction: str = field(default="buckets", metadata={"choices": ("buckets", "bulk")})
+    state: str = field(default="ordered", metadata={"choices": ("ordered", "bulk")})
+
+    def run(self, module: Module, context: PassContext) -> None:
+        """Rewrite every stage.
+
+        Raises `DiagnosticError` RT071 where recovery is placed already.
+        """
+        orders = self.orders()
+        chosen = self.choose(module, context, orders)
+        default = [orders[0]] * len(module.stages)
+        if chosen == default:
+            self.rewrite(module, context, default)
+            return
+        joint = _Trial(self, copy_module(module), chosen, context)
+        separate = _Trial(self, copy_module(module), default, context)
+        best = joint if joint.seconds < separate.seconds else separate
+        module.stages = best.module.stages
+        context.statistics |= best.statistics
+        context.statistics["simulated step"] = (
+            f"{joint.seconds:.6g} s ordered jointly, {separate.seconds:.6g} s one by one, "
+            f"{separate.seconds / best.seconds - 1:.3%} gained"
+        )
+
+    @property
+    def recovery(self) -> RecomputePass:
+        """The pass that chooses what is recovered."""
+        return RecomputePass(self.policy, self.budget, self.placement)
+
+    def orders(self) -> list[_StateOrder]:
+        """What a stage may take, its default first."""
+        ordered = self.state == "ordered"
+        if self.reduction == "bulk":
+            buckets = [BucketGradSyncPass(unit="stage")]
+        else:
+            limits = (BucketGradSyncPass().bytes, *LIMITS)
+            buckets = [BucketGradSyncPass(min(int(limit), self.bucket_bytes)) for limit in limits]
+        when_final = (True, False) if ordered else (False,)
+        return list(dict.fromkeys(_StateOrder(item, final, ordered) for final in when_final for item in buckets))
+
+    def choose(self, module: Module, context: PassContext, orders: list[_StateOrder]) -> list[_StateOrder]:
+        """The order with the shortest period for each stage; stages of like blocks take the same."""
+        known: dict[tuple[str, ...], _StateOrder] = {}
+        chosen = []
+        for stage in module.stages:
+            likeness = tuple(unit.kind for unit in stage_blocks(module.model, module.plan, stage.index))
+            if likeness not in known:
+                known[likeness] = self.shortest(module, stage, context, orders)
+            chosen.append(known[likeness])
+        return chosen
+
+    def shortest(self, module: Module, stage: Stage, context: PassContext, orders: list[_StateOrder]) -> _StateOrder:
+        """The order with the shortest period of a stage; the default where none is clearly shorter."""
+        best, best_seconds = orders[0], float("inf")
+        tried = set()
+        for order in orders:
+            trial = Stage(stage.index, dict(stage.tensors), list(stage.ops), stage.line)
+            order.rewrite(module, trial, context)
+            same = tuple(op.blocks for op in trial.ops if isinstance(op, GradSync)), order.updates_when_final
+            if same in tried:
+                continue
+            tried.add(same)
+            seconds = step_period(module, with_workspace(module, trial, context), context)
+            if seconds < best_seconds * (1 - _WORTH):
+                best, best_seconds = order, seconds
+        return best
+
+    def rewrite(self, module: Module, context: PassContext, orders: list[_StateOrder]) -> None:
+        """Give each stage its order, then choose what is recovered."""
+        for stage, order in zip(module.stages, orders, strict=True):
+            order.rewrite(module, stage, context)
+            context.statistics[f"state of stage {stage.index}"] = str(order)
+        self.recovery.run(module, context)
+
+
+@define(eq=False)
+class _Trial:
+    """A copy of the module under an order for each stage, and its simulated step, were no bytes used twice."""
+
+    joint_order: JointOrderPass
+    module: Module
+    orders: list[_StateOrder]
+    context: PassContext
+    seconds: float = field(init=False)
+    statistics: dict[str, int | float | str] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.joint_order.rewrite(self.module, self.context, self.orders)
+        self.statistics = dict(self.context.statistics)
+        self.seconds = seconds_at_own_addresses(self.module, self.context)

@@ -1,0 +1,103 @@
+"""Ordering state together: in simulation never slower than the passes one by one; the buckets, and what `bytes=auto` fits them to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from attrs import evolve
+
+from passes.bucket_grad_sync import LIMITS, BucketGradSyncPass
+from passes.manager import PassManager
+from passes.pass_base import PassContext
+from passes.trial import seconds_at_own_addresses
+from ratrain_ir.frontend.lowering import lower
+from ratrain_ir.ops import Engine, Forward, ReduceScatter, Update
+from ratrain_ir.printer import print_module
+from targets.mt3000.machine import Machine, load_machine
+from targets.mt3000.target import Mt3000Target
+from tests.unit.tiny_runs import MODEL, make_plan
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module
+
+LAYERS = evolve(MODEL, layers=4)
+ONE_BY_ONE = "place-{},bucket-grad-sync,schedule-update,insert-prefetch,recompute{{policy=auto placement=forward-side}}"
+STATES = (
+    {"zero": 1},
+    {"zero": 0},
+    {"zero": 2, "reduce": "each-micro-batch"},
+    {"zero": 3},
+)
+
+
+def machine(**numbers: float) -> Machine:
+    found = load_machine(None)
+    changed = {name: evolve(found.constants[name], value=value) for name, value in numbers.items()}
+    return evolve(found, constants=found.constants | changed)
+
+
+MACHINES = {
+    "as it is": machine(),
+    "slow links": machine(link_bandwidth=2e6, collective_chunk=1024.0),
+    "far links": machine(link_latency=1e-4, collective_chunk=1024.0),
+    "links like compute": machine(link_latency=0.0, link_bandwidth=2e8, launch=0.0, collective_chunk=1024.0),
+}
+
+
+def placed(target: Mt3000Target, passes: str, keys: dict) -> Module:
+    module = lower(LAYERS, make_plan(LAYERS, micro_batches=3, **keys))
+    PassManager(target).run(module, passes)
+    return module
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_together_is_never_slower_than_one_by_one(name: str) -> None:
+    gains = []
+    for engine, state in zip((Engine.COMPUTE, Engine.HOST, Engine.COMPUTE, Engine.HOST), STATES, strict=True):
+        target = Mt3000Target(evolve(MACHINES[name], update_engine=engine))
+        for pp, dp, schedule in ((2, 2, "1f1b"), (3, 4, "zb-h1")):
+            keys = {**state, "pp": pp, "dp": dp, "schedule": schedule}
+            separate = placed(target, ONE_BY_ONE.format(schedule), keys)
+            together = placed(target, f"place-{schedule},joint-order", keys)
+            seconds = [seconds_at_own_addresses(module, PassContext(target)) for module in (together, separate)]
+            assert seconds[0] <= seconds[1] * (1 + 1e-12)
+            gains.append(seconds[1] / seconds[0] - 1)
+    if name == "links like compute":
+        assert max(gains) > 0.01, "one bucket a stage starts late where its blocks' reductions would hide"
+
+
+def test_a_trial_leaves_no_mark() -> None:
+    """A module whose state was ordered together prints as one that was given the chosen passes; no tensor has an address."""
+    target = Mt3000Target(MACHINES["far links"])
+    module = placed(target, "place-1f1b,joint-order", {})
+    assert all(tensor.offset is None for stage in module.stages for tensor in stage.tensors.values())
+    assert not any("ws." in name for stage in module.stages for name in stage.tensors)
+    again = placed(target, "place-1f1b,joint-order", {})
+    assert print_module(module) == print_module(again)
+
+
+@pytest.mark.parametrize("reduce", ["last", "each-micro-batch"])
+def test_a_stage_reduced_in_bulk_has_one_collective_after_the_whole_backward(reduce: str) -> None:
+    target = Mt3000Target(MACHINES["as it is"])
+    module = placed(target, "place-1f1b,bucket-grad-sync{unit=stage}", {"zero": 2, "reduce": reduce})
+    for stage in module.stages:
+        reductions = [op for op in stage.ops if isinstance(op, ReduceScatter)]
+        blocks = {op.block for op in stage.ops if type(op) is Forward}
+        assert len(reductions) == (3 if reduce == "each-micro-batch" else 1)
+        assert all(set(op.blocks) == blocks for op in reductions)
+        if reduce == "last":
+            last_work = max(
+                at for at, op in enumerate(stage.ops) if op.engine is Engine.COMPUTE and type(op) is not Update
+            )
+            assert stage.ops.index(reductions[0]) > last_work
+
+
+def test_auto_takes_small_buckets_where_they_hide_and_large_ones_where_latency_rules() -> None:
+    fast = Mt3000Target(machine(link_latency=0.0, link_bandwidth=1e15))
+    far = Mt3000Target(machine(link_latency=1e-2))
+    module = placed(fast, "place-1f1b", {})
+    (stage, _), auto = module.stages, BucketGradSyncPass(bytes="auto")
+    assert auto.fitted(module, stage, PassContext(fast)) == LIMITS[0]
+    assert auto.fitted(module, stage, PassContext(far)) > LIMITS[0]
+    assert auto.rewrite(module, stage, PassContext(far)) == 1
