@@ -22,6 +22,7 @@ _COMMANDS = {
     "simulate": "Time a program on a machine, from its own streams.",
     "compare": "Simulate one plan under several strategies.",
     "run": "Train: execute a program on real text.",
+    "export-weights": "Write a checkpoint's weights as a Hugging Face model directory.",
     "disasm": "Print a program's streams, routines and addresses.",
     "doctor": "Say what this machine offers a run.",
     "alloc": "Give buffers with known lifetimes addresses in one memory.",
@@ -51,7 +52,7 @@ class _Commands(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = import_module(f"ratrainc.commands.{cmd_name}").command
+        command: click.Command = import_module(f"ratrainc.commands.{cmd_name.replace('-', '_')}").command
         return command
 
     def resolve_command(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 from attrs import define, frozen
 
 from ratrain_ir.diagnostics import fail
-from ratrainc.console import progress, say, size_text, status
+from ratrainc.console import errors, output, progress, say, size_text, status
+from ratrainc.loss_plot import Curves, chart_lines, write_svg
+from ratrainc.training_data import DataChoice, open_data
 from targets.runtime.training import RunSettings, TimedStep, TrainingRun, prepare, write_log_line
+from targets.runtime.utilisation import Utilisation, measured_peak_flops
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -33,6 +37,8 @@ class RunResult:
     live_peak_bytes: int | None
     """most bytes live at once on a rank, where memory was checked"""
     data: str
+    held_out: str | None
+    """what was evaluated on"""
     saved: str | None
     interrupted: bool
 
@@ -46,6 +52,7 @@ class RunResult:
             "transport_bytes": self.transport_bytes,
             "live_peak_bytes": self.live_peak_bytes,
             "data": self.data,
+            "held_out": self.held_out,
             "saved": self.saved,
             "interrupted": self.interrupted,
         }
@@ -66,7 +73,14 @@ class _StopAsked:
 
 
 def run_training(
-    program: Program, data: str | None, data_dtype: str | None, settings: RunSettings, log: str | None, *, quiet: bool
+    program: Program,
+    data: DataChoice,
+    settings: RunSettings,
+    log: str | None,
+    *,
+    quiet: bool,
+    plot: str | None = None,
+    live: bool = False,
 ) -> RunResult:
     """Run a program on data.
 
@@ -74,17 +88,12 @@ def run_training(
     """
     from threadpoolctl import threadpool_limits
 
-    from targets.runtime.data import builtin_text_tokens, open_tokens
     from targets.runtime.kernels import kernel_set
 
     with status("preparing"), threadpool_limits(limits=1):
-        vocab = program.model.vocab_size
-        if data is None:
-            stream = builtin_text_tokens(vocab_size=vocab)
-        else:
-            stream = open_tokens(data, vocab_size=vocab, dtype=data_dtype)
+        stream, held_out = open_data(program, data)
         kernels = kernel_set("reference" if settings.kernels == "reference" else "fast")
-        run = prepare(program, stream, settings, kernels)
+        run = prepare(program, stream, settings, kernels, held_out=held_out, utilisation=_utilisation(program))
     for warning in run.warnings:
         click.echo(warning.render(), err=True)
     stop = _StopAsked()
@@ -92,8 +101,10 @@ def run_training(
     with _log_file(log) as stream_out, _on_interrupt(stop), threadpool_limits(limits=1):
         if not quiet:
             _say_start(run)
-        _run_steps(run, stop, stream_out, quiet=quiet)
+        _run_steps(run, stop, stream_out, quiet=quiet, live=live)
         saved = run.save()
+    if plot is not None:
+        write_svg(plot, _curves(run.done), f"{program.name}: {stream.name}")
     return RunResult(
         tuple(run.done),
         time.perf_counter() - start,
@@ -102,35 +113,82 @@ def run_training(
         run.engine.peak_transport_bytes,
         run.engine.monitor.peak_bytes if run.engine.monitor else None,
         stream.name,
+        held_out.batches.stream.name if held_out else None,
         saved,
         stop.asked,
     )
+
+
+def _utilisation(program: Program) -> Utilisation:
+    from targets.mt3000.simulation import model_flops_per_token
+
+    return Utilisation(model_flops_per_token(program.model, program.plan.seq_len), measured_peak_flops())
+
+
+def _curves(steps: Sequence[TimedStep]) -> Curves:
+    return Curves.of((step.report.step, step.report.loss, step.eval_loss) for step in steps)
 
 
 def _say_start(run: TrainingRun) -> None:
     scratch = size_text(run.engine.scratch.capacity)
     ranks = run.program.plan.clusters
     say(f"data: {run.stream.name}, {len(run.stream.tokens):,} tokens")
+    if run.held_out is not None:
+        held = run.held_out
+        say(f"held out: {held.batches.stream.name}; an evaluation takes {held.tokens:,} tokens of it")
     say(f"{ranks} ranks in this process: arenas {size_text(run.engine.arena_bytes)}, kernel scratch {scratch}")
 
 
-def _run_steps(run: TrainingRun, stop: _StopAsked, log: IO[str] | None, *, quiet: bool) -> None:
+def _run_steps(run: TrainingRun, stop: _StopAsked, log: IO[str] | None, *, quiet: bool, live: bool) -> None:
     total = run.settings.steps
     shown_every = max(1, total // 10)
-    with progress(total, "training") as (bar, task):
+    start = time.perf_counter()
+    live = live and errors().is_terminal
+    with _display(run, live=live) as show:
         for timed in run.steps(lambda: stop.asked):
             if log is not None:
                 _write_log(log, timed)
-            report = timed.report
-            bar.update(task, advance=1, status=f"loss {report.loss:.4f}  {timed.tokens_per_second:,.0f} tokens/s")
-            index = report.step - run.first_step
-            if not quiet and (index % shown_every == 0 or index == total - 1):
-                skipped = (
-                    f"  ({report.skipped_blocks} block updates skipped: overflow)" if report.skipped_blocks else ""
-                )
-                say(
-                    f"step {report.step:5d}  loss {report.loss:.4f}  {timed.tokens_per_second:10,.0f} tokens/s{skipped}"
-                )
+            show(timed)
+            index = timed.report.step - run.first_step
+            if quiet or live:
+                continue
+            if index % shown_every == 0 or index == total - 1 or timed.eval_loss is not None:
+                left = (time.perf_counter() - start) / (index + 1) * (total - index - 1)
+                say(_step_line(timed, left))
+
+
+@contextmanager
+def _display(run: TrainingRun, *, live: bool) -> Iterator[Callable[[TimedStep], None]]:
+    """What is told of each step while a run goes on: the dashboard, or a progress bar."""
+    if live:
+        from ratrainc.live_view import live_view
+        from targets.runtime.progress import LocalProgress
+
+        with live_view(run.program, LocalProgress(run.engine), run.settings.steps) as show:
+            yield show
+        return
+    with progress(run.settings.steps, "training") as (bar, task):
+        yield lambda timed: bar.update(
+            task, advance=1, status=f"loss {timed.report.loss:.4f}  {timed.tokens_per_second:,.0f} tokens/s"
+        )
+
+
+def _step_line(timed: TimedStep, seconds_left: float) -> str:
+    """A step in words: what a person watches."""
+    report = timed.report
+    parts = [f"step {report.step:5d}  loss {report.loss:.4f}"]
+    if timed.eval_loss is not None:
+        parts.append(f"held out {timed.eval_loss:.4f}")
+    if report.gradient_norm is not None:
+        parts.append(f"gradient norm {report.gradient_norm:.3g}")
+    parts.append(f"{timed.tokens_per_second:10,.0f} tokens/s")
+    if timed.mfu is not None:
+        parts.append(f"MFU {100 * timed.mfu:.0f} %")
+    if seconds_left:
+        parts.append(f"ETA {timedelta(seconds=round(seconds_left))}")
+    if report.skipped_blocks:
+        parts.append(f"({report.skipped_blocks} block updates skipped: overflow)")
+    return "  ".join(parts)
 
 
 def _write_log(log: IO[str], timed: TimedStep) -> None:
@@ -153,6 +211,12 @@ def show_run(result: RunResult) -> None:
         f"{len(result.steps)} steps, {tokens:,} tokens in {result.seconds:.1f} s: {tokens / result.seconds:,.0f} tokens/s"
     )
     say(f"loss {first.loss:.4f} -> {last.loss:.4f} (mean of the last {len(tail)} steps: {mean:.4f})")
+    _show_held_out(result)
+    mfus = [step.mfu for step in result.steps if step.mfu is not None]
+    if mfus:
+        say(
+            f"model-flops utilisation {100 * sum(mfus) / len(mfus):.0f} % of one core's matrix products, measured at the start"
+        )
     overflows = sum(1 for step in result.steps if step.report.skipped_blocks)
     if overflows:
         say(f"{overflows} steps had an overflow somewhere; loss scale now {last.loss_scale:g}")
@@ -160,6 +224,16 @@ def show_run(result: RunResult) -> None:
         say(f"memory checked: every access inside its life; at most {result.live_peak_bytes} bytes live on a rank")
     if result.saved:
         say(f"saved {result.saved}")
+    if output().encoding.startswith("utf"):
+        for line in chart_lines(_curves(result.steps)):
+            say(line)
+
+
+def _show_held_out(result: RunResult) -> None:
+    held = [(step.report.step, step.eval_loss) for step in result.steps if step.eval_loss is not None]
+    if held:
+        words = " -> ".join(f"{loss:.4f}" for _, loss in dict.fromkeys((held[0], held[-1])))
+        say(f"held-out loss {words} ({result.held_out}; after step {held[-1][0]})")
 
 
 @contextmanager

@@ -11,11 +11,12 @@ Examples:
   ratrainc quickstart
   ratrainc quickstart --steps 300 --keep quickstart-out
 """
+_EVAL_BATCHES = 4
 
 
 @click.command(epilog=_EPILOG)
 @click.option("--steps", type=click.IntRange(min=1), default=120, show_default=True, help="Training steps.")
-@click.option("--keep", metavar="DIR", help="Keep the schedule, the program and the log in this directory.")
+@click.option("--keep", metavar="DIR", help="Keep schedule, program, log and loss plot in this directory.")
 def command(steps: int, keep: str | None) -> int:
     """Plan, compile, verify, time and train a small LLaMA on real text: 2 stages x 2 replicas, all on this machine.
 
@@ -39,6 +40,7 @@ def _quickstart(steps: int, folder: Path) -> int:
     from ratrainc.examples import example_path
     from ratrainc.reports import show_figures, show_module
     from ratrainc.training import run_training, show_run
+    from ratrainc.training_data import DataChoice
     from targets.program_verifier import check_program
     from targets.runtime.training import RunSettings
 
@@ -63,7 +65,15 @@ def _quickstart(steps: int, folder: Path) -> int:
     show_figures(program, api.simulate(program), program.target)
     say("")
     say("4. train: the same program, executed here")
-    result = run_training(program, None, None, RunSettings(steps=steps), str(folder / "losses.jsonl"), quiet=False)
+    settings = RunSettings(steps=steps, eval_every=max(1, steps // 3))
+    result = run_training(
+        program,
+        DataChoice(evaluated=True, eval_batches=_EVAL_BATCHES),
+        settings,
+        str(folder / "losses.jsonl"),
+        quiet=False,
+        plot=str(folder / "loss.svg"),
+    )
     say("")
     say("report")
     show_run(result)

@@ -13,6 +13,8 @@ Examples:
   ratrainc run tiny.rtx --steps 100                            the English text that ships inside Python
   ratrainc run tiny.rtx --data book.txt --steps 200 --log losses.jsonl --save run1
   ratrainc run tiny.rtx --data book.txt --steps 200 --resume run1 --save run1
+  ratrainc run tiny.rtx --data book.txt --steps 500 --eval-every 100 --plot loss.svg
+  ratrainc run 1b.rtx --data corpus.txt --tokenizer tokenizer.json --steps 100
   ratrainc run 1b.rtx --data tokens.bin --order sequential --init model.safetensors --steps 20
   ratrainc run tiny.rtx --steps 5 --interleave 7               another legal order, the same losses
 """
@@ -30,6 +32,7 @@ Examples:
     type=click.Choice(["uint16", "uint32"]),
     help="Element type of a .bin file; by default the vocabulary decides.",
 )
+@click.option("--tokenizer", metavar="TOKENIZER.json", help="Tokenise text with this; by default a byte is a token.")
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
@@ -69,6 +72,25 @@ Examples:
 @click.option(
     "--log", metavar="losses.jsonl", help="Write one JSON line a step: step, loss, tokens, tokens_per_second."
 )
+@click.option(
+    "--eval-every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Evaluate the held-out loss after every N steps and at the end.",
+)
+@click.option("--eval-data", metavar="TEXT|TOKENS.bin", help="Held-out data. Default: the last part of --data.")
+@click.option(
+    "--eval-fraction",
+    type=click.FloatRange(0, 0.5, min_open=True),
+    default=0.05,
+    show_default=True,
+    help="The part of --data that is held out and never trained on, where there is no --eval-data.",
+)
+@click.option(
+    "--eval-batches", type=click.IntRange(min=1), metavar="N", help="Evaluate on N steps' worth of it at most."
+)
+@click.option("--live", is_flag=True, help="Show a dashboard while the run goes on, where this is a terminal.")
+@click.option("--plot", metavar="LOSS.svg", help="Write the losses as a picture at the end.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of initial weights and data order. Default: the plan's.")
 @click.option(
     "--order",
@@ -83,6 +105,7 @@ def command(
     file: str,
     data: str | None,
     data_dtype: str | None,
+    tokenizer: str | None,
     steps: int,
     engine: str,
     kernels: str,
@@ -93,6 +116,12 @@ def command(
     save: str | None,
     resume: str | None,
     log: str | None,
+    eval_every: int | None,
+    eval_data: str | None,
+    eval_fraction: float,
+    eval_batches: int | None,
+    live: bool,
+    plot: str | None,
     seed: int | None,
     order: Literal["shuffled", "sequential"],
     machine: str | None,
@@ -105,9 +134,12 @@ def command(
     del engine
     if init is not None and resume is not None:
         raise click.UsageError("--init and --resume exclude each other: a checkpoint holds its weights")
+    if eval_every is None and (eval_data is not None or eval_batches is not None):
+        raise click.UsageError("--eval-every says when to evaluate: it is missing")
     from ratrainc import api
     from ratrainc.console import print_json
     from ratrainc.training import run_training, show_run
+    from ratrainc.training_data import DataChoice
     from targets.program_verifier import check_program
     from targets.runtime.training import RunSettings
 
@@ -124,8 +156,18 @@ def command(
         save=save,
         check_memory=check_memory,
         poison=poison,
+        eval_every=eval_every or 0,
     )
-    result = run_training(program, data, data_dtype, settings, log, quiet=as_json)
+    chosen = DataChoice(
+        path=data,
+        dtype=data_dtype,
+        tokenizer=tokenizer,
+        evaluated=eval_every is not None,
+        eval_path=eval_data,
+        eval_fraction=eval_fraction,
+        eval_batches=eval_batches,
+    )
+    result = run_training(program, chosen, settings, log, quiet=as_json, plot=plot, live=live)
     if as_json:
         print_json(result.to_json())
     else:

@@ -30,7 +30,7 @@ from ratrain_ir.diagnostics import DiagnosticError, Diagnostics, fail
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.text import shown
 from targets.runtime.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
-from targets.runtime.weights import block_elements, named_parameters_of
+from targets.runtime.weights import WeightSource, block_elements, named_parameters_of
 
 FORMAT = "ratrain-checkpoint"
 VERSION = 1
@@ -132,15 +132,23 @@ def load_checkpoint(directory: str, model: ModelConfig) -> tuple[TrainingState, 
     run = manifest.get("run")
     if not isinstance(run, dict):
         _contradicts(directory, "run")
-    state_file = str(Path(directory) / _STATE_FILE)
-    _check_file(directory, state_file, manifest.get("files"))
-    stored = open_tensors(state_file, "RT092")
-    _check_tensors(state_file, model, stored)
+    stored = _open_state(directory, manifest, model)
     blocks: dict[Block, BlockState] = {}
     for unit in block_chain(model):
         p, m1, m2 = (_flat_of(model, unit, kind, stored) for kind in _KINDS)
         blocks[unit] = BlockState(p, m1, m2, updates[str(unit)])
     return TrainingState(step, blocks, scale), run
+
+
+def checkpoint_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
+    """The model that a checkpoint holds, and its master weights.
+
+    Raises RT002 (cannot be read) and RT092 as `load_checkpoint` does.
+    """
+    manifest = _read_manifest(directory)
+    model = _saved_model(directory, manifest.get("model"))
+    stored = _open_state(directory, manifest, model)
+    return model, lambda name: stored[f"p/{name}"].to_float32()
 
 
 # Writing
@@ -312,14 +320,20 @@ def _left_behind(directory: str) -> str | None:
     return f"an interrupted save left the checkpoint before it as '{old[-1]}': rename that one" if old else None
 
 
-def _check_model(directory: str, saved: object, model: ModelConfig) -> None:
-    """The checkpoint is of this model: equal in all but its name."""
+def _saved_model(directory: str, saved: object) -> ModelConfig:
+    """The model that a manifest describes."""
     try:
         found = ModelConfig.from_fields(saved) if isinstance(saved, dict) else None
     except DiagnosticError:
         found = None
     if found is None:
         _contradicts(directory, "model")
+    return found
+
+
+def _check_model(directory: str, saved: object, model: ModelConfig) -> None:
+    """The checkpoint is of this model: equal in all but its name."""
+    found = _saved_model(directory, saved)
     report = Diagnostics()
     for name in (attribute.name for attribute in fields(ModelConfig) if attribute.name != "name"):
         have, want = getattr(found, name), getattr(model, name)
@@ -345,6 +359,15 @@ def _read_counts(
     if not isinstance(updates, dict) or sorted(updates) != sorted(units) or not all(map(_is_count, updates.values())):
         _contradicts(directory, "updates")
     return step, (scale[0], scale[1]), updates
+
+
+def _open_state(directory: str, manifest: Mapping[str, Any], model: ModelConfig) -> dict[str, StoredTensor]:
+    """The tensors of the state file, which is the one that was written, and has those of the model."""
+    state_file = str(Path(directory) / _STATE_FILE)
+    _check_file(directory, state_file, manifest.get("files"))
+    stored = open_tensors(state_file, "RT092")
+    _check_tensors(state_file, model, stored)
+    return stored
 
 
 def _check_file(directory: str, path: str, files: object) -> None:

@@ -7,7 +7,7 @@ contribution, or the reduced shard, is not finite. Results are those that `docs/
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from targets.runtime.rank import Rank
 from targets.runtime.weights import block_elements
 
 if TYPE_CHECKING:
+    from targets.program import Program
     from targets.runtime.kernels import KernelSet, Scratch
 
 Views = dict[str, NDArray[Any]]
@@ -39,7 +40,7 @@ def reduce_scatter(members: Sequence[Member], kernels: KernelSet, scratch: Scrat
             finite &= kernels.mean_of_replicas(
                 parts, shard, scratch=scratch, accumulate=accumulate, divisor=float(len(views))
             )
-        _set_flags(views, unit, finite=finite, accumulate=accumulate)
+        set_flags(views, unit, finite=finite, accumulate=accumulate)
 
 
 def all_reduce_replicas(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
@@ -53,7 +54,7 @@ def all_reduce_replicas(members: Sequence[Member], kernels: KernelSet, scratch: 
         )
         for other in gradients[1:]:
             np.copyto(other, gradients[0])
-        _set_flags(views, unit, finite=finite, accumulate=False)
+        set_flags(views, unit, finite=finite, accumulate=False)
 
 
 def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
@@ -65,7 +66,7 @@ def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scratch: Scra
     for rank, instruction in members:
         found |= rank.by_role(instruction)
     rank = members[0][0]
-    shared = _shared_elements(rank, found["gs.embed"].size)
+    shared = tied_elements(rank, found["gs.embed"].size)
     first, last = found["gs.embed"][:shared], found["gs.head"][:shared]
     finite = True
     if shared:
@@ -78,7 +79,7 @@ def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scratch: Scra
     found["flag.embed"][0] = found["flag.head"][0] = flag
 
 
-def _shared_elements(rank: Rank, elements: int) -> int:
+def tied_elements(rank: Rank, elements: int) -> int:
     """How many of a replica's elements belong to the tied table, which stands first in both tensors."""
     plan = rank.program.plan
     start = rank.replica * elements if is_sharded(plan) else 0
@@ -112,34 +113,50 @@ def gradient_norm(members: Sequence[Member]) -> float:
     Blocks in forward order, shards in rank order, fixed chunks in float64. Padding does not count, a tied table counts once.
     """
     views = [rank.by_role(instruction) for rank, instruction in members]
-    total = 0.0
     overflow = False
+    stages: dict[int, dict[str, float]] = {}
     for (rank, instruction), found in zip(members, views, strict=True):
-        overflow |= any(int(found[f"flag.{unit}"][0]) for unit in instruction.blocks)
-        if rank.replica == 0:  # block by block over all replicas of the stage, so that the order is that of the blocks
-            replicas = [v for (r, _), v in zip(members, views, strict=True) if r.stage_index == rank.stage_index]
-            total += sum(_square_sum(rank, unit, replicas) for unit in instruction.blocks)
-    norm = math.inf if overflow else math.sqrt(total)
+        overflow |= any_block_flag(found, instruction)
+        totals = stages.setdefault(rank.stage_index, dict.fromkeys(instruction.blocks, 0.0))
+        for unit in instruction.blocks:
+            for square in chunk_squares(rank, unit, found):
+                totals[unit] += square
+    norm = norm_of_stages(list(stages.values()), overflow=overflow)
     for found in views:
         found["norm"][0] = norm
     return norm
 
 
-def _square_sum(rank: Rank, unit: str, replicas: Sequence[Views]) -> float:
-    """Sum of squares of a block's gradient over its parameters, from the shards or from the first replica's whole."""
-    model, plan = rank.program.model, rank.program.plan
+def any_block_flag(found: Views, instruction: Instruction) -> bool:
+    """Whether a rank's flag of any block of an instruction is set."""
+    return any(int(found[f"flag.{unit}"][0]) for unit in instruction.blocks)
+
+
+def norm_of_stages(stages: Sequence[Mapping[str, float]], *, overflow: bool) -> float:
+    """The norm from each stage's sums of squares by block, both in forward order."""
+    return math.inf if overflow else math.sqrt(sum(sum(totals.values()) for totals in stages))
+
+
+def chunk_squares(rank: Rank, unit: str, found: Views) -> Iterator[float]:
+    """What a rank contributes to the norm for a block: sums of squares of fixed chunks of its part, in float64."""
+    gradient = found[f"gs.{unit}"]
+    for low, high in norm_chunks(rank.program, unit, rank.replica, gradient.size):
+        chunk = gradient[low:high].astype(np.float64)
+        yield float(np.dot(chunk, chunk))
+
+
+def norm_chunks(program: Program, unit: str, replica: int, elements: int) -> Iterator[tuple[int, int]]:
+    """The chunks of a replica's part of a block's gradient that it counts for the norm; whole gradients count once."""
+    model = program.model
     owner = parse_block(unit)
     assert owner is not None
-    total = 0.0
-    for index, found in enumerate(replicas if is_sharded(plan) else replicas[:1]):
-        gradient = found[f"gs.{unit}"]
-        for parameter, low, high in parameters_within(model, owner, index * gradient.size, gradient.size):
-            if model.tied_embeddings and owner.kind == "head" and parameter.weight == "table":
-                continue  # counted with embed
-            for start in range(low, high, _NORM_CHUNK):
-                chunk = gradient[start : min(start + _NORM_CHUNK, high)].astype(np.float64)
-                total += float(np.dot(chunk, chunk))
-    return total
+    if replica and not is_sharded(program.plan):
+        return
+    for parameter, low, high in parameters_within(model, owner, replica * elements, elements):
+        if model.tied_embeddings and owner.kind == "head" and parameter.weight == "table":
+            continue  # counted with embed
+        for start in range(low, high, _NORM_CHUNK):
+            yield start, min(start + _NORM_CHUNK, high)
 
 
 _NORM_CHUNK = 1 << 16
@@ -150,7 +167,8 @@ def total_loss(members: Sequence[Member]) -> float:
     return float(sum(float(rank.by_role(instruction)["loss"][0]) for rank, instruction in members))
 
 
-def _set_flags(views: Sequence[Views], unit: str, *, finite: bool, accumulate: bool) -> None:
+def set_flags(views: Sequence[Views], unit: str, *, finite: bool, accumulate: bool) -> None:
+    """Set a block's flag on all replicas; over micro-batches a flag stays set."""
     for view in views:
         flag = view[f"flag.{unit}"]
         flag[0] = int(not finite) | (int(flag[0]) if accumulate else 0)

@@ -75,9 +75,13 @@ def open_tokens(path: str, *, vocab_size: int, dtype: str | None = None) -> Toke
             f"'{path}' has {len(raw)} bytes: that is no whole number of {bits} tokens ({size} bytes each)",
             help="copy the file again if that was cut short, or name the type of its tokens",
         )
-    tokens: Tokens = raw.view(np.dtype(bits).newbyteorder("<"))
-    _check_vocabulary(path, tokens, vocab_size)
-    return TokenStream(path, tokens, _digest(tokens))
+    return checked_stream(path, raw.view(np.dtype(bits).newbyteorder("<")), vocab_size)
+
+
+def checked_stream(name: str, tokens: Tokens, vocab_size: int) -> TokenStream:
+    """A stream of tokens. Raises RT090 where some are outside the vocabulary, with their positions."""
+    _check_vocabulary(name, tokens, vocab_size)
+    return TokenStream(name, tokens, _digest(tokens))
 
 
 def builtin_text_tokens(*, vocab_size: int = TEXT_VOCABULARY) -> TokenStream:
@@ -92,6 +96,12 @@ def builtin_text_tokens(*, vocab_size: int = TEXT_VOCABULARY) -> TokenStream:
     text = "\n".join(topics[name] for name in sorted(topics))
     tokens = np.frombuffer(text.encode(), np.uint8)
     return TokenStream("the built-in text", tokens, _digest(tokens))
+
+
+def part_of_stream(stream: TokenStream, start: int, stop: int) -> TokenStream:
+    """Tokens [start, stop) of a stream, with a digest of their own."""
+    tokens = stream.tokens[start:stop]
+    return TokenStream(stream.name, tokens, _digest(tokens))
 
 
 def _map(path: str) -> NDArray[np.uint8]:

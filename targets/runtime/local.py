@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ratrain_ir.diagnostics import fail
 from ratrain_ir.ops import ENGINES, Engine, Part
 from targets.runtime import collectives
+from targets.runtime.evaluation import serves_the_loss
 from targets.runtime.kernels import KernelSet, Scratch
 from targets.runtime.memory_monitor import MemoryMonitor
 from targets.runtime.optimizer import LossScale, Updater
@@ -44,7 +45,7 @@ class StepReport:
     loss_scale: float
     skipped_blocks: int
     gradient_norm: float | None
-    """before clipping, where the plan clips"""
+    """before clipping; infinite where a gradient overflowed"""
 
 
 @define(eq=False)
@@ -53,6 +54,11 @@ class _Head:
 
     rank: Rank
     engine: Engine
+
+    @property
+    def stream(self) -> list[Instruction]:
+        """One step's instructions of the engine."""
+        return self.rank.stage.streams[self.engine]
 
 
 class LocalEngine:
@@ -74,20 +80,18 @@ class LocalEngine:
         self.channels: dict[tuple[int, int, int, str], deque[NDArray[Any]]] = {}
         self.transport_bytes = 0
         self.peak_transport_bytes = 0
+        self.evaluated: tuple[Batches, int] | None = None
+        """The data of a pass that evaluates, and which of its batches; None while training."""
         self.losses: dict[int, float] = {}
         self.norms: dict[int, float] = {}
         prepare_tables(program, kernels)
         self.updater = Updater(program, kernels)
-        self.scratch = Scratch(self._scratch_bytes())
+        self.scratch = Scratch(scratch_bytes(program, kernels))
         self.bound: dict[tuple[int, int, int], Callable[[], None]] = {}
         self._bind()
         self.heads = [
             _Head(rank, e) for ranks in self.ranks for rank in ranks for e in ENGINES if rank.stage.streams[e]
         ]
-
-    def _scratch_bytes(self) -> int:
-        routines = max((routine_scratch_bytes(r, self.kernels) for r in self.program.routines), default=0)
-        return max(routines, self.updater.scratch_bytes())
 
     def _bind(self) -> None:
         for ranks in self.ranks:
@@ -117,8 +121,29 @@ class LocalEngine:
             self._run_until(limit)
         scale = float(self.ranks[0][0].carried("scale")[0])
         tokens = self.program.plan.tokens_per_step
-        norm = self.norms.pop(step, None)
+        norm = self.norms.pop(step, self.updater.gradient_norm())
         return StepReport(step, self.losses.pop(step) / tokens, tokens, scale, self.updater.skipped, norm)
+
+    def run_forward(self, batches: Batches, number: int) -> float:
+        """The loss of batch `number` of `batches` with the weights as they are: mean over its tokens, in nats.
+
+        Between steps only. It is a step of the program of which nothing is executed but what the loss needs (`evaluation`),
+        and it is not counted: every carried byte is afterwards what it was before.
+        """
+        done = min(head.rank.completed[head.engine] // len(head.stream) for head in self.heads)
+        self.evaluated = batches, number
+        try:
+            with np.errstate(all="ignore"):
+                self._run_until(done + 1)
+        finally:
+            self.evaluated = None
+        for head in self.heads:
+            head.rank.completed[head.engine] -= len(head.stream)
+        return self.losses.pop(done + self.first_step) / self.program.plan.tokens_per_step
+
+    def _is_executed(self, instruction: Instruction) -> bool:
+        """Whether an instruction does anything: all do, but where the engine evaluates."""
+        return self.evaluated is None or serves_the_loss(instruction)
 
     def _run_until(self, limit: int) -> None:
         """Run until every engine has completed its streams `limit` times."""
@@ -146,7 +171,7 @@ class LocalEngine:
         return any(self._try_run(head, limit) for head in working), bool(working)
 
     def _has_work(self, head: _Head, limit: int) -> bool:
-        return head.rank.completed[head.engine] < limit * len(head.rank.stage.streams[head.engine])
+        return head.rank.completed[head.engine] < limit * len(head.stream)
 
     def _try_run(self, head: _Head, limit: int) -> bool:
         """Run the head's instruction if it is ready; whether it ran."""
@@ -159,10 +184,12 @@ class LocalEngine:
             return False
         if instruction.group:
             return self._try_collective(head.rank, instruction, step + self.first_step)
-        if instruction.keyword == "recv" and not self._channel(head.rank, instruction):
+        executed = self._is_executed(instruction)
+        if executed and instruction.keyword == "recv" and not self._channel(head.rank, instruction):
             return False
         self._begin(head.rank, instruction)
-        self._run_alone(head.rank, instruction, step + self.first_step)
+        if executed:
+            self._run_alone(head.rank, instruction, step + self.first_step)
         self._complete(head.rank, head.engine, instruction)
         return True
 
@@ -186,7 +213,10 @@ class LocalEngine:
         elif instruction.keyword == "load_input":
             assert instruction.micro_batch is not None
             out = rank.by_role(instruction)["data"]
-            self.batches.fill(step, rank.replica, instruction.micro_batch, Part(instruction.variant), out)
+            batches, number = self.evaluated or (self.batches, step)
+            batches.fill(number, rank.replica, instruction.micro_batch, Part(instruction.variant), out)
+        elif instruction.keyword == "update" and self.evaluated is not None:
+            self.updater.refresh_view(rank, instruction, self.scratch)
         elif instruction.keyword == "update":
             self.updater.update(rank, instruction, self.scratch)
         else:
@@ -234,7 +264,8 @@ class LocalEngine:
             members.append((member, found[0]))
         for member, theirs in members:
             self._begin(member, theirs)
-        self._run_collective(instruction, members, step)
+        if self._is_executed(instruction):
+            self._run_collective(instruction, members, step)
         for member, theirs in members:
             self._complete(member, Engine.COLLECTIVE, theirs)
         return True
@@ -264,6 +295,12 @@ class LocalEngine:
             if self._has_work(head, limit) and found is not None:
                 waiting.append(f"{head.rank.name}, {head.engine.value} engine: '{found[0].title}'")
         fail("RT093", f"the program hangs; these instructions wait for ever: {'; '.join(waiting[:20])}")
+
+
+def scratch_bytes(program: Program, kernels: KernelSet) -> int:
+    """Scratch that a kernel set needs for the largest step of a program."""
+    routines = max((routine_scratch_bytes(routine, kernels) for routine in program.routines), default=0)
+    return max(routines, Updater(program, kernels).scratch_bytes())
 
 
 def _check_memory(program: Program) -> None:

@@ -7,15 +7,16 @@ step count is carried per block and counts applied updates. The loss scale halve
 
 from __future__ import annotations
 
-from math import isfinite
+from math import inf, isfinite, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain_ir.blocks import is_sharded, parameters_within, parse_block
+from ratrain_ir.blocks import block_chain, is_sharded, parameters_within, parse_block
 from ratrain_ir.types import Dtype, StateKind
+from targets.runtime.collectives import chunk_squares
 from targets.runtime.rank import Rank, shape_only
 
 if TYPE_CHECKING:
@@ -59,23 +60,27 @@ class Updater:
         self.learning_rate = 0.0
         self.skipped = 0
         """Blocks skipped in this step, counted once a rank."""
+        self.squares: dict[tuple[int, int], dict[str, float]] = {}
+        """Of this step, by (stage, replica) and block: the sums of squares of reduced gradients, where the program has no norm."""
 
     def begin_step(self, step: int) -> None:
         """Set what depends on the step's number alone."""
         self.learning_rate = self.program.plan.optimizer.learning_rate(step)
         self.skipped = 0
+        self.squares = {}
 
     def update(self, rank: Rank, instruction: Instruction, scratch: Scratch) -> None:
         """One block's update; a set flag leaves everything as it was but the view, which is written all the same."""
         views = rank.by_role(instruction)
         master, view = views["p"], views.get("w")
-        scratch.reset()
         multiplier = self.gradient_multiplier(views)
+        if "norm" not in views:
+            self._note_squares(rank, instruction.blocks[0], views["g"], views["scale"], finite=multiplier is not None)
         if multiplier is None:
             self.skipped += 1
-            if view is not None:
-                self.kernels.cast(master, view, scratch=scratch)
+            self.refresh_view(rank, instruction, scratch)
             return
+        scratch.reset()
         views["t"][0] += 1
         settings = self.program.plan.optimizer
         self.kernels.adamw(
@@ -94,6 +99,30 @@ class Updater:
             weight_decay=settings.weight_decay,
             decay=self.decayed_ranges(instruction.blocks[0], rank.replica, master.size),
         )
+
+    def _note_squares(
+        self, rank: Rank, unit: str, gradient: NDArray[Any], scale: NDArray[Any], *, finite: bool
+    ) -> None:
+        """Sum the squares of a block's gradient for the log, without its loss scale; infinite where it overflowed."""
+        mine = self.squares.setdefault((rank.stage_index, rank.replica), {})
+        squares = chunk_squares(rank, unit, {f"gs.{unit}": gradient})
+        mine[unit] = sum(squares) / float(scale[0]) ** 2 if finite else inf
+
+    def gradient_norm(self) -> float | None:
+        """The norm of the reduced gradient over this process's ranks in this step; None where the program computes it.
+
+        Blocks in forward order within a rank, then ranks in stage and replica order.
+        """
+        order = [str(unit) for unit in block_chain(self.program.model)]
+        ranks = [self.squares[key] for key in sorted(self.squares)]
+        return sqrt(sum(sum(mine[unit] for unit in order if unit in mine) for mine in ranks)) if ranks else None
+
+    def refresh_view(self, rank: Rank, instruction: Instruction, scratch: Scratch) -> None:
+        """Write the view of an update's block, where it writes one, from the master weights as they are."""
+        views = rank.by_role(instruction)
+        if "w" in views:
+            scratch.reset()
+            self.kernels.cast(views["p"], views["w"], scratch=scratch)
 
     def gradient_multiplier(self, views: dict[str, NDArray[Any]]) -> float | None:
         """What the reduced gradient is multiplied with: the loss scale's inverse, and clipping's factor; None: skip.

@@ -16,8 +16,10 @@ from ratrain_ir.diagnostics import Diagnostic, Severity, fail
 from targets.program import Program
 from targets.runtime.checkpoint import check_checkpoint_place, load_checkpoint, save_checkpoint
 from targets.runtime.data import Batches, Order, TokenStream
+from targets.runtime.evaluation import HeldOut
 from targets.runtime.local import LocalEngine, StepReport
 from targets.runtime.state import start_from_state, start_from_weights, training_state
+from targets.runtime.utilisation import Utilisation
 from targets.runtime.weights import random_weights, read_weights
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class RunSettings:
     """checkpoint directory to go on from"""
     save: str | None = None
     """checkpoint directory to write at the end"""
+    eval_every: int = 0
+    """steps from one evaluation to the next, and one at the end; 0: none"""
     check_memory: bool = False
     """hold every access against the program's lives"""
     poison: bool = False
@@ -49,23 +53,35 @@ class RunSettings:
 
 @frozen
 class TimedStep:
-    """A step's report, and how fast it was."""
+    """A step's report, how fast it was, and what was evaluated after it."""
 
     report: StepReport
     tokens_per_second: float
+    learning_rate: float
+    mfu: float | None = None
+    """model-flops utilisation, where the machine's peak is known"""
+    eval_loss: float | None = None
+    """mean loss of the held-out data after the step's update"""
 
     def to_json(self) -> dict[str, Any]:
         """A line of the log."""
-        norm = self.report.gradient_norm
         return {
             "step": self.report.step,
-            "loss": self.report.loss if isfinite(self.report.loss) else None,
+            "loss": _finite(self.report.loss),
             "tokens": self.report.tokens,
             "tokens_per_second": self.tokens_per_second,
+            "mfu": self.mfu,
+            "learning_rate": self.learning_rate,
             "loss_scale": self.report.loss_scale,
             "skipped_blocks": self.report.skipped_blocks,
-            "gradient_norm": norm if norm is not None and isfinite(norm) else None,
+            "gradient_norm": _finite(self.report.gradient_norm),
+            "eval_loss": _finite(self.eval_loss),
         }
+
+
+def _finite(value: float | None) -> float | None:
+    """A number as JSON can hold it."""
+    return value if value is not None and isfinite(value) else None
 
 
 @define(eq=False)
@@ -78,6 +94,9 @@ class TrainingRun:
     stream: TokenStream
     first_step: int
     warnings: list[Diagnostic]
+    held_out: HeldOut | None = None
+    """what is evaluated on"""
+    utilisation: Utilisation | None = None
     done: list[TimedStep] = field(factory=list)
 
     @property
@@ -95,12 +114,25 @@ class TrainingRun:
                 return
             start = time.perf_counter()
             report = self.engine.run_step(step)
-            timed = TimedStep(report, report.tokens / (time.perf_counter() - start))
+            timed = self._timed(report, time.perf_counter() - start)
             self.done.append(timed)
             yield timed
             if not isfinite(report.loss):
                 text = f"the loss of step {step} is {report.loss}: the weights have diverged"
                 fail("RT093", text, help="lower the learning rate or lengthen the warm-up")
+
+    def _timed(self, report: StepReport, seconds: float) -> TimedStep:
+        """A finished step, evaluated if it is one of those."""
+        speed = report.tokens / seconds
+        rate = self.program.plan.optimizer.learning_rate(report.step)
+        mfu = self.utilisation.of(speed) if self.utilisation else None
+        return TimedStep(report, speed, rate, mfu, self._evaluated(report))
+
+    def _evaluated(self, report: StepReport) -> float | None:
+        """The loss of the held-out data after a step, if that is one to evaluate after."""
+        every, after = self.settings.eval_every, report.step + 1
+        due = every and (after % every == 0 or after == self.first_step + self.settings.steps)
+        return self.held_out.loss(self.engine) if due and self.held_out and isfinite(report.loss) else None
 
     def save(self) -> str | None:
         """Write the checkpoint the settings ask for; its directory.
@@ -118,7 +150,15 @@ class TrainingRun:
         return run_manifest(self.program, self.stream, self.settings, self.seed)
 
 
-def prepare(program: Program, stream: TokenStream, settings: RunSettings, kernels: KernelSet) -> TrainingRun:
+def prepare(
+    program: Program,
+    stream: TokenStream,
+    settings: RunSettings,
+    kernels: KernelSet,
+    *,
+    held_out: HeldOut | None = None,
+    utilisation: Utilisation | None = None,
+) -> TrainingRun:
     """An engine with its state filled: from a checkpoint, from weights, or at random.
 
     Raises `DiagnosticError` when data, weights or checkpoint do not fit the program.
@@ -134,12 +174,12 @@ def prepare(program: Program, stream: TokenStream, settings: RunSettings, kernel
         engine = LocalEngine(program, kernels, batches, interleave_seed=settings.interleave_seed)
         start_from_state(engine, state)
         _watch(engine, settings)
-        return TrainingRun(program, settings, engine, stream, state.step, warnings)
+        return TrainingRun(program, settings, engine, stream, state.step, warnings, held_out, utilisation)
     source = read_weights(settings.init, program.model) if settings.init else random_weights(program.model, seed)
     engine = LocalEngine(program, kernels, batches, interleave_seed=settings.interleave_seed)
     start_from_weights(engine, source)
     _watch(engine, settings)
-    return TrainingRun(program, settings, engine, stream, 0, warnings)
+    return TrainingRun(program, settings, engine, stream, 0, warnings, held_out, utilisation)
 
 
 def _watch(engine: LocalEngine, settings: RunSettings) -> None:

@@ -119,8 +119,8 @@ def read_weights(path: str, model: ModelConfig) -> WeightSource:
     return source
 
 
-def write_weights(path: str, model: ModelConfig, named: Mapping[str, NDArray[Any]]) -> None:
-    """Write all parameters of a model, given by name as `named_parameters` has them, as one f32 safetensors file.
+def write_weights(path: str, model: ModelConfig, source: WeightSource) -> None:
+    """Write all parameters of a model, each asked for once, as one f32 safetensors file.
 
     The names and packing are those of the model's family, as `read_weights` takes them. The file appears when it is whole.
     Raises RT002 where it cannot be written.
@@ -129,7 +129,7 @@ def write_weights(path: str, model: ModelConfig, named: Mapping[str, NDArray[Any
 
     def tensors() -> Iterator[NDArray[Any]]:
         for parts in layout.values():
-            arrays = [named[part.name] for part in parts]
+            arrays = [source(part.name) for part in parts]
             yield arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
     shapes = {name: _stored_shape(parts) for name, parts in layout.items()}

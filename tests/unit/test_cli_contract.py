@@ -370,6 +370,23 @@ def test_run_logs_a_line_a_step(cli: Cli, tmp_path: Path) -> None:
     assert "loss" in found.out
 
 
+def test_run_evaluates_and_draws(cli: Cli, tmp_path: Path) -> None:
+    logs = [tmp_path / "alone.jsonl", tmp_path / "evaluated.jsonl"]
+    words = ("run", "a.rtx", "--steps", "5", "--data", "text.txt", "--log")
+    cli.good(*words, str(logs[0]))
+    evaluation = ("--eval-every", "2", "--eval-data", "text.txt", "--eval-batches", "1")
+    found = cli.good(*words, str(logs[1]), *evaluation, "--plot", str(tmp_path / "loss.svg"))
+    alone, evaluated = map(log_lines, logs)
+    assert [line["loss"] for line in alone] == [line["loss"] for line in evaluated]
+    assert {line["eval_loss"] for line in alone} == {None}
+    assert [line["step"] for line in evaluated if line["eval_loss"] is not None] == [1, 3, 4]
+    assert evaluated[4]["eval_loss"] < evaluated[1]["eval_loss"]
+    assert all(line["mfu"] > 0 and line["learning_rate"] > 0 for line in alone)
+    assert "held out" in found.out
+    assert "ETA" in found.out
+    assert (tmp_path / "loss.svg").read_text("utf-8").count("<circle") == 3
+
+
 def test_run_prints_one_object(cli: Cli, tmp_path: Path) -> None:
     log = tmp_path / "losses.jsonl"
     found = cli.good("run", "a.rtx", "--steps", "2", "--log", str(log), "--json").json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import pytest
 
 from ratrain_ir.module_diff import diff_modules
 from ratrain_ir.parser import read_module
+from ratrainc import api, machine_facts
 from ratrainc.cli import main
 from ratrainc.examples import example_path
+from targets.runtime.kernels import kernel_set
+from targets.runtime.local import scratch_bytes
 
 MODEL, PLAN = str(example_path("tiny.json")), str(example_path("tiny.toml"))
 SOURCES = ("--model", MODEL, "--plan", PLAN)
@@ -121,6 +125,49 @@ def test_doctor_says_what_a_run_needs(schedule: str, capsys: pytest.CaptureFixtu
     found = json.loads(printed(capsys, "doctor", schedule, "--json"))
     assert found["problems"] == []
     assert {"blas", "threads", "kernel cache", "mpi", "free memory", "program"} <= set(found["facts"])
+
+
+def test_doctor_knows_a_plan_s_memory(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("doctor", *SOURCES, "--json")
+    program = api.emit(api.compile(MODEL, PLAN))
+    needed = program.arena_bytes_of_all_ranks + scratch_bytes(program, kernel_set("fast"))
+    monkeypatch.setattr(machine_facts, "free_memory", lambda: needed)
+    assert not json.loads(printed(capsys, *words))["facts"]["program"]["stops_a_run"]
+    monkeypatch.setattr(machine_facts, "free_memory", lambda: needed - 1)
+    assert main(list(words)) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["problems"] == ["program"]
+    assert "3 of its size fit here" in found["facts"]["program"]["remark"]
+
+
+def test_doctor_says_whether_the_environment_pins_the_core_type(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    assert "pins the core type" not in json.loads(printed(capsys, "doctor", "--json"))["facts"]["blas"]["remark"]
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    facts = json.loads(printed(capsys, "doctor", "--json"))["facts"]
+    assert "pins the core type (OPENBLAS_CORETYPE=Haswell" in facts["blas"]["remark"]
+
+
+def test_doctor_tries_the_kernel_cache(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refused(**_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    assert "is writable" in json.loads(printed(capsys, "doctor", "--json"))["facts"]["kernel cache"]["found"]
+    monkeypatch.setattr(machine_facts.tempfile, "TemporaryFile", refused)
+    fact = json.loads(printed(capsys, "doctor", "--json"))["facts"]["kernel cache"]
+    assert "Read-only file system" in fact["found"]
+    assert "NUMBA_CACHE_DIR" in fact["remark"]
+
+
+@pytest.mark.parametrize(
+    "words", [["--plan", "p.toml"], ["--model", "llama-2-7b"], ["a.rtx", "--model", "m", "--plan", "p"]]
+)
+def test_doctor_usage(words: list[str]) -> None:
+    assert main(["doctor", *words]) == 2
 
 
 @pytest.mark.parametrize("command", ["explain", "compare", "diff", "doctor"])

@@ -1,0 +1,39 @@
+"""A `ModelConfig` written as a Hugging Face `config.json`: the inverse of `hf_config`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ratrain_ir.frontend.hf_keys import ARCHITECTURES, RENAMED
+
+if TYPE_CHECKING:
+    from ratrain_ir.frontend.model_config import ModelConfig
+
+# Token numbers of no meaning here: the classes' own defaults may lie outside a small vocabulary.
+_NO_SPECIAL_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+
+
+def hugging_face_config(model: ModelConfig) -> dict[str, Any]:
+    """The keys of the `config.json` that describes a model with f32 weights, as `transformers` and `load_model` read it.
+
+    Baichuan's own class knows no `position_embedding` and no `normalised_head`; they are written because a model of another
+    size than the published ones cannot be told without them.
+    """
+    fields = model.to_fields()
+    config: dict[str, Any] = {
+        "architectures": [next(name for name, family in ARCHITECTURES.items() if family == model.family)],
+        "model_type": model.family,
+        **{keys[0]: fields[name] for name, keys in RENAMED.items()},
+        "hidden_act": "silu",
+        "torch_dtype": "float32",
+        **_NO_SPECIAL_TOKENS,
+    }
+    if model.position == "rope":
+        config["rope_theta"] = model.rope_theta
+    if model.family == "baichuan":
+        config |= {"position_embedding": model.position, "normalised_head": model.normalised_head}
+    if model.family == "mistral":
+        config["sliding_window"] = model.sliding_window
+    if model.family == "qwen2" and model.sliding_window is not None:
+        config |= {"use_sliding_window": True, "sliding_window": model.sliding_window, "max_window_layers": 0}
+    return config

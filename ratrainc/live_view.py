@@ -1,0 +1,97 @@
+"""A dashboard of a run on the terminal: loss, speed, and what each stage does at the moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from attrs import define, field
+from rich.console import Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ratrainc.console import errors, size_text
+from ratrainc.loss_plot import Curves, chart_lines
+from targets.program import Program
+from targets.runtime.progress import ProgressSource, StageWatch
+from targets.runtime.training import TimedStep
+
+if TYPE_CHECKING:
+    from rich.console import ConsoleRenderable, RichCast
+
+
+_REFRESHES = 4  # a second
+_BAR = 10  # columns
+_CHARTED = 2048  # steps, the last ones
+Feed = Callable[["TimedStep"], None]
+"""Told of each finished step."""
+
+
+@define(eq=False)
+class LiveView:
+    """What the dashboard shows; `rich` asks for it again and again, from a thread of its own."""
+
+    program: Program
+    source: ProgressSource
+    total_steps: int
+    steps: list[TimedStep] = field(factory=list)
+    started: float = field(factory=time.monotonic)
+    watch: StageWatch = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.watch = StageWatch(self.program)
+
+    def step_done(self, step: TimedStep) -> None:
+        """Show a finished step."""
+        self.steps.append(step)
+
+    def __rich__(self) -> ConsoleRenderable | RichCast:
+        curves = Curves.of((step.report.step, step.report.loss, step.eval_loss) for step in self.steps[-_CHARTED:])
+        chart = Text("\n".join(chart_lines(curves)))
+        return Panel(Group(self._figures(), self._stages(), chart), title=self.program.name)
+
+    def _figures(self) -> Text:
+        """Loss, speed and what is left, in a line."""
+        if not self.steps:
+            return Text(f"step 0 of {self.total_steps}, the first one runs")
+        last, done = self.steps[-1], len(self.steps)
+        left = (time.monotonic() - self.started) / done * (self.total_steps - done)
+        parts = [
+            f"step {done} of {self.total_steps}",
+            f"loss {last.report.loss:.4f}",
+            f"{last.tokens_per_second:,.0f} tokens/s",
+            f"ETA {timedelta(seconds=round(left))}",
+        ]
+        if last.mfu is not None:
+            parts.insert(3, f"MFU {100 * last.mfu:.0f} %")
+        evaluated = [step.eval_loss for step in self.steps if step.eval_loss is not None]
+        if evaluated:
+            parts.insert(2, f"held out {evaluated[-1]:.4f}")
+        return Text("  ".join(parts))
+
+    def _stages(self) -> Table:
+        table = Table(header_style="bold", expand=True)
+        for name in ("stage", "phase", "step", "live", "arena"):
+            table.add_column(name, no_wrap=True)
+        for view in self.watch.views(self.source):
+            share = f"{size_text(view.live_bytes)} / {size_text(view.arena_bytes)}"
+            bar = ProgressBar(total=view.arena_bytes, completed=view.live_bytes, width=_BAR)
+            table.add_row(f"@{view.stage}", view.phase, f"{100 * view.done:.0f} %", share, bar)
+        return table
+
+
+@contextmanager
+def live_view(program: Program, source: ProgressSource, total_steps: int) -> Iterator[Feed]:
+    """The dashboard on stderr for as long as the block runs; nothing at all where that is no terminal."""
+    if not errors().is_terminal:
+        yield lambda _: None
+        return
+    view = LiveView(program, source, total_steps)
+    with Live(view, console=errors(), refresh_per_second=_REFRESHES, transient=True):
+        yield view.step_done

@@ -1,0 +1,27 @@
+"""A checkpoint's weights as a Hugging Face model directory."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from ratrain_ir.files import made_directory, write_lines
+from ratrain_ir.frontend.hf_export import hugging_face_config
+from targets.runtime.checkpoint import checkpoint_weights
+from targets.runtime.weights import write_weights
+
+if TYPE_CHECKING:
+    from ratrain_ir.frontend.model_config import ModelConfig
+
+
+def export_weights(checkpoint: str, directory: str) -> ModelConfig:
+    """Write `model.safetensors` and `config.json`, replacing files of these names; the model they hold.
+
+    Raises `DiagnosticError` RT002 (cannot be read or written) and RT092 (not a sound checkpoint).
+    """
+    model, source = checkpoint_weights(checkpoint)
+    folder = made_directory(directory)
+    write_weights(str(folder / "model.safetensors"), model, source)
+    config = json.dumps(hugging_face_config(model), indent=2)
+    write_lines(str(folder / "config.json"), [config])
+    return model

@@ -1,0 +1,81 @@
+"""Evaluation: the loss on data that is held out from training, by the very program that trains.
+
+An engine evaluates between two steps by going through one more step of the program, of which it executes only what the loss needs:
+inputs, forwards, their messages, gathers of views, the sum of the loss. Everything else is passed over in its turn, so that order,
+waits and lives of bytes are those that were verified. An update writes the view anew where it is the one that writes it, from
+unchanged master weights; no other carried byte is written. So training goes on as if nothing had been evaluated, bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from attrs import evolve, frozen
+
+from ratrain_ir.diagnostics import fail
+from ratrain_ir.ops import Payload, Quantity
+from targets.runtime.data import Batches, TokenStream, part_of_stream
+
+if TYPE_CHECKING:
+    from ratrain_ir.frontend.plan import Plan
+    from targets.program import Instruction
+
+_ALWAYS = frozenset({"load_input", "forward", "all_gather", "update"})
+_MESSAGES = frozenset({"send", "recv"})
+
+
+class Evaluator(Protocol):
+    """What evaluation asks of an engine."""
+
+    def run_forward(self, batches: Batches, number: int) -> float:
+        """The mean loss of a batch, in nats, with the weights as they are; no carried byte changes."""
+
+
+@frozen(eq=False)
+class HeldOut:
+    """Data that is evaluated on, always the same: batches `0 .. count - 1` of the stream, in its order."""
+
+    batches: Batches
+    count: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one evaluation."""
+        return self.count * self.batches.plan.tokens_per_step
+
+    def loss(self, engine: Evaluator) -> float:
+        """The mean loss over all its tokens, in nats."""
+        return sum(engine.run_forward(self.batches, number) for number in range(self.count)) / self.count
+
+
+def serves_the_loss(instruction: Instruction) -> bool:
+    """Whether an engine that evaluates executes an instruction; of an update, the writing of the view alone."""
+    if instruction.keyword in _MESSAGES:
+        return instruction.variant == Payload.ACTIVATION.value
+    if instruction.keyword == "all_reduce_scalar":
+        return instruction.variant == Quantity.LOSS.value
+    return instruction.keyword in _ALWAYS
+
+
+def held_out(stream: TokenStream, plan: Plan, most: int | None = None) -> HeldOut:
+    """Whole batches of a stream, all of them or the first `most`; what remains of the stream is not used.
+
+    Raises `DiagnosticError` RT090 where it is too short for one batch.
+    """
+    batches = Batches(stream, plan, "sequential", 0)
+    count = batches.sequences // plan.global_batch
+    if not count:
+        fail(
+            "RT090",
+            f"'{stream.name}' holds {batches.sequences} sequences to evaluate on: one batch takes {plan.global_batch}",
+            help="hold out more of the data, or evaluate on another file",
+        )
+    return HeldOut(batches, count if most is None else min(most, count))
+
+
+def split_stream(stream: TokenStream, fraction: float) -> tuple[TokenStream, TokenStream]:
+    """The part of a stream to train on, and its last `fraction`, which is held out."""
+    cut = len(stream.tokens) - round(len(stream.tokens) * fraction)
+    training = part_of_stream(stream, 0, cut)
+    held = part_of_stream(stream, cut, len(stream.tokens))
+    return training, evolve(held, name=f"the last {100 * fraction:g} % of {stream.name}")

@@ -1,0 +1,101 @@
+"""Weights travel to Hugging Face `transformers` and back: its models compute the losses that runs here log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from ratrain_ir.frontend.model_config import ModelConfig, load_model
+from ratrainc.weight_export import export_weights
+from targets.runtime.data import Batches
+from tests.parity.harness import show
+from tests.unit.tiny_runs import MODEL, make_program, make_stream, start, train
+
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the packages that transformers imports
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+F32_LOSS = 1e-5  # of the loss
+
+MODELS = {
+    "llama": MODEL,
+    "llama-wide-heads": evolve(MODEL, head_dim=10, rope_theta=5e5),
+    "mistral-window": evolve(MODEL, family="mistral", sliding_window=4),
+    "qwen2": evolve(MODEL, family="qwen2", qkv_bias=True),
+    "qwen2-tied": evolve(MODEL, family="qwen2", qkv_bias=True, tied_embeddings=True),
+    "qwen2-window": evolve(MODEL, family="qwen2", qkv_bias=True, sliding_window=4),
+}
+
+
+def loaded(folder: Path, **options: Any) -> Any:
+    """The directory's model as `transformers` makes it; every weight comes from the file."""
+    import transformers
+
+    model, said = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, local_files_only=True, **options
+    )
+    assert not said["missing_keys"]
+    assert not said["unexpected_keys"]
+    assert not said["mismatched_keys"]
+    return model.float()
+
+
+def loss_of(model: Any, config: ModelConfig, step: int) -> float:
+    """What a model of `transformers` says of a step's sequences, as the plan of `program_of` takes them."""
+    import torch
+
+    plan = program_of(config).plan
+    batches = Batches(make_stream(config), plan, "sequential", 0)
+    first = np.array([batches.sequence_of(step, index) for index in range(plan.global_batch)]) * plan.seq_len
+    rows = make_stream(config).tokens[first[:, None] + np.arange(plan.seq_len + 1)].astype(np.int64)
+    tokens = torch.from_numpy(rows)
+    with torch.no_grad():
+        logits = model(tokens[:, :-1]).logits.double()
+    return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
+
+
+def program_of(config: ModelConfig) -> Any:
+    return make_program(config, view_dtype="f32", grad_dtype="f32", grad_shard_dtype="f32", loss_scale=1.0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_exported_model_has_the_loss_of_the_run(name: str, tmp_path: Path) -> None:
+    config = MODELS[name]
+    checkpoint, exported = str(tmp_path / "checkpoint"), tmp_path / "exported"
+    train(program_of(config), 3, order="sequential", save=checkpoint)
+    export_weights(checkpoint, str(exported))
+    (following,) = start(program_of(config), 1, order="sequential", resume=checkpoint).steps()
+    expected = following.report.loss
+    got = loss_of(loaded(exported), config, 3)
+    show(f"{name}: transformers {got:.7f}, here {expected:.7f}: {abs(got - expected) / expected:.1e}")
+    assert abs(got - expected) <= F32_LOSS * expected
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_transformers_starts_a_run(name: str, tmp_path: Path) -> None:
+    """Written by `transformers` in bf16 and in several files with an index, from weights it drew itself."""
+    import torch
+    import transformers
+
+    config, first, second = MODELS[name], tmp_path / "first", tmp_path / "second"
+    train(program_of(config), 1, save=str(tmp_path / "checkpoint"))
+    export_weights(str(tmp_path / "checkpoint"), str(first))
+    torch.manual_seed(3)
+    drawn = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(first))
+    with torch.no_grad():
+        for parameter in drawn.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    drawn.to(torch.bfloat16).save_pretrained(second, max_shard_size="5KB")
+    assert len(list(second.glob("model-*.safetensors"))) > 2, "the weights should be in several files"
+    read = load_model(str(second))
+    assert evolve(read, name=config.name) == config
+    (only,) = start(program_of(config), 1, order="sequential", init=str(second)).steps()
+    expected = loss_of(loaded(second), config, 0)
+    show(f"{name}: transformers {expected:.7f}, here {only.report.loss:.7f}")
+    assert abs(only.report.loss - expected) <= F32_LOSS * expected
