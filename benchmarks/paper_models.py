@@ -46,7 +46,7 @@ def main() -> None:
 
 def report(module: Module, runs: list[PassRun], seconds: float, published: str, *, every: bool) -> None:
     by_name = {run.text.partition("{")[0]: run for run in runs}
-    allocation, recompute = by_name["allocate-ddr"], by_name["recompute"]
+    allocation, recompute = by_name["allocate-ddr"], by_name["joint-order"]
     clusters = module.plan.clusters
     print(f"\n{module.name}: {clusters} clusters, P = {module.plan.pp}, cuts {list(module.plan.cuts)}")
     print(f"compiled and verified in {seconds:.1f} s, of which allocation {allocation.seconds:.2f} s; peak {published}")

@@ -30,7 +30,9 @@ _KINDS = 8
 """Classes by lifetime, each with its own policy in a beam."""
 _FIRST_BEAM = (8, 8, 200)
 _MORE_BEAMS = ((8, 32, 100), (8, 32, 200), (16, 32, 200))
-"""Beams: sweeps kept, tries for each, pieces of time."""
+"""Beams: sweeps kept, tries for each, pieces of time at least."""
+_PIECE = 1000
+"""Buffers of a piece of time, where that makes more pieces: on a million buffers shorter pieces gain half a percent."""
 _PROMOTIONS = 20
 _SMALL_PROMOTIONS = 20
 
@@ -151,7 +153,7 @@ def _beams(attempt: Attempt, width: int, tries: int, pieces: int, *, seed: int) 
         if attempt.enough() or attempt.good() or not attempt.afford(width * tries * instance.count):
             return
         events = _events(instance, backwards=backwards)
-        cuts = np.unique(np.linspace(0, len(events), pieces + 1).astype(np.int64))
+        cuts = np.unique(np.linspace(0, len(events), max(pieces, instance.count // _PIECE) + 1).astype(np.int64))
         offsets = np.empty(instance.count, np.int64)
         height = beam_sweep(
             events, instance.sizes, classes, len(borders) + 1, attempt.bound, cuts, width, tries, seed, offsets
