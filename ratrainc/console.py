@@ -55,7 +55,7 @@ def show_diagnostics(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> Non
 
 
 @contextmanager
-def progress(total: int, title: str) -> Iterator[tuple[Progress, Any]]:
+def progress(total: int | None, title: str) -> Iterator[tuple[Progress, Any]]:
     """A progress bar on stderr; quiet where that is no terminal."""
     columns = (
         SpinnerColumn(),

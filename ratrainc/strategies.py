@@ -21,6 +21,8 @@ class Strategy:
     summary: str
     zero: int | None = None
     """the ZeRO level it sets in the plan"""
+    note: str = ""
+    """what to say where it is run on a given plan"""
 
     def adapted(self, plan: Plan) -> Plan:
         """The plan under this strategy; everything but what its name says stays."""
@@ -28,6 +30,7 @@ class Strategy:
 
 
 _BULK = "bucket-grad-sync{unit=stage}"
+_BASELINE = f"place-1f1b,{_BULK},recompute{{policy=full}},allocate-ddr"
 
 STRATEGIES = (
     Strategy(
@@ -58,8 +61,14 @@ STRATEGIES = (
     ),
     Strategy(
         "baseline-1f1b",
-        f"place-1f1b,{_BULK},recompute{{policy=full}},allocate-ddr",
+        _BASELINE,
         "full recomputation inside backward; reduction in bulk after the whole backward, then updates, then gathers",
+    ),
+    Strategy(
+        "tuned-1f1b",
+        _BASELINE,
+        "baseline-1f1b on the best plan for it, which 'ratrainc plan' and 'ratrainc compare --plan auto' find",
+        note="on a given plan tuned-1f1b is baseline-1f1b: its passes are the same, only the plan is its own",
     ),
     Strategy(
         "full-save",

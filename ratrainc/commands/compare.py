@@ -2,44 +2,101 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratrainc.commands.options import json_option, machine_option, model_option, plan_option
+from ratrainc.commands.options import json_option, machine_option, model_option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ratrainc.levers import Outcome
+    from ratrainc.strategies import Strategy
+    from targets.mt3000.machine import Machine
 
 _EPILOG = """\b
 Examples:
   ratrainc compare --model llama-2-7b --plan examples/llama-2-7b-256.toml
   ratrainc compare --model llama-2-7b --plan P.toml --strategies baseline-1f1b,ratrain --json
+  ratrainc compare --model qwen2.5-32b --plan auto --clusters 256 --global-batch 4096 --strategies tuned-1f1b,ratrain
 """
 
 
 @click.command(epilog=_EPILOG)
 @model_option(required=True)
-@plan_option(required=True)
+@click.option(
+    "--plan", required=True, metavar="P.toml|auto", help="The parallel plan, in TOML; auto: the best for each strategy."
+)
+@click.option("--clusters", type=click.IntRange(1, 1 << 16), metavar="N", help="With --plan auto: clusters there are.")
+@click.option(
+    "--global-batch", type=click.IntRange(1, 1 << 24), metavar="G", help="With --plan auto: sequences of a step."
+)
+@click.option("--seq-len", type=click.IntRange(1, 1 << 20), default=2048, show_default=True, help="With --plan auto.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=20.0,
+    show_default=True,
+    help="With --plan auto: search time of each.",
+)
+@click.option("--jobs", type=click.IntRange(1, 256), help="With --plan auto: processes. Default: one a core.")
 @click.option(
     "--strategies", "names", metavar="a,b,...", help="Strategies to compare, the first is the yardstick. Default: all."
 )
 @machine_option
 @json_option
-def command(model: str, plan: str, names: str | None, machine: str | None, as_json: bool) -> None:
-    """Compile and simulate one plan under several strategies. They train the same; they differ in bytes and time.
+def command(
+    model: str,
+    plan: str,
+    clusters: int | None,
+    global_batch: int | None,
+    seq_len: int,
+    seconds: float,
+    jobs: int | None,
+    names: str | None,
+    machine: str | None,
+    as_json: bool,
+) -> None:
+    """Compile and simulate one plan under several strategies, or each strategy on its own best plan.
 
-    All times are simulated. A strategy that does not fit is shown with what it lacks, and has no speed-up.
+    They train the same; they differ in bytes and time. All times are simulated. A strategy that does not fit is shown with what it lacks,
+    and has no speed-up.
     """
-    from ratrainc import api
-    from ratrainc.console import print_json, progress
-    from ratrainc.levers import Setting, try_setting
+    automatic = plan == "auto"
+    if automatic and (clusters is None or global_batch is None):
+        raise click.UsageError("--plan auto needs --clusters and --global-batch")
+    if not automatic and (clusters is not None or global_batch is not None):
+        raise click.UsageError("--clusters and --global-batch go with --plan auto; a plan file says both")
+    from ratrainc.console import print_json
     from ratrainc.strategies import STRATEGIES, strategy
     from targets.mt3000.machine import load_machine
 
-    chosen = [strategy(name.strip()) for name in names.split(",")] if names else list(_yardstick_first(STRATEGIES))
-    config, resolved = api.resolved(model, plan)
+    chosen = [strategy(name.strip()) for name in names.split(",")] if names else _yardstick_first(STRATEGIES)
     target = load_machine(machine)
+    if automatic:
+        assert clusters is not None
+        assert global_batch is not None
+        rows = _each_on_its_best(model, chosen, target, clusters, global_batch, seq_len, seconds, jobs)
+    else:
+        rows = _on_one_plan(model, plan, chosen, target)
+    if as_json:
+        print_json({"strategies": rows, "capacity_bytes": target.whole("ddr_capacity")})
+        return
+    _show(rows, target.whole("ddr_capacity"), "each on its best plan" if automatic else "on one plan")
+    if not automatic:
+        for item in chosen:
+            if item.note:
+                click.echo(item.note)
+
+
+def _on_one_plan(model: str, plan: str, chosen: Sequence[Strategy], target: Machine) -> list[dict[str, Any]]:
+    from ratrainc import api
+    from ratrainc.console import progress
+    from ratrainc.levers import Setting, try_setting
+
+    config, resolved = api.resolved(model, plan)
     found = []
     with progress(len(chosen), "comparing") as (bar, task):
         for item in chosen:
@@ -48,14 +105,39 @@ def command(model: str, plan: str, names: str | None, machine: str | None, as_js
             assert outcome is not None, "the plan was checked, and ZeRO 3 goes with every plan"
             found.append(outcome)
             bar.update(task, advance=1)
-    rows = [_row(outcome, found[0], resolved.tokens_per_step) for outcome in found]
-    if as_json:
-        print_json({"strategies": rows, "capacity_bytes": target.whole("ddr_capacity")})
-    else:
-        _show(rows, target.whole("ddr_capacity"))
+    return [_row(outcome, found[0], resolved.tokens_per_step) for outcome in found]
 
 
-def _yardstick_first(strategies: Any) -> Any:
+def _each_on_its_best(
+    model: str,
+    chosen: Sequence[Strategy],
+    target: Machine,
+    clusters: int,
+    global_batch: int,
+    seq_len: int,
+    seconds: float,
+    jobs: int | None,
+) -> list[dict[str, Any]]:
+    from ratrain_ir.frontend.model_config import load_model
+    from ratrainc.console import progress
+    from ratrainc.planner.comparison import best_of_each, comparison_rows
+    from ratrainc.planner.requests import planning_request
+
+    request = planning_request(
+        load_model(model),
+        clusters,
+        global_batch,
+        seq_len,
+        machine=target,
+        seconds=seconds,
+        jobs=jobs or os.cpu_count() or 1,
+    )
+    with progress(None, "planning") as (bar, task):
+        answers = best_of_each(request, chosen, lambda text: bar.update(task, advance=1, status=text))
+    return comparison_rows(chosen, answers)
+
+
+def _yardstick_first(strategies: Sequence[Strategy]) -> list[Strategy]:
     return sorted(strategies, key=lambda item: item.name != "baseline-1f1b")
 
 
@@ -72,9 +154,10 @@ def _row(outcome: Outcome, yardstick: Outcome, tokens: int) -> dict[str, Any]:
     }
 
 
-def _show(rows: list[dict[str, Any]], capacity: int) -> None:
+def _show(rows: list[dict[str, Any]], capacity: int, where: str) -> None:
     from ratrainc.console import seconds_text, size_text, table
 
+    planned = any("plan" in row for row in rows)
     shown = []
     for row in rows:
         if row["fits"]:
@@ -83,6 +166,23 @@ def _show(rows: list[dict[str, Any]], capacity: int) -> None:
             times = [seconds_text(row["step_seconds"]), f"{row['tokens_per_second']:,.0f}", tail, speedup]
         else:
             times = [f"lacks {size_text(row['peak_bytes'] - capacity)}", "-", "-", "-"]
-        shown.append([row["name"], size_text(row["peak_bytes"]), *times])
-    columns = ("strategy", "highest peak", "step", "tokens/s", "exposed tail", "speed-up")
-    table("strategies on one plan (simulated; speed-up over the first that is named)", columns, shown)
+        plan = [_plan_text(row["plan"])] if planned else []
+        shown.append([row["name"], *plan, size_text(row["peak_bytes"]), *times])
+    columns = (
+        "strategy",
+        *(["plan"] if planned else []),
+        "highest peak",
+        "step",
+        "tokens/s",
+        "exposed tail",
+        "speed-up",
+    )
+    table(f"strategies {where} (simulated; speed-up over the first that is named)", columns, shown)
+
+
+def _plan_text(plan: dict[str, Any] | None) -> str:
+    if plan is None:
+        return "-"
+    each = " each" if plan["reduce"] == "each-micro-batch" else ""
+    sizes = f"P{plan['pp']} D{plan['dp']} b{plan['micro_batch_size']} M{plan['micro_batches']}"
+    return f"{sizes} Z{plan['zero']}{each}"

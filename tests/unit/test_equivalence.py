@@ -28,7 +28,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "clip": ("none", "global"),
     "mlp_chunk": (None, 7),
     "passes": (
-        *(item.passes for item in STRATEGIES if item.name != "baseline-1f1b"),
+        *(item.passes for item in STRATEGIES if item.name not in ("baseline-1f1b", "tuned-1f1b")),
         "place-zb-h1{delay=0},recompute{policy=full},bucket-grad-sync{bytes=1KiB},allocate-ddr",
         "place-gpipe,recompute{policy=attention},bucket-grad-sync{bytes=1KiB},allocate-ddr",
         "place-1f1b,bucket-grad-sync,insert-prefetch{depth-blocks=4},recompute{policy=auto budget=700KB},allocate-ddr",

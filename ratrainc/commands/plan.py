@@ -1,0 +1,198 @@
+"""`ratrainc plan`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from ratrainc.commands.options import json_option, machine_option, model_option
+
+if TYPE_CHECKING:
+    from ratrainc.planner.answer import Answer, Request
+    from ratrainc.planner.scenarios import Scenario
+
+_EPILOG = """\b
+Examples:
+  ratrainc plan --model llama-2-7b --clusters 256 --global-batch 2048 --seq-len 2048 -o best.toml
+  ratrainc plan --model llama-2-7b --clusters 256 --global-batch 2048 --quick
+  ratrainc plan --model llama-2-7b --clusters 256 --global-batch 2048 --what-if ddr=16GiB --what-if link=7.4GB/s
+  ratrainc plan --model qwen2.5-32b --clusters 256 --global-batch 4096 --tokens 1e12 --json
+"""
+
+
+def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if not {*words} <= {"0", "1", "2", "3"}:
+        raise click.BadParameter(f"'{text}' is no list of ZeRO levels like 0,1,2")
+    return tuple(int(word) for word in words)
+
+
+@click.command(epilog=_EPILOG)
+@model_option(required=True)
+@click.option("--clusters", type=click.IntRange(1, 1 << 16), required=True, metavar="N", help="Clusters there are.")
+@click.option(
+    "--global-batch",
+    type=click.IntRange(1, 1 << 24),
+    metavar="SEQS",
+    help="Sequences of a step; needed unless --smallest.",
+)
+@click.option(
+    "--seq-len", type=click.IntRange(1, 1 << 20), default=2048, show_default=True, metavar="S", help="Tokens of each."
+)
+@click.option("--strategy", "strategy_name", metavar="S", help="Plan for this strategy. Default: ratrain.")
+@click.option(
+    "--zero",
+    default="0,1,2,3",
+    show_default=True,
+    callback=_levels,
+    metavar="0,1,...",
+    help="ZeRO levels to choose from.",
+)
+@click.option("--like", metavar="P.toml", help="Take dtypes, chunks and the optimizer from this plan.")
+@click.option("--quick", is_flag=True, help="Closed forms only: an estimate and its gap within seconds.")
+@click.option("--smallest", is_flag=True, help="Find the fewest clusters, up to N, on which a plan fits, and the plan.")
+@click.option("--exhaustive", is_flag=True, help="Go on until the bounds prove that nothing is left to win.")
+@click.option("--seconds", type=click.FloatRange(min=0), default=25.0, show_default=True, help="Time for the search.")
+@click.option("--jobs", type=click.IntRange(1, 256), help="Processes. Default: one a core.")
+@click.option("--tokens", type=click.FloatRange(min=1), metavar="N", help="Say what training on N tokens takes.")
+@click.option("--robust", is_flag=True, help="Say how the best plans bear a slow stage and jitter.")
+@click.option(
+    "--what-if",
+    "what_ifs",
+    multiple=True,
+    metavar="ddr=16GiB,link=7.4GB/s",
+    help="Plan again for a machine changed so; may be repeated.",
+)
+@click.option("-o", "--output", metavar="P.toml", help="Write the best plan.")
+@machine_option
+@json_option
+def command(
+    model: str,
+    clusters: int,
+    global_batch: int | None,
+    seq_len: int,
+    strategy_name: str | None,
+    zero: tuple[int, ...],
+    like: str | None,
+    quick: bool,
+    smallest: bool,
+    exhaustive: bool,
+    seconds: float,
+    jobs: int | None,
+    tokens: float | None,
+    robust: bool,
+    what_ifs: tuple[str, ...],
+    output: str | None,
+    machine: str | None,
+    as_json: bool,
+) -> None:
+    """Find the plan to run on so many clusters, and say how far it can be from the best possible.
+
+    Bounds rule plans out; what is left is compiled, placed under the capacity and simulated. All times are simulated.
+    """
+    if quick + smallest + exhaustive > 1:
+        raise click.UsageError("--quick, --smallest and --exhaustive exclude one another")
+    if global_batch is None and not smallest:
+        raise click.UsageError("--global-batch is missing")
+    from ratrain_ir.frontend.model_config import load_model
+    from ratrainc.console import print_json
+    from ratrainc.planner.machines import parse_changes
+    from ratrainc.planner.report import answer_json, no_plan, plan_file, show_answer
+    from ratrainc.planner.requests import planning_request
+    from ratrainc.planner.scenarios import scenario_json, show_scenarios
+
+    request = planning_request(
+        load_model(model),
+        clusters,
+        global_batch or clusters,
+        seq_len,
+        machine=machine,
+        strategy_name=strategy_name,
+        like=like,
+        seconds=float("inf") if exhaustive else seconds,
+        jobs=jobs or os.cpu_count() or 1,
+        exhaustive=exhaustive,
+        robust=robust,
+        zero_levels=zero,
+    )
+    if smallest:
+        _smallest(request, model, output, as_json=as_json)
+        return
+    changes = [(text, parse_changes(text, request.machine)) for text in what_ifs]
+    answer = _answer(request, quick=quick)
+    if answer.best is None:
+        no_plan(answer)
+    scenarios = [_scenario(answer, text, values, quick=quick) for text, values in changes]
+    if output is not None:
+        from ratrain_ir.files import write_lines
+
+        write_lines(output, plan_file(answer, answer.best, model).splitlines())
+    if as_json:
+        what_if = {"what_if": [scenario_json(s) for s in scenarios]} if scenarios else {}
+        print_json(answer_json(answer, tokens) | what_if | {"output": output})
+        return
+    show_answer(answer, tokens)
+    if scenarios:
+        show_scenarios(answer, scenarios)
+    if output is not None:
+        click.echo(f"wrote {output}")
+
+
+def _answer(request: Request, *, quick: bool) -> Answer:
+    if quick:
+        from ratrainc.planner.quick import quick_answer
+
+        return quick_answer(request)
+    from ratrainc.console import progress
+    from ratrainc.planner.search import Search
+
+    with progress(None, "planning") as (bar, task):
+        return Search(request, lambda text: bar.update(task, advance=1, status=text)).run()
+
+
+def _scenario(answer: Answer, text: str, values: dict[str, float], *, quick: bool) -> Scenario:
+    from attrs import evolve
+
+    from ratrainc.planner.machines import with_constants
+    from ratrainc.planner.scenarios import Scenario, kept_plan
+
+    machine = with_constants(answer.request.machine, values)
+    changed = _answer(evolve(answer.request, machine=machine), quick=quick)
+    return Scenario(text, changed, None if quick else kept_plan(answer, machine))
+
+
+def _smallest(request: Request, model: str, output: str | None, *, as_json: bool) -> None:
+    from ratrain_ir.diagnostics import fail
+    from ratrainc.console import print_json, progress, say, size_text
+    from ratrainc.planner.report import candidate_json, plan_text, shape_text
+    from ratrainc.planner.smallest import smallest_clusters
+
+    with progress(request.clusters, "fewest clusters") as (bar, task):
+        found = smallest_clusters(request, lambda text: bar.update(task, advance=1, status=text))
+    if found is None:
+        fail(
+            "RT053",
+            f"no plan of {request.model.name} fits {request.clusters} clusters or fewer",
+            help="allow more clusters",
+        )
+    clusters, best = found
+    if output is not None:
+        from ratrain_ir.files import write_lines
+
+        head = [f"The fewest clusters on which {request.model.name} fits {request.machine.name}: {clusters}."]
+        write_lines(output, plan_text(best, model, head).splitlines())
+    if as_json:
+        print_json(
+            {
+                "model": request.model.name,
+                "clusters": clusters,
+                "plan": candidate_json(best, clusters, None),
+                "output": output,
+            }
+        )
+        return
+    say(
+        f"{request.model.name} fits {clusters} clusters: {shape_text(best)}, cuts {list(best.plan.cuts)}, highest peak {size_text(best.peak_bytes)}"
+    )

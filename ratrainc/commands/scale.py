@@ -1,0 +1,134 @@
+"""`ratrainc scale`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from ratrainc.commands.options import json_option, machine_option, model_option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ratrainc.planner.scaling import Point
+
+_EPILOG = """\b
+Examples:
+  ratrainc scale --model llama-2-7b --clusters 256,512,768,1024
+  ratrainc scale --model llama-2-7b --clusters 256,512,1024 --plan examples/llama-2-7b-256.toml --plot 7b.svg
+"""
+
+
+def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> list[int]:
+    try:
+        counts = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"'{text}' is no list of numbers like 256,512") from None
+    if any(not 1 <= count <= 1 << 16 for count in counts):
+        raise click.BadParameter("numbers of clusters are from 1 to 65536")
+    return counts
+
+
+@click.command(epilog=_EPILOG)
+@model_option(required=True)
+@click.option("--clusters", required=True, callback=_counts, metavar="N,N,...", help="Numbers of clusters.")
+@click.option(
+    "--sequences-per-cluster",
+    type=click.IntRange(1, 1 << 16),
+    default=8,
+    show_default=True,
+    help="In a step: weak scaling.",
+)
+@click.option(
+    "--seq-len", type=click.IntRange(1, 1 << 20), default=2048, show_default=True, help="Tokens of a sequence."
+)
+@click.option(
+    "--plan", metavar="P.toml", help="Keep this plan's stages and only add replicas. Default: plan anew each time."
+)
+@click.option("--strategy", "strategy_name", metavar="S", help="Default: ratrain.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0), default=20.0, show_default=True, help="Search time of each point."
+)
+@click.option("--jobs", type=click.IntRange(1, 256), help="Processes. Default: one a core.")
+@click.option("--plot", metavar="OUT.png|OUT.svg", help="Draw the curve (needs the extra 'plot').")
+@machine_option
+@json_option
+def command(
+    model: str,
+    clusters: list[int],
+    sequences_per_cluster: int,
+    seq_len: int,
+    plan: str | None,
+    strategy_name: str | None,
+    seconds: float,
+    jobs: int | None,
+    plot: str | None,
+    machine: str | None,
+    as_json: bool,
+) -> None:
+    """Show how throughput grows with the number of clusters when each has as much to do. All times are simulated."""
+    from ratrain_ir.frontend.model_config import load_model
+    from ratrain_ir.frontend.plan import load_plan
+    from ratrainc.console import print_json, progress
+    from ratrainc.planner.requests import planning_request
+    from ratrainc.planner.scaling import draw, fixed_points, planned_points, point_json
+
+    config = load_model(model)
+    request = planning_request(
+        config,
+        clusters[0],
+        clusters[0] * sequences_per_cluster,
+        seq_len,
+        machine=machine,
+        strategy_name=strategy_name,
+        seconds=seconds,
+        jobs=jobs or os.cpu_count() or 1,
+    )
+    fixed = load_plan(plan, config) if plan is not None else None
+    with progress(None, "scaling") as (bar, task):
+
+        def tick(text: str) -> None:
+            bar.update(task, advance=1, status=text)
+
+        if fixed is None:
+            points = planned_points(request, clusters, sequences_per_cluster, tick)
+        else:
+            points = fixed_points(request, fixed, clusters, sequences_per_cluster, tick)
+    if plot is not None:
+        draw(points, plot, f"{config.name} on {request.machine.name}, {request.strategy.name} (simulated)")
+    if as_json:
+        print_json(
+            {
+                "model": config.name,
+                "strategy": request.strategy.name,
+                "points": [point_json(p) for p in points],
+                "plot": plot,
+            }
+        )
+        return
+    _show(points, config.name)
+    if plot is not None:
+        click.echo(f"wrote {plot}")
+
+
+def _show(points: Sequence[Point], model: str) -> None:
+    from ratrainc.console import seconds_text, table
+
+    rows = []
+    for point in points:
+        plan = point.plan
+        if plan is None or point.step_seconds is None:
+            rows.append([str(point.clusters), "nothing fits", "-", "-", "-"])
+            continue
+        each = " each" if plan.reduce == "each-micro-batch" else ""
+        shape = f"P{plan.pp} D{plan.dp} b{plan.micro_batch_size} M{plan.micro_batches} Z{plan.zero}{each}"
+        times = [
+            seconds_text(point.step_seconds),
+            f"{point.tokens_per_second:,.0f}",
+            f"{100 * (point.efficiency or 0.0):.1f} %",
+        ]
+        rows.append([str(point.clusters), shape, *times])
+    columns = ("clusters", "plan", "step", "tokens/s", "efficiency")
+    table(f"{model}: weak scaling (simulated; efficiency over the first row)", columns, rows)

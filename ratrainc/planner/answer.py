@@ -1,0 +1,130 @@
+"""What is asked of the planner, and what it answers."""
+
+from __future__ import annotations
+
+from attrs import define, field, frozen
+
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.frontend.plan import Plan
+from ratrainc.planner.evaluation import Evaluation
+from ratrainc.planner.losers import Loser
+from ratrainc.planner.profile import Setting
+from ratrainc.planner.space import STATE_MODES, Shape, template
+from ratrainc.planner.variants import recompute_policy
+from ratrainc.strategies import Strategy
+from targets.mt3000.machine import Machine
+
+
+@frozen
+class Request:
+    """What is asked of the planner."""
+
+    model: ModelConfig
+    machine: Machine
+    clusters: int
+    global_batch: int
+    seq_len: int
+    strategy: Strategy
+    seconds: float = 60.0
+    """after so many no new evaluation starts"""
+    jobs: int = 1
+    exhaustive: bool = False
+    """go on until the bounds prove that nothing is left to win; nothing is folded"""
+    zero_levels: tuple[int, ...] = (0, 1, 2, 3)
+    """ZeRO levels to choose from, where the strategy does not fix one; level 2 with `reduce = "last"` counts as 1"""
+    robust: bool = False
+    """say how the best plans bear a slow stage and jitter"""
+    plan_template: Plan | None = None
+    """dtypes, chunks and the optimizer of every plan; None: the usual ones"""
+
+    @property
+    def modes(self) -> tuple[tuple[int, str], ...]:
+        """The ZeRO levels and reduce modes of the strategy."""
+        fixed = self.strategy.zero
+        wanted = self.zero_levels if fixed is None else (fixed,)
+        return tuple(mode for mode in STATE_MODES if mode[0] in wanted)
+
+    @property
+    def setting(self) -> Setting:
+        """What profiles are made for."""
+        plan = self.plan_template or template(self.seq_len)
+        return Setting(self.model, self.machine, plan, recompute_policy(self.strategy.passes))
+
+
+@frozen
+class Candidate:
+    """One plan under one pipeline, and what is known of it."""
+
+    shape: Shape
+    plan: Plan
+    pipeline: str
+    bound_seconds: float
+    evaluation: Evaluation | None = None
+    estimated_seconds: float = float("inf")
+    """closed form, where nothing was simulated"""
+    bound_bytes: float = 0.0
+    """lower bound on the highest peak, where nothing was compiled"""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step: simulated, from a folded step, or a closed form; infinite where it does not fit."""
+        if self.evaluation is None:
+            return self.estimated_seconds
+        found = self.evaluation.step_seconds
+        return float("inf") if found is None else found
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest peak of all stages; a lower bound where nothing was compiled."""
+        return max(self.evaluation.peak_bytes) if self.evaluation else int(self.bound_bytes)
+
+    def rank(self) -> tuple[float, bool, Shape, tuple[int, ...], str]:
+        """What candidates are ordered by: time, then whether it is exact, then anything that tells them apart."""
+        return self.seconds, not self.is_exact, self.shape, self.plan.cuts, self.pipeline
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the whole step was simulated, or found not to fit."""
+        return self.evaluation is not None and not self.evaluation.estimated
+
+
+@frozen
+class Rejected:
+    """A shape that no cuts make fit: the least that is missing, and where."""
+
+    shape: Shape
+    stage: int
+    short_bytes: float
+
+
+@define
+class Answer:
+    """What a search found."""
+
+    request: Request
+    candidates: list[Candidate]
+    """evaluated ones that fit, fastest first"""
+    refused: list[Candidate]
+    """evaluated ones that the compiler could not place"""
+    rejected: list[Rejected]
+    """shapes that a bound on bytes rules out"""
+    bound_seconds: float
+    """no plan of the space takes less"""
+    shapes: int
+    plans: int
+    """plans, with their stage cuts, that the space has"""
+    evaluations: int
+    seconds: float
+    proven: bool
+    """whether nothing was left that could be faster than the best"""
+    losers: list[Loser] = field(factory=list)
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest plan, or None where none fits."""
+        return self.candidates[0] if self.candidates else None
+
+    @property
+    def gap(self) -> float | None:
+        """How much slower the best may be than what the bound allows, as a fraction of the bound."""
+        return self.best.seconds / self.bound_seconds - 1 if self.best and self.bound_seconds else None

@@ -1,0 +1,142 @@
+"""Stage cuts: dynamic programming over (time, bytes) for the least lower bound, and lists of the next best cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+from math import comb
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ratrainc.planner.bounds import Columns, Numbers, plan_bounds, stage_bounds
+
+ENUMERATED = 4096
+"""Cuts of a shape that are listed one by one; of more, only those that dynamic programming and its neighbours find."""
+
+_ROUNDING = 1e-9
+
+
+@frozen(eq=False)
+class BestCuts:
+    """The least bound over all cuts of a shape, and the most even of the cuts that have it.
+
+    Where no cuts fit, `seconds` is infinite, and `stage` and `short_bytes` say which stage lacks least, and how much.
+    """
+
+    seconds: float
+    layers: tuple[int, ...]
+    stage: int = 0
+    short_bytes: float = 0.0
+    peak_bytes: float = 0.0
+    """lower bound on the highest peak of all stages, where they fit"""
+
+
+def best_cuts(c: Columns, *, roomiest: bool = False) -> BestCuts:
+    """The cuts of one shape (`c` has one row) whose lower bound is least; `roomiest`: whose highest peak is least."""
+    stages, total = int(c.pp[0]), int(c.layers)
+    most = total - stages + 1
+    stage = np.arange(stages, dtype=float)[:, None, None]
+    before = np.arange(total, dtype=float)[None, :, None]
+    layers = np.arange(1, most + 1, dtype=float)[None, None, :]
+    found = stage_bounds(c.spread(3), stage, before, layers)
+    seconds, peaks = found.seconds[0], found.peak_bytes[0]
+    least = _least_of_largest(seconds, total)
+    if not np.isfinite(least):
+        return _shortage(peaks, total, c.capacity)
+    if roomiest:
+        least, seconds = (
+            _least_of_largest(np.broadcast_to(peaks, seconds.shape), total),
+            np.broadcast_to(peaks, seconds.shape),
+        )
+    fair = np.where(seconds <= least * (1 + _ROUNDING), seconds**2, np.inf)
+    chosen = _least_sum(fair, total)
+    bounds = plan_bounds(c, np.array([chosen], float))
+    return BestCuts(float(bounds.seconds[0]), chosen, peak_bytes=float(bounds.peak_bytes.max()))
+
+
+def _least_of_largest(costs: Numbers, total: int) -> float:
+    """The least possible largest cost of a partition: costs [stage, layers before, layers - 1]."""
+    reach = np.full(total + 1, np.inf)
+    reach[0] = 0.0
+    for stage_costs in costs:
+        reach = _step(reach, stage_costs, np.maximum)[0]
+    return float(reach[total])
+
+
+def _least_sum(costs: Numbers, total: int) -> tuple[int, ...]:
+    """The partition of least summed cost."""
+    reach = np.full(total + 1, np.inf)
+    reach[0] = 0.0
+    choices = []
+    for stage_costs in costs:
+        reach, choice = _step(reach, stage_costs, np.add)
+        choices.append(choice)
+    layers = []
+    at = total
+    for choice in reversed(choices):
+        layers.append(int(choice[at]))
+        at -= layers[-1]
+    return tuple(reversed(layers))
+
+
+def _step(reach: Numbers, costs: Numbers, join: np.ufunc) -> tuple[Numbers, NDArray[np.intp]]:
+    """Append a stage: the best value for each number of layers so far, and the layers of the stage that give it."""
+    total, most = len(reach) - 1, costs.shape[1]
+    value = join(reach[:total, None], costs)
+    after = np.full((most, total + 1), np.inf)
+    for layers in range(1, most + 1):
+        after[layers - 1, layers:] = value[: total + 1 - layers, layers - 1]
+    choice = after.argmin(axis=0)
+    return after[choice, np.arange(total + 1)], choice + 1
+
+
+def _shortage(peaks: Numbers, total: int, capacity: float) -> BestCuts:
+    """The cuts that exceed the capacity least."""
+    excess = np.maximum(peaks - capacity, 0.0)
+    peaks = np.broadcast_to(excess, (peaks.shape[0], total, peaks.shape[2]))
+    least = _least_of_largest(peaks, total)
+    layers = _least_sum(np.where(peaks <= least * (1 + _ROUNDING), peaks, np.inf), total)
+    before = np.cumsum((0, *layers[:-1]))
+    lacking = [peaks[s, before[s], n - 1] for s, n in enumerate(layers)]
+    return BestCuts(float("inf"), layers, int(np.argmax(lacking)), float(max(lacking)))
+
+
+def cuts_of(layers: tuple[int, ...]) -> tuple[int, ...]:
+    """The layer index where each later stage starts."""
+    return tuple(int(at) for at in np.cumsum(layers)[:-1])
+
+
+def partitions(total: int, stages: int) -> Iterator[tuple[int, ...]]:
+    """Every way to give each stage at least one layer."""
+    for cuts in combinations(range(1, total), stages - 1):
+        ends = (0, *cuts, total)
+        yield tuple(b - a for a, b in pairwise(ends))
+
+
+def can_be_listed(total: int, stages: int) -> bool:
+    """Whether all cuts of a shape are listed one by one."""
+    return comb(total - 1, stages - 1) <= ENUMERATED
+
+
+def listed(c: Columns, candidates: list[tuple[int, ...]]) -> list[tuple[float, tuple[int, ...]]]:
+    """Cuts of one shape with their bounds, least first; those that cannot fit are left out. `c` has one row."""
+    array = np.array(candidates, float)
+    many = c.rows(np.zeros(len(candidates), np.intp))
+    seconds = plan_bounds(many, array).seconds
+    order = np.argsort(seconds, kind="stable")
+    return [(float(seconds[i]), candidates[i]) for i in order if np.isfinite(seconds[i])]
+
+
+def neighbours(layers: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Cuts with one layer moved from one stage to another."""
+    found = []
+    for source, target in combinations(range(len(layers)), 2):
+        for a, b in ((source, target), (target, source)):
+            if layers[a] > 1:
+                moved = list(layers)
+                moved[a] -= 1
+                moved[b] += 1
+                found.append(tuple(moved))
+    return found

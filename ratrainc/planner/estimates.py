@@ -1,0 +1,32 @@
+"""A pessimistic closed form of the step time: nothing of the state's traffic is hidden, and recovery stays inline. Not a bound, not simulated."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from ratrainc.planner.bounds import Columns, Numbers, plan_bounds, recovery_seconds, unit_sum
+
+_USABLE = 0.97
+"""share of the capacity that is planned with: the rest is left to padding, transients and gaps between tensors"""
+
+
+def plan_estimates(c: Columns, layers: Numbers) -> Numbers:
+    """Estimated seconds of plans with equal numbers of stages, infinite where they may not fit. `layers` [plans, stages].
+
+    Unequal stages take the sum of a micro-batch's times over all stages and M - 1 times the largest; then come all collectives and updates of
+    the stage that has most of them.
+    """
+    usable = attrs.evolve(c, capacity=c.capacity * _USABLE)
+    fits = np.isfinite(plan_bounds(usable, layers).seconds)
+    wide = usable.spread(1)
+    stages = layers.shape[1]
+    stage = np.arange(stages, dtype=float)[None, :]
+    first, last = stage == 0, stage == stages - 1
+    work = unit_sum(wide.forward + wide.backward, first, last, layers)
+    each = work + recovery_seconds(wide, stage, layers) / wide.micro_batches
+    m = c.micro_batches
+    pipeline = each.sum(axis=1) + (m - 1) * each.max(axis=1)
+    messages = 2 * c.message * (stages - 1) * (1 + np.ceil(m / stages))
+    traffic = unit_sum(wide.link + wide.update + wide.micro_batches[..., None] * wide.link_each, first, last, layers)
+    return np.where(fits, pipeline + messages + traffic.max(axis=1) + c.tail[:, 0], np.inf)

@@ -1,0 +1,133 @@
+"""Level two: one plan compiled, placed, verified by its passes and simulated; long steps are folded first.
+
+Under 1F1B the micro-batches between warm-up and cool-down repeat. A folded plan has 2P + (M mod P) of M micro-batches (3P + (M mod P) where
+P is small), and the pace of its last P backwards on the first stage stands for those left out. That is an estimate, and is called so;
+what a search reports as its answer is always simulated whole.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import attrs
+from attrs import frozen
+
+from passes.manager import PassManager
+from ratrain_ir.analysis.lifetime import lifetimes
+from ratrain_ir.diagnostics import DiagnosticError, Diagnostics
+from ratrain_ir.frontend.lowering import lower
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.frontend.plan import Plan, check_plan
+from ratrain_ir.gc import paused_gc
+from ratrain_ir.ops import Engine
+from ratrain_ir.verifier import verify
+from ratrainc.planner.disturbance import Disturbance, disturbance_of
+from targets.mt3000.emitter import emit
+from targets.mt3000.machine import Machine
+from targets.mt3000.simulation import simulated
+from targets.mt3000.target import Mt3000Target
+from targets.program_verifier import check_program
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module
+    from targets.program import Program
+    from targets.simulator import Timeline
+
+_SMALL_PIPELINE = 8
+
+
+@frozen
+class Task:
+    """A plan to be evaluated under a pipeline of passes."""
+
+    model: ModelConfig
+    plan: Plan
+    pipeline: str
+    machine: Machine
+    folded: bool = False
+    checked: bool = False
+    """whether the schedule and the program are verified too"""
+    disturbed: bool = False
+    """whether to say how the step time bears a slow stage and jitter"""
+
+
+@frozen
+class Evaluation:
+    """What a task came to. Without `step_seconds` it does not fit: `refusal` says why."""
+
+    step_seconds: float | None
+    peak_bytes: tuple[int, ...]
+    """by stage; of a folded plan they are those of the folded step, which holds as many micro-batches in flight"""
+    exposed_tail_seconds: float | None = None
+    refusal: str = ""
+    estimated: bool = False
+    """whether the step was folded"""
+    bubble_share: float = 0.0
+    """idle share of the compute engines"""
+    disturbance: Disturbance | None = None
+
+
+def folded_micro_batches(plan: Plan) -> int:
+    """Micro-batches of the folded plan; all of them where folding saves nothing."""
+    turns = 3 if plan.pp <= _SMALL_PIPELINE else 2
+    return min(plan.micro_batches, turns * plan.pp + plan.micro_batches % plan.pp)
+
+
+def evaluate(task: Task) -> Evaluation:
+    """Compile, place and simulate a task.
+
+    Raises `DiagnosticError` where the plan is not allowed for the model.
+    """
+    check_plan(task.plan, task.model)
+    plan = task.plan
+    if task.folded:
+        plan = attrs.evolve(plan, micro_batches=folded_micro_batches(plan))
+    target = Mt3000Target(task.machine)
+    with paused_gc():
+        module = lower(task.model, plan)
+        try:
+            PassManager(target).run(module, task.pipeline)
+        except DiagnosticError as error:
+            if {d.code for d in error.diagnostics}.isdisjoint(_DOES_NOT_FIT):
+                raise
+            peaks = tuple(lifetimes(stage).peak_bytes for stage in module.stages)
+            return Evaluation(None, peaks, refusal=error.diagnostics[0].message)
+        program = emit(module, target)
+        if task.checked:
+            _verify(module, program)
+        figures, timeline = simulated(program, task.machine)
+    left_out = task.plan.micro_batches - plan.micro_batches
+    seconds = figures.step_seconds + (left_out * _pace(timeline, plan) if left_out else 0.0)
+    idle = math.fsum(stage.idle_seconds for stage in figures.stages) / (figures.step_seconds * plan.pp)
+    return Evaluation(
+        seconds,
+        tuple(stage.peak_bytes for stage in figures.stages),
+        max(stage.exposed_tail_seconds for stage in figures.stages),
+        estimated=left_out > 0,
+        bubble_share=idle,
+        disturbance=disturbance_of(timeline, figures) if task.disturbed else None,
+    )
+
+
+def _verify(module: Module, program: Program) -> None:
+    """Raise `DiagnosticError` unless schedule and program are sound."""
+    found = Diagnostics()
+    verify(module, found)
+    found.check()
+    check_program(program)
+
+
+_DOES_NOT_FIT = {"RT052", "RT053"}
+
+
+def _pace(timeline: Timeline, plan: Plan) -> float:
+    """Seconds a micro-batch takes in the steady part: between the first stage's backwards of micro-batches P apart."""
+    spans = timeline.spans[0][Engine.COMPUTE]
+    count = len(timeline.program.stages[0].streams[Engine.COMPUTE])
+    ends: dict[int, float] = {}
+    for span in spans[-count:]:
+        if span.instruction.keyword.startswith("backward") and span.instruction.micro_batch is not None:
+            ends[span.instruction.micro_batch] = span.end
+    last = plan.micro_batches - plan.pp
+    return (ends[last] - ends[last - plan.pp]) / plan.pp

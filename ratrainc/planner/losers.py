@@ -1,0 +1,81 @@
+"""Instructive losers: for other numbers of stages, and other ways to keep state, why the best of them is not the answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from ratrainc.console import seconds_text, size_text
+from ratrainc.planner.cuts import best_cuts
+
+if TYPE_CHECKING:
+    from ratrainc.planner.answer import Candidate
+    from ratrainc.planner.search import Search
+    from ratrainc.planner.space import Shape
+
+_SHOWN = 12
+_TRIED = 24
+"""Shapes whose cuts are searched for the reason of one row."""
+
+
+@frozen
+class Loser:
+    """A family of plans and why it lost."""
+
+    text: str
+    reason: str
+
+
+def losers(search: Search, best: Candidate) -> list[Loser]:
+    """One row for each number of stages near the best's and each power of two, and for each other ZeRO level at the best's shape."""
+    found = []
+    stages = sorted({shape.pp for shape in search.row})
+    near = {best.shape.pp - 1, best.shape.pp + 1, *(1 << power for power in range(12))} - {best.shape.pp}
+    for pp in [p for p in stages if p in near]:
+        family = [shape for shape in search.row if shape.pp == pp]
+        found.append(Loser(f"P = {pp}", _reason(search, best, family)))
+    for zero, reduce in search.request.modes:
+        family = [s for s in search.row if (s.zero, s.reduce) == (zero, reduce) and s.pp == best.shape.pp]
+        if (zero, reduce) != (best.shape.zero, best.shape.reduce) and family:
+            found.append(Loser(f"P = {best.shape.pp}, ZeRO {zero}, reduce {reduce}", _reason(search, best, family)))
+    return found[:_SHOWN]
+
+
+def _reason(search: Search, best: Candidate, family: list[Shape]) -> str:
+    """Why no plan of some shapes won."""
+    members = set(family)
+    tried = [c for c in search.found if c.shape in members]
+    if tried:
+        fastest = min(tried, key=lambda c: c.seconds)
+        return f"{_slower(fastest.seconds, best)}: {seconds_text(fastest.seconds)} simulated ({_text(fastest.shape)})"
+    bounds = search.shape_bounds[[search.row[shape] for shape in family]]
+    least: tuple[float, Shape] | None = None
+    short: tuple[float, int, Shape] | None = None
+    for at in np.argsort(bounds, kind="stable")[:_TRIED]:
+        shape = family[at]
+        if least is not None and bounds[at] >= least[0]:
+            break
+        cuts = best_cuts(search.columns_of(shape))
+        if np.isfinite(cuts.seconds):
+            least = min(least or (cuts.seconds, shape), (cuts.seconds, shape))
+        else:
+            short = min(short or (cuts.short_bytes, cuts.stage, shape), (cuts.short_bytes, cuts.stage, shape))
+    refused = [c for c in search.refused if c.shape in members]
+    if least is not None and not refused:
+        return f"{_slower(least[0], best)}: at least {seconds_text(least[0])} ({_text(least[1])})"
+    if refused and refused[0].evaluation is not None:
+        return refused[0].evaluation.refusal
+    if short is None:
+        return "its state alone is larger than all memory"
+    return f"does not fit: stage @{short[1]} lacks at least {size_text(int(short[0]))} ({_text(short[2])})"
+
+
+def _slower(seconds: float, best: Candidate) -> str:
+    more = 100 * (seconds / best.seconds - 1)
+    return f"{more:.1f} % slower" if more >= 0 else f"not tried: {-more:.1f} % faster at best"
+
+
+def _text(shape: Shape) -> str:
+    return f"D={shape.dp} b={shape.micro_batch_size} M={shape.micro_batches}, ZeRO {shape.zero} {shape.reduce}"

@@ -1,0 +1,77 @@
+"""Machines with other constants: for questions of the kind `what if the link were twice as fast`."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from attrs import evolve
+
+from ratrain_ir.diagnostics import fail, nearest
+from targets.mt3000.machine import Constant, Machine
+
+_SHORT = {
+    "ddr": "ddr_capacity",
+    "link": "link_bandwidth",
+    "latency": "link_latency",
+    "peak": "fp16_peak",
+    "gemm": "gemm_efficiency",
+    "attention": "attention_efficiency",
+}
+_SCALES = {
+    "": 1.0,
+    "B": 1.0,
+    "KB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "KiB": 2.0**10,
+    "MiB": 2.0**20,
+    "GiB": 2.0**30,
+    "TiB": 2.0**40,
+    "s": 1.0,
+    "ms": 1e-3,
+    "us": 1e-6,
+    "flop": 1.0,
+    "Gflop": 1e9,
+    "Tflop": 1e12,
+    "Pflop": 1e15,
+}
+_VALUE = re.compile(r"(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([A-Za-z]*)(/s)?")
+
+
+def with_constants(machine: Machine, values: dict[str, float]) -> Machine:
+    """The machine with some constants replaced."""
+    changed = {
+        name: Constant(value, machine.constants[name].unit, "assumed", "what if") for name, value in values.items()
+    }
+    return evolve(machine, constants=machine.constants | changed)
+
+
+def parse_changes(text: str, machine: Machine) -> dict[str, float]:
+    """The constants that a text like `ddr=16GiB,link=7.4GB/s` names, by their full names, in the units of machine files.
+
+    Raises `DiagnosticError` RT065 for a constant the machine does not have, or a value that is no size, rate or time.
+    """
+    found = {}
+    for part in text.split(","):
+        name, _, value = (word.strip() for word in part.partition("="))
+        constant = _SHORT.get(name, name.replace("-", "_"))
+        if constant not in machine.constants:
+            known = {*_SHORT, *machine.constants}
+            fail(
+                "RT065",
+                f"'{name}' is not a constant of a machine",
+                help=nearest(name, known) or ", ".join(sorted(known)),
+            )
+        match = _VALUE.fullmatch(value)
+        number = float(match[1]) if match is not None else 0.0
+        if match is None or match[2] not in _SCALES or not 0 < number < math.inf:
+            unit = machine.constants[constant].unit
+            fail(
+                "RT065",
+                f"'{value}' is no value of {constant} ({unit})",
+                help="write for example 16GiB, 7.4GB/s, 10us or 11Tflop/s",
+            )
+        found[constant] = number * _SCALES[match[2]]
+    return found

@@ -1,0 +1,373 @@
+"""What the planner knows of a model on a machine: seconds and bytes of its units, asked of the compiler's own functions.
+
+Units are the embedding, one layer (attention and mlp) and the head. This is the only file of the planner that asks a target for times;
+everything else computes with the arrays made here. Each figure is a lower bound of what the compiler and the simulator use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import product
+from typing import Any
+
+import numpy as np
+from attrs import define, evolve, field, frozen
+from numpy.typing import NDArray
+
+from passes.recompute import LEAN_SLOTS, NOTHING, LayerChoice, rewrite
+from ratrain_ir.blocks import (
+    Block,
+    activation_type,
+    block,
+    flat_elements,
+    gathers_within_step,
+    saved_slots,
+    shard_elements,
+    token_type,
+)
+from ratrain_ir.frontend.lowering import lower, reduces_each_micro_batch
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.frontend.plan import Plan
+from ratrain_ir.module import Module, Stage
+from ratrain_ir.ops import (
+    AllGather,
+    AllReduce,
+    Backward,
+    BlockOp,
+    Engine,
+    Forward,
+    Payload,
+    Recompute,
+    ReduceScatter,
+    Send,
+    Tensor,
+    Tensors,
+    Update,
+)
+from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
+from targets.mt3000.machine import Machine
+from targets.mt3000.target import Mt3000Target
+
+Vector = NDArray[np.float64]
+
+UNITS = ("embed", "layer", "head")
+_KINDS = {"embed": ("embed",), "layer": ("attention", "mlp"), "head": ("head",)}
+_FIXED_CHOICES = {
+    "full": (NOTHING,),
+    "none": (LayerChoice("all", "all"),),
+    "attention": (LayerChoice("none", "all"),),
+    "mlp": (LayerChoice("all", "none"),),
+    "auto": tuple(LayerChoice(a, m) for a, m in product(("none", "lean", "all"), repeat=2)),
+}
+"""What each policy of `recompute` may choose for a layer of a micro-batch."""
+
+
+@frozen(eq=False)
+class WorkProfile:
+    """One micro-batch of a given size: seconds and bytes that do not depend on how many replicas there are."""
+
+    forward: Vector
+    """seconds of a unit's forward [embed, layer, head]"""
+    backward: Vector
+    """seconds of a unit's backward, recovery apart"""
+    kept_bytes: Vector
+    """bytes that a layer keeps for its backward beyond its checkpoint, ascending: corners of the convex hull of all choices"""
+    recovery: Vector
+    """seconds of recovery that go with them, descending"""
+    activation: int
+    """bytes of a block's input"""
+    inputs: int
+    """bytes of the tokens, or of the labels, of a micro-batch"""
+    mlp_saved: int
+    """bytes of all an mlp's backward reads beside its input"""
+    mlp_scratch: int
+    """workspace of an mlp's backward"""
+    head_scratch: int
+    """workspace of the head's backward"""
+    message: float
+    """seconds of a boundary's way to the next stage"""
+
+
+@frozen(eq=False)
+class StateProfile:
+    """The training state of the units under a number of replicas, a ZeRO level and a reduce mode."""
+
+    carried: Vector
+    """bytes that live across steps, by unit"""
+    gradients: Vector
+    """bytes of gradients, or of shards where each micro-batch is reduced, that are live while micro-batches are in flight"""
+    mlp_gradient: int
+    """bytes of an mlp's full gradient where each micro-batch is reduced, else 0"""
+    head_gradient: int
+    mlp_view: int
+    """bytes of an mlp's view where views are gathered within the step, else 0"""
+    embed_view: int
+    """bytes of the embedding's view, which nobody reads after the step's last forward; 0 where it is gathered for each use"""
+    update: Vector
+    """seconds of updates, by unit"""
+    link: Vector
+    """seconds of the collective engine in a step, by unit, latencies left out"""
+    link_each: Vector
+    """seconds of the collective engine for a micro-batch"""
+    tail: Vector
+    """seconds from the last backward of a unit's first block to the next step's use of its view: reduction, update, gather"""
+
+
+@frozen
+class Setting:
+    """What a profile is made for."""
+
+    model: ModelConfig
+    machine: Machine
+    template: Plan
+    """dtypes, chunks and the optimizer of every plan; its shape does not matter"""
+    policy: str
+    """of `recompute`"""
+
+    @property
+    def updates_compute(self) -> bool:
+        """Whether updates run on the compute engine."""
+        return self.machine.update_engine is Engine.COMPUTE
+
+    def shaped(self, **shape: Any) -> Plan:
+        """The template with another shape."""
+        return evolve(self.template, **shape)
+
+
+@define(eq=False)
+class Profiles:
+    """The profiles of a setting, each made once."""
+
+    setting: Setting
+    works: dict[int, WorkProfile] = field(factory=dict)
+    states: dict[tuple[int, int, str], StateProfile] = field(factory=dict)
+
+    def work(self, micro_batch_size: int) -> WorkProfile:
+        """The profile of one micro-batch size, from a module of one layer."""
+        if micro_batch_size not in self.works:
+            self.works[micro_batch_size] = _work_profile(self.setting, micro_batch_size)
+        return self.works[micro_batch_size]
+
+    def state(self, dp: int, zero: int, reduce: str) -> StateProfile:
+        """The profile of a number of replicas, a ZeRO level and a reduce mode."""
+        key = (dp, zero, reduce)
+        if key not in self.states:
+            self.states[key] = _state_profile(self.setting, *key)
+        return self.states[key]
+
+
+def _work_profile(setting: Setting, micro_batch_size: int) -> WorkProfile:
+    small = evolve(setting.model, layers=1)
+    shape: dict[str, Any] = {
+        "pp": 1,
+        "dp": 1,
+        "cuts": (),
+        "micro_batches": 2,
+        "micro_batch_size": micro_batch_size,
+        "zero": 0,
+    }
+    plan = setting.shaped(**shape, reduce="last")
+    module = lower(small, plan)
+    target = Mt3000Target(setting.machine)
+    whole = _Ops.of(module, target, module.stages[0])
+    options = []
+    for choice in _FIXED_CHOICES[setting.policy]:
+        stage = Stage(0, dict(module.stages[0].tensors), list(module.stages[0].ops))
+        rewrite(stage, lambda _layer, _micro_batch, choice=choice: choice)  # type: ignore[misc]
+        options.append((_kept_bytes(small, plan, choice), _Ops.of(module, target, stage)))
+    layer_forward = min(ops.seconds(Forward, "layer") for _, ops in options)
+    layer_backward = min(ops.seconds(Backward, "layer") for _, ops in options)
+    least = layer_forward + layer_backward
+    extra = [(kept, ops.seconds((Forward, Recompute, Backward), "layer") - least) for kept, ops in options]
+    kept_bytes, recovery = _lower_hull(extra)
+    slots = sum(aligned(slot.type.nbytes) for slot in saved_slots(small, plan, block("mlp", 0)))
+    activation = aligned(activation_type(small, plan).nbytes)
+    boundary = Tensor("boundary", StateKind.BOUNDARY, activation_type(small, plan))
+    send = Send(payload=Payload.ACTIVATION, micro_batch=0, peer=1, reads=(boundary,))
+    return WorkProfile(
+        forward=np.array([whole.seconds(Forward, "embed"), layer_forward, whole.seconds(Forward, "head")]),
+        backward=np.array([whole.seconds(Backward, "embed"), layer_backward, whole.seconds(Backward, "head")]),
+        kept_bytes=kept_bytes,
+        recovery=recovery,
+        activation=activation,
+        inputs=aligned(token_type(plan).nbytes),
+        mlp_saved=slots,
+        mlp_scratch=whole.scratch("mlp"),
+        head_scratch=whole.scratch("head"),
+        message=target.op_seconds(module, module.stages[0], send),
+    )
+
+
+@frozen(eq=False)
+class _Ops:
+    """Seconds of the block ops of a one-layer stage: by op class and kind of block, the cheaper of its two micro-batches."""
+
+    times: dict[tuple[type, str], float]
+    workspace: dict[str, int]
+
+    @classmethod
+    def of(cls, module: Module, target: Mt3000Target, stage: Stage) -> _Ops:
+        times: dict[tuple[type, str], float] = {}
+        workspace: dict[str, int] = {}
+        for op in stage.ops:
+            if not isinstance(op, BlockOp):
+                continue
+            key = (type(op), op.block.kind)
+            seconds = target.op_seconds(module, stage, op)
+            times[key] = min(times.get(key, seconds), seconds)
+            if type(op) is Backward:
+                request = target.workspace(module, op)
+                nbytes = aligned(request.nbytes) if request is not None else 0
+                workspace[op.block.kind] = min(workspace.get(op.block.kind, nbytes), nbytes)
+        return cls(times, workspace)
+
+    def seconds(self, classes: type | tuple[type, ...], unit: str) -> float:
+        chosen = classes if isinstance(classes, tuple) else (classes,)
+        return sum(self.times.get((op, kind), 0.0) for op, kind in product(chosen, _KINDS[unit]))
+
+    def scratch(self, kind: str) -> int:
+        return self.workspace[kind]
+
+
+def _kept_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:
+    """Bytes a layer keeps beyond its checkpoint: the saved slots of the choice, and the mlp's input unless nothing is kept."""
+    if choice == NOTHING:
+        return 0
+    nbytes = aligned(activation_type(model, plan).nbytes)
+    for unit in (block("attention", 0), block("mlp", 0)):
+        kept = choice.kept(unit.kind)
+        for slot in saved_slots(model, plan, unit):
+            if kept == "all" or (kept == "lean" and slot.name in LEAN_SLOTS[unit.kind]):
+                nbytes += aligned(slot.type.nbytes)
+    return nbytes
+
+
+def _lower_hull(points: Iterable[tuple[int, float]]) -> tuple[Vector, Vector]:
+    """The lower convex hull of (bytes, seconds), from the fewest bytes to the fewest seconds."""
+    hull: list[tuple[float, float]] = []
+    for x, y in sorted(points):
+        if hull and y >= hull[-1][1]:
+            continue
+        while len(hull) >= 2:
+            (x0, y0), (x1, y1) = hull[-2:]
+            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
+                break
+            hull.pop()
+        if hull and hull[-1][0] == x:
+            hull.pop()
+        hull.append((x, y))
+    return np.array([x for x, _ in hull], float), np.array([y for _, y in hull], float)
+
+
+def _state_profile(setting: Setting, dp: int, zero: int, reduce: str) -> StateProfile:
+    state = _State.of(setting, setting.shaped(pp=1, dp=dp, cuts=(), micro_batches=1, zero=zero, reduce=reduce))
+    plan = state.plan
+    each = reduces_each_micro_batch(plan)
+    return StateProfile(
+        carried=_by_unit(state.carried_bytes),
+        gradients=_by_unit(state.shard_bytes if each else state.gradient_bytes),
+        mlp_gradient=state.gradient_bytes("mlp") if each else 0,
+        head_gradient=state.gradient_bytes("head") if each else 0,
+        mlp_view=state.view_bytes("mlp") if gathers_within_step(plan) else 0,
+        embed_view=0 if gathers_within_step(plan) else state.view_bytes("embed"),
+        update=_by_unit(lambda kind: state.seconds(Update, kind)),
+        link=_by_unit(lambda kind: state.link_seconds(kind, every_micro_batch=False)),
+        link_each=_by_unit(lambda kind: state.link_seconds(kind, every_micro_batch=True)),
+        tail=np.array([state.tail_seconds(kind) for kind in ("embed", "attention", "head")]),
+    )
+
+
+def _by_unit(of_kind: Callable[[str], float]) -> Vector:
+    return np.array([sum(of_kind(kind) for kind in _KINDS[unit]) for unit in UNITS], float)
+
+
+StateOp = ReduceScatter | AllReduce | AllGather | Update
+
+
+@frozen(eq=False)
+class _State:
+    """Bytes and seconds of the state of one kind of block, read off a module of one layer and one micro-batch."""
+
+    target: Mt3000Target
+    module: Module
+    ops: dict[tuple[type, str], list[StateOp]]
+
+    @classmethod
+    def of(cls, setting: Setting, plan: Plan) -> _State:
+        module = lower(evolve(setting.model, layers=1), plan)
+        target = Mt3000Target(setting.machine)
+        ops: dict[tuple[type, str], list[StateOp]] = {}
+        for op in module.stages[0].ops:
+            if type(op) is Update:
+                op.placement = target.update_engine
+                ops.setdefault((Update, op.block.kind), []).append(op)
+            elif isinstance(op, ReduceScatter | AllReduce | AllGather) and len(op.blocks) == 1:
+                ops.setdefault((type(op), op.blocks[0].kind), []).append(op)
+        return cls(target, module, ops)
+
+    @property
+    def plan(self) -> Plan:
+        return self.module.plan
+
+    def view_bytes(self, kind: str) -> int:
+        return aligned(
+            flat_elements(self.module.model, self.plan, _block_of(kind)) * Dtype(self.plan.view_dtype).itemsize
+        )
+
+    def gradient_bytes(self, kind: str) -> int:
+        return aligned(
+            flat_elements(self.module.model, self.plan, _block_of(kind)) * Dtype(self.plan.grad_dtype).itemsize
+        )
+
+    def shard(self, kind: str) -> int:
+        return shard_elements(self.module.model, self.plan, _block_of(kind))
+
+    def shard_bytes(self, kind: str) -> int:
+        return aligned(self.shard(kind) * Dtype(self.plan.grad_shard_dtype).itemsize)
+
+    def carried_bytes(self, kind: str) -> int:
+        view = 0 if gathers_within_step(self.plan) else self.view_bytes(kind)
+        return view + 3 * aligned(self.shard(kind) * Dtype.F32.itemsize) + aligned(Dtype.I64.itemsize)
+
+    def of_op(self, op: StateOp) -> float:
+        return self.target.op_seconds(self.module, self.module.stages[0], op)
+
+    def seconds(self, op: type, kind: str) -> float:
+        """Seconds of a block's op of a class alone; of several the shortest, 0 where there is none."""
+        return min((self.of_op(found) for found in self.ops.get((op, kind), ())), default=0.0)
+
+    def link_seconds(self, kind: str, *, every_micro_batch: bool) -> float:
+        """Seconds of the collective engine for a block, once a step or for each micro-batch."""
+        collectives = [op for (_, k), ops in self.ops.items() if k == kind for op in ops if not isinstance(op, Update)]
+        of_micro_batch = [op for op in collectives if getattr(op, "micro_batch", None) is not None]
+        chosen = of_micro_batch if every_micro_batch else [op for op in collectives if op not in of_micro_batch]
+        return sum(map(self.marginal, chosen))
+
+    def marginal(self, op: StateOp) -> float:
+        """Seconds that a collective adds to one that already moves very much: in no bucket can it take less."""
+        return (self.of_op(_scaled(op, 2 * _MANY)) - self.of_op(_scaled(op, _MANY))) / _MANY
+
+    def tail_seconds(self, kind: str) -> float:
+        """A block's reduction, update and gather, one after another."""
+        return sum(self.seconds(op, kind) for op in (ReduceScatter, AllReduce, Update, AllGather))
+
+
+_MANY = 4096
+
+
+def _scaled(op: StateOp, factor: int) -> StateOp:
+    """An op on tensors that many times as large."""
+
+    def scaled(tensors: Tensors) -> Tensors:
+        return tuple(
+            t
+            if t.kind is StateKind.SCALAR
+            else Tensor(t.name, t.kind, tensor_type(t.type.dtype, (t.type.elements * factor,)))
+            for t in tensors
+        )
+
+    return evolve(op, reads=scaled(op.reads), writes=scaled(op.writes), updates=scaled(op.updates))
+
+
+def _block_of(kind: str) -> Block:
+    return block(kind, 0 if kind in ("attention", "mlp") else None)

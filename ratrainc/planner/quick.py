@@ -1,0 +1,62 @@
+"""Level one alone: the plan with the least pessimistic estimate, and how far that is from the bound on every plan."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from attrs import evolve
+
+from ratrainc.planner.answer import Answer, Candidate, Rejected, Request
+from ratrainc.planner.bounds import Columns, shape_bounds
+from ratrainc.planner.cuts import best_cuts, cuts_of
+from ratrainc.planner.estimates import plan_estimates
+from ratrainc.planner.profile import Profiles
+from ratrainc.planner.search import partition_count
+from ratrainc.planner.space import shapes
+from ratrainc.planner.variants import schedule_of
+
+SECONDS = 3.0
+"""for the cuts of shapes; what is left then is covered by its bound"""
+
+
+def quick_answer(request: Request) -> Answer:
+    """An answer without compiling anything: its times are estimates, its peaks lower bounds."""
+    begin = time.monotonic()
+    profiles = Profiles(request.setting)
+    found = shapes(request.model, request.clusters, request.global_batch, request.modes)
+    columns = Columns.of(profiles, found, schedule=schedule_of(request.strategy.passes))
+    bounds = shape_bounds(columns)
+    candidates: list[Candidate] = []
+    rejected: list[Rejected] = []
+    least, open_bound = float("inf"), float("inf")
+    for at in np.argsort(bounds, kind="stable"):
+        if not np.isfinite(bounds[at]) or bounds[at] >= least or time.monotonic() - begin > SECONDS:
+            open_bound = float(bounds[at])
+            break
+        row = columns.rows(slice(at, at + 1))
+        cuts = best_cuts(row)
+        if not np.isfinite(cuts.seconds):
+            rejected.append(Rejected(found[at], cuts.stage, cuts.short_bytes))
+            continue
+        estimate = float(plan_estimates(row, np.array([cuts.layers], float))[0])
+        plan = found[at].plan(profiles.setting, cuts_of(cuts.layers))
+        candidates.append(
+            Candidate(found[at], plan, request.strategy.passes, cuts.seconds, None, estimate, cuts.peak_bytes)
+        )
+        least = min(least, estimate)
+    candidates.sort(key=lambda c: c.seconds)
+    bound = min([open_bound, *(c.bound_seconds for c in candidates)])
+    fitting = [c for c in candidates if np.isfinite(c.seconds)]
+    return Answer(
+        evolve(request, seconds=SECONDS),
+        fitting,
+        [],
+        rejected,
+        bound,
+        len(found),
+        sum(partition_count(request.model.layers, shape.pp) for shape in found),
+        0,
+        time.monotonic() - begin,
+        proven=False,
+    )

@@ -1,0 +1,240 @@
+"""What a search found, for people, for scripts and as a plan file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from attrs import asdict
+
+from ratrain_ir.diagnostics import Note, fail
+from ratrain_ir.frontend.plan import plan_to_toml
+from ratrainc.console import say, seconds_text, size_text, table
+
+if TYPE_CHECKING:
+    from ratrainc.planner.answer import Answer, Candidate, Request
+
+_SHOWN = 5
+_SECONDS_OF_DAY = 86400.0
+
+
+def best_plans(answer: Answer) -> list[Candidate]:
+    """The candidates, each plan once with its fastest pipeline, fastest first."""
+    found: dict[Any, Candidate] = {}
+    for candidate in answer.candidates:
+        found.setdefault(candidate.plan, candidate)
+    return list(found.values())
+
+
+def tokens_per_second(candidate: Candidate) -> float:
+    """Tokens of a step over its seconds."""
+    return candidate.plan.tokens_per_step / candidate.seconds
+
+
+def training_cost(candidate: Candidate, clusters: int, tokens: float) -> tuple[float, float]:
+    """Days, and hours of all clusters together (idle ones too), that so many tokens take."""
+    seconds = tokens / tokens_per_second(candidate)
+    return seconds / _SECONDS_OF_DAY, seconds * clusters / 3600.0
+
+
+def candidate_json(candidate: Candidate, clusters: int, tokens: float | None) -> dict[str, Any]:
+    """One plan as `--json` prints it."""
+    plan = candidate.plan
+    found: dict[str, Any] = {
+        "pp": plan.pp,
+        "dp": plan.dp,
+        "micro_batch_size": plan.micro_batch_size,
+        "micro_batches": plan.micro_batches,
+        "zero": plan.zero,
+        "reduce": plan.reduce,
+        "cuts": list(plan.cuts),
+        "passes": candidate.pipeline,
+        "predicted_step_seconds": candidate.seconds,
+        "tokens_per_second": tokens_per_second(candidate),
+        "peak_bytes": candidate.peak_bytes,
+        "bound_seconds": candidate.bound_seconds,
+        "exposed_tail_seconds": candidate.evaluation.exposed_tail_seconds if candidate.evaluation else None,
+        "how": how(candidate),
+        "clusters": plan.clusters,
+        "idle_clusters": clusters - plan.clusters,
+    }
+    disturbance = candidate.evaluation.disturbance if candidate.evaluation else None
+    if disturbance is not None:
+        found |= asdict(disturbance)
+    if tokens is not None:
+        found["days"], found["cluster_hours"] = training_cost(candidate, clusters, tokens)
+    return found
+
+
+def how(candidate: Candidate) -> str:
+    """Where the time of a candidate comes from."""
+    if candidate.evaluation is None:
+        return "estimate"
+    return "folded" if candidate.evaluation.estimated else "simulated"
+
+
+def answer_json(answer: Answer, tokens: float | None = None) -> dict[str, Any]:
+    """The whole answer as `--json` prints it."""
+    request = answer.request
+    return {
+        "model": request.model.name,
+        "machine": request.machine.name,
+        "strategy": request.strategy.name,
+        "clusters": request.clusters,
+        "global_batch": request.global_batch,
+        "seq_len": request.seq_len,
+        "plans": [candidate_json(c, request.clusters, tokens) for c in best_plans(answer)],
+        "bound_step_seconds": answer.bound_seconds,
+        "gap": answer.gap,
+        "proven": answer.proven,
+        "losers": [{"plan": loser.text, "reason": loser.reason} for loser in answer.losers],
+        "considered": {"shapes": answer.shapes, "plans": answer.plans, "evaluations": answer.evaluations},
+        "seconds": answer.seconds,
+    }
+
+
+def show_answer(answer: Answer, tokens: float | None) -> None:
+    """Tables: the best plans, the instructive losers, the certificate."""
+    request = answer.request
+    shown = best_plans(answer)[:_SHOWN]
+    columns = ["plan", "cuts", "step", "tokens/s", "peak", "tail", "how"]
+    if request.robust:
+        columns += ["slow stage", "jitter"]
+    if tokens is not None:
+        columns += ["days", "cluster-h"]
+    rows = [_row(c, request, tokens) for c in shown]
+    title = (
+        f"{request.model.name} on {request.clusters} x {request.machine.name}, {request.global_batch} sequences of "
+        f"{request.seq_len} tokens a step, strategy {request.strategy.name} (all times simulated)"
+    )
+    table(title, columns, rows)
+    if answer.losers:
+        table("why not", ("plan", "reason"), [[loser.text, loser.reason] for loser in answer.losers])
+    for line in certificate(answer):
+        say(line)
+
+
+def certificate(answer: Answer) -> list[str]:
+    """What is known of the best plan against all others."""
+    assert answer.best is not None
+    assert answer.gap is not None
+    lines = [
+        f"best found {seconds_text(answer.best.seconds)} a step ({how(answer.best)}), passes {answer.best.pipeline}",
+        f"lower bound of every plan considered {seconds_text(answer.bound_seconds)}: gap {100 * answer.gap:.1f} %"
+        + (", proven best" if answer.proven else ""),
+        (
+            f"{answer.plans:,} plans of {answer.shapes:,} shapes; {answer.evaluations} compiled and simulated; "
+            f"{answer.seconds:.1f} s"
+        ),
+    ]
+    idle = answer.request.clusters - answer.best.plan.clusters
+    return [*lines, f"{idle} clusters stay idle: no plan that uses more is faster"] if idle else lines
+
+
+def shape_text(candidate: Candidate) -> str:
+    """A plan in a few words."""
+    plan = candidate.plan
+    each = " each" if plan.reduce == "each-micro-batch" else ""
+    return f"P{plan.pp} D{plan.dp} b{plan.micro_batch_size} M{plan.micro_batches} Z{plan.zero}{each}"
+
+
+def _row(candidate: Candidate, request: Request, tokens: float | None) -> list[str]:
+    plan = candidate.plan
+    tail = candidate.evaluation.exposed_tail_seconds if candidate.evaluation else None
+    row = [
+        shape_text(candidate),
+        cuts_text(plan.cuts),
+        seconds_text(candidate.seconds),
+        f"{tokens_per_second(candidate):,.0f}",
+        size_text(candidate.peak_bytes) + ("" if candidate.evaluation else "+"),
+        "-" if tail is None else seconds_text(tail),
+        how(candidate),
+    ]
+    if request.robust:
+        found = candidate.evaluation.disturbance if candidate.evaluation else None
+        row += [seconds_text(found.slow_stage_seconds), seconds_text(found.jitter_seconds)] if found else ["-", "-"]
+    if tokens is not None:
+        days, hours = training_cost(candidate, request.clusters, tokens)
+        row += [f"{days:,.1f}", f"{hours:,.0f}"]
+    return row
+
+
+def cuts_text(cuts: Sequence[int]) -> str:
+    """Cuts on a line, many of them shortened."""
+    if not cuts:
+        return "-"
+    words = [str(cut) for cut in cuts]
+    return ",".join(words) if len(words) <= 5 else f"{','.join(words[:3])}..{words[-1]}"
+
+
+def plan_file(answer: Answer, candidate: Candidate, model: str) -> str:
+    """The TOML text of a plan, with what the search knows of it in comments."""
+    request = answer.request
+    sequences = f"{request.global_batch} sequences of {request.seq_len} tokens a step"
+    simulated = (
+        f"{seconds_text(candidate.seconds)} a step, {tokens_per_second(candidate):,.0f} tokens/s ({how(candidate)})"
+    )
+    head = [
+        f"Planned for {request.model.name} on {request.clusters} x {request.machine.name}: {sequences}.",
+        f"Predicted: {simulated}, highest peak {size_text(candidate.peak_bytes)}.",
+        f"No plan that was considered takes less than {seconds_text(answer.bound_seconds)}.",
+    ]
+    return plan_text(candidate, model, head)
+
+
+def plan_text(candidate: Candidate, model: str, head: Sequence[str]) -> str:
+    """The TOML text of a plan under lines of comment."""
+    compiling = [
+        "Compile it with:",
+        f"  ratrainc compile --model {model} --plan THIS.toml \\",
+        f'    --passes "{candidate.pipeline}"',
+    ]
+    text = "".join(f"# {line}\n" for line in [*head, *compiling]) + "\n" + plan_to_toml(candidate.plan)
+    for key, comment in _COMMENTS.items():
+        text = _commented(text, key, comment)
+    return text
+
+
+_COMMENTS = {
+    "pp": "pipeline stages",
+    "dp": "replicas of the whole pipeline",
+    "cuts": "the layer where each later stage starts",
+    "micro_batch_size": "sequences that go through a stage together",
+    "micro_batches": "of each replica in a step",
+    "zero": "what the replicas share out: 1 optimizer state, 2 gradients too, 3 parameter views too",
+    "reduce": "when gradients meet those of the other replicas",
+}
+
+
+def _commented(text: str, key: str, comment: str) -> str:
+    lines = text.split("\n")
+    return "\n".join(f"{line}  # {comment}" if line.startswith(f"{key} = ") else line for line in lines)
+
+
+def no_plan(answer: Answer) -> NoReturn:
+    """Refuse, and say what comes nearest.
+
+    Raises `DiagnosticError` RT053.
+    """
+    request = answer.request
+    notes = []
+    if answer.rejected:
+        nearest = min(answer.rejected, key=lambda r: r.short_bytes)
+        shape = nearest.shape
+        text = (
+            f"nearest: P={shape.pp} D={shape.dp} b={shape.micro_batch_size}, ZeRO {shape.zero} {shape.reduce}: stage "
+            f"@{nearest.stage} lacks at least {size_text(int(nearest.short_bytes))}"
+        )
+        notes.append(Note(text))
+    notes += [
+        Note(f"the compiler refused {shape_text(c)}: {c.evaluation.refusal}")
+        for c in answer.refused[:3]
+        if c.evaluation
+    ]
+    fail(
+        "RT053",
+        f"no plan of {request.model.name} with {request.global_batch} sequences of {request.seq_len} tokens fits "
+        f"{request.clusters} clusters of {request.machine.whole('ddr_capacity')} bytes",
+        notes=notes,
+        help="use more clusters, shorter sequences, or another strategy",
+    )

@@ -1,0 +1,50 @@
+"""Requests as commands make them: names and files become what the search works with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ratrain_ir.frontend.plan import load_plan
+from ratrainc.planner.answer import Request
+from ratrainc.strategies import DEFAULT_STRATEGY, strategy
+from targets.mt3000.machine import Machine, load_machine
+
+if TYPE_CHECKING:
+    from ratrain_ir.frontend.model_config import ModelConfig
+
+
+def planning_request(
+    model: ModelConfig,
+    clusters: int,
+    global_batch: int,
+    seq_len: int,
+    *,
+    machine: str | Machine | None = None,
+    strategy_name: str | None = None,
+    like: str | None = None,
+    seconds: float = 25.0,
+    jobs: int = 1,
+    exhaustive: bool = False,
+    robust: bool = False,
+    zero_levels: tuple[int, ...] = (0, 1, 2, 3),
+) -> Request:
+    """A request; `like` names a plan file whose dtypes, chunks and optimizer all plans take.
+
+    Raises `DiagnosticError` for an unknown strategy or machine, or a file that is no plan for the model.
+    """
+    return Request(
+        model,
+        machine if isinstance(machine, Machine) else load_machine(machine),
+        clusters,
+        global_batch,
+        seq_len,
+        strategy(strategy_name or DEFAULT_STRATEGY),
+        seconds=seconds,
+        jobs=jobs,
+        exhaustive=exhaustive,
+        robust=robust,
+        zero_levels=zero_levels,
+        plan_template=evolve(load_plan(like, model), seq_len=seq_len) if like is not None else None,
+    )

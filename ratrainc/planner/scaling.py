@@ -1,0 +1,132 @@
+"""Weak scaling: the best plan, or a given one with more replicas, at several numbers of clusters."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from ratrain_ir.diagnostics import fail
+from ratrain_ir.frontend.plan import Plan
+from ratrainc.planner.evaluation import Task, evaluate
+from ratrainc.planner.search import Search
+
+if TYPE_CHECKING:
+    from ratrainc.planner.answer import Request
+
+
+@frozen
+class Point:
+    """One number of clusters. Without `step_seconds` nothing fits."""
+
+    clusters: int
+    global_batch: int
+    step_seconds: float | None
+    tokens_per_second: float | None
+    efficiency: float | None
+    """throughput a cluster, over that of the first point"""
+    bound_seconds: float | None
+    plan: Plan | None
+
+
+def planned_points(request: Request, counts: Sequence[int], sequences: int, tick: Callable[[str], None]) -> list[Point]:
+    """The best plan at each number of clusters, with so many sequences a cluster."""
+    found = []
+    for clusters in counts:
+        answer = Search(evolve(request, clusters=clusters, global_batch=clusters * sequences), tick).run()
+        best = answer.best
+        seconds = best.seconds if best else None
+        found.append((clusters, clusters * sequences, seconds, answer.bound_seconds, best.plan if best else None))
+    return _points(found, request.seq_len)
+
+
+def fixed_points(
+    request: Request, plan: Plan, counts: Sequence[int], sequences: int, tick: Callable[[str], None]
+) -> list[Point]:
+    """A plan's stages and micro-batches with as many replicas as each number of clusters has room for.
+
+    Raises `DiagnosticError` RT064 where a number of clusters is no multiple of the stages, or sequences do not go round.
+    """
+    found = []
+    for clusters in counts:
+        dp, rest = divmod(clusters, plan.pp)
+        size = plan.micro_batch_size
+        micro_batches, left = divmod(plan.pp * sequences, size)
+        if rest or left or not micro_batches:
+            fail(
+                "RT064",
+                f"{clusters} clusters with {sequences} sequences each do not go round on {plan.pp} stages with micro-batches of {size}",
+                help=f"use a multiple of {plan.pp} clusters, and sequences that make whole micro-batches",
+            )
+        shaped = evolve(plan, dp=dp, micro_batches=micro_batches, zero=plan.zero if dp > 1 else 0)
+        evaluation = evaluate(Task(request.model, shaped, request.strategy.passes, request.machine))
+        tick(f"{clusters} clusters")
+        found.append((clusters, shaped.global_batch, evaluation.step_seconds, None, shaped))
+    return _points(found, plan.seq_len)
+
+
+def _points(found: Sequence[tuple[int, int, float | None, float | None, Plan | None]], seq_len: int) -> list[Point]:
+    points: list[Point] = []
+    first: float | None = None
+    for clusters, batch, seconds, bound, plan in found:
+        if seconds is None:
+            points.append(Point(clusters, batch, None, None, None, bound, None))
+            continue
+        rate = batch * seq_len / seconds
+        first = first or rate / clusters
+        points.append(Point(clusters, batch, seconds, rate, rate / clusters / first, bound, plan))
+    return points
+
+
+def point_json(point: Point) -> dict[str, Any]:
+    """A point as `--json` prints it."""
+    plan = point.plan
+    bound = point.bound_seconds if point.bound_seconds is not None and math.isfinite(point.bound_seconds) else None
+    found: dict[str, Any] = {
+        "clusters": point.clusters,
+        "global_batch": point.global_batch,
+        "tokens_per_second": point.tokens_per_second,
+        "step_seconds": point.step_seconds,
+        "efficiency": point.efficiency,
+        "bound_step_seconds": bound,
+    }
+    if plan is not None:
+        names = ("pp", "dp", "micro_batch_size", "micro_batches", "zero", "reduce")
+        found["plan"] = {name: getattr(plan, name) for name in names} | {"cuts": list(plan.cuts)}
+    return found
+
+
+def draw(points: Sequence[Point], path: str, title: str) -> None:
+    """Write a plot of throughput over clusters, with perfect scaling beside it, as PNG or SVG by the file's ending.
+
+    Raises `DiagnosticError` RT002 where matplotlib is not installed, or the file's kind is not known.
+    """
+    kind = Path(path).suffix.removeprefix(".").lower()
+    if kind not in ("png", "svg"):
+        fail("RT002", f"a plot is written as .png or .svg, not '{path}'")
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        fail("RT002", "drawing needs matplotlib, which is not installed", help="pip install 'ratrain[plot]'")
+    from ratrain_ir.files import replacing
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    good = [(p.clusters, p.tokens_per_second) for p in points if p.tokens_per_second is not None]
+    clusters = [count for count, _ in good]
+    axes.plot(clusters, [rate for _, rate in good], "o-", label="simulated")
+    if good:
+        base = good[0][1] / good[0][0]
+        axes.plot(clusters, [base * n for n in clusters], "--", color="grey", label="perfect scaling")
+    axes.set(xlabel="clusters", ylabel="tokens/s", title=title, ylim=(0, None))
+    axes.legend()
+    data = io.BytesIO()
+    figure.savefig(data, format=kind)
+    with replacing(path) as stream:
+        stream.write(data.getvalue())

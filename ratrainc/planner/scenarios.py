@@ -1,0 +1,62 @@
+"""How the answer moves when the machine changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from ratrainc.console import seconds_text, table
+from ratrainc.planner.answer import Answer
+from ratrainc.planner.evaluation import Evaluation, Task, evaluate
+from ratrainc.planner.report import candidate_json, shape_text
+
+if TYPE_CHECKING:
+    from targets.mt3000.machine import Machine
+
+
+@frozen
+class Scenario:
+    """The answer for a changed machine, and what the plan of the given machine comes to on it."""
+
+    change: str
+    answer: Answer
+    kept: Evaluation | None
+
+
+def kept_plan(answer: Answer, machine: Machine) -> Evaluation:
+    """The best plan of an answer on another machine."""
+    best = answer.best
+    assert best is not None
+    return evaluate(Task(answer.request.model, best.plan, best.pipeline, machine))
+
+
+def scenario_json(scenario: Scenario) -> dict[str, Any]:
+    """A scenario as `--json` prints it."""
+    best = scenario.answer.best
+    return {
+        "change": scenario.change,
+        "plan": candidate_json(best, scenario.answer.request.clusters, None) if best else None,
+        "bound_step_seconds": scenario.answer.bound_seconds if best else None,
+        "step_seconds_with_the_same_plan": scenario.kept.step_seconds if scenario.kept else None,
+    }
+
+
+def show_scenarios(answer: Answer, scenarios: Sequence[Scenario]) -> None:
+    """A table: the best plan of each changed machine, and its time against that of the given one."""
+    assert answer.best is not None
+    rows = [["as it is", shape_text(answer.best), seconds_text(answer.best.seconds), "", ""]]
+    for item in scenarios:
+        best = item.answer.best
+        kept = "-" if item.kept is None else _kept_text(item.kept)
+        if best is None:
+            rows.append([item.change, "nothing fits", "-", "-", kept])
+            continue
+        change = 100 * (best.seconds / answer.best.seconds - 1)
+        rows.append([item.change, shape_text(best), seconds_text(best.seconds), f"{change:+.1f} %", kept])
+    table("what if (simulated)", ("machine", "best plan", "step", "change", "with the same plan"), rows)
+
+
+def _kept_text(kept: Evaluation) -> str:
+    return "does not fit" if kept.step_seconds is None else seconds_text(kept.step_seconds)

@@ -1,0 +1,57 @@
+"""The fewest clusters on which a model fits at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import evolve
+
+from ratrainc.planner.answer import Candidate
+from ratrainc.planner.cuts import best_cuts, cuts_of
+from ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
+from ratrainc.planner.search import Search
+
+if TYPE_CHECKING:
+    from ratrainc.planner.answer import Request
+
+SEQUENCES = 8
+"""of a cluster in a step; a step needs enough micro-batches that its pipeline is full, beyond that they change no peak"""
+
+_TRIED = 3
+"""Shapes of one number of clusters that are compiled; of those that bounds allow, the ones with most room."""
+
+
+def smallest_clusters(request: Request, tick: Callable[[str], None]) -> tuple[int, Candidate] | None:
+    """The fewest clusters, up to the request's, for which a plan is compiled and placed, and that plan; None where none fits.
+
+    Each cluster has `SEQUENCES` sequences, one a micro-batch. Numbers of clusters are tried upwards. One is passed over when the bound on bytes rules out every shape, or when none of the shapes with
+    most room can be placed.
+    """
+    for clusters in range(1, request.clusters + 1):
+        tick(f"{clusters} clusters")
+        found = _fitting(evolve(request, clusters=clusters, global_batch=clusters * SEQUENCES))
+        if found is not None:
+            return clusters, found
+    return None
+
+
+def _fitting(request: Request) -> Candidate | None:
+    search = Search(request)
+    shapes = [s for s in search.fill_queue() if s.clusters == request.clusters and s.micro_batch_size == 1]
+    roomy = []
+    for shape in shapes:
+        if not np.isfinite(search.shape_bounds[search.row[shape]]):
+            continue
+        cuts = best_cuts(search.columns_of(shape), roomiest=True)
+        if np.isfinite(cuts.seconds):
+            roomy.append((cuts.peak_bytes, shape, cuts))
+    for _, shape, cuts in sorted(roomy, key=lambda item: item[:2])[:_TRIED]:
+        plan = shape.plan(search.profiles.setting, cuts_of(cuts.layers))
+        pipeline = request.strategy.passes
+        folded = folded_micro_batches(plan) < plan.micro_batches
+        evaluation = evaluate(Task(request.model, plan, pipeline, request.machine, folded))
+        if evaluation.step_seconds is not None:
+            return Candidate(shape, plan, pipeline, cuts.seconds, evaluation)
+    return None

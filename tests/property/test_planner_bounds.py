@@ -1,0 +1,108 @@
+"""The planner's bounds are never above what the compiler and the simulator then find."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from passes.pipeline_text import parse_pipeline, pipeline_text
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrainc.planner.bounds import Columns, plan_bounds, shape_bounds
+from ratrainc.planner.cuts import best_cuts, cuts_of, partitions
+from ratrainc.planner.evaluation import Task, evaluate
+from ratrainc.planner.machines import with_constants
+from ratrainc.planner.profile import Profiles, Setting
+from ratrainc.planner.space import STATE_MODES, Shape, template
+from ratrainc.planner.variants import recompute_policy, schedule_of
+from ratrainc.strategies import STRATEGIES, strategy
+from targets.mt3000.machine import load_machine
+
+ROUNDING = 1e-9
+
+
+@cache
+def small_model(layers: int, *, wide: bool) -> ModelConfig:
+    sizes = (
+        {"hidden_size": 256, "ffn_size": 704, "vocab_size": 1000}
+        if wide
+        else {"hidden_size": 64, "ffn_size": 160, "vocab_size": 5000}
+    )
+    return ModelConfig(
+        "small", "llama", layers=layers, heads=4, kv_heads=2, head_dim=sizes["hidden_size"] // 4, norm_eps=1e-5, **sizes
+    )
+
+
+@st.composite
+def planned(draw):
+    """A shape, cuts, a strategy and a machine, small enough to be compiled at once."""
+    layers = draw(st.integers(1, 6))
+    pp = draw(st.integers(1, min(layers, 4)))
+    dp = draw(st.sampled_from([1, 2, 3, 16]))
+    named = strategy(draw(st.sampled_from([s.name for s in STRATEGIES])))
+    modes = [(0, "last")] if dp == 1 else [m for m in STATE_MODES if named.zero in (None, m[0])]
+    zero, reduce = draw(st.sampled_from(modes))
+    shape = Shape(pp, dp, draw(st.integers(1, 2)), draw(st.integers(1, 9)), zero, reduce)
+    cuts = draw(st.sampled_from(list(partitions(layers, pp))))
+    model = small_model(layers, wide=draw(st.booleans()))
+    constants = {
+        "link_bandwidth": draw(st.sampled_from([1e8, 3.7e9])),
+        "link_latency": draw(st.sampled_from([0.0, 1e-5, 1e-3])),
+        "launch": draw(st.sampled_from([0.0, 2e-5])),
+        "fp16_peak": draw(st.sampled_from([1e11, 8.1e12])),
+        "collective_chunk": 4096.0,
+    }
+    machine = with_constants(load_machine(None), constants)
+    return model, shape, cuts, named, machine, draw(st.floats(0.0, 1.2))
+
+
+@settings(max_examples=25)
+@given(planned())
+def test_bounds_are_never_above_what_is_found(case):
+    model, shape, layers, named, machine, room = case
+    roomy = evaluated(model, shape, layers, named.passes, named, machine)
+    check(model, shape, layers, named, machine, roomy)
+    budget = tightened(model, shape, layers, named, machine, max(roomy.peak_bytes), room)
+    found = evaluated(model, shape, layers, with_budget(named.passes, budget), named, machine)
+    if max(found.peak_bytes) <= budget:
+        check(model, shape, layers, named, with_constants(machine, {"ddr_capacity": float(budget)}), found)
+
+
+def check(model, shape, layers, named, machine, found):
+    columns = columns_of(model, shape, named, machine)
+    bounds = plan_bounds(columns, np.array([layers], float))
+    note = f"{shape} {layers} {named.name}: bound {bounds.seconds[0]}, found {found.step_seconds}"
+    assert bounds.seconds[0] <= found.step_seconds * (1 + ROUNDING), note
+    assert (bounds.peak_bytes[0] <= np.array(found.peak_bytes)).all(), f"{note} {bounds.peak_bytes} {found.peak_bytes}"
+    assert best_cuts(columns).seconds <= bounds.seconds[0] * (1 + ROUNDING)
+    assert shape_bounds(columns)[0] <= best_cuts(columns).seconds * (1 + ROUNDING)
+
+
+def tightened(model, shape, layers, named, machine, highest, room):
+    """A budget between the bound on the peak and the peak that was found."""
+    columns = columns_of(model, shape, named, machine)
+    least = float(plan_bounds(columns, np.array([layers], float)).peak_bytes.max())
+    return int(least + room * max(0.0, highest - least))
+
+
+def with_budget(pipeline, budget):
+    """The pipeline with less to spend for recomputation; the capacity stays, so that placing is quick."""
+    passes = [evolve(p, budget=budget) if hasattr(p, "budget") else p for p in parse_pipeline(pipeline)]
+    return pipeline_text(passes)
+
+
+def evaluated(model, shape, layers, pipeline, named, machine):
+    plan = shape.plan(setting_of(model, named, machine), cuts_of(layers))
+    return evaluate(Task(model, plan, pipeline, machine))
+
+
+def setting_of(model, named, machine):
+    return Setting(model, machine, evolve(template(32), head_chunk=8), recompute_policy(named.passes))
+
+
+def columns_of(model, shape, named, machine):
+    profiles = Profiles(setting_of(model, named, machine))
+    return Columns.of(profiles, [shape], schedule=schedule_of(named.passes))
