@@ -111,18 +111,23 @@ def emit(module: Module, *, machine: str | Machine | None = None) -> Program:
         return emit_module(module, Mt3000Target(machine_for(module, machine)))
 
 
-def simulate(program: Program, *, machine: str | Machine | None = None, rendezvous: bool = False) -> Figures:
-    """Simulated times of a program on a machine: the one it was compiled for unless another is given."""
-    return simulate_with_timeline(program, machine=machine, rendezvous=rendezvous)[0]
+def simulate(
+    program: Program, *, machine: str | Machine | None = None, rendezvous: bool = False, sharing: bool = True
+) -> Figures:
+    """Simulated times of a program on a machine: the one it was compiled for unless another is given.
+
+    Without `sharing`, DDR and link carry whatever overlaps at full speed.
+    """
+    return simulate_with_timeline(program, machine=machine, rendezvous=rendezvous, sharing=sharing)[0]
 
 
 def simulate_with_timeline(
-    program: Program, *, machine: str | Machine | None = None, rendezvous: bool = False
+    program: Program, *, machine: str | Machine | None = None, rendezvous: bool = False, sharing: bool = True
 ) -> tuple[Figures, Timeline]:
     """`simulate`, and when each instruction starts and ends."""
     chosen = machine if isinstance(machine, Machine) else load_machine(machine or _built_in(program.target))
     with paused_gc():
-        return simulated(program, chosen, rendezvous=rendezvous)
+        return simulated(program, chosen, rendezvous=rendezvous, sharing=sharing)
 
 
 def load(path: str, *, machine: str | Machine | None = None) -> Program:

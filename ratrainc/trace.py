@@ -1,4 +1,7 @@
-"""A timeline in the Chrome trace format, which Perfetto and chrome://tracing show: a track per stage and engine, flows for messages."""
+"""A timeline in the Chrome trace format, which Perfetto and chrome://tracing show.
+
+A track per stage and engine, an arrow per message, a counter of the live bytes of each stage.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain_ir.files import write_lines
 from ratrain_ir.ops import ENGINES, Engine
+from targets.live_curve import live_curve
 
 if TYPE_CHECKING:
     from targets.simulator import Span, Timeline
@@ -20,7 +24,7 @@ def write_trace(timeline: Timeline, path: str) -> None:
 
     Raises `DiagnosticError` RT002 when the file cannot be written.
     """
-    events = [*_names(timeline), *_spans(timeline), *_flows(timeline)]
+    events = [*_names(timeline), *_spans(timeline), *_flows(timeline), *_live_bytes(timeline)]
     lines = [json.dumps(event, separators=(",", ":")) for event in events]
     body = [line + "," for line in lines[:-1]] + lines[-1:]
     write_lines(path, ['{"displayTimeUnit":"ms","traceEvents":[', *body, "]}"])
@@ -53,6 +57,13 @@ def _spans(timeline: Timeline) -> Iterator[dict[str, Any]]:
                     "dur": (span.end - span.start) * _MICROSECONDS,
                     "args": {"micro_batch": instruction.micro_batch, "waits": waits},
                 }
+
+
+def _live_bytes(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    for stage in range(len(timeline.spans)):
+        times, live = live_curve(timeline, stage)
+        for time, count in zip(times.tolist(), live.tolist(), strict=True):
+            yield {"ph": "C", "name": "live bytes", "pid": stage, "ts": time * _MICROSECONDS, "args": {"bytes": count}}
 
 
 def _flows(timeline: Timeline) -> Iterator[dict[str, Any]]:

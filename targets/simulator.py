@@ -1,26 +1,40 @@
 """A timed run of a program's own streams: when each instruction starts and ends on every engine of every stage.
 
 Engines take their streams in order; an instruction starts when its engine is free and its waits are met. A buffered send occupies
-its engine for the message's time and its receive ends no earlier; a rendezvous send starts and ends with its receive. A collective
-starts when all members are at it. Resources are not shared yet: each instruction takes the time it takes alone. Replicas are alike,
-so one of each stage is timed.
+its engine for the message's time; its receive starts when it is posted and the message has started, and ends no earlier than the
+message. A rendezvous send starts and ends with its receive. A collective across stages starts and ends on all of them together.
+Instructions that overlap share the bandwidth of DDR and link. Replicas are alike, so one of each stage is timed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import define, field, frozen
 
 from ratrain_ir.diagnostics import fail
 from ratrain_ir.ops import ENGINES, Engine
+from targets.flat_program import STREAMS, FlatProgram, Float64s, Records, flatten, instructions_in_order
 from targets.program import Instruction, Program
+from targets.resource_work import Bandwidths, ResourceWork
+from targets.run_state import WORK, RunState, moved_bytes, new_state
+
+if TYPE_CHECKING:
+    from targets.bubbles import Bubbles
 
 DurationOf = Callable[[int, Instruction], float]
 """Seconds of an instruction of a stage that runs alone."""
+WorkOf = Callable[[int, Engine, Instruction], ResourceWork]
+"""The works of an instruction of a stage on an engine."""
 
 STEPS = 3
 """Consecutive steps that are timed: the first from cold, the distance of the last two is the steady period."""
+UNLIMITED = Bandwidths(np.inf, np.inf, np.inf)
+"""Nothing is short, where no instruction has bytes to move."""
+_SHOWN_WAITING = 20
 
 
 @frozen
@@ -32,198 +46,145 @@ class Span:
     end: float
 
 
-@frozen(eq=False)
+@define(eq=False, slots=False)
 class Timeline:
-    """Spans by stage and engine, in stream order, step after step."""
+    """When every instruction of every step started and ended: [steps * ops], in seconds; see `flat_program` for the numbers."""
 
     program: Program
-    spans: list[dict[Engine, list[Span]]]
+    flat: FlatProgram
+    works: Records
+    """by op"""
     steps: int
+    rendezvous: bool
+    starts: Float64s
+    ends: Float64s
+    moved_bytes: Float64s
+    """[stages, DDR | link outwards | link inwards]: bytes that have flowed in all steps; none where nothing is shared"""
+    events: int = field(default=0)
+    """works that have ended, a measure of what the simulation had to do"""
 
     @property
+    def ops(self) -> int:
+        """Ops of one step."""
+        return len(self.flat.ops)
+
+    @cached_property
     def makespan_seconds(self) -> float:
         """One step from cold: when the last instruction of the first step ends."""
-        return max((span.end for _, _, step in self.by_step(0) for span in step), default=0.0)
+        return float(self.ends[: self.ops].max(initial=0.0))
 
-    @property
+    @cached_property
     def step_seconds(self) -> float:
         """The steady period: the largest distance between the ends of equal streams in the last two steps."""
-        last = {(s, e): step for s, e, step in self.by_step(self.steps - 1)}
-        before = {(s, e): step for s, e, step in self.by_step(self.steps - 2)}
-        return max((last[key][-1].end - before[key][-1].end for key in last), default=0.0)
+        last = (self.steps - 1) * self.ops + self.flat.last_ops
+        return float((self.ends[last] - self.ends[last - self.ops]).max(initial=0.0))
 
-    def by_step(self, step: int) -> Iterator[tuple[int, Engine, list[Span]]]:
-        """The spans of one step, by stage and engine; engines without work are left out."""
-        for stage, engines in enumerate(self.spans):
-            for engine, spans in engines.items():
-                count = len(self.program.stages[stage].streams[engine])
-                if count:
-                    yield stage, engine, spans[step * count : (step + 1) * count]
+    @cached_property
+    def instructions(self) -> list[Instruction]:
+        """The instructions of a step, by op number."""
+        return instructions_in_order(self.program)
 
-    def busy_seconds(self, stage: int, engine: Engine) -> float:
-        """Seconds an engine works in one step."""
-        count = len(self.program.stages[stage].streams[engine])
-        return sum(span.end - span.start for span in self.spans[stage][engine][-count:]) if count else 0.0
+    @cached_property
+    def spans(self) -> list[dict[Engine, list[Span]]]:
+        """Spans by stage and engine, in stream order, step after step."""
+        starts, ends = self.starts.tolist(), self.ends.tolist()
+        return [
+            {
+                engine: [Span(self.instructions[e % self.ops], starts[e], ends[e]) for e in self._events(s, engine)]
+                for engine in ENGINES
+            }
+            for s in range(len(self.program.stages))
+        ]
 
-    def exposed_tail_seconds(self, stage: int) -> float:
-        """Idle time of a stage's compute engine in the last step that ended with the end of a collective or a host update.
+    def _events(self, stage: int, engine: Engine) -> Iterator[int]:
+        first, stop = self.ops_of(stage, engine)
+        for step in range(self.steps):
+            yield from range(step * self.ops + first, step * self.ops + stop)
 
-        That is what gradient reduction, updates, gathers of views and barriers cost beyond what compute hides.
-        """
-        spans = self.spans[stage][Engine.COMPUTE]
-        count = len(self.program.stages[stage].streams[Engine.COMPUTE])
-        first = len(spans) - count
-        tail = 0.0
-        for index in range(max(first, 1), len(spans)):
-            idle = spans[index].start - spans[index - 1].end
-            if idle > 0 and self._last_awaited(stage, spans[index], index // count) in _TAIL_ENGINES:
-                tail += idle
-        return tail
+    def ops_of(self, stage: int, engine: Engine) -> tuple[int, int]:
+        """The ops of a stream: the first, and the first that is not its."""
+        stream = stage * STREAMS + ENGINES.index(engine)
+        return int(self.flat.streams["first"][stream]), int(self.flat.streams["stop"][stream])
 
-    def _last_awaited(self, stage: int, span: Span, step: int) -> Engine | None:
-        """The engine whose instruction an instruction waited for last."""
-        latest: tuple[float, Engine | None] = (-1.0, None)
-        for wait in span.instruction.waits:
-            at = step - wait.previous_step
-            if at >= 0:
-                number = at * len(self.program.stages[stage].streams[wait.engine]) + wait.count - 1
-                end = self.spans[stage][wait.engine][number].end
-                if end > latest[0]:
-                    latest = (end, wait.engine)
-        return latest[1]
+    def busy_seconds(self, stage: int, engine: Engine, step: int | None = None) -> float:
+        """Seconds an engine works in a step, the last one where none is given."""
+        first, stop = self.ops_of(stage, engine)
+        begin = (self.steps - 1 if step is None else step) * self.ops
+        return float((self.ends[begin + first : begin + stop] - self.starts[begin + first : begin + stop]).sum())
 
+    @cached_property
+    def bubbles(self) -> Bubbles:
+        """Why engines are idle in the last step."""
+        from targets.bubbles import Bubbles
 
-_TAIL_ENGINES = (Engine.COLLECTIVE, Engine.HOST)
+        return Bubbles(self)
+
+    @cached_property
+    def cold_bubbles(self) -> Bubbles:
+        """Why engines are idle in the first step, which starts from cold."""
+        from targets.bubbles import Bubbles
+
+        return Bubbles(self, cold=True)
 
 
 def simulate(program: Program, duration_of: DurationOf, *, rendezvous: bool = False, steps: int = STEPS) -> Timeline:
-    """Time `steps` consecutive steps.
+    """Time `steps` consecutive steps; nothing is shared, each instruction takes its time.
 
     Raises `DiagnosticError` RT042 when the program cannot end, naming who waits.
     """
-    run = _TimedRun(program, duration_of, rendezvous, steps)
-    run.to_end()
-    return Timeline(program, run.spans, steps)
+    return simulate_work(
+        program,
+        lambda s, _engine, item: ResourceWork(duration_of(s, item)),
+        UNLIMITED,
+        rendezvous=rendezvous,
+        steps=steps,
+    )
 
 
-@define(eq=False)
-class _TimedRun:
-    program: Program
-    duration_of: DurationOf
-    rendezvous: bool
-    steps: int
-    spans: list[dict[Engine, list[Span]]] = field(factory=list)
-    sent: dict[tuple[int, int, str], list[float]] = field(factory=dict)
-    """When the messages of a channel are complete, in send order."""
-    received: dict[tuple[int, int, str], int] = field(factory=dict)
+def simulate_work(
+    program: Program,
+    work_of: WorkOf,
+    bandwidths: Bandwidths,
+    *,
+    rendezvous: bool = False,
+    steps: int = STEPS,
+) -> Timeline:
+    """Time `steps` consecutive steps of instructions that share what they overlap on.
 
-    def to_end(self) -> None:
-        stages = self.program.stages
-        self.spans = [{engine: [] for engine in ENGINES} for _ in stages]
-        heads = [(s, e) for s, stage in enumerate(stages) for e in ENGINES if stage.streams[e]]
-        while heads:
-            ran = False
-            for stage, engine in heads:
-                while self.advance(stage, engine):
-                    ran = True
-            heads = [(s, e) for s, e in heads if self.has_work(s, e)]
-            if heads and not ran:
-                self.hang(heads)
+    Raises `DiagnosticError` RT042 when the program cannot end, naming who waits.
+    """
+    from targets.event_loop import run
 
-    def has_work(self, stage: int, engine: Engine) -> bool:
-        return len(self.spans[stage][engine]) < self.steps * len(self.program.stages[stage].streams[engine])
+    flat = flatten(program)
+    works = _works(program, work_of)
+    state = new_state(flat, bandwidths)
+    starts, ends = np.zeros((2, steps * len(works)))
+    events = run(flat, works, state, steps, rendezvous, starts, ends)
+    if (state.streams["done"] < steps * (flat.streams["stop"] - flat.streams["first"])).any():
+        _hang(program, state, steps, rendezvous=rendezvous)
+    return Timeline(program, flat, works, steps, rendezvous, starts, ends, moved_bytes(state), events)
 
-    def head(self, stage: int, engine: Engine) -> tuple[Instruction, int]:
-        stream = self.program.stages[stage].streams[engine]
-        step, position = divmod(len(self.spans[stage][engine]), len(stream))
-        return stream[position], step
 
-    def earliest(self, stage: int, engine: Engine) -> float | None:
-        """When the head of an engine may start, as far as its own stage goes; None while a wait is not met."""
-        instruction, step = self.head(stage, engine)
-        spans = self.spans[stage]
-        start = spans[engine][-1].end if spans[engine] else 0.0
-        for wait in instruction.waits:
-            at = step - 1 if wait.previous_step else step
-            if at < 0:
-                continue
-            index = at * len(self.program.stages[stage].streams[wait.engine]) + wait.count - 1
-            if index >= len(spans[wait.engine]):
-                return None
-            start = max(start, spans[wait.engine][index].end)
-        return start
+def _works(program: Program, work_of: WorkOf) -> Records:
+    found = [
+        work_of(index, engine, item)
+        for index, stage in enumerate(program.stages)
+        for engine in ENGINES
+        for item in stage.streams[engine]
+    ]
+    works = np.empty(len(found), WORK)
+    for name in ("seconds", "ddr_bytes", "link_bytes"):
+        works[name] = [getattr(each, name) for each in found]
+    return works
 
-    def advance(self, stage: int, engine: Engine) -> bool:
-        """Time the head of an engine if all it waits for is timed."""
-        if not self.has_work(stage, engine):
-            return False
-        start = self.earliest(stage, engine)
-        if start is None:
-            return False
-        instruction, _ = self.head(stage, engine)
-        if instruction.keyword == "send":
-            return self.send(stage, instruction, start)
-        if instruction.keyword == "recv":
-            return self.recv(stage, instruction, start)
-        if instruction.group in ("ends", "all"):
-            return self.collective(instruction)
-        self.record(stage, engine, instruction, start, start + self.duration_of(stage, instruction))
-        return True
 
-    def record(self, stage: int, engine: Engine, instruction: Instruction, start: float, end: float) -> None:
-        self.spans[stage][engine].append(Span(instruction, start, end))
-
-    def send(self, stage: int, instruction: Instruction, start: float) -> bool:
-        assert instruction.peer is not None
-        peer = instruction.peer
-        if self.rendezvous:
-            if not self.has_work(peer, Engine.RECV):
-                return False
-            partner, _ = self.head(peer, Engine.RECV)
-            other = self.earliest(peer, Engine.RECV)
-            if other is None or partner.peer != stage or partner.variant != instruction.variant:
-                return False
-            begin = max(start, other)
-            end = begin + self.duration_of(stage, instruction)
-            self.record(stage, Engine.SEND, instruction, begin, end)
-            self.record(peer, Engine.RECV, partner, begin, end)
-            return True
-        end = start + self.duration_of(stage, instruction)
-        self.record(stage, Engine.SEND, instruction, start, end)
-        self.sent.setdefault((stage, peer, instruction.variant), []).append(end)
-        return True
-
-    def recv(self, stage: int, instruction: Instruction, start: float) -> bool:
-        assert instruction.peer is not None
-        if self.rendezvous:
-            return False  # its send takes it along
-        channel = (instruction.peer, stage, instruction.variant)
-        index = self.received.get(channel, 0)
-        arrivals = self.sent.get(channel, [])
-        if index >= len(arrivals):
-            return False
-        self.received[channel] = index + 1
-        self.record(stage, Engine.RECV, instruction, start, max(start, arrivals[index]))
-        return True
-
-    def collective(self, instruction: Instruction) -> bool:
-        count = len(self.program.stages)
-        members = sorted({0, count - 1}) if instruction.group == "ends" else list(range(count))
-        begin = 0.0
-        for member in members:
-            if not self.has_work(member, Engine.COLLECTIVE):
-                return False
-            partner, _ = self.head(member, Engine.COLLECTIVE)
-            start = self.earliest(member, Engine.COLLECTIVE)
-            if start is None or partner.title_without_blocks != instruction.title_without_blocks:
-                return False
-            begin = max(begin, start)
-        duration = max(self.duration_of(m, self.head(m, Engine.COLLECTIVE)[0]) for m in members)
-        for member in members:
-            self.record(member, Engine.COLLECTIVE, self.head(member, Engine.COLLECTIVE)[0], begin, begin + duration)
-        return True
-
-    def hang(self, heads: list[tuple[int, Engine]]) -> None:
-        waiting = [f"stage @{s} {e.value} engine at '{self.head(s, e)[0].title}'" for s, e in heads[:20]]
-        mode = "rendezvous" if self.rendezvous else "buffered"
-        fail("RT042", f"the program cannot end with {mode} sends; these wait for ever: {'; '.join(waiting)}")
+def _hang(program: Program, state: RunState, steps: int, *, rendezvous: bool) -> None:
+    waiting = []
+    for stream, done in enumerate(state.streams["done"].tolist()):
+        stage, engine = stream // STREAMS, ENGINES[stream % STREAMS]
+        items = program.stages[stage].streams[engine]
+        if done < steps * len(items):
+            waiting.append(f"stage @{stage} {engine.value} engine at '{items[done % len(items)].title}'")
+    mode = "rendezvous" if rendezvous else "buffered"
+    text = "; ".join(waiting[:_SHOWN_WAITING])
+    fail("RT042", f"the program cannot end with {mode} sends; these wait for ever: {text}")

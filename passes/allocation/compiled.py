@@ -1,4 +1,4 @@
-"""The compiler of the allocator's inner loops. Importing this module imports numba: do it only where a problem is large or hard.
+"""The compiler of inner loops. Importing this module imports numba: do it late, and only where it pays.
 
 Compiled loops are cached on disk. The cache notices a change of the file a loop stands in, but not of a function it takes from
 another file: after editing one of those, delete the `__pycache__` folder.
@@ -15,6 +15,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kernel(function: F) -> F:
-    """A function over integers and integer arrays, compiled when it is first called."""
+    """A function over numbers and arrays, compiled when it is first called."""
     compiled: Any = nb.njit(cache=True, nogil=True, error_model="numpy")(function)
     return cast("F", compiled)

@@ -15,13 +15,17 @@ _EPILOG = """\b
 Examples:
   ratrainc explain 7b.rtir
   ratrainc explain 7b.rtir --stage 1 --no-levers
+  ratrainc explain 7b.rtx --time
+  ratrainc explain 7b.rtx --time --stage 0 --cold
 """
 
 _SHOWN_OWNERS = 12
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", metavar="FILE.rtir")
+@click.argument("file", metavar="FILE.rtir|FILE.rtx")
+@click.option("--time", "of_time", is_flag=True, help="Explain the time of a step instead of its bytes.")
+@click.option("--cold", is_flag=True, help="With --time: the first step, from cold, instead of a steady one.")
 @click.option(
     "--stage", type=click.IntRange(min=0), help="The stage to explain. Default: the one with the highest peak."
 )
@@ -33,19 +37,36 @@ _SHOWN_OWNERS = 12
 )
 @machine_option
 @json_option
-def command(file: str, stage: int | None, levers: bool, seconds: float, machine: str | None, as_json: bool) -> None:
+def command(
+    file: str,
+    of_time: bool,
+    cold: bool,
+    stage: int | None,
+    levers: bool,
+    seconds: float,
+    machine: str | None,
+    as_json: bool,
+) -> None:
     """Say why each byte is where it is: who is live at the peak, what the arena adds, which changes free how much.
 
     Every lever is tried: compiled, placed and simulated. Prices are simulated seconds.
+
+    With --time, say where the time of a step goes: what every idle engine waited for, and the critical path op by op.
     """
+    if of_time:
+        _explain_time(file, stage, machine, cold=cold, as_json=as_json)
+        return
+    if cold:
+        raise click.UsageError("--cold goes with --time")
+    if file.endswith(".rtx"):
+        raise click.UsageError("bytes are explained of a schedule: give the .rtir, or --time")
     from ratrain_ir.analysis.lifetime import lifetimes
     from ratrainc import api
     from ratrainc.console import print_json
 
     module = api.load_schedule(file)
     api.check(module)
-    if stage is not None and stage >= len(module.stages):
-        raise click.UsageError(f"there is no stage {stage}: the module has stages 0 to {len(module.stages) - 1}")
+    _check_stage(stage, len(module.stages))
     if stage is None:
         stage = max(range(len(module.stages)), key=lambda s: lifetimes(module.stages[s]).peak_bytes)
     facts = _facts(module, module.stages[stage])
@@ -54,6 +75,30 @@ def command(file: str, stage: int | None, levers: bool, seconds: float, machine:
         print_json(facts)
     else:
         _show(facts)
+
+
+def _explain_time(file: str, stage: int | None, machine: str | None, *, cold: bool, as_json: bool) -> None:
+    from ratrainc import api
+    from ratrainc.console import print_json, status
+    from ratrainc.time_report import show_time, time_facts
+    from targets.mt3000.machine import load_machine
+    from targets.program_verifier import check_program
+
+    chosen = load_machine(machine) if machine else None
+    with status(f"simulating {file}"):
+        program = api.load(file, machine=chosen)
+        check_program(program)
+        _check_stage(stage, len(program.stages))
+        _, timeline = api.simulate_with_timeline(program, machine=chosen)
+    if as_json:
+        print_json(time_facts(timeline, cold=cold))
+    else:
+        show_time(timeline, stage=stage, cold=cold)
+
+
+def _check_stage(stage: int | None, stages: int) -> None:
+    if stage is not None and stage >= stages:
+        raise click.UsageError(f"there is no stage {stage}: the stages are 0 to {stages - 1}")
 
 
 def _facts(module: Module, stage: Stage) -> dict[str, Any]:

@@ -11,6 +11,7 @@ Examples:
   ratrainc simulate 7b.rtx
   ratrainc simulate 7b.rtir --json
   ratrainc simulate 7b.rtx --trace 7b.json                     then open it in Perfetto
+  ratrainc simulate 7b.rtx --no-sharing                        what the overlap costs
   ratrainc simulate 7b.rtx --machine my-machine.toml --rendezvous
 """
 
@@ -19,10 +20,14 @@ Examples:
 @click.argument("file", metavar="FILE.rtx|FILE.rtir")
 @machine_option
 @click.option("--rendezvous", is_flag=True, help="Sends wait for their receives instead of being buffered.")
+@click.option("--sharing/--no-sharing", default=True, show_default=True, help="Overlapping ops share DDR and link.")
 @click.option("--trace", metavar="out.json", help="Write a timeline for Perfetto or chrome://tracing.")
 @json_option
-def command(file: str, machine: str | None, rendezvous: bool, trace: str | None, as_json: bool) -> None:
-    """Time a program on a machine, from its own streams. All figures are simulated."""
+def command(file: str, machine: str | None, rendezvous: bool, sharing: bool, trace: str | None, as_json: bool) -> None:
+    """Time a program on a machine, from its own streams. All figures are simulated.
+
+    `ratrainc explain FILE --time` says where the time goes.
+    """
     from ratrainc import api
     from ratrainc.console import print_json, status
     from targets.mt3000.machine import load_machine
@@ -32,15 +37,13 @@ def command(file: str, machine: str | None, rendezvous: bool, trace: str | None,
     with status(f"simulating {file}"):
         program = api.load(file, machine=chosen)
         check_program(program)
-        figures, timeline = api.simulate_with_timeline(program, machine=chosen, rendezvous=rendezvous)
+        figures, timeline = api.simulate_with_timeline(program, machine=chosen, rendezvous=rendezvous, sharing=sharing)
     if trace is not None:
         from ratrainc.trace import write_trace
 
         write_trace(timeline, trace)
     if as_json:
-        from attrs import asdict
-
-        print_json(asdict(figures) | {"machine": chosen.name if chosen else program.target})
+        print_json(figures.to_json() | {"machine": chosen.name if chosen else program.target})
         return
     from ratrainc.reports import show_figures
 

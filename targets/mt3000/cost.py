@@ -1,4 +1,4 @@
-"""A first cost model: a kernel takes the longer of its arithmetic and its DDR traffic; links have latency and bandwidth.
+"""A first cost model: a kernel takes the longer of its arithmetic and its DDR traffic; a message has latency and bandwidth.
 
 Arithmetic runs at a fraction of the FP16 peak that the machine file gives; every operand crosses DDR once. Tile shapes are not
 modelled yet, so efficiency does not depend on shape.
@@ -6,10 +6,12 @@ modelled yet, so efficiency does not depend on shape.
 
 from __future__ import annotations
 
-from math import ceil, log2, prod
+from math import prod
 from typing import TYPE_CHECKING
 
 from attrs import frozen
+
+from targets.resource_work import ResourceWork
 
 if TYPE_CHECKING:
     from targets.mt3000.machine import Machine
@@ -66,46 +68,42 @@ def _visible_keys(seq_len: int, window: int | None) -> float:
     return window * (window + 1) / 2 + (seq_len - window) * window
 
 
-def routine_seconds(routine: Routine, machine: Machine) -> float:
-    """Seconds of a routine that has the cluster and its DDR to itself."""
-    return sum(_step_seconds(routine, step, machine) for step in routine.steps)
-
-
-def _step_seconds(routine: Routine, step: Step, machine: Machine) -> float:
+def kernel_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
+    """Seconds of one kernel call that has the cluster and its DDR to itself, launch included, and the DDR bytes it moves."""
     work = step_work(routine, step)
     efficiency = machine["attention_efficiency" if step.kernel in _ATTENTION_KERNELS else "gemm_efficiency"]
     arithmetic = work.flops / (machine["fp16_peak"] * efficiency)
-    return machine["launch"] + max(arithmetic, work.ddr_bytes / machine["ddr_bandwidth"])
+    return ResourceWork(machine["launch"] + max(arithmetic, copy_seconds(work.ddr_bytes, machine)), work.ddr_bytes)
 
 
-def routine_flops(routine: Routine) -> float:
-    """Floating-point operations of all kernels of a routine."""
-    return sum(step_work(routine, step).flops for step in routine.steps)
+def routine_work(routine: Routine, machine: Machine) -> ResourceWork:
+    """All kernels of a routine, one after the other."""
+    return sum((kernel_work(routine, step, machine) for step in routine.steps), ResourceWork(0.0))
 
 
-def message_seconds(nbytes: int, machine: Machine) -> float:
-    """Seconds of a point-to-point message."""
-    return machine["link_latency"] + nbytes / machine["link_bandwidth"]
+def message_work(nbytes: int, machine: Machine) -> ResourceWork:
+    """Sending a point-to-point message: it is read from DDR and crosses the link."""
+    return ResourceWork(machine["link_latency"] + nbytes / machine["link_bandwidth"], nbytes, nbytes)
 
 
-def ring_seconds(nbytes: int, members: int, machine: Machine) -> float:
-    """Seconds of a ring reduce-scatter or all-gather of `nbytes` in all: latency grows with D, traffic is (D-1)/D."""
-    if members <= 1:
-        return nbytes / machine["ddr_bandwidth"]
-    hops = members - 1
-    return hops * machine["link_latency"] + nbytes * hops / members / machine["link_bandwidth"]
+def update_work(parameters: int, machine: Machine, *, on_host: bool) -> ResourceWork:
+    """AdamW on a shard, bound by DDR, on the compute engine or on the host's cores."""
+    nbytes = UPDATE_BYTES_PER_PARAMETER * parameters
+    if on_host:
+        return host_work(nbytes, machine)
+    return ResourceWork(machine["launch"] + copy_seconds(nbytes, machine), nbytes)
 
 
-def scalar_seconds(members: int, machine: Machine) -> float:
-    """Seconds of an all-reduce of a few bytes: a tree up and down."""
-    return 2 * ceil(log2(max(2, members))) * machine["link_latency"] if members > 1 else 0.0
+def host_work(nbytes: float, machine: Machine) -> ResourceWork:
+    """Something the host's cores do that is bound by DDR."""
+    return ResourceWork(machine.host_handover + nbytes / machine.host_bandwidth, nbytes)
 
 
-def update_seconds(parameters: int, machine: Machine) -> float:
-    """Seconds of AdamW on a shard, bound by DDR."""
-    return machine["launch"] + UPDATE_BYTES_PER_PARAMETER * parameters / machine["ddr_bandwidth"]
+def copy_work(nbytes: float, machine: Machine) -> ResourceWork:
+    """Bytes read from or written to DDR."""
+    return ResourceWork(copy_seconds(nbytes, machine), nbytes)
 
 
-def copy_seconds(nbytes: int, machine: Machine) -> float:
-    """Seconds of moving bytes within DDR."""
+def copy_seconds(nbytes: float, machine: Machine) -> float:
+    """Seconds that bytes take that have the DDR to themselves."""
     return nbytes / machine["ddr_bandwidth"]

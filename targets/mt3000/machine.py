@@ -26,12 +26,20 @@ _UNITS = {
     "launch": "s",
     "collective_chunk": "bytes",
 }
-_WHOLE = ("ddr_capacity", "collective_chunk")
+_OPTIONAL_UNITS = {
+    "host_bandwidth": "bytes/s",
+    "host_handover": "s",
+    "clusters_per_chip": "clusters",
+    "chip_bandwidth": "bytes/s",
+    "chip_latency": "s",
+}
+_ALL_UNITS = _UNITS | _OPTIONAL_UNITS
+_WHOLE = ("ddr_capacity", "collective_chunk", "clusters_per_chip")
 _LEAST, _MOST = 1e-15, 1e30
 """Bounds far beyond any machine, so that no sum or quotient of times overflows."""
 _MOST_WHOLE = (1 << 50) - 1
 _CONSTANT_KEYS = ("value", "unit", "certainty", "source")
-_MAY_BE_ZERO = ("link_latency", "launch")
+_MAY_BE_ZERO = ("link_latency", "launch", "host_handover", "chip_latency")
 _DEFAULT = "mt3000"
 
 
@@ -59,6 +67,34 @@ class Machine:
     def whole(self, name: str) -> int:
         """A constant that counts something."""
         return int(self.constants[name].value)
+
+    def _optional(self, name: str, default: float) -> float:
+        return self.constants[name].value if name in self.constants else default
+
+    @property
+    def host_bandwidth(self) -> float:
+        """Bytes a second that the host's cores take of the cluster's DDR; all of it where the file does not say."""
+        return min(self._optional("host_bandwidth", self["ddr_bandwidth"]), self["ddr_bandwidth"])
+
+    @property
+    def host_handover(self) -> float:
+        """Seconds to hand a task to the host and back; none where the file does not say."""
+        return self._optional("host_handover", 0.0)
+
+    @property
+    def clusters_per_chip(self) -> int:
+        """Clusters that share a chip: one where the file does not say."""
+        return int(self._optional("clusters_per_chip", 1))
+
+    @property
+    def chip_bandwidth(self) -> float:
+        """Bytes a second between clusters of a chip: the link's where the file does not say."""
+        return self._optional("chip_bandwidth", self["link_bandwidth"])
+
+    @property
+    def chip_latency(self) -> float:
+        """Seconds a message takes between clusters of a chip, bytes apart: the link's where the file does not say."""
+        return self._optional("chip_latency", self["link_latency"])
 
 
 def machine_names() -> list[str]:
@@ -129,9 +165,9 @@ class _Reader:
         if engine not in ("compute", "host"):
             self.error("update_engine", f"update_engine is 'compute' or 'host', got {engine!r}")
         for key in data:
-            if key not in _UNITS and key not in ("name", "update_engine"):
-                self.error(key, f"'{key}' is not a constant of a machine", nearest(key, _UNITS))
-        constants = {key: self.constant(key, data.get(key)) for key in _UNITS}
+            if key not in _ALL_UNITS and key not in ("name", "update_engine"):
+                self.error(key, f"'{key}' is not a constant of a machine", nearest(key, _ALL_UNITS))
+        constants = {key: self.constant(key, data.get(key)) for key in _ALL_UNITS if key in _UNITS or key in data}
         self.diagnostics.check()
         return Machine(str(name), Engine(engine), constants)
 
@@ -152,8 +188,8 @@ class _Reader:
             self.error(key, f"'{name}' is not a key of [{key}]", nearest(name, _CONSTANT_KEYS))
         if key.endswith("_efficiency") and value > 1:
             self.error(key, f"value of [{key}] is a fraction, got {value!r}")
-        if table.get("unit") != _UNITS[key]:
-            self.error(key, f"unit of [{key}] is '{_UNITS[key]}', got {table.get('unit')!r}")
+        if table.get("unit") != _ALL_UNITS[key]:
+            self.error(key, f"unit of [{key}] is '{_ALL_UNITS[key]}', got {table.get('unit')!r}")
         if table.get("certainty") not in CERTAINTIES:
             self.error(key, f"certainty of [{key}] is one of {', '.join(CERTAINTIES)}, got {table.get('certainty')!r}")
         if not isinstance(table.get("source"), str) or not table.get("source"):

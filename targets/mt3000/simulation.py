@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from ratrain_ir.ops import Engine
-from ratrain_ir.types import StateKind
-from targets.mt3000.timing import TimedOp, op_seconds
-from targets.program import Access, Instruction, Program, ProgramStage
-from targets.simulator import DurationOf, Timeline, simulate
+from targets.mt3000.machine import Machine
+from targets.mt3000.timing import op_work, timed_op
+from targets.program import Instruction, Program
+from targets.resource_work import Bandwidths, ResourceWork
+from targets.simulator import STEPS, UNLIMITED, Timeline, simulate_work
 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.model_config import ModelConfig
-    from targets.mt3000.machine import Machine
 
 
 @frozen
@@ -25,8 +25,13 @@ class StageFigures:
     idle_seconds: float
     peak_bytes: int
     arena_bytes: int
-    exposed_tail_seconds: float
-    """idle time of the compute engine that ends with a wait for a collective or an update: GradSync, UpdateShard, PrefetchW"""
+    index: int = field(eq=False, repr=False)
+    _timeline: Timeline = field(eq=False, repr=False)
+
+    @property
+    def exposed_tail_seconds(self) -> float:
+        """Idle time of the compute engine that is charged to this stage's GradSync, UpdateShard, PrefetchW and barriers."""
+        return self._timeline.bubbles.exposed_tail_seconds(self.index)
 
 
 @frozen
@@ -40,53 +45,66 @@ class Figures:
     """Model operations (without recovery) a second, as a fraction of the FP16 peak of all clusters."""
     stages: tuple[StageFigures, ...]
 
+    def to_json(self) -> dict[str, Any]:
+        """The figures as `--json` prints them."""
+        names = ("busy_seconds", "idle_seconds", "peak_bytes", "arena_bytes", "exposed_tail_seconds")
+        return {
+            "step_seconds": self.step_seconds,
+            "makespan_seconds": self.makespan_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "mfu": self.mfu,
+            "stages": [{name: getattr(stage, name) for name in names} for stage in self.stages],
+        }
 
-def simulated(program: Program, machine: Machine, *, rendezvous: bool = False) -> tuple[Figures, Timeline]:
-    """Figures and timeline of a program on a machine."""
-    timeline = simulate(program, durations(program, machine), rendezvous=rendezvous)
+
+def simulated(
+    program: Program, machine: Machine, *, rendezvous: bool = False, sharing: bool = True, steps: int = STEPS
+) -> tuple[Figures, Timeline]:
+    """Figures and timeline of a program on a machine; without `sharing`, as if DDR and link carried any load."""
+    works = _Works(program, machine)
+    if sharing:
+        bandwidths = Bandwidths(machine["ddr_bandwidth"], machine["link_bandwidth"], machine.host_bandwidth)
+        timeline = simulate_work(program, works, bandwidths, rendezvous=rendezvous, steps=steps)
+    else:
+        timeline = simulate_work(program, works.alone, UNLIMITED, rendezvous=rendezvous, steps=steps)
     seconds = timeline.step_seconds
     plan = program.plan
     operations = model_flops_per_token(program.model, plan.seq_len) * plan.tokens_per_step
     stages = []
     for index, stage in enumerate(program.stages):
         busy = timeline.busy_seconds(index, Engine.COMPUTE)
-        tail = timeline.exposed_tail_seconds(index)
-        stages.append(StageFigures(busy, seconds - busy, stage.peak_live_bytes, stage.arena_bytes, tail))
+        stages.append(StageFigures(busy, seconds - busy, stage.peak_live_bytes, stage.arena_bytes, index, timeline))
     mfu = operations / (seconds * machine["fp16_peak"] * plan.clusters) if seconds else 0.0
     tokens = plan.tokens_per_step / seconds if seconds else 0.0
     return Figures(seconds, timeline.makespan_seconds, tokens, mfu, tuple(stages)), timeline
 
 
-def durations(program: Program, machine: Machine) -> DurationOf:
-    """Seconds of each instruction, computed once a distinct one."""
-    known: dict[tuple[object, ...], float] = {}
+@define
+class _Works:
+    """The works of a program's instructions, computed once a distinct one."""
 
-    def seconds(stage: int, instruction: Instruction) -> float:
-        timed = _timed(program, program.stages[stage], instruction)
-        key = (timed.keyword, timed.group, instruction.routine, timed.payload_bytes, timed.updated_parameters)
-        if key not in known:
-            known[key] = op_seconds(timed, program.plan, machine)
-        return known[key]
+    program: Program
+    machine: Machine
+    known: dict[object, ResourceWork] = field(factory=dict)
 
-    return seconds
+    def __call__(self, stage: int, engine: Engine, instruction: Instruction) -> ResourceWork:
+        """The works of an instruction."""
+        key: object = instruction.routine
+        timed = None
+        if key is None:
+            tensors = self.program.stages[stage].tensors
+            accesses = [(tensors[o.tensor].kind, tensors[o.tensor].type, o.access) for o in instruction.operands]
+            key = timed = timed_op(instruction.keyword, instruction.group, engine, None, accesses)
+        if key not in self.known:
+            if timed is None:
+                routine = self.program.routines[instruction.routine or 0]
+                timed = timed_op(instruction.keyword, "", engine, routine, ())
+            self.known[key] = op_work(timed, self.program.plan, self.machine)
+        return self.known[key]
 
-
-_WRITTEN_PAYLOAD = ("all_gather", "load_input", "recv")
-
-
-def _timed(program: Program, stage: ProgramStage, instruction: Instruction) -> TimedOp:
-    routine = None if instruction.routine is None else program.routines[instruction.routine]
-    if routine is not None:
-        return TimedOp(instruction.keyword, "", routine, 0, 0)
-    accesses = (Access.WRITE,) if instruction.keyword in _WRITTEN_PAYLOAD else (Access.READ, Access.UPDATE)
-    payload = parameters = 0
-    for operand in instruction.operands:
-        tensor = stage.tensors[operand.tensor]
-        if operand.access in accesses and tensor.kind is not StateKind.SCALAR:
-            payload += tensor.type.nbytes
-        if operand.access is Access.UPDATE and tensor.kind is StateKind.MASTER:
-            parameters += tensor.type.elements
-    return TimedOp(instruction.keyword, instruction.group, None, payload, parameters)
+    def alone(self, stage: int, engine: Engine, instruction: Instruction) -> ResourceWork:
+        """The seconds of an instruction, and nothing that others could be short of."""
+        return ResourceWork(self(stage, engine, instruction).seconds)
 
 
 def model_flops_per_token(model: ModelConfig, seq_len: int) -> float:

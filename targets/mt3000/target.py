@@ -7,22 +7,19 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain_ir.ops import (
-    AllGather,
     AllReduce,
     AllReduceScalar,
     BlockOp,
     Engine,
     Group,
-    LoadInput,
     Op,
-    Recv,
     ReduceScatter,
 )
 from ratrain_ir.target import WorkspaceRequest
-from ratrain_ir.types import StateKind
 from targets.mt3000.machine import Machine
 from targets.mt3000.routines import routine_of
-from targets.mt3000.timing import TimedOp, op_seconds
+from targets.mt3000.timing import op_work, timed_op
+from targets.program import Access
 
 if TYPE_CHECKING:
     from ratrain_ir.module import Module, Stage
@@ -78,8 +75,9 @@ class Mt3000Target:
         """Seconds of an op that runs alone."""
         del stage
         routine = self.routine(module, op) if isinstance(op, BlockOp) else None
-        moved = op.writes if isinstance(op, AllGather | LoadInput | Recv) else op.reads + op.updates
-        payload = sum(t.type.nbytes for t in moved if t.kind is not StateKind.SCALAR)
-        parameters = sum(t.type.elements for t in op.updates if t.kind is StateKind.MASTER)
         group = op.group.value if isinstance(op, AllReduce | AllReduceScalar) else ""
-        return op_seconds(TimedOp(op.keyword, group, routine, payload, parameters), module.plan, self.machine)
+        moved = [(t.kind, t.type, Access.READ) for t in op.reads]
+        moved += [(t.kind, t.type, Access.WRITE) for t in op.writes]
+        moved += [(t.kind, t.type, Access.UPDATE) for t in op.updates]
+        timed = timed_op(op.keyword, group, op.engine, routine, moved)
+        return op_work(timed, module.plan, self.machine).seconds

@@ -1,24 +1,29 @@
-"""Seconds of ops on the MT-3000: block ops by their routine, messages and collectives by link, updates by DDR."""
+"""Works of ops on the MT-3000: block ops by their routine, messages and collectives by link, updates by DDR."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from targets.mt3000.cost import (
-    copy_seconds,
-    message_seconds,
-    ring_seconds,
-    routine_seconds,
-    scalar_seconds,
-    update_seconds,
-)
+from ratrain_ir.ops import Engine
+from ratrain_ir.types import StateKind, TensorType
+from targets.mt3000.collective_cost import all_gathers, all_reduces, cheapest, members_on_chip, reduce_scatters
+from targets.mt3000.cost import copy_work, host_work, message_work, routine_work, update_work
+from targets.program import Access
 from targets.routine import Routine
 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.plan import Plan
     from targets.mt3000.machine import Machine
+    from targets.resource_work import ResourceWork
+
+
+_SCALAR_BYTES = 8
+_WRITTEN_PAYLOAD = ("all_gather", "load_input", "recv")
+_PASSES = {Access.READ: 1, Access.WRITE: 1, Access.UPDATE: 2, Access.SCRATCH: 0}
+"""How often an access moves a tensor to or from DDR."""
 
 
 @frozen
@@ -27,30 +32,68 @@ class TimedOp:
 
     keyword: str
     group: str
+    engine: Engine
     routine: Routine | None
     payload_bytes: int
     """bytes of what travels or is loaded: boundary, gradients, gathered views"""
+    payload_elements: int
+    own_bytes: int
+    """bytes of its tensors that it reads and writes; what it updates counts twice"""
     updated_parameters: int
     """master weights an update changes"""
 
 
-def op_seconds(op: TimedOp, plan: Plan, machine: Machine) -> float:
-    """Seconds of an op that has its engine, DDR and link to itself."""
+def timed_op(
+    keyword: str,
+    group: str,
+    engine: Engine,
+    routine: Routine | None,
+    tensors: Iterable[tuple[StateKind, TensorType, Access]],
+) -> TimedOp:
+    """What the time of an op depends on, given the tensors it accesses."""
+    carries = (Access.WRITE,) if keyword in _WRITTEN_PAYLOAD else (Access.READ, Access.UPDATE)
+    if keyword == "reduce_scatter":  # the shards it adds to stay where they are
+        carries = (Access.READ,)
+    nbytes = elements = own = parameters = 0
+    for kind, type_, access in tensors:
+        if kind is StateKind.SCALAR:
+            continue
+        if access in carries:
+            nbytes += type_.nbytes
+            elements += type_.elements
+        own += type_.nbytes * _PASSES[access]
+        if access is Access.UPDATE and kind is StateKind.MASTER:
+            parameters += type_.elements
+    return TimedOp(keyword, group, engine, routine, nbytes, elements, own, parameters)
+
+
+def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
+    """What an op asks of its engine, of DDR and of the link."""
     if op.routine is not None:
-        return routine_seconds(op.routine, machine)
-    if op.keyword in ("send", "recv"):
-        return message_seconds(op.payload_bytes, machine)
-    if op.keyword in ("reduce_scatter", "all_gather"):
-        return ring_seconds(op.payload_bytes, plan.dp, machine)
-    if op.keyword == "all_reduce":
-        if op.group == "ends":
-            return (
-                message_seconds(op.payload_bytes, machine) if plan.pp > 1 else copy_seconds(op.payload_bytes, machine)
-            )
-        return 2 * ring_seconds(op.payload_bytes, plan.dp, machine)
-    if op.keyword == "all_reduce_scalar":
-        members = plan.dp if op.group == "replicas" else plan.dp * plan.pp
-        return copy_seconds(op.payload_bytes, machine) + scalar_seconds(members, machine)
+        return routine_work(op.routine, machine)
+    if op.keyword == "send":
+        return message_work(op.payload_bytes, machine)
     if op.keyword == "update":
-        return update_seconds(op.updated_parameters, machine)
-    return copy_seconds(op.payload_bytes, machine)
+        return update_work(op.updated_parameters, machine, on_host=op.engine is Engine.HOST)
+    if op.keyword in ("reduce_scatter", "all_gather", "all_reduce", "all_reduce_scalar"):
+        return _collective_work(op, plan, machine)
+    if op.engine is Engine.HOST:
+        return host_work(op.payload_bytes, machine)
+    return copy_work(op.payload_bytes, machine)
+
+
+def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
+    members = {"ends": min(2, plan.pp), "all": plan.dp * plan.pp}.get(op.group, plan.dp)
+    if members == 1:
+        return copy_work(op.own_bytes, machine)
+    chip = 1 if op.group == "ends" else members_on_chip(members, machine)  # the first and the last stage are far apart
+    if op.keyword == "all_reduce_scalar":  # what it is computed from is read first; the number itself is small
+        ways = all_reduces(1, _SCALAR_BYTES, members, chip)
+        return copy_work(op.payload_bytes, machine) + cheapest(ways, machine).work(machine, 0)
+    if op.keyword == "all_gather":
+        ways = all_gathers(op.payload_bytes, members, chip)
+    else:
+        itemsize = op.payload_bytes / max(1, op.payload_elements)
+        kinds = reduce_scatters if op.keyword == "reduce_scatter" else all_reduces
+        ways = kinds(op.payload_elements, itemsize, members, chip)
+    return cheapest(ways, machine).work(machine, op.own_bytes)

@@ -119,6 +119,9 @@ def test_trace_has_a_track_per_engine_and_an_arrow_per_message(
     ends = {e["id"]: e["ts"] for e in events if e["ph"] == "f"}
     assert len(starts) == 3 * 2 * 4, "three steps of four activations and four gradients"
     assert all(ends[number] >= start for number, start in starts.items())
+    for stage, held in enumerate(figures["stages"]):
+        live = [e["args"]["bytes"] for e in events if e["ph"] == "C" and e["pid"] == stage]
+        assert 0 < max(live) <= held["arena_bytes"]
 
 
 def test_doctor_says_what_a_run_needs(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from ratrain_ir.testing.strategies import Case, cases
 from ratrainc import api
 from targets.mt3000.emitter import emit
 from targets.mt3000.machine import load_machine
-from targets.mt3000.simulation import durations, simulated
+from targets.mt3000.simulation import simulated
 from targets.mt3000.target import Mt3000Target
 from targets.simulator import Timeline, simulate
 from tests.unit.tiny_runs import MODEL, make_program
@@ -162,11 +162,13 @@ def check_messages(found: Timeline) -> None:
     assert all(len(spans) == 1 for spans in together.values())
 
 
-@given(cases(max_layers=4), st.booleans(), st.sampled_from([2, 3, 4]))
+@given(cases(max_layers=4), st.booleans(), st.booleans(), st.sampled_from([2, 3, 4]))
 @settings(max_examples=25)
-def test_timelines_keep_the_order_of_engines_waits_and_messages(case: Case, rendezvous: bool, steps: int) -> None:
+def test_timelines_keep_the_order_of_engines_waits_and_messages(
+    case: Case, rendezvous: bool, sharing: bool, steps: int
+) -> None:
     program = compiled(case)
-    found = simulate(program, durations(program, load_machine(None)), rendezvous=rendezvous, steps=steps)
+    _, found = simulated(program, load_machine(None), rendezvous=rendezvous, sharing=sharing, steps=steps)
     check_order(found)
     check_messages(found)
 
@@ -211,9 +213,9 @@ def test_a_faster_machine_takes_less_time() -> None:
     program = make_program()
     machine = load_machine(None)
     constants: dict[str, Any] = dict(machine.constants)
-    for name in ("ddr_bandwidth", "fp16_peak", "link_bandwidth"):
+    for name in ("ddr_bandwidth", "fp16_peak", "link_bandwidth", "host_bandwidth"):
         constants[name] = evolve(constants[name], value=constants[name].value * 2)
-    for name in ("link_latency", "launch"):
+    for name in ("link_latency", "launch", "host_handover"):
         constants[name] = evolve(constants[name], value=constants[name].value / 2)
     slow, fast = (simulated(program, chosen)[0] for chosen in (machine, evolve(machine, constants=constants)))
     assert fast.step_seconds == pytest.approx(slow.step_seconds / 2, rel=1e-9)

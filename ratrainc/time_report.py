@@ -1,0 +1,111 @@
+"""Where the time of a step goes: every engine's idle time by cause, who waits for whom, and the critical path."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from ratrain_ir.ops import ENGINES, Engine
+from ratrainc.console import say, seconds_text, table
+
+if TYPE_CHECKING:
+    from targets.bubbles import Bubbles, PathOp
+    from targets.simulator import Timeline
+
+_SHOWN_CAUSES = 5
+_SHOWN_RUNS = 40
+
+
+def time_facts(timeline: Timeline, *, cold: bool) -> dict[str, Any]:
+    """All of it as data; seconds are simulated."""
+    bubbles = timeline.cold_bubbles if cold else timeline.bubbles
+    path = bubbles.critical_path()
+    return {
+        "window": "first step, from cold" if cold else "steady step",
+        "window_seconds": bubbles.window_seconds,
+        "engines": [
+            _engine_facts(bubbles, stage, index)
+            for stage, held in enumerate(timeline.program.stages)
+            for index, engine in enumerate(ENGINES)
+            if held.streams[engine]
+        ],
+        "critical_path": [
+            {
+                "op": op.instruction.title,
+                "stage": op.stage,
+                "engine": op.engine.value,
+                "start_seconds": op.start,
+                "seconds": op.end - op.start,
+                "alone_seconds": op.alone_seconds,
+            }
+            for op in path
+        ],
+    }
+
+
+def _engine_facts(bubbles: Bubbles, stage: int, index: int) -> dict[str, Any]:
+    engine = ENGINES[index]
+    return {
+        "stage": stage,
+        "engine": engine.value,
+        "busy_seconds": bubbles.busy_seconds(stage, engine),
+        "idle_seconds": {cause.value: seconds for cause, seconds in bubbles.idle_seconds(stage, engine).items()},
+        "waited_for_stage": {str(other): seconds for other, seconds in bubbles.waited_for(stage, engine).items()},
+    }
+
+
+def show_time(timeline: Timeline, *, stage: int | None, cold: bool) -> None:
+    """Tables of the compute engines, of all engines of one stage, and of the critical path."""
+    bubbles = timeline.cold_bubbles if cold else timeline.bubbles
+    kind = "first step, from cold" if cold else "steady step"
+    say(f"{kind} (simulated): {seconds_text(bubbles.window_seconds)}")
+    stages = range(len(timeline.program.stages))
+    _show_idle(
+        bubbles, [(s, Engine.COMPUTE) for s in stages], "compute engines: busy, and idle by what they waited for"
+    )
+    if stage is not None:
+        held = timeline.program.stages[stage].streams
+        chosen = [(stage, engine) for engine in ENGINES if held[engine]]
+        _show_idle(bubbles, chosen, f"engines of stage @{stage}: busy, and idle by what they waited for")
+    _show_path(bubbles)
+
+
+def _show_idle(bubbles: Bubbles, places: list[tuple[int, Engine]], title: str) -> None:
+    idle = [bubbles.idle_seconds(stage, engine) for stage, engine in places]
+    totals = {cause: sum(row.get(cause, 0.0) for row in idle) for row in idle for cause in row}
+    causes = sorted(totals, key=lambda cause: -totals[cause])[:_SHOWN_CAUSES]
+    rows = []
+    for (stage, engine), row in zip(places, idle, strict=True):
+        waits = sorted(bubbles.waited_for(stage, engine).items(), key=lambda item: -item[1])
+        longest = f"@{waits[0][0]} {seconds_text(waits[0][1])}" if waits else "-"
+        cells = [seconds_text(row[cause]) if cause in row else "-" for cause in causes]
+        if len(totals) > len(causes):
+            cells.append(seconds_text(sum(seconds for cause, seconds in row.items() if cause not in causes)))
+        rows.append([f"@{stage} {engine.value}", seconds_text(bubbles.busy_seconds(stage, engine)), *cells, longest])
+    names = [cause.value for cause in causes] + (["other"] if len(totals) > len(causes) else [])
+    table(title, ("engine", "busy", *names, "longest for"), rows)
+
+
+def _show_path(bubbles: Bubbles) -> None:
+    path = bubbles.critical_path()
+    window = bubbles.window_seconds
+    totals: dict[tuple[str, int, str], tuple[float, int]] = {}
+    for op in path:
+        key = op.instruction.keyword, op.stage, op.engine.value
+        seconds, count = totals.get(key, (0.0, 0))
+        totals[key] = seconds + op.end - op.start, count + 1
+    rows = [
+        [f"{keyword} @{stage} ({engine})", str(count), seconds_text(seconds), f"{100 * seconds / window:.2f} %"]
+        for (keyword, stage, engine), (seconds, count) in sorted(totals.items(), key=lambda item: -item[1][0])
+    ]
+    table("critical path, by kind of op", ("op", "times", "seconds", "share of the step"), rows, most=_SHOWN_RUNS)
+    runs = [_run_row(list(ops)) for _, ops in groupby(path, key=lambda op: (op.stage, op.engine))]
+    title = f"critical path, op by op: {len(path)} ops, runs on one engine taken together (all of them with --json)"
+    table(title, ("from", "stage", "engine", "ops", "first op", "last op", "seconds"), runs, most=_SHOWN_RUNS)
+
+
+def _run_row(ops: list[PathOp]) -> list[str]:
+    first, last = ops[0], ops[-1]
+    seconds = seconds_text(last.end - first.start)
+    names = [first.instruction.title, last.instruction.title if len(ops) > 1 else "-"]
+    return [seconds_text(first.start), f"@{first.stage}", first.engine.value, str(len(ops)), *names, seconds]
