@@ -96,6 +96,7 @@ def run_training(
         run = prepare(program, stream, settings, kernels, held_out=held_out, utilisation=_utilisation(program))
     for warning in run.warnings:
         click.echo(warning.render(), err=True)
+    _draw(run, plot)  # a place that cannot be written is refused before the first step
     stop = _StopAsked()
     start = time.perf_counter()
     with _log_file(log) as stream_out, _on_interrupt(stop), threadpool_limits(limits=1):
@@ -103,8 +104,7 @@ def run_training(
             _say_start(run)
         _run_steps(run, stop, stream_out, quiet=quiet, live=live)
         saved = run.save()
-    if plot is not None:
-        write_svg(plot, _curves(run.done), f"{program.name}: {stream.name}")
+    _draw(run, plot)
     return RunResult(
         tuple(run.done),
         time.perf_counter() - start,
@@ -123,6 +123,12 @@ def _utilisation(program: Program) -> Utilisation:
     from targets.mt3000.simulation import model_flops_per_token
 
     return Utilisation(model_flops_per_token(program.model, program.plan.seq_len), measured_peak_flops())
+
+
+def _draw(run: TrainingRun, path: str | None) -> None:
+    """Write the losses so far as a picture, where one is asked for."""
+    if path is not None:
+        write_svg(path, _curves(run.done), f"{run.program.name}: {run.stream.name}")
 
 
 def _curves(steps: Sequence[TimedStep]) -> Curves:

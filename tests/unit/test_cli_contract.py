@@ -213,6 +213,10 @@ def test_a_misspelt_command_is_guessed(cli: Cli) -> None:
         ("run", "a.rtx", "--init", "missing"),
         ("run", "a.rtx", "--save", "."),
         ("run", "a.rtx", "--steps", "1", "--log", "."),
+        ("run", "a.rtx", "--steps", "1000000", "--plot", "no-such-folder/loss.svg"),
+        ("run", "a.rtx", "--eval-every", "1", "--eval-data", "missing.txt"),
+        ("run", "a.rtx", "--data", "text.txt", "--eval-every", "1", "--eval-fraction", "0.01"),
+        ("run", "a.rtx", "--data", "text.txt", "--tokenizer", "missing.json"),
         ("disasm", "plan.toml"),
     ],
 )
