@@ -46,7 +46,7 @@ def chart_lines(curves: Curves) -> list[str]:
         cells = "".join(_EIGHTHS[min(max(height - 8 * row, 0), 8)] for height in heights)
         lines.append(f"{label} ┤{cells.rstrip()}")
     first, last = curves.training[0][0], curves.training[-1][0]
-    lines.append(" " * 9 + f"└{'step ' + str(first):<{max(len(means) - len(str(last)), 0)}}{last}")
+    lines.append(" " * 9 + f"└ steps {first} to {last}")
     return lines
 
 
