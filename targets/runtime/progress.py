@@ -21,19 +21,19 @@ Completed = Mapping[Engine, int]
 class ProgressSource(Protocol):
     """What a view asks, from another thread, while a step runs: it must be quick and must not disturb the run."""
 
-    def completed(self) -> list[Completed]:
-        """The counts of one replica of every stage, in stage order; they may be a little old."""
+    def completed(self) -> dict[int, Completed]:
+        """The counts of one replica by stage; they may be a little old, and stages may be out of reach."""
 
 
 @frozen(eq=False)
 class LocalProgress:
-    """The first replica of every stage of a local engine. Counters are read while they change: each is whole by itself."""
+    """The first replica of every stage in this process. Counters are read while they change: each is whole by itself."""
 
     engine: LocalEngine
 
-    def completed(self) -> list[Completed]:
+    def completed(self) -> dict[int, Completed]:
         """See `ProgressSource`."""
-        return [ranks[0].completed for ranks in self.engine.ranks]
+        return {stage: ranks[0].completed for stage, ranks in enumerate(self.engine.ranks) if ranks}
 
 
 @frozen
@@ -58,8 +58,8 @@ class StageWatch:
         self.live = [live_bytes(stage) for stage in program.stages]
 
     def views(self, source: ProgressSource) -> list[StageView]:
-        """One view a stage."""
-        return [self._view(stage, counts) for stage, counts in enumerate(source.completed())]
+        """One view for each stage in reach."""
+        return [self._view(stage, counts) for stage, counts in sorted(source.completed().items())]
 
     def _view(self, index: int, counts: Completed) -> StageView:
         stage = self.program.stages[index]

@@ -49,7 +49,7 @@ class Counts:
         self.stages = len(program.stages)
 
     def completed(self):
-        return [self.counts] * self.stages
+        return dict.fromkeys(range(self.stages), self.counts)
 
 
 def test_the_phase_is_the_next_instruction() -> None:
@@ -73,6 +73,12 @@ def test_between_steps_every_stage_is_at_the_start_of_the_next() -> None:
     list(run.steps())
     assert watch.views(source) == before
     assert [view.done for view in before] == [0, 0]
+
+
+def test_stages_of_other_processes_are_left_out() -> None:
+    run = start(make_program(), 1)
+    run.engine.ranks[0] = []
+    assert [view.stage for view in StageWatch(run.program).views(LocalProgress(run.engine))] == [1]
 
 
 def test_watching_from_another_thread_changes_nothing() -> None:
