@@ -89,10 +89,10 @@ def programs() -> tuple[Program, Program]:
     """RATrain's with half of the bytes that keeping everything takes beyond recomputing everything, and the baseline's."""
     passes = strategy("ratrain").passes
     peaks = []
-    for policy in ("policy=none", "policy=full"):
-        module = api.compile(MODEL, PLAN, passes=passes.replace("policy=auto", policy))
+    for policy in ("none", "full"):
+        module = api.compile(MODEL, PLAN, passes=passes.replace("joint-order", f"joint-order{{policy={policy}}}"))
         peaks.append(max(stage.arena_bytes for stage in module.stages))
-    tight = passes.replace("policy=auto", f"policy=auto budget={sum(peaks) // 2}")
+    tight = passes.replace("joint-order", f"joint-order{{budget={sum(peaks) // 2}}}")
     return (
         api.emit(api.compile(MODEL, PLAN, passes=tight)),
         api.emit(api.compile(MODEL, PLAN, passes=strategy("baseline-1f1b").passes)),

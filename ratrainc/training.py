@@ -92,7 +92,8 @@ def run_training(
 
     with status("preparing"), threadpool_limits(limits=1):
         stream, held_out = open_data(program, data)
-        kernels = kernel_set("reference" if settings.kernels == "reference" else "fast")
+        threads = settings.kernel_threads(program.plan.clusters)
+        kernels = kernel_set("reference" if settings.kernels == "reference" else "fast", threads)
         run = prepare(program, stream, settings, kernels, held_out=held_out, utilisation=_utilisation(program))
     for warning in run.warnings:
         click.echo(warning.render(), err=True)
@@ -109,7 +110,7 @@ def run_training(
         tuple(run.done),
         time.perf_counter() - start,
         run.engine.arena_bytes,
-        run.engine.scratch.capacity,
+        run.engine.scratch_bytes,
         run.engine.peak_transport_bytes,
         run.engine.monitor.peak_bytes if run.engine.monitor else None,
         stream.name,
@@ -136,7 +137,7 @@ def _curves(steps: Sequence[TimedStep]) -> Curves:
 
 
 def _say_start(run: TrainingRun) -> None:
-    scratch = size_text(run.engine.scratch.capacity)
+    scratch = size_text(run.engine.scratch_bytes)
     ranks = run.program.plan.clusters
     say(f"data: {run.stream.name}, {len(run.stream.tokens):,} tokens")
     if run.held_out is not None:

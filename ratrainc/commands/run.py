@@ -61,6 +61,11 @@ Examples:
     help="Run ready instructions in a random order instead of a fixed round.",
 )
 @click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="With more than one, engines run side by side, and each rank's kernels share its part of them. Default: one a core.",
+)
+@click.option(
     "--check-memory", is_flag=True, help="Hold every access against the plan's lives; stop at the first difference."
 )
 @click.option(
@@ -110,6 +115,7 @@ def command(
     engine: str,
     kernels: str,
     interleave: int | None,
+    threads: int | None,
     check_memory: bool,
     poison: bool,
     init: str | None,
@@ -151,6 +157,7 @@ def command(
         order=order,
         seed=seed,
         interleave_seed=interleave,
+        threads=threads or RunSettings.available_threads(),
         init=init,
         resume=resume,
         save=save,

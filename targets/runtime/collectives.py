@@ -7,6 +7,7 @@ contribution, or the reduced shard, is not finite. Results are those that `docs/
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -137,11 +138,25 @@ def norm_of_stages(stages: Sequence[Mapping[str, float]], *, overflow: bool) -> 
     return math.inf if overflow else math.sqrt(sum(sum(totals.values()) for totals in stages))
 
 
+_NORM_CHUNK = 1 << 16
+
+
+class _Work(threading.local):
+    """A chunk in float64 for each thread that sums norms, made once and not in every step."""
+
+    def __init__(self) -> None:
+        self.chunk = np.empty(_NORM_CHUNK, np.float64)
+
+
+_work = _Work()
+
+
 def chunk_squares(rank: Rank, unit: str, found: Views) -> Iterator[float]:
     """What a rank contributes to the norm for a block: sums of squares of fixed chunks of its part, in float64."""
     gradient = found[f"gs.{unit}"]
     for low, high in norm_chunks(rank.program, unit, rank.replica, gradient.size):
-        chunk = gradient[low:high].astype(np.float64)
+        chunk = _work.chunk[: high - low]
+        np.copyto(chunk, gradient[low:high])
         yield float(np.dot(chunk, chunk))
 
 
@@ -157,9 +172,6 @@ def norm_chunks(program: Program, unit: str, replica: int, elements: int) -> Ite
             continue  # counted with embed
         for start in range(low, high, _NORM_CHUNK):
             yield start, min(start + _NORM_CHUNK, high)
-
-
-_NORM_CHUNK = 1 << 16
 
 
 def total_loss(members: Sequence[Member]) -> float:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class StepReport:
 
 
 @define(eq=False)
-class _Head:
+class Head:
     """The next instruction of one engine of one rank."""
 
     rank: Rank
@@ -79,6 +80,9 @@ class LocalEngine:
         self.monitor: MemoryMonitor | None = None
         self.channels: dict[tuple[int, int, int, str], deque[NDArray[Any]]] = {}
         self.transport_bytes = 0
+        self._transport_lock = Lock()
+        self._spare: defaultdict[tuple[tuple[int, ...], np.dtype[Any]], list[NDArray[Any]]] = defaultdict(list)
+        """Messages that have arrived, for others of their shape: after the first steps none is allocated."""
         self.peak_transport_bytes = 0
         self.evaluated: tuple[Batches, int] | None = None
         """The data of a pass that evaluates, and which of its batches; None while training."""
@@ -89,9 +93,16 @@ class LocalEngine:
         self.scratch = Scratch(scratch_bytes(program, kernels))
         self.bound: dict[tuple[int, int, int], Callable[[], None]] = {}
         self._bind()
-        self.heads = [
-            _Head(rank, e) for ranks in self.ranks for rank in ranks for e in ENGINES if rank.stage.streams[e]
-        ]
+        self.heads = [Head(rank, e) for ranks in self.ranks for rank in ranks for e in ENGINES if rank.stage.streams[e]]
+
+    def scratch_of(self, rank: Rank, engine: Engine) -> Scratch:  # noqa: ARG002
+        """What an engine's kernels take temporaries from: one for all, as one instruction runs at a time."""
+        return self.scratch
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of all scratch of the process."""
+        return self.scratch.capacity
 
     def _bind(self) -> None:
         for ranks in self.ranks:
@@ -99,7 +110,8 @@ class LocalEngine:
                 for instruction in rank.stage.streams[Engine.COMPUTE]:
                     if instruction.routine is not None:
                         key = (rank.stage_index, rank.replica, id(instruction))
-                        self.bound[key] = bind_routine(rank, instruction, self.kernels, self.scratch)
+                        scratch = self.scratch_of(rank, Engine.COMPUTE)
+                        self.bound[key] = bind_routine(rank, instruction, self.kernels, scratch)
 
     def watch_memory(self, *, poison: bool) -> None:
         """Hold every access against the program's lives from here on; with `poison`, freed bytes become NaNs."""
@@ -170,28 +182,52 @@ class LocalEngine:
         self.choice.shuffle(working)
         return any(self._try_run(head, limit) for head in working), bool(working)
 
-    def _has_work(self, head: _Head, limit: int) -> bool:
+    def _has_work(self, head: Head, limit: int) -> bool:
         return head.rank.completed[head.engine] < limit * len(head.stream)
 
-    def _try_run(self, head: _Head, limit: int) -> bool:
+    def _try_run(self, head: Head, limit: int) -> bool:
         """Run the head's instruction if it is ready; whether it ran."""
-        if not self._has_work(head, limit):
+        members = self._ready(head, limit)
+        if not members:
             return False
+        step = self._step_of(head)
+        for member in members:
+            self._begin(*member)
+        self._execute(members, step)
+        for rank, instruction in members:
+            self._complete(rank, head.engine, instruction)
+        return True
+
+    def _step_of(self, head: Head) -> int:
+        """The step, over the whole training, of a head's instruction."""
+        found = head.rank.head(head.engine)
+        assert found is not None
+        return found[1] + self.first_step
+
+    def _ready(self, head: Head, limit: int) -> list[Member]:
+        """The head's instruction, or all members' of a collective, if it can run now; nothing otherwise."""
+        if not self._has_work(head, limit):
+            return []
         found = head.rank.head(head.engine)
         assert found is not None
         instruction, step = found
         if not head.rank.is_ready(instruction, step):
-            return False
+            return []
         if instruction.group:
-            return self._try_collective(head.rank, instruction, step + self.first_step)
-        executed = self._is_executed(instruction)
-        if executed and instruction.keyword == "recv" and not self._channel(head.rank, instruction):
-            return False
-        self._begin(head.rank, instruction)
-        if executed:
-            self._run_alone(head.rank, instruction, step + self.first_step)
-        self._complete(head.rank, head.engine, instruction)
-        return True
+            return self._ready_members(head.rank, instruction, step)
+        awaits_message = instruction.keyword == "recv" and self._is_executed(instruction)
+        if awaits_message and not self._channel(head.rank, instruction):
+            return []
+        return [(head.rank, instruction)]
+
+    def _execute(self, members: list[Member], step: int) -> None:
+        rank, instruction = members[0]
+        if not self._is_executed(instruction):
+            return
+        if instruction.group:
+            self._run_collective(instruction, members, step)
+        else:
+            self._run_alone(rank, instruction, step)
 
     def _begin(self, rank: Rank, instruction: Instruction) -> None:
         if self.monitor is not None:
@@ -216,9 +252,10 @@ class LocalEngine:
             batches, number = self.evaluated or (self.batches, step)
             batches.fill(number, rank.replica, instruction.micro_batch, Part(instruction.variant), out)
         elif instruction.keyword == "update" and self.evaluated is not None:
-            self.updater.refresh_view(rank, instruction, self.scratch)
+            self.updater.refresh_view(rank, instruction, self.scratch_of(rank, Engine.HOST))
         elif instruction.keyword == "update":
-            self.updater.update(rank, instruction, self.scratch)
+            # an engine of its own in a machine that updates beside its compute engine
+            self.updater.update(rank, instruction, self.scratch_of(rank, Engine.HOST))
         else:
             assert instruction.keyword == "scale_update"
             LossScale(rank.by_role(instruction)["scale"]).advance(
@@ -233,15 +270,25 @@ class LocalEngine:
         return self.channels.setdefault((source, destination, rank.replica, instruction.variant), deque())
 
     def _send(self, rank: Rank, instruction: Instruction) -> None:
-        data = rank.by_role(instruction)["data"].copy()
-        self._channel(rank, instruction).append(data)
-        self.transport_bytes += data.nbytes
-        self.peak_transport_bytes = max(self.peak_transport_bytes, self.transport_bytes)
+        data = rank.by_role(instruction)["data"]
+        self._count_transport(data.nbytes)
+        with self._transport_lock:
+            spare = self._spare[data.shape, data.dtype]
+            message = spare.pop() if spare else np.empty_like(data)
+        np.copyto(message, data)
+        self._channel(rank, instruction).append(message)
 
     def _recv(self, rank: Rank, instruction: Instruction) -> None:
         data = self._channel(rank, instruction).popleft()
         np.copyto(rank.by_role(instruction)["data"], data)
-        self.transport_bytes -= data.nbytes
+        self._count_transport(-data.nbytes)
+        with self._transport_lock:
+            self._spare[data.shape, data.dtype].append(data)
+
+    def _count_transport(self, change: int) -> None:
+        with self._transport_lock:
+            self.transport_bytes += change
+            self.peak_transport_bytes = max(self.peak_transport_bytes, self.transport_bytes)
 
     def _members(self, rank: Rank, instruction: Instruction) -> list[Rank]:
         """The ranks of a collective's group, in stage and replica order."""
@@ -252,34 +299,29 @@ class LocalEngine:
             return [self.ranks[s][rank.replica] for s in sorted(stages)]
         return [member for ranks in self.ranks for member in ranks]
 
-    def _try_collective(self, rank: Rank, instruction: Instruction, step: int) -> bool:
-        """Run a collective when all members have it at the head of their engine and are ready."""
+    def _ready_members(self, rank: Rank, instruction: Instruction, step: int) -> list[Member]:
+        """All members of a collective, when it is at the head of every one's engine and ready; nothing before."""
         members: list[Member] = []
         for member in self._members(rank, instruction):
             found = member.head(Engine.COLLECTIVE)
             if found is None or found[0].title_without_blocks != instruction.title_without_blocks:
-                return False
-            if found[1] + self.first_step != step or not member.is_ready(*found):
-                return False
+                return []
+            if found[1] != step or not member.is_ready(*found):
+                return []
             members.append((member, found[0]))
-        for member, theirs in members:
-            self._begin(member, theirs)
-        if self._is_executed(instruction):
-            self._run_collective(instruction, members, step)
-        for member, theirs in members:
-            self._complete(member, Engine.COLLECTIVE, theirs)
-        return True
+        return members
 
     def _run_collective(self, instruction: Instruction, members: list[Member], step: int) -> None:
         keyword = instruction.keyword
+        scratch = self.scratch_of(members[0][0], Engine.COLLECTIVE)
         if keyword == "reduce_scatter":
-            collectives.reduce_scatter(members, self.kernels, self.scratch)
+            collectives.reduce_scatter(members, self.kernels, scratch)
         elif keyword == "all_gather":
-            collectives.all_gather(members, self.kernels, self.scratch)
+            collectives.all_gather(members, self.kernels, scratch)
         elif keyword == "all_reduce" and instruction.group == "replicas":
-            collectives.all_reduce_replicas(members, self.kernels, self.scratch)
+            collectives.all_reduce_replicas(members, self.kernels, scratch)
         elif keyword == "all_reduce":
-            collectives.all_reduce_ends(members, self.kernels, self.scratch)
+            collectives.all_reduce_ends(members, self.kernels, scratch)
         elif instruction.variant == "loss":
             self.losses[step] = collectives.total_loss(members)
         elif instruction.variant == "norm":

@@ -8,6 +8,7 @@ step count is carried per block and counts applied updates. The loss scale halve
 from __future__ import annotations
 
 from math import inf, isfinite, sqrt
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,6 +61,7 @@ class Updater:
         self.learning_rate = 0.0
         self.skipped = 0
         """Blocks skipped in this step, counted once a rank."""
+        self._lock = Lock()
         self.squares: dict[tuple[int, int], dict[str, float]] = {}
         """Of this step, by (stage, replica) and block: the sums of squares of reduced gradients, where the program has no norm."""
 
@@ -77,7 +79,8 @@ class Updater:
         if "norm" not in views:
             self._note_squares(rank, instruction.blocks[0], views["g"], views["scale"], finite=multiplier is not None)
         if multiplier is None:
-            self.skipped += 1
+            with self._lock:  # ranks may run side by side
+                self.skipped += 1
             self.refresh_view(rank, instruction, scratch)
             return
         scratch.reset()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +20,7 @@ from targets.runtime.data import Batches, Order, TokenStream
 from targets.runtime.evaluation import HeldOut
 from targets.runtime.local import LocalEngine, StepReport
 from targets.runtime.state import start_from_state, start_from_weights, training_state
+from targets.runtime.threaded import ThreadedEngine
 from targets.runtime.utilisation import Utilisation
 from targets.runtime.weights import random_weights, read_weights
 
@@ -37,6 +39,8 @@ class RunSettings:
     seed: int | None = None
     """of initial weights and data order; None: the plan's"""
     interleave_seed: int | None = None
+    threads: int = 1
+    """with more than one, the engines of all ranks run side by side, and ranks share out these threads for their kernels"""
     init: str | None = None
     """weights to start from, Hugging Face names"""
     resume: str | None = None
@@ -49,6 +53,15 @@ class RunSettings:
     """hold every access against the program's lives"""
     poison: bool = False
     """fill freed bytes with NaNs; implies `check_memory`"""
+
+    @staticmethod
+    def available_threads() -> int:
+        """The cores that this process may use."""
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    def kernel_threads(self, ranks: int) -> int:
+        """Threads that share the work of one kernel, where so many ranks compute in this process."""
+        return max(1, self.threads // ranks)
 
 
 @frozen
@@ -171,15 +184,22 @@ def prepare(
     if settings.resume is not None:
         state, manifest = load_checkpoint(settings.resume, program.model)
         warnings = _differences(manifest, run_manifest(program, stream, settings, seed))
-        engine = LocalEngine(program, kernels, batches, interleave_seed=settings.interleave_seed)
+        engine = _engine(program, kernels, batches, settings)
         start_from_state(engine, state)
         _watch(engine, settings)
         return TrainingRun(program, settings, engine, stream, state.step, warnings, held_out, utilisation)
     source = read_weights(settings.init, program.model) if settings.init else random_weights(program.model, seed)
-    engine = LocalEngine(program, kernels, batches, interleave_seed=settings.interleave_seed)
+    engine = _engine(program, kernels, batches, settings)
     start_from_weights(engine, source)
     _watch(engine, settings)
     return TrainingRun(program, settings, engine, stream, 0, warnings, held_out, utilisation)
+
+
+def _engine(program: Program, kernels: KernelSet, batches: Batches, settings: RunSettings) -> LocalEngine:
+    """Engines side by side where there are threads for it; one after the other where the order is prescribed."""
+    if settings.threads > 1 and settings.interleave_seed is None:
+        return ThreadedEngine(program, kernels, batches)
+    return LocalEngine(program, kernels, batches, interleave_seed=settings.interleave_seed)
 
 
 def _watch(engine: LocalEngine, settings: RunSettings) -> None:
@@ -196,6 +216,7 @@ def run_manifest(program: Program, stream: TokenStream, settings: RunSettings, s
         "numba": _version("numba"),
         "plan_hash": hashlib.sha256(plan.encode()).hexdigest(),
         "kernels": settings.kernels,
+        "kernel_threads": settings.kernel_threads(program.plan.clusters),
         "seed": seed,
         "order": settings.order,
         "data": stream.digest,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -26,6 +27,47 @@ def test_language(capsys):
         *("lifetimes", "dependence graph"),
     ]
     assert all(int(row.rsplit(maxsplit=1)[1].replace(",", "")) > 0 for row in rows)
+
+
+def run(name, capsys, *arguments):
+    runpy.run_path(str(BENCHMARKS / f"{name}.py"))["main"]([*arguments, "--repeat", "1", "--no-torch"])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("clock", ["wall", "cpu"])
+def test_training_step(capsys, clock):
+    size = ["--vocab", "64", "--layers", "1", "--seq-len", "32"]
+    threads = "2" if clock == "wall" else "1"
+    out = run("training_step", capsys, *size, "--threads", threads, "--clock", clock)
+    assert f"a team of {threads}" in out
+    inside = re.search(r"inside sgemm ([0-9.]+)% of a step", out)
+    assert inside
+    assert 0 < float(inside[1]) < 100
+    shares = re.findall(r"^  (\w+) +([0-9.]+)% +-?[0-9.]+%$", out, re.MULTILINE)
+    assert {"gemm", "attention_forward", "attention_backward", "adamw", "engine"} <= {name for name, _ in shares}
+    assert abs(sum(float(share) for _, share in shares) - 100) < 2
+
+
+def test_attention(capsys):
+    out = run("attention", capsys, "--threads", "1", "--only", "S=1024 H=16")
+    errors = re.search(r"errors in half ulps: o ([0-9.]+), dq ([0-9.]+), dk ([0-9.]+), dv ([0-9.]+)", out)
+    assert errors
+    assert all(0 < float(error) < 2 for error in errors.groups())
+
+
+@pytest.mark.parametrize("name", ["training_step", "attention"])
+def test_cpu_time_is_for_one_thread(capsys, name):
+    with pytest.raises(SystemExit):
+        run(name, capsys, "--threads", "2", "--clock", "cpu")
+    assert "one thread only" in capsys.readouterr().err
+
+
+def test_ranks(capsys):
+    size = ["--vocab", "64", "--layers", "2", "--seq-len", "16", "--threads", "2", "--repeat", "1"]
+    runpy.run_path(str(BENCHMARKS / "ranks.py"))["main"](size)
+    rates = re.findall(r"^  (\d \w+), \d threads? +(\d+) tokens/s", capsys.readouterr().out, re.MULTILINE)
+    assert [name for name, _ in rates] == ["1 rank"] * 2 + ["2 replicas"] * 2 + ["2 stages"] * 2
+    assert all(int(rate) > 0 for _, rate in rates)
 
 
 class TestCorrectnessRun:

@@ -1,12 +1,13 @@
 """The kernels at full speed: every product by BLAS on float32, everything else by fused numba loops.
 
 float16 operands of a product are converted whole into scratch: converting by blocks would make BLAS pack the other
-operand again for each. Nothing here starts threads; all loops and products release the GIL.
+operand again for each. All loops and products release the
+GIL; the threads of the set's team share them out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 15
 """Elements that pass through several loops while they stay in the second-level cache."""
+
+GROUP_ROWS = 256
+"""Rows that are summed up together, whichever thread does it: sums over columns do not depend on the threads."""
 
 
 def _gemm_plan(
@@ -41,25 +45,32 @@ def _gemm_plan(
     return operands if direct else [*operands, Buffer(out.shape)]
 
 
-def _column_sum_plan(out: Array, **_: object) -> Plan:
-    return [Buffer(out.shape)]
+def _row_groups(rows: int) -> int:
+    return -(-rows // GROUP_ROWS)
 
 
-def _rmsnorm_backward_plan(gamma: Array, **_: object) -> Plan:
-    return [Buffer(gamma.shape), Buffer(gamma.shape)]
+def _column_sum_plan(a: Array, out: Array, **_: object) -> Plan:
+    """One sum for each group of rows, then theirs."""
+    return [Buffer((_row_groups(len(a)), out.size)), Buffer(out.shape)]
 
 
-def _swiglu_backward_plan(gate: Array, **_: object) -> Plan:
-    line = Buffer((min(gate.size, fast_flat.BLOCK),))
-    return [line, line]
+def _rmsnorm_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
+    """For each group of rows its part of dgamma, and a line; then the whole dgamma."""
+    groups = Buffer((_row_groups(len(x)), gamma.size))
+    return [groups, groups, Buffer(gamma.shape)]
+
+
+def _swiglu_backward_plan(gate: Array, *, threads: int, **_: object) -> Plan:
+    lines = Buffer((threads, min(gate.size, fast_flat.BLOCK)))
+    return [lines, lines]
 
 
 def _embedding_backward_plan(tokens: I32, dy: Array, **_: object) -> Plan:
     return [Buffer(tokens.shape, np.int64), Buffer((dy.shape[1],))]
 
 
-def _mean_plan(out: Array, **_: object) -> Plan:
-    return [Buffer((min(out.size, BLOCK),))]
+def _mean_plan(out: Array, *, threads: int, **_: object) -> Plan:
+    return [Buffer((threads, min(out.size, BLOCK)))]
 
 
 class Fast(FastAttention, FastHead, KernelSetBase):
@@ -99,34 +110,51 @@ class Fast(FastAttention, FastHead, KernelSetBase):
             operand = x
             if x.dtype != np.float32:
                 operand = buffers.pop(0)
-                fast_flat.cast(flat(x), flat(operand))
+                self._cast(x, operand)
             operands.append(operand)
         left, right = operands
         product = buffers[0] if buffers else out
-        np.matmul(left.T if trans_a else left, right.T if trans_b else right, out=product)
-        if buffers:
-            stored = bits(out)
+        stored = bits(out)
+        added = stored[0] if bias is None else bits(bias)
+        extra = stored if residual is None else bits(residual)
+
+        def store(rows: slice) -> None:
             fast_rows.store_product(
-                product,
-                stored,
-                stored[0] if bias is None else bits(bias),
-                bias is not None,
-                stored if residual is None else bits(residual),
-                residual is not None,
-                accumulate,
+                product[rows], stored[rows], added, bias is not None, extra[rows], residual is not None, accumulate
             )
+
+        self.team.multiply(
+            left.T if trans_a else left, right.T if trans_b else right, product, store if buffers else None
+        )
+
+    def _cast(self, src: Array, dst: Array) -> None:
+        source, stored = flat(src), flat(dst)
+        self.team.run(lambda part: fast_flat.cast(source[part], stored[part]), self.team.rows(stored.shape))
+
+    def _row_sums(self, work: Callable[[int, slice], None], rows: int) -> None:
+        """Do `work(group, its rows)` for all groups of rows."""
+        groups = [(n, slice(n * GROUP_ROWS, min((n + 1) * GROUP_ROWS, rows))) for n in range(_row_groups(rows))]
+
+        def part(mine: slice) -> None:
+            for group in groups[mine]:
+                work(*group)
+
+        self.team.run(part, self.team.ranges(len(groups)))
 
     def column_sum(self, a: Array, out: Array, *, scratch: Scratch, accumulate: bool) -> None:
         """See `KernelSet.column_sum`."""
-        (acc,) = scratch.take_all(_column_sum_plan(out))
-        acc.fill(0)
-        fast_rows.column_sum(bits(a), acc)
-        self._store_row(acc, out, accumulate)
+        sums, total = scratch.take_all(_column_sum_plan(a, out))
+        stored = bits(a)
+        sums.fill(0)
+        self._row_sums(lambda group, rows: fast_rows.column_sum(stored[rows], sums[group]), len(a))
+        self._store_sums(sums, total, out, accumulate)
 
     @staticmethod
-    def _store_row(acc: F32, out: Array, accumulate: bool) -> None:
-        """Set out = [out +] acc."""
-        fast_flat.store_scaled(acc, bits(out), np.float32(1), accumulate)
+    def _store_sums(sums: F32, total: F32, out: Array, accumulate: bool) -> None:
+        """Set out = [out +] the sum over groups of rows."""
+        total.fill(0)
+        fast_rows.column_sum(sums, total)
+        fast_flat.store_scaled(total, bits(out), np.float32(1), accumulate)
 
     def rmsnorm_forward(
         self,
@@ -139,7 +167,11 @@ class Fast(FastAttention, FastHead, KernelSetBase):
         eps: float,
     ) -> None:
         """See `KernelSet.rmsnorm_forward`."""
-        fast_rows.rmsnorm_forward(bits(x), bits(gamma), bits(xn), rstd, np.float32(eps))
+        source, scale, stored = bits(x), bits(gamma), bits(xn)
+        self.team.run(
+            lambda rows: fast_rows.rmsnorm_forward(source[rows], scale, stored[rows], rstd[rows], np.float32(eps)),
+            self.team.rows(x.shape),
+        )
 
     def rmsnorm_backward(
         self,
@@ -155,14 +187,26 @@ class Fast(FastAttention, FastHead, KernelSetBase):
         accumulate: bool,
     ) -> None:
         """See `KernelSet.rmsnorm_backward`."""
-        acc, line = scratch.take_all(_rmsnorm_backward_plan(gamma))
-        acc.fill(0)
-        stored = bits(dx)
+        sums, lines, total = scratch.take_all(_rmsnorm_backward_plan(x, gamma))
+        grad, source, factor, stored = bits(dxn), bits(x), bits(gamma), bits(dx)
         extra = stored if residual is None else bits(residual)
-        fast_rows.rmsnorm_backward(
-            bits(dxn), bits(x), bits(gamma), rstd, stored, extra, residual is not None, acc, line
-        )
-        self._store_row(acc, dgamma, accumulate)
+
+        def group_of_rows(group: int, rows: slice) -> None:
+            fast_rows.rmsnorm_backward(
+                grad[rows],
+                source[rows],
+                factor,
+                rstd[rows],
+                stored[rows],
+                extra[rows],
+                residual is not None,
+                sums[group],
+                lines[group],
+            )
+
+        sums.fill(0)
+        self._row_sums(group_of_rows, len(x))
+        self._store_sums(sums, total, dgamma, accumulate)
 
     def rope(
         self,
@@ -177,18 +221,37 @@ class Fast(FastAttention, FastHead, KernelSetBase):
     ) -> None:
         """See `KernelSet.rope`."""
         cos, sin = self._rope_table(seq_len, head_dim, theta)
-        fast_rows.rope(bits(x), cos, sin, np.float32(-1 if inverse else 1), heads)
+        rows = bits(x).reshape(-1, seq_len, heads * head_dim)
+        sign = np.float32(-1 if inverse else 1)
+        # by positions, not by rows: each part takes its rows of the table in every sequence
+
+        def part(positions: slice) -> None:
+            for sequence in rows:
+                fast_rows.rope(sequence[positions], cos[positions], sin[positions], sign, heads)
+
+        self.team.run(part, self.team.rows(rows.shape[1:]))
 
     def swiglu_forward(self, gate: Array, up: Array, prod: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
         """See `KernelSet.swiglu_forward`."""
-        fast_rows.swiglu_forward(flat(gate), flat(up), flat(prod))
+        gates, ups, products = flat(gate), flat(up), flat(prod)
+        self.team.run(
+            lambda part: fast_rows.swiglu_forward(gates[part], ups[part], products[part]),
+            self.team.rows(products.shape),
+        )
 
     def swiglu_backward(
         self, gate: Array, up: Array, dprod: Array, dgate: Array, dup: Array, *, scratch: Scratch
     ) -> None:
         """See `KernelSet.swiglu_backward`."""
-        gate_line, up_line = scratch.take_all(_swiglu_backward_plan(gate))
-        fast_rows.swiglu_backward(flat(gate), flat(up), flat(dprod), flat(dgate), flat(dup), gate_line, up_line)
+        gate_lines, up_lines = scratch.take_all(_swiglu_backward_plan(gate, threads=self.team.threads))
+        arrays = [flat(x) for x in (gate, up, dprod, dgate, dup)]
+
+        def part(numbered: tuple[int, slice]) -> None:
+            number, elements = numbered
+            gates, ups, products, dgates, dups = (x[elements] for x in arrays)
+            fast_rows.swiglu_backward(gates, ups, products, dgates, dups, gate_lines[number], up_lines[number])
+
+        self.team.run(part, list(enumerate(self.team.rows(arrays[0].shape))))
 
     def embedding_forward(
         self,
@@ -232,9 +295,14 @@ class Fast(FastAttention, FastHead, KernelSetBase):
     ) -> None:
         """See `KernelSet.adamw`."""
         gradient = flat(grad)
-        for start, stop, decayed in decay_segments(len(master), decay):
-            for first in range(start, stop, BLOCK):
-                at = slice(first, min(first + BLOCK, stop))
+        blocks = [
+            (slice(first, min(first + BLOCK, stop)), decayed)
+            for start, stop, decayed in decay_segments(len(master), decay)
+            for first in range(start, stop, BLOCK)
+        ]
+
+        def part(mine: slice) -> None:
+            for at, decayed in blocks[mine]:
                 fast_flat.adamw(
                     master[at],
                     m[at],
@@ -252,23 +320,30 @@ class Fast(FastAttention, FastHead, KernelSetBase):
                 if view is not None:
                     fast_flat.cast(master[at], bits(view[at]))
 
+        self.team.run(part, self.team.ranges(len(blocks)))
+
     def mean_of_replicas(
         self, parts: Sequence[Array], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float
     ) -> bool:
         """See `KernelSet.mean_of_replicas`."""
-        (buffer,) = scratch.take_all(_mean_plan(out))
+        (buffers,) = scratch.take_all(_mean_plan(out, threads=self.team.threads))
         stored, rows = flat(out), [flat(part) for part in parts]
-        finite = True
-        for start in range(0, stored.size, BLOCK):
-            at = slice(start, min(start + BLOCK, stored.size))
-            acc = buffer[: at.stop - start]
-            acc.fill(0)
-            for row in rows:
-                fast_flat.add_part(acc, row[at])
-            fast_flat.store_scaled(acc, stored[at], np.float32(1 / divisor), accumulate)
-            # a sum with an infinity or a NaN in it is not finite: the result tells about the parts too
-            finite &= fast_flat.all_finite(stored[at])
-        return finite
+
+        def part(numbered: tuple[int, slice]) -> bool:
+            number, elements = numbered
+            finite = True
+            for start in range(elements.start, elements.stop, BLOCK):
+                at = slice(start, min(start + BLOCK, elements.stop))
+                acc = buffers[number, : at.stop - start]
+                acc.fill(0)
+                for row in rows:
+                    fast_flat.add_part(acc, row[at])
+                fast_flat.store_scaled(acc, stored[at], np.float32(1 / divisor), accumulate)
+                # a sum with an infinity or a NaN in it is not finite: the result tells about the parts too
+                finite &= fast_flat.all_finite(stored[at])
+            return finite
+
+        return all(self.team.run(part, list(enumerate(self.team.rows(stored.shape)))))
 
     def all_finite(self, a: Array, *, scratch: Scratch) -> bool:  # noqa: ARG002
         """See `KernelSet.all_finite`."""
@@ -276,7 +351,7 @@ class Fast(FastAttention, FastHead, KernelSetBase):
 
     def cast(self, src: Array, dst: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
         """See `KernelSet.cast`."""
-        fast_flat.cast(flat(src), flat(dst))
+        self._cast(src, dst)
 
     def zero(self, a: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
         """See `KernelSet.zero`."""

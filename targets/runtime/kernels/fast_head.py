@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_indi
 
 if TYPE_CHECKING:
     from targets.runtime.kernels.interface import F32, F64, I32, Array
+    from targets.runtime.kernels.team import Team
 
 TABLE_ELEMENTS = 1 << 22
 """Elements of a block of the table, 16 MiB in float32: enough rows for full BLAS speed."""
@@ -108,10 +110,42 @@ def _subtract_rows(product: Any, pull: Any, weight: Any) -> None:
             row[i] -= factor * load(w[i])
 
 
+def _convert(team: Team, src: Array, dst: F32) -> None:
+    source, stored = flat(src), flat(dst)
+    team.run(lambda part: cast(source[part], stored[part]), team.rows(stored.shape))
+
+
+def _part_of_lse(logits: F32, lse: F32, rows: slice) -> None:
+    _log_sum_exp(logits[rows], lse[rows])
+
+
+def _part_of_gradient(
+    logits: F32,
+    first: int,
+    labels: I32,
+    lse: F32,
+    factor: np.float32,
+    inverse: F32,
+    pull: F32,
+    normalise: bool,
+    rows: slice,
+) -> None:
+    _logit_gradient(logits[rows], first, labels[rows], lse[rows], factor, inverse, pull, normalise)
+
+
+def _store_part(dweight: F32, out: Array, pull: F32 | None, weight: Array, accumulate: bool, rows: slice) -> None:
+    """Out = [out +] dweight [- pull * weight], for some rows of the table."""
+    product, stored = dweight[rows], out[rows]
+    if pull is not None:
+        _subtract_rows(product, pull[rows], weight[rows])
+    store_product(product, stored, stored[0], False, stored, False, accumulate)
+
+
 class _Table:
     """The table in blocks of rows, each converted to float32 when it is asked for and not the last one."""
 
-    def __init__(self, table: Array, buffer: F32 | None) -> None:
+    def __init__(self, team: Team, table: Array, buffer: F32 | None) -> None:
+        self._team = team
         self._table = table
         self._buffer = buffer
         self._loaded = -1
@@ -127,7 +161,7 @@ class _Table:
             return self._table[rows]
         block = self._buffer[: rows.stop - rows.start]
         if self._loaded != rows.start:
-            cast(flat(self._table[rows]), flat(block))
+            _convert(self._team, self._table[rows], block)
             self._loaded = rows.start
         return block
 
@@ -174,12 +208,12 @@ def _take(scratch: Scratch, plan: dict[str, Buffer]) -> dict[str, Array]:
     return dict(zip(plan, scratch.take_all(list(plan.values())), strict=True))
 
 
-def _chunk(xn: Array, rows: slice, buffer: F32 | None) -> Array:
+def _chunk(team: Team, xn: Array, rows: slice, buffer: F32 | None) -> Array:
     """Rows of xn in float32."""
     if buffer is None:
         return xn[rows]
     block = buffer[: rows.stop - rows.start]
-    cast(flat(xn[rows]), flat(block))
+    _convert(team, xn[rows], block)
     return block
 
 
@@ -191,6 +225,8 @@ def _chunks(xn: Array, logits: F32) -> Iterator[slice]:
 
 class FastHead:
     """The head kernels of `Fast`."""
+
+    team: Team
 
     def head_forward(
         self,
@@ -211,18 +247,19 @@ class FastHead:
         inverse = buffers.get("inverse")
         if inverse is not None:
             _inverse_norms(bits(table), inverse)
-        weights = _Table(table, buffers.get("weight"))
+        weights = _Table(self.team, table, buffers.get("weight"))
         if not accumulate:
             loss[0] = 0
         for rows in _chunks(xn, logits):
-            x = _chunk(xn, rows, buffers.get("x"))
+            x = _chunk(self.team, xn, rows, buffers.get("x"))
             chunk = logits[: len(x)]
             for columns in weights.blocks():
-                np.matmul(x, weights.load(columns).T, out=chunk[:, columns])
+                self.team.multiply(x, weights.load(columns).T, chunk[:, columns])
                 if inverse is not None:
                     _scale_columns(chunk, len(x), columns.start, inverse[columns])
-            _log_sum_exp(chunk, lse[rows])
-            _add_loss(chunk, labels[rows], lse[rows], loss)
+            sums = lse[rows]
+            self.team.run(partial(_part_of_lse, chunk, sums), self.team.rows(chunk.shape))
+            _add_loss(chunk, labels[rows], sums, loss)
 
     def head_backward(
         self,
@@ -246,29 +283,34 @@ class FastHead:
         inverse = buffers.get("inverse")
         if inverse is not None:
             _inverse_norms(bits(table), inverse)
-        weights = _Table(table, buffers.get("weight"))
+        weights = _Table(self.team, table, buffers.get("weight"))
         factor = np.float32(float(scale[0]) / denominator)
         for rows in _chunks(xn, logits):
-            x = _chunk(xn, rows, buffers.get("x"))
+            x = _chunk(self.team, xn, rows, buffers.get("x"))
             chunk, dx, dx_block = logits[: len(x)], buffers["dx"][: len(x)], buffers["dx_block"][: len(x)]
             for columns in weights.blocks():
                 weight, dlogit = weights.load(columns), chunk[:, columns]
                 pull, dweight = buffers["pull"][: len(weight)], buffers["dweight"][: len(weight)]
                 # without `normalise` the kernel reads no inverse norms: any array of the type will do
                 norms = pull if inverse is None else inverse[columns]
-                np.matmul(x, weight.T, out=dlogit)
+                self.team.multiply(x, weight.T, dlogit)
                 if normalise:
                     _scale_columns(chunk, len(x), columns.start, norms)
-                _logit_gradient(chunk, columns.start, labels[rows], lse[rows], factor, norms, pull, normalise)
+                gradient = partial(
+                    _part_of_gradient, chunk, columns.start, labels[rows], lse[rows], factor, norms, pull, normalise
+                )
+                # with `normalise` the rows add to `pull` together
+                self.team.run(gradient, [slice(0, len(x))] if normalise else self.team.rows(dlogit.shape))
+                self.team.multiply(dlogit, weight, dx_block if columns.start else dx)
                 if columns.start:
-                    np.matmul(dlogit, weight, out=dx_block)
                     dx += dx_block
-                else:
-                    np.matmul(dlogit, weight, out=dx)
-                np.matmul(dlogit.T, x, out=dweight)
-                if normalise:
-                    _subtract_rows(dweight, pull, bits(weight))
-                out = bits(dtable[columns])
-                later = accumulate or rows.start > 0
-                store_product(dweight, out, out[0], False, out, False, later)
+                store = partial(
+                    _store_part,
+                    dweight,
+                    bits(dtable[columns]),
+                    pull if normalise else None,
+                    bits(weight),
+                    accumulate or rows.start > 0,
+                )
+                self.team.multiply(dlogit.T, x, dweight, store)
             cast(flat(dx), flat(dxn[rows]))

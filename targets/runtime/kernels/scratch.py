@@ -69,15 +69,16 @@ class Scratch:
         Raises:
             MemoryError: fewer bytes are left than the array needs.
         """
-        buffer = Buffer(shape if isinstance(shape, tuple) else (shape,), dtype)
-        end = self.used + buffer.nbytes
-        if end > self.capacity:
-            raise MemoryError(f"scratch of {self.capacity} bytes: {self.used} in use, {buffer.nbytes} more wanted")
+        return self._take(Buffer(shape if isinstance(shape, tuple) else (shape,), dtype))
+
+    def _take(self, buffer: Buffer) -> NDArray[Any]:
         nbytes = math.prod(buffer.shape) * buffer.dtype.itemsize
-        array = self._bytes[self.used : self.used + nbytes].view(buffer.dtype).reshape(buffer.shape)
+        start, end = self.used, self.used + _aligned(nbytes)
+        if end > self.capacity:
+            raise MemoryError(f"scratch of {self.capacity} bytes: {start} in use, {end - start} more wanted")
         self.used = end
         self.high_water = max(self.high_water, end)
-        return array
+        return np.ndarray(buffer.shape, buffer.dtype, self._bytes, start)
 
     def take_all(self, plan: Plan) -> list[NDArray[Any]]:
         """One array for each buffer of `plan`, in order.
@@ -85,7 +86,7 @@ class Scratch:
         Raises:
             MemoryError: the plan does not fit in what is left.
         """
-        return [self.take(buffer.shape, buffer.dtype) for buffer in plan]
+        return [self._take(buffer) for buffer in plan]
 
     def reset(self) -> None:
         """Free everything; arrays taken before must no longer be used."""

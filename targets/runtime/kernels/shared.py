@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from targets.runtime.kernels.scratch import Plan, plan_bytes
+from targets.runtime.kernels.team import Team
 
 if TYPE_CHECKING:
     from targets.runtime.kernels.interface import F32, I32, I64
@@ -99,12 +100,16 @@ def token_keys(tokens: I32, keys: I64) -> None:
 
 
 class KernelSetBase:
-    """Rotary tables, cached, and the scratch of each kernel; a subclass names its plans and has the kernels."""
+    """A team of threads, rotary tables, cached, and the scratch of each kernel; a subclass names its plans and has the kernels."""
 
     plans: ClassVar[Mapping[str, Callable[..., Plan]]]
-    """For each kernel that takes scratch, its plan from its arguments; arguments it does not need go to `**_`."""
+    """For each kernel that takes scratch, its plan from its arguments; arguments it does not need go to `**_`.
 
-    def __init__(self) -> None:
+    Among the arguments is `threads`: how many each call is shared out to.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self.team = Team(threads)
         self._rope: dict[tuple[int, int, float], tuple[F32, F32]] = {}
 
     @property
@@ -129,4 +134,4 @@ class KernelSetBase:
         if kernel not in KERNELS:
             raise ValueError(f"there is no kernel {kernel!r}")
         plan = self.plans.get(kernel)
-        return plan_bytes(plan(**arguments)) if plan else 0
+        return plan_bytes(plan(**arguments, threads=self.team.threads)) if plan else 0

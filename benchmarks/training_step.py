@@ -1,0 +1,181 @@
+"""Speed of a training step against PyTorch eager on the CPU: same model, same weights, same tokens, same run.
+
+python benchmarks/training_step.py [--vocab 4096 32000] [--threads 1 2] [--repeat 5] [--clock wall|cpu] [--no-torch]
+
+The model is a LLaMA of hidden size 512, 8 layers, 8 heads, ffn 1376; a step is one micro-batch of 4 sequences of 512 tokens:
+forward, backward, AdamW. Contestants take turns; a figure is the median of `--repeat` turns. Then our step is profiled: how
+much of it is inside sgemm, what the same products take alone (the bound that they set), and where the rest goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+from threadpoolctl import threadpool_limits
+
+sys.path.insert(0, str(Path(__file__).parent))
+from step_profile import ProfiledKernels, products_alone
+from stopwatch import CLOCKS, machine, medians, pools
+
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.frontend.plan import Optimizer, Plan
+from ratrainc import api
+from targets.runtime.data import Batches, TokenStream
+from targets.runtime.kernels import kernel_set
+from targets.runtime.local import LocalEngine
+from targets.runtime.state import start_from_weights
+from targets.runtime.weights import named_parameters, random_weights
+
+if TYPE_CHECKING:
+    from targets.runtime.kernels import KernelSet
+
+SEED = 0
+SAME_LOSS = {"float32": 5e-3, "bfloat16": 5e-2}
+"""Largest relative difference between the losses of the last step of contestants that train the same model."""
+
+
+@frozen
+class Task:
+    """What is trained."""
+
+    model: ModelConfig
+    plan: Plan
+    batches: Batches
+
+    @classmethod
+    def make(cls, vocab: int, layers: int, seq_len: int) -> Task:
+        """The model of this benchmark, and random tokens: enough that no step sees a sequence again."""
+        model = ModelConfig(
+            name="benchmark",
+            family="llama",
+            vocab_size=vocab,
+            hidden_size=512,
+            layers=layers,
+            heads=8,
+            kv_heads=8,
+            head_dim=64,
+            ffn_size=1376,
+            norm_eps=1e-5,
+        )
+        plan = Plan(1, 1, (), 4, 1, seq_len, optimizer=Optimizer(lr=3e-4))
+        tokens = np.random.default_rng(SEED).integers(0, vocab, 256 * seq_len + 1).astype(np.uint16)
+        return cls(model, plan, Batches(TokenStream("random tokens", tokens, ""), plan, "sequential", SEED))
+
+    def tokens_and_labels(self, step: int) -> tuple[Any, Any]:
+        """The step's data, [sequences, seq_len] each."""
+        length, size = self.plan.seq_len, self.plan.global_batch
+        stream = self.batches.stream.tokens.astype(np.int64)
+        starts = [self.batches.sequence_of(step, row) * length for row in range(size)]
+        whole = np.stack([stream[start : start + length + 1] for start in starts])
+        return whole[:, :-1], whole[:, 1:]
+
+
+def our_step(task: Task, kernels: KernelSet) -> Callable[[], float]:
+    """A function that makes one step here and returns its loss."""
+    engine = LocalEngine(api.emit(api.compile(task.model, task.plan)), kernels, task.batches)
+    start_from_weights(engine, random_weights(task.model, SEED))
+    done = 0
+
+    def step() -> float:
+        nonlocal done
+        report = engine.run_step(done)
+        if report.skipped_blocks:
+            sys.exit(f"step {done} overflowed: it did not make all its updates")
+        done += 1
+        return report.loss
+
+    return step
+
+
+def torch_steps(task: Task, threads: int) -> dict[str, Callable[[], float]]:
+    """The same of PyTorch, by name."""
+    import torch
+    from torch_step import make_step
+
+    torch.set_num_threads(threads)
+    source = random_weights(task.model, SEED)
+    weights = {name: source(name) for name in named_parameters(task.model)}
+    return {
+        str(dtype).removeprefix("torch."): make_step(
+            task.model, task.plan.optimizer, task.plan.seq_len, dtype, weights, task.tokens_and_labels
+        )
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+
+
+def compare(task: Task, threads: int, repeat: int, clock: str, *, with_torch: bool) -> None:
+    """Print one comparison."""
+    contestants = {"RATrain": our_step(task, kernel_set("fast", threads))}
+    if with_torch:
+        contestants |= torch_steps(task, threads)
+    for line in pools():
+        print(f"  {line}")
+    print(f"  kernels: a team of {threads}; PyTorch: {threads}")
+    seconds = medians(contestants, repeat, clock)
+    losses = {name: step() for name, step in contestants.items()}
+    ours = seconds["RATrain"]
+    for name, taken in seconds.items():
+        ratio = "" if name == "RATrain" else f"  RATrain is {taken / ours:.2f}x as fast"
+        print(
+            f"  {name:9s} {taken:7.3f} s  {task.plan.tokens_per_step / taken:7.0f} tokens/s  loss {losses[name]:.4f}{ratio}"
+        )
+        allowed = SAME_LOSS.get(name, 0.0)
+        if abs(losses[name] - losses["RATrain"]) > allowed * losses["RATrain"]:
+            sys.exit(f"the loss of {name} is {losses[name]}, ours {losses['RATrain']}: this is not the same training")
+    profile(task, threads, repeat, clock, seconds.get("float32"))
+
+
+def profile(task: Task, threads: int, repeat: int, clock: str, peer: float | None) -> None:
+    """Print where the time of a step goes; shares are of all threads' time."""
+    now = CLOCKS[clock]
+    kernels = ProfiledKernels(kernel_set("fast", threads), now)
+    step = our_step(task, kernels)  # type: ignore[arg-type]
+    step()
+    with kernels.booked_products():
+        found = sorted((kernels.step(step) for _ in range(repeat)), key=lambda one: one.seconds)[repeat // 2]
+    alone = statistics.median(products_alone(found.products, now) for _ in range(repeat))
+    available = found.seconds * (threads if clock == "wall" else 1)
+    against = f": at most {peer / alone:.2f}x float32" if peer else ""
+    print(f"  inside sgemm {found.product_seconds() / available:.1%} of a step of {found.seconds:.3f} s")
+    print(f"  its products alone: {alone:.3f} s{against}")
+    print(f"  {'kernel':20s} {'share':>6s} {'of it not sgemm':>16s}")
+    for name, seconds in sorted(found.kernels.items(), key=lambda item: -item[1]):
+        outside = seconds - found.product_seconds(name) / (threads if clock == "wall" else 1)
+        print(f"  {name:20s} {seconds / found.seconds:6.1%} {outside / found.seconds:16.1%}")
+    rest = found.seconds - sum(found.kernels.values())
+    print(f"  {'engine':20s} {rest / found.seconds:6.1%} {rest / found.seconds:16.1%}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Speed of a training step.")
+    parser.add_argument("--vocab", type=int, nargs="+", default=[4096, 32000])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--seq-len", type=int, default=512)
+    parser.add_argument("--repeat", type=int, default=5, help="turns; medians are shown")
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: with one thread only")
+    parser.add_argument("--no-torch", action="store_true", help="do not compare (nor where it cannot be imported)")
+    options = parser.parse_args(arguments)
+    with_torch = not options.no_torch and importlib.util.find_spec("torch") is not None
+    if options.clock == "cpu" and options.threads != [1]:
+        parser.error("CPU time compares contestants with one thread only: add --threads 1")
+    print(machine())
+    for threads in options.threads:
+        for vocab in options.vocab:
+            print(f"vocabulary {vocab}, {threads} thread{'s' * (threads > 1)}")
+            with threadpool_limits(1, user_api="blas"):  # our kernels share out their work themselves
+                task = Task.make(vocab, options.layers, options.seq_len)
+                compare(task, threads, options.repeat, options.clock, with_torch=with_torch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Threads that share the work of one kernel: rows, heads or ranges of elements, each part done by one thread.
+
+BLAS itself runs with one thread: its own pool and this one would fight for the cores, and its threads wait by spinning.
+Parts never share an output, and how an element is computed does not depend on the part it falls into.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import pairwise
+from math import prod
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32: TypeAlias = NDArray[np.float32]
+
+ELEMENTS = 1 << 16
+"""A part of fewer elements than this is done sooner than another thread is awake."""
+
+PRODUCTS = 1 << 22
+"""The same for the multiplications of a matrix product."""
+
+PRODUCT_ROWS = 24
+"""Rows that every BLAS kernel handles in whole groups: cut there, most give the same bits as for the whole matrix."""
+
+_Part = TypeVar("_Part")
+_Result = TypeVar("_Result")
+
+
+class Team:
+    """`threads` threads, the caller's among them; kernels of several ranks may use one team at the same time."""
+
+    def __init__(self, threads: int) -> None:
+        if threads < 1:
+            raise ValueError(f"a team needs a thread, not {threads}")
+        self.threads = threads
+        self._pool: ThreadPoolExecutor | None = None
+        if threads > 1:
+            # Threads start when they are first needed: several ranks may each have a kernel running.
+            most = threads + (os.cpu_count() or 1)
+            # Overflow is expected in float16 runs and found by flags; numpy's error state is one of each thread.
+            self._pool = ThreadPoolExecutor(most, "kernel", initializer=np.seterr, initargs=("ignore",))
+
+    def ranges(self, count: int, *, unit: int = 1, least: int = 1) -> list[slice]:
+        """Cut [0, count) into at most `threads` ranges of at least `least`, equal but for multiples of `unit`."""
+        if self.threads == 1 and count:
+            return [slice(0, count)]
+        parts = max(1, min(self.threads, count // max(1, least)))
+        bounds = [count * part // parts // unit * unit for part in range(parts)] + [count]
+        return [slice(low, high) for low, high in pairwise(bounds) if low < high]
+
+    def rows(self, shape: tuple[int, ...]) -> list[slice]:
+        """Ranges of the rows of an array of this shape, for work that takes each element once or twice."""
+        if self.threads == 1:
+            return self.ranges(shape[0])
+        width = max(1, prod(shape[1:]))
+        return self.ranges(shape[0], least=-(-ELEMENTS // width))
+
+    def run(self, work: Callable[[_Part], _Result], parts: Sequence[_Part]) -> list[_Result]:
+        """Do all parts, the last one on this thread; their results in order. What a part raises is raised here."""
+        if self._pool is None or len(parts) < 2:
+            return [work(part) for part in parts]
+        others = [self._pool.submit(work, part) for part in parts[:-1]]
+        try:
+            last = work(parts[-1])
+        finally:  # no thread may still be writing when the caller goes on, or gives up
+            wait(others)
+        return [*(other.result() for other in others), last]
+
+    def multiply(self, a: F32, b: F32, out: F32, then: Callable[[slice], None] | None = None) -> None:
+        """Compute out = a @ b by ranges of rows, each followed by `then`."""
+
+        def part(rows: slice) -> None:
+            np.matmul(a[rows], b, out=out[rows])
+            if then is not None:
+                then(rows)
+
+        self.run(part, self.ranges(len(out), unit=PRODUCT_ROWS, least=-(-PRODUCTS // max(1, b.size))))

@@ -1,0 +1,164 @@
+"""The local engine with one thread for each engine of each rank: what the waits allow to overlap does overlap.
+
+A thread runs its stream's instructions in order, each as soon as it is ready; one lock guards what decides that, and is not held
+while an instruction runs. A collective is run by the thread that finds all its members ready. Results are those of the ordered mode, bit
+for bit: instructions that touch the same bytes are ordered by their waits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from threading import Condition, RLock, Thread
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import define, field
+
+from ratrain_ir.ops import Engine
+from targets.runtime.kernels import Scratch
+from targets.runtime.local import LocalEngine
+
+if TYPE_CHECKING:
+    from targets.program import Program
+    from targets.runtime.collectives import Member
+    from targets.runtime.data import Batches
+    from targets.runtime.kernels import KernelSet
+    from targets.runtime.local import Head
+    from targets.runtime.rank import Rank
+
+
+_RankKey = tuple[int, int]
+"""A rank: stage and replica."""
+_Key = tuple[int, int, Engine]
+"""An engine: of which stage, which replica."""
+
+
+@define(eq=False)
+class _Progress:
+    """What the threads of a step share, guarded by `lock`."""
+
+    lock: RLock = field(factory=RLock)
+    changed: defaultdict[_RankKey, Condition] = field(init=False)
+    """what the threads of a rank wait for; all of them hold the one lock"""
+    working: int = 0
+    """threads whose streams have not ended"""
+    busy: set[_Key] = field(factory=set)
+    """engines whose instruction is being executed"""
+    stuck: set[_Key] = field(factory=set)
+    """engines that found nothing ready, and nothing that they wait for was completed since"""
+    failure: BaseException | None = None
+
+    @changed.default
+    def _one_condition_a_rank(self) -> defaultdict[_RankKey, Condition]:
+        return defaultdict(lambda: Condition(self.lock))
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing will ever be ready again."""
+        return not self.busy and len(self.stuck) == self.working
+
+
+class ThreadedEngine(LocalEngine):
+    """Runs a program's ranks in this process, engines side by side."""
+
+    def __init__(self, program: Program, kernels: KernelSet, batches: Batches) -> None:
+        self._scratches: dict[_Key, Scratch] = {}
+        self._progress = _Progress()
+        super().__init__(program, kernels, batches)
+        for ranks in self.ranks:  # all of it before the first step
+            for rank in ranks:
+                self.scratch_of(rank, Engine.COLLECTIVE)
+                self.scratch_of(rank, Engine.HOST)
+
+    def scratch_of(self, rank: Rank, engine: Engine) -> Scratch:
+        """An engine's own scratch: of routines, of reductions, of updates."""
+        if engine is Engine.COMPUTE and rank is self.ranks[0][0]:
+            return self.scratch
+        key = _key(rank, engine)
+        if key not in self._scratches:
+            needed = self.scratch.capacity if engine is Engine.COMPUTE else self.updater.scratch_bytes()
+            self._scratches[key] = Scratch(needed)
+        return self._scratches[key]
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of all scratch of the process."""
+        return self.scratch.capacity + sum(scratch.capacity for scratch in self._scratches.values())
+
+    def _run_until(self, limit: int) -> None:
+        """Run until every engine has completed its streams `limit` times."""
+        self._progress = progress = _Progress()
+        heads = [head for head in self.heads if self._has_work(head, limit)]
+        progress.working = len(heads)
+        threads = [Thread(target=self._serve, args=(head, limit), name="engine", daemon=True) for head in heads]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as error:  # the user's second Ctrl-C: no thread may go on with another instruction
+            self._fail(error)
+            raise
+        if progress.failure is not None:
+            raise progress.failure
+
+    def _serve(self, head: Head, limit: int) -> None:
+        """Run a stream to its end."""
+        try:
+            with np.errstate(all="ignore"):  # as in `run_step`: each thread has its own
+                while members := self._claim(head, limit):
+                    self._execute(members, self._step_of(head))
+                    self._end(head.engine, members)
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
+            self._fail(error)
+
+    def _claim(self, head: Head, limit: int) -> list[Member]:
+        """Wait until the head's instruction is ready, and begin it; nothing when the stream has ended, or the step failed."""
+        progress, key = self._progress, _key(head.rank, head.engine)
+        with progress.lock:
+            while progress.failure is None and self._has_work(head, limit):
+                members = [] if key in progress.busy else self._ready(head, limit)
+                if members:
+                    for member in members:
+                        self._begin(*member)
+                    progress.busy |= {_key(rank, head.engine) for rank, _ in members}
+                    return members
+                progress.stuck.add(key)
+                if progress.is_stuck:
+                    self._hang(limit)
+                progress.changed[key[:2]].wait()
+            progress.working -= 1
+            progress.stuck.discard(key)
+            if progress.failure is None and progress.working and progress.is_stuck:
+                self._hang(limit)
+            return []
+
+    def _end(self, engine: Engine, members: list[Member]) -> None:
+        progress = self._progress
+        with progress.lock:
+            for rank, instruction in members:
+                self._complete(rank, engine, instruction)
+            progress.busy -= {_key(rank, engine) for rank, _ in members}
+            for concerned in self._concerned(members):
+                progress.stuck -= {key for key in progress.stuck if key[:2] == concerned}
+                progress.changed[concerned].notify_all()
+
+    @staticmethod
+    def _concerned(members: list[Member]) -> set[_RankKey]:
+        """The ranks on which something may have become ready: those of the instruction, and where a message went to."""
+        ranks = {(rank.stage_index, rank.replica) for rank, _ in members}
+        rank, instruction = members[0]
+        if instruction.keyword == "send" and instruction.peer is not None:
+            ranks.add((instruction.peer, rank.replica))
+        return ranks
+
+    def _fail(self, error: BaseException) -> None:
+        progress = self._progress
+        with progress.lock:
+            progress.failure = progress.failure or error
+            for condition in progress.changed.values():
+                condition.notify_all()
+
+
+def _key(rank: Rank, engine: Engine) -> _Key:
+    return rank.stage_index, rank.replica, engine
