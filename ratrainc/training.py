@@ -93,7 +93,7 @@ def run_training(
     with status("preparing"), threadpool_limits(limits=1):
         stream, held_out = open_data(program, data)
         threads = settings.kernel_threads(program.plan.clusters)
-        kernels = kernel_set("reference" if settings.kernels == "reference" else "fast", threads)
+        kernels = kernel_set(settings.kernels, threads)
         run = prepare(program, stream, settings, kernels, held_out=held_out, utilisation=_utilisation(program))
     for warning in run.warnings:
         click.echo(warning.render(), err=True)

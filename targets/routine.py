@@ -8,14 +8,16 @@ model and disassembly all read these steps.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import attrs
-from attrs import frozen
+from attrs import field, frozen
 
 from ratrain_ir.types import Dtype
 from targets.json_values import text, whole
+from targets.tiles import TileSchedule
 
 Shape = tuple[int, ...]
 
@@ -82,6 +84,8 @@ class Step:
     kernel: str
     operands: dict[str, str]
     options: dict[str, Any]
+    tiles: Mapping[str, TileSchedule] = field(factory=dict)
+    """schedules of the parts of the kernel, on a machine with on-chip memory; none elsewhere"""
 
 
 @frozen
@@ -131,15 +135,29 @@ class Routine:
                 return intermediate.dtype, intermediate.shape
         raise KeyError(f"routine {self.key} does not name '{named.whole}'")
 
-    def to_json(self) -> dict[str, Any]:
-        """The routine as plain data."""
-        return attrs.asdict(self, value_serializer=lambda _i, _a, v: v.value if isinstance(v, Dtype) else v)
+    def to_json(self, numbers: dict[TileSchedule, int] | None = None) -> dict[str, Any]:
+        """The routine as plain data; its tile schedules by their numbers in `numbers`, to which new ones are added."""
+        numbers = {} if numbers is None else numbers
+        kept = attrs.filters.exclude(attrs.fields(Routine).steps)
+        data = attrs.asdict(
+            self, filter=kept, value_serializer=lambda _i, _a, v: v.value if isinstance(v, Dtype) else v
+        )
+        data["steps"] = [
+            {
+                "kernel": step.kernel,
+                "operands": step.operands,
+                "options": step.options,
+                "tiles": {part: numbers.setdefault(tiles, len(numbers)) for part, tiles in step.tiles.items()},
+            }
+            for step in self.steps
+        ]
+        return data
 
 
-def routine_from_json(data: dict[str, Any]) -> Routine:
-    """The inverse of `Routine.to_json`.
+def routine_from_json(data: dict[str, Any], tiles: Sequence[TileSchedule] = ()) -> Routine:
+    """The inverse of `Routine.to_json`, with the tile schedules by number.
 
-    Raises KeyError, TypeError or ValueError where the data is not a routine's.
+    Raises IndexError, KeyError, TypeError or ValueError where the data is not a routine's.
     """
     return Routine(
         key=text(data["key"]),
@@ -152,8 +170,13 @@ def routine_from_json(data: dict[str, Any]) -> Routine:
             for i in data["intermediates"]
         ),
         workspace_bytes=whole(data["workspace_bytes"]),
-        steps=tuple(Step(text(s["kernel"]), _strings(s["operands"]), dict(s["options"])) for s in data["steps"]),
+        steps=tuple(_step(step, tiles) for step in data["steps"]),
     )
+
+
+def _step(data: dict[str, Any], tiles: Sequence[TileSchedule]) -> Step:
+    parts = {text(part): tiles[whole(number)] for part, number in dict(data.get("tiles", {})).items()}
+    return Step(text(data["kernel"]), _strings(data["operands"]), dict(data["options"]), parts)
 
 
 def _strings(value: Any) -> dict[str, str]:

@@ -18,6 +18,7 @@ from ratrain_ir.types import ALIGNMENT_BYTES
 from targets.kernel_calls import CALLS, IN_PLACE, step_problem
 from targets.program import Access
 from targets.routine import Routine, parse_reference
+from targets.tile_calls import tiles_problem
 
 if TYPE_CHECKING:
     from ratrain_ir.blocks import Parameter
@@ -100,7 +101,7 @@ class _SymbolicRoutine:
             types = {name: self.routine.operand(reference) for name, reference in step.operands.items()}
         except KeyError as error:
             return str(error.args[0])
-        problem = step_problem(step, types)
+        problem = step_problem(step, types) or tiles_problem(step, types)
         if problem is not None:
             return problem
         call = CALLS[step.kernel]

@@ -27,6 +27,7 @@ from ratrain_ir.types import Dtype, StateKind, tensor_type
 from targets.json_values import text, whole
 from targets.program import Access, CountWait, Instruction, Operand, Program, ProgramStage, ProgramTensor
 from targets.routine import routine_from_json
+from targets.tiles import TileSchedule, tiles_from_json
 
 MAGIC = b"RATRAINX"
 VERSION = 1
@@ -55,6 +56,8 @@ def program_bytes(program: Program) -> bytes:
     writer = _Writer()
     stages = [writer.stage(stage) for stage in program.stages]
     columns = {name: np.asarray(rows, dtype="<i4").reshape(-1) for name, rows in writer.columns.items()}
+    tiles: dict[TileSchedule, int] = {}
+    routines = [routine.to_json(tiles) for routine in program.routines]
     header = {
         "name": program.name,
         "model": program.model.to_fields(),
@@ -62,7 +65,8 @@ def program_bytes(program: Program) -> bytes:
         "target": program.target,
         "capacity_bytes": program.capacity_bytes,
         "pipeline": program.pipeline,
-        "routines": [routine.to_json() for routine in program.routines],
+        "tiles": [schedule.to_json() for schedule in tiles],
+        "routines": routines,
         "strings": list(writer.strings),
         "stages": stages,
         "columns": {name: int(column.size) for name, column in columns.items()},
@@ -198,7 +202,10 @@ class _Reader:
         header = self.header
         model = ModelConfig.from_fields(_tuples(header["model"]))
         plan = Plan.from_fields(_tuples(header["plan"]), model=model)
-        routines = [routine_from_json(item) for item in header["routines"]]
+        tiles = [
+            tiles_from_json(item) for item in header.get("tiles", [])
+        ]  # files from before there were any have none
+        routines = [routine_from_json(item, tiles) for item in header["routines"]]
         if len(header["stages"]) != plan.pp:
             raise ValueError(f"the plan has {plan.pp} stages, the file {len(header['stages'])}")
         self.routines = len(routines)

@@ -15,6 +15,7 @@ Examples:
   ratrainc disasm tiny.rtx | less
   ratrainc disasm tiny.rtx --stage 0 --engine compute
   ratrainc disasm tiny.rtx --routines
+  ratrainc disasm tiny.rtx --tiles --core 5 --limit 1000 | less
 """
 
 
@@ -23,8 +24,17 @@ Examples:
 @click.option("--stage", type=click.IntRange(min=0), help="Only this stage.")
 @click.option("--engine", metavar="ENGINE", help="Only this engine: compute, send, recv, collective or host.")
 @click.option("--routines", is_flag=True, help="Print the routines instead: kernels, operands, workspace.")
-def command(file: str, stage: int | None, engine: str | None, routines: bool) -> None:
-    """Print a program: each engine's stream with addresses and waits, or the routines it calls."""
+@click.option("--tiles", is_flag=True, help="Print the tile schedules instead: buffers, transfers, waits.")
+@click.option(
+    "--core", type=click.IntRange(min=0), default=0, show_default=True, help="With --tiles: the core to follow."
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=60, show_default=True, help="With --tiles: events of each schedule."
+)
+def command(
+    file: str, stage: int | None, engine: str | None, routines: bool, tiles: bool, core: int, limit: int
+) -> None:
+    """Print a program: each engine's stream with addresses and waits, the routines it calls, or their tile schedules."""
     from ratrain_ir.ops import ENGINES
     from ratrainc import api
 
@@ -34,7 +44,12 @@ def command(file: str, stage: int | None, engine: str | None, routines: bool) ->
     program = api.load(file)
     if stage is not None and stage >= len(program.stages):
         raise click.UsageError(f"there is no stage {stage}: the program has stages 0 to {len(program.stages) - 1}")
-    lines = _routine_lines(program) if routines else _program_lines(program, stage, engine)
+    if tiles:
+        from ratrainc.tile_listing import tile_lines
+
+        lines = tile_lines(program, core, limit)
+    else:
+        lines = _routine_lines(program) if routines else _program_lines(program, stage, engine)
     click.echo("\n".join(lines))
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from ratrainc.commands.options import json_option, machine_option
+
+if TYPE_CHECKING:
+    from targets.runtime.kernels import KernelName
 
 _EPILOG = """\b
 Examples:
@@ -49,10 +52,10 @@ Examples:
 )
 @click.option(
     "--kernels",
-    type=click.Choice(["fast", "reference"]),
+    type=click.Choice(["fast", "reference", "tiled"]),
     default="fast",
     show_default=True,
-    help="BLAS and fused loops, or plain numpy.",
+    help="BLAS and fused loops; plain numpy; or products and attention tile by tile, through buffers as large as the machine's.",
 )
 @click.option(
     "--interleave",
@@ -113,7 +116,7 @@ def command(
     tokenizer: str | None,
     steps: int,
     engine: str,
-    kernels: str,
+    kernels: KernelName,
     interleave: int | None,
     threads: int | None,
     check_memory: bool,

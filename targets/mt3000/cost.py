@@ -1,7 +1,8 @@
-"""A first cost model: a kernel takes the longer of its arithmetic and its DDR traffic; a message has latency and bandwidth.
+"""What kernels, messages, collectives and updates cost on a machine; links have latency and bandwidth.
 
-Arithmetic runs at a fraction of the FP16 peak that the machine file gives; every operand crosses DDR once. Tile shapes are not
-modelled yet, so efficiency does not depend on shape.
+Products and attention take the time of their tile schedules where the machine file says cost = "tiles". Everything else, and they
+too with cost = "roofline", takes the longer of its arithmetic, at a fraction of the FP16 peak that the machine file gives, and of
+its DDR traffic, every operand once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from targets.mt3000.tiling.select import tiled_call
 from targets.resource_work import ResourceWork
+from targets.tile_calls import PARTS
 
 if TYPE_CHECKING:
     from targets.mt3000.machine import Machine
@@ -70,6 +73,9 @@ def _visible_keys(seq_len: int, window: int | None) -> float:
 
 def kernel_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
     """Seconds of one kernel call that has the cluster and its DDR to itself, launch included, and the DDR bytes it moves."""
+    tiled = tiled_call(routine, step, machine)
+    if tiled is not None:
+        return ResourceWork(machine["launch"] * len(PARTS[step.kernel]) + tiled.seconds, tiled.ddr_bytes)
     work = step_work(routine, step)
     efficiency = machine["attention_efficiency" if step.kernel in _ATTENTION_KERNELS else "gemm_efficiency"]
     arithmetic = work.flops / (machine["fp16_peak"] * efficiency)

@@ -26,6 +26,24 @@ _UNITS = {
     "launch": "s",
     "collective_chunk": "bytes",
 }
+TILE_UNITS = {
+    "cores": "cores",
+    "gsm_capacity": "bytes",
+    "am_capacity": "bytes",
+    "sm_capacity": "bytes",
+    "clock": "cycles/s",
+    "gsm_bandwidth": "bytes/s",
+    "am_load": "bytes/cycle",
+    "dma_start": "cycles",
+    "micro_kernel_start": "cycles",
+    "transpose_rate": "elements/cycle",
+    "exp_operations": "vector operations",
+}
+"""Constants that cost = "tiles" needs, and that may be left out otherwise."""
+COSTS = ("roofline", "tiles")
+_PEAK_SLACK = 0.01
+_HALF_FLOPS_A_CYCLE = 2 * 3 * 64
+"""Of a core on float16: three multiply-add units of 64 lanes."""
 _OPTIONAL_UNITS = {
     "host_bandwidth": "bytes/s",
     "host_handover": "s",
@@ -33,8 +51,16 @@ _OPTIONAL_UNITS = {
     "chip_bandwidth": "bytes/s",
     "chip_latency": "s",
 }
-_ALL_UNITS = _UNITS | _OPTIONAL_UNITS
-_WHOLE = ("ddr_capacity", "collective_chunk", "clusters_per_chip")
+_ALL_UNITS = _UNITS | TILE_UNITS | _OPTIONAL_UNITS
+_WHOLE = (
+    "ddr_capacity",
+    "collective_chunk",
+    "clusters_per_chip",
+    "cores",
+    "gsm_capacity",
+    "am_capacity",
+    "sm_capacity",
+)
 _LEAST, _MOST = 1e-15, 1e30
 """Bounds far beyond any machine, so that no sum or quotient of times overflows."""
 _MOST_WHOLE = (1 << 50) - 1
@@ -60,6 +86,8 @@ class Machine:
     name: str
     update_engine: Engine
     constants: dict[str, Constant]
+    cost: str = "roofline"
+    """where the seconds of matrix kernels come from: tiles (their schedules) or roofline (a fraction of the peak)"""
 
     def __getitem__(self, name: str) -> float:
         return self.constants[name].value
@@ -110,16 +138,19 @@ def load_machine(name_or_path: str | None) -> Machine:
     """
     name = name_or_path or _DEFAULT
     if name in machine_names():
-        text = (resources.files("targets.mt3000") / "machines" / f"{name}.toml").read_text(encoding="utf-8")
-        return parse_machine(text, file=f"{name}.toml")
+        return parse_machine(_built_in_text(name), file=f"{name}.toml")
     if not name.endswith(".toml") and not Path(name).exists():
         known = ", ".join(machine_names())
         fail("RT004", f"'{name}' is neither a machine ({known}) nor a file", help=nearest(name, machine_names()))
     return parse_machine(read_text(name, "machine file"), file=name)
 
 
+def _built_in_text(name: str) -> str:
+    return (resources.files("targets.mt3000") / "machines" / f"{name}.toml").read_text(encoding="utf-8")
+
+
 def parse_machine(text: str, *, file: str) -> Machine:
-    """The machine a TOML text describes.
+    """The machine a TOML text describes; where it names a `base`, a built-in machine, what it does not say is as there.
 
     Raises `DiagnosticError` RT065 with everything that is wrong with it.
     """
@@ -133,7 +164,7 @@ def parse_machine(text: str, *, file: str) -> Machine:
         place = Location(file, int(found[1]), int(found[2])) if found else Location(file, 1)
         lines = text.split("\n")
         fail("RT065", f"this is not TOML: {error}", place, source=lines[min(place.line, len(lines)) - 1])
-    return _Reader(file, text.split("\n")).machine(data)
+    return _Reader(file, text.split("\n")).machine_on_base(data)
 
 
 def _is_sound(value: Any, key: str) -> TypeGuard[int | float]:
@@ -158,6 +189,19 @@ class _Reader:
         place = Location(self.file, line, 1, max(1, len(self.lines[line - 1])))
         self.diagnostics.error("RT065", message, place, help=help, source=self.lines[line - 1])
 
+    def machine_on_base(self, data: dict[str, Any]) -> Machine:
+        base = data.pop("base", None)
+        if base is None:
+            return self.machine(data)
+        if base not in machine_names():
+            self.error("base", f"base is a machine that is built in ({', '.join(machine_names())}), got {base!r}")
+            self.diagnostics.check()
+        below = tomllib.loads(_built_in_text(base))
+        below.pop("base", None)
+        if "name" not in data:
+            below.pop("name")
+        return self.machine(below | data)
+
     def machine(self, data: dict[str, Any]) -> Machine:
         name, engine = data.get("name"), data.get("update_engine", "compute")
         if not isinstance(name, str) or not re.fullmatch(r"[\w.\-]+", name):
@@ -165,11 +209,26 @@ class _Reader:
         if engine not in ("compute", "host"):
             self.error("update_engine", f"update_engine is 'compute' or 'host', got {engine!r}")
         for key in data:
-            if key not in _ALL_UNITS and key not in ("name", "update_engine"):
+            if key not in _ALL_UNITS and key not in ("name", "update_engine", "cost"):
                 self.error(key, f"'{key}' is not a constant of a machine", nearest(key, _ALL_UNITS))
-        constants = {key: self.constant(key, data.get(key)) for key in _ALL_UNITS if key in _UNITS or key in data}
+        cost = data.get("cost", "roofline")
+        if cost not in COSTS:
+            self.error("cost", f"cost is one of {', '.join(COSTS)}, got {cost!r}")
+        wanted = _UNITS | TILE_UNITS if cost == "tiles" else _UNITS
+        constants = {key: self.constant(key, data.get(key)) for key in _ALL_UNITS if key in wanted or key in data}
         self.diagnostics.check()
-        return Machine(str(name), Engine(engine), constants)
+        if cost == "tiles":
+            self.check_clock(constants)
+        return Machine(str(name), Engine(engine), constants, cost)
+
+    def check_clock(self, constants: dict[str, Constant]) -> None:
+        """The peak is what the cores do at their clock."""
+        peak = constants["cores"].value * constants["clock"].value * _HALF_FLOPS_A_CYCLE
+        stated = constants["fp16_peak"].value
+        if abs(peak - stated) > _PEAK_SLACK * stated:
+            text = f"{constants['cores'].value:g} cores at this clock make {peak:.4g} flop/s, [fp16_peak] says {stated:.4g}"
+            self.error("clock", text, help="change one of them: a core makes 384 flop a cycle")
+            self.diagnostics.check()
 
     def constant(self, key: str, table: Any) -> Constant:
         empty = Constant(1.0, "", "", "")

@@ -18,6 +18,8 @@ from ratrain_ir.ops import (
 from ratrain_ir.target import WorkspaceRequest
 from targets.mt3000.machine import Machine
 from targets.mt3000.routines import routine_of
+from targets.mt3000.tiling.core import cluster_of
+from targets.mt3000.tiling.select import with_tiles
 from targets.mt3000.timing import op_work, timed_op
 from targets.program import Access
 
@@ -48,8 +50,9 @@ class Mt3000Target:
         return self.machine.update_engine
 
     def routine(self, module: Module, op: BlockOp) -> Routine:
-        """The routine of a block op."""
-        return routine_of(op, module.model, module.plan)
+        """The routine of a block op, with tiles where the machine file describes on-chip memory to be used."""
+        routine = routine_of(op, module.model, module.plan)
+        return with_tiles(routine, cluster_of(self.machine)) if self.machine.cost == "tiles" else routine
 
     def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
         """Intermediates of a routine; two staging chunks for a gradient reduction."""

@@ -120,7 +120,7 @@ def _bind_step(
     arguments: dict[str, Any] = {
         name: _resolve(routine, reference, operands) for name, reference in step.operands.items()
     }
-    return getattr(kernels, step.kernel), {**arguments, **step_options(step), "scratch": scratch}
+    return getattr(kernels.scheduled(step.tiles), step.kernel), {**arguments, **step_options(step), "scratch": scratch}
 
 
 def _resolve(routine: Routine, reference: str, operands: dict[str, NDArray[Any]]) -> NDArray[Any]:
@@ -158,7 +158,7 @@ def routine_scratch_bytes(routine: Routine, kernels: KernelSet) -> int:
 
 def _step_scratch_bytes(routine: Routine, step: Step, kernels: KernelSet) -> int:
     shapes = {name: shape_only(*routine.operand(reference)) for name, reference in step.operands.items()}
-    return kernels.scratch_bytes(step.kernel, **shapes, **step_options(step))
+    return kernels.scheduled(step.tiles).scratch_bytes(step.kernel, **shapes, **step_options(step))
 
 
 def shape_only(dtype: Dtype, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -18,6 +18,7 @@ from targets.program import Program
 from targets.runtime.checkpoint import check_checkpoint_place, load_checkpoint, save_checkpoint
 from targets.runtime.data import Batches, Order, TokenStream
 from targets.runtime.evaluation import HeldOut
+from targets.runtime.kernels import KernelName
 from targets.runtime.local import LocalEngine, StepReport
 from targets.runtime.state import start_from_state, start_from_weights, training_state
 from targets.runtime.threaded import ThreadedEngine
@@ -34,7 +35,7 @@ class RunSettings:
 
     steps: int
     """steps of this run; a resumed one goes on from where the checkpoint stopped"""
-    kernels: str = "fast"
+    kernels: KernelName = "fast"
     order: Order = "shuffled"
     seed: int | None = None
     """of initial weights and data order; None: the plan's"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,9 @@ from targets.program import Access
 from targets.routine import Routine, Step, routine_from_json
 from targets.routine_verifier import routine_problem
 from tests.unit.tiny_runs import MODEL, losses, make_program, train
+
+if TYPE_CHECKING:
+    from targets.tiles import TileSchedule
 
 ROWS = 20
 
@@ -55,7 +58,8 @@ def test_routines_of_chunks_are_sound_and_survive_their_container() -> None:
     found = routine("mlp.backward", 7)
     assert problem_of(found) is None
     assert any("[14:20]" in reference for step in found.steps for reference in step.operands.values())
-    assert routine_from_json(found.to_json()) == found
+    tiles: dict[TileSchedule, int] = {}
+    assert routine_from_json(found.to_json(tiles), tuple(tiles)) == found
 
 
 def changed(found: Routine, position: int, name: str, reference: str) -> Routine:

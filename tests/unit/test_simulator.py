@@ -213,7 +213,7 @@ def test_a_faster_machine_takes_less_time() -> None:
     program = make_program()
     machine = load_machine(None)
     constants: dict[str, Any] = dict(machine.constants)
-    for name in ("ddr_bandwidth", "fp16_peak", "link_bandwidth", "host_bandwidth"):
+    for name in ("ddr_bandwidth", "fp16_peak", "clock", "gsm_bandwidth", "link_bandwidth", "host_bandwidth"):
         constants[name] = evolve(constants[name], value=constants[name].value * 2)
     for name in ("link_latency", "launch", "host_handover"):
         constants[name] = evolve(constants[name], value=constants[name].value / 2)

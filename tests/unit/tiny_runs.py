@@ -58,9 +58,12 @@ def make_plan(model: ModelConfig = MODEL, **keys: Any) -> Plan:
     return plan
 
 
-def make_program(model: ModelConfig = MODEL, name: str = "ratrain", **keys: Any) -> Program:
+def make_program(
+    model: ModelConfig = MODEL, name: str = "ratrain", *, machine: str | None = None, **keys: Any
+) -> Program:
     """The program of a strategy under `make_plan`."""
-    return api.emit(api.compile(model, make_plan(model, **keys), passes=strategy(name).passes))
+    module = api.compile(model, make_plan(model, **keys), passes=strategy(name).passes, machine=machine)
+    return api.emit(module, machine=machine)
 
 
 def make_stream(model: ModelConfig = MODEL, count: int = 2000) -> TokenStream:

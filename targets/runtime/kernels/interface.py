@@ -9,7 +9,7 @@ not reset it. Shapes use T tokens (rows), h hidden size, V vocabulary size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from targets.runtime.kernels.scratch import Scratch
+    from targets.tiles import TileSchedule
 
 Array: TypeAlias = NDArray[Any]
 """float16 or float32."""
@@ -73,6 +74,9 @@ class KernelSet(Protocol):
 
     def prepare_rope(self, seq_len: int, head_dim: int, theta: float) -> None:
         """Build the table that `rope` needs for these values, so that no step allocates it."""
+
+    def scheduled(self, tiles: Mapping[str, TileSchedule]) -> KernelSet:
+        """The set that executes the tile schedules of a step; one that does not tile returns itself."""
 
     def scratch_bytes(self, kernel: str, **arguments: Any) -> int:
         """Bytes of scratch that method `kernel` takes when called with these arguments, all given by name.

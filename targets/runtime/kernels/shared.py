@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from targets.runtime.kernels.team import Team
 
 if TYPE_CHECKING:
     from targets.runtime.kernels.interface import F32, I32, I64
+    from targets.tiles import TileSchedule
 
 NORM_EPS = 1e-12
 """Least norm a row is divided by: the default of `torch.nn.functional.normalize`, which Baichuan 2's head uses."""
@@ -120,6 +121,11 @@ class KernelSetBase:
     def prepare_rope(self, seq_len: int, head_dim: int, theta: float) -> None:
         """Build the table of `rope` for these values."""
         self._rope_table(seq_len, head_dim, theta)
+
+    def scheduled(self, tiles: Mapping[str, TileSchedule]) -> Self:
+        """The set itself: it does not execute tile schedules."""
+        del tiles
+        return self
 
     def _rope_table(self, seq_len: int, head_dim: int, theta: float) -> tuple[F32, F32]:
         key = (seq_len, head_dim, float(theta))

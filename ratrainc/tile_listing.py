@@ -1,0 +1,75 @@
+"""The tile schedules of a program as text: `ratrainc disasm --tiles`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from targets.tile_program import Await, Event, Run, Transfer, core_events
+from targets.tiles import Barrier, Level
+
+if TYPE_CHECKING:
+    from targets.program import Program
+    from targets.tiles import Axes, Ranges, TileSchedule
+
+
+def tile_lines(program: Program, core: int, limit: int) -> Iterator[str]:
+    """Every distinct tile schedule with its buffers, and the first `limit` events of a core."""
+    users: dict[TileSchedule, list[str]] = {}
+    for routine in program.routines:
+        for number, step in enumerate(routine.steps, 1):
+            for schedule in step.tiles.values():
+                users.setdefault(schedule, []).append(f"{routine.key} step {number}")
+    if not users:
+        yield f"no tile schedules: the program was compiled for {program.target} without them"
+    for schedule, steps in users.items():
+        yield from _schedule_lines(schedule, steps, core, limit)
+
+
+def _schedule_lines(schedule: TileSchedule, steps: list[str], core: int, limit: int) -> Iterator[str]:
+    memories = schedule.memories
+    extents = " ".join(f"{dim}={extent}" for dim, extent in schedule.dims)
+    yield f"tiles {schedule.kernel} {extents}: {memories.cores} cores; {', '.join(steps)}"
+    for level in Level:
+        buffers = [buffer for buffer in schedule.buffers if buffer.level is level]
+        used = max((buffer.end for buffer in buffers), default=0)
+        yield f"  {level.value}: {used} of {memories.capacity(level)} bytes"
+        for buffer in buffers:
+            shape = f"{buffer.dtype.value}{list(buffer.shape)}"
+            yield f"    {buffer.name} : {shape} x {buffer.copies} at {buffer.offset:#x}, channel {buffer.channel}"
+    if core >= memories.cores:
+        yield f"  there is no core {core}"
+        return
+    for number, event in enumerate(core_events(schedule, core), 1):
+        if number > limit:
+            yield f"  ... more than {limit} events (--limit)"
+            return
+        yield f"  {number:6d}  {_event_text(schedule, event)}"
+
+
+def _event_text(schedule: TileSchedule, event: Event) -> str:
+    match event:
+        case Transfer():
+            axes = event.buffer.axes
+            near = f"{event.buffer.level.value} {event.buffer.name}.{event.copy}"
+            levels = {buffer.name: buffer.level.value for buffer in schedule.buffers}
+            held = event.other in levels
+            far = f"{levels[event.other]} {event.other}.{event.other_copy}" if held else f"ddr {event.other}"
+            source, target = (far, near) if event.is_load else (near, far)
+            tile = _tile_text(axes, event.ranges)
+            return f"move {source} -> {target} [{tile}] {event.nbytes} bytes, channel {event.channel}"
+        case Await():
+            return f"wait channel {event.channel} ({event.buffer.name}.{event.copy})"
+        case Run():
+            writes, reads = (
+                ", ".join(f"{name}.{event.copies[name]}" for name in names)
+                for names in (event.compute.writes, event.compute.reads)
+            )
+            tile = _tile_text(tuple((dim,) for dim in event.ranges), event.ranges)
+            return f"{event.compute.kernel} {writes}" + (f" <- {reads}" if reads else "") + f" [{tile}]"
+        case Barrier():
+            return "barrier of all cores"
+
+
+def _tile_text(axes: Axes, ranges: Ranges) -> str:
+    return ", ".join(f"{dim} {ranges[dim][0]}:{ranges[dim][1]}" for axis in axes for dim in axis)

@@ -1,0 +1,96 @@
+"""What a DSP core does in how many cycles: micro-kernels on 16 lanes of 64 bit with three multiply-add units."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ratrain_ir.types import Dtype
+from targets.tiles import Memories
+
+if TYPE_CHECKING:
+    from targets.mt3000.machine import Machine
+
+LANE_BYTES = 16 * 8
+"""Bytes of a vector register."""
+MULTIPLY_ADD_UNITS = 3
+REGISTERS = 64
+MICRO_TILES = ((18, 1), (9, 2), (6, 3), (6, 4))
+"""Register tiles (rows, vectors). Rows times vectors are multiples of 3 and at least 18, to hide the six cycles of a multiply-add;
+with accumulators of float32, so two registers for a vector of halves, operands and accumulators fit the 64 registers."""
+_LEAST_CYCLES = 6
+"""Of one step along k: the latency of a multiply-add, after which the same accumulator may be used again."""
+
+
+def lanes(dtype: Dtype) -> int:
+    """Elements of a vector register."""
+    return LANE_BYTES // dtype.itemsize
+
+
+def registers(micro: tuple[int, int], dtype: Dtype) -> int:
+    """Vector registers a micro-kernel holds: one step's operands, and accumulators of at least float32."""
+    rows, vectors = micro
+    return rows + vectors + rows * vectors * (2 if dtype is Dtype.F16 else 1)
+
+
+def step_cycles(micro: tuple[int, int]) -> int:
+    """Cycles of one step along k."""
+    rows, vectors = micro
+    return max(_LEAST_CYCLES, -(-rows * vectors // MULTIPLY_ADD_UNITS))
+
+
+@frozen
+class Cluster:
+    """The constants of a machine file that tiles need, in bytes, seconds and cycles."""
+
+    memories: Memories
+    clock: float
+    ddr_bandwidth: float
+    gsm_bandwidth: float
+    am_load: float
+    """bytes a cycle and core"""
+    dma_start: float
+    """cycles of the core for issuing a transfer and waiting for it"""
+    micro_kernel_start: float
+    """cycles of a micro-kernel beside its steps"""
+    transpose_rate: float
+    """elements a cycle and core"""
+    exp_operations: float
+    """vector operations of an exponential"""
+
+    @property
+    def cores(self) -> int:
+        """DSP cores."""
+        return self.memories.cores
+
+
+@cache
+def _cluster(values: tuple[float, ...]) -> Cluster:
+    cores, gsm, am, sm, *rates = values
+    return Cluster(Memories(int(cores), int(gsm), int(am), int(sm)), *rates)
+
+
+_ORDER = (
+    "cores",
+    "gsm_capacity",
+    "am_capacity",
+    "sm_capacity",
+    "clock",
+    "ddr_bandwidth",
+    "gsm_bandwidth",
+    "am_load",
+    "dma_start",
+    "micro_kernel_start",
+    "transpose_rate",
+    "exp_operations",
+)
+
+
+def cluster_of(machine: Machine) -> Cluster:
+    """The cluster a machine file describes; equal values give the same object.
+
+    Raises KeyError where the file has no memory levels.
+    """
+    return _cluster(tuple(machine[name] for name in _ORDER))

@@ -1,0 +1,261 @@
+"""Tiles of a matrix product: C tiles of all cores stay in AM over the whole inner dimension, A and B stream past them.
+
+The cores form a grid of rows and columns. A panel of A, shared by all, is in GSM; strips of it go to each core's SM, from where a
+micro-kernel broadcasts its elements. Tiles of B go to AM: from DDR where every core has its own, by way of GSM where the rows of
+the grid share them. Sums are float32 and rounded once. A transposed B is transposed in AM, a transposed A only read in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from attrs import frozen
+
+from ratrain_ir.types import Dtype
+from targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, registers, step_cycles
+from targets.mt3000.tiling.layout import Layout
+from targets.tiles import (
+    Axes,
+    Barrier,
+    Claim,
+    Compute,
+    Level,
+    Load,
+    Loop,
+    Memories,
+    Statement,
+    Store,
+    TiledOperand,
+    TileSchedule,
+    Wait,
+)
+
+
+@frozen
+class GemmShape:
+    """A matrix product [m, k] x [k, n]. `added` are operands that join the sum: (name, dtype), the old `out` among them."""
+
+    m: int
+    n: int
+    k: int
+    a: Dtype
+    b: Dtype
+    out: Dtype
+    trans_a: bool = False
+    trans_b: bool = False
+    added: tuple[tuple[str, Dtype], ...] = ()
+
+    @property
+    def arithmetic(self) -> Dtype:
+        """The wider of the factors' types."""
+        return max(self.a, self.b, key=lambda dtype: dtype.itemsize)
+
+    @property
+    def accumulator(self) -> Dtype:
+        """The type of the sums: float32 at least."""
+        return Dtype.F64 if self.arithmetic is Dtype.F64 else Dtype.F32
+
+    @property
+    def a_axes(self) -> Axes:
+        """Axes of a as it is stored."""
+        return (("k",), ("m",)) if self.trans_a else (("m",), ("k",))
+
+    @property
+    def b_axes(self) -> Axes:
+        """Axes of b as it is stored."""
+        return (("n",), ("k",)) if self.trans_b else (("k",), ("n",))
+
+
+@frozen
+class GemmTiles:
+    """Sizes of everything. The grid has `rows` x `columns` cores; each has a tile of C of m x n, and takes tiles of B of k rows."""
+
+    rows: int
+    columns: int
+    m: int
+    n: int
+    k: int
+    panel_k: int
+    strip_m: int
+    result_m: int
+    micro: tuple[int, int]
+
+
+def gemm_schedule(shape: GemmShape, tiles: GemmTiles, memories: Memories) -> TileSchedule | None:
+    """The schedule of a product with these tiles, or None where they do not fit."""
+    layout = _layout(shape, tiles, memories)
+    if not layout.fits:
+        return None
+    operands = [
+        TiledOperand("a", shape.a, shape.a_axes),
+        TiledOperand("b", shape.b, shape.b_axes),
+        TiledOperand("out", shape.out, _C),
+        *(TiledOperand(name, dtype, _BIAS if name == "bias" else _C) for name, dtype in shape.added if name != "out"),
+    ]
+    dims = (("m", shape.m), ("n", shape.n), ("k", shape.k))
+    return TileSchedule("gemm", dims, None, memories, tuple(operands), tuple(layout.buffers), _nest(shape, tiles))
+
+
+_C: Axes = (("m",), ("n",))
+_BIAS: Axes = (("n",),)
+
+
+def _layout(shape: GemmShape, tiles: GemmTiles, memories: Memories) -> Layout:
+    layout = Layout(memories)
+    panel, strip = (
+        _sizes(shape.a_axes, m=m, k=k) for m, k in ((tiles.rows * tiles.m, tiles.panel_k), (tiles.strip_m, tiles.k))
+    )
+    layout.add("a_panel", Level.GSM, shape.a, shape.a_axes, panel, copies=2)
+    if tiles.rows > 1:
+        b_panel = _sizes(shape.b_axes, k=tiles.panel_k, n=tiles.columns * tiles.n)
+        layout.add("b_panel", Level.GSM, shape.b, shape.b_axes, b_panel, copies=2)
+    layout.add("a_strip", Level.SM, shape.a, shape.a_axes, strip, copies=2)
+    layout.add("b_tile", Level.AM, shape.b, shape.b_axes, _sizes(shape.b_axes, k=tiles.k, n=tiles.n), copies=2)
+    if shape.trans_b:
+        layout.add("b_turned", Level.AM, shape.b, (("k",), ("n",)), (tiles.k, tiles.n), transfers=False)
+    layout.add("sum", Level.AM, shape.accumulator, _C, (tiles.m, tiles.n), transfers=False)
+    layout.add("result", Level.AM, shape.out, _C, (tiles.result_m, tiles.n), copies=2)
+    for name, dtype in shape.added:
+        sizes = (tiles.n,) if name == "bias" else (tiles.result_m, tiles.n)
+        layout.add(f"{name}_tile", Level.AM, dtype, _BIAS if name == "bias" else _C, sizes, copies=2)
+    return layout
+
+
+def _sizes(axes: Axes, **extents: int) -> tuple[int, ...]:
+    return tuple(prod(extents[dim] for dim in axis) for axis in axes)
+
+
+def _nest(shape: GemmShape, tiles: GemmTiles) -> tuple[Statement, ...]:
+    shares_b = tiles.rows > 1
+    panels = ["a_panel", "b_panel"] if shares_b else ["a_panel"]
+    sources = {"a_panel": "a", "b_panel": "b"}
+    turned = "b_turned" if shape.trans_b else "b_tile"
+    factors = Compute("add_product", ("sum",), ("a_strip", turned), tiles.micro)
+    turn = (Compute("transpose", ("b_turned",), ("b_tile",)),) if shape.trans_b else ()
+    stream = Loop(
+        "k",
+        tiles.k,
+        (
+            Load("b_tile", "b_panel" if shares_b else "b", 1),
+            Wait("b_tile"),
+            *turn,
+            Loop("m", tiles.strip_m, (Load("a_strip", "a_panel", 1), Wait("a_strip"), factors)),
+        ),
+    )
+    along_k = Loop(
+        "k",
+        tiles.panel_k,
+        (
+            Barrier(),
+            *(Load(panel, sources[panel], 1) for panel in panels),
+            *(Wait(panel) for panel in panels),
+            Barrier(),
+            _on_grid(tiles, stream),
+        ),
+    )
+    start = _on_grid(tiles, Compute("zero", ("sum",), ()))
+    block = (start, along_k, _on_grid(tiles, *_results(shape, tiles)))
+    return (Loop("m", tiles.rows * tiles.m, (Loop("n", tiles.columns * tiles.n, block),)),)
+
+
+def _results(shape: GemmShape, tiles: GemmTiles) -> Iterator[Statement]:
+    """Rounding of finished sums, a few rows at a time."""
+    names = [name for name, _ in shape.added]
+    if "bias" in names:
+        yield from (Load("bias_tile", "bias", 1), Wait("bias_tile"))
+    rows = [name for name in names if name != "bias"]
+    added = tuple(f"{name}_tile" for name in names)
+    yield Loop(
+        "m",
+        tiles.result_m,
+        (
+            *(Load(f"{name}_tile", name, 1) for name in rows),
+            *(Wait(f"{name}_tile") for name in rows),
+            Claim("result"),
+            Wait("result"),
+            Compute("round_sum", ("result",), ("sum", *added)),
+            Store("result", "out"),
+        ),
+    )
+
+
+def _on_grid(tiles: GemmTiles, *body: Statement) -> Loop:
+    """Each core's own tile of C."""
+    along_n = Loop("n", tiles.n, body, cores=tiles.columns)
+    return Loop("m", tiles.m, (along_n,), cores=tiles.rows, stride=tiles.columns)
+
+
+_DEPTHS = (16, 32, 64, 128, 256, 512)
+_PANEL_FACTORS = (1, 4)
+_RESULT_SHARE = 48
+"""Part of AM for one copy of a strip of results: many rows for a transfer, little of the room of the sums."""
+_COLUMN_ROUNDS = 4
+
+
+def gemm_candidates(shape: GemmShape, memories: Memories) -> Iterator[GemmTiles]:
+    """Tiles worth timing: for every grid, micro-kernel and depth the tallest C tile that fits."""
+    width = lanes(shape.arithmetic)
+    micros = [micro for micro in MICRO_TILES if registers(micro, shape.arithmetic) <= 64]
+    for columns in (c for c in range(1, memories.cores + 1) if memories.cores % c == 0):
+        even = {_up(-(-shape.n // (columns * rounds)), width) for rounds in range(1, _COLUMN_ROUNDS + 1)}
+        widths = {min(n, shape.n) for n in even}
+        for n in sorted(widths):
+            for depth in sorted({min(depth, shape.k) for depth in _DEPTHS}):
+                for micro in micros:
+                    yield from _tallest(shape, memories, columns, n, depth, micro)
+
+
+def _tallest(
+    shape: GemmShape, memories: Memories, columns: int, n: int, depth: int, micro: tuple[int, int]
+) -> Iterator[GemmTiles]:
+    rows = memories.cores // columns
+    result_m = max(1, min(shape.m, memories.am_bytes // (_RESULT_SHARE * n * shape.accumulator.itemsize)))
+    b_copies = 3 if shape.trans_b else 2
+    taken = n * depth * shape.b.itemsize * b_copies
+    taken += 2 * n * result_m * (shape.out.itemsize + sum(dtype.itemsize for _, dtype in shape.added)) + 1024
+    most = (memories.am_bytes - taken) // (n * shape.accumulator.itemsize)
+    strip_m = memories.sm_bytes // (2 * depth * shape.a.itemsize)
+    for panel_k in sorted({min(_up(shape.k, depth), depth * factor) for factor in _PANEL_FACTORS}):
+        gsm = memories.gsm_bytes // 2
+        if rows > 1:
+            gsm -= panel_k * columns * n * shape.b.itemsize
+        m = min(most, gsm // (panel_k * rows * shape.a.itemsize))
+        if m < 1:
+            continue
+        rounds = -(-shape.m // (m * rows))
+        m = min(m, _up(-(-shape.m // (rounds * rows)), micro[0]))
+        strip = _down(min(strip_m, m), micro[0])
+        yield GemmTiles(rows, columns, m, n, depth, panel_k, strip, min(result_m, m), micro)
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _down(value: int, multiple: int) -> int:
+    """At least one, for extents smaller than a multiple."""
+    return max(1, value // multiple * multiple) if value >= multiple else max(1, value)
+
+
+def gemm_bound_seconds(shape: GemmShape, tiles: GemmTiles, cluster: Cluster) -> float:
+    """About the time of a schedule, without building it: the slowest of arithmetic, DDR and GSM."""
+    row_blocks = -(-shape.m // (tiles.rows * tiles.m))
+    column_blocks = -(-shape.n // (tiles.columns * tiles.n))
+    height, width = min(tiles.m, -(-shape.m // tiles.rows)), min(tiles.n, -(-shape.n // tiles.columns))
+    vectors = -(-width // lanes(shape.arithmetic))
+    depths = -(-shape.k // tiles.k)
+    strips = -(-height // tiles.strip_m)
+    blocks = strips * -(-min(height, tiles.strip_m) // tiles.micro[0]) * -(-vectors // tiles.micro[1])
+    cycles = blocks * (shape.k * step_cycles(tiles.micro) + depths * cluster.micro_kernel_start)
+    cycles += depths * (strips + 1) * cluster.dma_start
+    if shape.trans_b:
+        cycles += shape.k * width / cluster.transpose_rate
+    a, b = shape.m * shape.k * shape.a.itemsize, shape.k * shape.n * shape.b.itemsize
+    c = shape.m * shape.n * (shape.out.itemsize + sum(dtype.itemsize for name, dtype in shape.added if name != "bias"))
+    gsm = a * column_blocks * (1 + tiles.columns)
+    if tiles.rows > 1:
+        gsm += b * row_blocks * (1 + tiles.rows)
+    arithmetic = row_blocks * column_blocks * cycles / cluster.clock
+    ddr = (a * column_blocks + b * row_blocks) / cluster.ddr_bandwidth
+    return max(arithmetic, ddr, gsm / cluster.gsm_bandwidth) + c / cluster.ddr_bandwidth

@@ -1,0 +1,96 @@
+"""Tile schedules of the kernel calls of a routine, and what a tiled call costs."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import attrs
+from attrs import frozen
+
+from targets.mt3000.tiling.attention import AttentionShape
+from targets.mt3000.tiling.core import cluster_of
+from targets.mt3000.tiling.gemm import GemmShape
+from targets.mt3000.tiling.search import attention_tiles, gemm_tiles, timed
+from targets.tile_calls import PARTS
+
+if TYPE_CHECKING:
+    from ratrain_ir.types import Dtype
+    from targets.mt3000.machine import Machine
+    from targets.mt3000.tiling.core import Cluster
+    from targets.routine import Routine, Step
+    from targets.tiles import TileSchedule
+
+
+@frozen
+class TiledCall:
+    """What a kernel call costs by its tiles: seconds alone, bytes that cross DDR, bytes by (source level, destination level)."""
+
+    seconds: float
+    ddr_bytes: int
+    transfers: dict[tuple[str, str], int]
+
+
+def with_tiles(routine: Routine, cluster: Cluster) -> Routine:
+    """The routine with a schedule for every step that can be tiled on a cluster; where no tile fits, a step has none."""
+    known = _known.setdefault(cluster, {})
+    if routine.key not in known or known[routine.key][0] is not routine:
+        steps = tuple(attrs.evolve(step, tiles=step_tiles(routine, step, cluster)) for step in routine.steps)
+        known[routine.key] = routine, attrs.evolve(routine, steps=steps)
+    return known[routine.key][1]
+
+
+_known: dict[Cluster, dict[str, tuple[Routine, Routine]]] = {}
+"""The last routine of a name, and what became of it: routines are made once a shape, so that identity tells."""
+
+
+def step_tiles(routine: Routine, step: Step, cluster: Cluster) -> dict[str, TileSchedule]:
+    """The schedules of the parts of a kernel call; none where it is not tiled or nothing fits."""
+    try:
+        return {part: _schedule(routine, step, part, cluster) for part in PARTS.get(step.kernel, ())}
+    except ValueError:
+        return {}
+
+
+def _schedule(routine: Routine, step: Step, part: str, cluster: Cluster) -> TileSchedule:
+    if part == "gemm":
+        return gemm_tiles(gemm_shape(routine, step), cluster)
+    names = ("batch", "seq_len", "heads", "kv_heads", "head_dim", "window")
+    dtype = routine.operand(step.operands["q"])[0]
+    shape = AttentionShape(**{name: step.options[name] for name in names}, dtype=dtype)
+    return attention_tiles(part, shape, cluster)
+
+
+def gemm_shape(routine: Routine, step: Step) -> GemmShape:
+    """The shape of a `gemm` step."""
+    (a, a_shape), (b, _), (out, (m, n)) = (routine.operand(step.operands[name]) for name in ("a", "b", "out"))
+    trans_a, trans_b = (bool(step.options.get(name)) for name in ("trans_a", "trans_b"))
+    names = [name for name in ("bias", "residual") if name in step.operands]
+    added: list[tuple[str, Dtype]] = [(name, routine.operand(step.operands[name])[0]) for name in names]
+    if step.options.get("accumulate"):
+        added.append(("out", out))
+    return GemmShape(m, n, a_shape[0 if trans_a else 1], a, b, out, trans_a, trans_b, tuple(added))
+
+
+def tiled_call(routine: Routine, step: Step, machine: Machine) -> TiledCall | None:
+    """What a kernel call costs by its tiles, its parts one after the other; None where it is not tiled.
+
+    The schedules are those of the step; one made for other memories, or for none, gets those of this machine.
+    """
+    if machine.cost != "tiles" or step.kernel not in PARTS:
+        return None
+    cluster = cluster_of(machine)
+    tiles = step.tiles
+    if not tiles or any(schedule.memories != cluster.memories for schedule in tiles.values()):
+        tiles = step_tiles(routine, step, cluster)
+    return _call(tuple(tiles.values()), cluster) if tiles else None
+
+
+@cache
+def _call(schedules: tuple[TileSchedule, ...], cluster: Cluster) -> TiledCall:
+    times = [timed(schedule, cluster) for schedule in schedules]
+    transfers: dict[tuple[str, str], int] = {}
+    for time in times:
+        for pair, nbytes in time.transfers.items():
+            transfers[pair] = transfers.get(pair, 0) + nbytes
+    return TiledCall(sum(time.seconds for time in times), sum(time.ddr_bytes for time in times), transfers)
