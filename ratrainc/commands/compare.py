@@ -31,7 +31,7 @@ Examples:
 )
 @click.option("--clusters", type=click.IntRange(1, 1 << 16), metavar="N", help="With --plan auto: clusters there are.")
 @click.option(
-    "--global-batch", type=click.IntRange(1, 1 << 24), metavar="G", help="With --plan auto: sequences of a step."
+    "--global-batch", type=click.IntRange(1, 1 << 20), metavar="G", help="With --plan auto: sequences of a step."
 )
 @click.option("--seq-len", type=click.IntRange(1, 1 << 20), default=2048, show_default=True, help="With --plan auto.")
 @click.option(

@@ -34,7 +34,7 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 @click.option("--clusters", type=click.IntRange(1, 1 << 16), required=True, metavar="N", help="Clusters there are.")
 @click.option(
     "--global-batch",
-    type=click.IntRange(1, 1 << 24),
+    type=click.IntRange(1, 1 << 20),
     metavar="SEQS",
     help="Sequences of a step; needed unless --smallest.",
 )

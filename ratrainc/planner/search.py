@@ -7,6 +7,9 @@ of whatever was neither simulated whole nor ruled out: no plan of the space can 
 from __future__ import annotations
 
 import heapq
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -27,7 +30,7 @@ from ratrainc.planner.evaluation import Evaluation, Task, evaluate, folded_micro
 from ratrainc.planner.losers import losers
 from ratrainc.planner.profile import Profiles
 from ratrainc.planner.space import Shape, shapes
-from ratrainc.planner.variants import schedule_of, variants
+from ratrainc.planner.variants import is_tunable, schedule_of, variants
 
 _WORTH_TRYING = 1.03
 """What is expected to take longer than this many times the best is left to an exhaustive search."""
@@ -137,9 +140,10 @@ class Search:
         """The next plan worth evaluating; shapes on the way to it get their cuts."""
         while self.queue:
             node = heapq.heappop(self.queue)
-            if node.bound >= self.best:
-                continue  # ruled out: the queue goes by what is expected, so later nodes may still be worth it
-            if not self.request.exhaustive and node.expected > self.best * _WORTH_TRYING:
+            hopeless = not self.request.exhaustive and node.expected > self.best * _WORTH_TRYING
+            if (
+                node.bound >= self.best or hopeless
+            ):  # the best may be an estimate, so what it rules out is remembered too
                 self.set_aside(node)
                 continue
             if node.layers is not None:
@@ -211,7 +215,9 @@ class Search:
         assert node.layers is not None
         every = self.request.exhaustive
         own = node.pipeline is None
-        if own if every else fits and (own or candidate.seconds <= self.best):
+        if is_tunable(self.request.strategy.passes) and (
+            own if every else fits and (own or candidate.seconds <= self.best)
+        ):
             seen = self.pipelines_seen.setdefault(candidate.plan, {candidate.pipeline})
             for pipeline in variants(candidate.pipeline, node.shape.zero, node.shape.pp, every=every):
                 if pipeline not in seen:
@@ -251,13 +257,11 @@ class Search:
         return listed(columns, neighbours(layers))[:_NEIGHBOURS]
 
     def simulate_whole(self, run: _Runner) -> None:
-        """Simulate whole steps until the best plan and the runner-up are known exactly, then verify them."""
-        for _ in range(len(self.found)):
-            folded = [c for c in self.leaders() if not c.is_exact]
-            if not folded:
-                break
-            self.simulate_again(run, folded, last=False)
-        self.simulate_again(run, self.leaders(), last=True)
+        """Simulate whole steps, and verify them, until the best plan and the runner-up are known exactly."""
+        verified: set[tuple[Plan, str]] = set()
+        while pending := [c for c in self.leaders() if (c.plan, c.pipeline) not in verified]:
+            self.simulate_again(run, pending)
+            verified |= {(c.plan, c.pipeline) for c in pending}
 
     def leaders(self) -> list[Candidate]:
         """The best plan and the runner-up, each under its fastest pipeline."""
@@ -266,11 +270,12 @@ class Search:
             fastest.setdefault(candidate.plan, candidate)
         return list(fastest.values())[:_WHOLE]
 
-    def simulate_again(self, run: _Runner, candidates: list[Candidate], *, last: bool) -> None:
+    def simulate_again(self, run: _Runner, candidates: list[Candidate]) -> None:
         """Replace the evaluations of candidates by those of their whole steps."""
-        request, robust = self.request, last and self.request.robust
+        request = self.request
         tasks = [
-            Task(request.model, c.plan, c.pipeline, request.machine, checked=last, disturbed=robust) for c in candidates
+            Task(request.model, c.plan, c.pipeline, request.machine, checked=True, disturbed=request.robust)
+            for c in candidates
         ]
         for candidate, future in zip(candidates, [run.submit(task) for task in tasks], strict=True):
             whole = attrs.evolve(candidate, evaluation=future.result())
@@ -290,12 +295,29 @@ class Search:
         if self.request.jobs <= 1:
             yield _Runner(None, 1)
             return
-        with ProcessPoolExecutor(self.request.jobs, mp_context=get_context("spawn")) as executor:
+        with ProcessPoolExecutor(
+            self.request.jobs, get_context("spawn"), initializer=_start_worker, initargs=(os.getpid(),)
+        ) as executor:
             yield _Runner(executor, self.request.jobs)
 
 
 _NEIGHBOURS = 8
 """Neighbouring cuts that are queued after each evaluation of a shape with too many cuts to list."""
+
+
+def _start_worker(parent: int) -> None:
+    """A worker ends at once when it is interrupted, and when its parent is gone."""
+    signal.signal(signal.SIGINT, lambda _signal, _frame: os._exit(1))
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+_WATCH_SECONDS = 2.0
 
 
 @frozen

@@ -18,6 +18,10 @@ STATE_MODES = ((0, "last"), (1, "last"), (2, "each-micro-batch"), (3, "last"), (
 """ZeRO levels and reduce modes. Level 2 with `last` is left out: its program is that of level 1."""
 
 
+_MOST_SEQUENCES = 1 << 16
+"""of a micro-batch: what a plan file allows"""
+
+
 @frozen(order=True)
 class Shape:
     """A plan without its stage cuts."""
@@ -66,7 +70,7 @@ def _shapes(
 ) -> Iterator[Shape]:
     replicas = [d for d in divisors(global_batch) if d <= clusters]
     for dp in replicas:
-        sizes = divisors(global_batch // dp)
+        sizes = [size for size in divisors(global_batch // dp) if size <= _MOST_SEQUENCES]
         for pp in range(1, min(model.layers, clusters // dp) + 1):
             for size in sizes:
                 for zero, reduce in modes if dp > 1 else dict.fromkeys((min(zero, 0), "last") for zero, _ in modes):

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 _BUCKETS = (16 * MIB, 64 * MIB, 256 * MIB)
 _DEPTHS = (1, 2, 4)
-_PLACEMENTS = ("inline", "forward-side")
 
 
 def recompute_policy(pipeline: str) -> str:
@@ -35,6 +34,11 @@ def schedule_of(pipeline: str) -> str:
     return next(
         (p.name.removeprefix("place-") for p in parse_pipeline(pipeline) if p.name.startswith("place-")), "1f1b"
     )
+
+
+def is_tunable(pipeline: str) -> bool:
+    """Whether a strategy leaves options of its passes to be chosen; a baseline is what it is, and only its plan is tuned."""
+    return any(isinstance(item, JointOrderPass) for item in parse_pipeline(pipeline))
 
 
 def variants(pipeline: str, zero: int, pp: int, *, every: bool = False) -> list[str]:
@@ -57,8 +61,8 @@ def _others(item: Pass, zero: int, pp: int) -> list[list[Pass]]:
         found += [[attrs.evolve(item, bytes=value)] for value in _BUCKETS if value != item.bytes]
     if isinstance(item, InsertPrefetchPass) and zero == 3:
         found += [[attrs.evolve(item, depth_blocks=value)] for value in _DEPTHS if value != item.depth_blocks]
-    if isinstance(item, RecomputePass | JointOrderPass) and pp > 1:
-        found += [[attrs.evolve(item, placement=value)] for value in _PLACEMENTS if value != item.placement]
+    if isinstance(item, RecomputePass | JointOrderPass) and pp > 1 and item.placement == "forward-side":
+        found.append([attrs.evolve(item, placement="inline")])
     if isinstance(item, JointOrderPass) and zero == 3 and (item.reduction, item.state) == ("buckets", "ordered"):
         recovery = RecomputePass(item.policy, item.budget, item.placement)
         found += [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from ratrainc.planner.quick import quick_answer
 from ratrainc.planner.report import plan_file
 from ratrainc.planner.search import Search
 from ratrainc.planner.space import Shape, shapes
-from ratrainc.planner.variants import variants
+from ratrainc.planner.variants import is_tunable, variants
 from ratrainc.strategies import strategy
 from targets.mt3000.machine import load_machine
 
@@ -55,7 +56,8 @@ def every_candidate(request: Request):
         own = request.strategy.passes
         for layers in partitions(request.model.layers, shape.pp):
             plan = shape.plan(request.setting, cuts_of(layers))
-            for pipeline in (own, *variants(own, shape.zero, shape.pp, every=True)):
+            others = variants(own, shape.zero, shape.pp, every=True) if is_tunable(own) else ()
+            for pipeline in (own, *others):
                 yield Task(request.model, plan, pipeline, request.machine)
 
 
@@ -189,7 +191,9 @@ def test_wrong_changes_are_refused(text):
     assert [d.code for d in caught.value.diagnostics] == ["RT065"]
 
 
-TINY = ("--model", "examples/tiny.json")
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ("--model", str(ROOT / "examples/tiny.json"))
+TINY_PLAN = str(ROOT / "examples/tiny.toml")
 SMALL = (*TINY, "--clusters", "4", "--global-batch", "16", "--seq-len", "64", "--jobs", "1", "--seconds", "1")
 
 
@@ -206,7 +210,7 @@ def test_plan_says_what_scripts_rely_on(capsys, tmp_path):
     assert first["cluster_hours"] == pytest.approx(first["days"] * 24 * 4)
     assert first["slow_stage_seconds"] > first["predicted_step_seconds"]
     assert found["what_if"][0]["plan"]["predicted_step_seconds"] <= first["predicted_step_seconds"]
-    model = load_model("examples/tiny.json")
+    model = load_model(str(ROOT / "examples/tiny.json"))
     plan = parse_plan(out.read_text(), file="P.toml", model=model)
     assert (plan.pp, plan.dp, list(plan.cuts)) == (first["pp"], first["dp"], first["cuts"])
 
@@ -286,7 +290,7 @@ def test_compare_says_what_a_strategy_lacks(capsys):
 
 
 def test_tuned_is_the_baseline_on_a_given_plan(capsys):
-    words = ("compare", *TINY, "--plan", "examples/tiny.toml", "--strategies", "baseline-1f1b,tuned-1f1b")
+    words = ("compare", *TINY, "--plan", TINY_PLAN, "--strategies", "baseline-1f1b,tuned-1f1b")
     assert main(list(words)) == 0
     assert "on a given plan tuned-1f1b is baseline-1f1b" in capsys.readouterr().out
 
@@ -308,7 +312,7 @@ def test_scale(capsys, fixed):
         "1",
         "--json",
     ]
-    assert main([*words, *(["--plan", "examples/tiny.toml"] if fixed else [])]) == 0
+    assert main([*words, *(["--plan", TINY_PLAN] if fixed else [])]) == 0
     points = json.loads(capsys.readouterr().out)["points"]
     assert [p["clusters"] for p in points] == [2, 4]
     assert points[0]["efficiency"] == 1.0
@@ -320,11 +324,63 @@ def test_scale(capsys, fixed):
 def test_scale_draws(tmp_path, kind):
     pytest.importorskip("matplotlib")
     out = tmp_path / f"curve.{kind}"
-    words = ["scale", *TINY, "--clusters", "2,4", "--plan", "examples/tiny.toml", "--plot", str(out)]
+    words = ["scale", *TINY, "--clusters", "2,4", "--plan", TINY_PLAN, "--plot", str(out)]
     assert main(words) == 0
     assert out.read_bytes()[:5] in (b"<?xml", b"\x89PNG\r")
 
 
 def test_scale_refuses_stages_that_do_not_go_round(capsys):
-    assert main(["scale", *TINY, "--clusters", "3", "--plan", "examples/tiny.toml"]) == 1
+    assert main(["scale", *TINY, "--clusters", "3", "--plan", TINY_PLAN]) == 1
     assert "do not go round" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", *TINY, "--clusters", "4"),
+        ("plan", *TINY, "--clusters", "0", "--global-batch", "4"),
+        ("plan", *TINY, "--clusters", "4", "--global-batch", "4", "--quick", "--exhaustive"),
+        ("plan", *TINY, "--clusters", "4", "--global-batch", "4", "--zero", "4"),
+        ("compare", *TINY, "--plan", "auto"),
+        ("compare", *TINY, "--plan", TINY_PLAN, "--clusters", "4"),
+        ("scale", *TINY, "--clusters", "4,x"),
+        ("scale", *TINY, "--clusters", "0"),
+    ],
+    ids=" ".join,
+)
+def test_usage_errors(words, capsys):
+    assert main([*words]) == 2
+    assert capsys.readouterr().err
+
+
+def test_fewest_clusters(capsys, tmp_path):
+    machine = tmp_path / "small.toml"
+    text = (ROOT / "targets/mt3000/machines/mt3000.toml").read_text()
+    machine.write_text(text.replace("21474836480", "12000000"))
+    out = tmp_path / "P.toml"
+    words = (
+        "plan",
+        *TINY,
+        "--clusters",
+        "8",
+        "--seq-len",
+        "64",
+        "--smallest",
+        "--machine",
+        str(machine),
+        "-o",
+        str(out),
+        "--json",
+    )
+    assert main([*words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 1 < found["clusters"] <= 8
+    assert found["plan"]["peak_bytes"] <= 12000000
+    assert (
+        parse_plan(out.read_text(), file="P.toml", model=load_model(str(ROOT / "examples/tiny.json"))).clusters
+        == found["clusters"]
+    )
+    fewer = [*words]
+    fewer[words.index("8")] = str(found["clusters"] - 1)
+    assert main(fewer) == 1
+    assert "RT053" in capsys.readouterr().err
