@@ -24,6 +24,8 @@ _COMMANDS = {
     "scale": "Show how throughput grows with the number of clusters.",
     "compare": "Simulate several strategies on one plan, or each on its best.",
     "run": "Train: execute a program on real text.",
+    "launch": "Start a run over MPI and watch over it.",
+    "postmortem": "Say where the ranks of a run were, and why it ended or does not get on.",
     "export-weights": "Write a checkpoint's weights as a Hugging Face model directory.",
     "disasm": "Print a program's streams, routines and addresses.",
     "doctor": "Say what this machine offers a run.",
@@ -41,6 +43,8 @@ Examples:
 """
 
 EXIT_DIAGNOSED, EXIT_USAGE, EXIT_INTERNAL, EXIT_INTERRUPTED = 1, 2, 70, 130
+EXIT_SAVED, EXIT_TERMINATED = 75, 143
+"""After SIGTERM with the state saved (`EX_TEMPFAIL` of sysexits.h: try again later), and without."""
 
 
 class _Commands(click.Group):
@@ -95,32 +99,37 @@ def commands() -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit code: 0, 1 the input is at fault, 2 usage, 70 internal error, 130 interrupted."""
-    from ratrain_ir.diagnostics import DiagnosticError
-
     words = sys.argv[1:] if arguments is None else arguments
     try:
         result = commands.main(args=words, prog_name="ratrainc", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return EXIT_USAGE
-    except DiagnosticError as error:
-        from ratrainc.console import show_diagnostics
-
-        show_diagnostics(error.diagnostics, as_json="--json" in words)
-        return EXIT_DIAGNOSED
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted; nothing was left half-written", err=True)
-        return EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except MemoryError:
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - none may show a traceback
+        return show_failure(error, as_json="--json" in words)
+    return result if isinstance(result, int) else 0
+
+
+def show_failure(error: BaseException, *, as_json: bool) -> int:
+    """Say on stderr why a command failed; its exit code."""
+    from ratrain_ir.diagnostics import DiagnosticError
+
+    if isinstance(error, click.ClickException):
+        error.show()
+        return EXIT_USAGE
+    if isinstance(error, DiagnosticError):
+        from ratrainc.console import show_diagnostics
+
+        show_diagnostics(error.diagnostics, as_json=as_json)
+        return EXIT_DIAGNOSED
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        click.echo("interrupted; nothing was left half-written", err=True)
+        return EXIT_INTERRUPTED
+    if isinstance(error, MemoryError):
         click.echo("error: this machine does not have the memory for that", err=True)
         return EXIT_DIAGNOSED
-    except Exception as error:
-        if os.environ.get("RATRAIN_TRACEBACK"):
-            raise
-        text = f"internal error: {type(error).__name__}: {error}\nThis is a fault of ratrainc; RATRAIN_TRACEBACK=1 shows where."
-        click.echo(text, err=True)
-        return EXIT_INTERNAL
-    return result if isinstance(result, int) else 0
+    if os.environ.get("RATRAIN_TRACEBACK"):
+        raise error
+    text = f"internal error: {type(error).__name__}: {error}\nThis is a fault of ratrainc; RATRAIN_TRACEBACK=1 shows where."
+    click.echo(text, err=True)
+    return EXIT_INTERNAL

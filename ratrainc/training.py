@@ -12,10 +12,12 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 from attrs import define, frozen
 
-from ratrain_ir.diagnostics import fail
+from ratrain_ir.diagnostics import Diagnostic, fail
+from ratrainc.cli import EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED
 from ratrainc.console import errors, output, progress, say, size_text, status
 from ratrainc.loss_plot import Curves, chart_lines, write_svg
 from ratrainc.training_data import DataChoice, open_data
+from targets.runtime.positions import RankPhase
 from targets.runtime.training import RunSettings, TimedStep, TrainingRun, prepare, write_log_line
 from targets.runtime.utilisation import Utilisation, measured_peak_flops
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from targets.program import Program
+    from targets.runtime.processes import Processes
 
 
 @frozen
@@ -40,7 +43,20 @@ class RunResult:
     held_out: str | None
     """what was evaluated on"""
     saved: str | None
-    interrupted: bool
+    stop_signal: int
+    """the signal that ended it early, or 0"""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was ended early."""
+        return self.stop_signal != 0
+
+    @property
+    def exit_code(self) -> int:
+        """130 after Ctrl-C; after SIGTERM 75 where the state was saved, so that the job can be queued again, else 143."""
+        if self.stop_signal == signal.SIGTERM:
+            return EXIT_SAVED if self.saved else EXIT_TERMINATED
+        return EXIT_INTERRUPTED if self.interrupted else 0
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain data."""
@@ -60,15 +76,15 @@ class RunResult:
 
 @define
 class _StopAsked:
-    """Whether Ctrl-C was pressed; the second one stops at once."""
+    """The signal that asked for an end, or 0; a second Ctrl-C stops at once."""
 
-    asked: bool = False
+    signal: int = 0
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        if self.asked:
+        del frame
+        if self.signal and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = True
+        self.signal = number
         click.echo("\nending after this step; Ctrl-C again stops at once", err=True)
 
 
@@ -81,8 +97,9 @@ def run_training(
     quiet: bool,
     plot: str | None = None,
     live: bool = False,
+    processes: Processes | None = None,
 ) -> RunResult:
-    """Run a program on data.
+    """Run a program on data, in this process alone or as one of several.
 
     Raises `DiagnosticError` when data, weights, checkpoint or log cannot be used.
     """
@@ -94,17 +111,19 @@ def run_training(
         stream, held_out = open_data(program, data)
         threads = settings.kernel_threads(program.plan.clusters)
         kernels = kernel_set(settings.kernels, threads)
-        run = prepare(program, stream, settings, kernels, held_out=held_out, utilisation=_utilisation(program))
+        utilisation = _utilisation(program)
+        run = prepare(program, stream, settings, kernels, processes, held_out=held_out, utilisation=utilisation)
     for warning in run.warnings:
         click.echo(warning.render(), err=True)
     _draw(run, plot)  # a place that cannot be written is refused before the first step
     stop = _StopAsked()
     start = time.perf_counter()
-    with _log_file(log) as stream_out, _on_interrupt(stop), threadpool_limits(limits=1):
+    with _log_file(log) as stream_out, _on_interrupt(stop), threadpool_limits(limits=1), _watching(run):
         if not quiet:
             _say_start(run)
-        _run_steps(run, stop, stream_out, quiet=quiet, live=live)
+        stop_signal = _run_steps(run, stop, stream_out, quiet=quiet, live=live)
         saved = run.save()
+        run.engine.enter(RankPhase.ENDED, run.steps_done - 1)
     _draw(run, plot)
     return RunResult(
         tuple(run.done),
@@ -116,7 +135,7 @@ def run_training(
         stream.name,
         held_out.batches.stream.name if held_out else None,
         saved,
-        stop.asked,
+        stop_signal,
     )
 
 
@@ -138,21 +157,22 @@ def _curves(steps: Sequence[TimedStep]) -> Curves:
 
 def _say_start(run: TrainingRun) -> None:
     scratch = size_text(run.engine.scratch_bytes)
-    ranks = run.program.plan.clusters
     say(f"data: {run.stream.name}, {len(run.stream.tokens):,} tokens")
     if run.held_out is not None:
         held = run.held_out
         say(f"held out: {held.batches.stream.name}; an evaluation takes {held.tokens:,} tokens of it")
-    say(f"{ranks} ranks in this process: arenas {size_text(run.engine.arena_bytes)}, kernel scratch {scratch}")
+    say(f"{run.engine.description}: arenas {size_text(run.engine.arena_bytes)}, kernel scratch {scratch}")
 
 
-def _run_steps(run: TrainingRun, stop: _StopAsked, log: IO[str] | None, *, quiet: bool, live: bool) -> None:
+def _run_steps(run: TrainingRun, stop: _StopAsked, log: IO[str] | None, *, quiet: bool, live: bool) -> int:
+    """Run all steps, or those before a signal asks for the end; that signal, or 0."""
+    should_stop = run.engine.agreed_stop(lambda: stop.signal)
     total = run.settings.steps
     shown_every = max(1, total // 10)
     start = time.perf_counter()
     live = live and errors().is_terminal
     with _display(run, live=live) as show:
-        for timed in run.steps(lambda: stop.asked):
+        for timed in run.steps(should_stop):
             if log is not None:
                 _write_log(log, timed)
             show(timed)
@@ -162,6 +182,7 @@ def _run_steps(run: TrainingRun, stop: _StopAsked, log: IO[str] | None, *, quiet
             if index % shown_every == 0 or index == total - 1 or timed.eval_loss is not None:
                 left = (time.perf_counter() - start) / (index + 1) * (total - index - 1)
                 say(_step_line(timed, left))
+    return should_stop()
 
 
 @contextmanager
@@ -262,9 +283,33 @@ def _log_file(path: str | None) -> Iterator[IO[str] | None]:
 
 @contextmanager
 def _on_interrupt(stop: _StopAsked) -> Iterator[None]:
-    """Ask for an orderly end on the first Ctrl-C."""
-    before = signal.signal(signal.SIGINT, stop.handle)
+    """Ask for an orderly end on the first Ctrl-C, and on SIGTERM."""
+    before = {number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _watching(run: TrainingRun) -> Iterator[None]:
+    """Watch over the run, where its ranks say where they are."""
+    run.engine.tell = _tell
+    watchdog = run.watchdog(_tell)
+    if watchdog is None:
+        yield
+        return
+    watchdog.start()
+    try:
+        yield
+    except BaseException:
+        run.engine.enter(RankPhase.FAILED, run.steps_done)
+        raise
+    finally:
+        watchdog.stop()
+        run.remove_temporary_folder()
+
+
+def _tell(diagnostic: Diagnostic) -> None:
+    click.echo(diagnostic.render(), err=True)

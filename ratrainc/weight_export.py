@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ratrain_ir.files import made_directory, write_lines
 from ratrain_ir.frontend.hf_export import hugging_face_config
-from targets.runtime.checkpoint import checkpoint_weights
+from targets.runtime.checkpoint_series import latest_weights
 from targets.runtime.weights import write_weights
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def export_weights(checkpoint: str, directory: str) -> ModelConfig:
 
     Raises `DiagnosticError` RT002 (cannot be read or written) and RT092 (not a sound checkpoint).
     """
-    model, source = checkpoint_weights(checkpoint)
+    model, source = latest_weights(checkpoint)
     folder = made_directory(directory)
     write_weights(str(folder / "model.safetensors"), model, source)
     config = json.dumps(hugging_face_config(model), indent=2)

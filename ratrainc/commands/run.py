@@ -20,6 +20,7 @@ Examples:
   ratrainc run 1b.rtx --data corpus.txt --tokenizer tokenizer.json --steps 100
   ratrainc run 1b.rtx --data tokens.bin --order sequential --init model.safetensors --steps 20
   ratrainc run tiny.rtx --steps 5 --interleave 7               another legal order, the same losses
+  mpirun -n 4 ratrainc run tiny.rtx --steps 100 --engine mpi   a process a rank, the same losses
 """
 
 
@@ -45,10 +46,24 @@ Examples:
 )
 @click.option(
     "--engine",
-    type=click.Choice(["local"]),
+    type=click.Choice(["local", "mpi"]),
     default="local",
     show_default=True,
-    help="Where ranks run: all in this process.",
+    help="Where ranks run: all in this process, or each in its own, started by mpirun.",
+)
+@click.option(
+    "--rank-order",
+    type=click.Choice(["pp-first", "dp-first"]),
+    default="pp-first",
+    show_default=True,
+    help="Of MPI processes: consecutive ones are the stages of a replica, or the replicas of a stage.",
+)
+@click.option(
+    "--reduction",
+    type=click.Choice(["ordered", "mpi"]),
+    default="ordered",
+    show_default=True,
+    help="Sums over MPI: in rank order, the bits of the local engine; or as MPI likes.",
 )
 @click.option(
     "--kernels",
@@ -76,7 +91,33 @@ Examples:
 )
 @click.option("--init", metavar="W.safetensors|DIR", help="Start from these weights (Hugging Face names).")
 @click.option("--save", metavar="DIR", help="Write a checkpoint at the end, or when interrupted.")
-@click.option("--resume", metavar="DIR", help="Go on from a checkpoint.")
+@click.option(
+    "--save-every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Write a checkpoint after every N steps too, each in a directory of its own in DIR.",
+)
+@click.option(
+    "--keep-last",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="How many of these to keep.",
+)
+@click.option("--resume", metavar="DIR", help="Go on from a checkpoint, or from the newest sound one of several.")
+@click.option(
+    "--run-dir",
+    metavar="DIR",
+    help="Where ranks say where they are, for 'ratrainc postmortem DIR'. Default: run/ beside checkpoints.",
+)
+@click.option(
+    "--hang-timeout",
+    type=click.FloatRange(min=0),
+    default=8.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Without progress for so long, say who waits for whom, and end a run that cannot go on; 0: never.",
+)
 @click.option(
     "--log", metavar="losses.jsonl", help="Write one JSON line a step: step, loss, tokens, tokens_per_second."
 )
@@ -115,7 +156,9 @@ def command(
     data_dtype: str | None,
     tokenizer: str | None,
     steps: int,
-    engine: str,
+    engine: Literal["local", "mpi"],
+    rank_order: Literal["pp-first", "dp-first"],
+    reduction: Literal["ordered", "mpi"],
     kernels: KernelName,
     interleave: int | None,
     threads: int | None,
@@ -123,7 +166,11 @@ def command(
     poison: bool,
     init: str | None,
     save: str | None,
+    save_every: int | None,
+    keep_last: int,
     resume: str | None,
+    run_dir: str | None,
+    hang_timeout: float,
     log: str | None,
     eval_every: int | None,
     eval_data: str | None,
@@ -136,24 +183,27 @@ def command(
     machine: str | None,
     as_json: bool,
 ) -> int:
-    """Train: execute a program on text, all ranks in this process.
+    """Train: execute a program on text, all ranks in this process or, under mpirun, each in its own.
 
-    Ctrl-C ends the run after the step it is in, and saves if --save was given; a second Ctrl-C stops at once.
+    Ctrl-C ends the run after the step it is in, and saves if --save was given; a second Ctrl-C stops at once. SIGTERM does the
+    same, with exit code 75 where the state was saved; SIGUSR1 has it say where its ranks are and what they wait for.
     """
-    del engine
     if init is not None and resume is not None:
         raise click.UsageError("--init and --resume exclude each other: a checkpoint holds its weights")
+    if engine == "mpi" and interleave is not None:
+        raise click.UsageError("--interleave is of the local engine: over MPI the order is that of the machine")
+    if save is None and save_every is not None:
+        raise click.UsageError("--save-every says when to save, --save DIR where: that is missing")
     if eval_every is None and (eval_data is not None or eval_batches is not None):
         raise click.UsageError("--eval-every says when to evaluate: it is missing")
     from ratrainc import api
     from ratrainc.console import print_json
+    from ratrainc.job import job_of
     from ratrainc.training import run_training, show_run
     from ratrainc.training_data import DataChoice
     from targets.program_verifier import check_program
     from targets.runtime.training import RunSettings
 
-    program = api.load(file, machine=machine)
-    check_program(program)
     settings = RunSettings(
         steps=steps,
         kernels=kernels,
@@ -164,6 +214,11 @@ def command(
         init=init,
         resume=resume,
         save=save,
+        save_every=save_every,
+        keep_last=keep_last,
+        run_folder=run_dir,
+        hang_timeout=hang_timeout,
+        sums="rank order" if reduction == "ordered" else reduction,
         check_memory=check_memory,
         poison=poison,
         eval_every=eval_every or 0,
@@ -177,9 +232,21 @@ def command(
         eval_fraction=eval_fraction,
         eval_batches=eval_batches,
     )
-    result = run_training(program, chosen, settings, log, quiet=as_json, plot=plot, live=live)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        show_run(result)
-    return 130 if result.interrupted else 0
+    with job_of(engine, rank_order, reduction, as_json=as_json) as job:
+        program = api.load(file, machine=machine)
+        check_program(program)
+        result = run_training(
+            program,
+            chosen,
+            settings,
+            log if job.speaks else None,
+            quiet=as_json or not job.speaks,
+            plot=plot if job.speaks else None,
+            live=live and job.speaks,
+            processes=job.processes(program),
+        )
+        if job.speaks and as_json:
+            print_json(result.to_json())
+        elif job.speaks:
+            show_run(result)
+        return result.exit_code

@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -36,11 +36,11 @@ FORMAT = "ratrain-checkpoint"
 VERSION = 1
 
 _STATE_FILE = "state.safetensors"
-_MANIFEST_FILE = "manifest.json"
-_FILES = {_STATE_FILE, _MANIFEST_FILE}
+MANIFEST_FILE = "manifest.json"
+_FILES = {_STATE_FILE, MANIFEST_FILE}
 _DIGEST = "manifest_sha256"
 _TEMPORARY, _OLD = ".tmp-", ".old-"  # after the name of the directory, before random letters
-_KINDS = ("p", "m1", "m2")
+STATE_KINDS = ("p", "m1", "m2")
 _MAX_MANIFEST = 1 << 26  # bytes
 _HASHED = 1 << 22  # bytes of a file hashed at a time
 _MOST_COUNTED = 1 << 53  # steps or updates
@@ -94,7 +94,7 @@ def save_checkpoint(directory: str, model: ModelConfig, state: TrainingState, ma
             shutil.rmtree(beside, ignore_errors=True)
             raise
     except OSError as error:
-        _cannot_write(directory, error)
+        cannot_write(directory, error)
 
 
 def check_checkpoint_place(directory: str) -> None:
@@ -113,7 +113,7 @@ def check_checkpoint_place(directory: str) -> None:
             return
         foreign = [entry.name for entry in place.iterdir() if entry.name not in _FILES] if place.is_dir() else None
     except OSError as error:
-        _cannot_write(directory, error)
+        cannot_write(directory, error)
     help_text = "a checkpoint replaces a directory as a whole: name a new one, or an earlier checkpoint"
     if foreign is None:
         fail("RT092", f"'{directory}' is a file, not the directory of a checkpoint", help=help_text)
@@ -126,16 +126,16 @@ def load_checkpoint(directory: str, model: ModelConfig) -> tuple[TrainingState, 
 
     Raises RT002 (cannot be read) and RT092: not a checkpoint, of another version, changed or damaged, of another model.
     """
-    manifest = _read_manifest(directory)
-    _check_model(directory, manifest.get("model"), model)
-    step, scale, updates = _read_counts(directory, manifest, model)
+    manifest = read_manifest(directory)
+    check_model_of(directory, manifest.get("model"), model)
+    step, scale, updates = read_counts(directory, manifest, model)
     run = manifest.get("run")
     if not isinstance(run, dict):
-        _contradicts(directory, "run")
+        contradicts(directory, "run")
     stored = _open_state(directory, manifest, model)
     blocks: dict[Block, BlockState] = {}
     for unit in block_chain(model):
-        p, m1, m2 = (_flat_of(model, unit, kind, stored) for kind in _KINDS)
+        p, m1, m2 = (_flat_of(model, unit, kind, stored) for kind in STATE_KINDS)
         blocks[unit] = BlockState(p, m1, m2, updates[str(unit)])
     return TrainingState(step, blocks, scale), run
 
@@ -145,8 +145,8 @@ def checkpoint_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
 
     Raises RT002 (cannot be read) and RT092 as `load_checkpoint` does.
     """
-    manifest = _read_manifest(directory)
-    model = _saved_model(directory, manifest.get("model"))
+    manifest = read_manifest(directory)
+    model = saved_model(directory, manifest.get("model"))
     stored = _open_state(directory, manifest, model)
     return model, lambda name: stored[f"p/{name}"].to_float32()
 
@@ -154,11 +154,12 @@ def checkpoint_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
 # Writing
 
 
-def _cannot_write(directory: str, error: OSError) -> NoReturn:
+def cannot_write(directory: str, error: OSError) -> NoReturn:
+    """Refuse with RT002."""
     fail("RT002", f"cannot write the checkpoint '{directory}': {error.strerror or error}")
 
 
-class _HashingStream:
+class HashingStream:
     """A file that keeps size and SHA-256 of what is written to it."""
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -176,30 +177,43 @@ class _HashingStream:
 def _write_files(folder: Path, model: ModelConfig, state: TrainingState, run: Mapping[str, Any]) -> None:
     """Both files of a checkpoint, on the disk when this returns."""
     with (folder / _STATE_FILE).open("xb") as stream:
-        hashing = _HashingStream(stream)
+        hashing = HashingStream(stream)
         updates: dict[str, int] = {}
         write_tensors(hashing, _state_shapes(model), _state_tensors(model, state, updates), {"format": FORMAT})
-        _sync(stream)
+        sync_file(stream)
+    files = {_STATE_FILE: {"bytes": hashing.size, "sha256": hashing.sha256.hexdigest()}}
+    write_manifest(
+        folder, VERSION, model, state.step, state.scale, {"updates": updates, "files": files, "run": dict(run)}
+    )
+
+
+def write_manifest(
+    folder: Path,
+    version: int,
+    model: ModelConfig,
+    step: int,
+    scale: tuple[float, float],
+    rest: Mapping[str, Any],
+) -> None:
+    """Seal the files of a folder as a checkpoint, all on the disk when this returns. Raises OSError."""
     manifest: dict[str, Any] = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": version,
         "model": model.to_fields(),
-        "step": int(state.step),
-        "scale": [float(value) for value in state.scale],
-        "updates": updates,
-        "files": {_STATE_FILE: {"bytes": hashing.size, "sha256": hashing.sha256.hexdigest()}},
-        "run": dict(run),
+        "step": int(step),
+        "scale": [float(value) for value in scale],
+        **rest,
     }
     # Keys of other types than text become text in JSON, and the digest is of what will be read.
     manifest = json.loads(json.dumps(manifest, allow_nan=False))
-    manifest[_DIGEST] = _manifest_digest(manifest)
-    with (folder / _MANIFEST_FILE).open("xb") as stream:
+    manifest[_DIGEST] = manifest_digest(manifest)
+    with (folder / MANIFEST_FILE).open("xb") as stream:
         stream.write(json.dumps(manifest, indent=1).encode() + b"\n")
-        _sync(stream)
+        sync_file(stream)
     umask = os.umask(0)
     os.umask(umask)
     folder.chmod(0o777 & ~umask)  # a temporary directory lets only its owner in
-    _sync_folder(folder)
+    sync_folder(folder)
 
 
 def _state_names(model: ModelConfig) -> Iterator[tuple[Block, str, list[str]]]:
@@ -208,7 +222,7 @@ def _state_names(model: ModelConfig) -> Iterator[tuple[Block, str, list[str]]]:
     for unit in block_chain(model):
         names = [parameter.name for parameter in parameters(model, unit) if parameter.name not in seen]
         seen.update(names)
-        for kind in _KINDS:
+        for kind in STATE_KINDS:
             yield unit, kind, names
 
 
@@ -235,7 +249,7 @@ def _state_tensors(model: ModelConfig, state: TrainingState, updates: dict[str, 
 def _check_tied(model: ModelConfig, embed: BlockState, head: BlockState) -> None:
     """The two copies of a tied matrix, of which one is stored, are equal in every bit."""
     name = parameters(model, block("embed"))[0].name
-    for kind in _KINDS:
+    for kind in STATE_KINDS:
         one = named_parameters_of(model, block("embed"), getattr(embed, kind))[name]
         other = named_parameters_of(model, block("head"), getattr(head, kind))[name]
         if not np.array_equal(one.view(np.uint32), other.view(np.uint32)):
@@ -246,7 +260,7 @@ def _move_into_place(beside: Path, target: Path) -> None:
     """Make `beside` the directory `target`; what was there is removed once that is done, and put back if it fails."""
     if not target.exists():
         beside.rename(target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
         return
     aside = target.with_name(f"{target.name}{_OLD}{beside.name.rpartition('-')[2]}")
     target.rename(aside)
@@ -255,17 +269,17 @@ def _move_into_place(beside: Path, target: Path) -> None:
     except BaseException:
         aside.rename(target)
         raise
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
     shutil.rmtree(aside, ignore_errors=True)  # the new checkpoint stands, whatever becomes of the old one
 
 
-def _sync(stream: IO[bytes]) -> None:
+def sync_file(stream: IO[bytes]) -> None:
     """Bring what was written to the disk."""
     stream.flush()
     os.fsync(stream.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Bring the names in a directory to the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -277,19 +291,23 @@ def _sync_folder(folder: Path) -> None:
 # Reading
 
 
-def _manifest_digest(manifest: Mapping[str, Any]) -> str:
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
     """SHA-256 of a manifest in one canonical form, without the entry that holds it."""
     rest = {key: value for key, value in manifest.items() if key != _DIGEST}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _contradicts(directory: str, key: str) -> NoReturn:
+def contradicts(directory: str, key: str) -> NoReturn:
+    """Refuse with RT092 a manifest whose entry cannot be."""
     fail("RT092", f"the manifest of the checkpoint '{directory}' has no sound entry '{key}'")
 
 
-def _read_manifest(directory: str) -> dict[str, Any]:
-    """The manifest of a checkpoint of this version, as it was written."""
-    path = Path(directory) / _MANIFEST_FILE
+def read_manifest(directory: str, versions: Sequence[int] = (VERSION,)) -> dict[str, Any]:
+    """The manifest of a checkpoint of one of these versions, as it was written.
+
+    Raises RT002 (cannot be read) and RT092: not a manifest, of another version, changed or damaged.
+    """
+    path = Path(directory) / MANIFEST_FILE
     try:
         with path.open("rb") as stream:
             data = stream.read(_MAX_MANIFEST + 1)
@@ -300,10 +318,10 @@ def _read_manifest(directory: str) -> dict[str, Any]:
         manifest = json.loads(data) if len(data) <= _MAX_MANIFEST else None
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             fail("RT092", f"'{path}' is not the manifest of a checkpoint")
-        if manifest.get("version") != VERSION:
-            version = shown(manifest.get("version"))
-            fail("RT092", f"the checkpoint '{directory}' has format version {version}; this program reads {VERSION}")
-        if manifest.get(_DIGEST) != _manifest_digest(manifest):
+        if manifest.get("version") not in versions:
+            version, known = shown(manifest.get("version")), " and ".join(map(str, versions))
+            fail("RT092", f"the checkpoint '{directory}' has format version {version}; this program reads {known}")
+        if manifest.get(_DIGEST) != manifest_digest(manifest):
             fail("RT092", f"'{path}' was changed or damaged after it was written: its SHA-256 does not match")
     except (ValueError, RecursionError):
         fail("RT092", f"'{path}' is no JSON: it is damaged, or not the manifest of a checkpoint")
@@ -320,20 +338,20 @@ def _left_behind(directory: str) -> str | None:
     return f"an interrupted save left the checkpoint before it as '{old[-1]}': rename that one" if old else None
 
 
-def _saved_model(directory: str, saved: object) -> ModelConfig:
+def saved_model(directory: str, saved: object) -> ModelConfig:
     """The model that a manifest describes."""
     try:
         found = ModelConfig.from_fields(saved) if isinstance(saved, dict) else None
     except DiagnosticError:
         found = None
     if found is None:
-        _contradicts(directory, "model")
+        contradicts(directory, "model")
     return found
 
 
-def _check_model(directory: str, saved: object, model: ModelConfig) -> None:
+def check_model_of(directory: str, saved: object, model: ModelConfig) -> None:
     """The checkpoint is of this model: equal in all but its name."""
-    found = _saved_model(directory, saved)
+    found = saved_model(directory, saved)
     report = Diagnostics()
     for name in (attribute.name for attribute in fields(ModelConfig) if attribute.name != "name"):
         have, want = getattr(found, name), getattr(model, name)
@@ -346,18 +364,18 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_COUNTED
 
 
-def _read_counts(
+def read_counts(
     directory: str, manifest: Mapping[str, Any], model: ModelConfig
 ) -> tuple[int, tuple[float, float], dict[str, int]]:
     """Steps done, loss scale, and updates by block."""
     step, scale, updates = manifest.get("step"), manifest.get("scale"), manifest.get("updates")
     if not isinstance(step, int) or not _is_count(step):
-        _contradicts(directory, "step")
+        contradicts(directory, "step")
     if not isinstance(scale, list) or len(scale) != 2 or not all(type(value) is float for value in scale):
-        _contradicts(directory, "scale")
+        contradicts(directory, "scale")
     units = [str(unit) for unit in block_chain(model)]
     if not isinstance(updates, dict) or sorted(updates) != sorted(units) or not all(map(_is_count, updates.values())):
-        _contradicts(directory, "updates")
+        contradicts(directory, "updates")
     return step, (scale[0], scale[1]), updates
 
 
@@ -374,7 +392,15 @@ def _check_file(directory: str, path: str, files: object) -> None:
     """The state file has the size and the SHA-256 that the manifest says."""
     entry = files.get(_STATE_FILE) if isinstance(files, dict) else None
     if not isinstance(entry, dict):
-        _contradicts(directory, "files")
+        contradicts(directory, "files")
+    check_content(path, entry)
+
+
+def check_content(path: str, entry: Mapping[str, Any]) -> None:
+    """A file has the size and the SHA-256 that its entry in a manifest says.
+
+    Raises RT002 (cannot be read) and RT092.
+    """
     sha256 = hashlib.sha256()
     size = 0
     try:

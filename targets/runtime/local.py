@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import random
+import socket
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from threading import Lock
@@ -18,13 +20,16 @@ import numpy as np
 from attrs import define, frozen
 from numpy.typing import NDArray
 
-from ratrain_ir.diagnostics import fail
+from ratrain_ir.diagnostics import Diagnostic, Note, fail
 from ratrain_ir.ops import ENGINES, Engine, Part
 from targets.runtime import collectives
 from targets.runtime.evaluation import serves_the_loss
 from targets.runtime.kernels import KernelSet, Scratch
+from targets.runtime.liveness import Liveness
 from targets.runtime.memory_monitor import MemoryMonitor
 from targets.runtime.optimizer import LossScale, Updater
+from targets.runtime.positions import EnginePosition, RankPhase, RankPosition
+from targets.runtime.postmortem import diagnose
 from targets.runtime.rank import Rank, bind_routine, prepare_tables, routine_scratch_bytes
 
 if TYPE_CHECKING:
@@ -72,11 +77,17 @@ class LocalEngine:
         self.program = program
         self.kernels = kernels
         self.batches = batches
-        _check_memory(program)
-        self.ranks = [[Rank(program, s, r) for r in range(plan.dp)] for s in range(plan.pp)]
+        places = self.places(program)
+        _check_memory(program, places)
+        self.ranks = [[Rank(program, s, r) for r in range(plan.dp) if (s, r) in places] for s in range(plan.pp)]
+        """The ranks of this process, by stage."""
         self.choice = random.Random(interleave_seed) if interleave_seed is not None else None  # noqa: S311
         self.first_step = 0
         """Steps done before this engine was made (a resumed run)."""
+        self.step = 0
+        """The step it works on, or ended last."""
+        self.tell: Callable[[Diagnostic], None] = lambda _: None
+        """Who hears of what is worth a word and stops nothing."""
         self.monitor: MemoryMonitor | None = None
         self.channels: dict[tuple[int, int, int, str], deque[NDArray[Any]]] = {}
         self.transport_bytes = 0
@@ -90,7 +101,7 @@ class LocalEngine:
         self.norms: dict[int, float] = {}
         prepare_tables(program, kernels)
         self.updater = Updater(program, kernels)
-        self.scratch = Scratch(scratch_bytes(program, kernels))
+        self.scratch = Scratch(self.scratch_needed())
         self.bound: dict[tuple[int, int, int], Callable[[], None]] = {}
         self._bind()
         self.heads = [Head(rank, e) for ranks in self.ranks for rank in ranks for e in ENGINES if rank.stage.streams[e]]
@@ -103,6 +114,14 @@ class LocalEngine:
     def scratch_bytes(self) -> int:
         """Bytes of all scratch of the process."""
         return self.scratch.capacity
+
+    def places(self, program: Program) -> frozenset[tuple[int, int]]:
+        """(stage, replica) of the ranks that this process runs: all there are."""
+        return frozenset((s, r) for s in range(program.plan.pp) for r in range(program.plan.dp))
+
+    def scratch_needed(self) -> int:
+        """Bytes of scratch that the largest instruction takes."""
+        return scratch_bytes(self.program, self.kernels)
 
     def _bind(self) -> None:
         for ranks in self.ranks:
@@ -118,9 +137,24 @@ class LocalEngine:
         self.monitor = MemoryMonitor(self.ranks, poison=poison)
 
     @property
+    def description(self) -> str:
+        """Where the ranks run, in words."""
+        return f"{self.program.plan.clusters} ranks in this process"
+
+    def agreed_stop(self, asked: Callable[[], int]) -> Callable[[], int]:
+        """What to ask between steps, given the signal that asks this process to end, or 0."""
+        return asked
+
+    @property
     def arena_bytes(self) -> int:
         """Bytes of all arenas of the process."""
         return sum(rank.arena.size for ranks in self.ranks for rank in ranks)
+
+    @property
+    def loss_scale(self) -> tuple[float, float]:
+        """The loss scale and what its rule counts; the same on every rank between steps."""
+        values = next(rank for ranks in self.ranks for rank in ranks).carried("scale")
+        return float(values[0]), float(values[1])
 
     def run_step(self, step: int) -> StepReport:
         """Run one step to its end; steps are numbered from 0 over the whole training.
@@ -128,13 +162,19 @@ class LocalEngine:
         Raises `DiagnosticError` RT093 when nothing is ready though work is left: the program would hang.
         """
         limit = step - self.first_step + 1
+        self.step = step
+        self.enter(RankPhase.RUNNING, step)
         self.updater.begin_step(step)
         with np.errstate(all="ignore"):  # overflow is no accident here: flags find it, and its blocks are skipped
             self._run_until(limit)
-        scale = float(self.ranks[0][0].carried("scale")[0])
+        self.enter(RankPhase.BETWEEN_STEPS, step)
+        return self._report(step)
+
+    def _report(self, step: int) -> StepReport:
+        """What the step did."""
         tokens = self.program.plan.tokens_per_step
         norm = self.norms.pop(step, self.updater.gradient_norm())
-        return StepReport(step, self.losses.pop(step) / tokens, tokens, scale, self.updater.skipped, norm)
+        return StepReport(step, self.losses.pop(step) / tokens, tokens, self.loss_scale[0], self.updater.skipped, norm)
 
     def run_forward(self, batches: Batches, number: int) -> float:
         """The loss of batch `number` of `batches` with the weights as they are: mean over its tokens, in nats.
@@ -151,7 +191,11 @@ class LocalEngine:
             self.evaluated = None
         for head in self.heads:
             head.rank.completed[head.engine] -= len(head.stream)
-        return self.losses.pop(done + self.first_step) / self.program.plan.tokens_per_step
+        return self._evaluated_loss(done + self.first_step)
+
+    def _evaluated_loss(self, step: int) -> float:
+        """The mean loss of a pass that stood for a step."""
+        return self.losses.pop(step) / self.program.plan.tokens_per_step
 
     def _is_executed(self, instruction: Instruction) -> bool:
         """Whether an instruction does anything: all do, but where the engine evaluates."""
@@ -191,8 +235,8 @@ class LocalEngine:
         if not members:
             return False
         step = self._step_of(head)
-        for member in members:
-            self._begin(*member)
+        for rank, instruction in members:
+            self._begin(rank, head.engine, instruction)
         self._execute(members, step)
         for rank, instruction in members:
             self._complete(rank, head.engine, instruction)
@@ -229,12 +273,16 @@ class LocalEngine:
         else:
             self._run_alone(rank, instruction, step)
 
-    def _begin(self, rank: Rank, instruction: Instruction) -> None:
+    def _begin(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
+        if rank.position is not None:
+            rank.position.begin(engine)
         if self.monitor is not None:
             self.monitor.before(rank, instruction)
 
     def _complete(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
         rank.completed[engine] += 1
+        if rank.position is not None:
+            rank.position.complete(engine)
         if self.monitor is not None:
             self.monitor.after(rank, instruction)
 
@@ -325,18 +373,30 @@ class LocalEngine:
         elif instruction.variant == "loss":
             self.losses[step] = collectives.total_loss(members)
         elif instruction.variant == "norm":
-            scale = float(self.ranks[0][0].carried("scale")[0])
-            self.norms[step] = collectives.gradient_norm(members) / scale
+            self.norms[step] = collectives.gradient_norm(members) / self.loss_scale[0]
         else:
             collectives.any_flag(members)
 
+    def enter(self, phase: RankPhase, step: int) -> None:
+        """Say for all ranks of this process what they do as a whole."""
+        for position in (rank.position for ranks in self.ranks for rank in ranks if rank.position is not None):
+            position.enter(phase, step)
+
+    def positions(self) -> list[RankPosition]:
+        """Where the ranks of this process are, while none of their instructions runs."""
+        now = time.time()
+        found = []
+        for number, rank in enumerate(rank for ranks in self.ranks for rank in ranks):
+            engines = {engine: EnginePosition(rank.completed[engine], running=False, since=now) for engine in ENGINES}
+            place = (number, rank.stage_index, rank.replica, os.getpid(), socket.gethostname())
+            found.append(RankPosition(*place, RankPhase.RUNNING, self.step, now, now, 0.0, engines))
+        return found
+
     def _hang(self, limit: int) -> None:
-        waiting = []
-        for head in self.heads:
-            found = head.rank.head(head.engine)
-            if self._has_work(head, limit) and found is not None:
-                waiting.append(f"{head.rank.name}, {head.engine.value} engine: '{found[0].title}'")
-        fail("RT093", f"the program hangs; these instructions wait for ever: {'; '.join(waiting[:20])}")
+        del limit
+        found = diagnose(self.program, self.positions(), time.time(), lambda _: Liveness.ALIVE)
+        text = f"the program hangs: {'; '.join(cause.text for cause in found.causes)}"
+        fail("RT093", text, notes=[Note(line) for line in (*found.ranks, found.verdict)])
 
 
 def scratch_bytes(program: Program, kernels: KernelSet) -> int:
@@ -345,13 +405,14 @@ def scratch_bytes(program: Program, kernels: KernelSet) -> int:
     return max(routines, Updater(program, kernels).scratch_bytes())
 
 
-def _check_memory(program: Program) -> None:
-    """Refuse a program whose arenas this machine cannot hold, before the system kills the process for it."""
-    needed = program.arena_bytes_of_all_ranks
+def _check_memory(program: Program, places: frozenset[tuple[int, int]]) -> None:
+    """Refuse arenas that this machine cannot hold, before the system kills the process for it."""
+    needed = sum(program.stages[stage].arena_bytes for stage, _ in places)
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > present:
+        which = "all " if len(places) == program.plan.clusters else ""
         fail(
             "RT093",
-            f"all {program.plan.clusters} ranks in one process need arenas of {needed} bytes; this machine has {present}",
+            f"{which}{len(places)} ranks in one process need arenas of {needed} bytes; this machine has {present}",
             help="'ratrainc simulate' times the program without executing it; a smaller model or plan can be run here",
         )

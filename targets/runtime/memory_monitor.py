@@ -78,7 +78,7 @@ class MemoryMonitor:
 
     def __init__(self, ranks: list[list[Rank]], *, poison: bool) -> None:
         self.poison = poison
-        self.lives = [stage_lives(stage_ranks[0].stage) for stage_ranks in ranks]
+        self.lives = {found[0].stage_index: stage_lives(found[0].stage) for found in ranks if found}
         self.live: dict[Key, _Live] = {}
         for stage_ranks in ranks:
             for rank in stage_ranks:

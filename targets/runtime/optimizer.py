@@ -116,9 +116,12 @@ class Updater:
 
         Blocks in forward order within a rank, then ranks in stage and replica order.
         """
-        order = [str(unit) for unit in block_chain(self.program.model)]
-        ranks = [self.squares[key] for key in sorted(self.squares)]
-        return sqrt(sum(sum(mine[unit] for unit in order if unit in mine) for mine in ranks)) if ranks else None
+        return sqrt(sum(self.squares_of(*place) for place in sorted(self.squares))) if self.squares else None
+
+    def squares_of(self, stage: int, replica: int) -> float:
+        """What a rank contributes to the square of that norm."""
+        mine = self.squares.get((stage, replica), {})
+        return sum(mine[name] for unit in block_chain(self.program.model) if (name := str(unit)) in mine)
 
     def refresh_view(self, rank: Rank, instruction: Instruction, scratch: Scratch) -> None:
         """Write the view of an update's block, where it writes one, from the master weights as they are."""

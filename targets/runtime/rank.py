@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ratrain_ir.frontend.model_config import ModelConfig
     from targets.program import Instruction, Program, ProgramStage, ProgramTensor
     from targets.routine import Reference, Routine, Step
+    from targets.runtime.positions import PositionFile
 
 Bytes = NDArray[np.uint8]
 
@@ -47,6 +48,8 @@ class Rank:
         self.views = [tensor_view(self.arena, tensor) for tensor in self.stage.tensors]
         self.completed = dict.fromkeys(ENGINES, 0)
         """Instructions each engine has completed, over all steps."""
+        self.position: PositionFile | None = None
+        """Where it says where it is, for those who ask from outside."""
 
     @property
     def name(self) -> str:

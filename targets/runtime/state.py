@@ -62,8 +62,7 @@ def start_from_state(engine: LocalEngine, state: TrainingState) -> None:
 
 def training_state(engine: LocalEngine, step: int) -> TrainingState:
     """What a checkpoint keeps after `step` steps; blocks are copied out when they are asked for."""
-    scale = engine.ranks[0][0].carried("scale")
-    return TrainingState(step, _Blocks(engine), (float(scale[0]), float(scale[1])))
+    return TrainingState(step, _Blocks(engine), engine.loss_scale)
 
 
 def master_weights(engine: LocalEngine) -> Iterator[tuple[Block, Flat]]:
@@ -92,10 +91,10 @@ class _Blocks(Mapping[Block, BlockState]):
 
 
 def _owners(engine: LocalEngine) -> Iterator[tuple[Block, list[Rank]]]:
-    """Each block with the replicas of the stage that holds it."""
+    """Each block with the ranks of this process that hold it, if any do."""
     program = engine.program
     for index, ranks in enumerate(engine.ranks):
-        for unit in stage_blocks(program.model, program.plan, index):
+        for unit in stage_blocks(program.model, program.plan, index) if ranks else ():
             yield unit, ranks
 
 

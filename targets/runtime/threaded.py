@@ -119,8 +119,8 @@ class ThreadedEngine(LocalEngine):
             while progress.failure is None and self._has_work(head, limit):
                 members = [] if key in progress.busy else self._ready(head, limit)
                 if members:
-                    for member in members:
-                        self._begin(*member)
+                    for rank, instruction in members:
+                        self._begin(rank, head.engine, instruction)
                     progress.busy |= {_key(rank, head.engine) for rank, _ in members}
                     return members
                 progress.stuck.add(key)

@@ -5,24 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
 from ratrain_ir.diagnostics import Diagnostic, Severity, fail
 from targets.program import Program
-from targets.runtime.checkpoint import check_checkpoint_place, load_checkpoint, save_checkpoint
+from targets.rtx import write_program
+from targets.runtime.checkpoint import check_checkpoint_place, save_checkpoint
+from targets.runtime.checkpoint_series import RUN_FOLDER, CheckpointSeries, load_latest
 from targets.runtime.data import Batches, Order, TokenStream
 from targets.runtime.evaluation import HeldOut
 from targets.runtime.kernels import KernelName
 from targets.runtime.local import LocalEngine, StepReport
+from targets.runtime.positions import PositionFile, RankPhase, RunFolder
+from targets.runtime.processes import Processes
 from targets.runtime.state import start_from_state, start_from_weights, training_state
-from targets.runtime.threaded import ThreadedEngine
 from targets.runtime.utilisation import Utilisation
+from targets.runtime.watchdog import Watchdog, Watched
 from targets.runtime.weights import random_weights, read_weights
 
 if TYPE_CHECKING:
@@ -47,7 +54,17 @@ class RunSettings:
     resume: str | None = None
     """checkpoint directory to go on from"""
     save: str | None = None
-    """checkpoint directory to write at the end"""
+    """checkpoint directory to write at the end; with `save_every`, or several processes, a series of them"""
+    save_every: int | None = None
+    """steps between checkpoints"""
+    keep_last: int = 2
+    """checkpoints of a series that are kept"""
+    run_folder: str | None = None
+    """where ranks say where they are, for the watchdog and for `postmortem`; None: beside a series of checkpoints, if any"""
+    hang_timeout: float = 8.0
+    """seconds without progress after which the watchdog judges; 0: never"""
+    sums: str = "rank order"
+    """how gradients are summed over replicas: part of what the bits depend on"""
     eval_every: int = 0
     """steps from one evaluation to the next, and one at the end; 0: none"""
     check_memory: bool = False
@@ -108,9 +125,18 @@ class TrainingRun:
     stream: TokenStream
     first_step: int
     warnings: list[Diagnostic]
+    processes: Processes
+    series: CheckpointSeries | None
+    """where checkpoints go as the run goes on; None: there is at most one, at the end"""
     held_out: HeldOut | None = None
     """what is evaluated on"""
     utilisation: Utilisation | None = None
+    saved_step: int | None = None
+    """Steps done when a checkpoint of the series was last written."""
+    saved_to: str = ""
+    folder: RunFolder | None = None
+    """Where the ranks say where they are."""
+    folder_is_temporary: bool = False
     done: list[TimedStep] = field(factory=list)
 
     @property
@@ -118,7 +144,7 @@ class TrainingRun:
         """The seed of this run."""
         return self.program.plan.seed if self.settings.seed is None else self.settings.seed
 
-    def steps(self, should_stop: Callable[[], bool] = lambda: False) -> Iterator[TimedStep]:
+    def steps(self, should_stop: Callable[[], int] = lambda: 0) -> Iterator[TimedStep]:
         """Run the steps one by one; `should_stop` is asked between them.
 
         Raises `DiagnosticError` RT093 when the loss is no longer a number.
@@ -131,6 +157,9 @@ class TrainingRun:
             timed = self._timed(report, time.perf_counter() - start)
             self.done.append(timed)
             yield timed
+            every = self.settings.save_every
+            if every is not None and self.series is not None and (step + 1) % every == 0:
+                self._save_to(self.series)
             if not isfinite(report.loss):
                 text = f"the loss of step {step} is {report.loss}: the weights have diverged"
                 fail("RT093", text, help="lower the learning rate or lengthen the warm-up")
@@ -153,11 +182,42 @@ class TrainingRun:
 
         Raises `DiagnosticError` RT002 or RT092 when it cannot be written.
         """
+        if self.series is not None:
+            return self._save_to(self.series)
         directory = self.settings.save
         if directory is not None:
-            state = training_state(self.engine, self.first_step + len(self.done))
+            state = training_state(self.engine, self.steps_done)
             save_checkpoint(directory, self.program.model, state, self.manifest())
         return directory
+
+    def remove_temporary_folder(self) -> None:
+        """Remove the positions where nobody asked for them and nothing went wrong."""
+        if self.folder is not None and self.folder_is_temporary and not self.folder.report():
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+
+    def watchdog(self, tell: Callable[[Diagnostic], None]) -> Watchdog | None:
+        """What watches over the run and tells of it, where the ranks say where they are."""
+        if self.folder is None:
+            return None
+        own = [rank.position for ranks in self.engine.ranks for rank in ranks if rank.position is not None]
+        advice = None
+        if self.series is not None:
+            advice = f"nothing that was saved is lost: go on with --resume {self.series.directory}"
+        number, timeout = self.processes.number, self.settings.hang_timeout
+        return Watchdog(Watched(self.program, self.folder, own, number, timeout, tell, advice))
+
+    @property
+    def steps_done(self) -> int:
+        """Steps of the training so far, those before a resumed run included."""
+        return self.first_step + len(self.done)
+
+    def _save_to(self, series: CheckpointSeries) -> str:
+        """Write a checkpoint of a series unless that of this step was written already."""
+        if self.saved_step != self.steps_done:
+            self.engine.enter(RankPhase.SAVING, self.steps_done - 1)
+            self.saved_to = series.save(self.processes, self.engine, self.steps_done, self.manifest())
+            self.saved_step = self.steps_done
+        return self.saved_to
 
     def manifest(self) -> dict[str, Any]:
         """What the bits of this run depend on beside its state."""
@@ -169,38 +229,68 @@ def prepare(
     stream: TokenStream,
     settings: RunSettings,
     kernels: KernelSet,
+    processes: Processes | None = None,
     *,
     held_out: HeldOut | None = None,
     utilisation: Utilisation | None = None,
 ) -> TrainingRun:
     """An engine with its state filled: from a checkpoint, from weights, or at random.
 
-    Raises `DiagnosticError` when data, weights or checkpoint do not fit the program.
+    `processes` are those of the run; None: this one alone. Raises `DiagnosticError` when data, weights or checkpoint do not
+    fit the program.
     """
-    if settings.save is not None:
+    processes = processes or Processes()
+    series = None
+    if settings.save is not None and (settings.save_every is not None or processes.count > 1):
+        series = CheckpointSeries(settings.save, settings.keep_last)
+        series.open(processes)
+    elif settings.save is not None:
         check_checkpoint_place(settings.save)
     seed = program.plan.seed if settings.seed is None else settings.seed
     batches = Batches(stream, program.plan, settings.order, seed)
     warnings: list[Diagnostic] = []
+    first_step = 0
     if settings.resume is not None:
-        state, manifest = load_checkpoint(settings.resume, program.model)
-        warnings = _differences(manifest, run_manifest(program, stream, settings, seed))
-        engine = _engine(program, kernels, batches, settings)
-        start_from_state(engine, state)
-        _watch(engine, settings)
-        return TrainingRun(program, settings, engine, stream, state.step, warnings, held_out, utilisation)
-    source = read_weights(settings.init, program.model) if settings.init else random_weights(program.model, seed)
-    engine = _engine(program, kernels, batches, settings)
-    start_from_weights(engine, source)
+        loaded = load_latest(settings.resume, program.model, processes)
+        first_step = loaded.state.step
+        warnings = loaded.warnings + _differences(loaded.run, run_manifest(program, stream, settings, seed))
+        engine = processes.make_engine(program, kernels, batches, settings.interleave_seed, settings.threads)
+        start_from_state(engine, loaded.state)
+    else:
+        source = read_weights(settings.init, program.model) if settings.init else random_weights(program.model, seed)
+        engine = processes.make_engine(program, kernels, batches, settings.interleave_seed, settings.threads)
+        start_from_weights(engine, source)
     _watch(engine, settings)
-    return TrainingRun(program, settings, engine, stream, 0, warnings, held_out, utilisation)
+    run = TrainingRun(program, settings, engine, stream, first_step, warnings, processes, series, held_out, utilisation)
+    place = settings.run_folder or (str(Path(series.directory) / RUN_FOLDER) if series else None)
+    if place is None and processes.count > 1:
+        place = processes.exchange(tempfile.mkdtemp(prefix="ratrain-") if processes.number == 0 else "")[0]
+        run.folder_is_temporary = True
+    if place is not None:
+        run.folder = RunFolder(place)
+        _leave_positions(run, run.folder)
+    return run
 
 
-def _engine(program: Program, kernels: KernelSet, batches: Batches, settings: RunSettings) -> LocalEngine:
-    """Engines side by side where there are threads for it; one after the other where the order is prescribed."""
-    if settings.threads > 1 and settings.interleave_seed is None:
-        return ThreadedEngine(program, kernels, batches)
-    return LocalEngine(program, kernels, batches, interleave_seed=settings.interleave_seed)
+def _leave_positions(run: TrainingRun, folder: RunFolder) -> None:
+    """Have the ranks of this process say where they are.
+
+    Raises `DiagnosticError` RT002 where they cannot.
+    """
+
+    def begin() -> None:
+        folder.clear()
+        write_program(run.program, folder.program_path)
+
+    run.processes.first_only(begin)
+    ranks = [rank for ranks in run.engine.ranks for rank in ranks]
+    try:
+        for number, rank in enumerate(ranks, run.processes.started_as):
+            folder.path.mkdir(exist_ok=True)  # on another machine it may not be there
+            rank.position = PositionFile(folder.path, rank, number)
+    except OSError as error:
+        fail("RT002", f"cannot write '{folder.directory}': {error.strerror or error}")
+    run.processes.exchange(None)  # all are there before any looks for the others
 
 
 def _watch(engine: LocalEngine, settings: RunSettings) -> None:
@@ -220,6 +310,7 @@ def run_manifest(program: Program, stream: TokenStream, settings: RunSettings, s
         "kernel_threads": settings.kernel_threads(program.plan.clusters),
         "seed": seed,
         "order": settings.order,
+        "sums": settings.sums,
         "data": stream.digest,
         **blas_facts(),
     }

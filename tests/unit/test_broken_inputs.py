@@ -408,7 +408,7 @@ def manifest_digest(manifest: dict[str, Any]) -> str:
     """The digest a checkpoint's manifest carries of itself."""
     from targets.runtime import checkpoint
 
-    return checkpoint._manifest_digest(manifest)
+    return checkpoint.manifest_digest(manifest)
 
 
 @pytest.mark.parametrize(

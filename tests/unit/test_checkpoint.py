@@ -285,9 +285,9 @@ POINTS = [
         for old in (False, True)
         for owner, name, calls in (
             (checkpoint, "write_tensors", 0),
-            (checkpoint._HashingStream, "write", 0),
-            (checkpoint._HashingStream, "write", 2),
-            (checkpoint._HashingStream, "write", 20),
+            (checkpoint.HashingStream, "write", 0),
+            (checkpoint.HashingStream, "write", 2),
+            (checkpoint.HashingStream, "write", 20),
             (checkpoint.os, "fsync", 0),
             (checkpoint.os, "fsync", 1),
             (checkpoint.os, "fsync", 2),

@@ -1,0 +1,101 @@
+"""`ratrainc run` whose ranks have a fault: run by benchmarks/faults.py in the place of the real command.
+
+    python benchmarks/faulty_ranks.py '{"kind": "kill", ...}' run FILE.rtx --engine mpi ...
+
+A fault happens on one rank at one instruction: stage, replica, step, engine, and index into that engine's stream.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+import ratrainc.job
+from ratrain_ir.ops import Engine
+from ratrain_ir.types import StateKind
+from ratrainc.cli import main
+from targets.runtime.mpi import processes
+from targets.runtime.mpi.engine import MpiEngine
+
+if TYPE_CHECKING:
+    from targets.program import Instruction
+    from targets.runtime.mpi.collectives import Phases
+    from targets.runtime.rank import Rank
+
+
+@frozen
+class Fault:
+    kind: str
+    stage: int
+    replica: int
+    step: int
+    engine: str = "compute"
+    index: int = 0
+    seconds: float = 0.0
+    factor: float = 1.0
+
+
+FAULT = Fault(**json.loads(sys.argv[1]))
+
+
+class FaultyEngine(MpiEngine):
+    """An engine that meets the fault where it is told to."""
+
+    is_faulty = False
+
+    def _begin(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
+        super()._begin(rank, engine, instruction)
+        here = (rank.stage_index, rank.replica) == (FAULT.stage, FAULT.replica)
+        index = rank.completed[engine] % len(rank.stage.streams[engine])
+        self.is_faulty = here and (self.step, engine.value, index) == (FAULT.step, FAULT.engine, FAULT.index)
+        self.is_slow = here and FAULT.kind == "slow" and self.step >= FAULT.step
+        self.begun = time.perf_counter()
+        if not self.is_faulty:
+            return
+        sys.stderr.write(f"FAULT {FAULT.kind} at {time.time()} in {instruction.title}\n")
+        sys.stderr.flush()
+        if FAULT.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif FAULT.kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif FAULT.kind == "hang":
+            while True:
+                time.sleep(1)
+
+    def _complete(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
+        if self.is_slow and engine is Engine.COMPUTE:
+            pause = (FAULT.factor - 1) * (time.perf_counter() - self.begun)
+            time.sleep(pause)
+            self.compute_seconds += pause
+        if self.is_faulty and FAULT.kind == "nan" and engine is Engine.COMPUTE:
+            for operand in instruction.operands:
+                if rank.stage.tensors[operand.tensor].kind is StateKind.GRAD:
+                    rank.views[operand.tensor].reshape(-1)[0] = float("nan")
+        super()._complete(rank, engine, instruction)
+
+    def _message(self, instruction: Instruction) -> Phases:
+        kind = FAULT.kind if self.is_faulty else ""
+        if kind == "lose":
+            return
+        if kind == "delay":
+            end = time.time() + FAULT.seconds
+            while time.time() < end:
+                yield [self.communicators.pipeline.Isend(b"", self.communicators.pipeline.rank, 99), _received(self)]
+        yield from super()._message(instruction)
+
+
+def _received(engine: FaultyEngine) -> Any:
+    """The other end of a message to oneself, which keeps an instruction under way for one look."""
+    return engine.communicators.pipeline.Irecv(bytearray(0), engine.communicators.pipeline.rank, 99)
+
+
+if __name__ == "__main__":
+    assert ratrainc.job
+    processes.MpiEngine = FaultyEngine  # type: ignore[misc]
+    sys.exit(main(sys.argv[2:]))

@@ -1,0 +1,55 @@
+"""`ratrainc launch`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+_EPILOG = """\b
+Examples:
+  ratrainc launch -n 4 tiny.rtx --steps 100 --save run1 --save-every 20
+  ratrainc launch -n 4 tiny.rtx --steps 100 --resume run1 --save run1 --save-every 20 --rank-order dp-first
+  ratrainc launch -n 4 --mpirun /opt/openmpi/bin/mpirun tiny.rtx --steps 100
+
+All options after FILE are those of 'ratrainc run'.
+"""
+
+
+@click.command(epilog=_EPILOG, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-n", "ranks", type=click.IntRange(min=1), required=True, help="Processes: stages times replicas.")
+@click.option("--mpirun", metavar="PATH", help="The launcher. Default: the first mpirun beside Python or on the PATH.")
+@click.argument("file", metavar="FILE.rtx|FILE.rtir")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[RUN OPTIONS]...")
+def command(ranks: int, mpirun: str | None, file: str, words: tuple[str, ...]) -> int:
+    """Start a run over MPI and watch over it.
+
+    Ctrl-C and SIGTERM let the ranks end their step and save; SIGUSR1 has them say where they are. When a rank is lost (killed, out
+    of memory), the others are ended, and a report says where it was. Exit codes are those of 'ratrainc run', 1 where ranks were lost.
+    """
+    from ratrainc.supervisor import Supervisor, mpi_command
+    from targets.runtime.checkpoint_series import RUN_FOLDER
+    from targets.runtime.positions import RunFolder
+
+    save, folder = _value_of("--save", words), _value_of("--run-dir", words)
+    if folder is None:
+        folder = str(Path(save) / RUN_FOLDER) if save else tempfile.mkdtemp(prefix="ratrain-")
+        words = (*words, "--run-dir", folder)
+    launcher, variables = mpi_command(ranks, mpirun)
+    advice = f"nothing that was saved is lost: go on with --resume {save}" if save else None
+    supervisor = Supervisor(RunFolder(folder), advice)
+    run = [sys.executable, "-m", "ratrainc", "run", file, *words, "--engine", "mpi"]
+    return supervisor.run([*launcher, *run], variables)
+
+
+def _value_of(option: str, words: tuple[str, ...]) -> str | None:
+    """The value that an option of `ratrainc run` is given; the last one counts."""
+    found = None
+    for index, word in enumerate(words):
+        if word == option and index + 1 < len(words):
+            found = words[index + 1]
+        elif word.startswith(f"{option}="):
+            found = word.partition("=")[2]
+    return found

@@ -1,0 +1,38 @@
+"""`ratrainc postmortem`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ratrainc.commands.options import json_option
+
+_EPILOG = """\b
+Examples:
+  ratrainc postmortem run1          the --save DIR of a run, or its --run-dir
+  ratrainc postmortem run1 --json
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("directory", metavar="DIR")
+@json_option
+def command(directory: str, as_json: bool) -> int:
+    """Say where the ranks of a run were, who waits for whom, and why it ended or does not get on.
+
+    Also of a run that goes on. Exit code 1 where it was lost or cannot go on.
+    """
+    from ratrainc.console import print_json
+    from ratrainc.supervisor import describe
+    from targets.runtime.checkpoint_series import RUN_FOLDER
+    from targets.runtime.positions import RunFolder
+
+    inside = Path(directory) / RUN_FOLDER
+    found, well = describe(RunFolder(str(inside if inside.is_dir() else directory)))
+    text = found if isinstance(found, str) else found.render()
+    if as_json:
+        print_json({"report": text, "well": well})
+    else:
+        click.echo(text)
+    return 0 if well else 1

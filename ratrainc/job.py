@@ -1,0 +1,97 @@
+"""The processes of a run: this one alone, or one of those that mpirun started."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+from attrs import frozen
+
+from ratrain_ir.diagnostics import fail
+from targets.runtime.mpi.layout import Layout, RankOrder, Reduction
+from targets.runtime.processes import Processes
+
+if TYPE_CHECKING:
+    from targets.program import Program
+
+_HEAD_START = 1.0
+"""Seconds that process 0 has to report a failure, and to end the job with it, before others that met the same one do."""
+
+
+@frozen
+class Job:
+    """One process, which runs all ranks."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process reports on the run."""
+        return True
+
+    def processes(self, program: Program) -> Processes:
+        """The processes of a program's run."""
+        del program
+        return Processes()
+
+
+@frozen
+class MpiJob(Job):
+    """One of the processes that MPI started, which runs one rank."""
+
+    world: Any
+    """mpi4py's COMM_WORLD"""
+    rank_order: RankOrder
+    reduction: Reduction
+
+    @property
+    def speaks(self) -> bool:
+        """Process 0 reports on the run."""
+        return int(self.world.rank) == 0
+
+    def processes(self, program: Program) -> Processes:
+        """The processes of a program's run; all meet here.
+
+        Raises `DiagnosticError` RT093 where MPI started another number of processes than the plan has ranks.
+        """
+        from targets.runtime.mpi.processes import MpiProcesses
+
+        return MpiProcesses(Layout.of_plan(program.plan, self.rank_order), self.reduction)
+
+
+def job_of(
+    engine: Literal["local", "mpi"], rank_order: RankOrder, reduction: Reduction, *, as_json: bool
+) -> AbstractContextManager[Job]:
+    """The processes of a run on an engine. Over MPI, whatever escapes the context ends all of them."""
+    return nullcontext(Job()) if engine == "local" else _mpi_job(rank_order, reduction, as_json=as_json)
+
+
+@contextmanager
+def _mpi_job(rank_order: RankOrder, reduction: Reduction, *, as_json: bool) -> Iterator[Job]:
+    world = _started_world()
+    try:
+        yield MpiJob(world, rank_order, reduction)
+    except (Exception, KeyboardInterrupt) as error:
+        from ratrainc.cli import show_failure
+
+        if world.size == 1:
+            raise
+        if world.rank:
+            time.sleep(_HEAD_START)
+        code = show_failure(error, as_json=as_json)
+        click.echo(f"ending all {world.size} processes", err=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        world.Abort(code)
+
+
+def _started_world() -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # RuntimeError: there is no MPI library to load
+        reason = str(error).splitlines()[0]
+        help_text = "pip install 'ratrain[mpi]' brings both; a system's Open MPI or MPICH serves too"
+        fail("RT093", f"--engine mpi needs mpi4py and an MPI library: {reason}", help=help_text)
+    return MPI.COMM_WORLD

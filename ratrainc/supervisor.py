@@ -1,0 +1,185 @@
+"""Watching over mpirun: signals passed on to the ranks, and a word on those that were lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from attrs import define
+
+from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity, fail
+from ratrainc.cli import EXIT_DIAGNOSED, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED, EXIT_USAGE
+from targets.rtx import read_program
+from targets.runtime.liveness import Departures, Liveness, liveness
+from targets.runtime.positions import RankPhase, RankPosition, RunFolder, read_positions
+from targets.runtime.postmortem import Diagnosis, diagnose, only_gone
+from targets.runtime.watchdog import gone_ranks, report_of
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_LOOK_SECONDS = 0.05
+_END_SECONDS = 5.0
+"""How long mpirun has, after a rank is lost, to end the others."""
+_OWN_CODES = (0, EXIT_DIAGNOSED, EXIT_USAGE, EXIT_INTERNAL, EXIT_SAVED, EXIT_INTERRUPTED, EXIT_TERMINATED)
+
+
+def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, str]]:
+    """The words that start so many processes, and variables that go with them.
+
+    Raises `DiagnosticError` RT093 where there is no launcher.
+    """
+    searched = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = launcher or shutil.which("mpirun", path=searched)
+    if found is None or shutil.which(found) is None:
+        text = f"'{launcher}' cannot be executed" if launcher else "there is no mpirun on the PATH"
+        fail("RT093", text, help="pip install 'ratrain[mpi]' brings one; --mpirun names another")
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603 - the user's own launcher
+    variables: dict[str, str] = {}
+    if "Open MPI" in said or "OpenRTE" in said:
+        if os.geteuid() == 0:  # Open MPI refuses root without these, and more ranks than cores without the policy
+            variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        if ranks > (os.cpu_count() or 1):
+            variables["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
+    return [found, "-n", str(ranks)], variables
+
+
+@define
+class Supervisor:
+    """Runs a command that starts ranks, which leave their positions in a folder."""
+
+    folder: RunFolder
+    advice: str | None
+    """the way out of a run that was lost"""
+    _asked: int = 0
+
+    def run(self, command: Sequence[str], variables: Mapping[str, str]) -> int:
+        """Run it to its end; the exit code of the ranks, or 1 where they did not choose theirs.
+
+        Raises `DiagnosticError` RT002 or RT093 where it cannot be started.
+        """
+        self.folder.clear()
+        try:
+            # In a session of its own, so that Ctrl-C comes here and not to mpirun, which would end the ranks at once.
+            process = subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True)  # noqa: S603
+        except OSError as error:
+            fail("RT093", f"'{command[0]}' cannot be started: {error.strerror}")
+        with self._passing_on(process):
+            lost = self._watch(process)
+        code = process.returncode
+        if lost or code not in _OWN_CODES:
+            self._report(code)
+            return EXIT_DIAGNOSED
+        return code
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait for the end; whether a rank was lost on the way."""
+        deadline = None
+        departures, departed = Departures(), set[int]()
+        while process.poll() is None:
+            with suppress(DiagnosticError):
+                positions = read_positions(self.folder.directory)
+                departures.watch(positions)
+                gone = gone_ranks(positions, departed)
+                if gone and deadline is None:
+                    self.folder.note_lost(found.number for found in gone)
+                    deadline = time.monotonic() + _END_SECONDS
+            if deadline is not None and time.monotonic() > deadline:
+                os.killpg(process.pid, signal.SIGKILL)
+                self._kill_ranks()
+            departed = departures.wait(_LOOK_SECONDS)
+        departures.close()
+        return deadline is not None
+
+    def _kill_ranks(self) -> None:
+        for found in read_positions(self.folder.directory):
+            if liveness(found) in (Liveness.ALIVE, Liveness.STOPPED):
+                with suppress(OSError):
+                    os.kill(found.pid, signal.SIGKILL)
+
+    @contextmanager
+    def _passing_on(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+        """Hand SIGINT, SIGTERM and SIGUSR1 to the ranks of this machine; the others hear of an end from those."""
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            del frame
+            told = 0
+            with suppress(DiagnosticError):
+                for found in read_positions(self.folder.directory):
+                    if liveness(found) is Liveness.ALIVE:
+                        with suppress(OSError):
+                            os.kill(found.pid, number)
+                            told += 1
+            if not told:
+                process.send_signal(number)
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        before = {number: signal.signal(number, pass_on) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _report(self, code: int) -> None:
+        """Say what became of the ranks, unless one of them has."""
+        if self.folder.report():
+            return
+        with suppress(DiagnosticError):
+            found = examine(self.folder)
+            title = "a rank was lost" if self.folder.lost() else f"the ranks ended with code {code}"
+            report = report_of(found, title, help_text=self.advice)
+            click.echo(report.render(), err=True)
+            self.folder.keep_report(report.render())
+
+
+def examine(folder: RunFolder) -> Diagnosis:
+    """What the positions in a run's folder say: of now where ranks live, else of the moment when the first was lost.
+
+    Raises `DiagnosticError` RT002 or RT092 where they cannot be read, or there are none.
+    """
+    positions = read_positions(folder.directory)
+    if not positions:
+        fail("RT002", f"'{folder.directory}' holds no positions of ranks", help="name the --run-dir, or the --save DIR")
+    program = read_program(folder.program_path)
+    now = time.time()
+    state_of: Callable[[RankPosition], Liveness] = liveness
+    if not any(liveness(found) in (Liveness.ALIVE, Liveness.STOPPED) for found in positions):
+        now, state_of = _last_moment(folder, positions)
+    return diagnose(program, positions, now, state_of)
+
+
+def _last_moment(
+    folder: RunFolder, positions: Sequence[RankPosition]
+) -> tuple[float, Callable[[RankPosition], Liveness]]:
+    """When a run that is over lost its first rank, and which were gone then: all that had not ended, where nobody saw it."""
+    lost = folder.lost()
+    if lost is not None:
+        return lost[1], only_gone(lost[0])
+    silent = [found for found in positions if found.phase is not RankPhase.ENDED]
+    return max((found.heartbeat for found in silent), default=0.0), only_gone([found.number for found in silent])
+
+
+def describe(folder: RunFolder) -> tuple[Diagnostic | str, bool]:
+    """What became of a run: a report, or what was said at its end; and whether all is well with it."""
+    positions = read_positions(folder.directory)
+    if positions and all(found.phase is RankPhase.ENDED for found in positions):
+        return f"the run ended well, after step {max(found.step for found in positions)}", True
+    kept = folder.report()
+    if kept:
+        return kept, False
+    found = examine(folder)
+    alive = any(liveness(position) is Liveness.ALIVE for position in positions)
+    title = "where the run is" if alive else "the run was lost"
+    if not alive and folder.lost() is None:
+        title += ", and no rank saw which went first ('ratrainc launch' would have)"
+    return report_of(found, title, Severity.WARNING if alive else Severity.ERROR), alive and not found.is_conclusive

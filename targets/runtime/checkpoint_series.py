@@ -1,0 +1,205 @@
+"""A series of checkpoints of one run: a directory with one sharded checkpoint for every step that was saved.
+
+`step-00000040` is the state after 40 steps. It is written as `.writing-00000040` and renamed when every rank's file and the
+manifest are on the disk, so it exists or does not. The last few are kept. Loading takes the newest that is sound, and says
+what is wrong with a newer one.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from ratrain_ir.blocks import block_chain, parameters
+from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity, fail
+from ratrain_ir.files import made_directory
+from targets.runtime.checkpoint import (
+    MANIFEST_FILE,
+    VERSION,
+    TrainingState,
+    cannot_write,
+    checkpoint_weights,
+    load_checkpoint,
+    read_manifest,
+    saved_model,
+    sync_folder,
+)
+from targets.runtime.checkpoint_shards import SHARDED_VERSION, holds_own_state, load_shards, seal_shards, write_shard
+from targets.runtime.weights import WeightSource, named_parameters_of
+
+if TYPE_CHECKING:
+    from ratrain_ir.frontend.model_config import ModelConfig
+    from targets.runtime.local import LocalEngine
+    from targets.runtime.processes import Processes
+
+_NAME = re.compile(r"step-(\d{8,})")
+_WRITING, _REPLACED = ".writing-", ".replaced-"
+RUN_FOLDER = "run"
+"""What the processes of a run leave in the directory beside its checkpoints."""
+
+
+@frozen
+class CheckpointSeries:
+    """Where checkpoints of a run are written, and how many of them are kept."""
+
+    directory: str
+    keep_last: int
+
+    def open(self, processes: Processes) -> None:
+        """Make the directory, or see that it is one of a series; remove what an interrupted save left.
+
+        Raises `DiagnosticError` RT002 or RT092 on all processes.
+        """
+        processes.first_only(self._open)
+
+    def _open(self) -> None:
+        place = made_directory(self.directory)
+        try:
+            entries = [entry.name for entry in place.iterdir()]
+            if MANIFEST_FILE in entries:
+                text = f"'{self.directory}' is a single checkpoint, not a directory of several"
+                fail("RT092", text, help="save to a new directory; --resume takes the one that is there")
+            for name in entries:
+                if name.startswith((_WRITING, _REPLACED)):
+                    shutil.rmtree(place / name)
+            (place / f"{_WRITING}probe").mkdir()
+            (place / f"{_WRITING}probe").rmdir()
+        except OSError as error:
+            cannot_write(self.directory, error)
+
+    def save(self, processes: Processes, engine: LocalEngine, step: int, run: dict[str, Any]) -> str:
+        """Write the state after `step` steps, and remove checkpoints that are no longer kept; its directory.
+
+        Raises `DiagnosticError` RT002 on all processes where any cannot write; the checkpoints before stand.
+        """
+        folder = Path(self.directory) / f"{_WRITING}{step:08d}"
+        target = Path(self.directory) / f"step-{step:08d}"
+        try:
+            processes.first_only(lambda: self._begin(folder))
+            ranks = [rank for ranks in engine.ranks for rank in ranks if holds_own_state(rank)]
+            written = processes.together(lambda: [write_shard(folder, rank) for rank in ranks])
+            files = [file for theirs in processes.exchange(written) for file in theirs]
+            model, scale = engine.program.model, engine.loss_scale
+
+            def commit() -> None:
+                try:
+                    seal_shards(folder, model, step, scale, files, run)
+                    self._move(folder, target)
+                    self._prune()
+                except OSError as error:
+                    cannot_write(str(target), error)
+
+            processes.first_only(commit)
+        except DiagnosticError as error:
+            if processes.number == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise DiagnosticError([_in_save(problem, step) for problem in error.diagnostics]) from None
+        return str(target)
+
+    def _begin(self, folder: Path) -> None:
+        try:
+            if folder.exists():
+                shutil.rmtree(folder)
+            folder.mkdir()
+        except OSError as error:
+            cannot_write(str(folder), error)
+
+    def _move(self, folder: Path, target: Path) -> None:
+        """Give a whole checkpoint its name; one of the same step that is there was damaged, or is of an earlier try."""
+        aside = target.with_name(f"{_REPLACED}{target.name}")
+        if target.exists():
+            target.rename(aside)
+        folder.rename(target)
+        sync_folder(target.parent)
+        if aside.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _prune(self) -> None:
+        for _, old in saved_steps(self.directory)[self.keep_last :]:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _in_save(problem: Diagnostic, step: int) -> Diagnostic:
+    help_text = "free some space, or save elsewhere; the checkpoints before this one are whole: go on with --resume"
+    return evolve(problem, message=f"saving after step {step - 1}: {problem.message}", help=help_text)
+
+
+def saved_steps(directory: str) -> list[tuple[int, str]]:
+    """The checkpoints of a series, newest first: steps done and directory.
+
+    Raises `DiagnosticError` RT002 where the directory cannot be read.
+    """
+    try:
+        names = [entry.name for entry in Path(directory).iterdir()]
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        fail("RT002", f"cannot read the checkpoint '{directory}': {reason}")
+    found = [(int(match[1]), str(Path(directory) / name)) for name in names if (match := _NAME.fullmatch(name))]
+    return sorted(found, reverse=True)
+
+
+@frozen(eq=False)
+class Loaded:
+    """A checkpoint, what was recorded with it, and what is wrong with newer ones of its series."""
+
+    directory: str
+    state: TrainingState
+    run: dict[str, Any]
+    warnings: list[Diagnostic]
+
+
+def load_latest(directory: str, model: ModelConfig, processes: Processes) -> Loaded:
+    """The checkpoint in a directory, of either format, or the newest sound one of a series there.
+
+    Raises `DiagnosticError` RT002 or RT092 on all processes: no checkpoint is there, or none that is sound.
+    """
+    steps: list[tuple[int, str]] = []
+    if not (Path(directory) / MANIFEST_FILE).exists():
+        steps = processes.exchange(processes.together(lambda: saved_steps(directory)))[0]
+    if not steps:
+        return _load(directory, model, processes, [])
+    warnings: list[Diagnostic] = []
+    for index, (_, candidate) in enumerate(steps):
+        try:
+            return _load(candidate, model, processes, warnings)
+        except DiagnosticError as error:
+            if index + 1 == len(steps):
+                raise
+            following = Path(steps[index + 1][1]).name
+            warnings += [
+                evolve(problem, severity=Severity.WARNING, help=f"using the one before it, {following}")
+                for problem in error.diagnostics
+            ]
+    raise AssertionError  # the last candidate is loaded or raises
+
+
+def _load(directory: str, model: ModelConfig, processes: Processes, warnings: list[Diagnostic]) -> Loaded:
+    share = (processes.number, processes.count)
+
+    def load() -> tuple[TrainingState, dict[str, Any]]:
+        version = read_manifest(directory, (VERSION, SHARDED_VERSION)).get("version")
+        return load_checkpoint(directory, model) if version == VERSION else load_shards(directory, model, share=share)
+
+    state, run = processes.together(load)
+    return Loaded(directory, state, run, warnings)
+
+
+def latest_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
+    """The model and the master weights of the checkpoint in a directory, of either format, or of the newest of a series there.
+
+    Raises RT002 (cannot be read) and RT092 as loading does.
+    """
+    place = directory
+    if not (Path(directory) / MANIFEST_FILE).exists():
+        place = next((newest for _, newest in saved_steps(directory)), directory)
+    manifest = read_manifest(place, (VERSION, SHARDED_VERSION))
+    if manifest["version"] == VERSION:
+        return checkpoint_weights(place)
+    model = saved_model(place, manifest.get("model"))
+    state, _ = load_shards(place, model)
+    owners = {parameter.name: unit for unit in reversed(block_chain(model)) for parameter in parameters(model, unit)}
+    return model, lambda name: named_parameters_of(model, owners[name], state.blocks[owners[name]].p)[name]

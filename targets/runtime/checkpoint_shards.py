@@ -1,0 +1,217 @@
+"""Sharded checkpoints (format version 2): every rank writes what it holds, and any plan can read it.
+
+The directory has a safetensors file for each rank that holds state of its own, `stage-S-replica-R.safetensors`, with flat f32
+pieces of blocks, `p/BLOCK`, `m1/BLOCK` and `m2/BLOCK`, and the manifest of `checkpoint.py`, which says for every file its
+size, its SHA-256 and its pieces: elements [start, stop) of a block and the updates applied to it. Padding is not kept, so the
+pieces of a block join to the same tensor whatever the plan was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import define, frozen
+
+from ratrain_ir.blocks import Block, block_chain, is_sharded, stage_blocks
+from ratrain_ir.diagnostics import fail
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.frontend.text import shown
+from targets.runtime.checkpoint import (
+    FORMAT,
+    STATE_KINDS,
+    BlockState,
+    HashingStream,
+    TrainingState,
+    check_content,
+    check_model_of,
+    contradicts,
+    read_counts,
+    read_manifest,
+    sync_file,
+    write_manifest,
+)
+from targets.runtime.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
+from targets.runtime.weights import block_elements
+
+if TYPE_CHECKING:
+    from targets.runtime.rank import Rank
+
+SHARDED_VERSION = 2
+
+
+@frozen
+class Piece:
+    """Elements [start, stop) of a block's flat tensors, and the updates applied to it."""
+
+    block: str
+    start: int
+    stop: int
+    updates: int
+
+
+@frozen
+class ShardFile:
+    """What a rank wrote."""
+
+    name: str
+    size: int
+    sha256: str
+    pieces: tuple[Piece, ...]
+
+
+def holds_own_state(rank: Rank) -> bool:
+    """Whether a rank's state has to be written: where replicas hold the same, the first one's is."""
+    return is_sharded(rank.program.plan) or rank.replica == 0
+
+
+def write_shard(folder: Path, rank: Rank) -> ShardFile:
+    """Write a rank's state to a file, which is on the disk when this returns.
+
+    Raises `DiagnosticError` RT002, naming the rank, where it cannot be written.
+    """
+    name = f"stage-{rank.stage_index}-replica-{rank.replica}.safetensors"
+    pieces = tuple(_pieces(rank))
+    shapes = {f"{kind}/{piece.block}": (piece.stop - piece.start,) for piece in pieces for kind in STATE_KINDS}
+    tensors = (rank.carried(kind, piece.block)[: piece.stop - piece.start] for piece in pieces for kind in STATE_KINDS)
+    try:
+        with (folder / name).open("xb") as stream:
+            hashing = HashingStream(stream)
+            write_tensors(hashing, shapes, tensors, {"format": FORMAT})
+            sync_file(stream)
+    except OSError as error:
+        fail("RT002", f"{rank.name} cannot write '{folder / name}': {error.strerror or error}")
+    return ShardFile(name, hashing.size, hashing.sha256.hexdigest(), pieces)
+
+
+def _pieces(rank: Rank) -> Iterator[Piece]:
+    model, plan = rank.program.model, rank.program.plan
+    for unit in stage_blocks(model, plan, rank.stage_index):
+        size = rank.carried("p", str(unit)).size
+        start = rank.replica * size if is_sharded(plan) else 0
+        stop = min(start + size, block_elements(model, unit))
+        if start < stop:
+            yield Piece(str(unit), start, stop, int(rank.carried("t", str(unit))[0]))
+
+
+def seal_shards(
+    folder: Path,
+    model: ModelConfig,
+    step: int,
+    scale: tuple[float, float],
+    files: list[ShardFile],
+    run: Mapping[str, Any],
+) -> None:
+    """Write the manifest that makes a checkpoint of the files of a folder. Raises OSError."""
+    entries = {
+        file.name: {
+            "bytes": file.size,
+            "sha256": file.sha256,
+            "pieces": [[piece.block, piece.start, piece.stop] for piece in file.pieces],
+        }
+        for file in files
+    }
+    updates = {piece.block: piece.updates for file in files for piece in file.pieces}
+    write_manifest(
+        folder, SHARDED_VERSION, model, step, scale, {"updates": updates, "files": entries, "run": dict(run)}
+    )
+
+
+def load_shards(
+    directory: str, model: ModelConfig, *, share: tuple[int, int] = (0, 1)
+) -> tuple[TrainingState, dict[str, Any]]:
+    """The state of a sharded checkpoint, and what the caller recorded; blocks are read when they are asked for.
+
+    With `share` = (i, n) the content of every n-th file only is checked: n processes together check all. Raises RT002 (cannot be read)
+    and RT092: not a checkpoint, of another version, changed or damaged, of another model, pieces missing.
+    """
+    manifest = read_manifest(directory, (SHARDED_VERSION,))
+    check_model_of(directory, manifest.get("model"), model)
+    step, scale, updates = read_counts(directory, manifest, model)
+    run, files = manifest.get("run"), manifest.get("files")
+    if not isinstance(run, dict):
+        contradicts(directory, "run")
+    if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
+        contradicts(directory, "files")
+    for number, (name, entry) in enumerate(sorted(files.items())):
+        if Path(name).name != name:
+            contradicts(directory, "files")
+        if number % share[1] == share[0]:
+            check_content(str(Path(directory) / name), entry)
+    return TrainingState(step, _Blocks(model, _stored_pieces(directory, model, files), updates), scale), run
+
+
+@frozen(eq=False)
+class _StoredPiece:
+    start: int
+    stop: int
+    tensors: dict[str, StoredTensor]
+    """by state kind"""
+
+
+def _stored_pieces(directory: str, model: ModelConfig, files: Mapping[str, Any]) -> dict[Block, list[_StoredPiece]]:
+    """The pieces of every block in ascending order; together they are the block."""
+    units = {str(unit): unit for unit in block_chain(model)}
+    found: dict[Block, list[_StoredPiece]] = {unit: [] for unit in units.values()}
+    for name, entry in files.items():
+        path = str(Path(directory) / name)
+        stored = open_tensors(path, "RT092")
+        for piece in entry.get("pieces") or ():
+            if not _is_piece(piece, units):
+                contradicts(directory, "files")
+            unit, start, stop = piece
+            tensors = {kind: stored.get(f"{kind}/{unit}") for kind in STATE_KINDS}
+            sound = {
+                kind: tensor
+                for kind, tensor in tensors.items()
+                if tensor is not None and (tensor.dtype, tensor.shape) == ("F32", (stop - start,))
+            }
+            if len(sound) < len(STATE_KINDS):
+                fail(
+                    "RT092", f"'{path}' lacks elements {start} to {stop} of {shown(unit)}, or has them in another type"
+                )
+            found[units[unit]].append(_StoredPiece(start, stop, sound))
+    for unit, pieces in found.items():
+        pieces.sort(key=lambda piece: piece.start)
+        ends = [0, *(piece.stop for piece in pieces)]
+        if [piece.start for piece in pieces] != ends[:-1] or ends[-1] != block_elements(model, unit):
+            fail("RT092", f"the files of the checkpoint '{directory}' do not hold each element of {unit} once")
+    return found
+
+
+def _is_piece(piece: object, units: Mapping[str, Block]) -> bool:
+    return (
+        isinstance(piece, list)
+        and len(piece) == 3
+        and isinstance(piece[0], str)
+        and piece[0] in units
+        and all(type(end) is int for end in piece[1:])
+        and 0 <= piece[1] < piece[2]
+    )
+
+
+@define(eq=False)
+class _Blocks(Mapping[Block, BlockState]):
+    """Block states joined from their pieces when they are asked for: a rank needs those of its stage."""
+
+    model: ModelConfig
+    pieces: dict[Block, list[_StoredPiece]]
+    updates: dict[str, int]
+
+    def __getitem__(self, unit: Block) -> BlockState:
+        p, m1, m2 = (self._joined(unit, kind) for kind in STATE_KINDS)
+        return BlockState(p, m1, m2, self.updates[str(unit)])
+
+    def _joined(self, unit: Block, kind: str) -> Float32:
+        flat = np.empty(block_elements(self.model, unit), np.float32)
+        for piece in self.pieces[unit]:
+            flat[piece.start : piece.stop] = piece.tensors[kind].to_float32()
+        return flat
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self.pieces)
+
+    def __len__(self) -> int:
+        return len(self.pieces)

@@ -1,0 +1,249 @@
+"""Collectives over MPI, as phases: each function yields requests, and goes on when all of them are complete.
+
+Bytes go straight from and into the arena wherever the result does not need a sum. Sums of gradients are never left to MPI's
+own half precision, which rounds after each addition: with the `ordered` reduction every rank collects the parts of its shard from
+all replicas and sums them in float32 in rank order, which gives the bits of the local engine; with `mpi`, MPI sums float32
+copies in the order it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from ratrain_ir.ops import Engine
+from targets.runtime import collectives
+from targets.runtime.kernels import Scratch
+
+if TYPE_CHECKING:
+    from targets.program import Instruction, Program, ProgramStage
+    from targets.runtime.collectives import Views
+    from targets.runtime.kernels import KernelSet
+    from targets.runtime.mpi.communicators import Communicators
+    from targets.runtime.mpi.layout import Reduction
+    from targets.runtime.rank import Rank
+
+Phases: TypeAlias = Generator[Sequence[MPI.Request], None, None]
+
+_SCALARS_BYTES = 1 << 12
+"""Staging for flags and losses beside that for gradients."""
+
+
+class GroupCollectives:
+    """The collectives of one rank. One is under way at a time: they share the staging bytes."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        communicators: Communicators,
+        kernels: KernelSet,
+        scratch: Scratch,
+        reduction: Reduction,
+    ) -> None:
+        self.rank = rank
+        self.communicators = communicators
+        self.kernels = kernels
+        self.scratch = scratch
+        self.reduction = reduction
+        self.staging = Scratch(staging_bytes(rank, reduction))
+        """Where parts of other ranks arrive: transport memory outside the arena."""
+        self.loss: float | None = None
+        """The last step's loss over all its tokens, where this rank learned it."""
+        self.norm: float | None = None
+        """The last gradient norm before clipping, where the plan clips."""
+
+    @cached_property
+    def norm_counts(self) -> list[tuple[int, dict[str, int]]]:
+        """For every rank in stage and replica order: its stage, and how many chunks it counts for the norm, by block."""
+        return _norm_counts(self.rank.program)
+
+    def start(self, instruction: Instruction) -> Phases:
+        """The phases of a collective that this rank has reached."""
+        self.staging.reset()
+        keyword = instruction.keyword
+        if keyword == "reduce_scatter":
+            return self._reduce_scatter(instruction)
+        if keyword == "all_gather":
+            return self._all_gather(instruction)
+        if keyword == "all_reduce":
+            return self._sum_replicas(instruction) if instruction.group == "replicas" else self._sum_ends(instruction)
+        if instruction.variant == "loss":
+            return self._sum_loss(instruction)
+        return self._norm(instruction) if instruction.variant == "norm" else self._any_flag(instruction)
+
+    def _reduce_scatter(self, instruction: Instruction) -> Phases:
+        views = self.rank.by_role(instruction)
+        shards = {unit: views[f"gs.{unit}"] for unit in instruction.blocks}
+        yield from self._reduce(views, shards, accumulate=instruction.accumulates)
+
+    def _sum_replicas(self, instruction: Instruction) -> Phases:
+        """Each rank reduces its part of every gradient in place, then all parts go to everyone."""
+        views = self.rank.by_role(instruction)
+        replicas = self.communicators.replicas
+        parts = {unit: views[f"g.{unit}"].reshape(replicas.size, -1)[replicas.rank] for unit in instruction.blocks}
+        yield from self._reduce(views, parts, accumulate=False)
+        yield [replicas.Iallgather(MPI.IN_PLACE, whole_bytes(views[f"g.{unit}"])) for unit in instruction.blocks]
+
+    def _reduce(self, views: Views, outs: dict[str, NDArray[Any]], *, accumulate: bool) -> Phases:
+        """Make `outs`, by block, this rank's parts of the mean of all replicas' gradients, or add that; set the flags on all."""
+        replicas = self.communicators.replicas
+        collect = self._collect_parts if self.reduction == "ordered" else self._sum_by_mpi
+        parts: dict[str, Sequence[NDArray[Any]]] = {}
+        requests = []
+        for unit in outs:
+            parts[unit], request = collect(views[f"g.{unit}"])
+            requests.append(request)
+        yield requests
+        flags = self.staging.take(len(outs), np.uint8)
+        for index, (unit, out) in enumerate(outs.items()):
+            self.scratch.reset()
+            flags[index] = not self.kernels.mean_of_replicas(
+                parts[unit],
+                out,
+                scratch=self.scratch,
+                accumulate=accumulate,
+                divisor=float(replicas.size),
+            )
+        yield [replicas.Iallreduce(MPI.IN_PLACE, flags, MPI.MAX)]
+        for index, unit in enumerate(outs):
+            collectives.set_flags([views], unit, finite=not flags[index], accumulate=accumulate)
+
+    def _collect_parts(self, gradient: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], MPI.Request]:
+        """Every replica's part of this rank's shard, in rank order."""
+        replicas = self.communicators.replicas
+        parts = self.staging.take((replicas.size, gradient.size // replicas.size), gradient.dtype)
+        return list(parts), replicas.Ialltoall(whole_bytes(gradient), whole_bytes(parts))
+
+    def _sum_by_mpi(self, gradient: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], MPI.Request]:
+        """The sum of this rank's shard over all replicas, in float32, in the order that MPI likes."""
+        replicas = self.communicators.replicas
+        whole = gradient
+        if gradient.dtype != np.float32:
+            whole = self.staging.take(gradient.size, np.float32)
+            self.scratch.reset()
+            self.kernels.cast(gradient, whole, scratch=self.scratch)
+        total = self.staging.take(gradient.size // replicas.size, np.float32)
+        return [total], replicas.Ireduce_scatter_block(whole, total, MPI.SUM)
+
+    def _sum_ends(self, instruction: Instruction) -> Phases:
+        """Tied embeddings: both ends hold both parts then, and add them in the same order."""
+        ends = self.communicators.ends
+        if ends.size == 1:
+            collectives.all_reduce_ends([(self.rank, instruction)], self.kernels, self.scratch)
+            return
+        views = self.rank.by_role(instruction)
+        (unit,) = instruction.blocks
+        mine, flag = views[f"gs.{unit}"], views[f"flag.{unit}"]
+        shared = collectives.tied_elements(self.rank, mine.size)
+        theirs, flags = self.staging.take(shared, mine.dtype), self.staging.take(1, flag.dtype)
+        other = 1 - ends.rank
+        yield [
+            ends.Irecv(whole_bytes(theirs), other, 0),
+            ends.Irecv(whole_bytes(flags), other, 1),
+            ends.Isend(whole_bytes(mine[:shared]), other, 0),
+            ends.Isend(whole_bytes(flag), other, 1),
+        ]
+        finite = True
+        if shared:
+            first, last = (mine[:shared], theirs) if ends.rank == 0 else (theirs, mine[:shared])
+            self.scratch.reset()
+            self.kernels.add(first, last, mine[:shared], scratch=self.scratch)
+            self.scratch.reset()
+            finite = self.kernels.all_finite(mine[:shared], scratch=self.scratch)
+        flag[0] = max(int(flag[0]), int(flags[0]), int(not finite))
+
+    def _all_gather(self, instruction: Instruction) -> Phases:
+        """Each rank rounds its shard into its place of its own view; the views then exchange places."""
+        views = self.rank.by_role(instruction)
+        replicas = self.communicators.replicas
+        for unit in instruction.blocks:
+            place = views[f"w.{unit}"].reshape(replicas.size, -1)[replicas.rank]
+            self.scratch.reset()
+            self.kernels.cast(views[f"p.{unit}"], place, scratch=self.scratch)
+        yield [replicas.Iallgather(MPI.IN_PLACE, whole_bytes(views[f"w.{unit}"])) for unit in instruction.blocks]
+
+    def _sum_loss(self, instruction: Instruction) -> Phases:
+        replicas = self.communicators.replicas
+        losses = self.staging.take(replicas.size, np.float64)
+        yield [replicas.Iallgather(self.rank.by_role(instruction)["loss"], losses)]
+        self.loss = float(sum(losses.tolist()))
+
+    def _any_flag(self, instruction: Instruction) -> Phases:
+        views = self.rank.by_role(instruction)
+        flag = self.staging.take(1, np.uint8)
+        flag[0] = any(int(view[0]) for role, view in views.items() if role.startswith("flag."))
+        yield [self.communicators.everyone.Iallreduce(MPI.IN_PLACE, flag, MPI.MAX)]
+        views["overflow"][0] = int(flag[0])
+
+    def _norm(self, instruction: Instruction) -> Phases:
+        """Everyone gets the sums of squares of all chunks, and adds them in the order of the local engine."""
+        views = self.rank.by_role(instruction)
+        everyone = self.communicators.everyone
+        counts = self.norm_counts
+        mine = [float(collectives.any_block_flag(views, instruction))]
+        for unit in instruction.blocks:
+            mine.extend(collectives.chunk_squares(self.rank, unit, views))
+        sizes = [1 + sum(blocks.values()) for _, blocks in counts]
+        found = self.staging.take(sum(sizes), np.float64)
+        yield [everyone.Iallgatherv(np.array(mine), (found, sizes))]
+        values = iter(found.tolist())
+        overflow = False
+        stages: dict[int, dict[str, float]] = {}
+        for stage, blocks in counts:
+            overflow |= bool(next(values))
+            totals = stages.setdefault(stage, dict.fromkeys(blocks, 0.0))
+            for unit, count in blocks.items():
+                for square in islice(values, count):
+                    totals[unit] += square
+        norm = collectives.norm_of_stages(list(stages.values()), overflow=overflow)
+        self.norm = norm / float(self.rank.carried("scale")[0])
+        views["norm"][0] = norm
+
+
+def whole_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """The bytes of a contiguous array, as MPI takes those of any type."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def staging_bytes(rank: Rank, reduction: Reduction) -> int:
+    """Most bytes that a collective of a rank needs outside the arena."""
+    stream = rank.stage.streams[Engine.COLLECTIVE]
+    return _SCALARS_BYTES + max((_staging_of(rank, instruction, reduction) for instruction in stream), default=0)
+
+
+def _staging_of(rank: Rank, instruction: Instruction, reduction: Reduction) -> int:
+    if instruction.variant == "norm":
+        return 8 * sum(1 + sum(blocks.values()) for _, blocks in _norm_counts(rank.program))
+    total = 0
+    for role, view in rank.by_role(instruction).items():
+        if role.startswith("g.") and reduction == "mpi":
+            total += 4 * (view.size + view.size // rank.program.plan.dp)
+        elif role.startswith("g.") or (role.startswith("gs.") and instruction.group == "ends"):
+            total += view.nbytes
+    return total + _SCALARS_BYTES * len(instruction.blocks)
+
+
+def _norm_counts(program: Program) -> list[tuple[int, dict[str, int]]]:
+    found = []
+    for index, stage in enumerate(program.stages):
+        elements = _reduced_elements(stage)
+        for replica in range(program.plan.dp):
+            counts = {
+                unit: sum(1 for _ in collectives.norm_chunks(program, unit, replica, size))
+                for unit, size in elements.items()
+            }
+            found.append((index, counts))
+    return found
+
+
+def _reduced_elements(stage: ProgramStage) -> dict[str, int]:
+    """Elements of every reduced gradient that the norm reads, by block in the norm's order."""
+    norm = next(instruction for instruction in stage.streams[Engine.COLLECTIVE] if instruction.variant == "norm")
+    tensors = {operand.role: stage.tensors[operand.tensor] for operand in norm.operands}
+    return {unit: tensors[f"gs.{unit}"].type.elements for unit in norm.blocks}

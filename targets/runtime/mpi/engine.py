@@ -1,0 +1,211 @@
+"""The MPI engine: this process runs one rank of the job.
+
+One thread makes all MPI calls. It starts what communicates as soon as its waits allow, as non-blocking requests straight from
+and into the arena, computes meanwhile, and looks at the requests between two compute instructions; an instruction that waits for a
+message or a collective starts when that is complete. Engines keep their own order, so every order of completion gives the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from math import sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import define
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from ratrain_ir.diagnostics import fail
+from ratrain_ir.ops import Engine, Payload
+from ratrain_ir.types import Dtype, StateKind
+from targets.program import Instruction
+from targets.runtime.local import Head, LocalEngine, StepReport
+from targets.runtime.mpi.collectives import GroupCollectives, Phases, whole_bytes
+from targets.runtime.mpi.communicators import Patience, finish
+from targets.runtime.mpi.stragglers import Stragglers
+from targets.runtime.rank import shape_only
+
+if TYPE_CHECKING:
+    from targets.program import Program
+    from targets.runtime.data import Batches
+    from targets.runtime.kernels import KernelSet
+    from targets.runtime.mpi.communicators import Communicators
+    from targets.runtime.mpi.layout import Reduction
+
+_VISITED = (Engine.COLLECTIVE, Engine.RECV, Engine.SEND, Engine.HOST, Engine.COMPUTE)
+"""Communication first, so that it is under way while the rank computes."""
+_TAGS = {payload.value: tag for tag, payload in enumerate(Payload)}
+
+
+@define(eq=False)
+class _UnderWay:
+    """An instruction whose requests are not all complete."""
+
+    instruction: Instruction
+    phases: Phases
+    requests: Sequence[MPI.Request] = ()
+
+    def is_complete(self) -> bool:
+        """Go on as far as complete requests allow; whether that was the end."""
+        while MPI.Request.Testall(list(self.requests)):
+            try:
+                self.requests = next(self.phases)
+            except StopIteration:
+                return True
+        return False
+
+
+class MpiEngine(LocalEngine):
+    """Runs this process's rank of a program; the other ranks are reached through the communicators."""
+
+    def __init__(
+        self,
+        program: Program,
+        kernels: KernelSet,
+        batches: Batches,
+        communicators: Communicators,
+        *,
+        reduction: Reduction = "ordered",
+    ) -> None:
+        self.communicators = communicators
+        self.reduction = reduction
+        super().__init__(program, kernels, batches)
+        (self.rank,) = self.ranks[communicators.stage]
+        self.collectives = GroupCollectives(self.rank, communicators, kernels, self.scratch, reduction)
+        self.heads.sort(key=lambda head: _VISITED.index(head.engine))
+        self.under_way: dict[Engine, _UnderWay] = {}
+        self.peak_transport_bytes = self.collectives.staging.capacity
+        self.stop_asked: Callable[[], int] = lambda: 0
+        self.stop_agreed = 0
+        """The signal that asked any process to end before its last step ended, or 0: the same on all ranks."""
+        self.stragglers = Stragglers()
+        self.compute_seconds = 0.0
+        """Of this rank in its last step."""
+
+    def places(self, program: Program) -> frozenset[tuple[int, int]]:
+        """(stage, replica) of the one rank of this process."""
+        del program
+        return frozenset({(self.communicators.stage, self.communicators.replica)})
+
+    def scratch_needed(self) -> int:
+        """Also what float32 copies of gradients need, where MPI sums them."""
+        most = super().scratch_needed()
+        if self.reduction == "ordered":
+            return most
+        for tensor in (tensor for stage in self.program.stages for tensor in stage.tensors):
+            if tensor.kind is StateKind.GRAD:
+                whole = shape_only(tensor.type.dtype, (tensor.type.elements,))
+                copy = shape_only(Dtype.F32, whole.shape)
+                most = max(most, self.kernels.scratch_bytes("cast", src=whole, dst=copy))
+        return most
+
+    @property
+    def description(self) -> str:
+        """Where the ranks run, in words."""
+        library = MPI.Get_library_version().split("\n")[0].strip().replace("Version:", "").split()
+        return f"{self.program.plan.clusters} ranks over MPI ({' '.join(library[:2])}), this one"
+
+    def agreed_stop(self, asked: Callable[[], int]) -> Callable[[], int]:
+        """What all ranks ask between steps, given the signal that asks this process to end: they end after the same step."""
+        self.stop_asked = asked
+        return lambda: self.stop_agreed
+
+    def _run_until(self, limit: int) -> None:
+        self.compute_seconds = 0.0
+        patience = Patience()
+        while any(self._has_work(head, limit) for head in self.heads):
+            moved = False
+            for head in self.heads:
+                moved |= self._advance(head, limit)
+            if moved:
+                patience = Patience()
+            elif self.under_way:
+                patience.wait()
+            else:
+                self._hang(limit)
+
+    def _advance(self, head: Head, limit: int) -> bool:
+        """Complete what an engine has under way, or start its next instruction; whether anything happened."""
+        under_way = self.under_way.get(head.engine)
+        if under_way is not None:
+            if not under_way.is_complete():
+                return False
+            del self.under_way[head.engine]
+            self._complete(self.rank, head.engine, under_way.instruction)
+            return True
+        if not self._has_work(head, limit):
+            return False
+        found = self.rank.head(head.engine)
+        assert found is not None
+        instruction, step = found
+        if not self.rank.is_ready(instruction, step):
+            return False
+        self._begin(self.rank, head.engine, instruction)
+        if not self._is_executed(instruction):
+            self._complete(self.rank, head.engine, instruction)
+            return True
+        phases = self._phases(instruction)
+        if phases is not None:
+            self.under_way[head.engine] = _UnderWay(instruction, phases)
+            self._advance(head, limit)  # posts its first requests
+            return True
+        start = time.perf_counter()
+        self._run_alone(self.rank, instruction, step + self.first_step)
+        if head.engine is Engine.COMPUTE:
+            self.compute_seconds += time.perf_counter() - start
+        self._complete(self.rank, head.engine, instruction)
+        return True
+
+    def _phases(self, instruction: Instruction) -> Phases | None:
+        """The requests of an instruction that communicates; None for others."""
+        if instruction.group:
+            return self.collectives.start(instruction)
+        if instruction.keyword in ("send", "recv"):
+            return self._message(instruction)
+        return None
+
+    def _message(self, instruction: Instruction) -> Phases:
+        assert instruction.peer is not None
+        data = whole_bytes(self.rank.by_role(instruction)["data"])
+        post = self.communicators.pipeline.Isend if instruction.keyword == "send" else self.communicators.pipeline.Irecv
+        yield [post(data, instruction.peer, _TAGS[instruction.variant])]
+
+    def _hang(self, limit: int) -> None:
+        heads = [head for head in self.heads if self._has_work(head, limit)]
+        titles = [found[0].title for head in heads if (found := self.rank.head(head.engine)) is not None]
+        fail(
+            "RT093",
+            f"{self.rank.name} waits for itself, before {', '.join(map(repr, titles))}: the program is at fault",
+        )
+
+    def _report(self, step: int) -> StepReport:
+        """What all ranks did in a step; the exchange is the only point where all of them meet without the program's asking."""
+        plan, place = self.program.plan, (self.communicators.stage, self.communicators.replica)
+        squares = self.updater.squares_of(*place)
+        mine = [self._own_loss(), self.updater.skipped, self.stop_asked(), self.compute_seconds, squares]
+        losses, skipped, stops, seconds, all_squares = self._of_all_ranks(mine)
+        self.stop_agreed = int(stops.max())
+        for warning in self.stragglers.look(step, seconds.reshape(plan.pp, plan.dp)):
+            if self.communicators.world.rank == 0:
+                self.tell(warning)
+        tokens, norm = plan.tokens_per_step, self.collectives.norm
+        if norm is None:
+            norm = sqrt(sum(all_squares.tolist()))
+        return StepReport(step, float(losses[-1]) / tokens, tokens, self.loss_scale[0], int(skipped.sum()), norm)
+
+    def _evaluated_loss(self, step: int) -> float:
+        del step
+        return float(self._of_all_ranks([self._own_loss()])[0][-1]) / self.program.plan.tokens_per_step
+
+    def _own_loss(self) -> float:
+        """The last step's loss over all its tokens on ranks of the last stage; 0 on others."""
+        return self.collectives.loss or 0.0
+
+    def _of_all_ranks(self, values: list[float]) -> NDArray[np.float64]:
+        """Some values of every rank, shape [values, ranks], in stage and replica order."""
+        everyone = np.empty((self.program.plan.clusters, len(values)))
+        finish(self.communicators.world.Iallgather(np.array(values, np.float64), everyone))
+        return everyone.T

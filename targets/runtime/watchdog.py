@@ -1,0 +1,189 @@
+"""A thread beside the run that says what it waits for: when asked (SIGUSR1), when a rank is gone, when nothing gets on.
+
+It makes no MPI call and takes no lock of the run; it reads the positions of all ranks and, where the run cannot go on, reports and
+ends the process, on which mpirun ends the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Note, Severity
+from targets.program import Program
+from targets.runtime.liveness import Departures, Liveness, liveness
+from targets.runtime.positions import PositionFile, RankPhase, RunFolder, read_positions
+from targets.runtime.postmortem import Diagnosis, Fault, diagnose, only_gone
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from targets.runtime.positions import RankPosition
+
+_LOOK_SECONDS = 0.2
+_SLOW_SECONDS = 1.0
+"""A single instruction or message that takes longer, and much longer than before, is worth a word."""
+_SLOW_FACTOR = 5.0
+_PATIENCE = 10
+"""What is slow and not proved dead ends the run after so many times the hang timeout."""
+_TURN_SECONDS = 0.3
+"""Ranks report in turn, so that one speaks for all, and the next if that one is gone."""
+_MOST_TURNS = 6
+EXIT_LOST = 1
+
+
+def report_of(
+    found: Diagnosis, title: str, severity: Severity = Severity.ERROR, help_text: str | None = None
+) -> Diagnostic:
+    """A diagnosis as a diagnostic: its causes, then where every rank is."""
+    causes = "; ".join(cause.text for cause in found.causes) or "no rank waits"
+    notes = [Note(line) for line in (*found.ranks, found.verdict)]
+    return Diagnostic("RT093", f"{title}: {causes}", notes=notes, help=help_text, severity=severity)
+
+
+def gone_ranks(positions: Sequence[RankPosition], departed: Collection[int]) -> list[RankPosition]:
+    """Ranks of this machine whose processes are gone although they had not ended: those that departed first, if any did."""
+    ended = (RankPhase.ENDED, RankPhase.FAILED)
+    gone = [found for found in positions if found.phase not in ended and liveness(found) is Liveness.GONE]
+    return [found for found in gone if found.number in departed] or gone
+
+
+@frozen(eq=False)
+class Watched:
+    """What a watchdog looks at, and whom it tells."""
+
+    program: Program
+    folder: RunFolder
+    own: Sequence[PositionFile]
+    number: int
+    """of this process"""
+    hang_timeout: float
+    """seconds without progress of any rank; 0: only SIGUSR1 is answered"""
+    tell: Callable[[Diagnostic], None]
+    advice: str | None = None
+    """the way out of a run that was lost"""
+
+
+class Watchdog:
+    """Watches from `start` to `stop`, both called by the main thread."""
+
+    def __init__(self, watched: Watched) -> None:
+        self.watched = watched
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self._ending = threading.Event()
+        self._inbox, self._outbox = os.pipe2(os.O_NONBLOCK)
+        self._before: tuple[int, object] | None = None
+        self._progress: object = None
+        self._quiet_since = time.time()
+        self._next_look = 0.0
+        self._departures = Departures()
+        self._departed: set[int] = set()
+
+    def start(self) -> None:
+        """Watch from here on; SIGUSR1 asks for a report."""
+        # Python runs signal handlers between instructions of the main thread, which may be deep in a kernel; the number of a
+        # signal is written to this pipe at once.
+        old_file = signal.set_wakeup_fd(self._outbox, warn_on_full_buffer=False)
+        self._before = (old_file, signal.signal(signal.SIGUSR1, _nothing))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._ending.set()
+        with contextlib.suppress(OSError):
+            os.write(self._outbox, b"\0")
+        self._thread.join()
+        if self._before is not None:
+            old_file, handler = self._before
+            signal.set_wakeup_fd(old_file)
+            signal.signal(signal.SIGUSR1, handler)  # type: ignore[arg-type]  # what signal() returned before
+        self._departures.close()
+        os.close(self._inbox)
+        os.close(self._outbox)
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            asked = signal.SIGUSR1 in self._signals()
+            for position in self.watched.own:
+                position.beat()
+            try:
+                positions = read_positions(self.watched.folder.directory)
+            except DiagnosticError:
+                continue  # somebody removed the folder: nothing to say without it
+            self._departures.watch(positions)
+            if asked:
+                self._tell(self._diagnosis(positions), "where the run is", Severity.WARNING)
+            if self.watched.hang_timeout:
+                self._look(positions)
+
+    def _signals(self) -> bytes:
+        """Wait for the next look, a signal, or the end of another rank; signals since the last look."""
+        self._departed = self._departures.wait(_LOOK_SECONDS, [self._inbox])
+        try:
+            return os.read(self._inbox, 64)
+        except BlockingIOError:
+            return b""
+
+    def _diagnosis(self, positions: Sequence[RankPosition]) -> Diagnosis:
+        return diagnose(self.watched.program, positions, time.time(), liveness)
+
+    def _look(self, positions: Sequence[RankPosition]) -> None:
+        gone = gone_ranks(positions, self._departed)
+        if gone:
+            self.watched.folder.note_lost(found.number for found in gone)
+            lost = self.watched.folder.lost() or ([found.number for found in gone], 0.0)
+            found = diagnose(self.watched.program, positions, time.time(), only_gone(lost[0]))
+            self._end(found, "a rank was lost")
+        now = time.time()
+        progress = [(found.number, *found.progress) for found in positions]
+        if progress != self._progress:
+            self._progress, self._quiet_since, self._next_look = progress, now, _SLOW_SECONDS
+            return
+        quiet = now - self._quiet_since
+        if quiet < self._next_look:
+            return
+        found = self._diagnosis(positions)
+        timeout = self.watched.hang_timeout
+        if quiet >= timeout and (found.is_conclusive or quiet >= _PATIENCE * timeout):
+            self._end(found, f"the run has not got on for {quiet:.1f} s")
+        if self.watched.number == 0 and _is_slow(found, positions):
+            self._tell(found, "straggler", Severity.WARNING)
+        self._next_look = min(2 * quiet, max(timeout, quiet + 1.0))
+
+    def _tell(self, found: Diagnosis, title: str, severity: Severity) -> None:
+        self.watched.tell(report_of(found, title, severity))
+
+    def _end(self, found: Diagnosis, title: str) -> None:
+        """Report, unless another rank has, and end this process: the run cannot go on."""
+        time.sleep(_TURN_SECONDS * min(self.watched.number, _MOST_TURNS))
+        if self.watched.folder.claim_report():
+            report = report_of(found, title, help_text=self.watched.advice)
+            self.watched.tell(report)
+            with contextlib.suppress(DiagnosticError):
+                self.watched.folder.keep_report(report.render())
+        else:
+            time.sleep(_TURN_SECONDS)  # for the rank that reports
+        for position in self.watched.own:
+            position.enter(RankPhase.FAILED, 0)
+        os._exit(EXIT_LOST)  # the main thread may never come back from where it is
+
+
+def _is_slow(found: Diagnosis, positions: Sequence[RankPosition]) -> bool:
+    """Whether what all wait for is unusual: ranks know how long instructions take after their first step."""
+    usual = [position.longest_compute for position in positions]
+    if not usual or not all(usual):
+        return False
+    late = [cause for cause in found.causes if cause.fault is not Fault.OTHER_WORK]
+    return any(cause.seconds > max(_SLOW_SECONDS, _SLOW_FACTOR * max(usual)) for cause in late)
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """A handler, so that the signal does not end the process."""
+    del number, frame

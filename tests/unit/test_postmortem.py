@@ -1,0 +1,315 @@
+"""Who waits for whom: the cause of a standstill is found wherever it is, and a circle of waits is told from a rank that is late."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from attrs import evolve
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ratrain_ir.diagnostics import Diagnostic, DiagnosticError
+from ratrain_ir.ops import ENGINES, Engine
+from ratrainc.commands.postmortem import command as postmortem_command
+from ratrainc.supervisor import Supervisor, examine
+from targets.program import CountWait
+from targets.runtime.liveness import Liveness, liveness
+from targets.runtime.positions import (
+    EnginePosition,
+    PositionFile,
+    RankPhase,
+    RankPosition,
+    RunFolder,
+    position_path,
+    read_positions,
+)
+from targets.runtime.postmortem import Fault, diagnose
+from tests.unit.tiny_runs import MODEL, instructions, make_program, start, train
+
+if TYPE_CHECKING:
+    from targets.program import Program
+    from targets.runtime.local import LocalEngine
+
+PROGRAMS = {
+    "2x2": make_program(),
+    "3x2-tied-each-micro-batch": make_program(
+        evolve(MODEL, tied_embeddings=True), pp=3, zero=2, reduce="each-micro-batch"
+    ),
+    "1x3": make_program(pp=1, dp=3),
+}
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def alive(position: RankPosition) -> Liveness:
+    return Liveness.ALIVE
+
+
+def standstill(program: Program, stage: int, replica: int, computed: int) -> LocalEngine:
+    """An engine that ran until one rank did not come back from a compute instruction, and all others wait."""
+    engine = start(program, 2).engine
+    held, original = engine.ranks[stage][replica], engine._try_run
+
+    def try_run(head: Any, limit: int) -> bool:
+        is_there = held.completed[Engine.COMPUTE] == computed and held.is_ready(*held.head(Engine.COMPUTE))
+        return not (is_there and head.rank is held) and original(head, limit)
+
+    engine._try_run = try_run  # type: ignore[method-assign]
+    while engine._round(2)[0]:
+        pass
+    return engine
+
+
+def seen(engine: LocalEngine, stage: int, replica: int, computed: int) -> list[RankPosition]:
+    """The positions of a standstill, with that rank's compute engine running."""
+    found = []
+    for position in engine.positions():
+        engines = dict(position.engines)
+        if (position.stage, position.replica) == (stage, replica):
+            engines[Engine.COMPUTE] = EnginePosition(computed, running=True, since=time.time() - 100)
+        found.append(evolve(position, engines=engines, longest_compute=0.01))
+    return found
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(sorted(PROGRAMS)), st.data())
+def test_the_rank_that_everyone_waits_for_is_found(name: str, data: Any) -> None:
+    program = PROGRAMS[name]
+    stage = data.draw(st.integers(0, program.plan.pp - 1))
+    replica = data.draw(st.integers(0, program.plan.dp - 1))
+    stream = program.stages[stage].streams[Engine.COMPUTE]
+    computed = data.draw(st.integers(0, 2 * len(stream) - 1))
+    engine = standstill(program, stage, replica, computed)
+    positions = seen(engine, stage, replica, computed)
+    title = stream[computed % len(stream)].title
+
+    stuck = diagnose(program, positions, time.time(), alive)
+    assert [cause.fault for cause in stuck.causes] == [Fault.STUCK]
+    assert stuck.causes[0].places == ((stage, replica),)
+    assert f"'{title}'" in stuck.causes[0].text
+    assert "machine is at fault" in stuck.verdict
+
+    late = [evolve(position, longest_compute=90.0) for position in positions]
+    slow = diagnose(program, late, time.time(), alive)
+    assert not slow.is_conclusive
+    assert Fault.COMPUTING in {cause.fault for cause in slow.causes}
+
+    number = next(found.number for found in positions if (found.stage, found.replica) == (stage, replica))
+    gone = diagnose(
+        program, positions, time.time(), lambda found: Liveness.GONE if found.number == number else Liveness.ALIVE
+    )
+    assert [(cause.fault, cause.places) for cause in gone.causes] == [(Fault.GONE, ((stage, replica),))]
+    assert f"'{title}'" in gone.causes[0].text
+
+    missing = diagnose(program, [found for found in positions if found.number != number], time.time(), alive)
+    assert [(cause.fault, cause.places) for cause in missing.causes] == [(Fault.MISSING, ((stage, replica),))]
+
+
+def test_micro_batch_step_and_who_waits_are_named() -> None:
+    program = PROGRAMS["2x2"]
+    stream = program.stages[1].streams[Engine.COMPUTE]
+    index = next(i for i, found in enumerate(stream) if found.keyword == "backward" and found.micro_batch == 1)
+    positions = seen(standstill(program, 1, 0, index), 1, 0, index)
+    found = diagnose(program, positions, time.time(), alive)
+    assert f"'{stream[index].title}' (step 0, micro-batch 1)" in found.causes[0].text
+    assert "stage @1 replica 0 in" in found.causes[0].text
+    waiting = next(line for line in found.ranks if line.startswith("stage @0 replica 0"))
+    assert "waits for stage @1 replica 0" in waiting
+
+
+def test_a_rank_of_another_machine_is_judged_by_its_heartbeat() -> None:
+    program = PROGRAMS["2x2"]
+    positions = seen(standstill(program, 1, 0, 3), 1, 0, 3)
+    now = time.time()
+    silent = [evolve(found, heartbeat=now - 20 * (found.stage == 1 and found.replica == 0)) for found in positions]
+    found = diagnose(program, silent, now, lambda _: Liveness.UNKNOWN)
+    assert [(cause.fault, cause.places) for cause in found.causes] == [(Fault.GONE, ((1, 0),))]
+    assert "has given no sign for 20 s" in found.causes[0].text
+    heard = [evolve(position, heartbeat=now) for position in positions]
+    assert Fault.GONE not in {cause.fault for cause in diagnose(program, heard, now, lambda _: Liveness.UNKNOWN).causes}
+
+
+def hanging_program() -> Program:
+    """Stage 0 sends its first activation when it has received the gradient that comes of it."""
+    program = make_program()
+    (send, *_) = (found for stage, *_, found in instructions(program, "send") if stage == 0)
+    send.waits = (*send.waits, CountWait(Engine.RECV, 1, previous_step=False))
+    return program
+
+
+def test_a_circle_of_waits_is_the_programs_fault() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        train(hanging_program(), 1)
+    (problem,) = caught.value.diagnostics
+    assert "the program hangs" in problem.message
+    assert "send 'send activation m0 @1' waits for" in problem.message
+    notes = [note.message for note in problem.notes]
+    assert any("program is at fault" in note for note in notes)
+    assert any("stage @1 replica 1" in note for note in notes)
+
+
+def test_a_message_that_was_sent_and_did_not_arrive_is_named() -> None:
+    program = PROGRAMS["2x2"]
+    engine = start(program, 1).engine
+    original = engine._recv
+
+    def recv(rank: Any, instruction: Any) -> None:
+        if (rank.stage_index, rank.replica) == (1, 1):
+            raise TimeoutError  # the first message stays on its way for ever
+        original(rank, instruction)
+
+    engine._recv = recv  # type: ignore[method-assign]
+    original_round = engine._try_run
+
+    def try_run(head: Any, limit: int) -> bool:
+        try:
+            return original_round(head, limit)
+        except TimeoutError:
+            return False
+
+    engine._try_run = try_run  # type: ignore[method-assign]
+    while engine._round(1)[0]:
+        pass
+    found = diagnose(program, engine.positions(), time.time(), alive)
+    assert [cause.fault for cause in found.causes] == [Fault.LOST_MESSAGE]
+    assert "stage @1 replica 1" in found.causes[0].text
+    assert "'recv activation m0 @0' (step 0, micro-batch 0)" in found.causes[0].text
+    assert "stage @0 replica 1 has sent the message" in found.causes[0].text
+
+
+# Positions
+
+
+def test_a_position_is_what_the_engine_did(tmp_path: Path) -> None:
+    program = PROGRAMS["2x2"]
+    run = start(program, 2, run_folder=str(tmp_path / "run"))
+    list(run.steps())
+    found = read_positions(str(tmp_path / "run"))
+    assert [(position.stage, position.replica) for position in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for position in found:
+        stage = program.stages[position.stage]
+        assert position.pid == os.getpid()
+        assert position.phase is RankPhase.BETWEEN_STEPS
+        assert position.step == 1
+        assert position.longest_compute > 0
+        for engine in ENGINES:
+            assert position.engines[engine].completed == 2 * len(stage.streams[engine])
+            assert not position.engines[engine].running
+        assert liveness(position) is Liveness.ALIVE
+
+
+def test_what_is_no_position_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError, match=r"RT002.*no positions"):
+        examine(RunFolder(str(tmp_path)))
+    position_path(tmp_path, 0).write_bytes(b"RTPOS and something else")
+    with pytest.raises(DiagnosticError, match="RT092"):
+        read_positions(str(tmp_path))
+
+
+def test_a_process_that_was_killed_is_gone_even_if_nobody_has_asked_its_parent() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    position = evolve(start(PROGRAMS["1x3"], 1).engine.positions()[0], pid=child.pid)
+    try:
+        assert liveness(position) is Liveness.ALIVE
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        assert liveness(position) is Liveness.STOPPED
+        child.kill()
+        deadline = time.monotonic() + 10
+        while liveness(position) is not Liveness.GONE and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert liveness(position) is Liveness.GONE  # a zombie: it has not been waited for
+    finally:
+        child.kill()
+        child.wait()
+    assert liveness(position) is Liveness.GONE
+    assert liveness(evolve(position, host="elsewhere")) is Liveness.UNKNOWN
+
+
+# Watching
+
+
+def test_a_signal_asks_where_the_run_is(tmp_path: Path) -> None:
+    run = start(PROGRAMS["2x2"], 1, run_folder=str(tmp_path / "run"))
+    told: list[Diagnostic] = []
+    heard = threading.Event()
+
+    def tell(diagnostic: Diagnostic) -> None:
+        told.append(diagnostic)
+        heard.set()
+
+    watchdog = run.watchdog(tell)
+    assert watchdog is not None
+    before = signal.getsignal(signal.SIGUSR1)
+    watchdog.start()
+    try:
+        list(run.steps())
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert heard.wait(10)
+    finally:
+        watchdog.stop()
+    assert "where the run is" in told[0].message
+    assert len([note for note in told[0].notes if "between steps, after step 0" in note.message]) == 4
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from ratrain_ir.ops import Engine
+from targets.rtx import write_program
+from targets.runtime.positions import PositionFile, RankPhase
+from targets.runtime.rank import Rank
+from tests.unit.tiny_runs import make_program
+folder = Path(sys.argv[2])
+program = make_program(pp=1, dp=1)
+write_program(program, str(folder / "program.rtx"))
+rank = Rank(program, 0, 0)
+position = PositionFile(folder, rank, 0)
+position.enter(RankPhase.RUNNING, 7)
+rank.completed[Engine.COMPUTE] = 3
+position.begin(Engine.COMPUTE)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_rank_is_spoken_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    supervisor = Supervisor(RunFolder(str(folder)), "go on with --resume run1")
+    started = time.monotonic()
+    code = supervisor.run([sys.executable, "-c", KILLED, str(ROOT), str(folder)], {})
+    assert code == 1
+    assert time.monotonic() - started < 10
+    said = capfd.readouterr().err
+    title = make_program(pp=1, dp=1).stages[0].streams[Engine.COMPUTE][3].title
+    assert "stage @0 replica 0" in said
+    assert "is gone" in said
+    assert f"'{title}' (step 7" in said
+    assert "go on with --resume run1" in said
+    afterwards = CliRunner().invoke(postmortem_command, [str(tmp_path)], standalone_mode=False)
+    assert afterwards.return_value == 1
+    assert f"'{title}' (step 7" in afterwards.output
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (75, 75), (130, 130), (1, 1), (9, 1)])
+def test_exit_codes_of_ranks_are_kept_and_those_of_launchers_are_not(tmp_path: Path, code: int, expected: int) -> None:
+    supervisor = Supervisor(RunFolder(str(tmp_path / "run")), None)
+    assert supervisor.run([sys.executable, "-c", f"raise SystemExit({code})"], {}) == expected
+
+
+def test_a_position_file_is_small_and_made_new(tmp_path: Path) -> None:
+    rank = start(PROGRAMS["1x3"], 1).engine.ranks[0][1]
+    position_path(tmp_path, 4).write_bytes(b"old" * 1000)
+    PositionFile(tmp_path, rank, 4)
+    assert position_path(tmp_path, 4).stat().st_size < 4096
+    (found,) = read_positions(str(tmp_path))
+    assert (found.number, found.stage, found.replica, found.phase) == (4, 0, 1, RankPhase.STARTING)
