@@ -5,6 +5,7 @@ A pass that spends a byte budget asks a trial for the exact live bytes, and the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import attrs
@@ -51,14 +52,19 @@ def _prepared(module: Module, stage: Stage, op: Op, context: PassContext) -> Op:
     return op
 
 
-def seconds_at_own_addresses(module: Module, context: PassContext) -> float:
-    """Simulated seconds of a step of a placed module, were no bytes used twice: the time its order alone takes."""
-    stages = [with_workspace(module, stage, context) for stage in module.stages]
+def give_own_addresses(stages: Iterable[Stage]) -> None:
+    """Give every tensor bytes that no other has, however many that takes."""
     for stage in stages:
         end = 0
         for tensor in stage.tensors.values():
             tensor.offset = end
             end += aligned(tensor.type.nbytes)
+
+
+def seconds_at_own_addresses(module: Module, context: PassContext) -> float:
+    """Simulated seconds of a step of a placed module, were no bytes used twice: the time its order alone takes."""
+    stages = [with_workspace(module, stage, context) for stage in module.stages]
+    give_own_addresses(stages)
     info = TargetInfo(context.target.name, max(stage.arena_bytes for stage in stages))
     trial = Module(module.name, Level.ALLOCATED, module.model, module.plan, stages, info)
     try:

@@ -70,6 +70,7 @@ def command(
     if stage is None:
         stage = max(range(len(module.stages)), key=lambda s: lifetimes(module.stages[s]).peak_bytes)
     facts = _facts(module, module.stages[stage])
+    facts["byte_reuse"] = _byte_reuse(module, machine)
     facts["levers"] = _levers(module, stage, machine, seconds) if levers else []
     if as_json:
         print_json(facts)
@@ -147,6 +148,23 @@ def _grouped(by_owner: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(named, key=lambda item: -item[1])
 
 
+def _byte_reuse(module: Module, machine: str | None) -> dict[str, float] | None:
+    """Seconds of a step as placed, and were no bytes used twice; None where nothing has an address yet."""
+    from passes.trial import give_own_addresses
+    from ratrain_ir.copying import copy_module
+    from ratrain_ir.module import Level
+    from ratrainc import api
+    from ratrainc.console import status
+    from targets.mt3000.target import Mt3000Target
+
+    if module.level is not Level.ALLOCATED:
+        return None
+    target, apart = Mt3000Target(api.machine_for(module, machine)), copy_module(module)
+    give_own_addresses(apart.stages)
+    with status("simulating"):
+        return {"step_seconds": target.step_seconds(module), "without_reuse_seconds": target.step_seconds(apart)}
+
+
 def _levers(module: Module, stage: int, machine: str | None, seconds: float) -> list[dict[str, Any]]:
     from ratrainc import api
     from ratrainc.console import status
@@ -174,7 +192,7 @@ def _levers(module: Module, stage: int, machine: str | None, seconds: float) -> 
 
 
 def _show(facts: dict[str, Any]) -> None:
-    from ratrainc.console import say, size_text, table
+    from ratrainc.console import say, seconds_text, size_text, table
 
     peak, arena = facts["peak_live_bytes"], facts["arena_bytes"]
     say(f"stage @{facts['stage']}: {peak} bytes ({size_text(peak)}) live at '{facts['peak_op']}'")
@@ -184,6 +202,10 @@ def _show(facts: dict[str, Any]) -> None:
         )
     if facts["capacity_bytes"] and arena:
         say(f"capacity {facts['capacity_bytes']} bytes: {facts['capacity_bytes'] - arena} free")
+    if facts["byte_reuse"]:
+        step, apart = facts["byte_reuse"]["step_seconds"], facts["byte_reuse"]["without_reuse_seconds"]
+        words = f"{seconds_text(step)} a step, {seconds_text(apart)} if no bytes were used twice"
+        say(f"waits for bytes that are used again: {words} ({100 * (step / apart - 1):+.2f} %, simulated)")
     rows = [[kind, str(size), size_text(size), f"{100 * size / peak:.1f} %"] for kind, size in facts["by_kind"].items()]
     table("live at the peak, by state kind", ("kind", "bytes", "", "share"), rows)
     owners = _grouped(facts["by_owner"])

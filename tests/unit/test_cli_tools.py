@@ -35,6 +35,8 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> s
 
 def test_explain_names_an_owner_for_every_byte(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
     facts = json.loads(printed(capsys, "explain", schedule, "--no-levers", "--json"))
+    reuse = facts["byte_reuse"]
+    assert reuse["step_seconds"] >= reuse["without_reuse_seconds"] * (1 - 1e-9) > 0
     assert sum(facts["by_kind"].values()) == facts["peak_live_bytes"] == sum(facts["by_owner"].values())
     assert facts["arena_bytes"] >= facts["peak_live_bytes"]
 
