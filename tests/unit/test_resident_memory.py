@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +21,17 @@ CONSTANT = 224 * MIB
 """Python, numpy, numba and its compiled kernels, the program, the built-in text; docs/runtime.md states it."""
 
 
+_MEASURED = """
+import os, subprocess, sys
+with subprocess.Popen(sys.argv[1:]) as process:
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+print(usage.ru_maxrss)
+sys.exit(process.returncode)
+"""
+"""Runs a command and prints its peak. In between because a process's peak counts what its parent held when it was started."""
+
+
 def resident(folder: Path, layers: int, *, threads: int) -> tuple[int, dict[str, Any]]:
     """Peak resident bytes of two steps of a program of one rank, and what the run said."""
     model = evolve(
@@ -30,13 +40,10 @@ def resident(folder: Path, layers: int, *, threads: int) -> tuple[int, dict[str,
     path = folder / "one.rtx"
     write_program(api.emit(api.compile(model, Plan(1, 1, (), 4, 1, 512))), str(path))
     command = [sys.executable, "-m", "ratrainc", "run", str(path), "--steps", "2", "--threads", str(threads), "--json"]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        said = json.loads(process.stdout.read())
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return usage.ru_maxrss * 1024, said
+    measured = [sys.executable, "-c", _MEASURED, *command]
+    result = subprocess.run(measured, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
+    said, _, kibibytes = result.stdout.rstrip().rpartition("\n")
+    return int(kibibytes) * 1024, json.loads(said)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux only")
