@@ -17,7 +17,7 @@ from targets.rtx import write_program
 from tests.unit.tiny_runs import MODEL
 
 MIB = 1 << 20
-CONSTANT = 224 * MIB
+CONSTANT = 256 * MIB
 """Python, numpy, numba and its compiled kernels, the program, the built-in text; docs/runtime.md states it."""
 
 
