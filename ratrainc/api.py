@@ -125,7 +125,8 @@ def simulate_with_timeline(
     program: Program, *, machine: str | Machine | None = None, rendezvous: bool = False, sharing: bool = True
 ) -> tuple[Figures, Timeline]:
     """`simulate`, and when each instruction starts and ends."""
-    chosen = machine if isinstance(machine, Machine) else load_machine(machine or _built_in(program.target))
+    given = load_machine(machine) if isinstance(machine, str) else machine
+    chosen = given or machine_of(program)
     with paused_gc():
         return simulated(program, chosen, rendezvous=rendezvous, sharing=sharing)
 
@@ -157,6 +158,14 @@ def machine_for(module: Module, machine: str | Machine | None) -> Machine:
     if isinstance(machine, Machine):
         return machine
     return load_machine(machine or (_built_in(module.target.name) if module.target else None))
+
+
+def machine_of(program: Program) -> Machine:
+    """The machine a program was compiled for.
+
+    Raises `DiagnosticError` RT065 when that one is not known here.
+    """
+    return load_machine(_built_in(program.target))
 
 
 def _built_in(name: str) -> str:

@@ -20,6 +20,7 @@ _COMMANDS = {
     "schedule": "Print a well-known schedule as a table: one CSV row a stage.",
     "explain": "Say who holds the bytes at the peak, and price the changes that free some.",
     "simulate": "Time a program on a machine, from its own streams.",
+    "report": "Draw a program's schedule as one HTML page.",
     "plan": "Find the plan to run on so many clusters, and how far it can be from the best.",
     "scale": "Show how throughput grows with the number of clusters.",
     "compare": "Simulate several strategies on one plan, or each on its best.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,43 +16,71 @@ if TYPE_CHECKING:
     from targets.simulator import Timeline
 
 _DEFINING = (Access.WRITE, Access.SCRATCH)
+OUTSIDE = -1
+"""In place of an event: before the first step, or after the last one."""
 
 
-def live_curve(timeline: Timeline, stage: int) -> tuple[Float64s, Int64s]:
-    """Times, ascending, and the live bytes of a stage from each of them on.
+class LiveIntervals(NamedTuple):
+    """When the tensors of a stage hold something, one entry an interval, those of a tensor together and in the order of time."""
+
+    tensors: Int64s
+    """numbers in the stage"""
+    first_events: Int64s
+    """whose start is the interval's; OUTSIDE where a carried tensor comes from before the first step"""
+    last_events: Int64s
+    """whose end is the interval's; OUTSIDE where a carried tensor is kept for a step that is not timed"""
+    starts: Float64s
+    ends: Float64s
+
+
+def live_intervals(timeline: Timeline, stage: int) -> LiveIntervals:
+    """The live intervals of a stage's tensors in all timed steps.
 
     A carried tensor is live from the start until its last access before it is written anew, and from its last writing to the end.
     """
-    times: list[float] = []
-    changes: list[int] = []
-    end = float(timeline.ends.max(initial=0.0))
-    for tensor, accesses in _accesses(timeline, stage).items():
-        held = timeline.program.stages[stage].tensors[tensor]
-        size = aligned(held.type.nbytes)
-        since = until = 0.0
-        live = held.carried
-        for event, defines in accesses:
-            if defines:
-                if live:
-                    times += [since, until]
-                    changes += [size, -size]
-                since, until, live = float(timeline.starts[event]), 0.0, True
-            until = max(until, float(timeline.ends[event]))
-        if live:
-            times += [since, end if held.carried else until]
-            changes += [size, -size]
-    return _curve(times, changes)
+    tensors, events, defines = _accesses(timeline, stage)
+    if not len(tensors):
+        nothing = np.empty(0, np.int64)
+        return LiveIntervals(nothing, nothing, nothing, np.empty(0), np.empty(0))
+    carried = np.array([tensor.carried for tensor in timeline.program.stages[stage].tensors], bool)
+    heads = np.concatenate([[True], tensors[1:] != tensors[:-1]])
+    firsts = np.flatnonzero(heads | defines)
+    lengths = np.diff(np.append(firsts, len(tensors)))
+    owners, defined = tensors[firsts], defines[firsts]
+    # The access that ends last need not be the last one in the order: sorted by end, it is the last of its interval.
+    numbers = np.repeat(np.arange(len(firsts)), lengths)
+    by_end = np.lexsort((timeline.ends[events], numbers))
+    last_events = events[by_end[firsts + lengths - 1]]
+    starts = np.where(defined, timeline.starts[events[firsts]], 0.0)
+    ends = timeline.ends[last_events]
+    kept = np.append(owners[1:] != owners[:-1], True) & carried[owners]
+    ends = np.where(kept, timeline.ends.max(initial=0.0), ends)
+    live = defined | carried[owners]
+    return LiveIntervals(
+        owners[live],
+        np.where(defined, events[firsts], OUTSIDE)[live],
+        np.where(kept, OUTSIDE, last_events)[live],
+        starts[live],
+        ends[live],
+    )
 
 
-def _accesses(timeline: Timeline, stage: int) -> dict[int, list[tuple[int, bool]]]:
-    """By tensor, the events that access it and whether they define it, in an order that keeps the program's waits."""
-    held = timeline.program.stages[stage]
-    order = _operands_in_order(timeline, held, stage)
-    found: dict[int, list[tuple[int, bool]]] = {number: [] for number in range(len(held.tensors))}
-    for step in range(timeline.steps):
-        for op, tensor, defines in order:
-            found[tensor].append((step * timeline.ops + op, defines))
-    return found
+def live_curve(timeline: Timeline, stage: int) -> tuple[Float64s, Int64s]:
+    """Times, ascending, and the live bytes of a stage from each of them on."""
+    intervals = live_intervals(timeline, stage)
+    sizes = np.array([aligned(tensor.type.nbytes) for tensor in timeline.program.stages[stage].tensors], np.int64)
+    taken = sizes[intervals.tensors]
+    return _curve(np.concatenate([intervals.starts, intervals.ends]), np.concatenate([taken, -taken]))
+
+
+def _accesses(timeline: Timeline, stage: int) -> tuple[Int64s, Int64s, Int64s]:
+    """Tensor, event and whether it defines the tensor; tensor by tensor, in an order that keeps the program's waits."""
+    order = _operands_in_order(timeline, timeline.program.stages[stage], stage)
+    ops, tensors, defines = np.array(order, np.int64).reshape(-1, 3).T
+    events = (np.arange(timeline.steps)[:, None] * timeline.ops + ops).ravel()
+    tensors, defines = np.tile(tensors, timeline.steps), np.tile(defines, timeline.steps)
+    by_tensor = np.argsort(tensors, kind="stable")
+    return tensors[by_tensor], events[by_tensor], defines[by_tensor].astype(bool)
 
 
 def _operands_in_order(timeline: Timeline, held: ProgramStage, stage: int) -> list[tuple[int, int, bool]]:
@@ -64,9 +92,9 @@ def _operands_in_order(timeline: Timeline, held: ProgramStage, stage: int) -> li
     ]
 
 
-def _curve(times: list[float], changes: list[int]) -> tuple[Float64s, Int64s]:
+def _curve(times: Float64s, changes: Int64s) -> tuple[Float64s, Int64s]:
     """Bytes after all changes at each time; at one time bytes are freed before others are taken."""
-    moments, places = np.unique(np.array(times), return_inverse=True)
+    moments, places = np.unique(times, return_inverse=True)
     sums = np.zeros(len(moments), np.int64)
-    np.add.at(sums, places, np.array(changes, np.int64))
+    np.add.at(sums, places, changes)
     return moments, np.cumsum(sums)

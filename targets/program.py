@@ -86,6 +86,14 @@ class Instruction:
     @property
     def title(self) -> str:
         """The op in words, as the text writes it."""
+        return self._title(with_micro_batch=True)
+
+    @property
+    def title_without_micro_batch(self) -> str:
+        """The title, equal for all micro-batches."""
+        return self._title(with_micro_batch=False)
+
+    def _title(self, *, with_micro_batch: bool) -> str:
         parts = [self.keyword]
         if self.variant:
             parts.append(self.variant)
@@ -93,7 +101,7 @@ class Instruction:
             parts.append("+".join(self.blocks))
         if self.group and self.group != "replicas":
             parts.append(self.group)
-        if self.micro_batch is not None:
+        if with_micro_batch and self.micro_batch is not None:
             parts.append(f"m{self.micro_batch}")
         if self.peer is not None:
             parts.append(f"@{self.peer}")

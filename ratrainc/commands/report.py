@@ -1,0 +1,42 @@
+"""`ratrainc report`."""
+
+from __future__ import annotations
+
+import click
+
+from ratrainc.commands.options import machine_option
+
+_EPILOG = """\b
+Examples:
+  ratrainc report 7b.rtx -o 7b.html
+  ratrainc report 7b.rtir -o 7b.html --machine my-machine.toml
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("file", metavar="FILE.rtx|FILE.rtir")
+@click.option("-o", "--output", required=True, metavar="report.html", help="The page to write.")
+@machine_option
+@click.option("--rendezvous", is_flag=True, help="Sends wait for their receives instead of being buffered.")
+@click.option("--sharing/--no-sharing", default=True, show_default=True, help="Overlapping ops share DDR and link.")
+def command(file: str, output: str, machine: str | None, rendezvous: bool, sharing: bool) -> None:
+    """Draw a program's schedule: one HTML page that needs no network.
+
+    It shows when every op runs on every engine, where every tensor lies in DDR and when, the live bytes against the capacity, the
+    bubbles by cause, the plan and the machine. All times are simulated.
+    """
+    from ratrainc import api
+    from ratrainc.console import say, size_text, status
+    from ratrainc.report.page import write_report
+    from targets.mt3000.machine import load_machine
+    from targets.program_verifier import check_program
+
+    given = load_machine(machine) if machine else None
+    with status(f"simulating {file}"):
+        program = api.load(file, machine=given)
+        check_program(program)
+        chosen = given or api.machine_of(program)
+        figures, timeline = api.simulate_with_timeline(program, machine=chosen, rendezvous=rendezvous, sharing=sharing)
+    with status(f"writing {output}"):
+        count = write_report(timeline, figures, chosen, output)
+    say(f"wrote {output}, {size_text(count)}")

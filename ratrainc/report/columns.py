@@ -1,0 +1,166 @@
+"""The columns of numbers that the page draws from: ops, what is shown of a step, tensors and their live intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from attrs import define
+
+from ratrain_ir.ops import ENGINES
+from ratrain_ir.types import ALIGNMENT_BYTES, StateKind, aligned
+from ratrainc.report.packing import packed_columns, packed_lines
+from targets.bubbles import Bubbles, Cause
+from targets.flat_program import STREAMS
+from targets.live_curve import OUTSIDE, LiveIntervals
+from targets.simulator import Timeline
+
+if TYPE_CHECKING:
+    from targets.flat_program import Float64s, Int64s
+
+KINDS = tuple(StateKind)
+CAUSES = tuple(Cause)
+T = TypeVar("T")
+
+
+def op_elements(timeline: Timeline, keywords: list[str]) -> Iterator[str]:
+    """The ops of a step, by number: title, keyword, micro-batch, works and waits."""
+    items, flat = timeline.instructions, timeline.flat
+    titles, title_numbers = _interned(item.title_without_micro_batch for item in items)
+    keyword_numbers = np.array([keywords.index(item.keyword) for item in items], np.int64)
+    micro_batches = [OUTSIDE if item.micro_batch is None else item.micro_batch for item in items]
+    works, work_numbers = np.unique(timeline.works, return_inverse=True)
+    awaited = flat.streams["first"][flat.waits["stream"]] + flat.waits["count"] - 1
+    yield packed_lines("titles", titles)
+    yield packed_columns(
+        "ops",
+        {
+            "title": ("u4", title_numbers),
+            "keyword": ("u1", keyword_numbers),
+            "microBatch": ("i4", np.array(micro_batches, np.int64)),
+            "work": ("u4", work_numbers),
+            "waitStop": ("u4", flat.ops["wait_stop"]),
+        },
+    )
+    yield packed_columns("waits", {"awaited": ("u4", awaited), "previous": ("u1", flat.waits["previous"])})
+    yield packed_columns("works", {name: ("f8", works[name]) for name in ("seconds", "ddr_bytes", "link_bytes")})
+
+
+@define(eq=False, slots=False)
+class StepView:
+    """One step as the page shows it: from the first start of its ops to the last end, and all of other steps that is in between."""
+
+    name: str
+    timeline: Timeline
+    bubbles: Bubbles
+    step: int
+
+    @cached_property
+    def _own(self) -> slice:
+        return slice(self.step * self.timeline.ops, (self.step + 1) * self.timeline.ops)
+
+    @cached_property
+    def start(self) -> float:
+        """Seconds from the start of the first step."""
+        return 0.0 if self.bubbles.cold else float(self.timeline.starts[self._own].min(initial=np.inf))
+
+    @cached_property
+    def end(self) -> float:
+        """Seconds from the start of the first step."""
+        return float(self.timeline.ends[self._own].max(initial=self.start))
+
+    @cached_property
+    def events(self) -> Int64s:
+        """The events shown, stream by stream and in the order of time: those that touch the interval."""
+        timeline = self.timeline
+        shown = np.flatnonzero((timeline.ends >= self.start) & (timeline.starts <= self.end))
+        return shown[np.argsort(timeline.flat.ops["stream"][shown % timeline.ops], kind="stable")]
+
+    def elements(self) -> Iterator[str]:
+        """Events and idle time."""
+        timeline, events = self.timeline, self.events
+        streams = timeline.flat.ops["stream"][events % timeline.ops]
+        stops = np.searchsorted(streams, np.arange(len(timeline.flat.streams)), side="right")
+        yield packed_columns(
+            f"events-{self.name}",
+            {
+                "op": ("u4", events % timeline.ops),
+                "step": ("i1", events // timeline.ops - self.step),
+                "start": ("f8", timeline.starts[events]),
+                "end": ("f8", timeline.ends[events]),
+                "streamStop": ("u4", stops),
+            },
+        )
+        yield self._idle_element()
+        path = self.bubbles.critical_path()
+        yield packed_columns(
+            f"path-{self.name}",
+            {
+                "stream": ("u2", np.array([op.stage * STREAMS + ENGINES.index(op.engine) for op in path], np.int64)),
+                "start": ("f8", np.array([op.start for op in path])),
+                "end": ("f8", np.array([op.end for op in path])),
+            },
+        )
+
+    def _idle_element(self) -> str:
+        pieces = self.bubbles.pieces()
+        streams = np.array([piece.stage * STREAMS + ENGINES.index(piece.engine) for piece in pieces], np.int64)
+        numbers = {cause: number for number, cause in enumerate(CAUSES)}
+        return packed_columns(
+            f"idle-{self.name}",
+            {
+                "start": ("f8", np.array([piece.start for piece in pieces])),
+                "end": ("f8", np.array([piece.end for piece in pieces])),
+                "cause": ("u1", np.array([numbers[piece.cause] for piece in pieces], np.int64)),
+                "stage": ("i2", np.array([piece.awaited_stage for piece in pieces], np.int64)),
+                "streamStop": ("u4", np.searchsorted(streams, np.arange(len(self.timeline.flat.streams)), "right")),
+            },
+        )
+
+    def interval_element(self, stage: int, intervals: LiveIntervals) -> str:
+        """The live intervals of a stage that touch the step, by the rows of `events` where they start and end.
+
+        OUTSIDE stands for a start before the interval shown and for an end after it.
+        """
+        shown = (intervals.ends >= self.start) & (intervals.starts <= self.end)
+        return packed_columns(
+            f"intervals-{self.name}-{stage}",
+            {
+                "tensor": ("u4", intervals.tensors[shown]),
+                "first": ("i4", self._rows(intervals.first_events[shown], intervals.starts[shown])),
+                "last": ("i4", self._rows(intervals.last_events[shown], intervals.ends[shown])),
+            },
+        )
+
+    def _rows(self, events: Int64s, times: Float64s) -> Int64s:
+        places = np.full(len(self.timeline.starts), OUTSIDE)
+        places[self.events] = np.arange(len(self.events))
+        inside = (events != OUTSIDE) & (times >= self.start) & (times <= self.end)
+        return np.where(inside, places[events], OUTSIDE)
+
+
+def tensor_elements(timeline: Timeline, stage: int) -> Iterator[str]:
+    """The tensors of a stage: where they lie, how large, of which kind and type, and their names."""
+    tensors = timeline.program.stages[stage].tensors
+    types, type_numbers = _interned(f"{tensor.type}" for tensor in tensors)
+    units = np.array([[tensor.offset, aligned(tensor.type.nbytes)] for tensor in tensors], np.int64).reshape(-1, 2)
+    yield packed_lines(f"names-{stage}", [tensor.name for tensor in tensors])
+    yield packed_lines(f"types-{stage}", types)
+    yield packed_columns(
+        f"tensors-{stage}",
+        {
+            "offset": ("u4", units[:, 0] // ALIGNMENT_BYTES),
+            "size": ("u4", units[:, 1] // ALIGNMENT_BYTES),
+            "kind": ("u1", np.array([KINDS.index(tensor.kind) for tensor in tensors], np.int64)),
+            "carried": ("u1", np.array([tensor.carried for tensor in tensors], np.int64)),
+            "type": ("u2", type_numbers),
+        },
+    )
+
+
+def _interned(values: Iterable[T]) -> tuple[list[T], Int64s]:
+    numbers: dict[T, int] = {}
+    found = [numbers.setdefault(value, len(numbers)) for value in values]
+    return list(numbers), np.array(found, np.int64)

@@ -1,0 +1,42 @@
+"""Arrays and texts inside a page: columns one after the other, deflated, in base64."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterable, Mapping
+from html import escape
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NUMBER_TYPES = {"u1", "i1", "u2", "i2", "u4", "i4", "f8"}
+"""What `report.js` has typed arrays for; all of them little-endian."""
+
+
+def packed_columns(name: str, columns: Mapping[str, tuple[str, NDArray[np.generic]]]) -> str:
+    """A script element that holds columns of numbers: name -> (type, values).
+
+    Wide types come first, so that each column starts at a multiple of its item size.
+    """
+    ordered = sorted(columns.items(), key=lambda item: -int(item[1][0][1:]))
+    assert all(kind in _NUMBER_TYPES for _, (kind, _) in ordered)
+    body = b"".join(_exact(values, kind).tobytes() for _, (kind, values) in ordered)
+    directory = " ".join(f"{column}:{kind}:{len(values)}" for column, (kind, values) in ordered)
+    return _element(name, directory, body)
+
+
+def packed_lines(name: str, lines: Iterable[str]) -> str:
+    """A script element that holds lines of text."""
+    return _element(name, "text", "\n".join(lines).encode())
+
+
+def _exact(values: NDArray[np.generic], kind: str) -> NDArray[np.generic]:
+    found: NDArray[np.generic] = values.astype(f"<{kind}")
+    assert np.array_equal(found, values), f"values do not fit {kind}"
+    return found
+
+
+def _element(name: str, directory: str, body: bytes) -> str:
+    text = base64.b64encode(zlib.compress(body, 6)).decode("ascii")
+    return f'<script type="text/plain" id="{escape(name)}" data-columns="{escape(directory)}">{text}</script>\n'

@@ -1,0 +1,103 @@
+"""The page, put together: one HTML file that asks the network for nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from html import escape
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from ratrain_ir.files import replacing
+from ratrain_ir.ops import ENGINES
+from ratrainc.report import tables
+from ratrainc.report.columns import CAUSES, KINDS, StepView, op_elements, tensor_elements
+from targets.live_curve import live_intervals
+
+if TYPE_CHECKING:
+    from targets.mt3000.machine import Machine
+    from targets.mt3000.simulation import Figures
+    from targets.simulator import Timeline
+
+_BODY = "<!--ratrain-body-->"
+_TITLE = "<!--ratrain-title-->"
+
+
+def write_report(timeline: Timeline, figures: Figures, machine: Machine, path: str) -> int:
+    """Write the page, atomically; its bytes.
+
+    Raises `DiagnosticError` RT002 when the file cannot be written.
+    """
+    written = 0
+    with replacing(path) as stream:
+        for part in _parts(timeline, figures, machine):
+            written += stream.write(part.encode())
+    return written
+
+
+def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[str]:
+    program = timeline.program
+    title = f"{program.name} on {program.plan.clusters} x {machine.name}"
+    head, tail = _file("report.html").replace(_TITLE, escape(title)).split(_BODY)
+    style, head_end = head.split("/*ratrain-style*/")
+    yield style + _file("report.css") + head_end
+    yield f"<h1>{escape(title)}</h1>\n<p>{escape(_subtitle(timeline))}</p>\n"
+    yield f'<dl class="figures">{tables.key_figures(program, figures)}</dl>\n'
+    yield _file("charts.html")
+    yield "<h2>Stages</h2>\n" + tables.stage_table(program, figures)
+    yield "<h2>Bubbles</h2>\n" + tables.bubble_tables(program, timeline.bubbles)
+    cold = tables.bubble_tables(program, timeline.cold_bubbles)
+    yield f"<details><summary>The first step, from cold</summary>\n{cold}</details>\n"
+    yield "<h2>Plan</h2>\n" + tables.plan_tables(program)
+    yield "<h2>Machine</h2>\n" + tables.machine_table(machine)
+    yield from _data(timeline)
+    script, end = tail.split("/*ratrain-script*/")
+    yield script + _file("data.js") + _file("drawing.js") + _file("report.js") + end
+
+
+def _subtitle(timeline: Timeline) -> str:
+    plan = timeline.program.plan
+    sends = "rendezvous" if timeline.rendezvous else "buffered"
+    return (
+        f"All times are simulated, none is measured. {plan.pp} stages x {plan.dp} replicas, {plan.micro_batches} micro-batches of "
+        f"{plan.micro_batch_size} x {plan.seq_len} tokens; {sends} sends; replicas are alike, so one of each stage is shown."
+    )
+
+
+def _data(timeline: Timeline) -> Iterator[str]:
+    stages = timeline.program.stages
+    keywords = sorted({item.keyword for item in timeline.instructions})
+    views = (
+        StepView("steady", timeline, timeline.bubbles, timeline.steps - 1),
+        StepView("cold", timeline, timeline.cold_bubbles, 0),
+    )
+    facts = {
+        "engines": [engine.value for engine in ENGINES],
+        "keywords": keywords,
+        "kinds": [kind.value for kind in KINDS],
+        "causes": [cause.value for cause in CAUSES],
+        "capacity": timeline.program.capacity_bytes,
+        "stages": [
+            {
+                "arena": stage.arena_bytes,
+                "peakLive": stage.peak_live_bytes,
+                "lanes": [bool(stage.streams[engine]) for engine in ENGINES],
+            }
+            for stage in stages
+        ],
+        "views": {view.name: {"start": view.start, "end": view.end} for view in views},
+    }
+    text = json.dumps(facts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    yield f'<script type="application/json" id="facts">{text}</script>\n'
+    yield from op_elements(timeline, keywords)
+    for view in views:
+        yield from view.elements()
+    for stage in range(len(stages)):
+        yield from tensor_elements(timeline, stage)
+        intervals = live_intervals(timeline, stage)
+        for view in views:
+            yield view.interval_element(stage, intervals)
+
+
+def _file(name: str) -> str:
+    return (resources.files(__package__ or "") / name).read_text(encoding="utf-8")

@@ -1,0 +1,269 @@
+// What is shown, and what the reader does about it. The address of the page keeps the choice, as #stage=3&from=0.1&to=0.2.
+"use strict";
+
+const at = (id) => document.getElementById(id);
+const state = { view: "steady", stage: 0, lanes: FACTS.stages.length > 8 ? "chosen" : "all", path: false, from: 0, to: 1, low: 0, high: 1 };
+let shown = null; // the unpacked data of the step and the stage that are drawn
+
+function wholeStep() {
+  const { start, end } = FACTS.views[state.view];
+  Object.assign(state, { from: start, to: end > start ? end : start + 1, low: 0, high: Math.max(1, FACTS.stages[state.stage].arena) });
+}
+
+function readAddress() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  if (given.get("view") in FACTS.views) state.view = given.get("view");
+  const stage = Number(given.get("stage"));
+  if (Number.isInteger(stage) && stage >= 0 && stage < FACTS.stages.length) state.stage = stage;
+  if (["chosen", "compute", "all"].includes(given.get("lanes"))) state.lanes = given.get("lanes");
+  state.path = given.get("path") === "1";
+  wholeStep();
+  const zero = FACTS.views[state.view].start, from = Number(given.get("from") ?? NaN), to = Number(given.get("to") ?? NaN);
+  if (to > from) setRange(zero + from, zero + to);
+}
+
+function writeAddress() {
+  const { start, end } = FACTS.views[state.view], words = { view: state.view, stage: state.stage, lanes: state.lanes };
+  if (state.path) words.path = 1;
+  if (state.from > start || state.to < end) Object.assign(words, { from: state.from - start, to: state.to - start });
+  history.replaceState(null, "", `#${new URLSearchParams(words)}`);
+}
+
+function setRange(from, to) {
+  const { start, end } = FACTS.views[state.view], least = Math.max((end - start) * 1e-7, 1e-9);
+  const span = Math.min(Math.max(to - from, least), end - start || 1);
+  state.from = Math.min(Math.max(from, start), Math.max(start, end - span));
+  state.to = state.from + span;
+}
+
+async function refresh() {
+  const { view, stage } = state;
+  const [ops, titles, waits, works, events, idle, path, held] = await Promise.all([
+    load("ops"), load("titles"), load("waits"), load("works"), load(`events-${view}`), load(`idle-${view}`), load(`path-${view}`), loadStage(view, stage),
+  ]);
+  if (view !== state.view || stage !== state.stage) return; // another choice was made meanwhile
+  shown = { ops, titles, waits, works, events, idle, path, held };
+  draw();
+}
+
+function draw() {
+  if (!shown) return;
+  at("view").value = state.view;
+  at("stage").value = state.stage;
+  at("lanes").value = state.lanes;
+  at("path").checked = state.path;
+  const zero = FACTS.views[state.view].start;
+  at("range").textContent = `${secondsText(state.from - zero)} to ${secondsText(state.to - zero)}`;
+  for (const name of document.querySelectorAll(".stage-name")) name.textContent = `@${state.stage}`;
+  const { arena, peakLive } = FACTS.stages[state.stage], peak = shown.held.curve.totals.reduce((a, b) => Math.max(a, b), 0);
+  at("peaks").textContent =
+    `(peak ${bytesText(peak)} in simulated time, ${bytesText(peakLive)} in list order; arena ${bytesText(arena)}, capacity ${bytesText(FACTS.capacity)})`;
+  drawTimeline(at("timeline"), state, shown);
+  drawMap(at("map"), state, shown.held);
+  drawCurve(at("curve"), state, shown.held);
+  const root = document.documentElement.dataset;
+  Object.assign(root, { peak, intervals: shown.held.starts.length, events: shown.events.op.length });
+  root.paintedMs ??= performance.now().toFixed(0);
+  writeAddress();
+}
+
+let waiting = 0;
+const later = () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(draw); };
+
+// Hover ------------------------------------------------------------------------------------------------------------------------
+
+function opName(op, step) {
+  const name = opLabel(shown.ops, shown.titles, op)[0];
+  return step === 0 ? name : `${name} (${step < 0 ? "the step before" : "the next step"})`;
+}
+
+function opLines(row, lane) {
+  const { ops, events, works, waits } = shown, op = events.op[row], step = events.step[row], start = events.start[row];
+  const zero = FACTS.views[state.view].start, work = ops.work[op];
+  const lines = [
+    opName(op, step),
+    `stage @${lane.stage}, ${FACTS.engines[lane.engine]} engine` + (ops.microBatch[op] < 0 ? "" : `, micro-batch ${ops.microBatch[op]}`),
+    `${secondsText(start - zero)} to ${secondsText(events.end[row] - zero)}: ${secondsText(events.end[row] - start)}, alone ${secondsText(works.seconds[work])}`,
+    `DDR ${bytesText(works.ddr_bytes[work])}, link ${bytesText(works.link_bytes[work])}`,
+  ];
+  const [low, high] = rangeOf(ops.waitStop, op);
+  if (low === high) lines.push("waits for nothing but its engine");
+  for (let wait = low; wait < high; wait++) {
+    const awaited = waits.awaited[wait], engine = lane.stage * STREAMS, from = step - waits.previous[wait];
+    const place = Array.from({ length: STREAMS }, (_, i) => rowOf(shown.events, engine + i, from, awaited)).find((found) => found >= 0);
+    lines.push(`waits for ${opName(awaited, from)}` + (place === undefined ? "" : `, done ${secondsText(start - events.end[place])} before`));
+  }
+  return lines;
+}
+
+function timelineLines(x, y, time) {
+  const lane = lanesOf(state).lanes.find((each) => y >= each.y && y < each.y + each.height);
+  if (!lane) return null;
+  const { events, idle } = shown, zero = FACTS.views[state.view].start;
+  const [low, high] = rangeOf(events.streamStop, lane.stream);
+  const row = firstWhere(low, high, (i) => events.end[i] > time);
+  if (row < high && events.start[row] <= time) return opLines(row, lane);
+  const [first, stop] = rangeOf(idle.streamStop, lane.stream);
+  const piece = firstWhere(first, stop, (i) => idle.end[i] > time);
+  if (piece === stop || idle.start[piece] > time) return null;
+  const cause = FACTS.causes[idle.cause[piece]], other = idle.stage[piece];
+  return [
+    `idle: ${cause}`,
+    `stage @${lane.stage}, ${FACTS.engines[lane.engine]} engine` + (other >= 0 && other !== lane.stage ? `, waits for stage @${other}` : ""),
+    `${secondsText(idle.start[piece] - zero)} to ${secondsText(idle.end[piece] - zero)}: ${secondsText(idle.end[piece] - idle.start[piece])}`,
+  ];
+}
+
+function mapLines(x, y, time) {
+  const { tensors, intervals, starts, ends, names, types } = shown.held, { events } = shown, height = at("map").clientHeight;
+  const address = state.low + ((height - y) / (height - AXIS)) * (state.high - state.low), zero = FACTS.views[state.view].start;
+  for (let i = 0; i < starts.length; i++) {
+    const tensor = intervals.tensor[i], bottom = tensors.offset[tensor] * UNIT, size = tensors.size[tensor] * UNIT;
+    if (time < starts[i] || time > ends[i] || address < bottom || address >= bottom + size) continue;
+    const first = intervals.first[i], last = intervals.last[i];
+    return [
+      `%${names[tensor]}`,
+      `${FACTS.kinds[tensors.kind[tensor]]}${tensors.carried[tensor] ? ", carried" : ""}, ${types[tensors.type[tensor]]}, ${bytesText(size)} at 0x${bottom.toString(16)}`,
+      first < 0 ? "live from before" : `from ${secondsText(starts[i] - zero)}, ${opName(events.op[first], events.step[first])}`,
+      last < 0 ? "live until after" : `to ${secondsText(ends[i] - zero)}, ${opName(events.op[last], events.step[last])}`,
+    ];
+  }
+  return null;
+}
+
+function curveLines(x, y, time) {
+  const { times, totals, parts } = shown.held.curve, kinds = FACTS.kinds.length;
+  const place = firstWhere(0, times.length, (i) => times[i] > time) - 1;
+  if (place < 0) return null;
+  const held = FACTS.kinds.map((kind, index) => [parts[place * kinds + index], kind]).filter(([bytes]) => bytes > 0);
+  return [`${bytesText(totals[place])} live`, ...held.sort((a, b) => b[0] - a[0]).map(([bytes, kind]) => `${kind} ${bytesText(bytes)}`)];
+}
+
+function showTip(event, lines) {
+  const tip = at("tip");
+  tip.hidden = !lines;
+  if (!lines) return;
+  const name = document.createElement("b");
+  name.textContent = lines[0];
+  tip.replaceChildren(name, lines.slice(1).join("\n"));
+  const { width, height } = tip.getBoundingClientRect();
+  tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - width - 8))}px`;
+  tip.style.top = `${event.clientY + 18 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 18}px`;
+}
+
+// Zoom -------------------------------------------------------------------------------------------------------------------------
+
+function zoomed(factor, centre = (state.from + state.to) / 2) {
+  setRange(centre - (centre - state.from) * factor, centre + (state.to - centre) * factor);
+  later();
+}
+
+function moved(share) {
+  const by = share * (state.to - state.from);
+  setRange(state.from + by, state.to + by);
+  later();
+}
+
+function listen(canvas, linesAt) {
+  const placeOf = (event) => {
+    const box = canvas.getBoundingClientRect(), x = event.clientX - box.left;
+    return { x, y: event.clientY - box.top, time: state.from + ((x - GUTTER) / (box.width - GUTTER)) * (state.to - state.from) };
+  };
+  let drag = null;
+  canvas.addEventListener("pointerdown", (event) => {
+    if (event.button === 0 && shown) { drag = placeOf(event); canvas.setPointerCapture?.(event.pointerId); }
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    const place = placeOf(event);
+    if (!shown) return;
+    if (!drag) return showTip(event, place.x < GUTTER ? null : linesAt(place.x, place.y, place.time));
+    showTip(event, null);
+    draw();
+    const context = canvas.getContext("2d");
+    context.fillStyle = "#7f7f7f55";
+    if (canvas.id === "map") context.fillRect(drag.x, drag.y, place.x - drag.x, place.y - drag.y);
+    else context.fillRect(drag.x, AXIS, place.x - drag.x, canvas.clientHeight);
+  });
+  canvas.addEventListener("pointerup", (event) => {
+    const place = placeOf(event), begin = drag;
+    drag = null;
+    if (!begin) return;
+    if (Math.abs(place.x - begin.x) > 4) {
+      setRange(Math.min(begin.time, place.time), Math.max(begin.time, place.time));
+      if (canvas.id === "map" && Math.abs(place.y - begin.y) > 4) zoomAddresses(begin.y, place.y, canvas.clientHeight);
+    } else if (canvas.id === "timeline") {
+      const lane = lanesOf(state).lanes.find((each) => place.y >= each.y && place.y < each.y + each.height);
+      if (lane && lane.stage !== state.stage) return chooseStage(lane.stage);
+    }
+    later();
+  });
+  canvas.addEventListener("pointercancel", () => { drag = null; later(); });
+  canvas.addEventListener("pointerleave", (event) => { if (!drag) showTip(event, null); });
+  canvas.addEventListener("dblclick", () => { wholeStep(); later(); });
+  canvas.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey && !event.shiftKey) return;
+    event.preventDefault();
+    const turned = event.deltaY || event.deltaX;
+    if (event.shiftKey) moved(Math.sign(turned) * 0.1);
+    else zoomed(turned > 0 ? 1.25 : 0.8, placeOf(event).time);
+  }, { passive: false });
+  canvas.addEventListener("keydown", (event) => {
+    const actions = { "+": () => zoomed(0.5), "=": () => zoomed(0.5), "-": () => zoomed(2), ArrowLeft: () => moved(-0.2), ArrowRight: () => moved(0.2), 0: () => { wholeStep(); later(); } };
+    if (!(event.key in actions) || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    actions[event.key]();
+  });
+}
+
+function zoomAddresses(one, other, height) {
+  const address = (y) => state.low + ((height - Math.max(y, AXIS)) / (height - AXIS)) * (state.high - state.low);
+  const low = Math.max(0, address(Math.max(one, other))), high = address(Math.min(one, other));
+  if (high - low >= UNIT) Object.assign(state, { low, high });
+}
+
+function chooseStage(stage) {
+  Object.assign(state, { stage, low: 0, high: Math.max(1, FACTS.stages[stage].arena) });
+  return refresh().catch(complain);
+}
+
+// Start ------------------------------------------------------------------------------------------------------------------------
+
+function complain(error) {
+  at("problem").hidden = false;
+  at("problem").textContent = `The charts cannot be drawn by this browser (${error}). The tables below hold the figures.`;
+}
+
+function legend(list, names, colours) {
+  for (const name of names) {
+    const item = document.createElement("li"), mark = document.createElement("i");
+    mark.style.background = `var(--${colours[name] ?? "grey"})`;
+    item.append(mark, name.replaceAll("_", " "));
+    list.append(item);
+  }
+}
+
+function start() {
+  FACTS.stages.forEach((_, index) => at("stage").append(new Option(`@${index}`, index)));
+  legend(at("op-legend"), FACTS.keywords, OP_COLOURS);
+  legend(at("kind-legend"), FACTS.kinds, KIND_COLOURS);
+  at("controls").addEventListener("submit", (event) => event.preventDefault());
+  at("view").addEventListener("change", () => { state.view = at("view").value; wholeStep(); refresh().catch(complain); });
+  at("stage").addEventListener("change", () => chooseStage(Number(at("stage").value)));
+  at("lanes").addEventListener("change", () => { state.lanes = at("lanes").value; later(); });
+  at("path").addEventListener("change", () => { state.path = at("path").checked; later(); });
+  at("in").addEventListener("click", () => zoomed(0.5));
+  at("out").addEventListener("click", () => zoomed(2));
+  at("left").addEventListener("click", () => moved(-0.2));
+  at("right").addEventListener("click", () => moved(0.2));
+  at("whole").addEventListener("click", () => { wholeStep(); later(); });
+  listen(at("timeline"), timelineLines);
+  listen(at("map"), mapLines);
+  listen(at("curve"), curveLines);
+  window.addEventListener("resize", later);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", later);
+  window.addEventListener("hashchange", () => { readAddress(); refresh().catch(complain); });
+  readAddress();
+  refresh().catch(complain);
+}
+
+start();

@@ -1,0 +1,127 @@
+"""The tables of the page, as HTML that can be read without any script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from attrs import asdict
+
+from ratrain_ir.ops import ENGINES, Engine
+from ratrainc.console import seconds_text, size_text
+
+if TYPE_CHECKING:
+    from targets.bubbles import Bubbles, Cause
+    from targets.mt3000.machine import Machine
+    from targets.mt3000.simulation import Figures
+    from targets.program import Program
+
+
+def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> str:
+    """A table; the first cell of a row names it. Cells are numbers, or words, which stand to the left."""
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    body = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        + "</tr>\n"
+        for row in rows
+    )
+    style = "words" if words else "numbers"
+    return (
+        f'<div class="wide" tabindex="0"><table class="{style}"><caption>{escape(caption)}</caption>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n"
+    )
+
+
+def key_figures(program: Program, figures: Figures) -> str:
+    """The figures of the whole step."""
+    pairs = [
+        ("step", seconds_text(figures.step_seconds)),
+        ("from cold", seconds_text(figures.makespan_seconds)),
+        ("tokens/s", f"{figures.tokens_per_second:,.0f}"),
+        ("model-flops utilisation", f"{100 * figures.mfu:.1f} %"),
+        ("clusters", f"{program.plan.clusters:,}"),
+        ("ops a step", f"{sum(stage.instructions for stage in program.stages):,}"),
+        ("largest arena", size_text(max(stage.arena_bytes for stage in program.stages))),
+        ("capacity", size_text(program.capacity_bytes)),
+    ]
+    return "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs)
+
+
+def stage_table(program: Program, figures: Figures) -> str:
+    """What each stage does and needs."""
+    rows = [
+        [
+            f"@{index}",
+            f"{program.stages[index].instructions:,}",
+            f"{len(program.stages[index].tensors):,}",
+            seconds_text(stage.busy_seconds),
+            f"{100 * stage.idle_seconds / figures.step_seconds:.1f} %",
+            seconds_text(stage.exposed_tail_seconds),
+            size_text(stage.peak_bytes),
+            size_text(stage.arena_bytes),
+            size_text(program.capacity_bytes - stage.arena_bytes),
+        ]
+        for index, stage in enumerate(figures.stages)
+    ]
+    columns = ("stage", "ops", "tensors", "compute busy", "idle", "exposed tail", "peak live", "arena", "headroom")
+    return table("Stages in the steady step (times are simulated)", columns, rows)
+
+
+def bubble_tables(program: Program, bubbles: Bubbles) -> str:
+    """Busy and idle seconds: of all compute engines, then, folded, of every engine."""
+    stages = range(len(program.stages))
+    kind = "first step, from cold" if bubbles.cold else "steady step"
+    title = f"{kind}, {seconds_text(bubbles.window_seconds)} (simulated): busy, and idle by what was waited for"
+    compute = _bubble_table(f"Compute engines, {title}", bubbles, [(stage, Engine.COMPUTE) for stage in stages])
+    places = [(stage, engine) for stage in stages for engine in ENGINES if program.stages[stage].streams[engine]]
+    every = _bubble_table(f"All engines, {title}", bubbles, places)
+    return f"{compute}<details><summary>All engines of all stages</summary>\n{every}</details>\n"
+
+
+def _bubble_table(caption: str, bubbles: Bubbles, places: Sequence[tuple[int, Engine]]) -> str:
+    idle = [bubbles.idle_seconds(stage, engine) for stage, engine in places]
+    totals: dict[Cause, float] = {}
+    for row in idle:
+        for cause, seconds in row.items():
+            totals[cause] = totals.get(cause, 0.0) + seconds
+    causes = sorted(totals, key=lambda cause: -totals[cause])
+    rows = []
+    for (stage, engine), row in zip(places, idle, strict=True):
+        busy = bubbles.busy_seconds(stage, engine)
+        share = f"{100 * busy / bubbles.window_seconds:.1f} %" if bubbles.window_seconds else "-"
+        waits = sorted(bubbles.waited_for(stage, engine).items(), key=lambda item: -item[1])
+        longest = f"@{waits[0][0]} {seconds_text(waits[0][1])}" if waits else "-"
+        cells = [seconds_text(row[cause]) if cause in row else "-" for cause in causes]
+        rows.append([f"@{stage} {engine.value}", seconds_text(busy), share, *cells, longest])
+    columns = ("engine", "busy", "share", *(cause.value for cause in causes), "longest for")
+    return table(caption, columns, rows)
+
+
+def plan_tables(program: Program) -> str:
+    """Plan and model, field by field."""
+    plan = [[name, _field_text(value)] for name, value in program.plan.to_fields().items()]
+    model = [[name, _field_text(value)] for name, value in asdict(program.model).items()]
+    passes = f"<p>Passes: <code>{escape(program.pipeline)}</code></p>\n"
+    return (
+        passes
+        + table("Plan", ("field", "value"), plan, words=True)
+        + table("Model", ("field", "value"), model, words=True)
+    )
+
+
+def _field_text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def machine_table(machine: Machine) -> str:
+    """The constants of the machine, with their sources."""
+    rows = [
+        [name, f"{constant.value:,.12g}", constant.unit, constant.certainty, constant.source]
+        for name, constant in machine.constants.items()
+    ]
+    title = f"Machine {machine.name}; UpdateShard runs on the {machine.update_engine.value} engine"
+    return table(title, ("constant", "value", "unit", "certainty", "source"), rows, words=True)
