@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from attrs import define, frozen
@@ -61,6 +62,17 @@ class IdlePiece:
     end: float
     cause: Cause
     awaited_stage: int
+
+
+class IdleArrays(NamedTuple):
+    """Idle pieces, one entry each."""
+
+    streams: Int64s
+    causes: Int64s
+    """in the order of `Cause`"""
+    awaited_stages: Int64s
+    starts: Float64s
+    ends: Float64s
 
 
 @frozen
@@ -121,13 +133,18 @@ class Bubbles:
 
     def pieces(self) -> list[IdlePiece]:
         """All idle time, stream by stream, in the order of time; SETTLING has no place in time and is not among them."""
-        order = np.lexsort((self._times[:, 0], self._streams))
-        streams, causes, stages = self._streams[order], self._causes[order], self._stages[order]
-        rows = zip(streams.tolist(), causes.tolist(), stages.tolist(), self._times[order].tolist(), strict=True)
         return [
             IdlePiece(stream // STREAMS, ENGINES[stream % STREAMS], start, end, _CAUSES[cause], other)
-            for stream, cause, other, (start, end) in rows
+            for stream, cause, other, start, end in zip(
+                *(column.tolist() for column in self.piece_arrays()), strict=True
+            )
         ]
+
+    def piece_arrays(self) -> IdleArrays:
+        """`pieces` as arrays."""
+        order = np.lexsort((self._times[:, 0], self._streams))
+        starts, ends = self._times[order].T
+        return IdleArrays(self._streams[order], self._causes[order], self._stages[order], starts, ends)
 
     def critical_path(self) -> list[PathOp]:
         """The ops whose times, one after the other, make up the step, the first one first.

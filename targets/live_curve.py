@@ -34,7 +34,7 @@ class LiveIntervals(NamedTuple):
 
 
 def live_intervals(timeline: Timeline, stage: int) -> LiveIntervals:
-    """The live intervals of a stage's tensors in all timed steps.
+    """The live intervals of a stage's tensors in all timed steps; tensors that no instruction accesses have none.
 
     A carried tensor is live from the start until its last access before it is written anew, and from its last writing to the end.
     """

@@ -105,17 +105,16 @@ class StepView:
         )
 
     def _idle_element(self) -> str:
-        pieces = self.bubbles.pieces()
-        streams = np.array([piece.stage * STREAMS + ENGINES.index(piece.engine) for piece in pieces], np.int64)
-        numbers = {cause: number for number, cause in enumerate(CAUSES)}
+        pieces = self.bubbles.piece_arrays()
+        stops = np.searchsorted(pieces.streams, np.arange(len(self.timeline.flat.streams)), "right")
         return packed_columns(
             f"idle-{self.name}",
             {
-                "start": ("f8", np.array([piece.start for piece in pieces])),
-                "end": ("f8", np.array([piece.end for piece in pieces])),
-                "cause": ("u1", np.array([numbers[piece.cause] for piece in pieces], np.int64)),
-                "stage": ("i2", np.array([piece.awaited_stage for piece in pieces], np.int64)),
-                "streamStop": ("u4", np.searchsorted(streams, np.arange(len(self.timeline.flat.streams)), "right")),
+                "start": ("f8", pieces.starts),
+                "end": ("f8", pieces.ends),
+                "cause": ("u1", pieces.causes),
+                "stage": ("i2", pieces.awaited_stages),
+                "streamStop": ("u4", stops),
             },
         )
 

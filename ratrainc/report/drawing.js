@@ -68,7 +68,7 @@ function drawTimeAxis(context, state, x, width, height) {
 function lanesOf(state) {
   const found = [];
   let y = AXIS;
-  const many = FACTS.stages.length > 8 || state.lanes === "all";
+  const many = FACTS.stages.length > 8;
   FACTS.stages.forEach((stage, index) => {
     const first = found.length;
     stage.lanes.forEach((busy, engine) => {

@@ -77,6 +77,8 @@ function opName(op, step) {
   return step === 0 ? name : `${name} (${step < 0 ? "the step before" : "the next step"})`;
 }
 
+const doneText = (before) => (before === 0 ? ", done when this starts" : `, done ${secondsText(before)} before`);
+
 function opLines(row, lane) {
   const { ops, events, works, waits } = shown, op = events.op[row], step = events.step[row], start = events.start[row];
   const zero = FACTS.views[state.view].start, work = ops.work[op];
@@ -91,7 +93,7 @@ function opLines(row, lane) {
   for (let wait = low; wait < high; wait++) {
     const awaited = waits.awaited[wait], engine = lane.stage * STREAMS, from = step - waits.previous[wait];
     const place = Array.from({ length: STREAMS }, (_, i) => rowOf(shown.events, engine + i, from, awaited)).find((found) => found >= 0);
-    lines.push(`waits for ${opName(awaited, from)}` + (place === undefined ? "" : `, done ${secondsText(start - events.end[place])} before`));
+    lines.push(`waits for ${opName(awaited, from)}` + (place === undefined ? "" : doneText(start - events.end[place])));
   }
   return lines;
 }

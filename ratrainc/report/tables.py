@@ -29,7 +29,7 @@ def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *
     )
     style = "words" if words else "numbers"
     return (
-        f'<div class="wide" tabindex="0"><table class="{style}"><caption>{escape(caption)}</caption>\n'
+        f'<div class="{style}" tabindex="0"><table><caption>{escape(caption)}</caption>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n"
     )
 

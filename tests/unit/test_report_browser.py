@@ -101,6 +101,27 @@ READER = """<pre id="told"></pre><script>
   await until(() => location.hash.includes("from"));
   told.hash = location.hash;
   told.range = [state.from, state.to];
+  const pointer = (name, x, y, more = {}) => {
+    const box = timeline.getBoundingClientRect();
+    timeline.dispatchEvent(new PointerEvent(name, { clientX: box.left + x, clientY: box.top + y, bubbles: true, ...more }));
+  };
+  const whole = () => [state.from, state.to];
+  timeline.dispatchEvent(new MouseEvent("dblclick"));
+  told.doubleClick = whole();
+  const width = timeline.clientWidth - GUTTER;
+  timeline.setPointerCapture = () => {}; // these pointers are made up, and cannot be captured
+  pointer("pointerdown", GUTTER + 0.5 * width, 30);
+  pointer("pointermove", GUTTER + 0.6 * width, 30);
+  pointer("pointerup", GUTTER + 0.75 * width, 30);
+  told.dragged = whole();
+  timeline.dispatchEvent(new WheelEvent("wheel", { deltaY: 100, shiftKey: true }));
+  told.wheeled = whole();
+  document.getElementById("whole").click();
+  const lane = lanesOf(state).lanes.find((each) => each.stage === 0);
+  pointer("pointerdown", 5, lane.y + 2);
+  pointer("pointerup", 5, lane.y + 2);
+  await until(() => document.querySelector(".stage-name").textContent === "@0");
+  told.clicked = document.querySelector(".stage-name").textContent;
   document.getElementById("view").value = "cold";
   document.getElementById("view").dispatchEvent(new Event("change"));
   await until(() => location.hash.includes("cold"));
@@ -199,6 +220,15 @@ def test_the_choice_stays_in_the_address(told) -> None:
 def test_a_key_zooms_to_the_middle(told, timeline: Timeline) -> None:
     start, end = timeline.starts[-timeline.ops :].min(), timeline.ends.max()
     assert told["range"] == pytest.approx([start + (end - start) / 4, end - (end - start) / 4])
+
+
+def test_the_pointer_zooms_moves_and_chooses(told, timeline: Timeline) -> None:
+    start, end = timeline.starts[-timeline.ops :].min(), timeline.ends.max()
+    span = end - start
+    assert told["doubleClick"] == pytest.approx([start, end])
+    assert told["dragged"] == pytest.approx([start + span / 2, start + span * 0.75])
+    assert told["wheeled"] == pytest.approx([start + span * 0.525, start + span * 0.775])
+    assert told["clicked"] == "@0"
 
 
 def test_the_first_step_can_be_chosen(told, timeline: Timeline) -> None:
