@@ -23,6 +23,7 @@ _COMMANDS = {
     "report": "Draw a program's schedule as one HTML page.",
     "plan": "Find the plan to run on so many clusters, and how far it can be from the best.",
     "scale": "Show how throughput grows with the number of clusters.",
+    "calibrate": "Fit constants of a machine file to measured times.",
     "compare": "Simulate several strategies on one plan, or each on its best.",
     "run": "Train: execute a program on real text.",
     "launch": "Start a run over MPI and watch over it.",

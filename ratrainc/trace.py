@@ -14,9 +14,10 @@ from ratrain_ir.ops import ENGINES, Engine
 from targets.live_curve import live_curve
 
 if TYPE_CHECKING:
+    from targets.program import Instruction
     from targets.simulator import Span, Timeline
 
-_MICROSECONDS = 1e6
+MICROSECONDS = 1e6
 
 
 def write_trace(timeline: Timeline, path: str) -> None:
@@ -42,28 +43,32 @@ def _spans(timeline: Timeline) -> Iterator[dict[str, Any]]:
     for stage, engines in enumerate(timeline.spans):
         for engine, spans in engines.items():
             for span in spans:
-                instruction = span.instruction
-                waits = [
-                    f"{w.engine.value} {w.count}{' (previous step)' if w.previous_step else ''}"
-                    for w in instruction.waits
-                ]
-                yield {
-                    "ph": "X",
-                    "name": instruction.title,
-                    "cat": instruction.keyword,
-                    "pid": stage,
-                    "tid": ENGINES.index(engine),
-                    "ts": span.start * _MICROSECONDS,
-                    "dur": (span.end - span.start) * _MICROSECONDS,
-                    "args": {"micro_batch": instruction.micro_batch, "waits": waits},
-                }
+                duration = (span.end - span.start) * MICROSECONDS
+                yield instruction_event(span.instruction, engine, stage, span.start * MICROSECONDS, duration)
+
+
+def instruction_event(
+    instruction: Instruction, engine: Engine, process: int, start: float, duration: float
+) -> dict[str, Any]:
+    """The span of an instruction, simulated or measured; times in microseconds."""
+    waits = [f"{w.engine.value} {w.count}{' (previous step)' if w.previous_step else ''}" for w in instruction.waits]
+    return {
+        "ph": "X",
+        "name": instruction.title,
+        "cat": instruction.keyword,
+        "pid": process,
+        "tid": ENGINES.index(engine),
+        "ts": start,
+        "dur": duration,
+        "args": {"micro_batch": instruction.micro_batch, "waits": waits},
+    }
 
 
 def _live_bytes(timeline: Timeline) -> Iterator[dict[str, Any]]:
     for stage in range(len(timeline.spans)):
         times, live = live_curve(timeline, stage)
         for time, count in zip(times.tolist(), live.tolist(), strict=True):
-            yield {"ph": "C", "name": "live bytes", "pid": stage, "ts": time * _MICROSECONDS, "args": {"bytes": count}}
+            yield {"ph": "C", "name": "live bytes", "pid": stage, "ts": time * MICROSECONDS, "args": {"bytes": count}}
 
 
 def _flows(timeline: Timeline) -> Iterator[dict[str, Any]]:
@@ -89,7 +94,7 @@ def _flows(timeline: Timeline) -> Iterator[dict[str, Any]]:
                 **common,
                 "pid": stage,
                 "tid": ENGINES.index(Engine.SEND),
-                "ts": span.start * _MICROSECONDS,
+                "ts": span.start * MICROSECONDS,
             }
-            end = {"pid": key[1], "tid": ENGINES.index(Engine.RECV), "ts": arrival.end * _MICROSECONDS}
+            end = {"pid": key[1], "tid": ENGINES.index(Engine.RECV), "ts": arrival.end * MICROSECONDS}
             yield {"ph": "f", "bp": "e", **common, **end}

@@ -16,8 +16,11 @@ from ratrain_ir.diagnostics import Diagnostic, fail
 from ratrainc.cli import EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED
 from ratrainc.console import errors, output, progress, say, size_text, status
 from ratrainc.loss_plot import Curves, chart_lines, write_svg
+from ratrainc.run_profile import write_profile
 from ratrainc.training_data import DataChoice, open_data
+from targets.runtime.local import LocalEngine
 from targets.runtime.positions import RankPhase
+from targets.runtime.profile import Profile
 from targets.runtime.training import RunSettings, TimedStep, TrainingRun, prepare, write_log_line
 from targets.runtime.utilisation import Utilisation, measured_peak_flops
 
@@ -96,6 +99,7 @@ def run_training(
     *,
     quiet: bool,
     plot: str | None = None,
+    profile_path: str | None = None,
     live: bool = False,
     processes: Processes | None = None,
 ) -> RunResult:
@@ -113,6 +117,8 @@ def run_training(
         kernels = kernel_set(settings.kernels, threads)
         utilisation = _utilisation(program)
         run = prepare(program, stream, settings, kernels, processes, held_out=held_out, utilisation=utilisation)
+    if profile_path is not None:
+        run.engine.profile = Profile()
     for warning in run.warnings:
         click.echo(warning.render(), err=True)
     _draw(run, plot)  # a place that cannot be written is refused before the first step
@@ -125,6 +131,9 @@ def run_training(
         saved = run.save()
         run.engine.enter(RankPhase.ENDED, run.steps_done - 1)
     _draw(run, plot)
+    if profile_path is not None and run.engine.profile is not None:
+        side_by_side = type(run.engine) is not LocalEngine
+        write_profile(program, run.engine.profile, profile_path, engines_side_by_side=side_by_side)
     return RunResult(
         tuple(run.done),
         time.perf_counter() - start,

@@ -139,6 +139,12 @@ Examples:
     "--eval-batches", type=click.IntRange(min=1), metavar="N", help="Evaluate on N steps' worth of it at most."
 )
 @click.option("--live", is_flag=True, help="Show a dashboard while the run goes on, where this is a terminal.")
+@click.option(
+    "--profile",
+    "profile_path",
+    metavar="FILE.json",
+    help="Write the wall time of every op, for Perfetto and 'ratrainc calibrate'.",
+)
 @click.option("--plot", metavar="LOSS.svg", help="Write the losses as a picture at the end.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of initial weights and data order. Default: the plan's.")
 @click.option(
@@ -177,6 +183,7 @@ def command(
     eval_fraction: float,
     eval_batches: int | None,
     live: bool,
+    profile_path: str | None,
     plot: str | None,
     seed: int | None,
     order: Literal["shuffled", "sequential"],
@@ -192,6 +199,8 @@ def command(
         raise click.UsageError("--init and --resume exclude each other: a checkpoint holds its weights")
     if engine == "mpi" and interleave is not None:
         raise click.UsageError("--interleave is of the local engine: over MPI the order is that of the machine")
+    if engine == "mpi" and profile_path is not None:
+        raise click.UsageError("--profile is of the local engine, where all ranks have one clock")
     if save is None and save_every is not None:
         raise click.UsageError("--save-every says when to save, --save DIR where: that is missing")
     if eval_every is None and (eval_data is not None or eval_batches is not None):
@@ -242,6 +251,7 @@ def command(
             log if job.speaks else None,
             quiet=as_json or not job.speaks,
             plot=plot if job.speaks else None,
+            profile_path=profile_path,
             live=live and job.speaks,
             processes=job.processes(program),
         )

@@ -21,9 +21,22 @@ Examples:
 @machine_option
 @click.option("--rendezvous", is_flag=True, help="Sends wait for their receives instead of being buffered.")
 @click.option("--sharing/--no-sharing", default=True, show_default=True, help="Overlapping ops share DDR and link.")
+@click.option(
+    "--one-core",
+    is_flag=True,
+    help="All engines of all ranks take turns on one core, as in 'run --threads 1': only the step time, the sum of all ops.",
+)
 @click.option("--trace", metavar="out.json", help="Write a timeline for Perfetto or chrome://tracing.")
 @json_option
-def command(file: str, machine: str | None, rendezvous: bool, sharing: bool, trace: str | None, as_json: bool) -> None:
+def command(
+    file: str,
+    machine: str | None,
+    rendezvous: bool,
+    sharing: bool,
+    one_core: bool,
+    trace: str | None,
+    as_json: bool,
+) -> None:
     """Time a program on a machine, from its own streams. All figures are simulated.
 
     `ratrainc explain FILE --time` says where the time goes.
@@ -37,6 +50,20 @@ def command(file: str, machine: str | None, rendezvous: bool, sharing: bool, tra
     with status(f"simulating {file}"):
         program = api.load(file, machine=chosen)
         check_program(program)
+    if one_core:
+        if trace is not None:
+            raise click.UsageError("--one-core is a sum: it has no timeline to trace")
+        from targets.mt3000.simulation import one_core_step_seconds
+
+        used = chosen or load_machine(program.target)
+        seconds = one_core_step_seconds(program, used)
+        tokens = program.plan.tokens_per_step / seconds
+        if as_json:
+            print_json({"one_core_step_seconds": seconds, "tokens_per_second": tokens, "machine": used.name})
+        else:
+            click.echo(f"{seconds:.6g} s a step on one core, {tokens:,.0f} tokens/s (simulated on {used.name})")
+        return
+    with status(f"simulating {file}"):
         figures, timeline = api.simulate_with_timeline(program, machine=chosen, rendezvous=rendezvous, sharing=sharing)
     if trace is not None:
         from ratrainc.trace import write_trace

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from targets.mt3000.tiling.select import tiled_call
 from targets.resource_work import ResourceWork
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 UPDATE_BYTES_PER_PARAMETER = 30
 """AdamW reads and writes f32 master and two moments (24 bytes) and moves gradient and view (facts: 28 - 30, DDR bound)."""
 
-_GEMM_KERNELS = ("gemm", "head_forward", "head_backward")
+_HEAD_KERNELS = ("head_forward", "head_backward")
 _ATTENTION_KERNELS = ("attention_forward", "attention_backward")
 
 
@@ -49,19 +49,23 @@ def _bytes(routine: Routine, reference: str) -> int:
 def _flops(routine: Routine, step: Step) -> float:
     if step.kernel == "gemm":
         rows, columns = routine.shape_of(step.operands["out"])
-        shape = routine.shape_of(step.operands["a"])
-        inner = shape[0] if step.options.get("trans_a") else shape[1]
-        return 2.0 * rows * columns * inner
+        return 2.0 * rows * columns * _inner(routine, step)
     if step.kernel in _ATTENTION_KERNELS:
         options = step.options
         visible = _visible_keys(int(options["seq_len"]), options["window"])
         products = 2 if step.kernel == "attention_forward" else 5
         return 2.0 * products * int(options["batch"]) * int(options["heads"]) * int(options["head_dim"]) * visible
-    if step.kernel in ("head_forward", "head_backward"):
+    if step.kernel in _HEAD_KERNELS:
         rows, hidden = routine.shape_of(step.operands["xn"])
         vocab = routine.shape_of(step.operands["table"])[0]
         return 2.0 * rows * hidden * vocab * (1 if step.kernel == "head_forward" else 3)
     return 0.0
+
+
+def _inner(routine: Routine, step: Step) -> int:
+    """The extent that a product sums over."""
+    shape = routine.shape_of(step.operands["a"])
+    return shape[0] if step.options.get("trans_a") else shape[1]
 
 
 def _visible_keys(seq_len: int, window: int | None) -> float:
@@ -77,14 +81,29 @@ def kernel_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
     if tiled is not None:
         return ResourceWork(machine["launch"] * len(PARTS[step.kernel]) + tiled.seconds, tiled.ddr_bytes)
     work = step_work(routine, step)
-    efficiency = machine["attention_efficiency" if step.kernel in _ATTENTION_KERNELS else "gemm_efficiency"]
-    arithmetic = work.flops / (machine["fp16_peak"] * efficiency)
+    arithmetic = work.flops / (machine["fp16_peak"] * _efficiency(routine, step, machine))
     return ResourceWork(machine["launch"] + max(arithmetic, copy_seconds(work.ddr_bytes, machine)), work.ddr_bytes)
 
 
+def _efficiency(routine: Routine, step: Step, machine: Machine) -> float:
+    """Fraction of the peak at which a kernel computes; of a product, it falls with each extent that is short."""
+    if step.kernel in _ATTENTION_KERNELS:
+        return machine["attention_efficiency"]
+    if step.kernel in _HEAD_KERNELS:
+        return machine.head_efficiency
+    half = machine.gemm_half_extent
+    if step.kernel != "gemm" or not half:
+        return machine["gemm_efficiency"]
+    inner, batch = _inner(routine, step), step.options.get("batch", 1)
+    rows, columns = routine.shape_of(step.operands["out"])
+    return machine["gemm_efficiency"] * prod(extent / (extent + half) for extent in (rows / batch, inner, columns))
+
+
 def routine_work(routine: Routine, machine: Machine) -> ResourceWork:
-    """All kernels of a routine, one after the other."""
-    return sum((kernel_work(routine, step, machine) for step in routine.steps), ResourceWork(0.0))
+    """All kernels of a routine, one after the other; no faster than they can be dispatched."""
+    whole = sum((kernel_work(routine, step, machine) for step in routine.steps), ResourceWork(0.0))
+    least = machine.dispatch * len(routine.steps)
+    return whole if least <= whole.seconds else evolve(whole, seconds=least)
 
 
 def message_work(nbytes: int, machine: Machine) -> ResourceWork:

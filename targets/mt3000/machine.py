@@ -8,13 +8,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain_ir.files import read_text
 from ratrain_ir.ops import Engine
+from targets.mt3000.op_table import MeasuredOp, OpTable
 
-CERTAINTIES = ("stated", "derived", "assumed", "unverified", "measured")
+CERTAINTIES = ("stated", "derived", "assumed", "unverified", "measured", "fitted")
 _UNITS = {
     "ddr_capacity": "bytes",
     "ddr_bandwidth": "bytes/s",
@@ -40,7 +41,7 @@ TILE_UNITS = {
     "exp_operations": "vector operations",
 }
 """Constants that cost = "tiles" needs, and that may be left out otherwise."""
-COSTS = ("roofline", "tiles")
+COSTS = ("roofline", "tiles", "table")
 _PEAK_SLACK = 0.01
 _HALF_FLOPS_A_CYCLE = 2 * 3 * 64
 """Of a core on float16: three multiply-add units of 64 lanes."""
@@ -50,6 +51,10 @@ _OPTIONAL_UNITS = {
     "clusters_per_chip": "clusters",
     "chip_bandwidth": "bytes/s",
     "chip_latency": "s",
+    "dispatch": "s",
+    "engine_gap": "s",
+    "gemm_half_extent": "elements",
+    "head_efficiency": "fraction of fp16_peak",
 }
 _ALL_UNITS = _UNITS | TILE_UNITS | _OPTIONAL_UNITS
 _WHOLE = (
@@ -65,7 +70,7 @@ _LEAST, _MOST = 1e-15, 1e30
 """Bounds far beyond any machine, so that no sum or quotient of times overflows."""
 _MOST_WHOLE = (1 << 50) - 1
 _CONSTANT_KEYS = ("value", "unit", "certainty", "source")
-_MAY_BE_ZERO = ("link_latency", "launch", "host_handover", "chip_latency")
+_MAY_BE_ZERO = ("link_latency", "launch", "host_handover", "chip_latency", "dispatch", "engine_gap", "gemm_half_extent")
 _DEFAULT = "mt3000"
 
 
@@ -87,7 +92,9 @@ class Machine:
     update_engine: Engine
     constants: dict[str, Constant]
     cost: str = "roofline"
-    """where the seconds of matrix kernels come from: tiles (their schedules) or roofline (a fraction of the peak)"""
+    """where the seconds of matrix kernels come from: tiles (their schedules) or roofline (a fraction of the peak); table: of all
+    ops, as they were measured, and roofline for those that were not"""
+    table: OpTable = field(factory=OpTable)
 
     def __getitem__(self, name: str) -> float:
         return self.constants[name].value
@@ -123,6 +130,26 @@ class Machine:
     def chip_latency(self) -> float:
         """Seconds a message takes between clusters of a chip, bytes apart: the link's where the file does not say."""
         return self._optional("chip_latency", self["link_latency"])
+
+    @property
+    def dispatch(self) -> float:
+        """Seconds between kernels that are issued ahead of execution: a block op takes no less; none where the file does not say."""
+        return self._optional("dispatch", 0.0)
+
+    @property
+    def engine_gap(self) -> float:
+        """Seconds between two instructions of an interpreter that runs one after another; none where the file does not say."""
+        return self._optional("engine_gap", 0.0)
+
+    @property
+    def gemm_half_extent(self) -> float:
+        """Elements of an extent at which a product runs at half its efficiency; none where efficiency is the same for all shapes."""
+        return self._optional("gemm_half_extent", 0.0)
+
+    @property
+    def head_efficiency(self) -> float:
+        """Fraction of the peak of the head's products: as of others where the file does not say."""
+        return self._optional("head_efficiency", self["gemm_efficiency"])
 
 
 def machine_names() -> list[str]:
@@ -167,6 +194,18 @@ def parse_machine(text: str, *, file: str) -> Machine:
     return _Reader(file, text.split("\n")).machine_on_base(data)
 
 
+def is_whole(key: str) -> bool:
+    """Whether a constant counts something."""
+    return key in _WHOLE
+
+
+def largest_value(key: str) -> float:
+    """The most a constant can be."""
+    if key.endswith("_efficiency"):
+        return 1.0
+    return float(_MOST_WHOLE) if key in _WHOLE else _MOST
+
+
 def _is_sound(value: Any, key: str) -> TypeGuard[int | float]:
     """Whether a value is a number within the bounds of its constant."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -174,6 +213,15 @@ def _is_sound(value: Any, key: str) -> TypeGuard[int | float]:
     if value == 0:
         return key in _MAY_BE_ZERO
     return 1 <= value <= _MOST_WHOLE if key in _WHOLE else _LEAST <= value <= _MOST
+
+
+def _measured_op(entry: Any) -> MeasuredOp | None:
+    """An entry of a table of ops, or None where it is none."""
+    if not isinstance(entry, dict) or entry.keys() != {"key", "size", "seconds"}:
+        return None
+    key, size, seconds = entry["key"], entry["size"], entry["seconds"]
+    numbers = all(isinstance(v, int | float) and 0 <= v <= _MOST for v in (size, seconds))
+    return MeasuredOp(key, float(size), float(seconds)) if isinstance(key, str) and numbers else None
 
 
 class _Reader:
@@ -209,17 +257,32 @@ class _Reader:
         if engine not in ("compute", "host"):
             self.error("update_engine", f"update_engine is 'compute' or 'host', got {engine!r}")
         for key in data:
-            if key not in _ALL_UNITS and key not in ("name", "update_engine", "cost"):
+            if key not in _ALL_UNITS and key not in ("name", "update_engine", "cost", "op"):
                 self.error(key, f"'{key}' is not a constant of a machine", nearest(key, _ALL_UNITS))
         cost = data.get("cost", "roofline")
         if cost not in COSTS:
             self.error("cost", f"cost is one of {', '.join(COSTS)}, got {cost!r}")
         wanted = _UNITS | TILE_UNITS if cost == "tiles" else _UNITS
         constants = {key: self.constant(key, data.get(key)) for key in _ALL_UNITS if key in wanted or key in data}
+        table = self.table(data.get("op", []), cost)
         self.diagnostics.check()
         if cost == "tiles":
             self.check_clock(constants)
-        return Machine(str(name), Engine(engine), constants, cost)
+        return Machine(str(name), Engine(engine), constants, cost, table)
+
+    def table(self, entries: Any, cost: Any) -> OpTable:
+        """The measured ops of a file with cost = "table"."""
+        if (cost == "table") != bool(entries):
+            self.error("op", 'cost = "table" goes with a list of [[op]], and no other cost does')
+            return OpTable()
+        found = []
+        for entry in entries if isinstance(entries, list) else [None]:
+            op = _measured_op(entry)
+            if op is None:
+                self.error("op", f"an [[op]] has a key, a size in bytes and seconds, got {entry!r}"[:200])
+                return OpTable()
+            found.append(op)
+        return OpTable(tuple(found))
 
     def check_clock(self, constants: dict[str, Constant]) -> None:
         """The peak is what the cores do at their clock."""

@@ -8,7 +8,7 @@ from attrs import define, field, frozen
 
 from ratrain_ir.ops import Engine
 from targets.mt3000.machine import Machine
-from targets.mt3000.timing import op_work, timed_op
+from targets.mt3000.timing import TimedOp, op_work, timed_op
 from targets.program import Instruction, Program
 from targets.resource_work import Bandwidths, ResourceWork
 from targets.simulator import STEPS, UNLIMITED, Timeline, simulate_work
@@ -92,19 +92,38 @@ class _Works:
         key: object = instruction.routine
         timed = None
         if key is None:
-            tensors = self.program.stages[stage].tensors
-            accesses = [(tensors[o.tensor].kind, tensors[o.tensor].type, o.access) for o in instruction.operands]
-            key = timed = timed_op(instruction.keyword, instruction.group, engine, None, accesses)
+            key = timed = timed_instruction(self.program, stage, engine, instruction)
         if key not in self.known:
-            if timed is None:
-                routine = self.program.routines[instruction.routine or 0]
-                timed = timed_op(instruction.keyword, "", engine, routine, ())
+            timed = timed or timed_instruction(self.program, stage, engine, instruction)
             self.known[key] = op_work(timed, self.program.plan, self.machine)
         return self.known[key]
 
     def alone(self, stage: int, engine: Engine, instruction: Instruction) -> ResourceWork:
         """The seconds of an instruction, and nothing that others could be short of."""
         return ResourceWork(self(stage, engine, instruction).seconds)
+
+
+def timed_instruction(program: Program, stage: int, engine: Engine, instruction: Instruction) -> TimedOp:
+    """What the time of an instruction depends on."""
+    if instruction.routine is not None:
+        return timed_op(instruction.keyword, "", engine, program.routines[instruction.routine], ())
+    tensors = program.stages[stage].tensors
+    accesses = [(tensors[o.tensor].kind, tensors[o.tensor].type, o.access) for o in instruction.operands]
+    return timed_op(instruction.keyword, instruction.group, engine, None, accesses)
+
+
+def one_core_step_seconds(program: Program, machine: Machine) -> float:
+    """Seconds of a step in which all engines of all ranks take turns on one core, as in the ordered local engine.
+
+    The sum of all ops, and the interpreter's gap after each. On a machine with a table a collective counts a member's share for each member;
+    on others a member's whole time, as each cluster has its own link.
+    """
+    works = _Works(program, machine)
+    seconds = 0.0
+    for index, stage in enumerate(program.stages):
+        for engine, stream in stage.streams.items():
+            seconds += sum(works(index, engine, each).seconds + machine.engine_gap for each in stream)
+    return seconds * program.plan.dp
 
 
 def model_flops_per_token(model: ModelConfig, seq_len: int) -> float:

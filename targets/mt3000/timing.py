@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -11,14 +13,14 @@ from ratrain_ir.ops import Engine
 from ratrain_ir.types import StateKind, TensorType
 from targets.mt3000.collective_cost import all_gathers, all_reduces, cheapest, members_on_chip, reduce_scatters
 from targets.mt3000.cost import copy_work, host_work, message_work, routine_work, update_work
+from targets.mt3000.op_table import MEMBERS_MARK
 from targets.program import Access
+from targets.resource_work import ResourceWork
 from targets.routine import Routine
 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.plan import Plan
     from targets.mt3000.machine import Machine
-    from targets.resource_work import ResourceWork
-
 
 _SCALAR_BYTES = 8
 _WRITTEN_PAYLOAD = ("all_gather", "load_input", "recv")
@@ -69,6 +71,9 @@ def timed_op(
 
 def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
     """What an op asks of its engine, of DDR and of the link."""
+    measured = machine.table.seconds(op_key(op, plan), op.own_bytes) if machine.cost == "table" else None
+    if measured is not None:
+        return ResourceWork(measured)
     if op.routine is not None:
         return routine_work(op.routine, machine)
     if op.keyword == "send":
@@ -82,8 +87,26 @@ def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
     return copy_work(op.payload_bytes, machine)
 
 
+def op_key(op: TimedOp, plan: Plan) -> str:
+    """What ops have in common that take the same time where they are of one size: the routine, or the kind and who takes part."""
+    if op.routine is not None:
+        return f"{op.routine.key}/{routine_digest(op.routine)}"
+    return f"{op.keyword}{MEMBERS_MARK}{members_of(op.group, plan)}" if op.group else op.keyword
+
+
+def routine_digest(routine: Routine) -> str:
+    """A short name of everything a routine's time depends on: its kernels and shapes."""
+    text = json.dumps(routine.to_json(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def members_of(group: str, plan: Plan) -> int:
+    """Members of a collective's group."""
+    return {"ends": min(2, plan.pp), "all": plan.dp * plan.pp}.get(group, plan.dp)
+
+
 def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
-    members = {"ends": min(2, plan.pp), "all": plan.dp * plan.pp}.get(op.group, plan.dp)
+    members = members_of(op.group, plan)
     if members == 1:
         return copy_work(op.own_bytes, machine)
     chip = 1 if op.group == "ends" else members_on_chip(members, machine)  # the first and the last stage are far apart

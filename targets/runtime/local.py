@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from targets.program import Instruction, Program
     from targets.runtime.collectives import Member
     from targets.runtime.data import Batches
+    from targets.runtime.profile import Profile
 
 
 @frozen
@@ -89,6 +90,7 @@ class LocalEngine:
         self.tell: Callable[[Diagnostic], None] = lambda _: None
         """Who hears of what is worth a word and stops nothing."""
         self.monitor: MemoryMonitor | None = None
+        self.profile: Profile | None = None
         self.channels: dict[tuple[int, int, int, str], deque[NDArray[Any]]] = {}
         self.transport_bytes = 0
         self._transport_lock = Lock()
@@ -278,9 +280,13 @@ class LocalEngine:
             rank.position.begin(engine)
         if self.monitor is not None:
             self.monitor.before(rank, instruction)
+        if self.profile is not None:
+            self.profile.begin(rank, engine)
 
     def _complete(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
         rank.completed[engine] += 1
+        if self.profile is not None and self.evaluated is None:
+            self.profile.complete(rank, engine, instruction)
         if rank.position is not None:
             rank.position.complete(engine)
         if self.monitor is not None:

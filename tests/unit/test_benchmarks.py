@@ -120,3 +120,25 @@ class TestCorrectnessRun:
 def loss_words(lines: list[str]) -> str:
     first, last = json.loads(lines[0]), json.loads(lines[-1])
     return f"loss {first[1]:.4f} -> {last[1]:.4f}"
+
+
+def test_vtrain_reports_the_error_of_rows_held_out(capsys, tmp_path):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    rows = (Path(__file__).parents[1] / "data" / "vtrain" / "single_node.csv").read_text()
+    (folder / "calibration_single_node.csv").write_text(rows)
+    out_file = tmp_path / "a100.toml"
+    main = runpy.run_path(str(BENCHMARKS / "vtrain.py"))["main"]
+    main([str(folder), "-o", str(out_file)], standalone_mode=False)
+    out = capsys.readouterr().out
+    assert re.search(r"left out: \d+ with tensor parallelism", out)
+    coarse, fine = (float(error) for error in re.findall(r"held out: \d+ rows, error mean ([0-9.]+) %", out))
+    assert fine < coarse
+    assert out_file.exists()
+
+
+@pytest.mark.full
+def test_predicted_run(capsys):
+    runpy.run_path(str(BENCHMARKS / "predicted_run.py"))["main"](["--steps", "3"], standalone_mode=False)
+    out = capsys.readouterr().out
+    assert len(re.findall(r"predicted [0-9.]+ s, ran [0-9.]+ s: [+-][0-9.]+ %", out)) == 3

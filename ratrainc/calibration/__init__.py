@@ -1,0 +1,1 @@
+"""Machine files fitted to measured times."""

@@ -1,0 +1,145 @@
+"""Measured iterations of GPT models as CSV, in the columns of vTrain's ground truth.
+
+gpus, global_batch, micro_batch (sequences), hidden, heads, layers, seq, tp, dp, pp, iter_ms (milliseconds); source_row, if there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
+from ratrainc.calibration.gpt_block import BlockSeconds, GptRun, block_seconds, iteration_seconds
+from ratrainc.calibration.rows import read_table
+
+if TYPE_CHECKING:
+    from ratrainc.calibration.fitting import Seconds
+    from targets.mt3000.machine import Machine
+
+_COUNTS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "tp", "dp", "pp")
+_MEASURE = "iter_ms"
+_NUMBER = "source_row"
+_MOST_ERRORS = 100
+_MOST = 1 << 30
+
+
+@frozen
+class GptRow:
+    """A measured iteration."""
+
+    run: GptRun
+    seconds: float
+    number: int
+    """of the row where the table was taken from, or its line"""
+
+
+@frozen
+class GptTable:
+    """The rows that can be timed, and how many are left out because they are tensor-parallel."""
+
+    rows: tuple[GptRow, ...]
+    tensor_parallel: int
+
+
+def is_gpt_header(header: Sequence[str]) -> bool:
+    """Whether a table is one of GPT iterations."""
+    return _MEASURE in header
+
+
+def read_gpt_rows(path: str) -> GptTable:
+    """The rows of a table of GPT iterations.
+
+    Raises `DiagnosticError` RT002, RT004, RT005 with line and field of everything that is wrong.
+    """
+    lines = read_table(path, "table of measured iterations")
+    number, header = lines[0]
+    for column, name in enumerate(header, 1):
+        if name not in (*_COUNTS, _MEASURE, _NUMBER):
+            fail("RT004", f"there is no column '{name}'", Location(path, number, column), help=nearest(name, _COUNTS))
+    for name in (*_COUNTS, _MEASURE):
+        if header.count(name) != 1:
+            fail("RT002", f"the header needs the column '{name}' once", Location(path, number))
+    diagnostics = Diagnostics()
+    rows: list[GptRow] = []
+    left_out = 0
+    for line, cells in lines[1:]:
+        if len(diagnostics.items) >= _MOST_ERRORS:
+            break
+        values = _values(path, line, header, cells, diagnostics)
+        if values is None:
+            continue
+        if values["tp"] > 1:
+            left_out += 1
+        else:
+            rows.append(_row(values, line))
+    diagnostics.check()
+    if not rows:
+        fail("RT002", "no row of the table can be timed: all are tensor-parallel, or there are none", Location(path, 1))
+    return GptTable(tuple(rows), left_out)
+
+
+def _values(
+    path: str, line: int, header: list[str], cells: list[str], diagnostics: Diagnostics
+) -> dict[str, float] | None:
+    """The numbers of a line; None, and what is wrong with them among the diagnostics."""
+    if len(cells) != len(header):
+        text = f"expected {len(header)} fields as in the header, got {len(cells)}"
+        diagnostics.error("RT002", text, Location(path, line))
+        return None
+    values: dict[str, float] = {}
+    for column, (name, cell) in enumerate(zip(header, cells, strict=True), 1):
+        least = 0 if name in (_NUMBER, _MEASURE) else 1
+        try:
+            value = float(cell) if name == _MEASURE else int(cell[:20])
+        except ValueError:
+            value = -1
+        if not least <= value <= _MOST or (name == _MEASURE and value == 0):
+            what = "a positive number" if name == _MEASURE else f"a whole number from {least}"
+            place = Location(path, line, column)
+            diagnostics.error("RT005", f"{name} is {what}, got '{cell[:40]}'", place, source=",".join(cells))
+            return None
+        values[name] = value
+    place = Location(path, line)
+    batch, replicas = values["global_batch"], values["dp"] * values["micro_batch"]
+    if values["gpus"] != values["tp"] * values["dp"] * values["pp"]:
+        diagnostics.error("RT005", "gpus is not tp * dp * pp", place, source=",".join(cells))
+    elif batch % replicas or values["layers"] % values["pp"] or values["hidden"] % values["heads"]:
+        text = "the batch, the layers or the heads do not divide evenly"
+        diagnostics.error("RT005", text, place, source=",".join(cells))
+    else:
+        return values
+    return None
+
+
+def _row(values: dict[str, float], line: int) -> GptRow:
+    count = {name: int(values[name]) for name in _COUNTS}
+    run = GptRun(
+        hidden=count["hidden"],
+        heads=count["heads"],
+        layers=count["layers"],
+        seq_len=count["seq"],
+        pp=count["pp"],
+        dp=count["dp"],
+        micro_batch=count["micro_batch"],
+        micro_batches=count["global_batch"] // (count["dp"] * count["micro_batch"]),
+    )
+    return GptRow(run, values[_MEASURE] / 1e3, int(values.get(_NUMBER, line)))
+
+
+def predicted_gpt(rows: Sequence[GptRow], machine: Machine) -> Seconds:
+    """Seconds of every row on a machine; blocks are priced once a distinct shape."""
+
+    @cache
+    def blocks(hidden: int, heads: int, seq_len: int, micro_batch: int) -> BlockSeconds:
+        return block_seconds(hidden, heads, seq_len, micro_batch, machine)
+
+    return np.array(
+        [
+            iteration_seconds(run, blocks(run.hidden, run.heads, run.seq_len, run.micro_batch), machine)
+            for run in (row.run for row in rows)
+        ]
+    )

@@ -1,0 +1,125 @@
+"""A calibration from a table of measured steps, and what came out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from ratrain_ir.diagnostics import Location, fail, nearest
+from ratrainc.calibration.fitting import Errors, Seconds, errors, fitted
+from ratrainc.calibration.gpt_rows import is_gpt_header, predicted_gpt, read_gpt_rows
+from ratrainc.calibration.rows import Row, compiled, held_out, predicted, read_rows, read_table
+from targets.mt3000.machine import Machine, is_whole
+
+_ROUNDS = 3
+"""Programs depend on the machine they are compiled for: they are compiled anew until the constants settle."""
+_SETTLED = 1e-4
+
+
+@frozen(eq=False)
+class Calibration:
+    """A fitted machine and how well it predicts."""
+
+    machine: Machine
+    start: dict[str, float]
+    """the fitted constants as they were"""
+    labels: list[str]
+    measured: Seconds
+    predicted: Seconds
+    is_held_out: list[bool]
+
+    @property
+    def errors(self) -> list[tuple[str, Errors]]:
+        """Errors of the rows that were fitted, and of those that were held out where there are any."""
+        held = np.array(self.is_held_out)
+        found = (
+            ("fitted", errors(self.predicted[~held], self.measured[~held])),
+            (
+                "held out",
+                errors(self.predicted[held], self.measured[held]),
+            ),
+        )
+        return [(name, each) for name, each in found if each is not None]
+
+    def to_json(self) -> dict[str, Any]:
+        """The calibration as `--json` prints it."""
+        rows = zip(self.labels, self.measured, self.predicted, self.is_held_out, strict=True)
+        return {
+            "machine": self.machine.name,
+            "constants": {
+                name: {"start": start, "fitted": self.machine[name], "unit": self.machine.constants[name].unit}
+                for name, start in self.start.items()
+            },
+            "errors": {name.replace(" ", "_"): each.to_json() for name, each in self.errors},
+            "rows": [
+                {"label": label, "measured_seconds": float(m), "predicted_seconds": float(p), "held_out": held}
+                for label, m, p, held in rows
+            ],
+        }
+
+
+def check_names(machine: Machine, names: Sequence[str]) -> None:
+    """Raise `DiagnosticError` RT004 where a name is no constant of the machine, RT005 where it counts something."""
+    for name in names:
+        if name not in machine.constants:
+            known = ", ".join(machine.constants)
+            fail(
+                "RT004",
+                f"'{name}' is no constant of machine '{machine.name}': {known}",
+                help=nearest(name, machine.constants),
+            )
+        if is_whole(name):
+            fail("RT005", f"[{name}] counts something: it is known, not fitted")
+
+
+def calibrate_rows(path: str, machine: Machine, names: Sequence[str], *, every: int, passes: str) -> Calibration:
+    """The machine with constants fitted to the rows of a table that are not held out.
+
+    Raises `DiagnosticError` for a bad table, a bad name, a plan that does not fit, or rows that cannot tell the constants.
+    """
+    check_names(machine, names)
+    if is_gpt_header(read_table(path, "table of measured steps")[0][1]):
+        return _calibrate_gpt(path, machine, names, every)
+    rows = read_rows(path)
+    return calibrate(rows, machine, names, held_out(rows, every), passes, Location(path, 1))
+
+
+def calibrate(
+    rows: Sequence[Row], machine: Machine, names: Sequence[str], held: list[bool], passes: str, place: Location
+) -> Calibration:
+    """The machine with constants fitted to the rows that are not held out.
+
+    Raises `DiagnosticError` where a plan does not fit, or rows cannot tell the constants.
+    """
+    measured = np.array([row.seconds for row in rows])
+    kept = np.array([not each for each in held])
+    kept_rows = [row for row, each in zip(rows, kept, strict=True) if each]
+    source = f"fitted to {len(kept_rows)} measured steps in {place.file}"
+    result = machine
+    for _ in range(_ROUNDS):
+        programs = compiled(kept_rows, result, passes)
+        before = np.array([result[name] for name in names])
+        predict = partial(predicted, programs)
+        result = fitted(result, names, predict, measured[kept], source=source, place=place)
+        if np.allclose([result[name] for name in names], before, rtol=_SETTLED, atol=0):
+            break
+    again = predicted(compiled(rows, result, passes), result)
+    start = {name: machine[name] for name in names}
+    return Calibration(result, start, [row.label for row in rows], measured, again, held)
+
+
+def _calibrate_gpt(path: str, machine: Machine, names: Sequence[str], every: int) -> Calibration:
+    rows = read_gpt_rows(path).rows
+    held = [bool(every) and i % every == 0 for i in range(1, len(rows) + 1)]
+    kept = [row for row, each in zip(rows, held, strict=True) if not each]
+    measured = np.array([row.seconds for row in rows])
+    source = f"fitted to {len(kept)} measured iterations in {path}"
+    predict = partial(predicted_gpt, kept)
+    result = fitted(machine, names, predict, measured[~np.array(held)], source=source, place=Location(path, 1))
+    start = {name: machine[name] for name in names}
+    labels = [f"row {row.number}" for row in rows]
+    return Calibration(result, start, labels, measured, predicted_gpt(rows, result), held)

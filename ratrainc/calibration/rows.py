@@ -1,0 +1,175 @@
+"""Measured step times as CSV: a model, a plan and what one step took; and the times the simulator predicts for them.
+
+Columns: model (preset or config.json), plan (TOML), step_seconds or tokens_per_second; optional: the plan's dp, micro_batches,
+micro_batch_size and zero where they differ from the plan file's, and use = fit or held-out. Paths are relative to the table.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import evolve, frozen
+
+from ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Location, fail, nearest
+from ratrain_ir.files import read_text
+from ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model
+from ratrain_ir.frontend.plan import Plan, check_plan, load_plan
+
+if TYPE_CHECKING:
+    from ratrainc.calibration.fitting import Seconds
+    from targets.mt3000.machine import Machine
+    from targets.program import Program
+
+_REQUIRED = ("model", "plan")
+_MEASURES = ("step_seconds", "tokens_per_second")
+_PLAN_COLUMNS = ("dp", "micro_batches", "micro_batch_size", "zero")
+_USES = ("fit", "held-out")
+_COLUMNS = (*_REQUIRED, *_MEASURES, *_PLAN_COLUMNS, "use")
+_MOST_ERRORS = 100
+
+
+@frozen
+class Row:
+    """A measured step."""
+
+    model: ModelConfig
+    plan: Plan
+    seconds: float
+    use: str
+    """fit, held-out, or nothing where the table does not say"""
+    label: str
+
+
+def read_rows(path: str) -> list[Row]:
+    """The rows of a table.
+
+    Raises `DiagnosticError` RT002 where it is not such a table, and all that is wrong with its values, each at line and column.
+    """
+    lines = read_table(path, "table of measured steps")
+    header = _header(path, lines)
+    diagnostics = Diagnostics()
+    rows = []
+    for number, cells in lines[1:]:
+        if len(diagnostics.items) >= _MOST_ERRORS:
+            break
+        if len(cells) != len(header):
+            text = f"expected {len(header)} fields as in the header, got {len(cells)}"
+            diagnostics.error("RT002", text, Location(path, number))
+            continue
+        try:
+            rows.append(_Cells(path, number, header, cells).row())
+        except DiagnosticError as error:
+            diagnostics.items.extend(error.diagnostics)
+    diagnostics.check()
+    if not rows:
+        fail("RT002", "the table has no rows", Location(path, 1))
+    return rows
+
+
+def read_table(path: str, what: str) -> list[tuple[int, list[str]]]:
+    """Lines of a CSV file that are not empty, each with its number.
+
+    Raises `DiagnosticError` RT002 where it is not CSV or has no header.
+    """
+    reader = csv.reader(io.StringIO(read_text(path, what), newline=""), strict=True)
+    try:
+        lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+    except csv.Error as error:
+        fail("RT002", f"the {what} is not CSV: {error}", Location(path, reader.line_num))
+    if not lines:
+        fail("RT002", f"the {what} is empty", Location(path, 1))
+    return lines
+
+
+def _header(path: str, lines: Sequence[tuple[int, list[str]]]) -> list[str]:
+    line, header = lines[0]
+    for column, name in enumerate(header, 1):
+        place = Location(path, line, column)
+        if name not in _COLUMNS:
+            fail("RT004", f"there is no column '{name}'", place, help=nearest(name, _COLUMNS))
+        if header.count(name) > 1:
+            fail("RT006", f"the column '{name}' is given twice", place)
+    missing = [name for name in _REQUIRED if name not in header]
+    if missing:
+        fail("RT002", f"the header has no column '{missing[0]}'", Location(path, line))
+    if sum(name in header for name in _MEASURES) != 1:
+        fail("RT002", f"the header needs one of {' and '.join(_MEASURES)}", Location(path, line))
+    return header
+
+
+@frozen
+class _Cells:
+    """One line of a table. Columns of diagnostics count fields, from 1."""
+
+    path: str
+    line: int
+    header: list[str]
+    cells: list[str]
+
+    def row(self) -> Row:
+        name = self.text("model")
+        model = load_model(str(self.beside(name)) if name.endswith(".json") else name)
+        check_model(model)
+        plan = load_plan(str(self.beside(self.text("plan"))), model)
+        changes: dict[str, Any] = {key: self.count(key) for key in _PLAN_COLUMNS if self.text(key)}
+        plan = evolve(plan, **changes)
+        check_plan(plan, model)
+        use = self.text("use")
+        if use and use not in _USES:
+            self.fail("use", f"use is {' or '.join(_USES)}, got '{use}'")
+        measure = next(key for key in _MEASURES if key in self.header)
+        value = self.number(measure)
+        seconds = value if measure == "step_seconds" else plan.tokens_per_step / value
+        return Row(model, plan, seconds, use, f"{model.name} on {plan.clusters}")
+
+    def text(self, key: str) -> str:
+        return self.cells[self.header.index(key)] if key in self.header else ""
+
+    def beside(self, name: str) -> Path:
+        return Path(self.path).parent / name
+
+    def fail(self, key: str, message: str) -> None:
+        fail("RT005", message, Location(self.path, self.line, self.header.index(key) + 1), source=",".join(self.cells))
+
+    def count(self, key: str) -> int:
+        text = self.text(key)
+        if not text.isascii() or not text.isdigit() or len(text) > 9:
+            self.fail(key, f"{key} is a whole number, got '{text}'")
+        return int(text)
+
+    def number(self, key: str) -> float:
+        try:
+            value = float(self.text(key))
+        except ValueError:
+            value = math.nan
+        if not 1e-9 < value < 1e15:
+            self.fail(key, f"{key} is a positive number, got '{self.text(key)}'")
+        return value
+
+
+def compiled(rows: Sequence[Row], machine: Machine, passes: str | None = None) -> list[Program]:
+    """The programs of rows, for a machine.
+
+    Raises `DiagnosticError` where a row's plan does not fit the machine.
+    """
+    from ratrainc import api
+
+    return [api.emit(api.compile(row.model, row.plan, machine=machine, passes=passes), machine=machine) for row in rows]
+
+
+def predicted(programs: Sequence[Program], machine: Machine) -> Seconds:
+    """Simulated seconds of a steady step of each program."""
+    from ratrainc import api
+
+    return np.array([api.simulate(program, machine=machine).step_seconds for program in programs])
+
+
+def held_out(rows: Sequence[Row], every: int) -> list[bool]:
+    """Which rows are not fitted: what the table says, else each `every`-th; none with 0."""
+    return [row.use == "held-out" if row.use else bool(every) and i % every == 0 for i, row in enumerate(rows, 1)]
