@@ -62,6 +62,7 @@ def test_cpu_time_is_for_one_thread(capsys, name):
     assert "one thread only" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_ranks(capsys):
     size = ["--vocab", "64", "--layers", "2", "--seq-len", "16", "--threads", "2", "--repeat", "1"]
     runpy.run_path(str(BENCHMARKS / "ranks.py"))["main"](size)
@@ -86,6 +87,7 @@ class TestCorrectnessRun:
     def steps(self, benchmark, count: int) -> list[str]:
         return ["--tokens", str(count * benchmark.PLAN.tokens_per_step)]
 
+    @pytest.mark.full
     def test_both_runs_are_equal_and_go_on(self, benchmark, tmp_path, capsys):
         folder = ["--folder", str(tmp_path)]
         assert benchmark.main([*self.steps(benchmark, 5), *folder]) == 0

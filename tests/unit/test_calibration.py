@@ -35,6 +35,7 @@ def row(micro_batches: int, value: float, use: str = "") -> str:
     return f"{EXAMPLES / 'tiny.json'},{EXAMPLES / 'tiny.toml'},{micro_batches},{value!r},{use}"
 
 
+@pytest.mark.full
 def test_fit_finds_constants_that_made_the_rows(tmp_path: Path) -> None:
     start = load_machine("mt3000")
     truth = with_values(start, ["launch", "ddr_bandwidth"], [55e-6, 21e9], "made for a test")

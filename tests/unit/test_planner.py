@@ -63,7 +63,12 @@ def every_candidate(request: Request):
 
 @pytest.mark.parametrize(
     ("name", "clusters", "batch", "capacity"),
-    [("ratrain", 2, 4, 8e6), ("ratrain", 2, 2, 2.6e6), ("baseline-1f1b", 3, 4, 8e6), ("baseline-1f1b", 3, 6, 2.6e6)],
+    [
+        pytest.param("ratrain", 2, 4, 8e6, marks=pytest.mark.full),
+        ("ratrain", 2, 2, 2.6e6),
+        ("baseline-1f1b", 3, 4, 8e6),
+        pytest.param("baseline-1f1b", 3, 6, 2.6e6, marks=pytest.mark.full),
+    ],
 )
 def test_the_choice_is_that_of_brute_force(name, clusters, batch, capacity):
     request = small_request(name=name, clusters=clusters, batch=batch, capacity=capacity)
