@@ -65,7 +65,9 @@ def _quickstart(steps: int, folder: Path) -> int:
     show_figures(program, api.simulate(program), program.target)
     say("")
     say("4. train: the same program, executed here")
-    settings = RunSettings(steps=steps, eval_every=max(1, steps // 3), threads=RunSettings.available_threads())
+    settings = RunSettings(
+        steps=steps, eval_every=max(1, steps // 3)
+    )  # one thread: kernels this small do not pay for more
     result = run_training(
         program,
         DataChoice(evaluated=True, eval_batches=_EVAL_BATCHES),
