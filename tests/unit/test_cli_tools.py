@@ -41,6 +41,7 @@ def test_explain_names_an_owner_for_every_byte(schedule: str, capsys: pytest.Cap
     assert facts["arena_bytes"] >= facts["peak_live_bytes"]
 
 
+@pytest.mark.full
 def test_levers_are_tried(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
     levers = json.loads(printed(capsys, "explain", schedule, "--json"))["levers"]
     by_name = {lever["name"]: lever for lever in levers}

@@ -63,7 +63,8 @@ def test_the_layout_does_not_change_the_training(
     assert worst <= 1e-5
 
 
-@pytest.mark.parametrize("view_dtype", [pytest.param("f32", marks=pytest.mark.full), "f16"])
+@pytest.mark.full  # tests/unit/test_equivalence.py holds the same on smaller models in every run
+@pytest.mark.parametrize("view_dtype", ["f32", "f16"])
 def test_recomputation_does_not_change_a_bit(trainer: Trainer, view_dtype: str) -> None:
     kept, recovered = (
         trainer.run(trainer.compile(TWO_BY_TWO, view_dtype, strategy), STEPS)
