@@ -17,6 +17,7 @@ from tests.unit.tiny_runs import MODEL, make_program, make_stream, start, train
 
 pytestmark = [
     pytest.mark.parity,
+    pytest.mark.full,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the packages that transformers imports
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]

@@ -119,7 +119,7 @@ def test_search_reaches_a_known_optimum(seed):
     assert found.arena_bytes == 1 << 16
 
 
-@pytest.mark.parametrize("cuts", [12, 60, 300, 1500])
+@pytest.mark.parametrize("cuts", [12, 60, 300, pytest.param(1500, marks=pytest.mark.full)])
 def test_the_portfolio_stays_near_a_known_optimum(cuts):
     for seed in range(3):
         problem = guillotine(seed, cuts)

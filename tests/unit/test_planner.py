@@ -173,6 +173,7 @@ def test_a_plan_file_is_read_back():
     assert text.startswith("# Planned for small on 3 x mt3000: 4 sequences of 32 tokens a step.")
 
 
+@pytest.mark.full
 def test_searching_in_processes_finds_the_same():
     request = small_request(name="baseline-1f1b")
     alone, together = Search(request).run(), Search(evolve(request, jobs=2)).run()
