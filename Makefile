@@ -35,7 +35,7 @@ test: lint ## Lint, type check and run the tests (without those marked full or p
 	@$(PYTEST) -n $(JOBS) --dist loadgroup -m "not full and not parity" $(ARGS)
 
 parity: $(PARITY) ## Compare with PyTorch (installs it)
-	@$(PYTEST) -m "parity and not full" $(ARGS)
+	@$(PYTEST) -n $(JOBS) --dist loadgroup -m "parity and not full" $(ARGS)
 
 test-full: lint $(FULL) ## Run every test there is: also the slow ones, PyTorch and MPI
 	@$(PYTEST) -n $(JOBS) --dist loadgroup $(ARGS)

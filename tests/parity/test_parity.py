@@ -90,7 +90,8 @@ class Case:
         return worst
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+# A group of tests goes to one process: what PyTorch trained for a case is trained once.
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in CASES])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """Each model in turn."""
     return Case(request.param, tmp_path_factory.mktemp(request.param))
