@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from targets.tile_kernels import MICRO_KERNELS
-from targets.tiles import Axes, Compute, Load, Loop, Statement, Store, TileSchedule, UnsoundTilesError, flat
+from targets.tiles import (
+    Axes,
+    Barrier,
+    Compute,
+    Level,
+    Load,
+    Loop,
+    Statement,
+    Store,
+    TileSchedule,
+    UnsoundTilesError,
+    flat,
+)
 
 
 def check_meaning(schedule: TileSchedule) -> None:
@@ -41,9 +53,13 @@ class _Meaning:
     results: dict[str, str] = field(factory=dict)
     outer: dict[str, set[str]] = field(factory=dict)
     """by buffer, the dimensions of loops around where it is made anew"""
+    deals: dict[str, tuple[Loop, ...]] = field(factory=dict)
+    """by buffer of a core, the loops around it that deal pieces out to cores, without their bodies"""
     axes: dict[str, Axes] = field(init=False)
+    shared: set[str] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.shared = {buffer.name for buffer in self.schedule.buffers if buffer.level is Level.GSM}
         self.axes = {operand.name: operand.axes for operand in self.schedule.operands}
         self.axes |= {buffer.name: buffer.axes for buffer in self.schedule.buffers}
 
@@ -64,6 +80,8 @@ class _Meaning:
 
     def follow(self, body: tuple[Statement, ...], loops: tuple[Loop, ...]) -> None:
         for statement in body:
+            for name in _buffers(statement):
+                self.same_deal(name, loops)
             match statement:
                 case Loop():
                     self.follow(statement.body, (*loops, statement))
@@ -76,6 +94,14 @@ class _Meaning:
                     self.compute(statement, loops)
                 case _:
                     pass
+
+    def same_deal(self, name: str, loops: tuple[Loop, ...]) -> None:
+        """A core fills, changes and reads its buffer for the same pieces: no part of a sum is left to another core."""
+        if name in self.shared:
+            return
+        deal = tuple(evolve(loop, body=()) for loop in loops if loop.cores > 1)
+        if deal != self.deals.setdefault(name, deal):
+            raise UnsoundTilesError(f"'{name}' is used for pieces that are dealt out to cores in different ways")
 
     def term(self, name: str) -> str:
         if name not in self.terms:
@@ -139,3 +165,14 @@ class _Meaning:
             reached *= cores
         if reached != self.schedule.memories.cores:
             raise UnsoundTilesError(f"'{target}' is stored by {reached} of {self.schedule.memories.cores} cores")
+
+
+def _buffers(statement: Statement) -> tuple[str, ...]:
+    """The buffers that a statement by itself uses."""
+    match statement:
+        case Compute():
+            return (*statement.writes, *statement.reads)
+        case Loop() | Barrier():
+            return ()
+        case _:
+            return (statement.buffer,)

@@ -162,6 +162,7 @@ def test_loops_cannot_take_other_pieces_or_cores(name: str) -> None:
     inner_first: Iterator[Loop] = iter(_inner_first(schedule.body))
     for index, loop in enumerate(inner_first):
         mutations: list[dict[str, object]] = [{"tile": extents[loop.dim]}, {"cores": 1}, {"sees": ""}]
+        mutations += [{"cores": cores, "stride": stride} for cores, stride in ((2, 1), (2, 3), (3, 1), (3, 2), (6, 1))]
         for fields in (fields for fields in mutations if any(getattr(loop, key) != fields[key] for key in fields)):
             mutant = with_loop(schedule, index, **fields)
             if schedule_problem(mutant) is None:
