@@ -136,8 +136,10 @@ class Routine:
         raise KeyError(f"routine {self.key} does not name '{named.whole}'")
 
     def to_json(self, numbers: dict[TileSchedule, int] | None = None) -> dict[str, Any]:
-        """The routine as plain data; its tile schedules by their numbers in `numbers`, to which new ones are added."""
-        numbers = {} if numbers is None else numbers
+        """The routine as plain data; its tile schedules by their numbers in `numbers`, to which new ones are added.
+
+        Without `numbers` the schedules are left out.
+        """
         kept = attrs.filters.exclude(attrs.fields(Routine).steps)
         data = attrs.asdict(
             self, filter=kept, value_serializer=lambda _i, _a, v: v.value if isinstance(v, Dtype) else v
@@ -147,11 +149,15 @@ class Routine:
                 "kernel": step.kernel,
                 "operands": step.operands,
                 "options": step.options,
-                "tiles": {part: numbers.setdefault(tiles, len(numbers)) for part, tiles in step.tiles.items()},
+                "tiles": {} if numbers is None else _numbered(step.tiles, numbers),
             }
             for step in self.steps
         ]
         return data
+
+
+def _numbered(tiles: Mapping[str, TileSchedule], numbers: dict[TileSchedule, int]) -> dict[str, int]:
+    return {part: numbers.setdefault(schedule, len(numbers)) for part, schedule in tiles.items()}
 
 
 def routine_from_json(data: dict[str, Any], tiles: Sequence[TileSchedule] = ()) -> Routine:

@@ -10,14 +10,18 @@ import pytest
 from click.testing import CliRunner
 
 from ratrain_ir.diagnostics import DiagnosticError
+from ratrain_ir.ops import Engine
 from ratrainc import api
 from ratrainc.calibration.from_profile import machine_from_profile
 from ratrainc.cli import main
 from ratrainc.commands.run import command as run_command
+from ratrainc.run_profile import write_profile
 from ratrainc.trace import MICROSECONDS
 from targets.mt3000.machine import load_machine, parse_machine
 from targets.mt3000.op_table import MeasuredOp, OpTable
 from targets.mt3000.simulation import one_core_step_seconds
+from targets.runtime.profile import Profile, RunSpan
+from tests.unit.tiny_runs import make_program
 
 if TYPE_CHECKING:
     from targets.program import Program
@@ -95,6 +99,21 @@ def test_simulate_predicts_the_ordered_engine(profiled: tuple[Program, Path], tm
     seconds = json.loads(capsys.readouterr().out)["one_core_step_seconds"]
     one = one_core_step_seconds(profiled[0], load_machine(str(out)))
     assert 1.5 * one < seconds < 2.5 * one
+
+
+def test_profiles_of_programs_with_tiles_are_read(tmp_path: Path) -> None:
+    """A routine's name in the table is the same with and without its tiles."""
+    keys = {}
+    for machine in ("mt3000", "mt3000-tiles"):
+        program = make_program(machine=machine)
+        items = [(s, item) for s, stage in enumerate(program.stages) for item in stage.streams[Engine.COMPUTE]]
+        profile = Profile(spans=[RunSpan(s, 0, Engine.COMPUTE, op, 0, k, k + 0.5) for k, (s, op) in enumerate(items)])
+        path = str(tmp_path / machine)
+        write_profile(program, profile, path, engines_side_by_side=False)
+        keys[machine] = {op.key for op in machine_from_profile(path, "this-machine", PEAK).machine.table.ops}
+        assert any(step.tiles for routine in program.routines for step in routine.steps) == (machine == "mt3000-tiles")
+    assert len(keys["mt3000"]) > 5
+    assert keys["mt3000"] == keys["mt3000-tiles"]
 
 
 @pytest.mark.parametrize(
