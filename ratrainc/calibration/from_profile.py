@@ -6,7 +6,7 @@ import json
 import os
 from collections import defaultdict
 from functools import partial
-from math import inf
+from math import inf, isfinite
 from statistics import mean, median
 from typing import Any
 
@@ -19,6 +19,7 @@ from ratrain_ir.ops import Engine
 from ratrainc.calibration.fitting import Errors, Seconds, errors, fitted
 from ratrainc.run_profile import FORMAT
 from ratrainc.trace import MICROSECONDS
+from targets.json_values import text, whole
 from targets.mt3000.cost import routine_work
 from targets.mt3000.machine import Constant, Machine
 from targets.mt3000.op_table import MeasuredOp, OpTable
@@ -92,9 +93,8 @@ def _routine_seconds(routines: list[Routine], machine: Machine) -> Seconds:
 
 
 def _read(path: str) -> _Measured:
-    text = read_text(path, "profile")
     try:
-        data = json.loads(text)
+        data = json.loads(read_text(path, "profile"))
         facts = data["otherData"]
         if facts["format"] != FORMAT:
             fail("RT002", f"this is not a profile of a run: its format is {facts['format']!r:.60}", Location(path, 1))
@@ -109,7 +109,7 @@ def _read(path: str) -> _Measured:
         spans = [_Span.of(event, len(routines)) for event in data["traceEvents"] if event["ph"] == "X"]
     except json.JSONDecodeError as error:
         fail("RT002", f"the profile is not JSON: {error.msg}", Location(path, error.lineno, error.colno))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError, RecursionError) as error:
         fail("RT002", f"this is not a profile of a run: {type(error).__name__} {error}"[:200], Location(path, 1))
     if not spans:
         fail("RT002", "the profile has no ops", Location(path, 1))
@@ -130,13 +130,14 @@ class _Span:
     def of(cls, event: dict[str, Any], routines: int) -> _Span:
         args = event["args"]
         start, duration = float(event["ts"]) / MICROSECONDS, float(event["dur"]) / MICROSECONDS
-        number = args["routine"]
-        if number is not None and not 0 <= int(number) < routines:
+        number = None if args["routine"] is None else whole(args["routine"])
+        if number is not None and number >= routines:
             raise ValueError(f"routine {number} of {routines}")
-        if not duration > 0 or not int(args["members"]) > 0:
+        members = whole(args["members"])
+        if not (duration > 0 and isfinite(start + duration)) or not members:
             raise ValueError("an op of no time or without members")
-        op = _Op(str(args["op"]), float(args["bytes"]), number)
-        return cls(op, int(args["step"]), start, start + duration, duration / int(args["members"]))
+        op = _Op(text(args["op"]), float(whole(args["bytes"])), number)
+        return cls(op, whole(args["step"]), start, start + duration, duration / members)
 
 
 def _measured(spans: list[_Span], routines: tuple[Routine, ...]) -> _Measured:

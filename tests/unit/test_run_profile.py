@@ -15,7 +15,7 @@ from ratrainc import api
 from ratrainc.calibration.from_profile import machine_from_profile
 from ratrainc.cli import main
 from ratrainc.commands.run import command as run_command
-from ratrainc.run_profile import write_profile
+from ratrainc.run_profile import FORMAT, write_profile
 from ratrainc.trace import MICROSECONDS
 from targets.mt3000.machine import load_machine, parse_machine
 from targets.mt3000.op_table import MeasuredOp, OpTable
@@ -134,6 +134,32 @@ def test_bad_profiles_are_diagnosed(tmp_path: Path, text: str, words: str) -> No
     path = tmp_path / "profile.json"
     path.write_text(text)
     with pytest.raises(DiagnosticError, match=words):
+        machine_from_profile(str(path), "this-machine", PEAK)
+
+
+@pytest.mark.parametrize("key", ["ts", "dur"])
+@pytest.mark.parametrize("value", ["NaN", "1e999", "-1e999", '"soon"', "1" + "0" * 400])
+def test_times_that_are_no_times_are_diagnosed(tmp_path: Path, key: str, value: str) -> None:
+    check_bad_event(tmp_path, **{key: value})
+
+
+@pytest.mark.parametrize("key", ["op", "bytes", "members", "step", "routine"])
+@pytest.mark.parametrize("value", ["1e999", '"two"', "[]", "1" + "0" * 400])
+def test_ops_that_are_no_ops_are_diagnosed(tmp_path: Path, key: str, value: str) -> None:
+    if (key, value) != ("op", '"two"'):
+        check_bad_event(tmp_path, **{key: value})
+
+
+def check_bad_event(folder: Path, **changes: str) -> None:
+    """A profile of one op, one of whose values is replaced by a text of JSON."""
+    names = {"ts": "0.5", "dur": "2.5"} | {"op": '"send"', "bytes": "8", "members": "1", "step": "0", "routine": "null"}
+    cells = {name: f'"{name}": {value}' for name, value in (names | changes).items()}
+    args = ", ".join(cells[name] for name in ("op", "bytes", "members", "step", "routine"))
+    event = f'{{"ph": "X", {cells["ts"]}, {cells["dur"]}, "args": {{{args}}}}}'
+    facts = f'{{"format": "{FORMAT}", "ordered": true, "routines": []}}'
+    path = folder / "profile.json"
+    path.write_text(f'{{"otherData": {facts}, "traceEvents": [{event}]}}')
+    with pytest.raises(DiagnosticError, match="not a profile of a run"):
         machine_from_profile(str(path), "this-machine", PEAK)
 
 
