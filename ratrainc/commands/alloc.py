@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import json_option
+from ratrainc.commands.options import FiniteRange, json_option
 
 if TYPE_CHECKING:
     from passes.allocation import Allocation, Effort, LowerBound
@@ -45,7 +45,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str) -> int
 @click.option("-o", "--output", metavar="SOLUTION.csv", help="Write the problem with an offset for each buffer.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="N",
     help="Search so long where the capacity is hard to reach. Default: a fixed amount of work, about half a minute.",
 )

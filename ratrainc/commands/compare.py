@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratrainc.commands.options import json_option, machine_option, model_option
+from ratrainc.commands.options import jobs_option, json_option, machine_option, model_option, seconds_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,14 +33,8 @@ Examples:
     "--global-batch", type=click.IntRange(1, 1 << 20), metavar="G", help="With --plan auto: sequences of a step."
 )
 @click.option("--seq-len", type=click.IntRange(1, 1 << 20), default=2048, show_default=True, help="With --plan auto.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0),
-    default=20.0,
-    show_default=True,
-    help="With --plan auto: search time of each.",
-)
-@click.option("--jobs", type=click.IntRange(1, 256), help="With --plan auto: processes. Default: one a core.")
+@seconds_option(20.0, "With --plan auto: search time of each.")
+@jobs_option("With --plan auto: processes.")
 @click.option(
     "--strategies", "names", metavar="a,b,...", help="Strategies to compare, the first is the yardstick. Default: all."
 )
@@ -54,7 +47,7 @@ def command(
     global_batch: int | None,
     seq_len: int,
     seconds: float,
-    jobs: int | None,
+    jobs: int,
     names: str | None,
     machine: str | None,
     as_json: bool,
@@ -116,7 +109,7 @@ def _each_on_its_best(
     global_batch: int,
     seq_len: int,
     seconds: float,
-    jobs: int | None,
+    jobs: int,
 ) -> list[dict[str, Any]]:
     from ratrain_ir.frontend.model_config import load_model
     from ratrainc.console import progress
@@ -130,7 +123,7 @@ def _each_on_its_best(
         seq_len,
         machine=target,
         seconds=seconds,
-        jobs=jobs or os.cpu_count() or 1,
+        jobs=jobs,
     )
     with progress(None, "planning") as (bar, task):
         answers = best_of_each(request, chosen, lambda text: bar.update(task, advance=1, status=text))

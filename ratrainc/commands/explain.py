@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratrainc.commands.options import json_option, machine_option
+from ratrainc.commands.options import json_option, machine_option, seconds_option
 
 if TYPE_CHECKING:
     from ratrain_ir.module import Module, Stage
@@ -32,9 +32,7 @@ _SHOWN_OWNERS = 12
 @click.option(
     "--levers/--no-levers", default=True, show_default=True, help="Try changes that free bytes, and price them."
 )
-@click.option(
-    "--seconds", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Time for trying levers."
-)
+@seconds_option(60.0, "Time for trying levers.")
 @machine_option
 @json_option
 def command(

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
+_MOST_JOBS = 256
+
+
+class FiniteRange(click.FloatRange):
+    """A `FloatRange` without nan, which no comparison finds outside of it, and without infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; a usage error where it is none in the range."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 def machine_option(function: F) -> F:
@@ -26,6 +40,39 @@ def model_option(*, required: bool) -> Callable[[F], F]:
     """`--model`."""
     text = "A preset (llama-2-7b, baichuan2-13b, qwen2.5-32b, llama-2-70b, ...) or a Hugging Face config.json."
     return click.option("--model", required=required, metavar="M", help=text)
+
+
+def seconds_option(default: float, text: str) -> Callable[[F], F]:
+    """`--seconds`: the time for a search."""
+    return click.option("--seconds", type=FiniteRange(min=0), default=default, show_default=True, help=text)
+
+
+def jobs_option(text: str = "Processes.") -> Callable[[F], F]:
+    """`--jobs`: processes of a search."""
+    return click.option(
+        "--jobs",
+        type=click.IntRange(1, _MOST_JOBS),
+        default=lambda: min(_MOST_JOBS, os.cpu_count() or 1),
+        show_default="one a core",
+        help=text,
+    )
+
+
+def choice_option(name: str, *choices: str, text: str) -> Callable[[F], F]:
+    """An option that is one of a few words, the first where it is left out."""
+    return click.option(name, type=click.Choice(choices), default=choices[0], show_default=True, help=text)
+
+
+def rendezvous_option(function: F) -> F:
+    """`--rendezvous`."""
+    text = "Sends wait for their receives instead of being buffered."
+    return click.option("--rendezvous", is_flag=True, help=text)(function)
+
+
+def sharing_option(function: F) -> F:
+    """`--sharing/--no-sharing`."""
+    text = "Overlapping ops share DDR and link."
+    return click.option("--sharing/--no-sharing", default=True, show_default=True, help=text)(function)
 
 
 def plan_option(*, required: bool) -> Callable[[F], F]:

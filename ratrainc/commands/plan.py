@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import json_option, machine_option, model_option
+from ratrainc.commands.options import (
+    FiniteRange,
+    jobs_option,
+    json_option,
+    machine_option,
+    model_option,
+    seconds_option,
+)
 
 if TYPE_CHECKING:
     from ratrainc.planner.answer import Answer, Request
@@ -54,9 +60,9 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 @click.option("--quick", is_flag=True, help="Closed forms only: an estimate and its gap within seconds.")
 @click.option("--smallest", is_flag=True, help="Find the fewest clusters, up to N, on which a plan fits, and the plan.")
 @click.option("--exhaustive", is_flag=True, help="Go on until the bounds prove that nothing is left to win.")
-@click.option("--seconds", type=click.FloatRange(min=0), default=25.0, show_default=True, help="Time for the search.")
-@click.option("--jobs", type=click.IntRange(1, 256), help="Processes. Default: one a core.")
-@click.option("--tokens", type=click.FloatRange(min=1), metavar="N", help="Say what training on N tokens takes.")
+@seconds_option(25.0, "Time for the search.")
+@jobs_option()
+@click.option("--tokens", type=FiniteRange(min=1), metavar="N", help="Say what training on N tokens takes.")
 @click.option("--robust", is_flag=True, help="Say how the best plans bear a slow stage and jitter.")
 @click.option(
     "--what-if",
@@ -80,7 +86,7 @@ def command(
     smallest: bool,
     exhaustive: bool,
     seconds: float,
-    jobs: int | None,
+    jobs: int,
     tokens: float | None,
     robust: bool,
     what_ifs: tuple[str, ...],
@@ -112,7 +118,7 @@ def command(
         strategy_name=strategy_name,
         like=like,
         seconds=float("inf") if exhaustive else seconds,
-        jobs=jobs or os.cpu_count() or 1,
+        jobs=jobs,
         exhaustive=exhaustive,
         robust=robust,
         zero_levels=zero,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.commands.options import machine_option
+from ratrainc.commands.options import machine_option, rendezvous_option, sharing_option
 
 _EPILOG = """\b
 Examples:
@@ -17,8 +17,8 @@ Examples:
 @click.argument("file", metavar="FILE.rtx|FILE.rtir")
 @click.option("-o", "--output", required=True, metavar="report.html", help="The page to write.")
 @machine_option
-@click.option("--rendezvous", is_flag=True, help="Sends wait for their receives instead of being buffered.")
-@click.option("--sharing/--no-sharing", default=True, show_default=True, help="Overlapping ops share DDR and link.")
+@rendezvous_option
+@sharing_option
 def command(file: str, output: str, machine: str | None, rendezvous: bool, sharing: bool) -> None:
     """Draw a program's schedule: one HTML page that needs no network.
 

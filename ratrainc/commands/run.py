@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ratrainc.commands.options import json_option, machine_option
+from ratrainc.commands.options import FiniteRange, choice_option, json_option, machine_option
 
 if TYPE_CHECKING:
     from targets.runtime.kernels import KernelName
@@ -44,33 +44,27 @@ Examples:
     show_default=True,
     help="Steps to run; further ones with --resume.",
 )
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "mpi"]),
-    default="local",
-    show_default=True,
-    help="Where ranks run: all in this process, or each in its own, started by mpirun.",
+@choice_option(
+    "--engine", "local", "mpi", text="Where ranks run: all in this process, or each in its own, started by mpirun."
 )
-@click.option(
+@choice_option(
     "--rank-order",
-    type=click.Choice(["pp-first", "dp-first"]),
-    default="pp-first",
-    show_default=True,
-    help="Of MPI processes: consecutive ones are the stages of a replica, or the replicas of a stage.",
+    "pp-first",
+    "dp-first",
+    text="Of MPI processes: consecutive ones are the stages of a replica, or the replicas of a stage.",
 )
-@click.option(
+@choice_option(
     "--reduction",
-    type=click.Choice(["ordered", "mpi"]),
-    default="ordered",
-    show_default=True,
-    help="Sums over MPI: in rank order, the bits of the local engine; or as MPI likes.",
+    "ordered",
+    "mpi",
+    text="Sums over MPI: in rank order, the bits of the local engine; or as MPI likes.",
 )
-@click.option(
+@choice_option(
     "--kernels",
-    type=click.Choice(["fast", "reference", "tiled"]),
-    default="fast",
-    show_default=True,
-    help="BLAS and fused loops; plain numpy; or products and attention tile by tile, through buffers as large as the machine's.",
+    "fast",
+    "reference",
+    "tiled",
+    text="BLAS and fused loops; plain numpy; or products and attention tile by tile, through buffers as large as the machine's.",
 )
 @click.option(
     "--interleave",
@@ -112,7 +106,7 @@ Examples:
 )
 @click.option(
     "--hang-timeout",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=8.0,
     show_default=True,
     metavar="SECONDS",
@@ -130,7 +124,7 @@ Examples:
 @click.option("--eval-data", metavar="TEXT|TOKENS.bin", help="Held-out data. Default: the last part of --data.")
 @click.option(
     "--eval-fraction",
-    type=click.FloatRange(0, 0.5, min_open=True),
+    type=FiniteRange(0, 0.5, min_open=True),
     default=0.05,
     show_default=True,
     help="The part of --data that is held out and never trained on, where there is no --eval-data.",
@@ -147,13 +141,7 @@ Examples:
 )
 @click.option("--plot", metavar="LOSS.svg", help="Write the losses as a picture at the end.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of initial weights and data order. Default: the plan's.")
-@click.option(
-    "--order",
-    type=click.Choice(["shuffled", "sequential"]),
-    default="shuffled",
-    show_default=True,
-    help="Order of the training sequences.",
-)
+@choice_option("--order", "shuffled", "sequential", text="Order of the training sequences.")
 @machine_option
 @json_option
 def command(

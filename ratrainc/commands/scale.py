@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import json_option, machine_option, model_option
+from ratrainc.commands.options import jobs_option, json_option, machine_option, model_option, seconds_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,10 +47,8 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     "--plan", metavar="P.toml", help="Keep this plan's stages and only add replicas. Default: plan anew each time."
 )
 @click.option("--strategy", "strategy_name", metavar="S", help="Default: ratrain.")
-@click.option(
-    "--seconds", type=click.FloatRange(min=0), default=20.0, show_default=True, help="Search time of each point."
-)
-@click.option("--jobs", type=click.IntRange(1, 256), help="Processes. Default: one a core.")
+@seconds_option(20.0, "Search time of each point.")
+@jobs_option()
 @click.option("--plot", metavar="OUT.png|OUT.svg", help="Draw the curve (needs the extra 'plot').")
 @machine_option
 @json_option
@@ -63,7 +60,7 @@ def command(
     plan: str | None,
     strategy_name: str | None,
     seconds: float,
-    jobs: int | None,
+    jobs: int,
     plot: str | None,
     machine: str | None,
     as_json: bool,
@@ -84,7 +81,7 @@ def command(
         machine=machine,
         strategy_name=strategy_name,
         seconds=seconds,
-        jobs=jobs or os.cpu_count() or 1,
+        jobs=jobs,
     )
     fixed = load_plan(plan, config) if plan is not None else None
     with progress(None, "scaling") as (bar, task):

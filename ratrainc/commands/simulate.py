@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.commands.options import json_option, machine_option
+from ratrainc.commands.options import json_option, machine_option, rendezvous_option, sharing_option
 
 _EPILOG = """\b
 Examples:
@@ -19,8 +19,8 @@ Examples:
 @click.command(epilog=_EPILOG)
 @click.argument("file", metavar="FILE.rtx|FILE.rtir")
 @machine_option
-@click.option("--rendezvous", is_flag=True, help="Sends wait for their receives instead of being buffered.")
-@click.option("--sharing/--no-sharing", default=True, show_default=True, help="Overlapping ops share DDR and link.")
+@rendezvous_option
+@sharing_option
 @click.option(
     "--one-core",
     is_flag=True,
