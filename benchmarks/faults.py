@@ -125,7 +125,7 @@ class Bench:
         done = saved_steps(str(save))[0][0]
         if done == STEPS:
             return done, True
-        outcome, losses = self.run(self.folder / "resumed", resume=save, steps=STEPS - done)
+        outcome, losses = self.run(self.folder / f"{save.name}-resumed", resume=save, steps=STEPS - done)
         return done, outcome.exit_code == 0 and losses == self.plain[done:]
 
 

@@ -7,8 +7,10 @@ what is wrong with a newer one.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +73,27 @@ class CheckpointSeries:
         except OSError as error:
             cannot_write(self.directory, error)
 
+    def check_start(self, processes: Processes, step: int, damaged: Collection[str]) -> None:
+        """See that a run that starts after `step` steps does not add to a series that has gone further.
+
+        Later checkpoints that are damaged may be there: the run will replace them. Raises `DiagnosticError` RT092 on all processes.
+        """
+        processes.first_only(lambda: self._check_start(step, {os.path.realpath(found) for found in damaged}))
+
+    def _check_start(self, step: int, damaged: Collection[str]) -> None:
+        later = [
+            (saved, found)
+            for saved, found in saved_steps(self.directory)
+            if saved > step and os.path.realpath(found) not in damaged
+        ]
+        if later:
+            fail(
+                "RT092",
+                f"'{self.directory}' holds {Path(later[0][1]).name}, but this run starts after step {step}: "
+                "to go on later, that one would be taken",
+                help=f"go on from it with --resume {self.directory}, save to another directory, or remove it",
+            )
+
     def save(self, processes: Processes, engine: LocalEngine, step: int, run: dict[str, Any]) -> str:
         """Write the state after `step` steps, and remove checkpoints that are no longer kept; its directory.
 
@@ -89,7 +112,7 @@ class CheckpointSeries:
                 try:
                     seal_shards(folder, model, step, scale, files, run)
                     self._move(folder, target)
-                    self._prune()
+                    self._prune(step)
                 except OSError as error:
                     cannot_write(str(target), error)
 
@@ -118,9 +141,11 @@ class CheckpointSeries:
         if aside.exists():
             shutil.rmtree(aside, ignore_errors=True)
 
-    def _prune(self) -> None:
-        for _, old in saved_steps(self.directory)[self.keep_last :]:
-            shutil.rmtree(old, ignore_errors=True)
+    def _prune(self, step: int) -> None:
+        """Keep the last few up to `step`. Later ones were damaged when the run started, and do not count."""
+        old = [directory for saved, directory in saved_steps(self.directory) if saved <= step]
+        for directory in old[self.keep_last :]:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _in_save(problem: Diagnostic, step: int) -> Diagnostic:
@@ -150,6 +175,8 @@ class Loaded:
     state: TrainingState
     run: dict[str, Any]
     warnings: list[Diagnostic]
+    damaged: tuple[str, ...] = ()
+    """directories of those newer ones"""
 
 
 def load_latest(directory: str, model: ModelConfig, processes: Processes) -> Loaded:
@@ -161,11 +188,11 @@ def load_latest(directory: str, model: ModelConfig, processes: Processes) -> Loa
     if not (Path(directory) / MANIFEST_FILE).exists():
         steps = processes.exchange(processes.together(lambda: saved_steps(directory)))[0]
     if not steps:
-        return _load(directory, model, processes, [])
+        return _load(directory, model, processes)
     warnings: list[Diagnostic] = []
     for index, (_, candidate) in enumerate(steps):
         try:
-            return _load(candidate, model, processes, warnings)
+            loaded = _load(candidate, model, processes)
         except DiagnosticError as error:
             if index + 1 == len(steps):
                 raise
@@ -174,10 +201,12 @@ def load_latest(directory: str, model: ModelConfig, processes: Processes) -> Loa
                 evolve(problem, severity=Severity.WARNING, help=f"using the one before it, {following}")
                 for problem in error.diagnostics
             ]
+            continue
+        return evolve(loaded, warnings=warnings, damaged=tuple(found for _, found in steps[:index]))
     raise AssertionError  # the last candidate is loaded or raises
 
 
-def _load(directory: str, model: ModelConfig, processes: Processes, warnings: list[Diagnostic]) -> Loaded:
+def _load(directory: str, model: ModelConfig, processes: Processes) -> Loaded:
     share = (processes.number, processes.count)
 
     def load() -> tuple[TrainingState, dict[str, Any]]:
@@ -185,7 +214,7 @@ def _load(directory: str, model: ModelConfig, processes: Processes, warnings: li
         return load_checkpoint(directory, model) if version == VERSION else load_shards(directory, model, share=share)
 
     state, run = processes.together(load)
-    return Loaded(directory, state, run, warnings)
+    return Loaded(directory, state, run, [])
 
 
 def latest_weights(directory: str) -> tuple[ModelConfig, WeightSource]:

@@ -250,9 +250,12 @@ def prepare(
     batches = Batches(stream, program.plan, settings.order, seed)
     warnings: list[Diagnostic] = []
     first_step = 0
-    if settings.resume is not None:
-        loaded = load_latest(settings.resume, program.model, processes)
+    loaded = load_latest(settings.resume, program.model, processes) if settings.resume is not None else None
+    if loaded is not None:
         first_step = loaded.state.step
+    if series is not None:
+        series.check_start(processes, first_step, loaded.damaged if loaded else ())
+    if loaded is not None:
         warnings = loaded.warnings + _differences(loaded.run, run_manifest(program, stream, settings, seed))
         engine = processes.make_engine(program, kernels, batches, settings.interleave_seed, settings.threads)
         start_from_state(engine, loaded.state)

@@ -287,3 +287,29 @@ def test_names_that_are_no_steps_are_left_alone(place: str) -> None:
     train(make_program(), 2, save=place, save_every=1, resume=place, keep_last=1)
     assert names(place) == ["notes.txt", "step-00000003", "step-last"]
     assert checkpoint_series.saved_steps(place)[0][0] == 3
+
+
+def test_what_was_just_saved_is_kept_whatever_later_steps_are_there(place: str) -> None:
+    """A later checkpoint that was damaged is no reason to remove the only sound ones."""
+    program = make_program()
+    whole = train(program, 4, save=place, save_every=1, keep_last=4)
+    flip_a_bit(shard(Path(place) / "step-00000004"))
+    shutil.rmtree(Path(place) / "step-00000003")
+    rest = train(program, 1, resume=place, save=place, save_every=1, keep_last=1)
+    assert names(place) == ["step-00000003", "step-00000004"]
+    again = train(program, 1, resume=place)
+    assert losses(rest) + losses(again) == losses(whole)[2:]
+
+
+@pytest.mark.parametrize("resumed", [None, "step-00000001"])
+def test_a_series_that_has_gone_further_is_refused(resumed: str | None, place: str) -> None:
+    """Its later checkpoints would be taken for those of the new run."""
+    train(make_program(), 3, save=place, save_every=1, keep_last=9)
+    before = names(place)
+    with pytest.raises(DiagnosticError) as caught:
+        start(make_program(), 1, save=place, save_every=1, resume=resumed and str(Path(place) / resumed))
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "RT092"
+    assert "step-00000003" in problem.message
+    assert f"--resume {place}" in (problem.help or "")
+    assert names(place) == before
