@@ -41,7 +41,9 @@ class Recorded(MpiEngine):
 class RecordedProcesses(MpiProcesses):
     """Processes whose engines note what they do."""
 
-    def make_engine(self, program: Any, kernels: Any, batches: Any, interleave_seed: int | None) -> MpiEngine:
+    def make_engine(
+        self, program: Any, kernels: Any, batches: Any, interleave_seed: int | None, threads: int
+    ) -> MpiEngine:
         engine = Recorded(program, kernels, batches, self.communicators, reduction=self.reduction)
         engine.events = []
         return engine
