@@ -157,12 +157,12 @@ class TrainingRun:
             timed = self._timed(report, time.perf_counter() - start)
             self.done.append(timed)
             yield timed
+            if not isfinite(report.loss):  # before saving: this state must not take the place of a better one
+                text = f"the loss of step {step} is {report.loss}: the weights have diverged"
+                fail("RT093", text, help="lower the learning rate or lengthen the warm-up")
             every = self.settings.save_every
             if every is not None and self.series is not None and (step + 1) % every == 0:
                 self._save_to(self.series)
-            if not isfinite(report.loss):
-                text = f"the loss of step {step} is {report.loss}: the weights have diverged"
-                fail("RT093", text, help="lower the learning rate or lengthen the warm-up")
 
     def _timed(self, report: StepReport, seconds: float) -> TimedStep:
         """A finished step, evaluated if it is one of those."""

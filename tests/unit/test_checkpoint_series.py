@@ -313,3 +313,17 @@ def test_a_series_that_has_gone_further_is_refused(resumed: str | None, place: s
     assert "step-00000003" in problem.message
     assert f"--resume {place}" in (problem.help or "")
     assert names(place) == before
+
+
+def test_a_loss_that_is_no_number_is_not_saved(place: str) -> None:
+    """The weights before that step were bad already: keeping them would take the place of a checkpoint that is worth something."""
+    run = start(make_program(), 5, save=place, save_every=1, keep_last=1)
+    steps = run.steps()
+    next(steps)
+    next(steps)
+    original = run.engine.run_step
+    run.engine.run_step = lambda step: evolve(original(step), loss=float("nan"))  # type: ignore[method-assign]
+    with pytest.raises(DiagnosticError, match=r"RT093.*diverged"):
+        list(steps)
+    assert names(place) == ["step-00000002"]
+    assert [step.report.step for step in run.done] == [0, 1, 2]
