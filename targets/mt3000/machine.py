@@ -176,6 +176,13 @@ def _built_in_text(name: str) -> str:
     return (resources.files("targets.mt3000") / "machines" / f"{name}.toml").read_text(encoding="utf-8")
 
 
+def _built_in(name: str) -> dict[str, Any]:
+    """What a built-in machine file says, with what it has from its base."""
+    data = tomllib.loads(_built_in_text(name))
+    base = data.pop("base", None)
+    return data if base is None else _built_in(base) | data
+
+
 def parse_machine(text: str, *, file: str) -> Machine:
     """The machine a TOML text describes; where it names a `base`, a built-in machine, what it does not say is as there.
 
@@ -244,8 +251,7 @@ class _Reader:
         if base not in machine_names():
             self.error("base", f"base is a machine that is built in ({', '.join(machine_names())}), got {base!r}")
             self.diagnostics.check()
-        below = tomllib.loads(_built_in_text(base))
-        below.pop("base", None)
+        below = _built_in(base)
         if "name" not in data:
             below.pop("name")
         return self.machine(below | data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from click.testing import CliRunner
 
 from ratrain_ir.diagnostics import DiagnosticError
@@ -33,6 +34,12 @@ def test_what_a_file_does_not_say_is_as_on_its_base() -> None:
     larger, base = parse_machine(text, file="m.toml"), load_machine("mt3000")
     assert {key for key in base.constants if larger.constants[key] != base.constants[key]} == {"ddr_capacity"}
     assert (larger.name, larger.cost, larger.update_engine) == ("larger", base.cost, base.update_engine)
+
+
+@pytest.mark.parametrize("base", machine_names())
+def test_every_built_in_machine_can_be_a_base(base: str) -> None:
+    machine = load_machine(base)
+    assert parse_machine(f'base = "{base}"\nname = "other"\n', file="m.toml") == evolve(machine, name="other")
 
 
 def without(text: str, key: str) -> str:
