@@ -13,7 +13,7 @@ from attrs import field, frozen
 from ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain_ir.files import read_text
 from ratrain_ir.ops import Engine
-from targets.mt3000.op_table import MeasuredOp, OpTable
+from targets.mt3000.op_table import MeasuredOp, OpTable, is_op_key
 
 CERTAINTIES = ("stated", "derived", "assumed", "unverified", "measured", "fitted")
 _UNITS = {
@@ -228,7 +228,7 @@ def _measured_op(entry: Any) -> MeasuredOp | None:
         return None
     key, size, seconds = entry["key"], entry["size"], entry["seconds"]
     numbers = all(isinstance(v, int | float) and 0 <= v <= _MOST for v in (size, seconds))
-    return MeasuredOp(key, float(size), float(seconds)) if isinstance(key, str) and numbers else None
+    return MeasuredOp(key, float(size), float(seconds)) if is_op_key(key) and numbers else None
 
 
 class _Reader:

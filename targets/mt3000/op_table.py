@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from functools import cached_property
 from math import log
+from typing import TypeGuard
 
 from attrs import frozen
 
 MEMBERS_MARK = "*"
 """Between a collective's keyword and the number of its members."""
+_MOST_DIGITS = 18
+
+
+def is_op_key(value: object) -> TypeGuard[str]:
+    """Whether a value is the key of an op; of a collective, it ends with the number of members."""
+    if not isinstance(value, str):
+        return False
+    _, mark, members = value.partition(MEMBERS_MARK)
+    return not mark or (members.isascii() and members.isdigit() and len(members) < _MOST_DIGITS)
 
 
 @frozen

@@ -179,9 +179,15 @@ def test_a_table_that_is_wrong_is_diagnosed() -> None:
     source = (EXAMPLES.parent / "benchmarks" / "a100.toml").read_text()
     with pytest.raises(DiagnosticError, match="goes with a list of"):
         parse_machine(source.replace('"roofline"', '"table"'), file="m.toml")
-    wrong = source.replace('"roofline"', '"table"') + '[[op]]\nkey = "send"\nsize = "big"\nseconds = 1\n'
-    with pytest.raises(DiagnosticError, match="has a key, a size"):
-        parse_machine(wrong, file="m.toml")
+    for op in (
+        'key = "send"\nsize = "big"',
+        "key = 3\nsize = 1",
+        'key = "all_gather*x"\nsize = 1',
+        'key = "a*"\nsize = 1',
+    ):
+        wrong = source.replace('"roofline"', '"table"') + f"[[op]]\n{op}\nseconds = 1\n"
+        with pytest.raises(DiagnosticError, match="has a key, a size"):
+            parse_machine(wrong, file="m.toml")
 
 
 def test_profile_is_refused_over_mpi() -> None:
