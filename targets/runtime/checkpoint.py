@@ -89,7 +89,8 @@ def save_checkpoint(directory: str, model: ModelConfig, state: TrainingState, ma
         beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}{_TEMPORARY}"))
         try:
             _write_files(beside, model, state, manifest)
-            _move_into_place(beside, target)
+            aside = target.with_name(f"{target.name}{_OLD}{beside.name.rpartition('-')[2]}")
+            move_into_place(beside, target, aside)
         except BaseException:
             shutil.rmtree(beside, ignore_errors=True)
             raise
@@ -256,21 +257,23 @@ def _check_tied(model: ModelConfig, embed: BlockState, head: BlockState) -> None
             fail("RT092", f"the two copies of {name} ({kind}) differ: a checkpoint would keep only one of them")
 
 
-def _move_into_place(beside: Path, target: Path) -> None:
-    """Make `beside` the directory `target`; what was there is removed once that is done, and put back if it fails."""
-    if not target.exists():
-        beside.rename(target)
-        sync_folder(target.parent)
-        return
-    aside = target.with_name(f"{target.name}{_OLD}{beside.name.rpartition('-')[2]}")
-    target.rename(aside)
+def move_into_place(beside: Path, target: Path, aside: Path) -> None:
+    """Make `beside` the directory `target`; what was there is removed once that is done, and put back if it fails.
+
+    At `aside`, which does not exist, the old one stands in between. Raises OSError.
+    """
+    replaces = target.exists()
+    if replaces:
+        target.rename(aside)
     try:
         beside.rename(target)
     except BaseException:
-        aside.rename(target)
+        if replaces:
+            aside.rename(target)
         raise
     sync_folder(target.parent)
-    shutil.rmtree(aside, ignore_errors=True)  # the new checkpoint stands, whatever becomes of the old one
+    if replaces:
+        shutil.rmtree(aside, ignore_errors=True)  # the new checkpoint stands, whatever becomes of the old one
 
 
 def sync_file(stream: IO[bytes]) -> None:

@@ -1,7 +1,8 @@
 """A series of checkpoints of one run: a directory with one sharded checkpoint for every step that was saved.
 
 `step-00000040` is the state after 40 steps. It is written as `.writing-00000040` and renamed when every rank's file and the
-manifest are on the disk, so it exists or does not. The last few are kept. Loading takes the newest that is sound, and says
+manifest are on the disk, so it exists or does not. One that is replaced is `.replaced-step-00000040` for that moment, and is taken for
+the checkpoint of its step where a crash has left it alone. The last few are kept. Loading takes the newest that is sound, and says
 what is wrong with a newer one.
 """
 
@@ -26,9 +27,9 @@ from targets.runtime.checkpoint import (
     cannot_write,
     checkpoint_weights,
     load_checkpoint,
+    move_into_place,
     read_manifest,
     saved_model,
-    sync_folder,
 )
 from targets.runtime.checkpoint_shards import SHARDED_VERSION, holds_own_state, load_shards, seal_shards, write_shard
 from targets.runtime.weights import WeightSource, named_parameters_of
@@ -66,7 +67,9 @@ class CheckpointSeries:
                 text = f"'{self.directory}' is a single checkpoint, not a directory of several"
                 fail("RT092", text, help="save to a new directory; --resume takes the one that is there")
             for name in entries:
-                if name.startswith((_WRITING, _REPLACED)):
+                if name.startswith(_WRITING) or (
+                    name.startswith(_REPLACED) and name.removeprefix(_REPLACED) in entries
+                ):
                     shutil.rmtree(place / name)
             (place / f"{_WRITING}probe").mkdir()
             (place / f"{_WRITING}probe").rmdir()
@@ -111,7 +114,10 @@ class CheckpointSeries:
             def commit() -> None:
                 try:
                     seal_shards(folder, model, step, scale, files, run)
-                    self._move(folder, target)
+                    # One of the same step may be there: it was damaged, or is the one this run went on from.
+                    aside = target.with_name(f"{_REPLACED}{target.name}")
+                    move_into_place(folder, target, aside)
+                    shutil.rmtree(aside, ignore_errors=True)  # where a crash had left it alone
                     self._prune(step)
                 except OSError as error:
                     cannot_write(str(target), error)
@@ -130,16 +136,6 @@ class CheckpointSeries:
             folder.mkdir()
         except OSError as error:
             cannot_write(str(folder), error)
-
-    def _move(self, folder: Path, target: Path) -> None:
-        """Give a whole checkpoint its name; one of the same step that is there was damaged, or is of an earlier try."""
-        aside = target.with_name(f"{_REPLACED}{target.name}")
-        if target.exists():
-            target.rename(aside)
-        folder.rename(target)
-        sync_folder(target.parent)
-        if aside.exists():
-            shutil.rmtree(aside, ignore_errors=True)
 
     def _prune(self, step: int) -> None:
         """Keep the last few up to `step`. Later ones were damaged when the run started, and do not count."""
@@ -163,7 +159,13 @@ def saved_steps(directory: str) -> list[tuple[int, str]]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         fail("RT002", f"cannot read the checkpoint '{directory}': {reason}")
-    found = [(int(match[1]), str(Path(directory) / name)) for name in names if (match := _NAME.fullmatch(name))]
+    # A name of its own comes after that of one which was replaced, and counts.
+    place_of = {name.removeprefix(_REPLACED): name for name in sorted(names)}
+    found = [
+        (int(match[1]), str(Path(directory) / place))
+        for name, place in place_of.items()
+        if (match := _NAME.fullmatch(name))
+    ]
     return sorted(found, reverse=True)
 
 

@@ -292,7 +292,7 @@ POINTS = [
             (checkpoint.os, "fsync", 1),
             (checkpoint.os, "fsync", 2),
             (checkpoint.json, "dumps", 0),
-            (checkpoint, "_move_into_place", 0),
+            (checkpoint, "move_into_place", 0),
             (Path, "rename", 0),
         )
     ),

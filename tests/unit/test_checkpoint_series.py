@@ -327,3 +327,41 @@ def test_a_loss_that_is_no_number_is_not_saved(place: str) -> None:
         list(steps)
     assert names(place) == ["step-00000002"]
     assert [step.report.step for step in run.done] == [0, 1, 2]
+
+
+def left_by_a_crash(place: str, renamed: str) -> list[str]:
+    """What a machine leaves that stops after the old checkpoint of a step went aside, before the new one had its name."""
+    train(make_program(), 2, save=place, save_every=1, keep_last=1)
+    folder = Path(place) / "step-00000002"
+    shutil.copytree(folder, Path(place) / ".writing-00000002")
+    folder.rename(Path(place) / renamed)
+    return names(place)
+
+
+def test_the_old_checkpoint_of_a_step_survives_a_crash_while_it_is_replaced(place: str) -> None:
+    left_by_a_crash(place, ".replaced-step-00000002")
+    rest = train(make_program(), 1, save=place, save_every=2, resume=place)
+    assert rest.first_step == 2
+    assert losses(rest) == losses(train(make_program(), 3))[2:]
+
+
+@pytest.mark.parametrize("call", [0, 1])
+def test_an_old_checkpoint_is_put_back_when_the_new_one_cannot_have_its_name(
+    call: int, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(make_program(), 2, save=place, save_every=1, keep_last=1)
+    run = start(make_program(), 1, resume=place, save=place, save_every=1)
+    original, count = Path.rename, [0]
+
+    def failing(path: Path, target: Path) -> Path:
+        count[0] += 1
+        if count[0] == call + 1:
+            raise OSError(errno.EIO, "Input/output error")
+        return original(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", failing)
+        with pytest.raises(DiagnosticError, match="RT002"):
+            run.save()
+    assert names(place) == ["step-00000002"]
+    assert start(make_program(), 1, resume=place).first_step == 2
