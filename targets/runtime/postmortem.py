@@ -76,6 +76,11 @@ class Diagnosis:
         return any(cause.fault.is_conclusive for cause in self.causes)
 
     @property
+    def is_other_work(self) -> bool:
+        """Whether all wait for ranks that start or save: how long that takes, nobody knows."""
+        return bool(self.causes) and all(cause.fault is Fault.OTHER_WORK for cause in self.causes)
+
+    @property
     def verdict(self) -> str:
         """Whether the program or the machine is at fault."""
         faults = {cause.fault for cause in self.causes}

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from targets.runtime.positions import RankPosition
 
 _LOOK_SECONDS = 0.2
+_LONGEST_LOOK = 3 * _LOOK_SECONDS
+"""Of the time between two looks no more counts: a longer one means that the process was suspended, and with it perhaps the whole job."""
 _SLOW_SECONDS = 1.0
 """A single instruction or message that takes longer, and much longer than before, is worth a word."""
 _SLOW_FACTOR = 5.0
@@ -81,8 +83,12 @@ class Watchdog:
         self._inbox, self._outbox = os.pipe2(os.O_NONBLOCK)
         self._before: tuple[int, object] | None = None
         self._progress: object = None
-        self._quiet_since = time.time()
-        self._next_look = 0.0
+        self._looked = time.monotonic()
+        self._quiet = 0.0
+        """Seconds without progress that the watchdog was awake for."""
+        self._next_verdict = _SLOW_SECONDS
+        self._is_excused = False
+        """Whether it was said that a rank takes long over what has no usual time."""
         self._departures = Departures()
         self._departed: set[int] = set()
 
@@ -141,21 +147,35 @@ class Watchdog:
             lost = self.watched.folder.lost() or ([found.number for found in gone], 0.0)
             found = diagnose(self.watched.program, positions, time.time(), only_gone(lost[0]))
             self._end(found, "a rank was lost")
-        now = time.time()
+        if self._is_quiet(positions) and self._quiet >= self._next_verdict:
+            self._judge(positions)
+            self._next_verdict = min(2 * self._quiet, max(self.watched.hang_timeout, self._quiet + 1.0))
+
+    def _is_quiet(self, positions: Sequence[RankPosition]) -> bool:
+        """Whether nothing has got on since the last look; counts the time."""
+        now = time.monotonic()
+        self._quiet += min(now - self._looked, _LONGEST_LOOK)
+        self._looked = now
         progress = [(found.number, *found.progress) for found in positions]
-        if progress != self._progress:
-            self._progress, self._quiet_since, self._next_look = progress, now, _SLOW_SECONDS
-            return
-        quiet = now - self._quiet_since
-        if quiet < self._next_look:
-            return
+        if progress == self._progress:
+            return True
+        self._progress, self._quiet, self._next_verdict, self._is_excused = progress, 0.0, _SLOW_SECONDS, False
+        return False
+
+    def _judge(self, positions: Sequence[RankPosition]) -> None:
+        """End a run that cannot go on, or is too slow to believe in; say what is slow."""
         found = self._diagnosis(positions)
         timeout = self.watched.hang_timeout
-        if quiet >= timeout and (found.is_conclusive or quiet >= _PATIENCE * timeout):
-            self._end(found, f"the run has not got on for {quiet:.1f} s")
-        if self.watched.number == 0 and _is_slow(found, positions):
+        title = f"the run has not got on for {self._quiet:.1f} s"
+        if self._quiet >= timeout and found.is_conclusive:
+            self._end(found, title)
+        elif self._quiet >= _PATIENCE * timeout and not found.is_other_work:
+            self._end(found, f"{title}, ten times --hang-timeout")
+        elif self.watched.number == 0 and self._quiet >= _PATIENCE * timeout and not self._is_excused:
+            self._is_excused = True
+            self._tell(found, title, Severity.WARNING)
+        elif self.watched.number == 0 and _is_slow(found, positions):
             self._tell(found, "straggler", Severity.WARNING)
-        self._next_look = min(2 * quiet, max(timeout, quiet + 1.0))
 
     def _tell(self, found: Diagnosis, title: str, severity: Severity) -> None:
         self.watched.tell(report_of(found, title, severity))

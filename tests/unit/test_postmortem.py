@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +23,7 @@ from ratrain_ir.ops import ENGINES, Engine
 from ratrainc.commands.postmortem import command as postmortem_command
 from ratrainc.supervisor import Supervisor, examine
 from targets.program import CountWait
+from targets.runtime import watchdog
 from targets.runtime.liveness import Liveness, liveness
 from targets.runtime.positions import (
     EnginePosition,
@@ -246,19 +248,88 @@ def test_a_signal_asks_where_the_run_is(tmp_path: Path) -> None:
         told.append(diagnostic)
         heard.set()
 
-    watchdog = run.watchdog(tell)
-    assert watchdog is not None
+    watching = run.watchdog(tell)
+    assert watching is not None
     before = signal.getsignal(signal.SIGUSR1)
-    watchdog.start()
+    watching.start()
     try:
         list(run.steps())
         os.kill(os.getpid(), signal.SIGUSR1)
         assert heard.wait(10)
     finally:
-        watchdog.stop()
+        watching.stop()
     assert "where the run is" in told[0].message
     assert len([note for note in told[0].notes if "between steps, after step 0" in note.message]) == 4
     assert signal.getsignal(signal.SIGUSR1) is before
+
+
+class Watching:
+    """A watchdog whose looks and clock the test makes; it ends nothing."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.told: list[Diagnostic] = []
+        self.ended: list[str] = []
+        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now, sleep=lambda _: None)
+        monkeypatch.setattr(watchdog, "time", clock)
+        watched = watchdog.Watched(PROGRAMS["2x2"], RunFolder(str(tmp_path)), [], 0, 8.0, self.told.append)
+        self.dog = watchdog.Watchdog(watched)
+        monkeypatch.setattr(self.dog, "_end", lambda found, title: self.ended.append(title))
+
+    def look(self, positions: list[RankPosition], *, seconds: float, every: float = 0.2) -> None:
+        """Look at the same positions for some time, until the run is ended."""
+        until = self.now + seconds
+        while self.now < until and not self.ended:
+            self.now += every
+            self.dog._look(positions)
+
+
+def stuck_since(now: float) -> list[RankPosition]:
+    """All ranks wait for an instruction that has begun at a moment."""
+    found = []
+    for position in seen(standstill(PROGRAMS["2x2"], 1, 0, 3), 1, 0, 3):
+        engines = {engine: evolve(at, since=now) for engine, at in position.engines.items()}
+        found.append(evolve(position, engines=engines, heartbeat=now, since=now))
+    return found
+
+
+def test_an_instruction_that_does_not_come_back_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching = Watching(tmp_path, monkeypatch)
+    watching.look(stuck_since(watching.now), seconds=7.5)
+    assert not watching.ended
+    watching.look(stuck_since(watching.now), seconds=2)
+    assert watching.ended
+
+
+def test_a_run_that_was_suspended_does_not_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch system may stop a whole job for hours; nobody looked meanwhile, and nothing could get on."""
+    watching = Watching(tmp_path, monkeypatch)
+    positions = stuck_since(watching.now)
+    watching.look(positions, seconds=1)
+    watching.look(positions, seconds=3600, every=3600)
+    watching.look(positions, seconds=5)
+    assert not watching.ended
+
+
+def test_saving_may_take_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk may be slow: a run that is ended while it saves would never get past that step."""
+    watching = Watching(tmp_path, monkeypatch)
+    saving = [evolve(position, phase=RankPhase.SAVING) for position in stuck_since(watching.now)]
+    watching.look(saving, seconds=600)
+    assert not watching.ended
+    (warning,) = watching.told
+    assert "saving" in warning.message
+
+
+def test_what_is_slow_ends_the_run_in_the_end_and_the_way_out_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watching = Watching(tmp_path, monkeypatch)
+    slow = [evolve(position, longest_compute=0.0) for position in stuck_since(watching.now)]
+    watching.look(slow, seconds=79)
+    assert not watching.ended
+    watching.look(slow, seconds=2)
+    assert "--hang-timeout" in watching.ended[0]
 
 
 KILLED = """
