@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from errno import EISDIR
 from pathlib import Path
 from typing import IO
 
@@ -87,6 +88,19 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
     except BaseException:
         Path(beside).unlink(missing_ok=True)
         raise
+
+
+def check_writable(path: str) -> None:
+    """Raise `DiagnosticError` RT002 where no file can be written: good to know before the work whose result goes there."""
+    target = _resolved(path)
+    if target.exists() and not target.is_file() and not target.is_dir():
+        return  # a device or pipe: opening it could wait for a reader
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        tempfile.TemporaryFile(dir=target.parent).close()
+    except OSError as error:
+        fail("RT002", f"cannot write '{path}': {error.strerror}")
 
 
 def write_lines(path: str, lines: Iterable[str]) -> None:

@@ -132,10 +132,12 @@ def simulate_with_timeline(
 
 
 def load(path: str, *, machine: str | Machine | None = None) -> Program:
-    """A program from a `.rtx`, or from a `.rtir`, which is verified and emitted first.
+    """A program from a `.rtx`, or from a `.rtir`, which is verified and emitted first, for `machine` where one is given.
 
-    Raises `DiagnosticError` where the file is not sound.
+    Raises `DiagnosticError` where the file, or that of the machine, is not sound.
     """
+    if isinstance(machine, str):
+        machine = load_machine(machine)
     if path.endswith(".rtir"):
         module = load_schedule(path)
         check(module)

@@ -160,7 +160,9 @@ def _kernel_cache() -> Fact:
     except RuntimeError as error:  # numba found no place at all
         return Fact(version, f"{error}; {way_out}", stops_a_run=True)
     compiled = (value.stats for value in vars(fast_rows).values() if hasattr(value, "stats"))
-    folder = next(stats.cache_path for stats in compiled if stats.cache_path is not None)
+    folder = next((stats.cache_path for stats in compiled if stats.cache_path is not None), None)
+    if folder is None:
+        return Fact(f"{version} compiles nothing", "kernels run as plain Python, very slowly: unset NUMBA_DISABLE_JIT")
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -13,6 +13,7 @@ import click
 from attrs import define, frozen
 
 from ratrain_ir.diagnostics import Diagnostic, fail
+from ratrain_ir.files import check_writable
 from ratrainc.cli import EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED
 from ratrainc.console import errors, output, progress, say, size_text, status
 from ratrainc.loss_plot import Curves, chart_lines, write_svg
@@ -122,6 +123,8 @@ def run_training(
     for warning in run.warnings:
         click.echo(warning.render(), err=True)
     _draw(run, plot)  # a place that cannot be written is refused before the first step
+    if profile_path is not None:
+        check_writable(profile_path)
     stop = _StopAsked()
     start = time.perf_counter()
     with _log_file(log) as stream_out, _on_interrupt(stop), threadpool_limits(limits=1), _watching(run):

@@ -69,8 +69,14 @@ def command(
 
     With --profile the machine is this one: a table of the seconds of every op that ran, and rates fitted to them for others.
     """
+    from ratrain_ir.files import check_writable
+
     if (rows is None) == (profile is None):
         raise click.UsageError("give --rows or --profile")
+    if profile is not None and names:
+        raise click.UsageError("--fit goes with --rows: with --profile the rates are fitted")
+    if output is not None:
+        check_writable(output)
     if profile is not None:
         _calibrate_profile(profile, name, output, as_json=as_json)
         return

@@ -34,6 +34,10 @@ def command(file: str | None, model: str | None, plan: str | None, machine: str 
         raise click.UsageError("--model and --plan belong together")
     if file is not None and plan is not None:
         raise click.UsageError("a file and --plan exclude each other")
+    if machine is not None and file is None and plan is None:
+        raise click.UsageError(
+            "--machine goes with a file or with --model and --plan: nothing is compiled without them"
+        )
     from ratrainc.console import print_json, say, status
     from ratrainc.machine_facts import machine_facts, program_fact
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from targets.runtime.positions import RunFolder
 
 _EPILOG = """\b
 Examples:
@@ -33,15 +40,26 @@ def command(ranks: int, mpirun: str | None, file: str, words: tuple[str, ...]) -
     from targets.runtime.checkpoint_series import RUN_FOLDER
     from targets.runtime.positions import RunFolder
 
-    save, folder = _value_of("--save", words), _value_of("--run-dir", words)
-    if folder is None:
-        folder = str(Path(save) / RUN_FOLDER) if save else tempfile.mkdtemp(prefix="ratrain-")
-        words = (*words, "--run-dir", folder)
     launcher, variables = mpi_command(ranks, mpirun)
+    save, given = _value_of("--save", words), _value_of("--run-dir", words)
+    place = given or (str(Path(save) / RUN_FOLDER) if save else None)
     advice = f"nothing that was saved is lost: go on with --resume {save}" if save else None
-    supervisor = Supervisor(RunFolder(folder), advice)
-    run = [sys.executable, "-m", "ratrainc", "run", file, *words, "--engine", "mpi"]
-    return supervisor.run([*launcher, *run], variables)
+    with nullcontext(RunFolder(place)) if place else _temporary_folder() as folder:
+        run = [sys.executable, "-m", "ratrainc", "run", file, *words, "--run-dir", folder.directory, "--engine", "mpi"]
+        return Supervisor(folder, advice).run([*launcher, *run], variables)
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[RunFolder]:
+    """A folder for the ranks' positions; it stays only where there is something to look into."""
+    from targets.runtime.positions import RunFolder
+
+    folder = RunFolder(tempfile.mkdtemp(prefix="ratrain-"))
+    try:
+        yield folder
+    finally:
+        if not folder.report():
+            shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def _value_of(option: str, words: tuple[str, ...]) -> str | None:

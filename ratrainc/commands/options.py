@@ -11,6 +11,8 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST_JOBS = 256
+_MOST_STEPS = 10**9
+"""Beyond it, the time that is left could not be told as a date."""
 
 
 class FiniteRange(click.FloatRange):
@@ -40,6 +42,11 @@ def model_option(*, required: bool) -> Callable[[F], F]:
     """`--model`."""
     text = "A preset (llama-2-7b, baichuan2-13b, qwen2.5-32b, llama-2-70b, ...) or a Hugging Face config.json."
     return click.option("--model", required=required, metavar="M", help=text)
+
+
+def steps_option(default: int, text: str) -> Callable[[F], F]:
+    """`--steps`: the length of a run."""
+    return click.option("--steps", type=click.IntRange(1, _MOST_STEPS), default=default, show_default=True, help=text)
 
 
 def seconds_option(default: float, text: str) -> Callable[[F], F]:

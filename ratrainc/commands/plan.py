@@ -102,6 +102,7 @@ def command(
         raise click.UsageError("--quick, --smallest and --exhaustive exclude one another")
     if global_batch is None and not smallest:
         raise click.UsageError("--global-batch is missing")
+    from ratrain_ir.files import check_writable, write_lines
     from ratrain_ir.frontend.model_config import load_model
     from ratrainc.console import print_json
     from ratrainc.planner.machines import parse_changes
@@ -109,6 +110,8 @@ def command(
     from ratrainc.planner.requests import planning_request
     from ratrainc.planner.scenarios import scenario_json, show_scenarios
 
+    if output is not None:
+        check_writable(output)
     request = planning_request(
         load_model(model),
         clusters,
@@ -132,8 +135,6 @@ def command(
         no_plan(answer)
     scenarios = [_scenario(answer, text, values, quick=quick) for text, values in changes]
     if output is not None:
-        from ratrain_ir.files import write_lines
-
         write_lines(output, plan_file(answer, answer.best, model).splitlines())
     if as_json:
         what_if = {"what_if": [scenario_json(s) for s in scenarios]} if scenarios else {}

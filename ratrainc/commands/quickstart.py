@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from ratrainc.commands.options import steps_option
+
 _EPILOG = """\b
 Examples:
   ratrainc quickstart
@@ -15,7 +17,7 @@ _EVAL_BATCHES = 4
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--steps", type=click.IntRange(min=1), default=120, show_default=True, help="Training steps.")
+@steps_option(120, "Training steps.")
 @click.option("--keep", metavar="DIR", help="Keep schedule, program, log and loss plot in this directory.")
 def command(steps: int, keep: str | None) -> int:
     """Plan, compile, verify, time and train a small LLaMA on real text: 2 stages x 2 replicas, all on this machine.

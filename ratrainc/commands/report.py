@@ -25,12 +25,14 @@ def command(file: str, output: str, machine: str | None, rendezvous: bool, shari
     It shows when every op runs on every engine, where every tensor lies in DDR and when, the live bytes against the capacity, the
     bubbles by cause, the plan and the machine. All times are simulated.
     """
+    from ratrain_ir.files import check_writable
     from ratrainc import api
     from ratrainc.console import say, size_text, status
     from ratrainc.report.page import write_report
     from targets.mt3000.machine import load_machine
     from targets.program_verifier import check_program
 
+    check_writable(output)
     given = load_machine(machine) if machine else None
     with status(f"simulating {file}"):
         program = api.load(file, machine=given)

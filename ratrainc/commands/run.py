@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ratrainc.commands.options import FiniteRange, choice_option, json_option, machine_option
+from ratrainc.commands.options import FiniteRange, choice_option, json_option, machine_option, steps_option
 
 if TYPE_CHECKING:
     from targets.runtime.kernels import KernelName
@@ -23,6 +23,8 @@ Examples:
   mpirun -n 4 ratrainc run tiny.rtx --steps 100 --engine mpi   a process a rank, the same losses
 """
 
+_MOST_THREADS = 1 << 16
+
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", metavar="FILE.rtx|FILE.rtir")
@@ -37,13 +39,7 @@ Examples:
     help="Element type of a .bin file; by default the vocabulary decides.",
 )
 @click.option("--tokenizer", metavar="TOKENIZER.json", help="Tokenise text with this; by default a byte is a token.")
-@click.option(
-    "--steps",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Steps to run; further ones with --resume.",
-)
+@steps_option(10, "Steps to run; further ones with --resume.")
 @choice_option(
     "--engine", "local", "mpi", text="Where ranks run: all in this process, or each in its own, started by mpirun."
 )
@@ -74,7 +70,7 @@ Examples:
 )
 @click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, _MOST_THREADS),
     help="With more than one, engines run side by side, and each rank's kernels share its part of them. Default: one a core.",
 )
 @click.option(

@@ -27,6 +27,8 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
         raise click.BadParameter(f"'{text}' is no list of numbers like 256,512") from None
     if any(not 1 <= count <= 1 << 16 for count in counts):
         raise click.BadParameter("numbers of clusters are from 1 to 65536")
+    if len({*counts}) < len(counts):
+        raise click.BadParameter("a number of clusters is given twice")
     return counts
 
 
@@ -66,12 +68,15 @@ def command(
     as_json: bool,
 ) -> None:
     """Show how throughput grows with the number of clusters when each has as much to do. All times are simulated."""
+    from ratrain_ir.files import check_writable
     from ratrain_ir.frontend.model_config import load_model
     from ratrain_ir.frontend.plan import load_plan
     from ratrainc.console import print_json, progress
     from ratrainc.planner.requests import planning_request
     from ratrainc.planner.scaling import draw, fixed_points, planned_points, point_json
 
+    if plot is not None:
+        check_writable(plot)
     config = load_model(model)
     request = planning_request(
         config,

@@ -41,21 +41,24 @@ def command(
 
     `ratrainc explain FILE --time` says where the time goes.
     """
+    from ratrain_ir.files import check_writable
     from ratrainc import api
     from ratrainc.console import print_json, status
     from targets.mt3000.machine import load_machine
     from targets.program_verifier import check_program
 
+    if one_core and trace is not None:
+        raise click.UsageError("--one-core is a sum: it has no timeline to trace")
+    if trace is not None:
+        check_writable(trace)
     chosen = load_machine(machine) if machine else None
     with status(f"simulating {file}"):
         program = api.load(file, machine=chosen)
         check_program(program)
     if one_core:
-        if trace is not None:
-            raise click.UsageError("--one-core is a sum: it has no timeline to trace")
         from targets.mt3000.simulation import one_core_step_seconds
 
-        used = chosen or load_machine(program.target)
+        used = chosen or api.machine_of(program)
         seconds = one_core_step_seconds(program, used)
         tokens = program.plan.tokens_per_step / seconds
         if as_json:

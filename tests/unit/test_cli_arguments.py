@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from ratrainc.cli import main
@@ -37,3 +44,95 @@ def test_numbers_that_are_not_finite_are_refused(
 ) -> None:
     assert main([*words, number]) == 2
     assert words[-1] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "a.rtx", "--steps", "100000000000000000000"),
+        ("run", "a.rtx", "--threads", "100000000000000000000"),
+        ("quickstart", "--steps", "100000000000000000000"),
+        ("scale", *SEARCH[:2], "--clusters", "4,8,4"),
+        ("doctor", "--machine", "mt3000"),
+        ("calibrate", "--profile", "p.json", "--fit", "launch"),
+        ("simulate", "a.rtx", "--one-core", "--trace", "t.json"),
+    ],
+)
+def test_words_that_cannot_be_meant_are_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    assert main([*words]) == 2
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert "Error:" in shown.err
+
+
+@pytest.mark.parametrize("words", [("run", "--steps", "1"), ("doctor",), ("simulate",), ("report", "-o", "r.html")])
+def test_a_machine_that_is_not_there_is_refused(
+    program: str, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert main([words[0], program, *words[1:], "--machine", "nosuch.toml"]) == 1
+    assert "nosuch.toml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [(), ("--one-core",), ("--json",)])
+def test_a_program_for_an_unknown_machine_needs_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    source = 'base = "mt3000"\nname = "elsewhere"\n'
+    (tmp_path / "elsewhere.toml").write_text(source)
+    path = str(tmp_path / "a.rtx")
+    machine = ("--machine", str(tmp_path / "elsewhere.toml"))
+    assert main(["compile", "--model", MODEL, "--plan", PLAN, *machine, "-o", path]) == 0
+    assert main(["simulate", path, *words]) == 1
+    assert "give its file with --machine" in capsys.readouterr().err
+    assert main(["simulate", path, *machine, *words]) == 0
+
+
+OUTPUTS = (
+    ("plan", "--model", "missing", "--clusters", "4", "--global-batch", "16", "-o"),
+    ("scale", "--model", "missing", "--clusters", "4", "--plot"),
+    ("calibrate", "--rows", "missing.csv", "--fit", "launch", "-o"),
+    ("calibrate", "--profile", "missing.json", "-o"),
+    ("simulate", "missing.rtx", "--trace"),
+    ("report", "missing.rtx", "-o"),
+)
+
+
+@pytest.mark.parametrize("words", OUTPUTS)
+def test_places_that_cannot_be_written_are_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    for place in (tmp_path / "nowhere" / "out.svg", tmp_path):
+        assert main([*words, str(place)]) == 1
+        shown = capsys.readouterr().err
+        assert f"cannot write '{place}'" in shown
+        assert "missing" not in shown
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_profile_that_cannot_be_written_is_refused_before_the_first_step(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", program, "--steps", "1", "--profile", str(tmp_path / "nowhere" / "p.json")]) == 1
+    shown = capsys.readouterr()
+    assert "cannot write" in shown.err
+    assert "step" not in shown.out
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_launch_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    launcher = tmp_path / "mpirun"
+    launcher.write_text(f"#!/bin/sh\nexit {code}\n")
+    launcher.chmod(0o755)
+    places = tmp_path / "temporary"
+    places.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(places))
+    assert main(["launch", "-n", "1", "--mpirun", str(launcher), "a.rtx"]) == code
+    assert not list(places.iterdir())
+
+
+def test_doctor_says_that_nothing_is_compiled() -> None:
+    words = [sys.executable, "-m", "ratrainc", "doctor", "--json"]
+    variables = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    found = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "NUMBA_DISABLE_JIT" in json.loads(found.stdout)["facts"]["kernel cache"]["remark"]
