@@ -123,3 +123,8 @@ def instructions(program: Program, keyword: str) -> Iterator[tuple[int, Engine, 
             for position, instruction in enumerate(stream):
                 if instruction.keyword == keyword:
                     yield stage, engine, position, instruction
+
+
+def swap_neighbours(items: list[Any], first_one: int) -> None:
+    """Swap two neighbours of a list."""
+    items[first_one], items[first_one + 1] = items[first_one + 1], items[first_one]
