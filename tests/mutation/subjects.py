@@ -16,23 +16,12 @@ from ratrainc.strategies import strategy
 from targets.mt3000.machine import Machine, load_machine
 from targets.program import Program, ProgramStage
 from tests.unit.tiny_runs import OPTIMIZER, make_plan
+from tests.unit.toys import UNEVEN
 
 if TYPE_CHECKING:
     from ratrain_ir.module import Module
 
-MODEL = ModelConfig(
-    name="toy",
-    family="llama",
-    vocab_size=61,
-    hidden_size=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    ffn_size=48,
-    norm_eps=1e-5,
-    rope_theta=10000.0,
-)
+MODEL = evolve(UNEVEN, hidden_size=32, layers=2, head_dim=8, ffn_size=48)
 TIED = evolve(MODEL, tied_embeddings=True)
 DEEP = evolve(MODEL, layers=3)
 CLIPPED = evolve(OPTIMIZER, clip="global", max_norm=0.5)

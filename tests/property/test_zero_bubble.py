@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from passes.manager import PassManager
 from passes.unit_run import Computation, unit_run
 from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Optimizer, Plan, check_plan
 from ratrain_ir.graph import finish_times, module_graph, op_at
 from ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Forward, Recv, Send
@@ -18,6 +17,7 @@ from ratrain_ir.schedules import Action, ActionKind, in_flight_bound, schedule_1
 from ratrain_ir.testing import invariants
 from ratrain_ir.testing.fake_target import FakeTarget
 from ratrain_ir.testing.strategies import cases
+from tests.unit.toys import TOY
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 HALF_I, HALF_W = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
@@ -25,7 +25,7 @@ SHAPES = st.integers(1, 12).flatmap(
     lambda stages: st.tuples(st.just(stages), st.integers(1, 24), st.integers(0, stages - 1))
 )
 DELAYS = st.none() | st.integers(0, 12)
-MODEL = ModelConfig("toy", "llama", 64, 8, 4, 2, 1, 4, 8, 1e-5)
+MODEL = evolve(TOY, layers=4)
 
 
 def word(actions: list[Action]) -> str:

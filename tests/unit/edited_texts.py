@@ -14,14 +14,13 @@ from attrs import frozen
 from passes.manager import PassManager
 from ratrain_ir.diagnostics import Diagnostic, Diagnostics
 from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Optimizer, Plan
 from ratrain_ir.parser import parse_module
 from ratrain_ir.printer import print_module
 from ratrain_ir.testing.fake_target import FakeTarget
 from ratrain_ir.verifier import verify
+from tests.unit.toys import TOY as MODEL
 
-MODEL = ModelConfig("toy", "llama", 64, 8, 2, 2, 1, 4, 8, 1e-5)
 TIED = attrs.evolve(MODEL, tied_embeddings=True)
 DEEP = attrs.evolve(MODEL, layers=3)
 PLAN = Plan(2, 2, (1,), 1, 2, 4)

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from passes.manager import PassManager
 from ratrain_ir.diagnostics import Diagnostic, DiagnosticError
 from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
 from ratrain_ir.parser import parse_module, read_module
 from ratrain_ir.printer import print_module
 from ratrain_ir.testing.fake_target import FakeTarget
 from ratrain_ir.verifier import check
+from tests.unit.toys import TOY as MODEL
 
-MODEL = ModelConfig("toy", "llama", 64, 8, 2, 2, 1, 4, 8, 1e-5)
 PLAN = Plan(2, 2, (1,), 1, 2, 4)
 
 

@@ -17,17 +17,17 @@ from passes.recompute import RecomputePass
 from passes.registry import PASSES, PROVIDERS, pass_class
 from ratrain_ir.diagnostics import Diagnostic, DiagnosticError
 from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
 from ratrain_ir.ops import Engine, Release, Update
 from ratrain_ir.parser import parse_module
 from ratrain_ir.printer import print_module
 from ratrain_ir.testing.fake_target import FakeTarget
+from tests.unit.toys import TOY as MODEL
 
 if TYPE_CHECKING:
+    from ratrain_ir.frontend.model_config import ModelConfig
     from ratrain_ir.module import Module
 
-MODEL = ModelConfig("toy", "llama", 64, 8, 2, 2, 1, 4, 8, 1e-5)
 PLAN = Plan(2, 2, (1,), 1, 2, 4)
 
 

@@ -12,7 +12,7 @@ import pytest
 from attrs import evolve
 
 from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.model_config import ModelConfig, load_model
+from ratrain_ir.frontend.model_config import load_model
 from ratrain_ir.frontend.plan import check_plan, parse_plan
 from ratrainc.cli import main
 from ratrainc.planner.answer import Request
@@ -28,19 +28,9 @@ from ratrainc.planner.space import Shape, shapes
 from ratrainc.planner.variants import is_tunable, variants
 from ratrainc.strategies import strategy
 from targets.mt3000.machine import load_machine
+from tests.unit.toys import UNEVEN
 
-MODEL = ModelConfig(
-    "small",
-    "llama",
-    vocab_size=1000,
-    hidden_size=64,
-    layers=3,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    ffn_size=160,
-    norm_eps=1e-5,
-)
+MODEL = evolve(UNEVEN, name="small", vocab_size=1000, hidden_size=64, head_dim=16, ffn_size=160)
 # As on the real machine a layer takes longer than its launches, and the link matters.
 SLOW = {"fp16_peak": 1e10, "ddr_bandwidth": 1e9, "link_bandwidth": 1e8, "collective_chunk": 4096.0}
 

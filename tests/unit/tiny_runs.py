@@ -15,25 +15,12 @@ from ratrainc.strategies import strategy
 from targets.runtime.data import TokenStream
 from targets.runtime.kernels import kernel_set
 from targets.runtime.training import RunSettings, TrainingRun, prepare
+from tests.unit.toys import UNEVEN as MODEL
 
 if TYPE_CHECKING:
     from ratrain_ir.ops import Engine
     from targets.program import Instruction, Program
 
-MODEL = ModelConfig(
-    name="toy",
-    family="llama",
-    vocab_size=61,
-    hidden_size=24,
-    layers=3,
-    heads=4,
-    kv_heads=2,
-    head_dim=6,
-    ffn_size=40,
-    norm_eps=1e-5,
-    rope_theta=10000.0,
-)
-"""No width is a multiple of 64, so that padding is everywhere."""
 
 OPTIMIZER = Optimizer(lr=5e-3, warmup_steps=3)
 
