@@ -58,7 +58,7 @@ class PassContext:
     _seconds: dict[object, float] = field(factory=dict, init=False, repr=False)
 
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
-        """The target's seconds of an op, asked once for ops that work on the same kinds and types of tensors."""
+        """The target's seconds of an op, asked once for ops that do the same on the same engine to tensors of the same kinds and types."""
         found = self._seconds.get(op)
         if found is None:
             like = _likeness(op)
@@ -76,7 +76,7 @@ def _likeness(op: Op) -> object:
         tuple((t.slot if t.kind is StateKind.SAVED else t.kind, id(t.type)) for t in tensors)
         for tensors in (op.reads, op.writes, op.updates)
     )
-    return type(op), unit and unit.kind, getattr(op, "group", None), operands
+    return type(op), op.engine, unit and unit.kind, getattr(op, "group", None), operands
 
 
 def default_text(option: Attribute[Any]) -> str:

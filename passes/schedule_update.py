@@ -29,7 +29,7 @@ from attrs import define, field, frozen
 
 from passes.overlap import ListTimes, list_times
 from passes.pass_base import Pass, PassContext
-from passes.trial import with_workspace
+from passes.trial import prepared, with_workspace
 from ratrain_ir.blocks import Block, stage_blocks
 from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import Engine, Op, Tensor, Update
@@ -118,7 +118,8 @@ class _Rescheduling:
                 heapq.heappush(ready, (self.rank[window.update.block], len(coming)))
             window = windows[heapq.heappop(ready)[1]]
             order.append(window)
-            now += self.context.op_seconds(self.module, self.stage, window.update)
+            update = prepared(self.module, self.stage, window.update, self.context)
+            now += self.context.op_seconds(self.module, self.stage, update)
         return order
 
     def windows(self) -> list[_Window]:

@@ -27,15 +27,20 @@ def with_workspace(module: Module, stage: Stage, context: PassContext) -> Stage:
     An op gets the same copy in every trial.
     """
     copy = Stage(stage.index, dict(stage.tensors), [], stage.line)
-    prepared = context.prepared
     for op in stage.ops:
-        found = prepared.get(op)
-        if found is None:
-            found = prepared[op] = _prepared(module, stage, op, context)
+        found = prepared(module, stage, op, context)
         for tensor in found.scratch:
             copy.tensors.setdefault(tensor.name, tensor)
         copy.ops.append(found)
     return copy
+
+
+def prepared(module: Module, stage: Stage, op: Op, context: PassContext) -> Op:
+    """An op with the workspace and on the engine the target will ask for; the same one each time."""
+    found = context.prepared.get(op)
+    if found is None:
+        found = context.prepared[op] = _prepared(module, stage, op, context)
+    return found
 
 
 def _prepared(module: Module, stage: Stage, op: Op, context: PassContext) -> Op:
