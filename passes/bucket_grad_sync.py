@@ -86,16 +86,18 @@ class _Bucketing:
 
     def run(self) -> None:
         open_ops: list[GradSync] = []
+        size = 0
         last_writer: dict[Tensor, int] = {}
         key: object = None
         for position, op in enumerate(self.stage.ops):
             if isinstance(op, ReduceScatter) or (type(op) is AllReduce and op.group is Group.REPLICAS):
                 self.joined.add(position)
-                if open_ops and (self.key(op) != key or self.is_full(open_ops, op)):
+                if open_ops and (self.key(op) != key or self.is_full(size, open_ops[-1], op)):
                     self.close(open_ops, last_writer)
-                    open_ops = []
+                    open_ops, size = [], 0
                 key = self.key(op)
                 open_ops.append(op)
+                size += sum(t.type.nbytes for t in _gradients(op))
                 continue
             if isinstance(op, WeightGradientOp):  # `all_reduce ends` writes gradients too, but only reduced ones
                 last_writer.update((t, position) for t in op.writes + op.updates if t.kind is StateKind.GRAD)
@@ -115,15 +117,12 @@ class _Bucketing:
         """Reductions of equal key may share a bucket."""
         return op.micro_batch if isinstance(op, ReduceScatter) else None
 
-    def is_full(self, ops: list[GradSync], following: GradSync) -> bool:
-        """Whether a bucket ends before the next reduction: it has its bytes, and no layer is torn where layers count."""
+    def is_full(self, size: int, last: GradSync, following: GradSync) -> bool:
+        """Whether a bucket of so many bytes ends before the next reduction: it has its bytes, and no layer is torn where layers count."""
         if self.unit == "stage":
             return False
-        torn = self.unit == "layer" and ops[-1].blocks[-1].layer == following.blocks[0].layer
-        return self.size(ops) >= self.limit and not torn
-
-    def size(self, ops: list[GradSync]) -> int:
-        return sum(t.type.nbytes for op in ops for t in _gradients(op))
+        torn = self.unit == "layer" and last.blocks[-1].layer == following.blocks[0].layer
+        return size >= self.limit and not torn
 
     def close(self, ops: list[GradSync], last_writer: dict[Tensor, int]) -> None:
         position = max(last_writer[t] for op in ops for t in _gradients(op))

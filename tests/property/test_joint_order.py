@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from attrs import evolve
 
+from passes import bucket_grad_sync
 from passes.bucket_grad_sync import LIMITS, BucketGradSyncPass
 from passes.manager import PassManager
 from passes.pass_base import PassContext
@@ -19,8 +20,11 @@ from targets.mt3000.target import Mt3000Target
 from tests.unit.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:
+    from passes.bucket_grad_sync import GradSync
     from ratrain_ir.module import Module
+    from ratrain_ir.ops import Tensors
 
+MANY = evolve(MODEL, layers=60)
 LAYERS = evolve(MODEL, layers=4)
 ONE_BY_ONE = "place-{},bucket-grad-sync,schedule-update,insert-prefetch,recompute{{policy=auto placement=forward-side}}"
 STATES = (
@@ -101,3 +105,19 @@ def test_auto_takes_small_buckets_where_they_hide_and_large_ones_where_latency_r
     assert auto.fitted(module, stage, PassContext(fast)) == LIMITS[0]
     assert auto.fitted(module, stage, PassContext(far)) > LIMITS[0]
     assert auto.rewrite(module, stage, PassContext(far)) == 1
+
+
+def test_a_bucket_of_many_blocks_takes_no_quadratic_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = lower(MANY, make_plan(MANY, pp=1, micro_batches=1, zero=2, reduce="each-micro-batch"))
+    reductions = sum(isinstance(op, ReduceScatter) for op in module.stages[0].ops)
+    gradients, looked_at = bucket_grad_sync._gradients, 0
+
+    def counted(op: GradSync) -> Tensors:
+        nonlocal looked_at
+        looked_at += 1
+        return gradients(op)
+
+    monkeypatch.setattr(bucket_grad_sync, "_gradients", counted)
+    target = Mt3000Target(load_machine(None))
+    assert BucketGradSyncPass(1 << 40).rewrite(module, module.stages[0], PassContext(target)) == 1
+    assert looked_at <= 3 * reductions
