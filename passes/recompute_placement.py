@@ -95,9 +95,8 @@ class _Mover:
 
     def rebuilt(self, windows: int) -> list[Op]:
         """The list with the moves of the first so many windows made."""
-        moved = dict(islice(self.moved.items(), windows))
-        going = {id(op) for ops in moved.values() for op in ops}
-        waiting = moved
+        waiting = dict(islice(self.moved.items(), windows))
+        going = {id(op) for ops in waiting.values() for op in ops}
         ops: list[Op] = []
         for op in self.stage.ops:
             if isinstance(op, InputGradientOp) and op.micro_batch in waiting:

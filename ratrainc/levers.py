@@ -133,7 +133,8 @@ def _replace_pass(setting: Setting, names: tuple[str, ...], change: Callable[[Pa
 
 def _with_policy(setting: Setting, policy: str) -> Setting | None:
     def with_policy(item: Pass) -> Pass:
-        return attrs.evolve(item, policy=policy) if isinstance(item, JointOrderPass) else RecomputePass(policy=policy)
+        assert isinstance(item, JointOrderPass | RecomputePass)
+        return attrs.evolve(item, policy=policy)
 
     return _replace_pass(setting, ("recompute", "joint-order"), with_policy)
 

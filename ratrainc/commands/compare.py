@@ -158,7 +158,9 @@ def _show(rows: list[dict[str, Any]], capacity: int, where: str) -> None:
             tail = seconds_text(row["exposed_tail_seconds"])
             times = [seconds_text(row["step_seconds"]), f"{row['tokens_per_second']:,.0f}", tail, speedup]
         else:
-            times = [f"lacks {size_text(row['peak_bytes'] - capacity)}", "-", "-", "-"]
+            lacking = row["peak_bytes"] - capacity
+            # what is live may fit where no placement of it was found
+            times = [f"lacks {size_text(lacking)}" if lacking > 0 else "not placed", "-", "-", "-"]
         plan = [_plan_text(row["plan"])] if planned else []
         shown.append([row["name"], *plan, size_text(row["peak_bytes"]), *times])
     columns = (

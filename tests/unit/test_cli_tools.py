@@ -10,9 +10,11 @@ import pytest
 
 from ratrain_ir.module_diff import diff_modules
 from ratrain_ir.parser import read_module
-from ratrainc import api, machine_facts
+from ratrainc import api, levers, machine_facts
 from ratrainc.cli import main
+from ratrainc.commands import compare
 from ratrainc.examples import example_path
+from targets.mt3000.machine import load_machine
 from targets.runtime.kernels import kernel_set
 from targets.runtime.local import scratch_bytes
 
@@ -62,6 +64,34 @@ def test_compare_shows_the_contract_keys(capsys: pytest.CaptureFixture[str]) -> 
     assert rows["ratrain"]["speedup"] > 1.0
     assert rows["zero3"]["peak_bytes"] <= rows["baseline-1f1b"]["peak_bytes"]
     assert "ratrain" in printed(capsys, *words[:-1])
+
+
+def test_compare_says_what_a_strategy_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    lacking = {"name": "a", "peak_bytes": 3 << 20, "fits": False}
+    compare._show([lacking], 1 << 20, "here")
+    assert "lacks 2.00 MiB" in capsys.readouterr().out
+    compare._show([lacking], 4 << 20, "here")
+    shown = capsys.readouterr().out
+    assert "not placed" in shown
+    assert "lacks" not in shown
+
+
+@pytest.mark.parametrize(
+    ("passes", "changed"),
+    [
+        (
+            "recompute{policy=none budget=5MiB placement=forward-side}",
+            "recompute{budget=5242880,placement=forward-side}",
+        ),
+        ("joint-order{policy=none placement=inline}", "joint-order{policy=full,placement=inline}"),
+    ],
+)
+def test_a_lever_changes_only_what_its_name_says(passes: str, changed: str) -> None:
+    setting = levers.Setting(*api.resolved(MODEL, PLAN), f"place-1f1b,{passes},allocate-ddr", load_machine(None))
+    (lever,) = (lever for lever in levers.levers_of(0) if lever.name == "recompute{policy=full}")
+    found = lever.apply(setting)
+    assert found is not None
+    assert changed in found.pipeline.replace(" ", ",")
 
 
 def test_what_does_not_fit_is_refused_with_changes_that_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
