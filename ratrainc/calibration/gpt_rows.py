@@ -14,7 +14,7 @@ from attrs import frozen
 
 from ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
 from ratrainc.calibration.gpt_block import BlockSeconds, GptRun, block_seconds, iteration_seconds
-from ratrainc.calibration.rows import read_table
+from ratrainc.calibration.tables import TableLine, read_table
 
 if TYPE_CHECKING:
     from ratrainc.calibration.fitting import Seconds
@@ -56,42 +56,42 @@ def read_gpt_rows(path: str) -> GptTable:
     Raises `DiagnosticError` RT002, RT004, RT005 with line and field of everything that is wrong.
     """
     lines = read_table(path, "table of measured iterations")
-    number, header = lines[0]
-    for column, name in enumerate(header, 1):
+    head = lines[0]
+    header = head.cells
+    for index, name in enumerate(header):
         if name not in (*_COUNTS, _MEASURE, _NUMBER):
-            fail("RT004", f"there is no column '{name}'", Location(path, number, column), help=nearest(name, _COUNTS))
+            place, help_text = head.place_of(index), nearest(name, _COUNTS)
+            fail("RT004", f"there is no column '{name}'", place, help=help_text, source=head.text)
     for name in (*_COUNTS, _MEASURE):
         if header.count(name) != 1:
-            fail("RT002", f"the header needs the column '{name}' once", Location(path, number))
+            fail("RT002", f"the header needs the column '{name}' once", head.place, source=head.text)
     diagnostics = Diagnostics()
     rows: list[GptRow] = []
     left_out = 0
-    for line, cells in lines[1:]:
+    for line in lines[1:]:
         if len(diagnostics.items) >= _MOST_ERRORS:
             break
-        values = _values(path, line, header, cells, diagnostics)
+        values = _values(line, header, diagnostics)
         if values is None:
             continue
         if values["tp"] > 1:
             left_out += 1
         else:
-            rows.append(_row(values, line))
+            rows.append(_row(values, line.number))
     diagnostics.check()
     if not rows:
         fail("RT002", "no row of the table can be timed: all are tensor-parallel, or there are none", Location(path, 1))
     return GptTable(tuple(rows), left_out)
 
 
-def _values(
-    path: str, line: int, header: list[str], cells: list[str], diagnostics: Diagnostics
-) -> dict[str, float] | None:
+def _values(line: TableLine, header: Sequence[str], diagnostics: Diagnostics) -> dict[str, float] | None:
     """The numbers of a line; None, and what is wrong with them among the diagnostics."""
-    if len(cells) != len(header):
-        text = f"expected {len(header)} fields as in the header, got {len(cells)}"
-        diagnostics.error("RT002", text, Location(path, line))
+    if len(line.cells) != len(header):
+        text = f"expected {len(header)} fields as in the header, got {len(line.cells)}"
+        diagnostics.error("RT002", text, line.place, source=line.text)
         return None
     values: dict[str, float] = {}
-    for column, (name, cell) in enumerate(zip(header, cells, strict=True), 1):
+    for index, (name, cell) in enumerate(zip(header, line.cells, strict=True)):
         least = 0 if name in (_NUMBER, _MEASURE) else 1
         try:
             value = float(cell) if name == _MEASURE else int(cell[:20])
@@ -99,17 +99,16 @@ def _values(
             value = -1
         if not least <= value <= _MOST or (name == _MEASURE and value == 0):
             what = "a positive number" if name == _MEASURE else f"a whole number from {least}"
-            place = Location(path, line, column)
-            diagnostics.error("RT005", f"{name} is {what}, got '{cell[:40]}'", place, source=",".join(cells))
+            text = f"{name} is {what}, got '{cell[:40]}'"
+            diagnostics.error("RT005", text, line.place_of(index), source=line.text)
             return None
         values[name] = value
-    place = Location(path, line)
     batch, replicas = values["global_batch"], values["dp"] * values["micro_batch"]
     if values["gpus"] != values["tp"] * values["dp"] * values["pp"]:
-        diagnostics.error("RT005", "gpus is not tp * dp * pp", place, source=",".join(cells))
+        diagnostics.error("RT005", "gpus is not tp * dp * pp", line.place, source=line.text)
     elif batch % replicas or values["layers"] % values["pp"] or values["hidden"] % values["heads"]:
         text = "the batch, the layers or the heads do not divide evenly"
-        diagnostics.error("RT005", text, place, source=",".join(cells))
+        diagnostics.error("RT005", text, line.place, source=line.text)
     else:
         return values
     return None

@@ -12,7 +12,8 @@ from attrs import frozen
 from ratrain_ir.diagnostics import Location, fail, nearest
 from ratrainc.calibration.fitting import Errors, Seconds, errors, fitted
 from ratrainc.calibration.gpt_rows import is_gpt_header, predicted_gpt, read_gpt_rows
-from ratrainc.calibration.rows import Row, compiled, held_out, predicted, read_rows, read_table
+from ratrainc.calibration.rows import Row, compiled, held_out, predicted, read_rows
+from ratrainc.calibration.tables import read_table
 from targets.mt3000.machine import Machine, is_whole
 
 _ROUNDS = 3
@@ -82,7 +83,7 @@ def calibrate_rows(path: str, machine: Machine, names: Sequence[str], *, every: 
     Raises `DiagnosticError` for a bad table, a bad name, a plan that does not fit, or rows that cannot tell the constants.
     """
     check_names(machine, names)
-    if is_gpt_header(read_table(path, "table of measured steps")[0][1]):
+    if is_gpt_header(read_table(path, "table of measured steps")[0].cells):
         return _calibrate_gpt(path, machine, names, every)
     rows = read_rows(path)
     return calibrate(rows, machine, names, held_out(rows, every), passes, Location(path, 1))

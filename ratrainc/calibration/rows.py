@@ -6,8 +6,6 @@ micro_batch_size and zero where they differ from the plan file's, and use = fit 
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +15,9 @@ import numpy as np
 from attrs import evolve, frozen
 
 from ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Location, fail, nearest
-from ratrain_ir.files import read_text
 from ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model
 from ratrain_ir.frontend.plan import Plan, check_plan, load_plan
+from ratrainc.calibration.tables import TableLine, read_table
 
 if TYPE_CHECKING:
     from ratrainc.calibration.fitting import Seconds
@@ -52,18 +50,18 @@ def read_rows(path: str) -> list[Row]:
     Raises `DiagnosticError` RT002 where it is not such a table, and all that is wrong with its values, each at line and column.
     """
     lines = read_table(path, "table of measured steps")
-    header = _header(path, lines)
+    header = _header(lines[0])
     diagnostics = Diagnostics()
     rows = []
-    for number, cells in lines[1:]:
+    for line in lines[1:]:
         if len(diagnostics.items) >= _MOST_ERRORS:
             break
-        if len(cells) != len(header):
-            text = f"expected {len(header)} fields as in the header, got {len(cells)}"
-            diagnostics.error("RT002", text, Location(path, number))
+        if len(line.cells) != len(header):
+            text = f"expected {len(header)} fields as in the header, got {len(line.cells)}"
+            diagnostics.error("RT002", text, line.place, source=line.text)
             continue
         try:
-            rows.append(_Cells(path, number, header, cells).row())
+            rows.append(_Cells(line, header).row())
         except DiagnosticError as error:
             diagnostics.items.extend(error.diagnostics)
     diagnostics.check()
@@ -72,54 +70,40 @@ def read_rows(path: str) -> list[Row]:
     return rows
 
 
-def read_table(path: str, what: str) -> list[tuple[int, list[str]]]:
-    """Lines of a CSV file that are not empty, each with its number.
-
-    Raises `DiagnosticError` RT002 where it is not CSV or has no header.
-    """
-    reader = csv.reader(io.StringIO(read_text(path, what), newline=""), strict=True)
-    try:
-        lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    except csv.Error as error:
-        fail("RT002", f"the {what} is not CSV: {error}", Location(path, reader.line_num))
-    if not lines:
-        fail("RT002", f"the {what} is empty", Location(path, 1))
-    return lines
-
-
-def _header(path: str, lines: Sequence[tuple[int, list[str]]]) -> list[str]:
-    line, header = lines[0]
-    for column, name in enumerate(header, 1):
-        place = Location(path, line, column)
+def _header(line: TableLine) -> Sequence[str]:
+    header = line.cells
+    for index, name in enumerate(header):
+        place = line.place_of(index)
         if name not in _COLUMNS:
-            fail("RT004", f"there is no column '{name}'", place, help=nearest(name, _COLUMNS))
+            fail("RT004", f"there is no column '{name}'", place, help=nearest(name, _COLUMNS), source=line.text)
         if header.count(name) > 1:
-            fail("RT006", f"the column '{name}' is given twice", place)
+            fail("RT006", f"the column '{name}' is given twice", place, source=line.text)
     missing = [name for name in _REQUIRED if name not in header]
     if missing:
-        fail("RT002", f"the header has no column '{missing[0]}'", Location(path, line))
+        fail("RT002", f"the header has no column '{missing[0]}'", line.place, source=line.text)
     if sum(name in header for name in _MEASURES) != 1:
-        fail("RT002", f"the header needs one of {' and '.join(_MEASURES)}", Location(path, line))
+        fail("RT002", f"the header needs one of {' and '.join(_MEASURES)}", line.place, source=line.text)
     return header
 
 
 @frozen
 class _Cells:
-    """One line of a table. Columns of diagnostics count fields, from 1."""
+    """One line of a table, by the names of its columns."""
 
-    path: str
-    line: int
-    header: list[str]
-    cells: list[str]
+    line: TableLine
+    header: Sequence[str]
 
     def row(self) -> Row:
         name = self.text("model")
-        model = load_model(str(self.beside(name)) if name.endswith(".json") else name)
-        check_model(model)
-        plan = load_plan(str(self.beside(self.text("plan"))), model)
+        with self.line.blamed(self.header.index("model")):
+            model = load_model(str(self.beside(name)) if name.endswith(".json") else name)
+            check_model(model)
+        with self.line.blamed(self.header.index("plan")):
+            plan = load_plan(str(self.beside(self.text("plan"))), model)
         changes: dict[str, Any] = {key: self.count(key) for key in _PLAN_COLUMNS if self.text(key)}
         plan = evolve(plan, **changes)
-        check_plan(plan, model)
+        with self.line.blamed():
+            check_plan(plan, model)
         use = self.text("use")
         if use and use not in _USES:
             self.fail("use", f"use is {' or '.join(_USES)}, got '{use}'")
@@ -129,13 +113,13 @@ class _Cells:
         return Row(model, plan, seconds, use, f"{model.name} on {plan.clusters}")
 
     def text(self, key: str) -> str:
-        return self.cells[self.header.index(key)] if key in self.header else ""
+        return self.line.cells[self.header.index(key)] if key in self.header else ""
 
     def beside(self, name: str) -> Path:
-        return Path(self.path).parent / name
+        return Path(self.line.path).parent / name
 
     def fail(self, key: str, message: str) -> None:
-        fail("RT005", message, Location(self.path, self.line, self.header.index(key) + 1), source=",".join(self.cells))
+        fail("RT005", message, self.line.place_of(self.header.index(key)), source=self.line.text)
 
     def count(self, key: str) -> int:
         text = self.text(key)

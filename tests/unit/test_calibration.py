@@ -119,6 +119,33 @@ def test_bad_rows_are_diagnosed(tmp_path: Path, lines: list[str], code: str, pla
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "underlined"),
+    [
+        ("model", "nomodel", "nomodel"),
+        ("model", "none.json", "none.json"),
+        ("plan", "nosuch.toml", "nosuch.toml"),
+        ("step_seconds", "soon", "soon"),
+        ("micro_batches", "few", "few"),
+        ("micro_batches", "0", ""),
+        ("dp", "3000000", ""),
+    ],
+)
+def test_every_bad_value_has_its_place(tmp_path: Path, field: str, value: str, underlined: str) -> None:
+    """The field where one is at fault, else the line."""
+    cells = {"model": str(EXAMPLES / "tiny.json"), "plan": str(EXAMPLES / "tiny.toml")}
+    cells |= {"dp": "2", "micro_batches": "4", "step_seconds": "1.5", field: value}
+    path = table(tmp_path / "rows.csv", [",".join(cells), ",".join(cells.values())])
+    with pytest.raises(DiagnosticError) as raised:
+        calibrate_rows(path, load_machine("mt3000"), ["launch"], every=0, passes=PASSES)
+    found = raised.value.diagnostics[0]
+    assert found.location is not None
+    assert (found.location.file, found.location.line) == (path, 2)
+    assert found.source is not None
+    start = found.location.column - 1
+    assert found.source[start : start + found.location.length] == (underlined or ",".join(cells.values()))
+
+
+@pytest.mark.parametrize(
     ("names", "words"),
     [
         (["lunch"], "no constant"),
@@ -203,3 +230,6 @@ def test_bad_gpt_rows_are_diagnosed(tmp_path: Path, cell: str, value: str, words
     assert words in found.message
     assert found.location is not None
     assert found.location.line == 2
+    assert found.source is not None
+    underlined = found.source[found.location.column - 1 :][: found.location.length]
+    assert underlined == (value if "number" in words else found.source)
