@@ -1,11 +1,12 @@
 """`joint-order{policy=... placement=... reduction=buckets|bulk state=ordered|bulk}`: reductions, updates, gathers and recovery, decided together.
 
-They compete for one link, one DDR bandwidth and one byte budget, so what is best for one depends on the others. For each stage the bucket
+They compete for one link, one DDR bandwidth and one byte budget, so what is best for one depends on the others. With ZeRO 3 it is decided first how
+many blocks ahead a stage gathers its views (`passes/prefetch_depth.py`). For each stage the bucket
 size and the order of updates are tried together and the stage's own period from step to step decides; then activations are kept in
 the bytes that buckets, prefetched views and lagging engines leave free. Last, the whole step is simulated beside that of the passes with their own
 defaults, one by one, and the faster is taken: deciding together never costs time.
 
-    joint-order   is one of   bucket-grad-sync{bytes=...},[schedule-update,]insert-prefetch,recompute{policy=auto placement=forward-side}
+    joint-order   is one of   bucket-grad-sync{bytes=...},[schedule-update,]insert-prefetch{depth-blocks=...},recompute{policy=auto placement=forward-side}
 
 With `reduction=bulk` a stage's gradients are reduced at once after its whole backward; with `state=bulk` all updates come before all
 gathers, in the order of blocks. Both are there to see what each mechanism earns.
@@ -21,12 +22,14 @@ from passes.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
 from passes.insert_prefetch import InsertPrefetchPass
 from passes.overlap import step_period
 from passes.pass_base import Pass, PassContext
-from passes.recompute import POLICIES, RecomputePass
+from passes.prefetch_depth import DEPTHS, prefetch_depth
+from passes.recompute import POLICIES, RecomputePass, refuse_second_recovery
 from passes.schedule_update import ScheduleUpdatePass
 from passes.trial import seconds_at_own_addresses, with_workspace
-from ratrain_ir.blocks import stage_blocks
+from ratrain_ir.blocks import gathers_within_step, stage_blocks
 from ratrain_ir.copying import copy_module
 from ratrain_ir.module import Module, Stage
+from ratrain_ir.schedules import micro_batches_in_flight
 
 _WORTH = 2e-3
 """What another order must gain to be tried on the whole module, which costs a second choice of what is recovered."""
@@ -39,6 +42,7 @@ class _StateOrder:
     buckets: BucketGradSyncPass
     updates_when_final: bool
     gathers_in_order: bool
+    prefetch: InsertPrefetchPass
 
     def rewrite(self, module: Module, stage: Stage, context: PassContext) -> None:
         """Rewrite a stage's list."""
@@ -46,11 +50,12 @@ class _StateOrder:
         if self.updates_when_final:
             ScheduleUpdatePass().rewrite(module, stage, context)
         if self.gathers_in_order:
-            InsertPrefetchPass().rewrite(module, stage)
+            self.prefetch.rewrite(module, stage)
 
     def __str__(self) -> str:
         updates = ", updates as gradients become final" if self.updates_when_final else ""
-        return f"buckets of {self.buckets.bytes} bytes{updates}"
+        ahead = f", views gathered {self.prefetch.depth_blocks} blocks ahead" if self.prefetch.depth_blocks > 1 else ""
+        return f"buckets of {self.buckets.bytes} bytes{updates}{ahead}"
 
 
 @frozen
@@ -71,9 +76,10 @@ class JointOrderPass(Pass):
 
         Raises `DiagnosticError` RT071 where recovery is placed already.
         """
-        orders = self.orders()
-        chosen = self.choose(module, context, orders)
-        default = [orders[0]] * len(module.stages)
+        refuse_second_recovery(module)
+        depths = self.depths(module, context)
+        chosen = self.choose(module, context, depths)
+        default = [self.orders(depth)[0] for depth in depths]
         if chosen == default:
             self.rewrite(module, context, default)
             return
@@ -92,8 +98,22 @@ class JointOrderPass(Pass):
         """The pass that chooses what is recovered."""
         return RecomputePass(self.policy, self.budget, self.placement)
 
-    def orders(self) -> list[_StateOrder]:
-        """What a stage may take, its default first."""
+    def depths(self, module: Module, context: PassContext) -> list[int]:
+        """How many blocks ahead each stage gathers views that are sharded within the step; like stages take the same."""
+        if self.state != "ordered" or not gathers_within_step(module.plan):
+            return [DEPTHS[0]] * len(module.stages)
+
+        def ordered(trial: Stage, depth: int) -> None:
+            self.orders(depth)[0].rewrite(module, trial, context)
+
+        known: dict[object, int] = {}
+        for key, stage in zip(_likenesses(module), module.stages, strict=True):
+            if key not in known:
+                known[key] = prefetch_depth(module, stage, context, self.recovery, ordered)
+        return [known[key] for key in _likenesses(module)]
+
+    def orders(self, depth: int) -> list[_StateOrder]:
+        """What a stage may take that gathers views so many blocks ahead, its default first."""
         ordered = self.state == "ordered"
         if self.reduction == "bulk":
             buckets = [BucketGradSyncPass(unit="stage")]
@@ -101,16 +121,19 @@ class JointOrderPass(Pass):
             limits = (BucketGradSyncPass().bytes, *LIMITS)
             buckets = [BucketGradSyncPass(min(int(limit), self.bucket_bytes)) for limit in limits]
         when_final = (True, False) if ordered else (False,)
-        return list(dict.fromkeys(_StateOrder(item, final, ordered) for final in when_final for item in buckets))
+        prefetch = InsertPrefetchPass(depth)
+        return list(
+            dict.fromkeys(_StateOrder(item, final, ordered, prefetch) for final in when_final for item in buckets)
+        )
 
-    def choose(self, module: Module, context: PassContext, orders: list[_StateOrder]) -> list[_StateOrder]:
+    def choose(self, module: Module, context: PassContext, depths: list[int]) -> list[_StateOrder]:
         """The order with the shortest period for each stage; stages of like blocks take the same."""
-        known: dict[tuple[str, ...], _StateOrder] = {}
+        known: dict[object, _StateOrder] = {}
         chosen = []
-        for stage in module.stages:
-            likeness = tuple(unit.kind for unit in stage_blocks(module.model, module.plan, stage.index))
+        for stage, depth in zip(module.stages, depths, strict=True):
+            likeness = (_kinds(module, stage), depth)
             if likeness not in known:
-                known[likeness] = self.shortest(module, stage, context, orders)
+                known[likeness] = self.shortest(module, stage, context, self.orders(depth))
             chosen.append(known[likeness])
         return chosen
 
@@ -136,6 +159,17 @@ class JointOrderPass(Pass):
             order.rewrite(module, stage, context)
             context.statistics[f"state of stage {stage.index}"] = str(order)
         self.recovery.run(module, context)
+
+
+def _kinds(module: Module, stage: Stage) -> tuple[str, ...]:
+    return tuple(unit.kind for unit in stage_blocks(module.model, module.plan, stage.index))
+
+
+def _likenesses(module: Module) -> list[object]:
+    """Equal for stages that have like blocks and hold as many micro-batches in flight."""
+    plan = module.plan
+    flights = [micro_batches_in_flight(plan.schedule, plan.pp, plan.micro_batches, s.index) for s in module.stages]
+    return [(_kinds(module, stage), flight) for stage, flight in zip(module.stages, flights, strict=True)]
 
 
 @define(eq=False)

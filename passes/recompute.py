@@ -76,29 +76,39 @@ class RecomputePass(Pass):
 
         Raises `DiagnosticError` RT071 where recovery is placed already.
         """
-        from passes.recompute_choice import choose
         from passes.recompute_placement import recover_forward_side
 
-        budget = context.target.capacity_bytes if self.budget is None else self.budget
-        if any(type(op) is Recompute for stage in module.stages for op in stage.ops):
-            message = (
-                "'recompute' cannot run twice: what the first run dropped is not there to be kept or dropped again"
-            )
-            fail("RT071", message, help="give one 'recompute' with the policy you want")
+        refuse_second_recovery(module)
         recovered = moved = 0
         for stage in module.stages:
-            choice_of: ChoiceOf
-            if self.policy == "auto":
-                chosen = choose(module, stage, context, budget)
-                context.statistics[f"stage {stage.index}"] = chosen.summary
-                choice_of = chosen.choice_of
-            else:
-                choice_of = _always(_FIXED[self.policy])
+            choice_of, summary = self.choice(module, stage, context)
+            if summary:
+                context.statistics[f"stage {stage.index}"] = summary
             recovered += rewrite(stage, choice_of)
             if self.placement == "forward-side":
-                moved += recover_forward_side(module, stage, context, budget)
+                moved += recover_forward_side(module, stage, context, self.budget_within(context))
         context.statistics["recompute ops"] = recovered
         context.statistics["moved to the forward side"] = moved
+
+    def budget_within(self, context: PassContext) -> int:
+        """Bytes a stage may use."""
+        return context.target.capacity_bytes if self.budget is None else self.budget
+
+    def choice(self, module: Module, stage: Stage, context: PassContext) -> tuple[ChoiceOf, str]:
+        """What to keep of each layer and micro-batch of a stage, and under `auto` the same in words."""
+        from passes.recompute_choice import choose
+
+        if self.policy != "auto":
+            return _always(_FIXED[self.policy]), ""
+        chosen = choose(module, stage, context, self.budget_within(context))
+        return chosen.choice_of, chosen.summary
+
+
+def refuse_second_recovery(module: Module) -> None:
+    """Raise `DiagnosticError` RT071 where recovery is placed already."""
+    if any(type(op) is Recompute for stage in module.stages for op in stage.ops):
+        message = "'recompute' cannot run twice: what the first run dropped is not there to be kept or dropped again"
+        fail("RT071", message, help="give one 'recompute' with the policy you want")
 
 
 def _always(choice: LayerChoice) -> ChoiceOf:

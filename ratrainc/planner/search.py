@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from itertools import count
 from math import comb
 from multiprocessing import get_context
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 from attrs import define, field, frozen
 
-from ratrain_ir.frontend.plan import Plan
 from ratrainc.planner.answer import Answer, Candidate, Rejected, Request
 from ratrainc.planner.bounds import Columns, Numbers, shape_bounds, state_bytes
 from ratrainc.planner.cuts import BestCuts, best_cuts, can_be_listed, cuts_of, listed, neighbours, partitions
@@ -30,7 +30,10 @@ from ratrainc.planner.evaluation import Evaluation, Task, evaluate, folded_micro
 from ratrainc.planner.losers import losers
 from ratrainc.planner.profile import Profiles
 from ratrainc.planner.space import Shape, shapes
-from ratrainc.planner.variants import is_tunable, schedule_of, variants
+from ratrainc.planner.variants import schedule_of, variants
+
+if TYPE_CHECKING:
+    from ratrain_ir.frontend.plan import Plan
 
 _WORTH_TRYING = 1.03
 """What is expected to take longer than this many times the best is left to an exhaustive search."""
@@ -213,16 +216,10 @@ class Search:
         fits = bool(np.isfinite(candidate.seconds))
         ratio = candidate.seconds / node.bound if fits else 1.0
         assert node.layers is not None
-        every = self.request.exhaustive
         own = node.pipeline is None
-        if is_tunable(self.request.strategy.passes) and (
-            own if every else fits and (own or candidate.seconds <= self.best)
-        ):
-            seen = self.pipelines_seen.setdefault(candidate.plan, {candidate.pipeline})
-            for pipeline in variants(candidate.pipeline, node.shape.zero, node.shape.pp, every=every):
-                if pipeline not in seen:
-                    seen.add(pipeline)
-                    self.push(ratio * node.bound, node.bound, node.shape, node.layers, pipeline)
+        if own and (fits or self.request.exhaustive):
+            for pipeline in variants(candidate.pipeline, node.shape.zero, node.shape.pp):
+                self.push(ratio * node.bound, node.bound, node.shape, node.layers, pipeline)
         if own:
             self.branch_cuts(node.shape, node.layers, ratio)
         if own and not fits:
@@ -243,7 +240,6 @@ class Search:
                 seen.add(layers)
                 self.push(ratio * bound, bound, shape, layers)
 
-    pipelines_seen: dict[Plan, set[str]] = field(factory=dict)
     cuts_seen: dict[Shape, set[tuple[int, ...]]] = field(factory=dict)
 
     def other_cuts(self, shape: Shape, layers: tuple[int, ...], *, first: bool) -> list[tuple[float, tuple[int, ...]]]:

@@ -10,8 +10,10 @@ from attrs import evolve
 from passes import bucket_grad_sync
 from passes.bucket_grad_sync import LIMITS, BucketGradSyncPass
 from passes.manager import PassManager
+from passes.overlap import step_period
 from passes.pass_base import PassContext
-from passes.trial import seconds_at_own_addresses
+from passes.prefetch_depth import DEPTHS
+from passes.trial import seconds_at_own_addresses, with_workspace
 from ratrain_ir.frontend.lowering import lower
 from ratrain_ir.ops import Engine, Forward, ReduceScatter, Update
 from ratrain_ir.printer import print_module
@@ -21,11 +23,14 @@ from tests.unit.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:
     from passes.bucket_grad_sync import GradSync
+    from ratrain_ir.frontend.model_config import ModelConfig
     from ratrain_ir.module import Module
     from ratrain_ir.ops import Tensors
 
 MANY = evolve(MODEL, layers=60)
 LAYERS = evolve(MODEL, layers=4)
+WIDE = evolve(LAYERS, ffn_size=240)
+"""An mlp is much longer than an attention, and so is its gather."""
 ONE_BY_ONE = "place-{},bucket-grad-sync,schedule-update,insert-prefetch,recompute{{policy=auto placement=forward-side}}"
 STATES = (
     {"zero": 1},
@@ -49,8 +54,8 @@ MACHINES = {
 }
 
 
-def placed(target: Mt3000Target, passes: str, keys: dict) -> Module:
-    module = lower(LAYERS, make_plan(LAYERS, micro_batches=3, **keys))
+def placed(target: Mt3000Target, passes: str, keys: dict, model: ModelConfig = LAYERS) -> Module:
+    module = lower(model, make_plan(model, micro_batches=3, **keys))
     PassManager(target).run(module, passes)
     return module
 
@@ -69,6 +74,31 @@ def test_together_is_never_slower_than_one_by_one(name: str) -> None:
             gains.append(seconds[1] / seconds[0] - 1)
     if name == "links like compute":
         assert max(gains) > 0.01, "one bucket a stage starts late where its blocks' reductions would hide"
+
+
+@pytest.mark.parametrize("budget", [None, "200KiB"])
+@pytest.mark.parametrize(("pp", "dp"), [(1, 4), (2, 2)])
+def test_views_are_gathered_as_far_ahead_as_pays(pp: int, dp: int, budget: str | None) -> None:
+    """Where a gather takes longer than the block before it, and bytes suffice, joint order looks further ahead than one block; no fixed depth is faster."""
+    slow = {"fp16_peak": 1e9, "link_latency": 0.0, "link_bandwidth": 2e7, "launch": 1e-6, "collective_chunk": 64.0}
+    target = Mt3000Target(machine(**slow))
+    options = f"{{budget={budget}}}" if budget else ""
+    keys = {"zero": 3, "reduce": "last", "pp": pp, "dp": dp}
+    recovery = "recompute{policy=auto placement=forward-side" + (f" budget={budget}}}" if budget else "}")
+    periods = {}
+    for depth in DEPTHS:
+        one_by_one = f"bucket-grad-sync,schedule-update,insert-prefetch{{depth-blocks={depth}}},{recovery}"
+        periods[depth] = longest_period(target, f"place-1f1b,{one_by_one}", keys, WIDE)
+    together = longest_period(target, f"place-1f1b,joint-order{options}", keys, WIDE)
+    assert together <= min(periods.values()) * (1 + 2e-3)
+    if budget is None:
+        assert together < periods[1] * 0.95
+
+
+def longest_period(target: Mt3000Target, passes: str, keys: dict, model: ModelConfig) -> float:
+    module, context = placed(target, passes, keys, model), PassContext(target)
+    stages = [with_workspace(module, stage, context) for stage in module.stages]
+    return max(step_period(module, stage, context) for stage in stages)
 
 
 def test_a_trial_leaves_no_mark() -> None:
