@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -12,13 +13,14 @@ from unittest import mock
 import numpy as np
 from attrs import define, field, frozen
 
+from targets.runtime.kernels import openblas
 from targets.runtime.kernels.shared import KERNELS
 
 if TYPE_CHECKING:
     from targets.runtime.kernels import KernelSet
 
-Layout = tuple[tuple[int, ...], tuple[int, ...]]
-"""Shape and strides."""
+ARRAYS = (7, 9, 12)
+"""Which arguments of sgemm are arrays."""
 
 
 @frozen
@@ -28,8 +30,8 @@ class Product:
     kernel: str
     seconds: float
     thread: int
-    layouts: tuple[Layout, Layout, Layout]
-    """of both factors and of the result"""
+    arguments: tuple[Any, ...]
+    """those of `openblas.Sgemm`, without the arrays"""
 
 
 @define
@@ -79,18 +81,18 @@ class ProfiledKernels:
 
     @contextmanager
     def booked_products(self) -> Iterator[None]:
-        """Book every `np.matmul` too."""
-        matmul, now = np.matmul, self._now
+        """Book every product too."""
+        sgemm, now = openblas.Sgemm(openblas.SGEMM), self._now
 
-        def call(a: Any, b: Any, out: Any) -> Any:
+        def call(*arguments: Any) -> None:
             start = now()
-            result = matmul(a, b, out=out)
+            sgemm(*arguments)
             seconds = now() - start
-            layouts = tuple((x.shape, x.strides) for x in (a, b, out))
-            self.profile.products.append(Product(self.profile.running, seconds, threading.get_ident(), layouts))
-            return result
+            without = tuple(None if at in ARRAYS else argument for at, argument in enumerate(arguments))
+            self.profile.products.append(Product(self.profile.running, seconds, threading.get_ident(), without))
 
-        with mock.patch.object(np, "matmul", call):
+        booked = openblas.Sgemm(call)
+        with mock.patch.object(openblas, "SGEMM", ctypes.cast(booked, ctypes.c_void_p).value):
             yield
 
     def step(self, run: Callable[[], object]) -> Profile:
@@ -104,15 +106,14 @@ class ProfiledKernels:
 
 def products_alone(products: list[Product], now: Callable[[], float]) -> float:
     """Seconds that the products of a step take with nothing between them, each thread doing those it did then."""
-    operands = [layout for product in products for layout in product.layouts]
-    size = max(_extent(layout) for layout in operands)
-    pool = np.random.default_rng(0).standard_normal((3, size), np.float32)
+    size = max(max(_extents(product.arguments)) for product in products)
+    pool = np.random.default_rng(0).standard_normal((len(ARRAYS), size), np.float32)
     calls: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for product in products:
-        views = (
-            np.lib.stride_tricks.as_strided(row, *layout) for row, layout in zip(pool, product.layouts, strict=True)
-        )
-        calls[product.thread].append(tuple(views))
+        arguments = list(product.arguments)
+        for at, row in zip(ARRAYS, pool, strict=True):
+            arguments[at] = row.ctypes.data
+        calls[product.thread].append(tuple(arguments))
     threads = [threading.Thread(target=_multiply, args=(part,)) for part in calls.values()]
     start = now()
     for thread in threads:
@@ -123,9 +124,14 @@ def products_alone(products: list[Product], now: Callable[[], float]) -> float:
 
 
 def _multiply(calls: list[tuple[Any, ...]]) -> None:
-    for a, b, out in calls:
-        np.matmul(a, b, out=out)
+    sgemm = openblas.Sgemm(openblas.SGEMM)
+    for arguments in calls:
+        sgemm(*arguments)
 
 
-def _extent(layout: Layout) -> int:
-    return sum((extent - 1) * stride for extent, stride in zip(*layout, strict=True)) // 4 + 1
+def _extents(arguments: tuple[Any, ...]) -> tuple[int, int, int]:
+    """Elements from the first to behind the last of a, b and c."""
+    _order, transpose_a, transpose_b, m, n, k, _alpha, _a, lda, _b, ldb, _beta, _c, ldc = arguments
+    rows_of_a = k if transpose_a == openblas.TRANSPOSED else m
+    rows_of_b = n if transpose_b == openblas.TRANSPOSED else k
+    return rows_of_a * lda, rows_of_b * ldb, m * ldc

@@ -320,16 +320,10 @@ def run_manifest(program: Program, stream: TokenStream, settings: RunSettings, s
 
 
 def blas_facts() -> dict[str, Any]:
-    """Which BLAS multiplies here, for which core type, and that it uses one thread."""
-    from threadpoolctl import threadpool_info
+    """Which BLAS multiplies in `fast` kernels, for which core type, and that it uses one thread."""
+    from targets.runtime.kernels import openblas
 
-    found = [pool for pool in threadpool_info() if pool.get("user_api") == "blas"]
-    first = found[0] if found else {}
-    return {
-        "blas": f"{first.get('internal_api', 'unknown')} {first.get('version', '')}".strip(),
-        "blas_core_type": str(first.get("architecture", "unknown")),
-        "blas_threads": 1,
-    }
+    return {"blas": openblas.VERSION, "blas_core_type": openblas.core_type(), "blas_threads": 1}
 
 
 def write_log_line(stream: IO[str], step: TimedStep) -> None:

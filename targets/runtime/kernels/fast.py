@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from targets.runtime.kernels import fast_flat, fast_rows
+from targets.runtime.kernels.blas import share_product
 from targets.runtime.kernels.fast_attention import FastAttention, backward_plan, forward_plan
 from targets.runtime.kernels.fast_head import FastHead, head_backward_plan, head_forward_plan
 from targets.runtime.kernels.fast_numba import bits, flat
@@ -123,8 +124,8 @@ class Fast(FastAttention, FastHead, KernelSetBase):
                 product[rows], stored[rows], added, bias is not None, extra[rows], residual is not None, accumulate
             )
 
-        self.team.multiply(
-            left.T if trans_a else left, right.T if trans_b else right, product, store if buffers else None
+        share_product(
+            self.team, left.T if trans_a else left, right.T if trans_b else right, product, store if buffers else None
         )
 
     def _cast(self, src: Array, dst: Array) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from targets.runtime.kernels.blas import share_product
 from targets.runtime.kernels.fast_flat import cast
 from targets.runtime.kernels.fast_numba import bits, exact, exp32, flat, load, maximum, reducing
 from targets.runtime.kernels.fast_rows import store_product
@@ -254,7 +255,7 @@ class FastHead:
             x = _chunk(self.team, xn, rows, buffers.get("x"))
             chunk = logits[: len(x)]
             for columns in weights.blocks():
-                self.team.multiply(x, weights.load(columns).T, chunk[:, columns])
+                share_product(self.team, x, weights.load(columns).T, chunk[:, columns])
                 if inverse is not None:
                     _scale_columns(chunk, len(x), columns.start, inverse[columns])
             sums = lse[rows]
@@ -293,7 +294,7 @@ class FastHead:
                 pull, dweight = buffers["pull"][: len(weight)], buffers["dweight"][: len(weight)]
                 # without `normalise` the kernel reads no inverse norms: any array of the type will do
                 norms = pull if inverse is None else inverse[columns]
-                self.team.multiply(x, weight.T, dlogit)
+                share_product(self.team, x, weight.T, dlogit)
                 if normalise:
                     _scale_columns(chunk, len(x), columns.start, norms)
                 gradient = partial(
@@ -301,7 +302,7 @@ class FastHead:
                 )
                 # with `normalise` the rows add to `pull` together
                 self.team.run(gradient, [slice(0, len(x))] if normalise else self.team.rows(dlogit.shape))
-                self.team.multiply(dlogit, weight, dx_block if columns.start else dx)
+                share_product(self.team, dlogit, weight, dx_block if columns.start else dx)
                 if columns.start:
                     dx += dx_block
                 store = partial(
@@ -312,5 +313,5 @@ class FastHead:
                     bits(weight),
                     accumulate or rows.start > 0,
                 )
-                self.team.multiply(dlogit.T, x, dweight, store)
+                share_product(self.team, dlogit.T, x, dweight, store)
             cast(flat(dx), flat(dxn[rows]))

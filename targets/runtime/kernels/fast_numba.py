@@ -123,6 +123,26 @@ def exp32(x: Any) -> Any:
     return value
 
 
+_LEAST_POWER = np.float32(-126)
+# minimax polynomial of (2^r - 1) / r on |r| <= 1/2 (Cephes, exp2f)
+_D0, _D1, _D2, _D3, _D4, _D5 = (
+    np.float32(c)
+    for c in (1.535336188e-4, 1.339887440e-3, 9.618437357e-3, 5.550332471e-2, 2.402264791e-1, 6.931472028e-1)
+)
+
+
+@inlined(fastmath={"contract"})
+def power_of_two(x: Any) -> Any:
+    """2^x of a float32 of at most 127, to 2 units in the last place; below -126 (results under 1.2e-38) it is 0."""
+    n = _round_even(max(_LEAST_POWER, x))
+    r = x - n
+    p = (((((_D0 * r + _D1) * r + _D2) * r + _D3) * r + _D4) * r + _D5) * r + _ONE
+    value = p * _float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
+    if x < _LEAST_POWER:
+        value = _ZERO
+    return value
+
+
 def bits(a: NDArray[Any]) -> NDArray[Any]:
     """The array as numba takes it: float16 by its bits, anything else unchanged.
 

@@ -11,12 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 from math import prod
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
-
-F32: TypeAlias = NDArray[np.float32]
 
 ELEMENTS = 1 << 16
 """A part of fewer elements than this is done sooner than another thread is awake."""
@@ -71,12 +68,6 @@ class Team:
             wait(others)
         return [*(other.result() for other in others), last]
 
-    def multiply(self, a: F32, b: F32, out: F32, then: Callable[[slice], None] | None = None) -> None:
-        """Compute out = a @ b by ranges of rows, each followed by `then`."""
-
-        def part(rows: slice) -> None:
-            np.matmul(a[rows], b, out=out[rows])
-            if then is not None:
-                then(rows)
-
-        self.run(part, self.ranges(len(out), unit=PRODUCT_ROWS, least=-(-PRODUCTS // max(1, b.size))))
+    def product_rows(self, rows: int, size: int) -> list[slice]:
+        """Ranges of the rows of a product whose other factor has so many elements."""
+        return self.ranges(rows, unit=PRODUCT_ROWS, least=-(-PRODUCTS // max(1, size)))

@@ -1,0 +1,292 @@
+"""The numba loops of `fast_attention`: the work for the query heads that share one head of keys and values.
+
+Exponentials are powers of two: queries are multiplied with log2(e), once, and with them scores, their maxima and slopes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from targets.runtime.kernels.blas import multiply, multiply_transposed
+from targets.runtime.kernels.fast_numba import exact, inlined, load, maximum, narrow, power_of_two, reducing
+
+QUERIES, KEYS = 256, 384
+"""Rows and columns of a tile of scores at most: BLAS is near its speed, and two tiles are 0.75 MiB."""
+
+DIAGONAL = 128
+"""Columns of a tile that not all its rows see; about half of that many are computed for nothing in each row."""
+
+_LINE = 16
+"""Elements of a cache line; tiles begin at multiples of it."""
+
+_ZERO, _ONE = np.float32(0), np.float32(1)
+_NONE_SEEN = np.float32(-np.inf)
+_LOG2_E, _LN2 = math.log2(math.e), math.log(2)
+
+
+@exact()
+def _gather(x: Any, first_row: Any, first_column: Any, scale: Any, out: Any) -> None:
+    """Out = scale * a rectangle of x, in float32."""
+    for r in range(out.shape[0]):
+        row = x[first_row + r, first_column : first_column + out.shape[1]]
+        line = out[r]
+        for i in range(line.size):
+            line[i] = load(row[i]) * scale
+
+
+@exact()
+def _transpose(x: Any, out: Any) -> None:
+    """Out = x^T."""
+    for start in range(0, x.shape[0], _LINE):
+        block = x[start : min(start + _LINE, x.shape[0])]
+        for i in range(x.shape[1]):
+            line = out[i, start : start + block.shape[0]]
+            for r in range(line.size):
+                line[r] = block[r, i]
+
+
+@exact()
+def _gather_transposed(x: Any, first_row: Any, first_column: Any, rows: Any, out: Any) -> None:
+    """Out = a rectangle of x, transposed, in float32; it goes through `rows`, some at a time."""
+    for start in range(0, out.shape[1], rows.shape[0]):
+        stop = min(start + rows.shape[0], out.shape[1])
+        part = rows[: stop - start]
+        _gather(x, first_row + start, first_column, _ONE, part)
+        _transpose(part, out[:, start:stop])
+
+
+@exact()
+def _scatter(block: Any, scale: Any, x: Any, first_row: Any, first_column: Any) -> None:
+    """A rectangle of x = scale * block, rounded."""
+    for r in range(block.shape[0]):
+        row = x[first_row + r, first_column : first_column + block.shape[1]]
+        line = block[r]
+        for i in range(line.size):
+            row[i] = narrow(line[i] * scale, row.dtype)
+
+
+@exact()
+def _scatter_rows(block: Any, totals: Any, x: Any, first_row: Any, first_column: Any) -> None:
+    """A rectangle of x = block, each row divided by its total, rounded."""
+    for r in range(block.shape[0]):
+        row = x[first_row + r, first_column : first_column + block.shape[1]]
+        line, total = block[r], totals[r]
+        for i in range(line.size):
+            row[i] = narrow(line[i] / total, row.dtype)
+
+
+@reducing()
+def _row_dot(block: Any, x: Any, first_row: Any, first_column: Any, out: Any) -> None:
+    """out[r] = the product of row r of a block with its row of x."""
+    for r in range(block.shape[0]):
+        row = x[first_row + r, first_column : first_column + block.shape[1]]
+        line = block[r]
+        total = _ZERO
+        for i in range(line.size):
+            total += line[i] * load(row[i])
+        out[r] = total
+
+
+@inlined()
+def _bounds(query: Any, first_key: Any, keys: Any, window: Any) -> Any:
+    """The range of a tile's keys that a query sees, perhaps empty."""
+    low = min(keys, max(0, query - window + 1 - first_key))
+    return low, max(low, min(keys, query + 1 - first_key))
+
+
+@inlined()
+def _add_bias(seen: Any, slope: Any, distance: Any) -> None:
+    """Add slope * (key - query) to the scores of a row, the first of which is at this distance."""
+    for i in range(seen.size):
+        seen[i] += slope * np.float32(np.int32(i) + distance)
+
+
+@reducing()
+def _softmax(
+    score: Any, first_query: Any, first_key: Any, window: Any, slope: Any, peaks: Any, totals: Any, out: Any
+) -> None:
+    """Score = 2^(score + bias - its row's maximum so far), 0 where not seen; totals and out follow the maximum."""
+    for r in range(score.shape[0]):
+        query = first_query + r
+        low, high = _bounds(query, first_key, score.shape[1], window)
+        row = score[r]
+        row[:low] = _ZERO
+        row[high:] = _ZERO
+        if low == high:
+            continue
+        seen = row[low:high]
+        if slope != _ZERO:
+            _add_bias(seen, slope, np.int32(first_key + low - query))
+        peak = peaks[r]
+        for i in range(seen.size):
+            peak = maximum(peak, seen[i])
+        total = _ZERO
+        for i in range(seen.size):
+            weight = power_of_two(seen[i] - peak)
+            seen[i] = weight
+            total += weight
+        if peak != peaks[r]:
+            keep = power_of_two(peaks[r] - peak)
+            totals[r] *= keep
+            peaks[r] = peak
+            line = out[r]
+            for i in range(line.size):
+                line[i] *= keep
+        totals[r] += total
+
+
+@exact()
+def _log_totals(peaks: Any, totals: Any, lse: Any) -> None:
+    """The natural log-sum-exp of each row."""
+    for r in range(lse.size):
+        lse[r] = np.float32(np.float64(peaks[r]) * _LN2 + math.log(np.float64(totals[r])))
+
+
+@exact()
+def _score_gradient(
+    score: Any, dprob: Any, first_query: Any, first_key: Any, window: Any, slope: Any, lse: Any, delta: Any
+) -> None:
+    """Score = its probabilities p, dprob = p * (dprob - delta); both 0 where not seen."""
+    for r in range(score.shape[0]):
+        query = first_query + r
+        low, high = _bounds(query, first_key, score.shape[1], window)
+        row, grad_row = score[r], dprob[r]
+        row[:low] = _ZERO
+        grad_row[:low] = _ZERO
+        row[high:] = _ZERO
+        grad_row[high:] = _ZERO
+        seen, grad = row[low:high], grad_row[low:high]
+        if slope != _ZERO:
+            _add_bias(seen, slope, np.int32(first_key + low - query))
+        log_total, mean = np.float32(np.float64(lse[r]) * _LOG2_E), delta[r]
+        for i in range(seen.size):
+            p = power_of_two(seen[i] - log_total)
+            seen[i] = p
+            grad[i] = p * (grad[i] - mean)
+
+
+@inlined()
+def _rows_of_block(seq_len: Any) -> Any:
+    """Queries of a block: at most `QUERIES`, blocks as equal as multiples of `DIAGONAL` allow."""
+    blocks = -(-seq_len // QUERIES)
+    return -(-seq_len // (blocks * DIAGONAL)) * DIAGONAL
+
+
+@inlined()
+def _first_key(start: Any, window: Any) -> Any:
+    """Where the first tile of a block of queries begins."""
+    return max(0, start - window + 1) // _LINE * _LINE
+
+
+@inlined()
+def _tile_end(low: Any, first_key: Any, start: Any, stop: Any) -> Any:
+    """Where a tile of a block of queries [start, stop) ends that begins at key `low`.
+
+    Keys up to the first `DIAGONAL` of the block's own are cut evenly. The rest are seen by ever fewer rows.
+    """
+    edge = min(start + DIAGONAL, stop)
+    if low >= edge:
+        return min(low + DIAGONAL, stop)
+    tiles = -(-(edge - first_key) // KEYS)
+    return min(low + -(-(edge - first_key) // (tiles * _LINE)) * _LINE, edge)
+
+
+@inlined()
+def _tile(buffer: Any, rows: Any, keys: Any) -> Any:
+    """A matrix of scores in a flat buffer."""
+    return buffer[: rows * keys].reshape(rows, keys)
+
+
+@exact()
+def forward_head(
+    sgemm: Any, stored: Any, lse: Any, first_row: Any, kv_head: Any, group: Any, mask: Any, buffers: Any
+) -> None:
+    """Attention of the `group` query heads of one sequence that share a head of keys and values.
+
+    `stored` are q, k, v, o; `mask` the scale, the window and ALiBi's slopes (0: none) by head; `buffers` those of
+    `fast_attention.forward_plan` for one thread.
+    """
+    q, k, v, o = stored
+    scale, window, slopes = mask
+    keys_t, values, queries, outs, peaks, totals, scores = buffers
+    seq_len, d = values.shape
+    _gather_transposed(k, first_row, kv_head * d, queries, keys_t)
+    _gather(v, first_row, kv_head * d, _ONE, values)
+    step = _rows_of_block(seq_len)
+    for head in range(kv_head * group, (kv_head + 1) * group):
+        slope = np.float32(slopes[head] * _LOG2_E)
+        for start in range(0, seq_len, step):
+            stop = min(start + step, seq_len)
+            row, rows = first_row + start, stop - start
+            query, out, peak, total = queries[:rows], outs[:rows], peaks[:rows], totals[:rows]
+            _gather(q, row, head * d, np.float32(scale * _LOG2_E), query)
+            peak[:] = _NONE_SEEN
+            total[:] = _ZERO
+            keep = _ZERO  # the first tile's product is the first of `out`, for all its rows
+            low = first = _first_key(start, window)
+            while low < stop:
+                high = _tile_end(low, first, start, stop)
+                top = max(0, low - start)
+                score = _tile(scores, rows - top, high - low)
+                multiply(sgemm, query[top:], keys_t[:, low:high], _ZERO, score)
+                _softmax(score, start + top, low, window, slope, peak[top:], total[top:], out[top:])
+                multiply(sgemm, score, values[low:high], keep, out[top:])
+                keep = _ONE
+                low = high
+            _log_totals(peak, total, lse[head, row : row + rows])
+            _scatter_rows(out, total, o, row, head * d)
+
+
+@exact()
+def backward_head(
+    sgemm: Any,
+    stored: Any,
+    lse: Any,
+    delta: Any,
+    first_row: Any,
+    kv_head: Any,
+    group: Any,
+    mask: Any,
+    buffers: Any,
+) -> None:
+    """Gradients of `forward_head`; `stored` are q, k, v, o, do, dq, dk, dv, `buffers` those of `backward_plan`."""
+    q, k, v, o, do, dq, dk, dv = stored
+    scale, window, slopes = mask
+    keys_t, keys, values_t, dkeys, dvalues, queries, douts, dqueries, scores, dscores = buffers
+    seq_len, d = keys.shape
+    _gather(k, first_row, kv_head * d, _ONE, keys)
+    _transpose(keys, keys_t)
+    _gather_transposed(v, first_row, kv_head * d, queries, values_t)
+    dkeys[:] = _ZERO
+    dvalues[:] = _ZERO
+    step = _rows_of_block(seq_len)
+    for head in range(kv_head * group, (kv_head + 1) * group):
+        slope = np.float32(slopes[head] * _LOG2_E)
+        for start in range(0, seq_len, step):
+            stop = min(start + step, seq_len)
+            row, rows = first_row + start, stop - start
+            query, dout, dquery = queries[:rows], douts[:rows], dqueries[:rows]
+            log_total, mean = lse[head, row : row + rows], delta[head, row : row + rows]
+            _gather(q, row, head * d, np.float32(scale * _LOG2_E), query)
+            _gather(do, row, head * d, _ONE, dout)
+            _row_dot(dout, o, row, head * d, mean)
+            keep = _ZERO
+            low = first = _first_key(start, window)
+            while low < stop:
+                high = _tile_end(low, first, start, stop)
+                top = max(0, low - start)
+                score, dscore = _tile(scores, rows - top, high - low), _tile(dscores, rows - top, high - low)
+                multiply(sgemm, query[top:], keys_t[:, low:high], _ZERO, score)
+                multiply(sgemm, dout[top:], values_t[:, low:high], _ZERO, dscore)
+                _score_gradient(score, dscore, start + top, low, window, slope, log_total[top:], mean[top:])
+                multiply_transposed(sgemm, score, dout[top:], _ONE, dvalues[low:high])
+                multiply_transposed(sgemm, dscore, query[top:], _ONE, dkeys[low:high])
+                multiply(sgemm, dscore, keys[low:high], keep, dquery[top:])
+                keep = _ONE
+                low = high
+            _scatter(dquery, scale, dq, row, head * d)
+    _scatter(dkeys, np.float32(_LN2), dk, first_row, kv_head * d)  # queries came with log2(e) in them
+    _scatter(dvalues, _ONE, dv, first_row, kv_head * d)
