@@ -13,13 +13,9 @@ from targets.fluid import end_flow, share_anew, start_flow
 from targets.run_state import (
     AGENDA,
     CHANGED,
-    DDR,
     DDR_FLOW,
     HEAP,
-    IN,
     LINK_FLOW,
-    OUT,
-    RESOURCES,
     SLOTS,
     TIMER,
     RunState,
@@ -47,14 +43,14 @@ def run(
             if is_ready(flat.ops, flat.waits, streams, stream, steps):
                 start_if_met(flat, works, state, stream, steps, rendezvous, now, starts)
         if sizes[CHANGED] and (sizes[HEAP] == 0 or slots[slots[0].heap].time > now):
-            share_anew(slots, resources, state.users, sizes, now)
+            share_anew(slots, resources, state.routes, state.users, sizes, now)
         if sizes[HEAP] == 0:
             return events
         slot = take_first(slots, sizes)
         events += 1
         now = slots[slot].time
         if slot % SLOTS != TIMER:
-            end_flow(slots, resources, sizes, slot)
+            end_flow(slots, resources, state.routes, sizes, slot)
         leader = streams[slot // SLOTS].leader
         streams[leader].works_left -= 1
         if streams[leader].works_left == 0:
@@ -141,25 +137,23 @@ def start(
     flat: FlatProgram, works: Records, state: RunState, stream: int, leader: int, now: float, starts: Float64s
 ) -> None:
     """Start the next op of a stream: all its works begin."""
-    streams, slots, resources, sizes = state.streams, state.slots, state.resources, state.sizes
+    streams, slots, resources, routes, sizes = state.streams, state.slots, state.resources, state.routes, state.sizes
     op = next_op(streams, stream)
     step = streams[stream].done // (streams[stream].stop - streams[stream].first)
     starts[step * len(flat.ops) + op] = now
     streams[stream].running = 1
     streams[stream].leader = leader
     streams[leader].works_left += 1
-    first_slot, first_resource = stream * SLOTS, stream // STREAMS * RESOURCES
+    first_slot = stream * SLOTS
     put(slots, sizes, first_slot + TIMER, now + works[op].seconds)
     if works[op].ddr_bytes > 0:
         streams[leader].works_left += 1
-        start_flow(slots, resources, sizes, first_slot + DDR_FLOW, works[op].ddr_bytes, first_resource + DDR, -1, now)
+        nbytes, route = works[op].ddr_bytes, stream // STREAMS
+        start_flow(slots, resources, routes, sizes, first_slot + DDR_FLOW, nbytes, route, now)
     if works[op].link_bytes > 0:
         streams[leader].works_left += 1
-        into = first_resource + IN
-        if flat.ops[op].mode == SEND:
-            into = flat.channels[flat.ops[op].channel].receiver // STREAMS * RESOURCES + IN
-        nbytes = works[op].link_bytes
-        start_flow(slots, resources, sizes, first_slot + LINK_FLOW, nbytes, first_resource + OUT, into, now)
+        nbytes, route = works[op].link_bytes, state.op_routes[op]
+        start_flow(slots, resources, routes, sizes, first_slot + LINK_FLOW, nbytes, route, now)
 
 
 @kernel

@@ -20,25 +20,27 @@ if TYPE_CHECKING:
 
 @kernel
 def start_flow(
-    slots: Records, resources: Records, sizes: Int64s, slot: int, nbytes: float, first: int, second: int, now: float
+    slots: Records, resources: Records, routes: Int64s, sizes: Int64s, slot: int, nbytes: float, route: int, now: float
 ) -> None:
     """Let bytes flow from now on; `share_anew` gives the rate."""
     slots[slot].active = 1
     slots[slot].remaining = nbytes
     slots[slot].rate = 0.0
     slots[slot].since = now
-    slots[slot].first = first
-    slots[slot].second = second
-    note_change(resources, sizes, first)
-    if second >= 0:
-        note_change(resources, sizes, second)
+    slots[slot].route = route
+    for at in range(routes.shape[1]):
+        resource = routes[route, at]
+        if resource >= 0:
+            note_change(resources, sizes, resource)
 
 
 @kernel
-def end_flow(slots: Records, resources: Records, sizes: Int64s, slot: int) -> None:
+def end_flow(slots: Records, resources: Records, routes: Int64s, sizes: Int64s, slot: int) -> None:
     """All bytes of a slot have flowed."""
     slots[slot].active = 0
-    for resource in (slots[slot].first, slots[slot].second):
+    route = slots[slot].route
+    for at in range(routes.shape[1]):
+        resource = routes[route, at]
         if resource >= 0:
             resources[resource].moved += slots[slot].remaining
             note_change(resources, sizes, resource)
@@ -54,19 +56,20 @@ def note_change(resources: Records, sizes: Int64s, resource: int) -> None:
 
 
 @kernel
-def share_anew(slots: Records, resources: Records, users: Int64s, sizes: Int64s, now: float) -> None:
+def share_anew(slots: Records, resources: Records, routes: Int64s, users: Int64s, sizes: Int64s, now: float) -> None:
     """New rates for all flows that the changes reach."""
-    count = reach(slots, resources, users, sizes)
+    count = reach(slots, resources, routes, users, sizes)
     changed = sizes[CHANGED]
     for place in range(changed):
         resource = resources[place].changed
         resources[resource].left = resources[resource].capacity
         resources[resource].flows = 0
     for place in range(count):
-        slot = slots[place].reached
-        resources[slots[slot].first].flows += 1
-        if slots[slot].second >= 0:
-            resources[slots[slot].second].flows += 1
+        route = slots[slots[place].reached].route
+        for at in range(routes.shape[1]):
+            resource = routes[route, at]
+            if resource >= 0:
+                resources[resource].flows += 1
     while count:
         level = np.inf
         for place in range(changed):
@@ -75,41 +78,47 @@ def share_anew(slots: Records, resources: Records, users: Int64s, sizes: Int64s,
                 level = min(level, resources[resource].left / resources[resource].flows)
         for place in range(count):
             level = min(level, slots[slots[place].reached].limit)
-        count = settle(slots, resources, sizes, count, level, now)
+        count = settle(slots, resources, routes, sizes, count, level, now)
     for place in range(changed):
         resources[resources[place].changed].changed_place = -1
     sizes[CHANGED] = 0
 
 
 @kernel
-def reach(slots: Records, resources: Records, users: Int64s, sizes: Int64s) -> int:
+def reach(slots: Records, resources: Records, routes: Int64s, users: Int64s, sizes: Int64s) -> int:
     """Collect the flows through changed resources, and note as changed whatever else these pass through."""
     count = place = 0
     while place < sizes[CHANGED]:
         resource = resources[place].changed
         for user in range(resources[resource].user_first, resources[resource].user_stop):
             slot = users[user]
-            first, second = slots[slot].first, slots[slot].second
-            if not slots[slot].active or (resource != first and resource != second):  # noqa: PLR1714 - no tuple here
+            if not slots[slot].active:
                 continue
-            other = second if resource == first else first
-            if other >= 0:
-                note_change(resources, sizes, other)
-                if resources[other].changed_place < place:
-                    continue  # it was collected there
-            slots[count].reached = slot
-            count += 1
+            route = slots[slot].route
+            passes, collected = False, False
+            for at in range(routes.shape[1]):
+                other = routes[route, at]
+                passes = passes or other == resource
+                collected = collected or (other >= 0 and 0 <= resources[other].changed_place < place)
+            if passes and not collected:
+                for at in range(routes.shape[1]):
+                    if routes[route, at] >= 0:
+                        note_change(resources, sizes, routes[route, at])
+                slots[count].reached = slot
+                count += 1
         place += 1
     return count
 
 
 @kernel
-def settle(slots: Records, resources: Records, sizes: Int64s, count: int, level: float, now: float) -> int:
+def settle(
+    slots: Records, resources: Records, routes: Int64s, sizes: Int64s, count: int, level: float, now: float
+) -> int:
     """Give the flows that can rise no further than `level` that rate; the number of flows that can, which come first."""
     rising, end = 0, count
     while rising < end:
         slot = slots[rising].reached
-        if slots[slot].limit <= level or is_full(slots, resources, slot, level):
+        if slots[slot].limit <= level or is_full(slots, resources, routes, slot, level):
             end -= 1
             slots[rising].reached = slots[end].reached
             slots[end].reached = slot
@@ -117,8 +126,10 @@ def settle(slots: Records, resources: Records, sizes: Int64s, count: int, level:
             rising += 1
     for place in range(end, count):
         slot = slots[place].reached
-        set_rate(slots, resources, sizes, slot, level, now)
-        for resource in (slots[slot].first, slots[slot].second):
+        set_rate(slots, resources, routes, sizes, slot, level, now)
+        route = slots[slot].route
+        for at in range(routes.shape[1]):
+            resource = routes[route, at]
             if resource >= 0:
                 resources[resource].left -= level
                 resources[resource].flows -= 1
@@ -126,21 +137,27 @@ def settle(slots: Records, resources: Records, sizes: Int64s, count: int, level:
 
 
 @kernel
-def is_full(slots: Records, resources: Records, slot: int, level: float) -> bool:
+def is_full(slots: Records, resources: Records, routes: Int64s, slot: int, level: float) -> bool:
     """Whether a resource of a flow has no more than `level` for each flow that has no rate yet."""
-    for resource in (slots[slot].first, slots[slot].second):
+    route = slots[slot].route
+    for at in range(routes.shape[1]):
+        resource = routes[route, at]
         if resource >= 0 and resources[resource].left / resources[resource].flows <= level:
             return True
     return False
 
 
 @kernel
-def set_rate(slots: Records, resources: Records, sizes: Int64s, slot: int, rate: float, now: float) -> None:
+def set_rate(
+    slots: Records, resources: Records, routes: Int64s, sizes: Int64s, slot: int, rate: float, now: float
+) -> None:
     """Let a flow go on at a rate; one that keeps its rate is left as it is, and so is the time it ends."""
     if rate == slots[slot].rate:
         return
     flowed = min(slots[slot].remaining, slots[slot].rate * (now - slots[slot].since))
-    for resource in (slots[slot].first, slots[slot].second):
+    route = slots[slot].route
+    for at in range(routes.shape[1]):
+        resource = routes[route, at]
         if resource >= 0:
             resources[resource].moved += flowed
     slots[slot].remaining -= flowed

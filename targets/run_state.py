@@ -8,14 +8,11 @@ import numpy as np
 
 from ratrain_ir.ops import ENGINES, Engine
 from targets.flat_program import STREAMS, FlatProgram, Float64s, Int64s, Records
+from targets.routes import own_resources
 
 if TYPE_CHECKING:
-    from targets.resource_work import Bandwidths
+    from targets.routes import Routes
 
-DDR, OUT, IN = range(3)
-"""What the ops of a stage share: its DDR, its link outwards and inwards."""
-RESOURCES = 3
-"""Resources a stage has."""
 TIMER, DDR_FLOW, LINK_FLOW = range(3)
 """The works of a running op; a stream runs one op, so that each stream has one slot for each."""
 SLOTS = 3
@@ -24,7 +21,9 @@ AGENDA, HEAP, CHANGED = range(3)
 """Places in `RunState.sizes`."""
 _HOST = ENGINES.index(Engine.HOST)
 
-WORK = np.dtype([("seconds", np.float64), ("ddr_bytes", np.float64), ("link_bytes", np.float64)])
+WORK = np.dtype(
+    [("seconds", np.float64), ("ddr_bytes", np.float64), ("link_bytes", np.float64), ("link_level", np.int64)]
+)
 _STREAM = np.dtype(
     [
         ("first", np.int64),  # its ops
@@ -48,8 +47,7 @@ _SLOT = np.dtype(
         ("rate", np.float64),
         ("since", np.float64),
         ("limit", np.float64),  # the most it takes, whatever is free
-        ("first", np.int64),  # the resources its bytes flow through, -1 for no second one
-        ("second", np.int64),
+        ("route", np.int64),  # the resources its bytes flow through, as a row of `RunState.routes`
         ("reached", np.int64),  # a place of the list of flows whose rates are found anew
     ]
 )
@@ -76,47 +74,37 @@ class RunState(NamedTuple):
     slots: Records
     resources: Records
     users: Int64s
+    routes: Int64s
+    """[routes, resources]: what bytes flow through, -1 for none"""
+    op_routes: Int64s
+    """by op, the route of its link bytes"""
     sizes: Int64s
     """how much of the agenda, the heap and the list of changed resources is in use"""
 
 
-def new_state(flat: FlatProgram, bandwidths: Bandwidths) -> RunState:
-    """The state before the first step."""
+def new_state(flat: FlatProgram, routes: Routes, host_bandwidth: float) -> RunState:
+    """The state before the first step; the host engine takes at most its bandwidth of the DDR."""
     count = len(flat.streams)
     streams = np.zeros(count, _STREAM)
     streams["first"], streams["stop"] = flat.streams["first"], flat.streams["stop"]
     slots = np.zeros(count * SLOTS, _SLOT)
     slots["heap_place"] = -1
     slots["limit"] = np.inf
-    slots["limit"][_HOST * SLOTS + DDR_FLOW :: STREAMS * SLOTS] = bandwidths.host
-    resources = np.zeros(count // STREAMS * RESOURCES, _RESOURCE)
+    slots["limit"][_HOST * SLOTS + DDR_FLOW :: STREAMS * SLOTS] = host_bandwidth
+    resources = np.zeros(len(routes.capacities), _RESOURCE)
     resources["changed_place"] = -1
-    resources["capacity"] = bandwidths.link
-    resources["capacity"][DDR::RESOURCES] = bandwidths.ddr
-    users = _users(flat)
+    resources["capacity"] = routes.capacities
+    users = routes.users(flat, SLOTS, DDR_FLOW, LINK_FLOW)
     resources["user_stop"] = np.cumsum([len(each) for each in users])
     resources["user_first"] = resources["user_stop"] - [len(each) for each in users]
     flat_users = np.array([slot for each in users for slot in each], np.int64)
-    return RunState(
-        streams, np.zeros(len(flat.channels), _TRAFFIC), slots, resources, flat_users, np.zeros(3, np.int64)
-    )
+    traffic = np.zeros(len(flat.channels), _TRAFFIC)
+    sizes = np.zeros(3, np.int64)
+    return RunState(streams, traffic, slots, resources, flat_users, routes.rows, routes.of_ops, sizes)
 
 
-def _users(flat: FlatProgram) -> list[list[int]]:
-    """By resource, which slots may use it: those of its stage, and who sends there."""
-    stages = len(flat.streams) // STREAMS
-    inwards: list[set[int]] = [set() for _ in range(stages)]
-    for channel in flat.channels:
-        inwards[int(channel["receiver"]) // STREAMS].add(int(channel["sender"]) * SLOTS + LINK_FLOW)
-    lists: list[list[int]] = []
-    for stage in range(stages):
-        own = range(stage * STREAMS, (stage + 1) * STREAMS)
-        links = [stream * SLOTS + LINK_FLOW for stream in own]
-        lists += [[stream * SLOTS + DDR_FLOW for stream in own], links, sorted({*links} | inwards[stage])]
-    return lists
-
-
-def moved_bytes(state: RunState) -> Float64s:
-    """Bytes that have flowed: [stages, DDR | OUT | IN]."""
-    found: Float64s = state.resources["moved"].reshape(-1, RESOURCES)
+def moved_bytes(state: RunState, stages: int, levels: int) -> Float64s:
+    """Bytes that have flowed: [stages, DDR | link outwards | inwards, of each level]."""
+    own = own_resources(levels)
+    found: Float64s = state.resources["moved"][: stages * own].reshape(stages, own)
     return found

@@ -19,7 +19,8 @@ from ratrain_ir.diagnostics import fail
 from ratrain_ir.ops import ENGINES, Engine
 from targets.flat_program import STREAMS, FlatProgram, Float64s, Records, flatten, instructions_in_order
 from targets.program import Instruction, Program
-from targets.resource_work import Bandwidths, ResourceWork
+from targets.resource_work import Bandwidths, LinkLevel, ResourceWork
+from targets.routes import routes_of
 from targets.run_state import WORK, RunState, moved_bytes, new_state
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ WorkOf = Callable[[int, Engine, Instruction], ResourceWork]
 
 STEPS = 3
 """Consecutive steps that are timed: the first from cold, the distance of the last two is the steady period."""
-UNLIMITED = Bandwidths(np.inf, np.inf, np.inf)
+UNLIMITED = Bandwidths(np.inf, (LinkLevel(np.inf),), np.inf)
 """Nothing is short, where no instruction has bytes to move."""
 _SHOWN_WAITING = 20
 
@@ -59,7 +60,7 @@ class Timeline:
     starts: Float64s
     ends: Float64s
     moved_bytes: Float64s
-    """[stages, DDR | link outwards | link inwards]: bytes that have flowed in all steps; none where nothing is shared"""
+    """[stages, DDR | link outwards | link inwards | the same of outer levels]: bytes that have flowed in all steps"""
     events: int = field(default=0)
     """works that have ended, a measure of what the simulation had to do"""
 
@@ -157,12 +158,23 @@ def simulate_work(
 
     flat = flatten(program)
     works = _works(program, work_of)
-    state = new_state(flat, bandwidths)
+    routes = routes_of(flat, works, bandwidths)
+    state = new_state(flat, routes, bandwidths.host)
     starts, ends = np.zeros((2, steps * len(works)))
     events = run(flat, works, state, steps, rendezvous, starts, ends)
     if (state.streams["done"] < steps * (flat.streams["stop"] - flat.streams["first"])).any():
         _hang(program, state, steps, rendezvous=rendezvous)
-    return Timeline(program, flat, works, steps, rendezvous, starts, ends, moved_bytes(state), events)
+    return Timeline(
+        program,
+        flat,
+        works,
+        steps,
+        rendezvous,
+        starts,
+        ends,
+        moved_bytes(state, len(program.stages), len(bandwidths.links)),
+        events,
+    )
 
 
 def _works(program: Program, work_of: WorkOf) -> Records:
@@ -173,7 +185,7 @@ def _works(program: Program, work_of: WorkOf) -> Records:
         for item in stage.streams[engine]
     ]
     works = np.empty(len(found), WORK)
-    for name in ("seconds", "ddr_bytes", "link_bytes"):
+    for name in WORK.names or ():
         works[name] = [getattr(each, name) for each in found]
     return works
 

@@ -2,7 +2,7 @@
 
 A plan file is TOML. Keys without a default are required:
 
-    [parallel]  pp, dp, cuts = "auto", schedule = "1f1b"
+    [parallel]  pp, dp, cuts = "auto", schedule = "1f1b", mapping = "chip 1x4, node 2x8" (stages x replicas; see `RankMapping`)
     [batch]     micro_batch_size, micro_batches, seq_len, seed = 0
     [state]     zero = 1 (0 where dp is 1), reduce = "last", view_dtype = "f16", grad_dtype = view_dtype,
                 grad_shard_dtype = grad_dtype, loss_scale = "dynamic" (1.0 where view_dtype is "f32")
@@ -23,6 +23,7 @@ from attrs import asdict, evolve, fields, frozen
 from ratrain_ir.diagnostics import Location, fail, nearest
 from ratrain_ir.frontend.balance import balance_cuts
 from ratrain_ir.frontend.fields import FieldReader, Report, Value
+from ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain_ir.frontend.text import Places, Source, nowhere, read_text, shown, toml_places
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ class Plan:
     seed: int = 0
     """Seed of initial weights and of the order of the training data."""
     optimizer: Optimizer = Optimizer()
+    mapping: RankMapping | None = None
+    """What shares a chip, a node, ... of the machine; changes times, not numbers. None: replicas of a stage are neighbours."""
 
     @property
     def global_batch(self) -> int:
@@ -136,8 +139,9 @@ class Plan:
 
     def to_fields(self) -> dict[str, Value]:
         """The plan as flat `field = value`, the optimizer's among them, as the IR text's header holds it."""
-        flat = asdict(self, recurse=False)
-        return {**{key: value for key, value in flat.items() if key != "optimizer"}, **asdict(self.optimizer)}
+        flat = {key: value for key, value in asdict(self, recurse=False).items() if key not in ("optimizer", "mapping")}
+        mapping = {} if self.mapping is None else {"mapping": str(self.mapping)}
+        return {**flat, **mapping, **asdict(self.optimizer)}
 
     @classmethod
     def from_fields(
@@ -159,7 +163,7 @@ class Plan:
 _OPTIMIZER_FIELDS = tuple(attribute.name for attribute in fields(Optimizer))
 _FIELDS = (*(attribute.name for attribute in fields(Plan) if attribute.name != "optimizer"), *_OPTIMIZER_FIELDS)
 _SECTIONS: dict[str, tuple[str, ...]] = {
-    "parallel": ("pp", "dp", "cuts", "schedule"),
+    "parallel": ("pp", "dp", "cuts", "schedule", "mapping"),
     "batch": ("micro_batch_size", "micro_batches", "seq_len", "head_chunk", "mlp_chunk", "seed"),
     "state": ("zero", "reduce", "view_dtype", "grad_dtype", "grad_shard_dtype", "loss_scale"),
     "optimizer": _OPTIMIZER_FIELDS,
@@ -201,7 +205,7 @@ def plan_to_toml(plan: Plan) -> str:
     values = {**plan.to_fields(), "loss_scale": "dynamic" if plan.loss_scale is None else plan.loss_scale}
     blocks = []
     for section, keys in _SECTIONS.items():
-        lines = [f"{key} = {_toml_value(values[key])}" for key in keys if values[key] is not None]
+        lines = [f"{key} = {_toml_value(values[key])}" for key in keys if values.get(key) is not None]
         blocks.append("\n".join([f"[{section}]", *lines]) + "\n")
     return "\n".join(blocks)
 
@@ -289,6 +293,7 @@ def _read(reader: FieldReader, model: ModelConfig | None, *, auto_cuts: bool = F
         grad_shard_dtype=reader.word("grad_shard_dtype", DTYPES, default=grad_dtype),
         loss_scale=_loss_scale(reader, view_dtype),
         schedule=_schedule(reader),
+        mapping=_mapping(reader),
         seed=reader.integer("seed", 0, _MAX_SEED, default=0),
         optimizer=_optimizer(reader),
     )
@@ -300,6 +305,8 @@ def _read(reader: FieldReader, model: ModelConfig | None, *, auto_cuts: bool = F
             f"{plan.pp} stages need at least {plan.pp} layers, but {model.name} has {model.layers}",
             help=f"use pp = {model.layers} or fewer, and more replicas (dp) for the other clusters",
         )
+    if plan.mapping is not None and reader.good("pp", "dp") and (wrong := plan.mapping.error(plan.pp, plan.dp)):
+        reader.contradiction("RT064", "mapping", wrong, help="tiles are written stages x replicas, from the inside out")
     if not auto_cuts:
         _check_cuts(reader, plan, model)
     elif model is not None and reader.good("pp", "seq_len"):
@@ -339,6 +346,13 @@ def _schedule(reader: FieldReader) -> str:
         )
         return name
     return reader.word("schedule", BUILT_SCHEDULES, default="1f1b")
+
+
+def _mapping(reader: FieldReader) -> RankMapping | None:
+    if reader.values.get("mapping") is None:
+        return None
+    expected = "tiles of stages x replicas from the inside out, like 'chip 1x4, node 2x8',"
+    return RankMapping.parse(reader.text("mapping", lambda text: RankMapping.parse(text) is not None, expected))
 
 
 def _optimizer(reader: FieldReader) -> Optimizer:

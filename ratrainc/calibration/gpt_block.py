@@ -14,6 +14,7 @@ from attrs import frozen
 from ratrain_ir.types import Dtype
 from targets.mt3000.collective_cost import all_reduces, cheapest
 from targets.mt3000.cost import message_work, routine_work, update_work
+from targets.mt3000.placement import Members
 from targets.routine import Formal, Routine, Shape, Step
 
 if TYPE_CHECKING:
@@ -131,10 +132,11 @@ def iteration_seconds(run: GptRun, blocks: BlockSeconds, machine: Machine) -> fl
     stages = [run.layers / run.pp * blocks.layer] * run.pp
     stages[0] += blocks.embedding
     stages[-1] += blocks.head
-    message = message_work(2 * run.micro_batch * run.seq_len * run.hidden, machine).seconds
+    link = machine.link_groups[-1].link
+    message = message_work(2 * run.micro_batch * run.seq_len * run.hidden, link, 0).seconds
     seconds = sum(stages) + (run.micro_batches - 1) * max(stages) + _DIRECTIONS * (run.pp - 1) * message
     parameters = (12 * run.hidden + 13) * run.hidden * run.layers // run.pp + (VOCAB + run.seq_len) * run.hidden
     if run.dp > 1:
-        ways = all_reduces(parameters, _GRADIENT_BYTES, run.dp, 1)
+        ways = all_reduces(parameters, _GRADIENT_BYTES, Members((run.dp,), (link,)))
         seconds += cheapest(ways, machine).seconds(machine)
     return seconds + update_work(parameters, machine, on_host=False).seconds

@@ -7,10 +7,12 @@ Operations in MPICH", 2005):
 - ring: D - 1 rounds of n/D, over the link. For a reduction the same rounds also serve to hand each owner its part from every member
   (round r sends to the r-th neighbour), which lets it add in rank order and needs no more than the gradient's own width.
 - tree: about log2 D rounds of n up to a root, then halves of what is left down again: few rounds, many bytes.
-- hierarchical: a ring among the clusters of each chip, one between chips. What leaves a chip are sums, which are f32.
+- hierarchical: a ring within each group of the innermost level, then one between groups at every level. What leaves a group are
+  sums, which are f32.
 
-Members fill chips in rank order. Recursive halving would have the ring's bytes in the tree's rounds, but its partners are far
-apart: no source says that the network carries all pairs at full rate, so it is left out.
+Ring and tree take all their messages over the link of the innermost level that has all members in one group. Recursive halving
+would have the ring's bytes in the tree's rounds, but its partners are far apart: no source says that the network carries all pairs
+at full rate, so it is left out.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from targets.mt3000.link_groups import Link
 from targets.resource_work import ResourceWork
 
 if TYPE_CHECKING:
     from targets.mt3000.machine import Machine
+    from targets.mt3000.placement import Members
 
 _SUM_BYTES = 4
 """Partial sums are f32."""
@@ -35,7 +39,9 @@ class Rounds:
 
     count: int
     message_bytes: float
-    on_chip: bool = False
+    level: int
+    """of the links it goes over, from the inside"""
+    link: Link
     staged: bool = False
     """received into staging buffers, a chunk at a time, and added from there"""
 
@@ -44,8 +50,7 @@ class Rounds:
 
         A staged message goes in chunks through two buffers: a chunk's latency hides behind the one before if that takes longer.
         """
-        latency = machine.chip_latency if self.on_chip else machine["link_latency"]
-        bandwidth = machine.chip_bandwidth if self.on_chip else machine["link_bandwidth"]
+        latency, bandwidth = self.link.latency, self.link.bandwidth
         chunk = machine["collective_chunk"]
         more = max(0, ceil(self.message_bytes / chunk) - 1) if self.staged else 0
         exposed = more * max(0.0, latency - chunk / bandwidth)
@@ -68,50 +73,70 @@ class Algorithm:
         """Seconds of all rounds, one after the other."""
         return sum(each.seconds(machine) for each in self.rounds)
 
+    def bytes_at(self, level: int) -> float:
+        """Bytes a member sends over its link of a level."""
+        return sum(each.nbytes for each in self.rounds if each.level == level)
+
     def work(self, machine: Machine, own_bytes: float) -> ResourceWork:
         """What a member does. `own_bytes`: its own tensors, read and written once.
 
-        Staged bytes are written and read again to be added; others are read once more to be passed on.
+        Staged bytes are written and read again to be added; others are read once more to be passed on. The link that others can be
+        short of is that of the outermost level it takes.
         """
-        link = sum(each.nbytes for each in self.rounds if not each.on_chip)
+        level = max((each.level for each in self.rounds), default=0)
         ddr = own_bytes + sum(each.nbytes * (2 if each.staged else 1) for each in self.rounds)
-        return ResourceWork(max(self.seconds(machine), ddr / machine["ddr_bandwidth"]), ddr, link)
+        seconds = max(self.seconds(machine), ddr / machine["ddr_bandwidth"])
+        return ResourceWork(seconds, ddr, self.bytes_at(level), level)
 
 
-def reduce_scatters(elements: float, itemsize: float, members: int, on_chip: int) -> list[Algorithm]:
-    """Ways to sum `elements` of `itemsize` bytes over the members, a part for each; `on_chip` of them share a chip."""
+def reduce_scatters(elements: float, itemsize: float, members: Members) -> list[Algorithm]:
+    """Ways to sum `elements` of `itemsize` bytes over the members, a part for each."""
     sums = elements * _SUM_BYTES
+    far, link = members.level, members.links[members.level]
+    up = Rounds(_depth(members.count), sums, far, link, staged=True)
     ways = [
-        Algorithm("ring", _ring(elements * itemsize, members, on_chip=on_chip == members, staged=True)),
-        Algorithm("tree", (Rounds(_depth(members), sums, staged=True), *_halves(sums, members))),
+        Algorithm("ring", _ring(elements * itemsize, members.count, far, link, staged=True)),
+        Algorithm("tree", (up, *_halves(sums, members))),
     ]
-    if 1 < on_chip < members:
-        within = _ring(elements * itemsize, on_chip, on_chip=True, staged=True)
-        between = _ring(sums / on_chip, members // on_chip, on_chip=False, staged=True)
-        ways.append(Algorithm("hierarchical", (*within, *between)))
+    steps = members.steps()
+    if len(steps) > 1:
+        rounds: tuple[Rounds, ...] = ()
+        summed = 1
+        for level, count in steps:
+            nbytes = elements * itemsize if summed == 1 else sums / summed
+            rounds += _ring(nbytes, count, level, members.links[level], staged=True)
+            summed *= count
+        ways.append(Algorithm("hierarchical", rounds))
     return ways
 
 
-def all_gathers(nbytes: float, members: int, on_chip: int) -> list[Algorithm]:
-    """Ways to give every member all `nbytes`, of which each holds a part; `on_chip` of them share a chip."""
+def all_gathers(nbytes: float, members: Members) -> list[Algorithm]:
+    """Ways to give every member all `nbytes`, of which each holds a part."""
+    far, link = members.level, members.links[members.level]
     ways = [
-        Algorithm("ring", _ring(nbytes, members, on_chip=on_chip == members, staged=False)),
-        Algorithm("tree", (*_halves(nbytes, members), Rounds(_depth(members), nbytes))),
+        Algorithm("ring", _ring(nbytes, members.count, far, link, staged=False)),
+        Algorithm("tree", (*_halves(nbytes, members), Rounds(_depth(members.count), nbytes, far, link))),
     ]
-    if 1 < on_chip < members:
-        between = _ring(nbytes / on_chip, members // on_chip, on_chip=False, staged=False)
-        within = _ring(nbytes, on_chip, on_chip=True, staged=False)
-        ways.append(Algorithm("hierarchical", (*between, *within)))
+    steps = members.steps()
+    if len(steps) > 1:
+        rounds: tuple[Rounds, ...] = ()
+        inside = members.count
+        for level, count in reversed(steps):
+            inside //= count
+            rounds += _ring(nbytes / inside, count, level, members.links[level], staged=False)
+        ways.append(Algorithm("hierarchical", rounds))
     return ways
 
 
-def all_reduces(elements: float, itemsize: float, members: int, on_chip: int) -> list[Algorithm]:
+def all_reduces(elements: float, itemsize: float, members: Members) -> list[Algorithm]:
     """Ways to give every member the sum: a reduction and a gather of the same kind; the tree's root sends the sum down whole."""
-    scatters = reduce_scatters(elements, itemsize, members, on_chip)
-    gathers = all_gathers(elements * itemsize, members, on_chip)
+    scatters = reduce_scatters(elements, itemsize, members)
+    gathers = all_gathers(elements * itemsize, members)
     ways = [Algorithm(one.name, one.rounds + other.rounds) for one, other in zip(scatters, gathers, strict=True)]
-    down = Rounds(_depth(members), elements * itemsize)
-    tree = Algorithm("tree", (Rounds(_depth(members), elements * _SUM_BYTES, staged=True), down))
+    far, depth = members.level, _depth(members.count)
+    up = Rounds(depth, elements * _SUM_BYTES, far, members.links[far], staged=True)
+    down = Rounds(depth, elements * itemsize, far, members.links[far])
+    tree = Algorithm("tree", (up, down))
     return [tree if way.name == "tree" else way for way in ways]
 
 
@@ -120,24 +145,16 @@ def cheapest(ways: list[Algorithm], machine: Machine) -> Algorithm:
     return min(ways, key=lambda way: way.seconds(machine))
 
 
-def members_on_chip(members: int, machine: Machine) -> int:
-    """How many of neighbouring ranks share a chip: all or a whole chip where they fill chips evenly, else one by itself."""
-    size = machine.clusters_per_chip
-    if size % members == 0:
-        return members
-    return size if members % size == 0 else 1
+def _ring(nbytes: float, members: int, level: int, link: Link, *, staged: bool) -> tuple[Rounds, ...]:
+    return (Rounds(members - 1, nbytes / members, level, link, staged),) if members > 1 else ()
 
 
-def _ring(nbytes: float, members: int, *, on_chip: bool, staged: bool) -> tuple[Rounds, ...]:
-    return (Rounds(members - 1, nbytes / members, on_chip, staged),) if members > 1 else ()
-
-
-def _halves(nbytes: float, members: int) -> tuple[Rounds, ...]:
+def _halves(nbytes: float, members: Members) -> tuple[Rounds, ...]:
     """From a root to all, each its part, or back: half of what is left in each round, (D - 1)/D of it in all."""
     parts: list[Rounds] = []
-    left = members
+    left = members.count
     while left > 1:
-        parts.append(Rounds(1, nbytes * (left // 2) / members))
+        parts.append(Rounds(1, nbytes * (left // 2) / members.count, members.level, members.links[members.level]))
         left -= left // 2
     return tuple(parts)
 

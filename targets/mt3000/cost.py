@@ -17,6 +17,7 @@ from targets.resource_work import ResourceWork
 from targets.tile_calls import PARTS
 
 if TYPE_CHECKING:
+    from targets.mt3000.link_groups import Link
     from targets.mt3000.machine import Machine
     from targets.routine import Routine, Step
 
@@ -106,9 +107,9 @@ def routine_work(routine: Routine, machine: Machine) -> ResourceWork:
     return whole if least <= whole.seconds else evolve(whole, seconds=least)
 
 
-def message_work(nbytes: int, machine: Machine) -> ResourceWork:
-    """Sending a point-to-point message: it is read from DDR and crosses the link."""
-    return ResourceWork(machine["link_latency"] + nbytes / machine["link_bandwidth"], nbytes, nbytes)
+def message_work(nbytes: int, link: Link, level: int) -> ResourceWork:
+    """Sending a point-to-point message: it is read from DDR and crosses the link of a level."""
+    return ResourceWork(link.latency + nbytes / link.bandwidth, nbytes, nbytes, level)
 
 
 def update_work(parameters: int, machine: Machine, *, on_host: bool) -> ResourceWork:

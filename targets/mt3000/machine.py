@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -13,6 +14,7 @@ from attrs import field, frozen
 from ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain_ir.files import read_text
 from ratrain_ir.ops import Engine
+from targets.mt3000.link_groups import GROUP_UNITS, SHORT_KEYS, LinkGroup, chip_and_system, named_groups, size_error
 from targets.mt3000.op_table import MeasuredOp, OpTable, is_op_key
 
 CERTAINTIES = ("stated", "derived", "assumed", "unverified", "measured", "fitted")
@@ -58,6 +60,7 @@ _OPTIONAL_UNITS = {
 }
 _ALL_UNITS = _UNITS | TILE_UNITS | _OPTIONAL_UNITS
 _WHOLE = (
+    "clusters",
     "ddr_capacity",
     "collective_chunk",
     "clusters_per_chip",
@@ -70,7 +73,16 @@ _LEAST, _MOST = 1e-15, 1e30
 """Bounds far beyond any machine, so that no sum or quotient of times overflows."""
 _MOST_WHOLE = (1 << 50) - 1
 _CONSTANT_KEYS = ("value", "unit", "certainty", "source")
-_MAY_BE_ZERO = ("link_latency", "launch", "host_handover", "chip_latency", "dispatch", "engine_gap", "gemm_half_extent")
+_MAY_BE_ZERO = (
+    "latency",
+    "link_latency",
+    "launch",
+    "host_handover",
+    "chip_latency",
+    "dispatch",
+    "engine_gap",
+    "gemm_half_extent",
+)
 _DEFAULT = "mt3000"
 
 
@@ -95,9 +107,17 @@ class Machine:
     """where the seconds of matrix kernels come from: tiles (their schedules) or roofline (a fraction of the peak); table: of all
     ops, as they were measured, and roofline for those that were not"""
     table: OpTable = field(factory=OpTable)
+    group_names: tuple[str, ...] = ()
+    """of [[link_group]] entries, from the inside out; their constants are named after them, like node.bandwidth"""
 
     def __getitem__(self, name: str) -> float:
         return self.constants[name].value
+
+    @cached_property
+    def link_groups(self) -> tuple[LinkGroup, ...]:
+        """The groups of clusters, from the inside out; those of a file without [[link_group]] are chip and system, or system alone."""
+        values = {name: constant.value for name, constant in self.constants.items()}
+        return named_groups(self.group_names, values) if self.group_names else chip_and_system(values)
 
     def whole(self, name: str) -> int:
         """A constant that counts something."""
@@ -115,21 +135,6 @@ class Machine:
     def host_handover(self) -> float:
         """Seconds to hand a task to the host and back; none where the file does not say."""
         return self._optional("host_handover", 0.0)
-
-    @property
-    def clusters_per_chip(self) -> int:
-        """Clusters that share a chip: one where the file does not say."""
-        return int(self._optional("clusters_per_chip", 1))
-
-    @property
-    def chip_bandwidth(self) -> float:
-        """Bytes a second between clusters of a chip: the link's where the file does not say."""
-        return self._optional("chip_bandwidth", self["link_bandwidth"])
-
-    @property
-    def chip_latency(self) -> float:
-        """Seconds a message takes between clusters of a chip, bytes apart: the link's where the file does not say."""
-        return self._optional("chip_latency", self["link_latency"])
 
     @property
     def dispatch(self) -> float:
@@ -201,16 +206,21 @@ def parse_machine(text: str, *, file: str) -> Machine:
     return _Reader(file, text.split("\n")).machine_on_base(data)
 
 
+def _kind(key: str) -> str:
+    """What a constant is, whichever group it belongs to."""
+    return key.rpartition(".")[2]
+
+
 def is_whole(key: str) -> bool:
     """Whether a constant counts something."""
-    return key in _WHOLE
+    return _kind(key) in _WHOLE
 
 
 def largest_value(key: str) -> float:
     """The most a constant can be."""
     if key.endswith("_efficiency"):
         return 1.0
-    return float(_MOST_WHOLE) if key in _WHOLE else _MOST
+    return float(_MOST_WHOLE) if is_whole(key) else _MOST
 
 
 def _is_sound(value: Any, key: str) -> TypeGuard[int | float]:
@@ -218,8 +228,8 @@ def _is_sound(value: Any, key: str) -> TypeGuard[int | float]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     if value == 0:
-        return key in _MAY_BE_ZERO
-    return 1 <= value <= _MOST_WHOLE if key in _WHOLE else _LEAST <= value <= _MOST
+        return _kind(key) in _MAY_BE_ZERO
+    return 1 <= value <= _MOST_WHOLE if is_whole(key) else _LEAST <= value <= _MOST
 
 
 def _measured_op(entry: Any) -> MeasuredOp | None:
@@ -240,9 +250,19 @@ class _Reader:
         self.diagnostics = Diagnostics()
 
     def error(self, key: str, message: str, help: str | None = None) -> None:  # noqa: A002
-        line = next((i for i, text in enumerate(self.lines, 1) if re.match(rf"\s*\[?{re.escape(key)}\b", text)), 1)
+        line = self.line_of(key)
         place = Location(self.file, line, 1, max(1, len(self.lines[line - 1])))
         self.diagnostics.error("RT065", message, place, help=help, source=self.lines[line - 1])
+
+    def line_of(self, key: str) -> int:
+        """The line of a constant, counted from 1; of a group's, after its name."""
+        group, _, kind = key.rpartition(".")
+        start = self.line_matching(rf"\s*name\s*=\s*[\"']{re.escape(group)}[\"']", 1) if group else 1
+        return self.line_matching(rf"\s*\[*(link_group\.)?{re.escape(kind)}\b", start, start)
+
+    def line_matching(self, pattern: str, first: int, default: int = 1) -> int:
+        """The first line from `first` on that matches."""
+        return next((i for i in range(first, len(self.lines) + 1) if re.match(pattern, self.lines[i - 1])), default)
 
     def machine_on_base(self, data: dict[str, Any]) -> Machine:
         base = data.pop("base", None)
@@ -254,6 +274,8 @@ class _Reader:
         below = _built_in(base)
         if "name" not in data:
             below.pop("name")
+        if "link_group" in data:
+            below = {key: value for key, value in below.items() if key not in SHORT_KEYS}
         return self.machine(below | data)
 
     def machine(self, data: dict[str, Any]) -> Machine:
@@ -263,18 +285,51 @@ class _Reader:
         if engine not in ("compute", "host"):
             self.error("update_engine", f"update_engine is 'compute' or 'host', got {engine!r}")
         for key in data:
-            if key not in _ALL_UNITS and key not in ("name", "update_engine", "cost", "op"):
+            if key not in _ALL_UNITS and key not in ("name", "update_engine", "cost", "op", "link_group"):
                 self.error(key, f"'{key}' is not a constant of a machine", nearest(key, _ALL_UNITS))
         cost = data.get("cost", "roofline")
         if cost not in COSTS:
             self.error("cost", f"cost is one of {', '.join(COSTS)}, got {cost!r}")
         wanted = _UNITS | TILE_UNITS if cost == "tiles" else _UNITS
+        if "link_group" in data:
+            wanted = {key: unit for key, unit in wanted.items() if key not in SHORT_KEYS}
         constants = {key: self.constant(key, data.get(key)) for key in _ALL_UNITS if key in wanted or key in data}
         table = self.table(data.get("op", []), cost)
+        groups = self.groups(data, constants)
         self.diagnostics.check()
         if cost == "tiles":
             self.check_clock(constants)
-        return Machine(str(name), Engine(engine), constants, cost, table)
+        found = Machine(str(name), Engine(engine), constants, cost, table, groups)
+        wrong = size_error(found.link_groups)
+        if wrong is not None:
+            self.error(f"{wrong[0]}.clusters", wrong[1])
+            self.diagnostics.check()
+        return found
+
+    def groups(self, data: dict[str, Any], constants: dict[str, Constant]) -> tuple[str, ...]:
+        """The names of the [[link_group]] entries; what they say is put among the constants."""
+        entries = data.get("link_group", [])
+        if not isinstance(entries, list) or ("link_group" in data and not entries):
+            self.error("link_group", "groups of clusters are written as [[link_group]] entries")
+            return ()
+        names: list[str] = []
+        for entry in entries:
+            name = entry.get("name") if isinstance(entry, dict) else None
+            if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_\-]*", name) or name in names:
+                self.error(
+                    "link_group", f"a [[link_group]] has a name of its own, of small letters, got {name!r}"[:200]
+                )
+                return ()
+            names.append(name)
+            for key in sorted(entry.keys() - {"name", *GROUP_UNITS}):
+                self.error(f"{name}.{key}", f"'{key}' is not a key of a [[link_group]]", nearest(key, GROUP_UNITS))
+            for key in GROUP_UNITS:
+                if key in entry or key in ("bandwidth", "latency"):
+                    constants[f"{name}.{key}"] = self.constant(f"{name}.{key}", entry.get(key))
+        for key in SHORT_KEYS:
+            if names and key in data:
+                self.error(key, f"the file has [[link_group]] entries: they say what [{key}] would", "leave it out")
+        return tuple(names)
 
     def table(self, entries: Any, cost: Any) -> OpTable:
         """The measured ops of a file with cost = "table"."""
@@ -306,18 +361,19 @@ class _Reader:
             return empty
         value = table.get("value")
         if not _is_sound(value, key):
-            least, most = ("1", _MOST_WHOLE) if key in _WHOLE else (f"{_LEAST:g}", f"{_MOST:g}")
-            zero = "0, or " if key in _MAY_BE_ZERO else ""
+            least, most = ("1", _MOST_WHOLE) if is_whole(key) else (f"{_LEAST:g}", f"{_MOST:g}")
+            zero = "0, or " if _kind(key) in _MAY_BE_ZERO else ""
             self.error(key, f"value of [{key}] must be {zero}a number from {least} to {most}, got {value!r}")
             return empty
-        if key in _WHOLE and value != int(value):
+        if is_whole(key) and value != int(value):
             self.error(key, f"value of [{key}] must be a whole number, got {value!r}")
         for name in sorted(table.keys() - {*_CONSTANT_KEYS}):
             self.error(key, f"'{name}' is not a key of [{key}]", nearest(name, _CONSTANT_KEYS))
         if key.endswith("_efficiency") and value > 1:
             self.error(key, f"value of [{key}] is a fraction, got {value!r}")
-        if table.get("unit") != _ALL_UNITS[key]:
-            self.error(key, f"unit of [{key}] is '{_ALL_UNITS[key]}', got {table.get('unit')!r}")
+        unit = (_ALL_UNITS | GROUP_UNITS)[_kind(key)]
+        if table.get("unit") != unit:
+            self.error(key, f"unit of [{key}] is '{unit}', got {table.get('unit')!r}")
         if table.get("certainty") not in CERTAINTIES:
             self.error(key, f"certainty of [{key}] is one of {', '.join(CERTAINTIES)}, got {table.get('certainty')!r}")
         if not isinstance(table.get("source"), str) or not table.get("source"):

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ratrain_ir.files import write_lines
+from targets.mt3000.link_groups import GROUP_UNITS
 from targets.mt3000.machine import parse_machine
 
 if TYPE_CHECKING:
-    from targets.mt3000.machine import Machine
+    from targets.mt3000.machine import Constant, Machine
 
 
 def machine_lines(machine: Machine) -> Iterator[str]:
@@ -19,18 +20,30 @@ def machine_lines(machine: Machine) -> Iterator[str]:
     yield f"update_engine = {_quoted(machine.update_engine.value)}"
     yield f"cost = {_quoted(machine.cost)}"
     for name, constant in machine.constants.items():
+        if "." not in name:
+            yield from _constant_lines(name, constant)
+    for group in machine.group_names:
         yield ""
-        yield f"[{name}]"
-        yield f"value = {constant.value!r}"
-        yield f"unit = {_quoted(constant.unit)}"
-        yield f"certainty = {_quoted(constant.certainty)}"
-        yield f"source = {_quoted(constant.source)}"
+        yield "[[link_group]]"
+        yield f"name = {_quoted(group)}"
+        for key in GROUP_UNITS:
+            if f"{group}.{key}" in machine.constants:
+                yield from _constant_lines(f"link_group.{key}", machine.constants[f"{group}.{key}"])
     for op in machine.table.ops:
         yield ""
         yield "[[op]]"
         yield f"key = {_quoted(op.key)}"
         yield f"size = {op.size!r}"
         yield f"seconds = {op.seconds!r}"
+
+
+def _constant_lines(table: str, constant: Constant) -> Iterator[str]:
+    yield ""
+    yield f"[{table}]"
+    yield f"value = {constant.value!r}"
+    yield f"unit = {_quoted(constant.unit)}"
+    yield f"certainty = {_quoted(constant.certainty)}"
+    yield f"source = {_quoted(constant.source)}"
 
 
 def write_machine(machine: Machine, path: str) -> None:

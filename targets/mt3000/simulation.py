@@ -8,6 +8,7 @@ from attrs import define, field, frozen
 
 from ratrain_ir.ops import Engine
 from targets.mt3000.machine import Machine
+from targets.mt3000.placement import placement_of
 from targets.mt3000.timing import TimedOp, op_work, timed_op
 from targets.program import Instruction, Program
 from targets.resource_work import Bandwidths, ResourceWork
@@ -63,7 +64,8 @@ def simulated(
     """Figures and timeline of a program on a machine; without `sharing`, as if DDR and link carried any load."""
     works = _Works(program, machine)
     if sharing:
-        bandwidths = Bandwidths(machine["ddr_bandwidth"], machine["link_bandwidth"], machine.host_bandwidth)
+        links = placement_of(program.plan, machine).link_levels()
+        bandwidths = Bandwidths(machine["ddr_bandwidth"], links, machine.host_bandwidth)
         timeline = simulate_work(program, works, bandwidths, rendezvous=rendezvous, steps=steps)
     else:
         timeline = simulate_work(program, works.alone, UNLIMITED, rendezvous=rendezvous, steps=steps)
@@ -109,7 +111,8 @@ def timed_instruction(program: Program, stage: int, engine: Engine, instruction:
         return timed_op(instruction.keyword, "", engine, program.routines[instruction.routine], ())
     tensors = program.stages[stage].tensors
     accesses = [(tensors[o.tensor].kind, tensors[o.tensor].type, o.access) for o in instruction.operands]
-    return timed_op(instruction.keyword, instruction.group, engine, None, accesses)
+    hop = None if instruction.peer is None else (stage, instruction.peer)
+    return timed_op(instruction.keyword, instruction.group, engine, None, accesses, hop)
 
 
 def one_core_step_seconds(program: Program, machine: Machine) -> float:

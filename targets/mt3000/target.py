@@ -13,7 +13,9 @@ from ratrain_ir.ops import (
     Engine,
     Group,
     Op,
+    Recv,
     ReduceScatter,
+    Send,
 )
 from ratrain_ir.target import WorkspaceRequest
 from targets.mt3000.machine import Machine
@@ -76,11 +78,11 @@ class Mt3000Target:
 
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
         """Seconds of an op that runs alone."""
-        del stage
         routine = self.routine(module, op) if isinstance(op, BlockOp) else None
         group = op.group.value if isinstance(op, AllReduce | AllReduceScalar) else ""
         moved = [(t.kind, t.type, Access.READ) for t in op.reads]
         moved += [(t.kind, t.type, Access.WRITE) for t in op.writes]
         moved += [(t.kind, t.type, Access.UPDATE) for t in op.updates]
-        timed = timed_op(op.keyword, group, op.engine, routine, moved)
+        hop = (stage.index, op.peer) if isinstance(op, Send | Recv) else None
+        timed = timed_op(op.keyword, group, op.engine, routine, moved, hop)
         return op_work(timed, module.plan, self.machine).seconds

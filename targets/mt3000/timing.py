@@ -11,9 +11,10 @@ from attrs import frozen
 
 from ratrain_ir.ops import Engine
 from ratrain_ir.types import StateKind, TensorType
-from targets.mt3000.collective_cost import all_gathers, all_reduces, cheapest, members_on_chip, reduce_scatters
+from targets.mt3000.collective_cost import all_gathers, all_reduces, cheapest, reduce_scatters
 from targets.mt3000.cost import copy_work, host_work, message_work, routine_work, update_work
 from targets.mt3000.op_table import MEMBERS_MARK
+from targets.mt3000.placement import placement_of
 from targets.program import Access
 from targets.resource_work import ResourceWork
 from targets.routine import Routine
@@ -43,6 +44,8 @@ class TimedOp:
     """bytes of its tensors that it reads and writes; what it updates counts twice"""
     updated_parameters: int
     """master weights an update changes"""
+    hop: tuple[int, int] | None = None
+    """of a message: the stages it goes from and to, in ascending order"""
 
 
 def timed_op(
@@ -51,8 +54,9 @@ def timed_op(
     engine: Engine,
     routine: Routine | None,
     tensors: Iterable[tuple[StateKind, TensorType, Access]],
+    hop: tuple[int, int] | None = None,
 ) -> TimedOp:
-    """What the time of an op depends on, given the tensors it accesses."""
+    """What the time of an op depends on, given the tensors it accesses and, of a message, the stages at its ends."""
     carries = (Access.WRITE,) if keyword in _WRITTEN_PAYLOAD else (Access.READ, Access.UPDATE)
     if keyword == "reduce_scatter":  # the shards it adds to stay where they are
         carries = (Access.READ,)
@@ -66,7 +70,8 @@ def timed_op(
         own += type_.nbytes * _PASSES[access]
         if access is Access.UPDATE and kind is StateKind.MASTER:
             parameters += type_.elements
-    return TimedOp(keyword, group, engine, routine, nbytes, elements, own, parameters)
+    ends = None if hop is None else (min(hop), max(hop))
+    return TimedOp(keyword, group, engine, routine, nbytes, elements, own, parameters, ends)
 
 
 def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
@@ -77,7 +82,7 @@ def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
     if op.routine is not None:
         return routine_work(op.routine, machine)
     if op.keyword == "send":
-        return message_work(op.payload_bytes, machine)
+        return _message_work(op, plan, machine)
     if op.keyword == "update":
         return update_work(op.updated_parameters, machine, on_host=op.engine is Engine.HOST)
     if op.keyword in ("reduce_scatter", "all_gather", "all_reduce", "all_reduce_scalar"):
@@ -105,18 +110,23 @@ def members_of(group: str, plan: Plan) -> int:
     return {"ends": min(2, plan.pp), "all": plan.dp * plan.pp}.get(group, plan.dp)
 
 
+def _message_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
+    placement = placement_of(plan, machine)
+    level = placement.outermost if op.hop is None else placement.level_between(*op.hop)
+    return message_work(op.payload_bytes, placement.message_link(level), level)
+
+
 def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
-    members = members_of(op.group, plan)
-    if members == 1:
+    members = placement_of(plan, machine).members(op.group)
+    if members.count == 1:
         return copy_work(op.own_bytes, machine)
-    chip = 1 if op.group == "ends" else members_on_chip(members, machine)  # the first and the last stage are far apart
     if op.keyword == "all_reduce_scalar":  # what it is computed from is read first; the number itself is small
-        ways = all_reduces(1, _SCALAR_BYTES, members, chip)
+        ways = all_reduces(1, _SCALAR_BYTES, members)
         return copy_work(op.payload_bytes, machine) + cheapest(ways, machine).work(machine, 0)
     if op.keyword == "all_gather":
-        ways = all_gathers(op.payload_bytes, members, chip)
+        ways = all_gathers(op.payload_bytes, members)
     else:
         itemsize = op.payload_bytes / max(1, op.payload_elements)
         kinds = reduce_scatters if op.keyword == "reduce_scatter" else all_reduces
-        ways = kinds(op.payload_elements, itemsize, members, chip)
+        ways = kinds(op.payload_elements, itemsize, members)
     return cheapest(ways, machine).work(machine, op.own_bytes)

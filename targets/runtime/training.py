@@ -14,7 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ratrain_ir.diagnostics import Diagnostic, Severity, fail
 from targets.program import Program
@@ -303,7 +303,7 @@ def _watch(engine: LocalEngine, settings: RunSettings) -> None:
 
 def run_manifest(program: Program, stream: TokenStream, settings: RunSettings, seed: int) -> dict[str, Any]:
     """Everything that must be equal for a resumed run to give the same bits."""
-    plan = json.dumps(program.plan.to_fields(), sort_keys=True)
+    plan = json.dumps(evolve(program.plan, mapping=None).to_fields(), sort_keys=True)
     return {
         "ratrain": _version("ratrain"),
         "numpy": _version("numpy"),

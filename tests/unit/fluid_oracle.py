@@ -142,12 +142,23 @@ class Oracle:
             return (("ddr", stage),), self.bandwidths.host if engine is Engine.HOST else float("inf")
         instruction = self.stream(place)[len(self.times[place]) % len(self.stream(place))]
         target = instruction.peer if instruction.keyword == "send" else stage
-        return (("out", stage), ("in", target)), float("inf")
+        level = self.work_of(stage, engine, instruction).link_level
+        through = [(f"out {level}", stage), (f"in {level}", target)]
+        for left, link in enumerate(self.bandwidths.links[:level]):
+            if link.uplink < float("inf"):
+                through += [(f"leaving {left}", stage // link.stages), (f"entering {left}", target // link.stages)]
+        return tuple(through), float("inf")
+
+    def capacities(self) -> dict[str, float]:
+        found = {"ddr": self.bandwidths.ddr}
+        for level, link in enumerate(self.bandwidths.links):
+            found |= {f"{way} {level}": link.bandwidth for way in ("out", "in")}
+            found |= {f"{way} {level}": link.uplink for way in ("leaving", "entering")}
+        return found
 
     def advance(self) -> None:
         flows = {key: self.flow(*key) for key, left in self.left.items() if left > 0}
-        capacities = {"ddr": self.bandwidths.ddr, "out": self.bandwidths.link, "in": self.bandwidths.link}
-        rates = max_min(flows, capacities)
+        rates = max_min(flows, self.capacities())
         passed = min((self.left[key] / rates[key] for key in flows), default=0.0)
         if not any(self.done(place) for place in self.running):
             self.now += passed

@@ -17,7 +17,7 @@ from ratrain_ir.testing.strategies import Case, cases
 from targets.live_curve import live_curve
 from targets.mt3000.machine import load_machine
 from targets.mt3000.simulation import simulated
-from targets.resource_work import Bandwidths, ResourceWork
+from targets.resource_work import Bandwidths, LinkLevel, ResourceWork
 from targets.simulator import simulate_work
 from tests.unit.fluid_oracle import Oracle, max_min
 from tests.unit.test_simulator import check_messages, check_order, compiled, pipeline
@@ -32,7 +32,16 @@ BYTES = (0.0, 0.0, 1.0, 2.5, 8.0)
 LINKED = ("send", "reduce_scatter", "all_gather", "all_reduce")
 
 
-def drawn_works(program: Program, seed: int) -> WorkOf:
+UNIFORM = (LinkLevel(1.0),)
+LINKS = (
+    UNIFORM,
+    (LinkLevel(2.0), LinkLevel(1.0)),
+    (LinkLevel(4.0, stages=2, uplink=1.5), LinkLevel(1.0)),
+    (LinkLevel(4.0, uplink=1.5), LinkLevel(2.0, stages=2, uplink=0.5), LinkLevel(1.0)),
+)
+
+
+def drawn_works(program: Program, seed: int, levels: int = 1) -> WorkOf:
     """Few different works, so that many events fall together."""
     source = random.Random(seed)
     drawn: dict[int, ResourceWork] = {}
@@ -40,7 +49,8 @@ def drawn_works(program: Program, seed: int) -> WorkOf:
         for stream in stage.streams.values():
             for item in stream:
                 link = source.choice(BYTES) if item.keyword in LINKED else 0.0
-                drawn[id(item)] = ResourceWork(source.choice(SECONDS), source.choice(BYTES), link)
+                level = source.randrange(levels)
+                drawn[id(item)] = ResourceWork(source.choice(SECONDS), source.choice(BYTES), link, level)
     return lambda _stage, _engine, item: drawn[id(item)]
 
 
@@ -49,12 +59,18 @@ def total_bytes(found: Timeline) -> dict[str, float]:
 
 
 @given(
-    cases(max_layers=3, max_micro_batches=3), st.integers(0, 1 << 20), st.booleans(), st.sampled_from([0.3, 1.0, 9.0])
+    cases(max_layers=3, max_micro_batches=3),
+    st.integers(0, 1 << 20),
+    st.booleans(),
+    st.sampled_from([0.3, 1.0, 9.0]),
+    st.sampled_from(LINKS),
 )
 @settings(max_examples=40)
-def test_the_compiled_loop_agrees_with_a_plain_simulator(case: Case, seed: int, rendezvous: bool, host: float) -> None:
+def test_the_compiled_loop_agrees_with_a_plain_simulator(
+    case: Case, seed: int, rendezvous: bool, host: float, links: tuple[LinkLevel, ...]
+) -> None:
     program = compiled(case)
-    works, bandwidths = drawn_works(program, seed), Bandwidths(ddr=2.0, link=1.0, host=host)
+    works, bandwidths = drawn_works(program, seed, len(links)), Bandwidths(ddr=2.0, links=links, host=host)
     found = simulate_work(program, works, bandwidths, rendezvous=rendezvous, steps=2)
     oracle = Oracle(program, works, bandwidths, rendezvous=rendezvous, steps=2)
     oracle.run()
@@ -68,7 +84,7 @@ def test_the_compiled_loop_agrees_with_a_plain_simulator(case: Case, seed: int, 
 def test_what_must_be_conserved_is(case: Case, seed: int, rendezvous: bool) -> None:
     """Bytes that flowed are the program's bytes, no resource gave more than it has, busy and idle make the step."""
     program = compiled(case)
-    bandwidths = Bandwidths(ddr=3.0, link=0.7, host=1.0)
+    bandwidths = Bandwidths(ddr=3.0, links=(LinkLevel(0.7),), host=1.0)
     found = simulate_work(program, drawn_works(program, seed), bandwidths, rendezvous=rendezvous)
     check_order(found)
     check_messages(found)
@@ -151,7 +167,7 @@ def test_two_that_overlap_halve_the_bandwidth_and_one_alone_has_it_all() -> None
             return ResourceWork(0.0, ddr_bytes=4.0)
         return ResourceWork(0.0, ddr_bytes=2.0) if item.keyword == "send" and stage == 0 else ResourceWork(0.0)
 
-    found = simulate_work(program, works, Bandwidths(1.0, 1.0, 1.0), steps=1)
+    found = simulate_work(program, works, Bandwidths(1.0, UNIFORM, 1.0), steps=1)
     forwards = [s for s in found.spans[0][Engine.COMPUTE] if s.end > s.start]
     sends = found.spans[0][Engine.SEND]
     assert [(s.start, s.end) for s in forwards] == [(0.0, 4.0), (4.0, 10.0)]
@@ -165,7 +181,7 @@ def test_works_of_one_instruction_proceed_side_by_side() -> None:
         (ResourceWork(1.0, 2.0), 2.0),
         (ResourceWork(1.0, 2.0, 5.0), 5.0),
     ):
-        found = simulate_work(program, on("update", work, nothing), Bandwidths(1.0, 1.0, 1.0), steps=1)
+        found = simulate_work(program, on("update", work, nothing), Bandwidths(1.0, UNIFORM, 1.0), steps=1)
         assert {s.end - s.start for s in found.spans[0][Engine.COMPUTE] if s.instruction.keyword == "update"} == {
             seconds
         }
@@ -212,7 +228,7 @@ def test_sharing_never_makes_a_step_shorter(case: Case, rendezvous: bool) -> Non
 
 def test_equal_programs_give_equal_bits() -> None:
     program = make_program()
-    works, bandwidths = drawn_works(program, 3), Bandwidths(2.0, 1.0, 0.5)
+    works, bandwidths = drawn_works(program, 3), Bandwidths(2.0, UNIFORM, 0.5)
     one, other = (simulate_work(program, works, bandwidths) for _ in range(2))
     assert one.ends.tobytes() == other.ends.tobytes()
 
@@ -222,7 +238,7 @@ def test_equal_programs_give_equal_bits() -> None:
 def test_live_bytes_stay_within_the_arena(case: Case, seed: int, rendezvous: bool) -> None:
     """Whoever takes bytes waits for whoever had them, so that at no time more is live than the arena has."""
     program = compiled(case)
-    bandwidths = Bandwidths(ddr=3.0, link=0.7, host=1.0)
+    bandwidths = Bandwidths(ddr=3.0, links=(LinkLevel(0.7),), host=1.0)
     found = simulate_work(program, drawn_works(program, seed), bandwidths, rendezvous=rendezvous)
     for index, stage in enumerate(program.stages):
         times, live = live_curve(found, index)

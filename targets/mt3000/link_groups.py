@@ -1,0 +1,81 @@
+"""Groups of clusters by their links, from the inside out: chip, node, system. Uniform links are the case of one group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from attrs import frozen
+
+
+@frozen
+class Link:
+    """What a message between two clusters meets."""
+
+    bandwidth: float
+    """bytes a second, of one direction"""
+    latency: float
+    """seconds of a message, bytes apart"""
+
+
+@frozen
+class LinkGroup:
+    """Clusters that reach one another over equal links. A cluster has a link of each of its groups."""
+
+    name: str
+    clusters: int | None
+    """of one group; None, of the outermost: all there are"""
+    link: Link
+    uplink: float | None = None
+    """bytes a second, of one direction, by which all clusters of one group together leave it; None: as many as their links carry"""
+
+
+SHORT_KEYS = ("link_bandwidth", "link_latency", "clusters_per_chip", "chip_bandwidth", "chip_latency")
+"""Constants that describe one group, or two, without naming them."""
+GROUP_UNITS = {"clusters": "clusters", "bandwidth": "bytes/s", "latency": "s", "uplink": "bytes/s"}
+"""Constants of a group. Their names are preceded by the group's: node.bandwidth."""
+
+
+def named_groups(names: Sequence[str], values: Mapping[str, float]) -> tuple[LinkGroup, ...]:
+    """The groups of a machine whose file names them."""
+    return tuple(_group(name, values) for name in names)
+
+
+def _group(name: str, values: Mapping[str, float]) -> LinkGroup:
+    clusters = values.get(f"{name}.clusters")
+    link = Link(values[f"{name}.bandwidth"], values[f"{name}.latency"])
+    return LinkGroup(name, None if clusters is None else int(clusters), link, values.get(f"{name}.uplink"))
+
+
+def chip_and_system(values: Mapping[str, float]) -> tuple[LinkGroup, ...]:
+    """The groups of a machine whose file has a link, and perhaps clusters that share a chip: they talk over the link where it gives no other."""
+    bandwidth, latency = values["link_bandwidth"], values["link_latency"]
+    system = LinkGroup("system", None, Link(bandwidth, latency))
+    clusters = int(values.get("clusters_per_chip", 1))
+    if clusters == 1:
+        return (system,)
+    on_chip = Link(values.get("chip_bandwidth", bandwidth), values.get("chip_latency", latency))
+    return LinkGroup("chip", clusters, on_chip), system
+
+
+def are_uniform(groups: Sequence[LinkGroup]) -> bool:
+    """Whether it makes no difference where clusters are."""
+    return len({group.link for group in groups}) == 1 and all(group.uplink is None for group in groups)
+
+
+def size_error(groups: Sequence[LinkGroup]) -> tuple[str, str] | None:
+    """Which group has a size that does not go with the others, and why; None where all is well."""
+    for group in groups[:-1]:
+        if group.clusters is None:
+            return group.name, f"the group '{group.name}' needs clusters: only the outermost may leave them out"
+    if groups[0].clusters == 1:
+        return groups[0].name, f"the group '{groups[0].name}' has one cluster, which is no group"
+    for inner, outer in pairwise(groups):
+        if inner.clusters is None or outer.clusters is None:
+            continue
+        if outer.clusters <= inner.clusters or outer.clusters % inner.clusters:
+            text = f"{outer.clusters} clusters of '{outer.name}' are no two or more groups '{inner.name}' of {inner.clusters}"
+            return outer.name, f"{text}: groups come from the inside out, and each is made of whole ones"
+    if groups[-1].uplink is not None:
+        return groups[-1].name, f"nothing leaves the outermost group '{groups[-1].name}': it has no uplink"
+    return None
