@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.05
 _END_SECONDS = 5.0
 """How long mpirun has, after a rank is lost, to end the others."""
+_SAY_SECONDS = 20.0
 _OWN_CODES = (0, EXIT_DIAGNOSED, EXIT_USAGE, EXIT_INTERNAL, EXIT_SAVED, EXIT_INTERRUPTED, EXIT_TERMINATED)
 
 
@@ -43,7 +44,7 @@ def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, 
     if found is None or shutil.which(found) is None:
         text = f"'{launcher}' cannot be executed" if launcher else "there is no mpirun on the PATH"
         fail("RT093", text, help="pip install 'ratrain[mpi]' brings one; --mpirun names another")
-    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603 - the user's own launcher
+    said = _version_of(found)
     variables: dict[str, str] = {}
     if "Open MPI" in said or "OpenRTE" in said:
         if os.geteuid() == 0:  # Open MPI refuses root without these, and more ranks than cores without the policy
@@ -51,6 +52,20 @@ def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, 
         if ranks > (os.cpu_count() or 1):
             variables["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
     return [found, "-n", str(ranks)], variables
+
+
+def _version_of(launcher: str) -> str:
+    """What a launcher says of itself."""
+    words = [launcher, "--version"]
+    try:
+        said = subprocess.run(words, capture_output=True, timeout=_SAY_SECONDS, check=False)  # noqa: S603 - the user's own launcher
+    except OSError as error:
+        text = f"'{launcher}' cannot be started: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        text = f"'{launcher} --version' did not end within {_SAY_SECONDS:.0f} s"
+    else:
+        return said.stdout.decode(errors="replace")
+    fail("RT093", text, help="name the mpirun of an MPI with --mpirun")
 
 
 @define

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ratrainc import supervisor
 from ratrainc.cli import main
 from ratrainc.examples import example_path
 
@@ -128,6 +129,22 @@ def test_launch_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(tempfile, "tempdir", str(places))
     assert main(["launch", "-n", "1", "--mpirun", str(launcher), "a.rtx"]) == code
     assert not list(places.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("junk", "cannot be started"), ("#!/bin/sh\nexec sleep 60\n", "did not end within")]
+)
+def test_launchers_that_are_none_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    launcher = tmp_path / "mpirun"
+    launcher.write_text(text)
+    launcher.chmod(0o755)
+    monkeypatch.setattr(supervisor, "_SAY_SECONDS", 0.5)
+    assert main(["launch", "-n", "1", "--mpirun", str(launcher), "a.rtx"]) == 1
+    shown = capsys.readouterr().err
+    assert "RT093" in shown
+    assert words in shown
 
 
 def test_doctor_says_that_nothing_is_compiled() -> None:
