@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from ratrain_ir.diagnostics import fail
 from ratrain_ir.files import made_directory, write_lines
 from ratrain_ir.frontend.hf_export import hugging_face_config
+from targets.runtime.checkpoint import MANIFEST_FILE
 from targets.runtime.checkpoint_series import latest_weights
 from targets.runtime.weights import write_weights
 
@@ -17,10 +19,16 @@ if TYPE_CHECKING:
 def export_weights(checkpoint: str, directory: str) -> ModelConfig:
     """Write `model.safetensors` and `config.json`, replacing files of these names; the model they hold.
 
-    Raises `DiagnosticError` RT002 (cannot be read or written) and RT092 (not a sound checkpoint).
+    Raises `DiagnosticError` RT002 (cannot be read or written) and RT092 (not a sound checkpoint, or weights would go into one).
     """
     model, source = latest_weights(checkpoint)
     folder = made_directory(directory)
+    if (folder / MANIFEST_FILE).exists():
+        fail(
+            "RT092",
+            f"'{directory}' is a checkpoint: with weights in it, no run could replace it by its next one",
+            help="name another directory",
+        )
     write_weights(str(folder / "model.safetensors"), model, source)
     config = json.dumps(hugging_face_config(model), indent=2)
     write_lines(str(folder / "config.json"), [config])

@@ -64,6 +64,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert not (tmp_path / "c").exists()
 
 
+def test_weights_do_not_go_into_a_checkpoint(tmp_path: Path):
+    place = str(tmp_path / "checkpoint")
+    train(make_program(), 1, save=place)
+    with pytest.raises(DiagnosticError, match="RT092"):
+        export_weights(place, place)
+    train(make_program(), 1, save=place)
+
+
 def test_another_model_is_refused_tensor_by_tensor(tmp_path: Path):
     train(make_program(), 1, save=str(tmp_path / "checkpoint"))
     export_weights(str(tmp_path / "checkpoint"), str(tmp_path / "exported"))
