@@ -56,16 +56,14 @@ def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, 
 
 def _version_of(launcher: str) -> str:
     """What a launcher says of itself."""
-    words = [launcher, "--version"]
+    words, way_out = [launcher, "--version"], "name the mpirun of an MPI with --mpirun"
     try:
         said = subprocess.run(words, capture_output=True, timeout=_SAY_SECONDS, check=False)  # noqa: S603 - the user's own launcher
     except OSError as error:
-        text = f"'{launcher}' cannot be started: {error.strerror}"
+        fail("RT093", f"'{launcher}' cannot be started: {error.strerror}", help=way_out)
     except subprocess.TimeoutExpired:
-        text = f"'{launcher} --version' did not end within {_SAY_SECONDS:.0f} s"
-    else:
-        return said.stdout.decode(errors="replace")
-    fail("RT093", text, help="name the mpirun of an MPI with --mpirun")
+        fail("RT093", f"'{launcher} --version' did not end within {_SAY_SECONDS:.0f} s", help=way_out)
+    return said.stdout.decode(errors="replace")
 
 
 @define
