@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,11 +144,15 @@ def test_times_that_are_no_times_are_diagnosed(tmp_path: Path, key: str, value: 
     check_bad_event(tmp_path, **{key: value})
 
 
-@pytest.mark.parametrize("key", ["op", "bytes", "members", "step", "routine"])
-@pytest.mark.parametrize("value", ["1e999", '"two"', "[]", "1" + "0" * 400])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *product(["bytes", "members", "step", "routine"], ["1e999", '"two"', "[]", "1" + "0" * 400]),
+        *product(["op"], ["1e999", "[]", "1" + "0" * 400]),
+    ],
+)
 def test_ops_that_are_no_ops_are_diagnosed(tmp_path: Path, key: str, value: str) -> None:
-    if (key, value) != ("op", '"two"'):
-        check_bad_event(tmp_path, **{key: value})
+    check_bad_event(tmp_path, **{key: value})
 
 
 def check_bad_event(folder: Path, **changes: str) -> None:
