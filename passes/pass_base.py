@@ -55,18 +55,24 @@ class PassContext:
     """Ops of trials as the target will make them."""
     workspace: dict[tuple[int, str], Tensor] = field(factory=dict, init=False, repr=False)
     """Workspace of trials, by stage and routine."""
-    _seconds: dict[object, float] = field(factory=dict, init=False, repr=False)
+    _seconds: dict[Op, float] = field(factory=dict, init=False, repr=False)
+    _seconds_of_like: dict[object, float] = field(factory=dict, init=False, repr=False)
 
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
         """The target's seconds of an op, asked once for ops that do the same on the same engine to tensors of the same kinds and types."""
         found = self._seconds.get(op)
         if found is None:
             like = _likeness(op)
-            found = self._seconds.get(like)
+            found = self._seconds_of_like.get(like)
             if found is None:
-                found = self._seconds[like] = self.target.op_seconds(module, stage, op)
+                found = self._seconds_of_like[like] = self.target.op_seconds(module, stage, op)
             self._seconds[op] = found
         return found
+
+    def forget_trials(self) -> None:
+        """Forget the ops of trials that are over: each trial makes its own, and they would be kept until the pass ends."""
+        self.prepared.clear()
+        self._seconds.clear()
 
 
 def _likeness(op: Op) -> object:

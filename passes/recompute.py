@@ -87,6 +87,7 @@ class RecomputePass(Pass):
             recovered += rewrite(stage, choice_of)
             if self.placement == "forward-side":
                 moved += recover_forward_side(module, stage, context, self.budget_within(context))
+            context.forget_trials()
         context.statistics["recompute ops"] = recovered
         context.statistics["moved to the forward side"] = moved
 

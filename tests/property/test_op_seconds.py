@@ -1,4 +1,4 @@
-"""Seconds that a pipeline asks once: whatever ops share an answer, it is that of the target."""
+"""What a pass remembers of its target: seconds, which are those of the target whatever ops share them; ops of trials, for a stage."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from hypothesis import strategies as st
 
 from passes.manager import PassManager
 from passes.pass_base import PassContext
+from passes.recompute import RecomputePass
 from passes.schedule_update import ScheduleUpdatePass
 from passes.trial import with_workspace
+from ratrain_ir.frontend.lowering import lower
 from ratrain_ir.ops import Engine, Release, Update
 from ratrain_ir.testing.strategies import Case, cases
 from targets.mt3000.machine import load_machine
 from targets.mt3000.target import Mt3000Target
+from tests.unit.tiny_runs import make_plan
+from tests.unit.toys import UNEVEN
 
 if TYPE_CHECKING:
     from ratrain_ir.module import Module, Stage
@@ -55,3 +59,20 @@ def test_updates_are_ordered_by_the_seconds_of_the_engine_that_updates(case: Cas
     updates = [op for op in asked if type(op) is Update]
     assert updates
     assert {op.engine for op in updates} == {Engine.HOST}
+
+
+def test_trials_of_a_stage_are_forgotten_before_the_next() -> None:
+    """A dozen trials a stage, each with its own ops, are more than memory should hold for all stages at once."""
+    model = evolve(UNEVEN, layers=4)
+    target, held = target_of(Engine.COMPUTE), []
+
+    class Watched(PassContext):
+        def forget_trials(self) -> None:
+            held.append(len(self.prepared))
+            super().forget_trials()
+
+    module = lower(model, make_plan(model, pp=4, micro_batches=6))
+    PassManager(target).run(module, "place-1f1b")
+    RecomputePass("auto", budget=200_000, placement="forward-side").run(module, Watched(target))
+    assert len(held) == 4
+    assert max(held) < sum(held) / 2
