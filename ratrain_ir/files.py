@@ -42,9 +42,12 @@ def read_text(path: str, what: str) -> str:
 
 
 def _resolved(path: str) -> Path:
-    """Where a path leads: a link keeps pointing there, what it points to is replaced."""
+    """Where a path leads: a link keeps pointing there, what it points to is replaced. A pipe or device stays as it is named."""
     try:
-        return Path(os.path.realpath(path)) if path else Path(path)
+        place = Path(path)
+        if not path or (place.exists() and not place.is_file() and not place.is_dir()):
+            return place  # what /dev/stdout leads to has a name that cannot be opened where that is a pipe
+        return Path(os.path.realpath(path))
     except ValueError as error:
         fail("RT002", f"cannot write {path!r}: {error}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from errno import EDQUOT, EIO, ENOSPC
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
@@ -44,6 +45,7 @@ Examples:
   ratrainc compile 7b.rtir -o 7b.rtx && ratrainc simulate 7b.rtx
 """
 
+_FULL = (ENOSPC, EDQUOT, EIO)
 EXIT_DIAGNOSED, EXIT_USAGE, EXIT_INTERNAL, EXIT_INTERRUPTED = 1, 2, 70, 130
 EXIT_SAVED, EXIT_TERMINATED = 75, 143
 """After SIGTERM with the state saved (`EX_TEMPFAIL` of sysexits.h: try again later), and without."""
@@ -127,6 +129,9 @@ def show_failure(error: BaseException, *, as_json: bool) -> int:
     if isinstance(error, KeyboardInterrupt | click.Abort):
         click.echo("interrupted; nothing was left half-written", err=True)
         return EXIT_INTERRUPTED
+    if isinstance(error, OSError) and error.errno in _FULL:
+        click.echo(f"error: the output cannot be written: {error.strerror}", err=True)
+        return EXIT_DIAGNOSED
     if isinstance(error, MemoryError):
         click.echo("error: this machine does not have the memory for that", err=True)
         return EXIT_DIAGNOSED

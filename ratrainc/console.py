@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -38,7 +37,7 @@ def output() -> Console:
 
 def print_json(data: dict[str, Any]) -> None:
     """One JSON object on stdout."""
-    sys.stdout.write(json.dumps(data, allow_nan=False) + "\n")
+    click.echo(json.dumps(data, allow_nan=False))
 
 
 def show_diagnostics(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> None:

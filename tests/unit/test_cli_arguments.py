@@ -153,3 +153,27 @@ def test_doctor_says_that_nothing_is_compiled() -> None:
     found = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=60, check=False)
     assert found.returncode == 0, found.stderr
     assert "NUMBA_DISABLE_JIT" in json.loads(found.stdout)["facts"]["kernel cache"]["remark"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+@pytest.mark.parametrize("words", [("strategies",), ("simulate", "--json")])
+def test_output_that_finds_no_room_is_no_internal_error(program: str, words: tuple[str, ...]) -> None:
+    file = (program,) if words[0] == "simulate" else ()
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "ratrainc", words[0], *file, *words[1:]]
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert found.returncode == 1
+    assert found.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+def test_json_for_a_closed_output_is_no_internal_error(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["simulate", program, "--json"]) == 0
+
+
+def test_a_pipe_is_written_under_the_name_it_is_given(program: str, tmp_path: Path) -> None:
+    """Where the output is a pipe, /dev/stdout leads to a name that no folder has."""
+    script = 'exec "$0" -m ratrainc simulate "$1" --json --trace /dev/stderr 2>&1 >/dev/null | cat > "$2"'
+    trace = tmp_path / "trace.json"
+    subprocess.run(["/bin/sh", "-c", script, sys.executable, program, str(trace)], timeout=60, check=True)
+    assert json.loads(trace.read_text())["traceEvents"]
