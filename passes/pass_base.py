@@ -9,7 +9,7 @@ from attrs import Attribute, define, field, frozen
 
 from ratrain_ir.diagnostics import Diagnostics
 from ratrain_ir.module import Level, Module
-from ratrain_ir.ops import Op, Release, Tensor
+from ratrain_ir.ops import Op, Recv, Release, Send, Tensor
 from ratrain_ir.target import Target
 from ratrain_ir.types import StateKind
 
@@ -62,7 +62,7 @@ class PassContext:
         """The target's seconds of an op, asked once for ops that do the same on the same engine to tensors of the same kinds and types."""
         found = self._seconds.get(op)
         if found is None:
-            like = _likeness(op)
+            like = _likeness(stage, op)
             found = self._seconds_of_like.get(like)
             if found is None:
                 found = self._seconds_of_like[like] = self.target.op_seconds(module, stage, op)
@@ -75,14 +75,15 @@ class PassContext:
         self._seconds.clear()
 
 
-def _likeness(op: Op) -> object:
-    """Equal for ops of a module that take equal time."""
+def _likeness(stage: Stage, op: Op) -> object:
+    """Equal for ops of a module that take equal time; messages between other stages may go over other links."""
     unit = getattr(op, "block", None)
     operands = tuple(
         tuple((t.slot if t.kind is StateKind.SAVED else t.kind, id(t.type)) for t in tensors)
         for tensors in (op.reads, op.writes, op.updates)
     )
-    return type(op), op.engine, unit and unit.kind, getattr(op, "group", None), operands
+    hop = (stage.index, op.peer) if isinstance(op, Send | Recv) else None
+    return type(op), op.engine, unit and unit.kind, getattr(op, "group", None), hop, operands
 
 
 def default_text(option: Attribute[Any]) -> str:

@@ -14,10 +14,12 @@ from passes.recompute import RecomputePass
 from passes.schedule_update import ScheduleUpdatePass
 from passes.trial import with_workspace
 from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.ops import Engine, Release, Update
+from ratrain_ir.frontend.rank_mapping import RankMapping
+from ratrain_ir.ops import Engine, Release, Send, Update
 from ratrain_ir.testing.strategies import Case, cases
 from targets.mt3000.machine import load_machine
 from targets.mt3000.target import Mt3000Target
+from tests.unit.test_links import group, machine
 from tests.unit.tiny_runs import make_plan
 from tests.unit.toys import UNEVEN
 
@@ -76,3 +78,19 @@ def test_trials_of_a_stage_are_forgotten_before_the_next() -> None:
     RecomputePass("auto", budget=200_000, placement="forward-side").run(module, Watched(target))
     assert len(held) == 4
     assert max(held) < sum(held) / 2
+
+
+def test_messages_take_the_seconds_of_their_own_links() -> None:
+    """Where two stages share a chip, equal messages between other stages take longer."""
+    target = Mt3000Target(machine(group("chip", 2, 1e9, 0.0), group("system", None, 1e6, 0.0)))
+    model = evolve(UNEVEN, layers=4)
+    plan = make_plan(model, pp=4, dp=1, zero=0, mapping=RankMapping.parse("chip 2x1"))
+    module = PassManager(target).run(lower(model, plan), "place-1f1b")
+    context = PassContext(target)
+    found = set()
+    for stage in module.stages:
+        for op in stage.ops:
+            if isinstance(op, Send):
+                assert context.op_seconds(module, stage, op) == target.op_seconds(module, stage, op)
+                found.add(target.op_seconds(module, stage, op))
+    assert len(found) > 1
