@@ -116,7 +116,6 @@ def _blas() -> Fact:
 
     from targets.runtime.training import blas_facts
 
-    np.ones((2, 2)) @ np.ones((2, 2))  # BLAS is loaded on first use
     facts = blas_facts()
     words = f"{facts['blas']}, core type {facts['blas_core_type']}, numpy {np.__version__}"
     pinned = [f"{name}={os.environ[name]}" for name in _PINS if name in os.environ]

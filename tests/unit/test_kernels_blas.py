@@ -1,0 +1,144 @@
+"""Products by sgemm: factors stored either way, of any size, rows apart; results added to, or not read at all."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from targets.runtime.kernels import AttentionSpec, Scratch, kernel_set, openblas
+from targets.runtime.kernels.blas import multiply, multiply_transposed, share_product
+from targets.runtime.kernels.fast_numba import exact, power_of_two
+from targets.runtime.kernels.team import Team
+
+EPS = float(np.finfo(np.float32).eps)
+
+
+@exact()
+def product(sgemm, a, b, keep, out):
+    multiply(sgemm, a, b, keep, out)
+
+
+@exact()
+def product_transposed(sgemm, a, b, keep, out):
+    multiply_transposed(sgemm, a, b, keep, out)
+
+
+@exact()
+def powers(x, out):
+    for i in range(x.size):
+        out[i] = power_of_two(x[i])
+
+
+def stored(rng, rows, columns, apart, *, transposed):
+    """A matrix whose stored rows are `apart` longer than it is wide."""
+    shape = (columns, rows + apart) if transposed else (rows, columns + apart)
+    whole = rng.standard_normal(shape).astype(np.float32)
+    return whole[:, :rows].T if transposed else whole[:, :columns]
+
+
+def close(actual, a, b, before=0.0):
+    exact_value = a.astype(np.float64) @ b.astype(np.float64) + before
+    bound = np.abs(a).astype(np.float64) @ np.abs(b) + np.abs(before)
+    assert (np.abs(actual - exact_value) <= (a.shape[1] + 2) * EPS * bound).all()
+
+
+SIZES = st.integers(1, 40)
+
+
+@given(
+    m=SIZES,
+    n=SIZES,
+    k=SIZES,
+    apart=st.integers(0, 3),
+    ways=st.tuples(st.booleans(), st.booleans()),
+    seed=st.integers(0, 9),
+)
+def test_factors_may_be_stored_either_way(m, n, k, apart, ways, seed):
+    rng = np.random.default_rng(seed)
+    a = stored(rng, m, k, apart, transposed=ways[0])
+    b = stored(rng, k, n, apart, transposed=ways[1])
+    out = stored(rng, m, n, apart, transposed=False)
+    beside = out.base[:, n:].copy() if out.base is not None else None
+    share_product(Team(1), a, b, out)
+    close(out, a, b)
+    if beside is not None:
+        np.testing.assert_array_equal(out.base[:, n:], beside)
+
+
+@given(m=SIZES, n=SIZES, k=SIZES, apart=st.integers(0, 3), seed=st.integers(0, 9))
+def test_loops_add_to_the_result_or_do_not_read_it(m, n, k, apart, seed):
+    rng = np.random.default_rng(seed)
+    for call, a in (
+        (product, stored(rng, m, k, apart, transposed=False)),
+        (product_transposed, stored(rng, m, k, apart, transposed=True).T),
+    ):
+        left = a if call is product else a.T
+        b = stored(rng, k, n, apart, transposed=False)
+        out = np.full((m, n), np.nan, np.float32)
+        call(openblas.SGEMM, a, b, np.float32(0), out)
+        close(out, left, b)
+        before = out.astype(np.float64)
+        call(openblas.SGEMM, a, b, np.float32(1), out)
+        close(out, left, b, before)
+
+
+def test_the_library_has_one_thread():
+    code = """if True:
+        from threadpoolctl import threadpool_info
+        from targets.runtime.kernels import openblas
+        folder = openblas.scipy_openblas64.get_lib_dir()
+        (pool,) = (pool for pool in threadpool_info() if pool["filepath"].startswith(folder))
+        assert openblas.VERSION == f"openblas {pool['version']}"
+        assert openblas.core_type() == pool["architecture"]
+        print(pool["num_threads"])"""
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "2"}
+    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert process.stdout == "1\n"
+
+
+def test_another_function_in_its_place_sees_every_product():
+    calls = []
+    sgemm = openblas.Sgemm(openblas.SGEMM)
+
+    def booked(*arguments):
+        calls.append(arguments[3:6])
+        sgemm(*arguments)
+
+    function = openblas.Sgemm(booked)
+    spec = AttentionSpec(batch=1, seq_len=20, heads=2, kv_heads=2, head_dim=8)
+    kernels, x = kernel_set("fast"), np.ones((20, 16), np.float16)
+    scratch, lse = Scratch(1 << 20), np.empty((2, 20), np.float32)
+    with mock.patch.object(openblas, "SGEMM", ctypes.cast(function, ctypes.c_void_p).value):
+        kernels.attention_forward(x, x, x, np.empty_like(x), lse, scratch=scratch, spec=spec)
+        kernels.gemm(x, x, np.empty((20, 20), np.float16), scratch=scratch, trans_b=True)
+    assert calls == [(20, 20, 8), (20, 8, 20)] * 2 + [(20, 20, 16)]
+
+
+def test_power_of_two():
+    x = np.concatenate([np.linspace(-126, 127, 100_001), np.arange(-126, 128), [-126 - 1e-4, -1e30, -np.inf]])
+    x = x.astype(np.float32)
+    found = np.empty_like(x)
+    powers(x, found)
+    value = np.where(x < -126, 0, np.exp2(x.astype(np.float64)))
+    np.testing.assert_allclose(found, value, rtol=2 * EPS, atol=0)
+    np.testing.assert_array_equal(found[100_001:-3], value[100_001:-3])
+    powers(np.array([np.nan], np.float32), found)
+    assert np.isnan(found[0])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_are_shared_out(threads):
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((200, 200)).astype(np.float32) for _ in range(2))
+    out, parts = np.empty((200, 200), np.float32), []
+    share_product(Team(threads), a, b, out, parts.append)
+    close(out, a, b)
+    assert sorted(row for part in parts for row in range(part.start, part.stop)) == list(range(200))
