@@ -2,7 +2,7 @@
 
     python benchmarks/planner.py rate | smallest | plan | compare | examples
 
-`examples` plans the paper's models on 256 and 1024 clusters and writes examples/best/.
+`examples` plans the paper's models on 256, 512 and 1024 clusters and writes examples/best/; `smallest` writes examples/smallest/.
 
 Every time of a training step is simulated; times of the planner itself are wall times of this machine.
 """
@@ -12,7 +12,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import evolve
@@ -21,18 +23,37 @@ from ratrain_ir.files import write_lines
 from ratrain_ir.frontend.model_config import load_model
 from ratrainc.levers import Setting, try_setting
 from ratrainc.planner.bounds import Columns, plan_bounds
+from ratrainc.planner.comparison import best_of_each, comparison_rows
 from ratrainc.planner.profile import Profiles
 from ratrainc.planner.quick import quick_answer
-from ratrainc.planner.report import plan_file, shape_text
+from ratrainc.planner.report import plan_file, plan_text, shape_text
 from ratrainc.planner.requests import planning_request
 from ratrainc.planner.search import Search
 from ratrainc.planner.smallest import smallest_clusters
 from ratrainc.planner.space import Shape
 from ratrainc.strategies import strategy
 
+if TYPE_CHECKING:
+    from ratrain_ir.frontend.plan import Plan
+    from ratrainc.levers import Outcome
+    from ratrainc.planner.answer import Request
+
 PAPER = {"llama-2-7b": 8, "baichuan2-13b": 16, "qwen2.5-32b": 64, "llama-2-70b": 96}
 """The models of the paper and the fewest clusters published for each."""
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "best"
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+COMPARED = (
+    "baseline-1f1b",
+    "full-save",
+    "zero3",
+    "tuned-1f1b",
+    "ratrain",
+    "ratrain-no-fsr",
+    "ratrain-no-update-prefetch",
+    "ratrain-no-layerwise",
+)
+COMPARE_SECONDS = 40.0
+"""for the best plan of each strategy"""
+CLUSTERS = (256, 512, 1024)
 SEQUENCES = 8
 """sequences a cluster in a step, as published for 7B on 256"""
 
@@ -47,7 +68,13 @@ def rate() -> None:
         count = 100_000
         states = [(1, "last"), (2, "each-micro-batch"), (3, "last")]
         shapes = [
-            Shape(stages, 1 << random.integers(1, 5), 1 << random.integers(0, 3), int(m), *states[random.integers(3)])
+            Shape(
+                stages,
+                int(1 << random.integers(1, 5)),
+                int(1 << random.integers(0, 3)),
+                int(m),
+                *states[random.integers(3)],
+            )
             for m in random.integers(8, 256, size=count)
         ]
         cuts = np.sort(random.permuted(np.tile(np.arange(1, 80), (count, 1)), axis=1)[:, : stages - 1], axis=1)
@@ -63,7 +90,8 @@ def rate() -> None:
 
 def smallest() -> None:
     """The fewest clusters on which each model fits, with ZeRO 3 and without."""
-    for name, published in PAPER.items():
+    for name in sys.argv[2:] or list(PAPER):
+        published = PAPER[name]
         for levels in ((0, 1, 2, 3), (0, 1, 2)):
             start = time.perf_counter()
             request = planning_request(load_model(name), published + 32, 8, 2048, zero_levels=levels)
@@ -77,6 +105,11 @@ def smallest() -> None:
                 f"{name} (published {published}), ZeRO {levels}: {text}; {time.perf_counter() - start:.1f} s",
                 flush=True,
             )
+            if found is not None and 3 in levels:
+                clusters, best = found
+                head = [f"The fewest clusters on which {name} was found to fit {request.machine.name}: {clusters}."]
+                path = EXAMPLES / "smallest" / f"{name}-{clusters}.toml"
+                write_lines(str(path), plan_text(best, name, head).splitlines())
 
 
 def plan() -> None:
@@ -100,33 +133,68 @@ def plan() -> None:
 
 
 def compare() -> None:
-    """The strategies on one plan (the best of the baseline, of RATrain, and one without ZeRO 3), and each on its best."""
-    for name in ("baichuan2-13b", "qwen2.5-32b"):
-        request = planning_request(load_model(name), 256, 4096, 2048, seconds=40.0, jobs=os.cpu_count() or 1)
-        for levels in ((0, 1, 2, 3), (0, 1, 2)):
-            found = {}
-            for item in ("tuned-1f1b", "ratrain", "ratrain-no-fsr"):
-                answer = Search(evolve(request, strategy=strategy(item), zero_levels=levels)).run()
-                best = answer.best
-                found[item] = best
-                text = "nothing fits" if best is None else f"{shape_text(best)} {best.seconds:.2f} s"
-                print(f"{name}, ZeRO {levels}, best of {item}: {text}, bound {answer.bound_seconds:.2f} s", flush=True)
-            for owner in ("tuned-1f1b", "ratrain"):
-                best = found[owner]
-                for item in ("baseline-1f1b", "ratrain", "full-save", "zero3") if best else ():
-                    named = strategy(item)
-                    plan = named.adapted(best.plan)
-                    outcome = try_setting(Setting(request.model, plan, named.passes, request.machine), item)
-                    assert outcome is not None
-                    text = "does not fit" if outcome.step_seconds is None else f"{outcome.step_seconds:.2f} s"
-                    print(f"  {name}, on the best plan of {owner}: {item} {text}", flush=True)
+    """The strategies on 256 clusters: each on its best plan, and all on each of three plans."""
+    for name in sys.argv[2:] or ("baichuan2-13b", "qwen2.5-32b"):
+        request = planning_request(load_model(name), 256, 4096, 2048, seconds=COMPARE_SECONDS, jobs=os.cpu_count() or 1)
+        best = _each_on_its_best(name, request, COMPARED)
+        pipelines = _each_on_its_best(name, evolve(request, zero_levels=(0, 1, 2)), ("baseline-1f1b", "ratrain"))
+        owners = {
+            "ratrain's best": best["ratrain"],
+            "ratrain's best with ZeRO 0 to 2": pipelines["ratrain"],
+            "baseline's best": best["baseline-1f1b"],
+        }
+        for owner, plan in owners.items():
+            _on_one_plan(name, request, owner, plan)
+
+
+def _each_on_its_best(name: str, request: Request, names: Sequence[str]) -> dict[str, Plan]:
+    chosen = [strategy(item) for item in names]
+    answers = best_of_each(request, chosen, lambda _text: None)
+    for row, answer in zip(comparison_rows(chosen, answers), answers, strict=True):
+        where = f"{name}, ZeRO {request.zero_levels}, {row['name']} on its best"
+        if answer.best is None:
+            print(f"{where}: nothing fits", flush=True)
+            continue
+        print(
+            f"{where}: {shape_text(answer.best)} cuts {answer.best.plan.cuts} {_times(row)}, "
+            f"bound {answer.bound_seconds:.2f} s, {answer.seconds:.0f} s",
+            flush=True,
+        )
+    return {item: answer.best.plan for item, answer in zip(names, answers, strict=True) if answer.best}
+
+
+def _on_one_plan(name: str, request: Request, owner: str, plan: Plan) -> None:
+    named = [strategy(item) for item in COMPARED]
+    known: dict[tuple[Plan, str], Outcome] = {}
+    for item in named:
+        key = (item.adapted(plan), item.passes)
+        if key not in known:
+            outcome = try_setting(Setting(request.model, *key, request.machine), item.name)
+            assert outcome is not None, "ZeRO 3 goes with every plan"
+            known[key] = outcome
+    first = known[named[0].adapted(plan), named[0].passes].step_seconds
+    for item in named:
+        outcome = known[item.adapted(plan), item.passes]
+        seconds = outcome.step_seconds
+        row = {
+            "step_seconds": seconds,
+            "exposed_tail_seconds": outcome.exposed_tail_seconds,
+            "speedup": first / seconds if first and seconds else None,
+        }
+        text = "does not fit" if seconds is None else _times(row)
+        print(f"  {name} on {owner}: {item.name} {text}", flush=True)
+
+
+def _times(row: Mapping[str, Any]) -> str:
+    speedup = "-" if row["speedup"] is None else f"{row['speedup']:.3f}"
+    return f"{row['step_seconds']:.2f} s, tail {row['exposed_tail_seconds']:.2f} s, speed-up {speedup}"
 
 
 def examples() -> None:
     """The plan files of examples/best/."""
     wanted = sys.argv[2:] or list(PAPER)
     for name in wanted:
-        for clusters in (256, 1024):
+        for clusters in CLUSTERS:
             seconds = 80.0 if name in ("qwen2.5-32b", "llama-2-70b") else 20.0
             request = planning_request(
                 load_model(name), clusters, SEQUENCES * clusters, 2048, seconds=seconds, jobs=os.cpu_count() or 1
@@ -135,7 +203,7 @@ def examples() -> None:
             if answer.best is None:
                 print(f"{name} on {clusters}: nothing fits")
                 continue
-            path = EXAMPLES / f"{name}-{clusters}.toml"
+            path = EXAMPLES / "best" / f"{name}-{clusters}.toml"
             write_lines(str(path), plan_file(answer, answer.best, name).splitlines())
             print(
                 f"{path.name}: {shape_text(answer.best)} {answer.best.seconds:.2f} s, gap {answer.gap:.2%}, {answer.seconds:.1f} s",
