@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -48,23 +49,17 @@ class Profile:
         return sum(product.seconds for product in self.products if kernel in {None, product.kernel})
 
 
-class ProfiledKernels:
-    """A kernel set that books its time in `profile`."""
+class StepProfiler:
+    """Books what a step does in `profile`, where the step runs on its `kernels`."""
 
     def __init__(self, kernels: KernelSet, now: Callable[[], float]) -> None:
         self._kernels = kernels
         self._now = now
         self.profile = Profile()
+        self.kernels = copy(kernels)
+        """The same set, but that its kernels book their time."""
         for name in KERNELS:
-            setattr(self, name, self._booked(name))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernels, name)
-
-    def scheduled(self, tiles: object) -> ProfiledKernels:
-        """This set: the kernels that are profiled take no tiles."""
-        del tiles
-        return self
+            setattr(self.kernels, name, self._booked(name))
 
     def _booked(self, name: str) -> Callable[..., Any]:
         kernel = getattr(self._kernels, name)

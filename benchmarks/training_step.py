@@ -22,7 +22,7 @@ from attrs import frozen
 from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).parent))
-from step_profile import ProfiledKernels, products_alone
+from step_profile import StepProfiler, products_alone
 from stopwatch import CLOCKS, machine, medians, pools
 
 from ratrain_ir.frontend.model_config import ModelConfig
@@ -136,11 +136,11 @@ def compare(task: Task, threads: int, repeat: int, clock: str, *, with_torch: bo
 def profile(task: Task, threads: int, repeat: int, clock: str, peer: float | None) -> None:
     """Print where the time of a step goes; shares are of all threads' time."""
     now = CLOCKS[clock]
-    kernels = ProfiledKernels(kernel_set("fast", threads), now)
-    step = our_step(task, kernels)  # type: ignore[arg-type]
+    profiler = StepProfiler(kernel_set("fast", threads), now)
+    step = our_step(task, profiler.kernels)
     step()
-    with kernels.booked_products():
-        found = sorted((kernels.step(step) for _ in range(repeat)), key=lambda one: one.seconds)[repeat // 2]
+    with profiler.booked_products():
+        found = sorted((profiler.step(step) for _ in range(repeat)), key=lambda one: one.seconds)[repeat // 2]
     alone = statistics.median(products_alone(found.products, now) for _ in range(repeat))
     available = found.seconds * (threads if clock == "wall" else 1)
     against = f": at most {peer / alone:.2f}x float32" if peer else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from ratrainc.console import errors, size_text
 from ratrainc.loss_plot import Curves, chart_lines
+from ratrainc.remaining_time import RemainingTime
 from targets.program import Program
 from targets.runtime.progress import ProgressSource, StageWatch
 from targets.runtime.training import TimedStep
@@ -41,14 +41,16 @@ class LiveView:
     source: ProgressSource
     total_steps: int
     steps: list[TimedStep] = field(factory=list)
-    started: float = field(factory=time.monotonic)
+    remaining: RemainingTime = field(init=False)
     watch: StageWatch = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.remaining = RemainingTime(self.total_steps)
         self.watch = StageWatch(self.program)
 
     def step_done(self, step: TimedStep) -> None:
         """Show a finished step."""
+        self.remaining.step_done()
         self.steps.append(step)
 
     def __rich__(self) -> ConsoleRenderable | RichCast:
@@ -61,13 +63,14 @@ class LiveView:
         if not self.steps:
             return Text(f"step 0 of {self.total_steps}, the first one runs")
         last, done = self.steps[-1], len(self.steps)
-        left = (time.monotonic() - self.started) / done * (self.total_steps - done)
         parts = [
             f"step {done} of {self.total_steps}",
             f"loss {last.report.loss:.4f}",
             f"{last.tokens_per_second:,.0f} tokens/s",
-            f"ETA {timedelta(seconds=round(left))}",
         ]
+        left = self.remaining.seconds
+        if left is not None:
+            parts.append(f"ETA {timedelta(seconds=round(left))}")
         if last.mfu is not None:
             parts.insert(3, f"MFU {100 * last.mfu:.0f} %")
         evaluated = [step.eval_loss for step in self.steps if step.eval_loss is not None]

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
-from attrs import define
+from attrs import define, field
 
 from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity, fail
 from ratrainc.cli import EXIT_DIAGNOSED, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED, EXIT_USAGE
@@ -31,6 +31,7 @@ _LOOK_SECONDS = 0.05
 _END_SECONDS = 5.0
 """How long mpirun has, after a rank is lost, to end the others."""
 _SAY_SECONDS = 20.0
+_OTHER_LAUNCHER = "name the mpirun of an MPI with --mpirun"
 _OWN_CODES = (0, EXIT_DIAGNOSED, EXIT_USAGE, EXIT_INTERNAL, EXIT_SAVED, EXIT_INTERRUPTED, EXIT_TERMINATED)
 
 
@@ -56,14 +57,19 @@ def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, 
 
 def _version_of(launcher: str) -> str:
     """What a launcher says of itself."""
-    words, way_out = [launcher, "--version"], "name the mpirun of an MPI with --mpirun"
+    words = [launcher, "--version"]
     try:
-        said = subprocess.run(words, capture_output=True, timeout=_SAY_SECONDS, check=False)  # noqa: S603 - the user's own launcher
+        # S603: the launcher is the user's own, and so are the words of the command that starts ranks; no shell reads either.
+        said = subprocess.run(words, capture_output=True, timeout=_SAY_SECONDS, check=False)  # noqa: S603
     except OSError as error:
-        fail("RT093", f"'{launcher}' cannot be started: {error.strerror}", help=way_out)
+        _cannot_start(launcher, error)
     except subprocess.TimeoutExpired:
-        fail("RT093", f"'{launcher} --version' did not end within {_SAY_SECONDS:.0f} s", help=way_out)
+        fail("RT093", f"'{launcher} --version' did not end within {_SAY_SECONDS:.0f} s", help=_OTHER_LAUNCHER)
     return said.stdout.decode(errors="replace")
+
+
+def _cannot_start(launcher: str, error: OSError) -> NoReturn:
+    fail("RT093", f"'{launcher}' cannot be started: {error.strerror}", help=_OTHER_LAUNCHER)
 
 
 @define
@@ -73,7 +79,9 @@ class Supervisor:
     folder: RunFolder
     advice: str | None
     """the way out of a run that was lost"""
-    _asked: int = 0
+    _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
+    _early_signal: int = field(init=False, default=0)
+    """one that came before there was a process to tell"""
 
     def run(self, command: Sequence[str], variables: Mapping[str, str]) -> int:
         """Run it to its end; the exit code of the ranks, or 1 where they did not choose theirs.
@@ -81,18 +89,29 @@ class Supervisor:
         Raises `DiagnosticError` RT002 or RT093 where it cannot be started.
         """
         self.folder.clear()
-        try:
-            # In a session of its own, so that Ctrl-C comes here and not to mpirun, which would end the ranks at once.
-            process = subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True)  # noqa: S603
-        except OSError as error:
-            fail("RT093", f"'{command[0]}' cannot be started: {error.strerror}")
-        with self._passing_on(process):
-            lost = self._watch(process)
+        with self._passing_on_signals():
+            process = self._start(command, variables)
+            try:
+                lost = self._watch(process)
+            finally:
+                if process.poll() is None:
+                    self._kill(process)
         code = process.returncode
         if lost or code not in _OWN_CODES:
             self._report(code)
             return EXIT_DIAGNOSED
         return code
+
+    def _start(self, command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        try:
+            # In a session of its own, so that Ctrl-C comes here and not to mpirun, which would end the ranks at once.
+            process = subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True)  # noqa: S603
+        except OSError as error:
+            _cannot_start(command[0], error)
+        self._process = process
+        if self._early_signal:
+            process.send_signal(self._early_signal)
+        return process
 
     def _watch(self, process: subprocess.Popen[bytes]) -> bool:
         """Wait for the end; whether a rank was lost on the way."""
@@ -107,33 +126,38 @@ class Supervisor:
                     self.folder.note_lost(found.number for found in gone)
                     deadline = time.monotonic() + _END_SECONDS
             if deadline is not None and time.monotonic() > deadline:
-                os.killpg(process.pid, signal.SIGKILL)
-                self._kill_ranks()
+                self._kill(process)
             departed = departures.wait(_LOOK_SECONDS)
         departures.close()
         return deadline is not None
 
-    def _kill_ranks(self) -> None:
-        for found in read_positions(self.folder.directory):
-            if liveness(found) in (Liveness.ALIVE, Liveness.STOPPED):
-                with suppress(OSError):
-                    os.kill(found.pid, signal.SIGKILL)
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        """End the launcher and the ranks of this machine, whether it would end them or not."""
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        self._tell_ranks(signal.SIGKILL, (Liveness.ALIVE, Liveness.STOPPED))
+
+    def _tell_ranks(self, number: int, states: Collection[Liveness]) -> int:
+        """Send a signal to the ranks of this machine whose processes are in some state; how many there were."""
+        told = 0
+        with suppress(DiagnosticError):
+            for found in read_positions(self.folder.directory):
+                if liveness(found) in states:
+                    with suppress(OSError):
+                        os.kill(found.pid, number)
+                        told += 1
+        return told
 
     @contextmanager
-    def _passing_on(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+    def _passing_on_signals(self) -> Iterator[None]:
         """Hand SIGINT, SIGTERM and SIGUSR1 to the ranks of this machine; the others hear of an end from those."""
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             del frame
-            told = 0
-            with suppress(DiagnosticError):
-                for found in read_positions(self.folder.directory):
-                    if liveness(found) is Liveness.ALIVE:
-                        with suppress(OSError):
-                            os.kill(found.pid, number)
-                            told += 1
-            if not told:
-                process.send_signal(number)
+            if self._process is None:
+                self._early_signal = number
+            elif not self._tell_ranks(number, (Liveness.ALIVE,)):
+                self._process.send_signal(number)
 
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
         before = {number: signal.signal(number, pass_on) for number in numbers}
@@ -190,6 +214,8 @@ def describe(folder: RunFolder) -> tuple[Diagnostic | str, bool]:
     kept = folder.report()
     if kept:
         return kept, False
+    if any(found.phase is RankPhase.FAILED for found in positions):
+        return "the run ended with an error, or was interrupted twice, and said so where it was started", False
     found = examine(folder)
     alive = any(liveness(position) is Liveness.ALIVE for position in positions)
     title = "where the run is" if alive else "the run was lost"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,11 +14,12 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 from attrs import define, frozen
 
-from ratrain_ir.diagnostics import Diagnostic, fail
+from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, fail
 from ratrain_ir.files import check_writable
 from ratrainc.cli import EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED
 from ratrainc.console import errors, output, progress, say, size_text, status
 from ratrainc.loss_plot import Curves, chart_lines, write_svg
+from ratrainc.remaining_time import RemainingTime
 from ratrainc.run_profile import write_profile
 from ratrainc.training_data import DataChoice, open_data
 from targets.runtime.local import LocalEngine
@@ -79,17 +82,20 @@ class RunResult:
 
 
 @define
-class _StopAsked:
+class StopAsked:
     """The signal that asked for an end, or 0; a second Ctrl-C stops at once."""
 
     signal: int = 0
 
     def handle(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal. Raises KeyboardInterrupt at the second Ctrl-C."""
         del frame
         if self.signal and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = number
-        click.echo("\nending after this step; Ctrl-C again stops at once", err=True)
+        with suppress(OSError, ValueError):  # ValueError: a stream without a file
+            # Not through the stream: this may have interrupted a write to it, and Python refuses a second one inside the first.
+            os.write(sys.stderr.fileno(), b"\nending after this step; Ctrl-C again stops at once\n")
 
 
 def run_training(
@@ -125,7 +131,7 @@ def run_training(
     _draw(run, plot)  # a place that cannot be written is refused before the first step
     if profile_path is not None:
         check_writable(profile_path)
-    stop = _StopAsked()
+    stop = StopAsked()
     start = time.perf_counter()
     with _log_file(log) as stream_out, _on_interrupt(stop), threadpool_limits(limits=1), _watching(run):
         if not quiet:
@@ -176,24 +182,24 @@ def _say_start(run: TrainingRun) -> None:
     say(f"{run.engine.description}: arenas {size_text(run.engine.arena_bytes)}, kernel scratch {scratch}")
 
 
-def _run_steps(run: TrainingRun, stop: _StopAsked, log: IO[str] | None, *, quiet: bool, live: bool) -> int:
+def _run_steps(run: TrainingRun, stop: StopAsked, log: IO[str] | None, *, quiet: bool, live: bool) -> int:
     """Run all steps, or those before a signal asks for the end; that signal, or 0."""
     should_stop = run.engine.agreed_stop(lambda: stop.signal)
     total = run.settings.steps
     shown_every = max(1, total // 10)
-    start = time.perf_counter()
+    remaining = RemainingTime(total)
     live = live and errors().is_terminal
     with _display(run, live=live) as show:
         for timed in run.steps(should_stop):
             if log is not None:
                 _write_log(log, timed)
             show(timed)
+            remaining.step_done()
             index = timed.report.step - run.first_step
             if quiet or live:
                 continue
             if index % shown_every == 0 or index == total - 1 or timed.eval_loss is not None:
-                left = (time.perf_counter() - start) / (index + 1) * (total - index - 1)
-                say(_step_line(timed, left))
+                say(_step_line(timed, remaining.seconds))
     return should_stop()
 
 
@@ -213,7 +219,7 @@ def _display(run: TrainingRun, *, live: bool) -> Iterator[Callable[[TimedStep], 
         )
 
 
-def _step_line(timed: TimedStep, seconds_left: float) -> str:
+def _step_line(timed: TimedStep, seconds_left: float | None) -> str:
     """A step in words: what a person watches."""
     report = timed.report
     parts = [f"step {report.step:5d}  loss {report.loss:.4f}"]
@@ -252,11 +258,9 @@ def show_run(result: RunResult) -> None:
     )
     say(f"loss {first.loss:.4f} -> {last.loss:.4f} (mean of the last {len(tail)} steps: {mean:.4f})")
     _show_held_out(result)
-    mfus = [step.mfu for step in result.steps if step.mfu is not None]
-    if mfus:
-        say(
-            f"model-flops utilisation {100 * sum(mfus) / len(mfus):.0f} % of one core's matrix products, measured at the start"
-        )
+    utilisation = _mean_utilisation(result.steps)
+    if utilisation is not None:
+        say(f"model-flops utilisation {100 * utilisation:.0f} % of one core's matrix products, measured at the start")
     overflows = sum(1 for step in result.steps if step.report.skipped_blocks)
     if overflows:
         say(f"{overflows} steps had an overflow somewhere; loss scale now {last.loss_scale:g}")
@@ -267,6 +271,12 @@ def show_run(result: RunResult) -> None:
     if output().encoding.startswith("utf"):
         for line in chart_lines(_curves(result.steps)):
             say(line)
+
+
+def _mean_utilisation(steps: Sequence[TimedStep]) -> float | None:
+    """That of all steps together, each with its time; without the first one, in which kernels are loaded or compiled."""
+    mfus = [step.mfu for step in (steps[1:] or steps) if step.mfu]
+    return len(mfus) / sum(1 / mfu for mfu in mfus) if mfus else None
 
 
 def _show_held_out(result: RunResult) -> None:
@@ -294,7 +304,7 @@ def _log_file(path: str | None) -> Iterator[IO[str] | None]:
 
 
 @contextmanager
-def _on_interrupt(stop: _StopAsked) -> Iterator[None]:
+def _on_interrupt(stop: StopAsked) -> Iterator[None]:
     """Ask for an orderly end on the first Ctrl-C, and on SIGTERM."""
     before = {number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -315,12 +325,21 @@ def _watching(run: TrainingRun) -> Iterator[None]:
     watchdog.start()
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         run.engine.enter(RankPhase.FAILED, run.steps_done)
+        if isinstance(error, DiagnosticError):
+            _keep_reason(run, error)
         raise
     finally:
         watchdog.stop()
         run.remove_temporary_folder()
+
+
+def _keep_reason(run: TrainingRun, error: DiagnosticError) -> None:
+    """Leave what ended a run for `postmortem`, unless it was reported, or nobody would look there."""
+    if run.folder is not None and not run.folder_is_temporary and run.folder.claim_report():
+        with suppress(DiagnosticError):  # where the disk is full, this is too much as well
+            run.folder.keep_report("\n".join(problem.render() for problem in error.diagnostics))
 
 
 def _tell(diagnostic: Diagnostic) -> None:

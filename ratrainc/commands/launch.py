@@ -37,12 +37,11 @@ def command(ranks: int, mpirun: str | None, file: str, words: tuple[str, ...]) -
     of memory), the others are ended, and a report says where it was. Exit codes are those of 'ratrainc run', 1 where ranks were lost.
     """
     from ratrainc.supervisor import Supervisor, mpi_command
-    from targets.runtime.checkpoint_series import RUN_FOLDER
     from targets.runtime.positions import RunFolder
 
     launcher, variables = mpi_command(ranks, mpirun)
     save, given = _value_of("--save", words), _value_of("--run-dir", words)
-    place = given or (str(Path(save) / RUN_FOLDER) if save else None)
+    place = given or _beside_checkpoints(save, ranks, words)
     advice = f"nothing that was saved is lost: go on with --resume {save}" if save else None
     with nullcontext(RunFolder(place)) if place else _temporary_folder() as folder:
         run = [sys.executable, "-m", "ratrainc", "run", file, *words, "--run-dir", folder.directory, "--engine", "mpi"]
@@ -60,6 +59,14 @@ def _temporary_folder() -> Iterator[RunFolder]:
     finally:
         if not folder.report():
             shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def _beside_checkpoints(save: str | None, ranks: int, words: tuple[str, ...]) -> str | None:
+    """The ranks' own place in a directory of checkpoints. One process without --save-every writes a single one, where nothing else may be."""
+    from targets.runtime.checkpoint_series import RUN_FOLDER
+
+    is_series = ranks > 1 or _value_of("--save-every", words) is not None
+    return str(Path(save) / RUN_FOLDER) if save is not None and is_series else None
 
 
 def _value_of(option: str, words: tuple[str, ...]) -> str | None:

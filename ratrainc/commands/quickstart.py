@@ -67,9 +67,8 @@ def _quickstart(steps: int, folder: Path) -> int:
     show_figures(program, api.simulate(program), program.target)
     say("")
     say("4. train: the same program, executed here")
-    settings = RunSettings(
-        steps=steps, eval_every=max(1, steps // 3)
-    )  # one thread: kernels this small do not pay for more
+    # One thread, the default: kernels this small do not pay for more.
+    settings = RunSettings(steps=steps, eval_every=max(1, steps // 3))
     result = run_training(
         program,
         DataChoice(evaluated=True, eval_batches=_EVAL_BATCHES),
@@ -81,4 +80,4 @@ def _quickstart(steps: int, folder: Path) -> int:
     say("")
     say("report")
     show_run(result)
-    return 130 if result.interrupted else 0
+    return result.exit_code

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from ratrain_ir.blocks import block_chain, parameters
 from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity, fail
 from ratrain_ir.files import made_directory
 from targets.runtime.checkpoint import (
@@ -29,15 +28,21 @@ from targets.runtime.checkpoint import (
     load_checkpoint,
     move_into_place,
     read_manifest,
-    saved_model,
 )
-from targets.runtime.checkpoint_shards import SHARDED_VERSION, holds_own_state, load_shards, seal_shards, write_shard
-from targets.runtime.weights import WeightSource, named_parameters_of
+from targets.runtime.checkpoint_shards import (
+    SHARDED_VERSION,
+    holds_own_state,
+    load_shards,
+    seal_shards,
+    shard_weights,
+    write_shard,
+)
 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.model_config import ModelConfig
     from targets.runtime.local import LocalEngine
     from targets.runtime.processes import Processes
+    from targets.runtime.weights import WeightSource
 
 _NAME = re.compile(r"step-(\d{8,})")
 _WRITING, _REPLACED = ".writing-", ".replaced-"
@@ -169,6 +174,13 @@ def saved_steps(directory: str) -> list[tuple[int, str]]:
     return sorted(found, reverse=True)
 
 
+def check_no_series(directory: str) -> None:
+    """Refuse, with RT092, a directory of several checkpoints as the place of a single one."""
+    if Path(directory).is_dir() and saved_steps(directory):
+        text = f"'{directory}' holds a series of checkpoints, and a single one would replace it as a whole"
+        fail("RT092", text, help="add --save-every N to go on with the series, or save to another directory")
+
+
 @frozen(eq=False)
 class Loaded:
     """A checkpoint, what was recorded with it, and what is wrong with newer ones of its series."""
@@ -228,9 +240,4 @@ def latest_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
     if not (Path(directory) / MANIFEST_FILE).exists():
         place = next((newest for _, newest in saved_steps(directory)), directory)
     manifest = read_manifest(place, (VERSION, SHARDED_VERSION))
-    if manifest["version"] == VERSION:
-        return checkpoint_weights(place)
-    model = saved_model(place, manifest.get("model"))
-    state, _ = load_shards(place, model)
-    owners = {parameter.name: unit for unit in reversed(block_chain(model)) for parameter in parameters(model, unit)}
-    return model, lambda name: named_parameters_of(model, owners[name], state.blocks[owners[name]].p)[name]
+    return checkpoint_weights(place) if manifest["version"] == VERSION else shard_weights(place)

@@ -9,13 +9,14 @@ pieces of a block join to the same tensor whatever the plan was.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import define, frozen
 
-from ratrain_ir.blocks import Block, block_chain, is_sharded, stage_blocks
+from ratrain_ir.blocks import Block, block_chain, is_sharded, parameters, stage_blocks
 from ratrain_ir.diagnostics import fail
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.text import shown
@@ -30,11 +31,12 @@ from targets.runtime.checkpoint import (
     contradicts,
     read_counts,
     read_manifest,
+    saved_model,
     sync_file,
     write_manifest,
 )
 from targets.runtime.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
-from targets.runtime.weights import block_elements
+from targets.runtime.weights import WeightSource, block_elements, named_parameters_of
 
 if TYPE_CHECKING:
     from targets.runtime.rank import Rank
@@ -130,17 +132,47 @@ def load_shards(
     manifest = read_manifest(directory, (SHARDED_VERSION,))
     check_model_of(directory, manifest.get("model"), model)
     step, scale, updates = read_counts(directory, manifest, model)
-    run, files = manifest.get("run"), manifest.get("files")
+    run = manifest.get("run")
     if not isinstance(run, dict):
         contradicts(directory, "run")
-    if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
+    pieces = _checked_pieces(directory, model, manifest.get("files"), share)
+    return TrainingState(step, _Blocks(model, pieces, updates), scale), run
+
+
+def shard_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
+    """The model that a sharded checkpoint holds, and its master weights; parameters of one block are best asked for one after another.
+
+    Raises RT002 (cannot be read) and RT092 as `load_shards` does.
+    """
+    manifest = read_manifest(directory, (SHARDED_VERSION,))
+    model = saved_model(directory, manifest.get("model"))
+    pieces = _checked_pieces(directory, model, manifest.get("files"), (0, 1))
+    # A tied matrix is that of `embed`, as in files of weights.
+    owners = {parameter.name: unit for unit in reversed(block_chain(model)) for parameter in parameters(model, unit)}
+
+    @lru_cache(maxsize=1)
+    def parameters_of(unit: Block) -> dict[str, Float32]:
+        return named_parameters_of(model, unit, _joined(model, unit, pieces[unit], "p"))
+
+    return model, lambda name: parameters_of(owners[name])[name]
+
+
+def _checked_pieces(
+    directory: str, model: ModelConfig, files: object, share: tuple[int, int]
+) -> dict[Block, list[_StoredPiece]]:
+    """The pieces of all blocks; of the files' contents, only a share is checked."""
+    if not isinstance(files, dict) or not all(map(_is_file_entry, files.items())):
         contradicts(directory, "files")
     for number, (name, entry) in enumerate(sorted(files.items())):
-        if Path(name).name != name:
-            contradicts(directory, "files")
         if number % share[1] == share[0]:
             check_content(str(Path(directory) / name), entry)
-    return TrainingState(step, _Blocks(model, _stored_pieces(directory, model, files), updates), scale), run
+    return _stored_pieces(directory, model, files)
+
+
+def _is_file_entry(item: tuple[str, object]) -> bool:
+    name, entry = item
+    is_name = Path(name).name == name and name.isprintable()
+    return is_name and isinstance(entry, dict) and isinstance(entry.get("pieces"), list)
 
 
 @frozen(eq=False)
@@ -158,7 +190,7 @@ def _stored_pieces(directory: str, model: ModelConfig, files: Mapping[str, Any])
     for name, entry in files.items():
         path = str(Path(directory) / name)
         stored = open_tensors(path, "RT092")
-        for piece in entry.get("pieces") or ():
+        for piece in entry["pieces"]:
             if not _is_piece(piece, units):
                 contradicts(directory, "files")
             unit, start, stop = piece
@@ -201,17 +233,19 @@ class _Blocks(Mapping[Block, BlockState]):
     updates: dict[str, int]
 
     def __getitem__(self, unit: Block) -> BlockState:
-        p, m1, m2 = (self._joined(unit, kind) for kind in STATE_KINDS)
+        p, m1, m2 = (_joined(self.model, unit, self.pieces[unit], kind) for kind in STATE_KINDS)
         return BlockState(p, m1, m2, self.updates[str(unit)])
-
-    def _joined(self, unit: Block, kind: str) -> Float32:
-        flat = np.empty(block_elements(self.model, unit), np.float32)
-        for piece in self.pieces[unit]:
-            flat[piece.start : piece.stop] = piece.tensors[kind].to_float32()
-        return flat
 
     def __iter__(self) -> Iterator[Block]:
         return iter(self.pieces)
 
     def __len__(self) -> int:
         return len(self.pieces)
+
+
+def _joined(model: ModelConfig, unit: Block, pieces: list[_StoredPiece], kind: str) -> Float32:
+    """A flat tensor of a block."""
+    flat = np.empty(block_elements(model, unit), np.float32)
+    for piece in pieces:
+        flat[piece.start : piece.stop] = piece.tensors[kind].to_float32()
+    return flat

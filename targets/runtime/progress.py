@@ -27,13 +27,13 @@ class ProgressSource(Protocol):
 
 @frozen(eq=False)
 class LocalProgress:
-    """The first replica of every stage in this process. Counters are read while they change: each is whole by itself."""
+    """The first replica of every stage in this process. Counters are copied while they change: each is whole by itself."""
 
     engine: LocalEngine
 
     def completed(self) -> dict[int, Completed]:
         """See `ProgressSource`."""
-        return {stage: ranks[0].completed for stage, ranks in enumerate(self.engine.ranks) if ranks}
+        return {stage: ranks[0].completed.copy() for stage, ranks in enumerate(self.engine.ranks) if ranks}
 
 
 @frozen

@@ -16,11 +16,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 from attrs import define, evolve, field, frozen
 
-from ratrain_ir.diagnostics import Diagnostic, Severity, fail
+from ratrain_ir.diagnostics import Diagnostic, Note, Severity, fail
 from targets.program import Program
 from targets.rtx import write_program
 from targets.runtime.checkpoint import check_checkpoint_place, save_checkpoint
-from targets.runtime.checkpoint_series import RUN_FOLDER, CheckpointSeries, load_latest
+from targets.runtime.checkpoint_series import RUN_FOLDER, CheckpointSeries, check_no_series, load_latest
 from targets.runtime.data import Batches, Order, TokenStream
 from targets.runtime.evaluation import HeldOut
 from targets.runtime.kernels import KernelName
@@ -245,6 +245,7 @@ def prepare(
         series = CheckpointSeries(settings.save, settings.keep_last)
         series.open(processes)
     elif settings.save is not None:
+        check_no_series(settings.save)
         check_checkpoint_place(settings.save)
     seed = program.plan.seed if settings.seed is None else settings.seed
     batches = Batches(stream, program.plan, settings.order, seed)
@@ -305,6 +306,7 @@ def run_manifest(program: Program, stream: TokenStream, settings: RunSettings, s
     """Everything that must be equal for a resumed run to give the same bits."""
     plan = json.dumps(evolve(program.plan, mapping=None).to_fields(), sort_keys=True)
     return {
+        "plan": json.loads(plan),
         "ratrain": _version("ratrain"),
         "numpy": _version("numpy"),
         "numba": _version("numba"),
@@ -336,12 +338,20 @@ def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[Diagnostic]
     """Warnings about what has changed since the checkpoint was written."""
     found = []
     for key, value in now.items():
-        if key in saved and saved[key] != value:
-            text = (
-                f"the checkpoint was written with {key} = {saved[key]}, this run has {value}: not bit for bit the same"
-            )
-            found.append(Diagnostic("RT092", text, severity=Severity.WARNING))
+        if key == "plan" or key not in saved or saved[key] == value:  # a plan's hash stands for it
+            continue
+        text = f"the checkpoint was written with {key} = {saved[key]}, this run has {value}: not bit for bit the same"
+        notes = _plan_differences(saved.get("plan"), now["plan"]) if key == "plan_hash" else []
+        found.append(Diagnostic("RT092", text, notes=notes, severity=Severity.WARNING))
     return found
+
+
+def _plan_differences(saved: object, now: dict[str, Any]) -> list[Note]:
+    """What has changed in the plan; older checkpoints have its hash only."""
+    if not isinstance(saved, dict):
+        return []
+    changed = [key for key in now if saved.get(key) != now[key]]
+    return [Note(f"plan: {key} = {saved.get(key)} then, {now[key]} now") for key in changed]
 
 
 def _version(package: str) -> str:

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 from attrs import frozen
+from numpy.typing import NDArray
 
 _SIZE = 768  # of the square matrices: they fit a second-level cache as the operands of a small model do
 _PRODUCTS = 20
@@ -36,7 +37,7 @@ def measured_peak_flops() -> float:
     return 2.0 * _SIZE**3 / fastest
 
 
-def _seconds_of(one: np.ndarray[tuple[int, int], np.dtype[np.float32]], out: object) -> float:
+def _seconds_of(one: NDArray[np.float32], out: NDArray[np.float32]) -> float:
     start = time.perf_counter()
-    np.matmul(one, one, out=out)  # type: ignore[call-overload]
+    np.matmul(one, one, out=out)
     return time.perf_counter() - start

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attrs import frozen
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from targets.runtime.positions import RankPosition
+
+_Handler: TypeAlias = "Callable[[int, FrameType | None], Any] | int | signal.Handlers | None"
+"""What `signal.signal` takes and gives back."""
 
 _LOOK_SECONDS = 0.2
 _LONGEST_LOOK = 3 * _LOOK_SECONDS
@@ -81,7 +84,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._ending = threading.Event()
         self._inbox, self._outbox = os.pipe2(os.O_NONBLOCK)
-        self._before: tuple[int, object] | None = None
+        self._before: tuple[int, _Handler] | None = None
         self._progress: object = None
         self._looked = time.monotonic()
         self._quiet = 0.0
@@ -109,7 +112,7 @@ class Watchdog:
         if self._before is not None:
             old_file, handler = self._before
             signal.set_wakeup_fd(old_file)
-            signal.signal(signal.SIGUSR1, handler)  # type: ignore[arg-type]  # what signal() returned before
+            signal.signal(signal.SIGUSR1, handler)
         self._departures.close()
         os.close(self._inbox)
         os.close(self._outbox)

@@ -21,7 +21,8 @@ from targets.runtime.checkpoint_series import latest_weights, load_latest, saved
 from targets.runtime.checkpoint_shards import load_shards
 from targets.runtime.processes import Processes
 from targets.runtime.state import training_state
-from targets.runtime.weights import named_parameters
+from targets.runtime.tensor_file import StoredTensor
+from targets.runtime.weights import block_elements, named_parameters
 from tests.unit.tiny_runs import MODEL, losses, make_program, same_bits, start, train
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -169,6 +170,8 @@ def lead_outside(manifest: dict[str, Any]) -> None:
         lead_outside,
         lambda manifest: manifest["files"]["stage-0-replica-1.safetensors"]["pieces"][0].__setitem__(1, "0"),
         lambda manifest: manifest["files"]["stage-0-replica-1.safetensors"]["pieces"][0].__setitem__(0, "nothing"),
+        lambda manifest: manifest["files"]["stage-0-replica-1.safetensors"].__setitem__("pieces", 3),
+        lambda manifest: manifest["files"].__setitem__("a\0b", manifest["files"].pop("stage-0-replica-1.safetensors")),
         lambda manifest: manifest.__setitem__("files", 3),
         lambda manifest: manifest["files"].__setitem__("stage-0-replica-1.safetensors", None),
         lambda manifest: manifest.__setitem__("step", -4),
@@ -262,6 +265,32 @@ def test_weights_are_those_of_a_single_checkpoint(tied: bool, place: str, tmp_pa
     for name in named_parameters(model):
         assert source(name).tobytes() == expected(name).tobytes()
         assert source(name).shape == expected(name).shape
+
+
+def test_weights_are_read_once(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each parameter of a block, and without the moments."""
+    train(make_program(dp=3), 1, save=place, save_every=1)
+    model, source = latest_weights(place)
+    original, read = StoredTensor.to_float32, [0]
+
+    def counted(tensor: StoredTensor) -> Any:
+        read[0] += tensor.data.size
+        return original(tensor)
+
+    monkeypatch.setattr(StoredTensor, "to_float32", counted)
+    for name in named_parameters(model):
+        source(name)
+    elements = sum(block_elements(model, unit) for unit in block_chain(model))
+    assert read[0] == 4 * elements
+
+
+def test_a_series_is_no_place_for_a_single_checkpoint(place: str) -> None:
+    train(make_program(), 1, save=place, save_every=1)
+    with pytest.raises(DiagnosticError) as caught:
+        start(make_program(), 1, save=place, resume=place)
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "RT092"
+    assert "--save-every" in (problem.help or "")
 
 
 def test_a_moved_checkpoint_is_the_same(place: str, tmp_path: Path) -> None:

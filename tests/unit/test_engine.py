@@ -127,6 +127,9 @@ def test_a_checkpoint_resumes_under_another_plan(keys: dict[str, Any], tmp_path:
     whole = train(make_program(**F32), 6)
     rest = resumed(make_program(**F32), tmp_path, 3, 3, make_program(**F32, **keys))
     assert any("plan_hash" in warning.message for warning in rest.warnings)
+    notes = [note.message for warning in rest.warnings for note in warning.notes]
+    for key, value in keys.items():
+        assert any(note.startswith(f"plan: {key} = ") and note.endswith(f"{value} now") for note in notes)
     np.testing.assert_allclose(losses(rest), losses(whole)[3:], rtol=1e-6)
 
 

@@ -81,6 +81,21 @@ def test_stages_of_other_processes_are_left_out() -> None:
     assert [view.stage for view in StageWatch(run.program).views(LocalProgress(run.engine))] == [1]
 
 
+def test_counts_that_an_evaluation_takes_back_are_no_surprise() -> None:
+    """The engine counts a pass that evaluates and then does not: a view that is made at that moment must be of one moment."""
+    run = start(make_program(), 1)
+    list(run.steps())
+    counts = LocalProgress(run.engine).completed()
+    before = StageWatch(run.program).views(LocalProgress(run.engine))
+    for head in run.engine.heads:
+        head.rank.completed[head.engine] -= len(head.stream)
+    assert counts == {
+        stage: {engine: len(found.streams[engine]) for engine in ENGINES}
+        for stage, found in enumerate(run.program.stages)
+    }
+    assert [view.done for view in before] == [0, 0]
+
+
 def test_watching_from_another_thread_changes_nothing() -> None:
     program = make_program()
     alone, watched = start(program, 4), start(program, 4)

@@ -18,10 +18,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError
+from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, fail
 from ratrain_ir.ops import ENGINES, Engine
+from ratrainc.commands.launch import command as launch_command
 from ratrainc.commands.postmortem import command as postmortem_command
-from ratrainc.supervisor import Supervisor, examine
+from ratrainc.supervisor import Supervisor, examine, mpi_command
+from ratrainc.training import run_training
+from ratrainc.training_data import DataChoice
 from targets.program import CountWait
 from targets.runtime import watchdog
 from targets.runtime.liveness import Liveness, liveness
@@ -35,9 +38,12 @@ from targets.runtime.positions import (
     read_positions,
 )
 from targets.runtime.postmortem import Fault, diagnose
+from targets.runtime.training import RunSettings
 from tests.unit.tiny_runs import MODEL, instructions, make_program, start, train
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from targets.program import Program
     from targets.runtime.local import LocalEngine
 
@@ -375,6 +381,97 @@ def test_a_killed_rank_is_spoken_for(tmp_path: Path, capfd: pytest.CaptureFixtur
 def test_exit_codes_of_ranks_are_kept_and_those_of_launchers_are_not(tmp_path: Path, code: int, expected: int) -> None:
     supervisor = Supervisor(RunFolder(str(tmp_path / "run")), None)
     assert supervisor.run([sys.executable, "-c", f"raise SystemExit({code})"], {}) == expected
+
+
+@pytest.mark.parametrize("disk_is_full", [False, True])
+def test_a_run_that_said_why_it_failed_was_not_killed(
+    disk_is_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_to_step(engine: object, step: int) -> None:
+        fail("RT093", "the reason")
+
+    def no_space(folder: RunFolder, text: str) -> None:
+        fail("RT002", "No space left on device")
+
+    monkeypatch.setattr("targets.runtime.local.LocalEngine.run_step", fail_to_step)
+    if disk_is_full:
+        monkeypatch.setattr(RunFolder, "keep_report", no_space)
+    program = make_program(evolve(MODEL, vocab_size=256))
+    chosen = RunSettings(steps=2, save=str(tmp_path / "run1"), save_every=1)
+    with pytest.raises(DiagnosticError, match="the reason"):
+        run_training(program, DataChoice(), chosen, None, quiet=True)
+    monkeypatch.setattr("ratrainc.supervisor.liveness", lambda position: Liveness.GONE)
+    afterwards = CliRunner().invoke(postmortem_command, [str(tmp_path / "run1")], standalone_mode=False)
+    assert afterwards.return_value == 1
+    assert "killed" not in afterwards.output
+    assert ("ended with an error" if disk_is_full else "the reason") in afterwards.output
+
+
+def test_ranks_do_not_outlive_their_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def fail_to_watch(self: Supervisor, process: subprocess.Popen[bytes]) -> bool:
+        started.append(process)
+        raise RuntimeError
+
+    monkeypatch.setattr(Supervisor, "_watch", fail_to_watch)
+    with pytest.raises(RuntimeError):
+        Supervisor(RunFolder(str(tmp_path / "run")), None).run(
+            [sys.executable, "-c", "import time; time.sleep(60)"], {}
+        )
+    assert started[0].wait(10) == -signal.SIGKILL
+
+
+def test_a_signal_that_comes_before_the_ranks_are_there_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it leave ranks behind that nobody watches."""
+    original = subprocess.Popen
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    supervisor = Supervisor(RunFolder(str(tmp_path / "run")), None)
+    sleeping = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_DFL); time.sleep(60)"
+    started = time.monotonic()
+    assert supervisor.run([sys.executable, "-c", sleeping], {}) == 1
+    assert time.monotonic() - started < 30
+
+
+def test_a_launcher_that_cannot_be_executed_is_named(tmp_path: Path) -> None:
+    launcher = tmp_path / "mpirun"
+    launcher.write_bytes(b"\x00\x01")
+    launcher.chmod(0o755)
+    with pytest.raises(DiagnosticError, match=r"RT093.*mpirun' cannot be started"):
+        mpi_command(2, str(launcher))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words", "beside"),
+    [("2", (), True), ("1", ("--save-every", "5"), True), ("1", (), False)],
+)
+def test_positions_are_beside_checkpoints_where_these_are_several(
+    ranks: str, words: tuple[str, ...], beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single checkpoint is a directory as a whole: nothing else may be in it. What is kept elsewhere is removed after a good end."""
+    commands: list[Sequence[str]] = []
+
+    def run(self: Supervisor, command: Sequence[str], variables: object) -> int:
+        commands.append(command)
+        self.folder.clear()
+        return 0
+
+    monkeypatch.setattr(Supervisor, "run", run)
+    monkeypatch.setattr("ratrainc.supervisor.mpi_command", lambda ranks, launcher: (["mpirun"], {}))
+    save = str(tmp_path / "run1")
+    CliRunner().invoke(
+        launch_command, ["-n", ranks, "a.rtx", "--save", save, *words], standalone_mode=False, catch_exceptions=False
+    )
+    place = Path(commands[0][commands[0].index("--run-dir") + 1])
+    assert (place.parent == Path(save)) is beside
+    assert place.exists() is beside
 
 
 def test_a_position_file_is_small_and_made_new(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -11,9 +13,11 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from ratrainc.training import run_training
+from ratrainc.cli import main
+from ratrainc.training import StopAsked, run_training
 from ratrainc.training_data import DataChoice
 from targets.runtime.checkpoint_series import saved_steps
+from targets.runtime.local import LocalEngine, StepReport
 from targets.runtime.training import RunSettings
 from tests.unit.tiny_runs import MODEL, make_program
 
@@ -44,3 +48,44 @@ def test_a_signal_ends_a_run_after_its_step(number: int, saves: bool, code: int,
     assert signal.getsignal(number) is handler
     if saves:
         assert [step for step, _ in saved_steps(str(place))] == [len(result.steps)]
+
+
+def test_a_signal_that_comes_while_stderr_is_written_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python refuses to write to a stream from a handler that has interrupted a write to it."""
+    inbox, outbox = os.pipe()
+
+    class Busy(io.StringIO):
+        def write(self, text: str) -> int:
+            raise RuntimeError("reentrant call")
+
+        def fileno(self) -> int:
+            return outbox
+
+    stop = StopAsked()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", Busy())
+        stop.handle(signal.SIGTERM, None)
+    os.close(outbox)
+    with os.fdopen(inbox, "rb") as said:
+        assert b"ending after this step" in said.read()
+    assert stop.signal == signal.SIGTERM
+
+
+def test_a_stream_without_a_file_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = StopAsked()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", io.StringIO())
+        stop.handle(signal.SIGINT, None)
+    with pytest.raises(KeyboardInterrupt):
+        stop.handle(signal.SIGINT, None)
+
+
+def test_quickstart_ends_with_the_code_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = LocalEngine.run_step
+
+    def terminated(engine: LocalEngine, step: int) -> StepReport:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(engine, step)
+
+    monkeypatch.setattr(LocalEngine, "run_step", terminated)
+    assert main(["quickstart", "--steps", "3"]) == 143
