@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from ratrain_ir.diagnostics import DiagnosticError
 from ratrainc import supervisor
 from ratrainc.cli import main
 from ratrainc.examples import example_path
+from targets.runtime.liveness import Liveness
+from targets.runtime.positions import RunFolder
 
 MODEL, PLAN = str(example_path("tiny.json")), str(example_path("tiny.toml"))
 SEARCH = ("--model", MODEL, "--clusters", "4")
@@ -145,6 +149,14 @@ def test_launchers_that_are_none_are_refused(
     shown = capsys.readouterr().err
     assert "RT093" in shown
     assert words in shown
+
+
+def test_a_position_that_cannot_be_read_does_not_keep_the_supervisor_from_its_end(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.position").write_text("junk")
+    with pytest.raises(DiagnosticError):
+        supervisor.read_positions(str(tmp_path))
+    watching = supervisor.Supervisor(RunFolder(str(tmp_path)), None)
+    assert watching._tell_ranks(signal.SIGKILL, (Liveness.ALIVE,)) == 0
 
 
 def test_doctor_says_that_nothing_is_compiled() -> None:
