@@ -24,6 +24,8 @@ VOCAB = 51_200
 """50,257 words, padded."""
 _FFN = 4
 _GRADIENT_BYTES = 2
+_UPDATE_BYTES = 30
+"""Of AdamW a parameter: f32 master and two moments read and written, an f32 gradient read, an f16 weight written."""
 _DIRECTIONS = 2
 """The pipeline fills with activations and drains with gradients."""
 
@@ -139,4 +141,4 @@ def iteration_seconds(run: GptRun, blocks: BlockSeconds, machine: Machine) -> fl
     if run.dp > 1:
         ways = all_reduces(parameters, _GRADIENT_BYTES, Members((run.dp,), (link,)))
         seconds += cheapest(ways, machine).seconds(machine)
-    return seconds + update_work(parameters, machine, on_host=False).seconds
+    return seconds + update_work(_UPDATE_BYTES * parameters, machine, on_host=False).seconds

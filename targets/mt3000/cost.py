@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from targets.mt3000.machine import Machine
     from targets.routine import Routine, Step
 
-UPDATE_BYTES_PER_PARAMETER = 30
-"""AdamW reads and writes f32 master and two moments (24 bytes) and moves gradient and view (facts: 28 - 30, DDR bound)."""
-
 _HEAD_KERNELS = ("head_forward", "head_backward")
 _ATTENTION_KERNELS = ("attention_forward", "attention_backward")
 
@@ -112,9 +109,8 @@ def message_work(nbytes: int, link: Link, level: int) -> ResourceWork:
     return ResourceWork(link.latency + nbytes / link.bandwidth, nbytes, nbytes, level)
 
 
-def update_work(parameters: int, machine: Machine, *, on_host: bool) -> ResourceWork:
-    """AdamW on a shard, bound by DDR, on the compute engine or on the host's cores."""
-    nbytes = UPDATE_BYTES_PER_PARAMETER * parameters
+def update_work(nbytes: float, machine: Machine, *, on_host: bool) -> ResourceWork:
+    """AdamW on a shard, bound by the DDR bytes it moves, on the compute engine or on the host's cores."""
     if on_host:
         return host_work(nbytes, machine)
     return ResourceWork(machine["launch"] + copy_seconds(nbytes, machine), nbytes)

@@ -42,8 +42,6 @@ class TimedOp:
     payload_elements: int
     own_bytes: int
     """bytes of its tensors that it reads and writes; what it updates counts twice"""
-    updated_parameters: int
-    """master weights an update changes"""
     hop: tuple[int, int] | None = None
     """of a message: the stages it goes from and to, in ascending order"""
 
@@ -60,7 +58,7 @@ def timed_op(
     carries = (Access.WRITE,) if keyword in _WRITTEN_PAYLOAD else (Access.READ, Access.UPDATE)
     if keyword == "reduce_scatter":  # the shards it adds to stay where they are
         carries = (Access.READ,)
-    nbytes = elements = own = parameters = 0
+    nbytes = elements = own = 0
     for kind, type_, access in tensors:
         if kind is StateKind.SCALAR:
             continue
@@ -68,10 +66,8 @@ def timed_op(
             nbytes += type_.nbytes
             elements += type_.elements
         own += type_.nbytes * _PASSES[access]
-        if access is Access.UPDATE and kind is StateKind.MASTER:
-            parameters += type_.elements
     ends = None if hop is None else (min(hop), max(hop))
-    return TimedOp(keyword, group, engine, routine, nbytes, elements, own, parameters, ends)
+    return TimedOp(keyword, group, engine, routine, nbytes, elements, own, ends)
 
 
 def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
@@ -84,7 +80,7 @@ def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
     if op.keyword == "send":
         return _message_work(op, plan, machine)
     if op.keyword == "update":
-        return update_work(op.updated_parameters, machine, on_host=op.engine is Engine.HOST)
+        return update_work(op.own_bytes, machine, on_host=op.engine is Engine.HOST)
     if op.keyword in ("reduce_scatter", "all_gather", "all_reduce", "all_reduce_scalar"):
         return _collective_work(op, plan, machine)
     if op.engine is Engine.HOST:

@@ -216,6 +216,30 @@ def test_the_host_has_its_own_share_of_the_bandwidth() -> None:
     assert on_host.bubbles.idle_seconds(0, Engine.HOST)
 
 
+@pytest.mark.parametrize(
+    ("plan", "bytes_a_parameter"),
+    [
+        ({"zero": 0}, 24 + 2 + 2),
+        ({"zero": 1}, 24 + 2),
+        ({"zero": 2, "reduce": "each-micro-batch", "grad_shard_dtype": "f32"}, 24 + 4),
+        ({"zero": 3}, 24 + 2),
+        ({"zero": 0, "view_dtype": "f32"}, 24 + 4 + 4),
+    ],
+)
+def test_an_update_moves_what_it_reads_and_writes(plan: dict[str, object], bytes_a_parameter: int) -> None:
+    """Master and both moments, f32, twice; the gradient once; the view only where no gather writes it."""
+    program = make_program(**plan)
+    _, found = simulated(program, load_machine(None))
+    seen = 0
+    for item, work in zip(found.instructions, found.works, strict=True):
+        if item.keyword == "update" and item.blocks == ("attention.0",):
+            masters = [o.tensor for o in item.operands if o.role == "p"]
+            parameters = sum(program.stages[0].tensors[number].type.elements for number in masters)
+            assert work["ddr_bytes"] == bytes_a_parameter * parameters > 0
+            seen += 1
+    assert seen == 1
+
+
 @given(cases(max_layers=4), st.booleans())
 @settings(max_examples=25)
 def test_sharing_never_makes_a_step_shorter(case: Case, rendezvous: bool) -> None:
