@@ -326,7 +326,7 @@ def test_scratch_sized_before_the_first_step_suffices(keys: dict[str, Any], kern
 def test_a_step_allocates_nothing_of_the_size_of_a_tensor() -> None:
     """A step takes less than a tenth of an activation; the first one makes the messages that later ones use again."""
     model = evolve(MODEL, hidden_size=64, head_dim=16, ffn_size=172)
-    program = make_program(model, seq_len=192, micro_batches=2)
+    program = make_program(model, seq_len=384, micro_batches=2)
     kinds = {"activation", "boundary", "checkpoint", "saved"}
     largest = max(t.type.nbytes for stage in program.stages for t in stage.tensors if t.kind.value in kinds)
     engine = start(program, 4).engine
