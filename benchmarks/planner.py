@@ -124,9 +124,9 @@ def plan() -> None:
             for kind, answer in (("quick", quick_answer(request)), ("full", Search(request).run())):
                 best = answer.best
                 text = "nothing fits" if best is None else f"{shape_text(best)} {best.seconds:.2f} s"
-                gap = "-" if answer.gap is None else f"{100 * answer.gap:.2f} %"
+                gap = "-" if answer.relaxed_gap is None else f"{100 * answer.relaxed_gap:.2f} %"
                 print(
-                    f"{name} on {clusters}, {kind}: {text}, bound {answer.bound_seconds:.2f} s, gap {gap}, "
+                    f"{name} on {clusters}, {kind}: {text}, bound {answer.relaxed_bound_seconds:.2f} s, gap {gap}, "
                     f"{answer.evaluations} evaluations, {answer.seconds:.1f} s",
                     flush=True,
                 )
@@ -206,7 +206,9 @@ def examples() -> None:
             path = EXAMPLES / "best" / f"{name}-{clusters}.toml"
             write_lines(str(path), plan_file(answer, answer.best, name).splitlines())
             print(
-                f"{path.name}: {shape_text(answer.best)} {answer.best.seconds:.2f} s, gap {answer.gap:.2%}, {answer.seconds:.1f} s",
+                f"{path.name}: {shape_text(answer.best)} {answer.best.seconds:.2f} s, gap {answer.gap:.2%}, "
+                f"closed form {answer.relaxed_bound_seconds:.2f} s, gap {answer.relaxed_gap:.2%}, "
+                f"{answer.evaluations} evaluations, {answer.seconds:.1f} s",
                 flush=True,
             )
 

@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from passes.overlap import step_period
-from passes.recompute import NOTHING, LayerChoice
+from passes.recompute import NOTHING, same_for_all
 from passes.recompute_choice import rewritten
 from passes.trial import with_workspace
 from ratrain_ir.module import Stage
@@ -42,7 +42,7 @@ def prefetch_depth(
         trial = Stage(stage.index, dict(stage.tensors), list(stage.ops), stage.line)
         ordered(trial, depth)
         # a layer that is recovered as a whole needs the view of its attention earlier than one that is kept
-        periods = [_period(module, trial, context), _period(module, rewritten(trial, _nothing_kept), context)]
+        periods = [_period(module, trial, context), _period(module, rewritten(trial, same_for_all(NOTHING)), context)]
         if any(found < best * (1 - _WORTH) for found, best in zip(periods, shortest, strict=True)):
             worth_trying.append((periods[0], depth, trial))
             shortest = list(map(min, periods, shortest))
@@ -58,7 +58,3 @@ def prefetch_depth(
 
 def _period(module: Module, stage: Stage, context: PassContext) -> float:
     return step_period(module, with_workspace(module, stage, context), context)
-
-
-def _nothing_kept(_layer: int, _micro_batch: int) -> LayerChoice:
-    return NOTHING

@@ -19,6 +19,7 @@ after the passes that change how long gradients and views live.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import ClassVar
 
 import attrs
@@ -53,12 +54,14 @@ NOTHING, EVERYTHING = LayerChoice("none", "none"), LayerChoice("all", "all")
 ChoiceOf = Callable[[int, int], LayerChoice]
 """The choice for a layer and a micro-batch."""
 
-_FIXED = {
-    "full": NOTHING,
-    "none": EVERYTHING,
-    "attention": LayerChoice("none", "all"),
-    "mlp": LayerChoice("all", "none"),
+CHOICES = {
+    "full": (NOTHING,),
+    "none": (EVERYTHING,),
+    "attention": (LayerChoice("none", "all"),),
+    "mlp": (LayerChoice("all", "none"),),
+    "auto": tuple(LayerChoice(attention, mlp) for attention, mlp in product(("none", "lean", "all"), repeat=2)),
 }
+"""What each policy may choose for a layer of a micro-batch."""
 
 
 @frozen
@@ -100,7 +103,7 @@ class RecomputePass(Pass):
         from passes.recompute_choice import choose
 
         if self.policy != "auto":
-            return _always(_FIXED[self.policy]), ""
+            return same_for_all(*CHOICES[self.policy]), ""
         chosen = choose(module, stage, context, self.budget_within(context))
         return chosen.choice_of, chosen.summary
 
@@ -112,7 +115,8 @@ def refuse_second_recovery(module: Module) -> None:
         fail("RT071", message, help="give one 'recompute' with the policy you want")
 
 
-def _always(choice: LayerChoice) -> ChoiceOf:
+def same_for_all(choice: LayerChoice) -> ChoiceOf:
+    """One choice for every layer and micro-batch."""
     return lambda _layer, _micro_batch: choice
 
 

@@ -16,13 +16,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
-from passes.recompute import LEAN_SLOTS, NOTHING, ChoiceOf, LayerChoice, rewrite
+from passes.recompute import CHOICES, LEAN_SLOTS, NOTHING, ChoiceOf, LayerChoice, rewrite
 from passes.trial import trial_excess_bytes, trial_occupancy
 from ratrain_ir.blocks import Block, Slot, block, saved_slots
 from ratrain_ir.module import Module, Stage
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from passes.overlap import Occupancy
     from passes.pass_base import PassContext
 
-_KEPT = ("none", "lean", "all")
 _MAX_TRIALS = 40
 
 
@@ -124,8 +122,7 @@ def _last_that_fits(sizes: Sequence[int], room: Callable[[int], int]) -> int:
 def _options(module: Module, stage: Stage, context: PassContext, layer: int) -> list[Option]:
     """Every way to treat a layer, with its exact bytes and the target's seconds."""
     found = []
-    for attention, mlp in product(_KEPT, _KEPT):
-        choice = LayerChoice(attention, mlp)
+    for choice in CHOICES["auto"]:
         nbytes = 0 if choice == NOTHING else _input_bytes(stage, block("mlp", layer))
         seconds = 0.0
         for unit in (block("attention", layer), block("mlp", layer)):

@@ -158,137 +158,176 @@ class StageBounds:
     peak_bytes: Numbers
 
 
-def stage_bounds(c: Columns, stage: Numbers, before: Numbers, layers: Numbers) -> StageBounds:
-    """Bounds of stages that have `layers` layers after `before` layers of earlier stages; all arguments broadcast, `c` spread to fit."""
-    first, last = stage == 0, stage == c.pp - 1
-    flight = np.minimum(c.pp - stage, c.micro_batches)
-    memory = _Memory(c, first, last, flight, layers)
+def stage_bounds(c: Columns, before: Numbers, layers: Numbers) -> StageBounds:
+    """Bounds of all stages of shapes, stage by stage along axis 1, that have `layers` layers after `before` layers of earlier stages.
+
+    Arguments broadcast; `layers` has the stages' axis. `c` is spread to fit.
+    """
+    memory = _Memory.of(c, layers)
     peak = memory.peak_bytes()
-    seconds = np.maximum(_time(c, stage, before, layers, memory.recovery()), 0.0)
+    seconds = np.maximum(_time(c, memory, before), 0.0)
     return StageBounds(np.where(peak <= c.capacity, seconds, np.inf), peak)
 
 
-def unit_sum(column: Numbers, first: Flags, last: Flags, layers: Numbers) -> Numbers:
-    """A column summed over the units (embed, layers, head) of stages."""
-    total: Numbers = first * column[..., _EMBED] + layers * column[..., _LAYER] + last * column[..., _HEAD]
+def unit_sum(column: Numbers, layers: Numbers) -> Numbers:
+    """A column summed over the units (embed, layers, head) of stages; `layers` has the stages along axis 1."""
+    total = np.multiply(layers, column[..., _LAYER])
+    total[:, 0] += column[:, 0, ..., _EMBED]
+    total[:, -1] += column[:, 0, ..., _HEAD]
     return total
 
 
-def _time(c: Columns, stage: Numbers, before: Numbers, layers: Numbers, recovery: Numbers) -> Numbers:
-    first, last = stage == 0, stage == c.pp - 1
-    m, k = c.micro_batches, np.minimum(c.pp - stage, c.micro_batches)
-    f, b = unit_sum(c.forward, first, last, layers), unit_sum(c.backward, first, last, layers)
+def _stage_numbers(layers: Numbers) -> Numbers:
+    """The numbers of the stages, along axis 1 of `layers`."""
+    stages = np.arange(layers.shape[1], dtype=float)
+    return stages.reshape(1, -1, *(1,) * (layers.ndim - 2))
+
+
+def _time(c: Columns, memory: _Memory, before: Numbers) -> Numbers:
+    m, layers = c.micro_batches, memory.layers
+    stage = _stage_numbers(layers)
+    f, b = unit_sum(c.forward, layers), unit_sum(c.backward, layers)
+    each = f + b
     both = c.forward + c.backward
-    layer, hop = both[..., _LAYER], 2 * c.message
-    behind = c.layers - before - layers
-    up = np.where(first, 0.0, both[..., _EMBED] + before * layer + hop * stage)
-    down = np.where(last, 0.0, behind * layer + both[..., _HEAD] + hop * (c.pp - 1 - stage))
-    work = m * (f + b) + recovery
-    window = work
+    hop = 2 * c.message
+    up_columns = both if c.in_order else c.forward
+    up = np.asarray(before * up_columns[..., _LAYER] + (up_columns[..., _EMBED] + hop * stage))
+    up[:, 0] = 0.0
+    work = m * each
+    work += memory.recovery()
     if c.in_order:
-        start = np.maximum(k * f, f + down)
-        steady = start + (m - k) * (f + b) + np.maximum((k - 1) * b, down) + b
-        short = (
-            np.maximum(start + (k - 1) * b, m * f + down) + b
-        )  # no steady part: the last forward may wait for nothing
-        trips = np.ceil(m / k) * (f + down + b) + np.mod(m - 1, k) * f
-        window = np.maximum(np.maximum(work, trips), np.where(m > k, steady, short))
+        down = (c.layers - before - layers) * both[..., _LAYER] + (both[..., _HEAD] + hop * (c.pp - 1 - stage))
+        down[:, -1] = 0.0
+        window = np.maximum(work, _window_in_order(c, memory, f, b, each, down))
     else:
-        up = np.where(first, 0.0, c.forward[..., _EMBED] + before * c.forward[..., _LAYER] + hop * stage)
-        window = np.where(first, work, m * f)  # elsewhere weight halves may run while earlier stages go on
-    tail = np.where(first, c.tail[..., _EMBED], c.tail[..., _LAYER])
-    alone = window + tail if c.in_order else work
-    through = up + window + c.tail[..., _EMBED]
-    busy = work + unit_sum(c.update, first, last, layers)
-    link = unit_sum(c.link + m[..., None] * c.link_each, first, last, layers)
-    return np.maximum(np.maximum(alone, through), np.maximum(busy, link))
+        window = np.where(stage == 0, work, m * f)  # elsewhere weight halves may run while earlier stages go on
+    longest = up + window
+    longest += c.tail[..., _EMBED]
+    if c.in_order:  # a later stage's first block is an attention
+        later = longest[:, 1:]
+        np.maximum(later, window[:, 1:] + c.tail[..., _LAYER], out=later)
+    work += unit_sum(c.update, layers)
+    np.maximum(longest, work, out=longest)
+    return np.maximum(longest, unit_sum(c.link + m[..., None] * c.link_each, layers), out=longest)
+
+
+def _window_in_order(c: Columns, memory: _Memory, f: Numbers, b: Numbers, each: Numbers, down: Numbers) -> Numbers:
+    """Seconds from the first forward to the last backward of stages that follow 1F1B: its order, and its round trips."""
+    m, k = c.micro_batches, memory.flight
+    trips = (memory.windows + 1) * (each + down) + (memory.rest - 1) * f
+    start = np.maximum(k * f, f + down)
+    drain = (k - 1) * b
+    steady = np.maximum(drain, down)
+    steady += start
+    steady += b
+    steady += (m - k) * each
+    if not memory.has_steady_part.all():
+        short = np.maximum(start + drain, m * f + down) + b  # the last forward may wait for nothing
+        steady = np.where(memory.has_steady_part, steady, short)
+    return np.maximum(steady, trips, out=trips)
 
 
 @frozen(eq=False)
 class _Memory:
-    """The bytes of stages at two instants, each at the start of a backward of a whole number of micro-batches in flight.
+    """The bytes that are left of stages at two instants, each at the start of a backward of a whole number of micro-batches in flight.
 
-    Early: the first backward, when no gradient is live yet. Late: any other while as many are in flight.
+    Early: the first backward, when no gradient is live yet. Late: any other while as many are in flight. The backward is that of the last mlp,
+    or of the head, whichever needs more.
     """
 
     c: Columns
-    first: Flags
-    last: Flags
-    flight: Numbers
     layers: Numbers
+    flight: Numbers
+    """micro-batches in flight"""
+    windows: Numbers
+    """whole groups of micro-batches in flight together, after the first"""
+    rest: Numbers
+    """micro-batches of the first group"""
+    has_steady_part: Flags
+    """whether more micro-batches come than are in flight"""
+    held: Numbers
+    """bytes a micro-batch in flight holds whatever is kept"""
+    early: Numbers
+    late: Numbers
 
-    @property
-    def late_flight(self) -> Numbers:
-        """Micro-batches in flight at the second backward: all that may be, or one less where no forward is left."""
-        more = self.c.micro_batches > self.flight
-        return np.where(more, self.flight, self.flight - 1)
-
-    def fixed(self, *, late: bool) -> Numbers:
-        c = self.c
-        found = unit_sum(c.carried, self.first, self.last, self.layers) + ALIGNMENT_BYTES  # the loss scale
-        return found + unit_sum(c.gradients, self.first, self.last, self.layers) if late else found
-
-    def free(self, flight: Numbers, *, late: bool, head: bool, forwards_left: Flags) -> Numbers:
-        """Bytes left for keeping more than checkpoints when the backward of the head, or of the last mlp, begins."""
-        c = self.c
-        held = flight * (self.layers * c.activation + self.first * c.inputs)  # labels are read by the head alone
-        if head:
-            own = c.head_scratch + 2 * c.activation + c.head_gradient + c.inputs
-        else:
-            own = c.mlp_scratch + c.mlp_saved + 3 * c.activation + c.mlp_gradient + c.mlp_view
-        dead = np.where(self.first & ~forwards_left, c.embed_view, 0.0)
-        return c.capacity - self.fixed(late=late) - held - own + dead
+    @classmethod
+    def of(cls, c: Columns, layers: Numbers) -> _Memory:
+        """The bytes of stages; arguments as for `stage_bounds`."""
+        m = c.micro_batches
+        flight = np.minimum(c.pp - _stage_numbers(layers), m)
+        windows = np.floor((m - 1) / flight)
+        more = m > flight
+        held = layers * c.activation
+        held[:, 0] += c.inputs[:, 0]  # labels are read by the head alone
+        own = c.mlp_scratch + c.mlp_saved + 3 * c.activation + c.mlp_gradient + c.mlp_view
+        early = c.capacity - ALIGNMENT_BYTES - own - unit_sum(c.carried, layers)  # the loss scale takes an alignment
+        head = c.head_scratch + 2 * c.activation + c.head_gradient + c.inputs
+        early[:, -1] -= np.maximum(head - own, 0.0)[:, 0]
+        early -= flight * held
+        late = early - unit_sum(c.gradients, layers)
+        early[:, 0] += np.where(more[:, 0], 0.0, c.embed_view[:, 0])  # nobody reads it after the last forward
+        return cls(c, layers, flight, windows, m - windows * flight, more, held, early, late)
 
     def peak_bytes(self) -> Numbers:
         c = self.c
+        late = self.late
         left = c.micro_batches - self.flight
-        early = self.least_free(self.flight, late=False, forwards_left=left >= 1)
-        late = self.least_free(self.late_flight, late=True, forwards_left=left >= 2)
-        return c.capacity - np.minimum(early, np.where(self.late_flight >= 1, late, np.inf))
-
-    def least_free(self, flight: Numbers, *, late: bool, forwards_left: Flags) -> Numbers:
-        mlp = self.free(flight, late=late, head=False, forwards_left=forwards_left)
-        head = self.free(flight, late=late, head=True, forwards_left=forwards_left)
-        return np.minimum(mlp, np.where(self.last, head, np.inf))
+        late = late + np.where(self.has_steady_part, 0.0, self.held)  # at the second backward one less is in flight
+        late[:, 0] += np.where(left[:, 0] >= 2, 0.0, c.embed_view[:, 0])
+        there_is = self.has_steady_part | (self.flight >= 2)
+        peak: Numbers = c.capacity - np.minimum(self.early, np.where(there_is, late, np.inf))
+        return peak
 
     def recovery(self) -> Numbers:
-        """Seconds of recovery in a step: windows of micro-batches that are in flight together, the last when all forwards are done."""
-        m, k = self.c.micro_batches, self.flight
-        windows = np.floor((m - 1) / k)
-        rest = m - windows * k
-        more, done = m > k, np.zeros_like(m, dtype=bool)
-        inner = self.of_window(k, k, late=True, forwards_left=~done)
-        final = self.of_window(k, k, late=True, forwards_left=done)
-        first = self.of_window(rest, k, late=False, forwards_left=more)
-        seconds: Numbers = np.maximum(windows - 1, 0.0) * inner + np.minimum(windows, 1.0) * final + first
+        """Seconds of recovery in a step: windows of micro-batches that are in flight together, the last when all forwards are done.
+
+        The bytes that are free in the last window alone are shared by all: by convexity that makes the sum no larger.
+        """
+        late = self.late.copy()
+        late[:, 0] += self.c.embed_view[:, 0] / np.maximum(self.windows[:, 0], 1.0)
+        seconds = self.windows * self.of_window(self.flight, late)
+        seconds += self.of_window(self.rest, self.early)
         return seconds
 
-    def of_window(self, count: Numbers, flight: Numbers, *, late: bool, forwards_left: Flags) -> Numbers:
+    def of_window(self, count: Numbers, free: Numbers) -> Numbers:
         """Least seconds of recovery of `count` micro-batches, of those in flight together; one layer, which begins its backward, is whole."""
-        units = np.maximum(count * self.layers - 1, 0.0)
-        share = self.least_free(flight, late=late, forwards_left=forwards_left) / np.maximum(units, 1.0)
         c = self.c
-        most = np.zeros_like(share)
-        for segment in range(c.hull_bytes.shape[-1]):  # a convex function is the largest of its segments' lines
-            slope = c.hull_slope[..., segment]
+        units = count * self.layers - 1
+        np.maximum(units, 0.0, out=units)
+        share = free / np.maximum(units, 1.0)
+        least = c.hull_seconds.min(axis=-1)
+        most: Numbers = np.maximum(np.zeros_like(share), least)
+        for segment in np.flatnonzero(c.hull_slope.any(axis=tuple(range(c.hull_slope.ndim - 1)))):
+            slope = c.hull_slope[..., segment]  # a convex function is the largest of its segments' lines
             line = slope * share
             line += c.hull_seconds[..., segment] - slope * c.hull_bytes[..., segment]
             np.maximum(most, line, out=most)
-        seconds: Numbers = units * most + (count * self.layers - units) * c.hull_seconds.min(axis=-1)
-        return seconds
+        most -= least
+        most *= units
+        most += count * self.layers * least
+        return most
 
 
-def recovery_seconds(c: Columns, stage: Numbers, layers: Numbers) -> Numbers:
+def recovery_seconds(c: Columns, layers: Numbers) -> Numbers:
     """Least seconds of recovery of stages in a step; arguments as for `stage_bounds`."""
-    flight = np.minimum(c.pp - stage, c.micro_batches)
-    return _Memory(c, stage == 0, stage == c.pp - 1, flight, layers).recovery()
+    return _Memory.of(c, layers).recovery()
 
 
 def plan_bounds(c: Columns, layers: Numbers) -> StageBounds:
     """Bounds of plans with equal numbers of stages: seconds [plans], peak bytes [plans, stages]. `layers` [plans, stages]."""
-    before = np.cumsum(layers, axis=1) - layers
-    found = stage_bounds(c.spread(1), np.arange(layers.shape[1], dtype=float)[None, :], before, layers)
-    return StageBounds(found.seconds.max(axis=1), found.peak_bytes)
+    plans, stages = layers.shape
+    seconds, peaks = np.empty(plans), np.empty(layers.shape)
+    step = max(1, _BLOCK // stages)
+    for start in range(0, plans, step):
+        rows = slice(start, start + step)
+        part = layers[rows]
+        found = stage_bounds(c.rows(rows).spread(1), np.cumsum(part, axis=1) - part, part)
+        seconds[rows], peaks[rows] = found.seconds.max(axis=1), found.peak_bytes
+    return StageBounds(seconds, peaks)
+
+
+_BLOCK = 12288
+"""Stages that are bounded together: intermediate arrays stay in the cache."""
 
 
 def shape_bounds(c: Columns) -> Numbers:

@@ -21,12 +21,10 @@ def plan_estimates(c: Columns, layers: Numbers) -> Numbers:
     fits = np.isfinite(plan_bounds(usable, layers).seconds)
     wide = usable.spread(1)
     stages = layers.shape[1]
-    stage = np.arange(stages, dtype=float)[None, :]
-    first, last = stage == 0, stage == stages - 1
-    work = unit_sum(wide.forward + wide.backward, first, last, layers)
-    each = work + recovery_seconds(wide, stage, layers) / wide.micro_batches
+    work = unit_sum(wide.forward + wide.backward, layers)
+    each = work + recovery_seconds(wide, layers) / wide.micro_batches
     m = c.micro_batches
     pipeline = each.sum(axis=1) + (m - 1) * each.max(axis=1)
     messages = 2 * c.message * (stages - 1) * (1 + np.ceil(m / stages))
-    traffic = unit_sum(wide.link + wide.update + wide.micro_batches[..., None] * wide.link_each, first, last, layers)
+    traffic = unit_sum(wide.link + wide.update + wide.micro_batches[..., None] * wide.link_each, layers)
     return np.where(fits, pipeline + messages + traffic.max(axis=1) + c.tail[:, 0], np.inf)

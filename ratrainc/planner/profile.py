@@ -14,7 +14,7 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
-from passes.recompute import LEAN_SLOTS, NOTHING, LayerChoice, rewrite
+from passes.recompute import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, rewrite, same_for_all
 from ratrain_ir.blocks import (
     Block,
     activation_type,
@@ -52,14 +52,6 @@ Vector = NDArray[np.float64]
 
 UNITS = ("embed", "layer", "head")
 _KINDS = {"embed": ("embed",), "layer": ("attention", "mlp"), "head": ("head",)}
-_FIXED_CHOICES = {
-    "full": (NOTHING,),
-    "none": (LayerChoice("all", "all"),),
-    "attention": (LayerChoice("none", "all"),),
-    "mlp": (LayerChoice("all", "none"),),
-    "auto": tuple(LayerChoice(a, m) for a, m in product(("none", "lean", "all"), repeat=2)),
-}
-"""What each policy of `recompute` may choose for a layer of a micro-batch."""
 
 
 @frozen(eq=False)
@@ -171,9 +163,9 @@ def _work_profile(setting: Setting, micro_batch_size: int) -> WorkProfile:
     target = Mt3000Target(setting.machine)
     whole = _Ops.of(module, target, module.stages[0])
     options = []
-    for choice in _FIXED_CHOICES[setting.policy]:
+    for choice in CHOICES[setting.policy]:
         stage = Stage(0, dict(module.stages[0].tensors), list(module.stages[0].ops))
-        rewrite(stage, lambda _layer, _micro_batch, choice=choice: choice)  # type: ignore[misc]
+        rewrite(stage, same_for_all(choice))
         options.append((_kept_bytes(small, plan, choice), _Ops.of(module, target, stage)))
     layer_forward = min(ops.seconds(Forward, "layer") for _, ops in options)
     layer_backward = min(ops.seconds(Backward, "layer") for _, ops in options)

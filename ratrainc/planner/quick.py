@@ -54,6 +54,7 @@ def quick_answer(request: Request) -> Answer:
         [],
         rejected,
         bound,
+        bound,
         len(found),
         sum(partition_count(request.model.layers, shape.pp) for shape in found),
         0,

@@ -91,14 +91,16 @@ class Search:
         if not self.found and not self.rejected:
             self.reject_smallest_state()
         ranked = sorted(self.found, key=Candidate.rank)
-        bound = self.lower_bound(ranked)
+        bound, relaxed = self.lower_bound(ranked), self.relaxed_bound()
         proven = bool(ranked) and bound >= ranked[0].seconds
+        best = ranked[0].seconds if ranked else float("inf")
         return Answer(
             self.request,
             ranked,
             self.refused,
             self.rejected,
-            min(bound, ranked[0].seconds) if ranked else bound,
+            min(bound, best),
+            min(relaxed, best),
             len(found),
             sum(partition_count(self.request.model.layers, shape.pp) for shape in found),
             self.evaluations,
@@ -284,6 +286,10 @@ class Search:
         open_bounds += [c.bound_seconds for c in self.refused if not c.is_exact]
         exact = [c.seconds for c in ranked if c.is_exact]
         return min([self.open_bound, *open_bounds, *exact])
+
+    def relaxed_bound(self) -> float:
+        """The least closed-form bound of all plans: it holds for schedules that no pass makes, too."""
+        return min([self.open_bound, *(c.bound_seconds for c in self.found + self.refused)])
 
     @contextmanager
     def pool(self) -> Iterator[_Runner]:
