@@ -3,10 +3,12 @@
 For a stage s of P with f and b seconds of forward and backward a micro-batch, M micro-batches, k = min(P - s, M) in flight, c seconds of
 a message, and D the seconds from the end of a forward on s to the arrival of its gradient (all later stages there and back):
 
-- *order*: k forwards, then M - k times backward and forward, then k backwards. The first backward waits D for the first forward, the last
-  backward D for the last forward: window >= max(k f, f + D) + (M - k)(f + b) + max((k - 1) b, D) + b.
-- *round trips*: forward m + k comes after backward m, so every k-th micro-batch makes a chain: ceil(M / k)(f + D + b).
 - *work*: the compute engine also does the recovery R and the updates: M (f + b) + R + updates.
+- *waits*: the first backward waits D for the first forward, and before it there are only k forwards; the last backward waits D for the last forward, and
+  between them there are only k - 1 backwards and the recovery r of those k micro-batches. So, where M > k,
+  window >= M (f + b) + R + max(0, D - (k - 1) f) + max(0, D - (k - 1) b - r). Recovery before the first backward is not part of R: what it
+  recovers takes the bytes of what could have been kept.
+- *round trips*: forward m + k comes after backward m, so every k-th micro-batch makes a chain: ceil(M / k)(f + D + b).
 - *state*: the first block of a stage is used in the next step only after its reduction, update and gather, which follow the window.
 - *stages before s* are passed on the way down before the window, and up after it.
 - *collectives*: their engine works one after another.
@@ -19,6 +21,7 @@ backward itself needs. What is left of the capacity, shared evenly by all layers
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -187,18 +190,17 @@ def _time(c: Columns, memory: _Memory, before: Numbers) -> Numbers:
     m, layers = c.micro_batches, memory.layers
     stage = _stage_numbers(layers)
     f, b = unit_sum(c.forward, layers), unit_sum(c.backward, layers)
-    each = f + b
     both = c.forward + c.backward
     hop = 2 * c.message
     up_columns = both if c.in_order else c.forward
     up = np.asarray(before * up_columns[..., _LAYER] + (up_columns[..., _EMBED] + hop * stage))
     up[:, 0] = 0.0
-    work = m * each
+    work = m * (f + b)
     work += memory.recovery()
     if c.in_order:
         down = (c.layers - before - layers) * both[..., _LAYER] + (both[..., _HEAD] + hop * (c.pp - 1 - stage))
         down[:, -1] = 0.0
-        window = np.maximum(work, _window_in_order(c, memory, f, b, each, down))
+        window = _window_in_order(c, memory, f, b, down, work)
     else:
         window = np.where(stage == 0, work, m * f)  # elsewhere weight halves may run while earlier stages go on
     longest = up + window
@@ -211,20 +213,21 @@ def _time(c: Columns, memory: _Memory, before: Numbers) -> Numbers:
     return np.maximum(longest, unit_sum(c.link + m[..., None] * c.link_each, layers), out=longest)
 
 
-def _window_in_order(c: Columns, memory: _Memory, f: Numbers, b: Numbers, each: Numbers, down: Numbers) -> Numbers:
-    """Seconds from the first forward to the last backward of stages that follow 1F1B: its order, and its round trips."""
+def _window_in_order(c: Columns, memory: _Memory, f: Numbers, b: Numbers, down: Numbers, work: Numbers) -> Numbers:
+    """Seconds from the first forward to the last backward of stages that follow 1F1B: their work and waits, and the round trips."""
     m, k = c.micro_batches, memory.flight
-    trips = (memory.windows + 1) * (each + down) + (memory.rest - 1) * f
-    start = np.maximum(k * f, f + down)
-    drain = (k - 1) * b
-    steady = np.maximum(drain, down)
-    steady += start
-    steady += b
-    steady += (m - k) * each
-    if not memory.has_steady_part.all():
-        short = np.maximum(start + drain, m * f + down) + b  # the last forward may wait for nothing
-        steady = np.where(memory.has_steady_part, steady, short)
-    return np.maximum(steady, trips, out=trips)
+    window = down - (k - 1) * f  # the wait before the first backward
+    np.maximum(window, 0.0, out=window)
+    window += work
+    at_the_end = np.maximum(down - (k - 1) * b - memory.window_recovery, 0.0)
+    if memory.has_steady_part.all():
+        window += at_the_end
+    else:
+        last_trip = m * f + down + b  # the last forward may wait for nothing
+        window = np.where(memory.has_steady_part, window + at_the_end, np.maximum(window, last_trip))
+    trips = (memory.windows + 1) * (f + b + down)
+    trips += (memory.rest - 1) * f
+    return np.maximum(window, trips, out=window)
 
 
 @frozen(eq=False)
@@ -283,11 +286,16 @@ class _Memory:
 
         The bytes that are free in the last window alone are shared by all: by convexity that makes the sum no larger.
         """
-        late = self.late.copy()
-        late[:, 0] += self.c.embed_view[:, 0] / np.maximum(self.windows[:, 0], 1.0)
-        seconds = self.windows * self.of_window(self.flight, late)
+        seconds = self.windows * self.window_recovery
         seconds += self.of_window(self.rest, self.early)
         return seconds
+
+    @cached_property
+    def window_recovery(self) -> Numbers:
+        """Seconds of recovery in each window but the first."""
+        late = self.late.copy()
+        late[:, 0] += self.c.embed_view[:, 0] / np.maximum(self.windows[:, 0], 1.0)
+        return self.of_window(self.flight, late)
 
     def of_window(self, count: Numbers, free: Numbers) -> Numbers:
         """Least seconds of recovery of `count` micro-batches, of those in flight together; one layer, which begins its backward, is whole."""

@@ -14,6 +14,7 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
+from passes.pass_base import PassContext
 from passes.recompute import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, rewrite, same_for_all
 from ratrain_ir.blocks import (
     Block,
@@ -161,12 +162,13 @@ def _work_profile(setting: Setting, micro_batch_size: int) -> WorkProfile:
     plan = setting.shaped(**shape, reduce="last")
     module = lower(small, plan)
     target = Mt3000Target(setting.machine)
-    whole = _Ops.of(module, target, module.stages[0])
+    context = PassContext(target)  # it knows ops that take equal time
+    whole = _Ops.of(module, module.stages[0], context)
     options = []
     for choice in CHOICES[setting.policy]:
         stage = Stage(0, dict(module.stages[0].tensors), list(module.stages[0].ops))
         rewrite(stage, same_for_all(choice))
-        options.append((_kept_bytes(small, plan, choice), _Ops.of(module, target, stage)))
+        options.append((_kept_bytes(small, plan, choice), _Ops.of(module, stage, context)))
     layer_forward = min(ops.seconds(Forward, "layer") for _, ops in options)
     layer_backward = min(ops.seconds(Backward, "layer") for _, ops in options)
     least = layer_forward + layer_backward
@@ -184,8 +186,8 @@ def _work_profile(setting: Setting, micro_batch_size: int) -> WorkProfile:
         activation=activation,
         inputs=aligned(token_type(plan).nbytes),
         mlp_saved=slots,
-        mlp_scratch=whole.scratch("mlp"),
-        head_scratch=whole.scratch("head"),
+        mlp_scratch=_scratch_bytes(module, target, "mlp"),
+        head_scratch=_scratch_bytes(module, target, "head"),
         message=target.op_seconds(module, module.stages[0], send),
     )
 
@@ -195,30 +197,27 @@ class _Ops:
     """Seconds of the block ops of a one-layer stage: by op class and kind of block, the cheaper of its two micro-batches."""
 
     times: dict[tuple[type, str], float]
-    workspace: dict[str, int]
 
     @classmethod
-    def of(cls, module: Module, target: Mt3000Target, stage: Stage) -> _Ops:
+    def of(cls, module: Module, stage: Stage, context: PassContext) -> _Ops:
         times: dict[tuple[type, str], float] = {}
-        workspace: dict[str, int] = {}
         for op in stage.ops:
-            if not isinstance(op, BlockOp):
-                continue
-            key = (type(op), op.block.kind)
-            seconds = target.op_seconds(module, stage, op)
-            times[key] = min(times.get(key, seconds), seconds)
-            if type(op) is Backward:
-                request = target.workspace(module, op)
-                nbytes = aligned(request.nbytes) if request is not None else 0
-                workspace[op.block.kind] = min(workspace.get(op.block.kind, nbytes), nbytes)
-        return cls(times, workspace)
+            if isinstance(op, BlockOp):
+                key = (type(op), op.block.kind)
+                seconds = context.op_seconds(module, stage, op)
+                times[key] = min(times.get(key, seconds), seconds)
+        return cls(times)
 
     def seconds(self, classes: type | tuple[type, ...], unit: str) -> float:
         chosen = classes if isinstance(classes, tuple) else (classes,)
         return sum(self.times.get((op, kind), 0.0) for op, kind in product(chosen, _KINDS[unit]))
 
-    def scratch(self, kind: str) -> int:
-        return self.workspace[kind]
+
+def _scratch_bytes(module: Module, target: Mt3000Target, kind: str) -> int:
+    """Workspace of the backward of a kind of block in a one-layer module, the least of its micro-batches'."""
+    ops = (op for op in module.stages[0].ops if type(op) is Backward and op.block.kind == kind)
+    requests = [target.workspace(module, op) for op in ops]
+    return min(aligned(request.nbytes) if request is not None else 0 for request in requests)
 
 
 def _kept_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:

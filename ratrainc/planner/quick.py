@@ -17,7 +17,7 @@ from ratrainc.planner.space import shapes
 from ratrainc.planner.variants import schedule_of
 
 SECONDS = 3.0
-"""for the cuts of shapes; what is left then is covered by its bound"""
+"""for the cuts of shapes, once one fits; what is left then is covered by its bound"""
 
 
 def quick_answer(request: Request) -> Answer:
@@ -31,7 +31,8 @@ def quick_answer(request: Request) -> Answer:
     rejected: list[Rejected] = []
     least, open_bound = float("inf"), float("inf")
     for at in np.argsort(bounds, kind="stable"):
-        if not np.isfinite(bounds[at]) or bounds[at] >= least or time.monotonic() - begin > SECONDS:
+        late = np.isfinite(least) and time.monotonic() - begin > SECONDS
+        if not np.isfinite(bounds[at]) or bounds[at] >= least or late:
             open_bound = float(bounds[at])
             break
         row = columns.rows(slice(at, at + 1))
