@@ -252,6 +252,8 @@ class _Memory:
     """bytes a micro-batch in flight holds whatever is kept"""
     early: Numbers
     late: Numbers
+    updated: Numbers
+    """bytes that the last stage has more in its last micro-batch: the head may be updated before the last mlp's backward begins"""
 
     @classmethod
     def of(cls, c: Columns, layers: Numbers) -> _Memory:
@@ -266,10 +268,11 @@ class _Memory:
         early = c.capacity - ALIGNMENT_BYTES - own - unit_sum(c.carried, layers)  # the loss scale takes an alignment
         head = c.head_scratch + 2 * c.activation + c.head_gradient + c.inputs
         early[:, -1] -= np.maximum(head - own, 0.0)[:, 0]
+        updated = np.maximum(own, head) - np.maximum(own - c.gradients[..., _HEAD], head)
         early -= flight * held
         late = early - unit_sum(c.gradients, layers)
         early[:, 0] += np.where(more[:, 0], 0.0, c.embed_view[:, 0])  # nobody reads it after the last forward
-        return cls(c, layers, flight, windows, m - windows * flight, more, held, early, late)
+        return cls(c, layers, flight, windows, m - windows * flight, more, held, early, late, updated[:, 0])
 
     def peak_bytes(self) -> Numbers:
         c = self.c
@@ -277,6 +280,7 @@ class _Memory:
         left = c.micro_batches - self.flight
         late = late + np.where(self.has_steady_part, 0.0, self.held)  # at the second backward one less is in flight
         late[:, 0] += np.where(left[:, 0] >= 2, 0.0, c.embed_view[:, 0])
+        late[:, -1] += np.where(c.micro_batches[:, 0] > 2, 0.0, self.updated)
         there_is = self.has_steady_part | (self.flight >= 2)
         peak: Numbers = c.capacity - np.minimum(self.early, np.where(there_is, late, np.inf))
         return peak
@@ -295,6 +299,7 @@ class _Memory:
         """Seconds of recovery in each window but the first."""
         late = self.late.copy()
         late[:, 0] += self.c.embed_view[:, 0] / np.maximum(self.windows[:, 0], 1.0)
+        late[:, -1] += self.updated / np.maximum(self.windows[:, -1], 1.0)
         return self.of_window(self.flight, late)
 
     def of_window(self, count: Numbers, free: Numbers) -> Numbers:

@@ -71,6 +71,18 @@ def test_bounds_are_never_above_what_is_found(case):
         check(model, shape, layers, named, with_constants(machine, {"ddr_capacity": float(budget)}), found)
 
 
+def test_the_head_may_be_updated_before_the_last_backward_of_an_mlp():
+    """With two micro-batches the second backward of the last stage is the last: its head's gradient is final before its mlps' backward."""
+    constants = {"link_bandwidth": 1e8, "link_latency": 0.0, "launch": 0.0, "fp16_peak": 1e11}
+    machine = with_constants(load_machine(None), constants | {"collective_chunk": 4096.0})
+    shape, layers, named = Shape(2, 1, 1, 2, 0, "last"), (1, 2), strategy("ratrain")
+    model = small_model(3, wide=True)
+    budget = 28_078_592  # hardly more than the program needs
+    found = evaluated(model, shape, layers, with_budget(named.passes, budget), named, machine)
+    assert max(found.peak_bytes) <= budget
+    check(model, shape, layers, named, with_constants(machine, {"ddr_capacity": float(budget)}), found)
+
+
 def check(model, shape, layers, named, machine, found):
     columns = columns_of(model, shape, named, machine)
     bounds = plan_bounds(columns, np.array([layers], float))
