@@ -21,9 +21,9 @@ from attrs import evolve
 
 from ratrain_ir.files import write_lines
 from ratrain_ir.frontend.model_config import load_model
-from ratrainc.levers import Setting, try_setting
 from ratrainc.planner.bounds import Columns, plan_bounds
 from ratrainc.planner.comparison import best_of_each, comparison_rows
+from ratrainc.planner.evaluation import Evaluation, Task, evaluate, folded_micro_batches
 from ratrainc.planner.profile import Profiles
 from ratrainc.planner.quick import quick_answer
 from ratrainc.planner.report import plan_file, plan_text, shape_text
@@ -35,7 +35,6 @@ from ratrainc.strategies import strategy
 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.plan import Plan
-    from ratrainc.levers import Outcome
     from ratrainc.planner.answer import Request
 
 PAPER = {"llama-2-7b": 8, "baichuan2-13b": 16, "qwen2.5-32b": 64, "llama-2-70b": 96}
@@ -165,13 +164,12 @@ def _each_on_its_best(name: str, request: Request, names: Sequence[str]) -> dict
 
 def _on_one_plan(name: str, request: Request, owner: str, plan: Plan) -> None:
     named = [strategy(item) for item in COMPARED]
-    known: dict[tuple[Plan, str], Outcome] = {}
+    known: dict[tuple[Plan, str], Evaluation] = {}
     for item in named:
         key = (item.adapted(plan), item.passes)
         if key not in known:
-            outcome = try_setting(Setting(request.model, *key, request.machine), item.name)
-            assert outcome is not None, "ZeRO 3 goes with every plan"
-            known[key] = outcome
+            folded = folded_micro_batches(plan) < plan.micro_batches
+            known[key] = evaluate(Task(request.model, *key, request.machine, folded))
     first = known[named[0].adapted(plan), named[0].passes].step_seconds
     for item in named:
         outcome = known[item.adapted(plan), item.passes]
@@ -181,7 +179,7 @@ def _on_one_plan(name: str, request: Request, owner: str, plan: Plan) -> None:
             "exposed_tail_seconds": outcome.exposed_tail_seconds,
             "speedup": first / seconds if first and seconds else None,
         }
-        text = "does not fit" if seconds is None else _times(row)
+        text = "does not fit" if seconds is None else f"{_times(row)}{', folded' * outcome.estimated}"
         print(f"  {name} on {owner}: {item.name} {text}", flush=True)
 
 
