@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from targets.runtime.kernels import KernelSet
 
 SEED = 0
+PROFILED_STEPS = 3
+"""of which the median one is shown"""
 SAME_LOSS = {"float32": 5e-3, "bfloat16": 5e-2}
 """Largest relative difference between the losses of the last step of contestants that train the same model."""
 
@@ -130,18 +132,19 @@ def compare(task: Task, threads: int, repeat: int, clock: str, *, with_torch: bo
         allowed = SAME_LOSS.get(name, 0.0)
         if abs(losses[name] - losses["RATrain"]) > allowed * losses["RATrain"]:
             sys.exit(f"the loss of {name} is {losses[name]}, ours {losses['RATrain']}: this is not the same training")
-    profile(task, threads, repeat, clock, seconds.get("float32"))
+    profile(task, threads, clock, seconds.get("float32"))
 
 
-def profile(task: Task, threads: int, repeat: int, clock: str, peer: float | None) -> None:
+def profile(task: Task, threads: int, clock: str, peer: float | None) -> None:
     """Print where the time of a step goes; shares are of all threads' time."""
     now = CLOCKS[clock]
     profiler = StepProfiler(kernel_set("fast", threads), now)
     step = our_step(task, profiler.kernels)
     step()
     with profiler.booked_products():
-        found = sorted((profiler.step(step) for _ in range(repeat)), key=lambda one: one.seconds)[repeat // 2]
-    alone = statistics.median(products_alone(found.products, now) for _ in range(repeat))
+        steps = [profiler.step(step) for _ in range(PROFILED_STEPS)]
+    found = sorted(steps, key=lambda one: one.seconds)[PROFILED_STEPS // 2]
+    alone = statistics.median(products_alone(found.products, now) for _ in range(PROFILED_STEPS))
     available = found.seconds * (threads if clock == "wall" else 1)
     against = f": at most {peer / alone:.2f}x float32" if peer else ""
     print(f"  inside sgemm {found.product_seconds() / available:.1%} of a step of {found.seconds:.3f} s")
