@@ -97,13 +97,15 @@ def reach(slots: Records, resources: Records, routes: Int64s, users: Int64s, siz
             route = slots[slot].route
             passes, collected = False, False
             for at in range(routes.shape[1]):
+                passes |= routes[route, at] == resource
+            if not passes:
+                continue
+            for at in range(routes.shape[1]):
                 other = routes[route, at]
-                passes = passes or other == resource
-                collected = collected or (other >= 0 and 0 <= resources[other].changed_place < place)
-            if passes and not collected:
-                for at in range(routes.shape[1]):
-                    if routes[route, at] >= 0:
-                        note_change(resources, sizes, routes[route, at])
+                if other >= 0 and other != resource:
+                    note_change(resources, sizes, other)
+                    collected |= resources[other].changed_place < place
+            if not collected:
                 slots[count].reached = slot
                 count += 1
         place += 1

@@ -36,10 +36,11 @@ class Routes:
         for stream in range(len(flat.streams)):
             found[self.rows[stream // STREAMS, 0]].add(stream * slots + ddr_slot)
         linked = self.of_ops >= 0
-        for stream, route in {*zip(flat.ops["stream"][linked].tolist(), self.of_ops[linked].tolist(), strict=True)}:
+        pairs = np.unique(flat.ops["stream"][linked] * len(self.rows) + self.of_ops[linked])
+        for stream, route in zip(*np.divmod(pairs, len(self.rows)), strict=True):
             for resource in self.rows[route]:
                 if resource >= 0:
-                    found[resource].add(stream * slots + link_slot)
+                    found[resource].add(int(stream) * slots + link_slot)
         return [sorted(each) for each in found]
 
 
@@ -73,12 +74,13 @@ def routes_of(flat: FlatProgram, works: Records, bandwidths: Bandwidths) -> Rout
     targets = sources.copy()
     sends = flat.ops["mode"][linked] == SEND
     targets[sends] = flat.channels["receiver"][flat.ops["channel"][linked][sends]] // STREAMS
-    kinds = np.stack([sources, targets, works["link_level"][linked]], axis=1)
-    distinct, of_kind = np.unique(kinds, axis=0, return_inverse=True)
-    ways = [[stage * own] for stage in range(stages)] + [way(*kind) for kind in distinct.tolist()]
+    kinds = (sources * stages + targets) * levels + works["link_level"][linked]
+    distinct, of_kind = np.unique(kinds, return_inverse=True)
+    ways = [[stage * own] for stage in range(stages)]
+    ways += [way(kind // levels // stages, kind // levels % stages, kind % levels) for kind in distinct.tolist()]
     rows = np.full((len(ways), max(2, *map(len, ways))), -1, np.int64)
     for place, each in enumerate(ways):
         rows[place, : len(each)] = each
     of_ops = np.full(len(works), -1, np.int64)
-    of_ops[linked] = stages + of_kind.reshape(-1)
+    of_ops[linked] = stages + of_kind
     return Routes(np.array(capacities, float), rows, of_ops)

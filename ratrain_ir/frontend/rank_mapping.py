@@ -10,7 +10,7 @@ from attrs import frozen
 _TILE = re.compile(r"([a-z][a-z0-9_\-]*) ([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 
 
-@frozen
+@frozen(order=True)
 class Tile:
     """What one group of clusters holds: so many neighbouring stages of so many neighbouring replicas."""
 

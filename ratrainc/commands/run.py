@@ -47,7 +47,8 @@ _MOST_THREADS = 1 << 16
     "--rank-order",
     "pp-first",
     "dp-first",
-    text="Of MPI processes: consecutive ones are the stages of a replica, or the replicas of a stage.",
+    "mapping",
+    text="Of MPI processes: consecutive ones are the stages of a replica, the replicas of a stage, or a tile of the plan's mapping.",
 )
 @choice_option(
     "--reduction",
@@ -147,7 +148,7 @@ def command(
     tokenizer: str | None,
     steps: int,
     engine: Literal["local", "mpi"],
-    rank_order: Literal["pp-first", "dp-first"],
+    rank_order: Literal["pp-first", "dp-first", "mapping"],
     reduction: Literal["ordered", "mpi"],
     kernels: KernelName,
     interleave: int | None,

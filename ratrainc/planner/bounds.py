@@ -30,6 +30,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain_ir.types import ALIGNMENT_BYTES
+from ratrainc.planner.profile import state_key
 
 if TYPE_CHECKING:
     from ratrainc.planner.profile import Profiles
@@ -78,20 +79,21 @@ class Columns:
     def of(cls, profiles: Profiles, shapes: Sequence[Shape], *, schedule: str = "1f1b") -> Columns:
         """The columns of some shapes; profiles are made once for each micro-batch size and each state."""
         sizes = sorted({s.micro_batch_size for s in shapes})
-        states = sorted({(s.dp, s.zero, s.reduce) for s in shapes})
+        states = sorted({state_key(s) for s in shapes})
         size_of = {size: i for i, size in enumerate(sizes)}
         state_of = {state: i for i, state in enumerate(states)}
         work = _table([profiles.work(size) for size in sizes], _WORK_COLUMNS)
-        state = _table([profiles.state(*key) for key in states], _STATE_COLUMNS)
+        state = _table([profiles.state(key) for key in states], _STATE_COLUMNS)
         work |= _segments([(profiles.work(size).kept_bytes, profiles.work(size).recovery) for size in sizes])
         work_rows = np.array([size_of[s.micro_batch_size] for s in shapes])
-        state_rows = np.array([state_of[s.dp, s.zero, s.reduce] for s in shapes])
+        state_rows = np.array([state_of[state_key(s)] for s in shapes])
         return cls(
             pp=np.array([s.pp for s in shapes], float),
             micro_batches=np.array([s.micro_batches for s in shapes], float),
             layers=float(profiles.setting.model.layers),
             capacity=float(profiles.setting.machine.whole("ddr_capacity")),
             in_order=schedule == "1f1b",
+            message=np.array([profiles.message(s) for s in shapes]),
             **{name: column[work_rows] for name, column in work.items()},
             **{name: column[state_rows] for name, column in state.items()},
         )
@@ -121,7 +123,6 @@ _WORK_COLUMNS = (
     "mlp_saved",
     "mlp_scratch",
     "head_scratch",
-    "message",
 )
 _STATE_COLUMNS = (
     "carried",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import define, evolve, field, frozen
@@ -29,6 +29,7 @@ from ratrain_ir.blocks import (
 from ratrain_ir.frontend.lowering import lower, reduces_each_micro_batch
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
+from ratrain_ir.frontend.rank_mapping import RankMapping, Tile
 from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import (
     AllGather,
@@ -37,17 +38,21 @@ from ratrain_ir.ops import (
     BlockOp,
     Engine,
     Forward,
-    Payload,
     Recompute,
     ReduceScatter,
-    Send,
     Tensor,
     Tensors,
     Update,
 )
 from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
+from ratrainc.planner.tilings import Tiles
+from targets.mt3000.link_groups import Link
 from targets.mt3000.machine import Machine
+from targets.mt3000.placement import Placement
 from targets.mt3000.target import Mt3000Target
+
+if TYPE_CHECKING:
+    from ratrainc.planner.space import Shape
 
 Vector = NDArray[np.float64]
 
@@ -77,8 +82,8 @@ class WorkProfile:
     """workspace of an mlp's backward"""
     head_scratch: int
     """workspace of the head's backward"""
-    message: float
-    """seconds of a boundary's way to the next stage"""
+    boundary: int
+    """bytes that go to the next stage"""
 
 
 @frozen(eq=False)
@@ -133,7 +138,8 @@ class Profiles:
 
     setting: Setting
     works: dict[int, WorkProfile] = field(factory=dict)
-    states: dict[tuple[int, int, str], StateProfile] = field(factory=dict)
+    states: dict[StateKey, StateProfile] = field(factory=dict)
+    crossed: dict[tuple[int, int, Tiles], frozenset[Link]] = field(factory=dict)
 
     def work(self, micro_batch_size: int) -> WorkProfile:
         """The profile of one micro-batch size, from a module of one layer."""
@@ -141,12 +147,34 @@ class Profiles:
             self.works[micro_batch_size] = _work_profile(self.setting, micro_batch_size)
         return self.works[micro_batch_size]
 
-    def state(self, dp: int, zero: int, reduce: str) -> StateProfile:
-        """The profile of a number of replicas, a ZeRO level and a reduce mode."""
-        key = (dp, zero, reduce)
+    def state(self, key: StateKey) -> StateProfile:
+        """The profile of a number of replicas, a ZeRO level and a reduce mode under a mapping of the replicas."""
         if key not in self.states:
             self.states[key] = _state_profile(self.setting, *key)
         return self.states[key]
+
+    def message(self, shape: Shape) -> float:
+        """Seconds of a boundary's way to the next stage, the quickest of all stages."""
+        key = (shape.pp, shape.dp, shape.tiles)
+        if key not in self.crossed:
+            self.crossed[key] = _links_between_stages(self.setting.machine, *key)
+        target, nbytes = Mt3000Target(self.setting.machine), self.work(shape.micro_batch_size).boundary
+        return min(target.message_seconds(nbytes, link) for link in self.crossed[key])
+
+
+StateKey = tuple[int, int, str, tuple[Tile, ...]]
+"""Replicas, ZeRO level, reduce mode, and tiles of a single stage."""
+
+
+def state_key(shape: Shape) -> StateKey:
+    """What the state of a shape's stages depends on: of the mapping, how many replicas of a stage are near."""
+    return shape.dp, shape.zero, shape.reduce, tuple(evolve(tile, stages=1) for tile in shape.tiles)
+
+
+def _links_between_stages(machine: Machine, pp: int, dp: int, tiles: Tiles) -> frozenset[Link]:
+    placement = Placement(machine.link_groups, pp, dp, tiles or None)
+    levels = {placement.level_between(stage, stage + 1) for stage in range(pp - 1)} or {placement.outermost}
+    return frozenset(placement.message_link(level) for level in levels)
 
 
 def _work_profile(setting: Setting, micro_batch_size: int) -> WorkProfile:
@@ -176,8 +204,6 @@ def _work_profile(setting: Setting, micro_batch_size: int) -> WorkProfile:
     kept_bytes, recovery = _lower_hull(extra)
     slots = sum(aligned(slot.type.nbytes) for slot in saved_slots(small, plan, block("mlp", 0)))
     activation = aligned(activation_type(small, plan).nbytes)
-    boundary = Tensor("boundary", StateKind.BOUNDARY, activation_type(small, plan))
-    send = Send(payload=Payload.ACTIVATION, micro_batch=0, peer=1, reads=(boundary,))
     return WorkProfile(
         forward=np.array([whole.seconds(Forward, "embed"), layer_forward, whole.seconds(Forward, "head")]),
         backward=np.array([whole.seconds(Backward, "embed"), layer_backward, whole.seconds(Backward, "head")]),
@@ -188,7 +214,7 @@ def _work_profile(setting: Setting, micro_batch_size: int) -> WorkProfile:
         mlp_saved=slots,
         mlp_scratch=_scratch_bytes(module, target, "mlp"),
         head_scratch=_scratch_bytes(module, target, "head"),
-        message=target.op_seconds(module, module.stages[0], send),
+        boundary=activation_type(small, plan).nbytes,
     )
 
 
@@ -250,8 +276,10 @@ def _lower_hull(points: Iterable[tuple[int, float]]) -> tuple[Vector, Vector]:
     return np.array([x for x, _ in hull], float), np.array([y for _, y in hull], float)
 
 
-def _state_profile(setting: Setting, dp: int, zero: int, reduce: str) -> StateProfile:
-    state = _State.of(setting, setting.shaped(pp=1, dp=dp, cuts=(), micro_batches=1, zero=zero, reduce=reduce))
+def _state_profile(setting: Setting, dp: int, zero: int, reduce: str, tiles: Tiles) -> StateProfile:
+    mapping = RankMapping(tiles) if tiles else None
+    shape: dict[str, Any] = {"pp": 1, "dp": dp, "cuts": (), "micro_batches": 1, "zero": zero, "reduce": reduce}
+    state = _State.of(setting, setting.shaped(**shape, mapping=mapping))
     plan = state.plan
     each = reduces_each_micro_batch(plan)
     return StateProfile(

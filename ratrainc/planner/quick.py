@@ -24,7 +24,7 @@ def quick_answer(request: Request) -> Answer:
     """An answer without compiling anything: its times are estimates, its peaks lower bounds."""
     begin, computed = time.monotonic(), time.process_time()
     profiles = Profiles(request.setting)
-    found = shapes(request.model, request.clusters, request.global_batch, request.modes)
+    found = shapes(request.model, request.clusters, request.global_batch, request.modes, request.machine.link_groups)
     columns = Columns.of(profiles, found, schedule=schedule_of(request.strategy.passes))
     bounds = shape_bounds(columns)
     candidates: list[Candidate] = []

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from attrs import asdict
+from attrs import asdict, evolve
 
 from ratrain_ir.diagnostics import Note, fail
 from ratrain_ir.frontend.plan import plan_to_toml
 from ratrainc.console import say, seconds_text, size_text, table
+from ratrainc.planner.crossings import Crossing, crossings
+from targets.mt3000.link_groups import are_uniform
 
 if TYPE_CHECKING:
     from ratrainc.planner.answer import Answer, Candidate, Request
@@ -48,6 +50,7 @@ def candidate_json(candidate: Candidate, clusters: int, tokens: float | None) ->
         "zero": plan.zero,
         "reduce": plan.reduce,
         "cuts": list(plan.cuts),
+        "mapping": None if plan.mapping is None else str(plan.mapping),
         "passes": candidate.pipeline,
         "predicted_step_seconds": candidate.seconds,
         "tokens_per_second": tokens_per_second(candidate),
@@ -89,10 +92,19 @@ def answer_json(answer: Answer, tokens: float | None = None) -> dict[str, Any]:
         "relaxed_bound_step_seconds": answer.relaxed_bound_seconds,
         "relaxed_gap": answer.relaxed_gap,
         "proven": answer.proven,
+        "crossings": [crossing.to_json() for crossing in best_crossings(answer)],
         "losers": [{"plan": loser.text, "reason": loser.reason} for loser in answer.losers],
         "considered": {"shapes": answer.shapes, "plans": answer.plans, "evaluations": answer.evaluations},
         "seconds": answer.seconds,
     }
+
+
+def best_crossings(answer: Answer) -> list[Crossing]:
+    """What of the best plan crosses which group of clusters; nothing where links are uniform."""
+    request, best = answer.request, answer.best
+    if best is None or are_uniform(request.machine.link_groups):
+        return []
+    return crossings(best.plan, request.model, request.machine)
 
 
 def show_answer(answer: Answer, tokens: float | None) -> None:
@@ -100,16 +112,22 @@ def show_answer(answer: Answer, tokens: float | None) -> None:
     request = answer.request
     shown = best_plans(answer)[:_SHOWN]
     columns = ["plan", "cuts", "step", "tokens/s", "peak", "tail", "how"]
+    if any(candidate.shape.tiles for candidate in shown):
+        columns.insert(2, "mapping")
     if request.robust:
         columns += ["slow stage", "jitter"]
     if tokens is not None:
         columns += ["days", "cluster-h"]
-    rows = [_row(c, request, tokens) for c in shown]
+    rows = [_row(c, request, tokens, mapped="mapping" in columns) for c in shown]
     title = (
         f"{request.model.name} on {request.clusters} x {request.machine.name}, {request.global_batch} sequences of "
         f"{request.seq_len} tokens a step, strategy {request.strategy.name} (all times simulated)"
     )
     table(title, columns, rows)
+    crossed = best_crossings(answer)
+    if crossed:
+        rows = [[each.what, each.group, each.way] for each in crossed]
+        table("links of the best plan", ("what", "stays within a", "way, and bytes over the links of"), rows)
     if answer.losers:
         table("why not", ("plan", "reason"), [[loser.text, loser.reason] for loser in answer.losers])
     for line in certificate(answer):
@@ -142,7 +160,7 @@ def shape_text(candidate: Candidate) -> str:
     return f"P{plan.pp} D{plan.dp} b{plan.micro_batch_size} M{plan.micro_batches} Z{plan.zero}{each}"
 
 
-def _row(candidate: Candidate, request: Request, tokens: float | None) -> list[str]:
+def _row(candidate: Candidate, request: Request, tokens: float | None, *, mapped: bool) -> list[str]:
     plan = candidate.plan
     tail = candidate.evaluation.exposed_tail_seconds if candidate.evaluation else None
     row = [
@@ -154,6 +172,8 @@ def _row(candidate: Candidate, request: Request, tokens: float | None) -> list[s
         "-" if tail is None else seconds_text(tail),
         how(candidate),
     ]
+    if mapped:
+        row.insert(2, str(plan.mapping or "-"))
     if request.robust:
         found = candidate.evaluation.disturbance if candidate.evaluation else None
         row += [seconds_text(found.slow_stage_seconds), seconds_text(found.jitter_seconds)] if found else ["-", "-"]
@@ -183,8 +203,23 @@ def plan_file(answer: Answer, candidate: Candidate, model: str) -> str:
         f"Predicted: {simulated}, highest peak {size_text(candidate.peak_bytes)}.",
         f"No plan that was considered takes less than {seconds_text(answer.bound_seconds)} with these passes,",
         f"or less than {seconds_text(answer.relaxed_bound_seconds)} (closed form) with any.",
+        *(_mapping_reasons(answer, candidate) if candidate.plan.mapping is not None else ()),
     ]
     return plan_text(candidate, model, head)
+
+
+def _mapping_reasons(answer: Answer, candidate: Candidate) -> Iterator[str]:
+    """What a mapping keeps near, and what the next best mapping of the same shape comes to."""
+    request = answer.request
+    yield f"Mapped to the groups of {request.machine.name}:"
+    yield from (f"  {crossing}" for crossing in crossings(candidate.plan, request.model, request.machine))
+    alike = evolve(candidate.shape, tiles=())
+    others = [c for c in answer.candidates if evolve(c.shape, tiles=()) == alike and c.shape != candidate.shape]
+    if others:
+        other = min(others, key=lambda c: c.seconds)
+        yield f"  Next best mapping of this shape: {other.plan.mapping}, {seconds_text(other.seconds)} ({how(other)})."
+    else:
+        yield "  No other mapping of this shape was simulated: it has none, or bounds ruled them out."
 
 
 def plan_text(candidate: Candidate, model: str, head: Sequence[str]) -> str:
@@ -203,6 +238,7 @@ def plan_text(candidate: Candidate, model: str, head: Sequence[str]) -> str:
 _COMMENTS = {
     "pp": "pipeline stages",
     "dp": "replicas of the whole pipeline",
+    "mapping": "stages x replicas that share a group; start ranks so with --rank-order mapping",
     "cuts": "the layer where each later stage starts",
     "micro_batch_size": "sequences that go through a stage together",
     "micro_batches": "of each replica in a step",

@@ -112,7 +112,9 @@ class Search:
     def fill_queue(self) -> list[Shape]:
         """Put every shape into the queue under its bound for any cuts."""
         request = self.request
-        found = shapes(request.model, request.clusters, request.global_batch, request.modes)
+        found = shapes(
+            request.model, request.clusters, request.global_batch, request.modes, request.machine.link_groups
+        )
         self.columns = Columns.of(self.profiles, found, schedule=schedule_of(request.strategy.passes))
         self.row = {shape: row for row, shape in enumerate(found)}
         self.shape_bounds = shape_bounds(self.columns)

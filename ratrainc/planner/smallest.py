@@ -39,9 +39,10 @@ def smallest_clusters(request: Request, tick: Callable[[str], None]) -> tuple[in
 
 def _fitting(request: Request) -> Candidate | None:
     search = Search(request)
-    shapes = [s for s in search.fill_queue() if s.clusters == request.clusters and s.micro_batch_size == 1]
+    found = [s for s in search.fill_queue() if s.clusters == request.clusters and s.micro_batch_size == 1]
+    shapes = {evolve(shape, tiles=()): shape for shape in found}  # bytes do not depend on the mapping
     roomy = []
-    for shape in shapes:
+    for shape in shapes.values():
         if not np.isfinite(search.shape_bounds[search.row[shape]]):
             continue
         cuts = best_cuts(search.columns_of(shape), roomiest=True)

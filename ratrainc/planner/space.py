@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
 from ratrain_ir.diagnostics import fail
 from ratrain_ir.frontend.plan import Plan
+from ratrain_ir.frontend.rank_mapping import RankMapping, Tile
+from ratrainc.planner.tilings import divisors, tilings
+from targets.mt3000.link_groups import Link, LinkGroup
 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.model_config import ModelConfig
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
 STATE_MODES = ((0, "last"), (1, "last"), (2, "each-micro-batch"), (3, "last"), (3, "each-micro-batch"))
 """ZeRO levels and reduce modes. Level 2 with `last` is left out: its program is that of level 1."""
 
+
+ONE_GROUP = (LinkGroup("system", None, Link(1.0, 0.0)),)
+"""Where links are uniform, what they are does not matter to the space."""
 
 _MOST_SEQUENCES = 1 << 16
 """of a micro-batch: what a plan file allows"""
@@ -32,11 +39,18 @@ class Shape:
     micro_batches: int
     zero: int
     reduce: str
+    tiles: tuple[Tile, ...] = ()
+    """the mapping to groups of clusters; empty where there is none"""
 
     @property
     def clusters(self) -> int:
         """Clusters it occupies."""
         return self.pp * self.dp
+
+    @property
+    def mapping(self) -> RankMapping | None:
+        """Which of its ranks share which groups of clusters."""
+        return RankMapping(self.tiles) if self.tiles else None
 
     def plan(self, setting: Setting, cuts: tuple[int, ...]) -> Plan:
         """The plan of these stage cuts."""
@@ -49,38 +63,45 @@ class Shape:
             micro_batches=self.micro_batches,
             zero=self.zero,
             reduce=self.reduce,
+            mapping=self.mapping,
         )
 
 
 def shapes(
-    model: ModelConfig, clusters: int, global_batch: int, modes: tuple[tuple[int, str], ...] = STATE_MODES
+    model: ModelConfig,
+    clusters: int,
+    global_batch: int,
+    modes: tuple[tuple[int, str], ...] = STATE_MODES,
+    groups: tuple[LinkGroup, ...] = ONE_GROUP,
 ) -> list[Shape]:
-    """Every shape on at most `clusters` clusters whose replicas share the global batch evenly.
+    """Every shape on at most `clusters` clusters whose replicas share the global batch evenly, under every mapping to groups of clusters.
 
-    Raises `DiagnosticError` RT064 where there is none.
+    Raises `DiagnosticError` RT064 where there is none, or the machine has fewer clusters.
     """
-    found = list(_shapes(model, clusters, global_batch, modes))
+    most = groups[-1].clusters
+    if most is not None and clusters > most:
+        fail("RT064", f"the machine has {most} clusters, {clusters} are asked for")
+    found = list(_shapes(model, clusters, global_batch, modes, groups))
     if not found:
         fail("RT064", f"{clusters} clusters and a global batch of {global_batch}: both must be at least 1")
     return found
 
 
 def _shapes(
-    model: ModelConfig, clusters: int, global_batch: int, modes: tuple[tuple[int, str], ...]
+    model: ModelConfig,
+    clusters: int,
+    global_batch: int,
+    modes: tuple[tuple[int, str], ...],
+    groups: tuple[LinkGroup, ...],
 ) -> Iterator[Shape]:
     replicas = [d for d in divisors(global_batch) if d <= clusters]
     for dp in replicas:
         sizes = [size for size in divisors(global_batch // dp) if size <= _MOST_SEQUENCES]
         for pp in range(1, min(model.layers, clusters // dp) + 1):
-            for size in sizes:
-                for zero, reduce in modes if dp > 1 else dict.fromkeys((min(zero, 0), "last") for zero, _ in modes):
-                    yield Shape(pp, dp, size, global_batch // dp // size, zero, reduce)
-
-
-def divisors(number: int) -> list[int]:
-    """The divisors of a number, ascending."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
+            mapped = tilings(pp, dp, clusters, groups)
+            states = modes if dp > 1 else dict.fromkeys((min(zero, 0), "last") for zero, _ in modes)
+            for size, (zero, reduce), tiles in product(sizes, states, mapped):
+                yield Shape(pp, dp, size, global_batch // dp // size, zero, reduce, tiles)
 
 
 def template(seq_len: int) -> Plan:

@@ -143,7 +143,8 @@ def _placement(pp: int, dp: int, mapping: RankMapping | None, groups: tuple[Link
             f"{', '.join(group.name for group in groups)}",
             help=f"give tiles for {', '.join(wanted)}" if wanted else "leave the mapping out: all links are equal",
         )
-    if (wrong := overfull(groups, mapping.tiles)) is not None:
+    tiles = mapping.tiles if most is None else (*mapping.tiles, Tile("plan", pp, dp))
+    if (wrong := overfull(groups, tiles)) is not None:
         fail("RT064", f"the mapping '{mapping}' does not fit {machine}: {wrong}")
     return Placement(groups, pp, dp, mapping.tiles)
 

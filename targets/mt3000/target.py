@@ -22,11 +22,12 @@ from targets.mt3000.machine import Machine
 from targets.mt3000.routines import routine_of
 from targets.mt3000.tiling.core import cluster_of
 from targets.mt3000.tiling.select import with_tiles
-from targets.mt3000.timing import op_work, timed_op
+from targets.mt3000.timing import TimedOp, message_seconds, op_work, timed_op
 from targets.program import Access
 
 if TYPE_CHECKING:
     from ratrain_ir.module import Module, Stage
+    from targets.mt3000.link_groups import Link
     from targets.routine import Routine
 
 
@@ -78,11 +79,18 @@ class Mt3000Target:
 
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
         """Seconds of an op that runs alone."""
+        return op_work(self.timed(module, stage, op), module.plan, self.machine).seconds
+
+    def timed(self, module: Module, stage: Stage, op: Op) -> TimedOp:
+        """What the time of an op depends on."""
         routine = self.routine(module, op) if isinstance(op, BlockOp) else None
         group = op.group.value if isinstance(op, AllReduce | AllReduceScalar) else ""
         moved = [(t.kind, t.type, Access.READ) for t in op.reads]
         moved += [(t.kind, t.type, Access.WRITE) for t in op.writes]
         moved += [(t.kind, t.type, Access.UPDATE) for t in op.updates]
         hop = (stage.index, op.peer) if isinstance(op, Send | Recv) else None
-        timed = timed_op(op.keyword, group, op.engine, routine, moved, hop)
-        return op_work(timed, module.plan, self.machine).seconds
+        return timed_op(op.keyword, group, op.engine, routine, moved, hop)
+
+    def message_seconds(self, nbytes: int, link: Link) -> float:
+        """Seconds of a message between stages that has its link to itself."""
+        return message_seconds(nbytes, link, self.machine)

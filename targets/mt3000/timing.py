@@ -21,6 +21,8 @@ from targets.routine import Routine
 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.plan import Plan
+    from targets.mt3000.collective_cost import Algorithm
+    from targets.mt3000.link_groups import Link
     from targets.mt3000.machine import Machine
 
 _SCALAR_BYTES = 8
@@ -106,6 +108,12 @@ def members_of(group: str, plan: Plan) -> int:
     return {"ends": min(2, plan.pp), "all": plan.dp * plan.pp}.get(group, plan.dp)
 
 
+def message_seconds(nbytes: int, link: Link, machine: Machine) -> float:
+    """Seconds of a message between stages that has its link to itself."""
+    measured = machine.table.seconds("send", nbytes) if machine.cost == "table" else None
+    return message_work(nbytes, link, 0).seconds if measured is None else measured
+
+
 def _message_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
     placement = placement_of(plan, machine)
     level = placement.outermost if op.hop is None else placement.level_between(*op.hop)
@@ -113,16 +121,23 @@ def _message_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
 
 
 def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
-    members = placement_of(plan, machine).members(op.group)
-    if members.count == 1:
+    way = collective_way(op, plan, machine)
+    if way is None:
         return copy_work(op.own_bytes, machine)
     if op.keyword == "all_reduce_scalar":  # what it is computed from is read first; the number itself is small
-        ways = all_reduces(1, _SCALAR_BYTES, members)
-        return copy_work(op.payload_bytes, machine) + cheapest(ways, machine).work(machine, 0)
+        return copy_work(op.payload_bytes, machine) + way.work(machine, 0)
+    return way.work(machine, op.own_bytes)
+
+
+def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | None:
+    """The cheapest way to do a collective; None where its group has one member."""
+    members = placement_of(plan, machine).members(op.group)
+    if members.count == 1:
+        return None
+    if op.keyword == "all_reduce_scalar":
+        return cheapest(all_reduces(1, _SCALAR_BYTES, members), machine)
     if op.keyword == "all_gather":
-        ways = all_gathers(op.payload_bytes, members)
-    else:
-        itemsize = op.payload_bytes / max(1, op.payload_elements)
-        kinds = reduce_scatters if op.keyword == "reduce_scatter" else all_reduces
-        ways = kinds(op.payload_elements, itemsize, members)
-    return cheapest(ways, machine).work(machine, op.own_bytes)
+        return cheapest(all_gathers(op.payload_bytes, members), machine)
+    itemsize = op.payload_bytes / max(1, op.payload_elements)
+    kinds = reduce_scatters if op.keyword == "reduce_scatter" else all_reduces
+    return cheapest(kinds(op.payload_elements, itemsize, members), machine)

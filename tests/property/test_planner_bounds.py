@@ -17,9 +17,12 @@ from ratrainc.planner.evaluation import Task, evaluate
 from ratrainc.planner.machines import with_constants
 from ratrainc.planner.profile import Profiles, Setting
 from ratrainc.planner.space import STATE_MODES, Shape, template
+from ratrainc.planner.tilings import tilings
 from ratrainc.planner.variants import recompute_policy, schedule_of
 from ratrainc.strategies import STRATEGIES, strategy
 from targets.mt3000.machine import load_machine
+from tests.unit.test_links import group
+from tests.unit.test_links import machine as grouped_machine
 
 ROUNDING = 1e-9
 
@@ -45,18 +48,34 @@ def planned(draw):
     named = strategy(draw(st.sampled_from([s.name for s in STRATEGIES])))
     modes = [(0, "last")] if dp == 1 else [m for m in STATE_MODES if named.zero in (None, m[0])]
     zero, reduce = draw(st.sampled_from(modes))
-    shape = Shape(pp, dp, draw(st.integers(1, 2)), draw(st.integers(1, 9)), zero, reduce)
+    near = draw(st.none() | far_groups())
+    tiles = () if near is None else draw(st.sampled_from(tilings(pp, dp, 2 * pp * dp, near.link_groups)))
+    shape = Shape(pp, dp, draw(st.integers(1, 2)), draw(st.integers(1, 9)), zero, reduce, tiles)
     cuts = draw(st.sampled_from(list(partitions(layers, pp))))
     model = small_model(layers, wide=draw(st.booleans()))
-    constants = {
+    links = {
         "link_bandwidth": draw(st.sampled_from([1e8, 3.7e9])),
         "link_latency": draw(st.sampled_from([0.0, 1e-5, 1e-3])),
+    }
+    constants = (links if near is None else {}) | {
         "launch": draw(st.sampled_from([0.0, 2e-5])),
         "fp16_peak": draw(st.sampled_from([1e11, 8.1e12])),
         "collective_chunk": 4096.0,
     }
-    machine = with_constants(load_machine(None), constants)
+    machine = with_constants(near or load_machine(None), constants)
     return model, shape, cuts, named, machine, draw(st.floats(0.0, 1.2))
+
+
+@st.composite
+def far_groups(draw):
+    """A machine whose links differ, inner ones faster or not."""
+    chip = draw(st.sampled_from([2, 4]))
+    bandwidths = st.sampled_from([1e8, 1e9, 3.7e9])
+    uplink = draw(st.sampled_from([None, 1e8, 4e9]))
+    groups = [group("chip", chip, draw(bandwidths), draw(st.sampled_from([0.0, 1e-4])), uplink)]
+    if draw(st.booleans()):
+        groups.append(group("node", chip * 2, draw(bandwidths), 1e-5, draw(st.sampled_from([None, 1e9]))))
+    return grouped_machine(*groups, group("system", None, draw(bandwidths), draw(st.sampled_from([0.0, 1e-3]))))
 
 
 @settings(max_examples=25)

@@ -306,6 +306,8 @@ def test_a_machine_that_is_too_small_is_named() -> None:
     placement_of(make_plan(pp=2, dp=4), small)
     with pytest.raises(DiagnosticError, match="are 16 clusters: the machine test has 8"):
         placement_of(make_plan(pp=2, dp=8), small)
+    with pytest.raises(DiagnosticError, match="'plan 2x4' takes 4 groups 'chip', one board has 2"):
+        placement_of(make_plan(pp=2, dp=4, mapping=RankMapping.parse("chip 1x2")), small)
 
 
 def test_a_mapping_is_part_of_plan_files_and_schedules() -> None:

@@ -13,12 +13,14 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratrain_ir.diagnostics import DiagnosticError
 from ratrain_ir.frontend.plan import Optimizer
+from ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrainc.commands.run import command as run_command
 from targets.rtx import write_program
 from targets.runtime.mpi.layout import Layout
 from tests.unit.mpi_tools import needs_mpi, run_ranks
-from tests.unit.tiny_runs import MODEL, make_program, train
+from tests.unit.tiny_runs import MODEL, make_plan, make_program, train
 
 TIED = evolve(MODEL, tied_embeddings=True)
 CLIPPED = Optimizer(lr=5e-3, warmup_steps=3, clip="global")
@@ -48,6 +50,11 @@ def test_every_process_has_its_place(stages: int, replicas: int, order: Any) -> 
 def test_rank_order_says_what_is_next_to_each_other() -> None:
     assert [Layout(3, 2, "pp-first").place(i) for i in range(3)] == [(0, 0), (1, 0), (2, 0)]
     assert [Layout(3, 2, "dp-first").place(i) for i in range(3)] == [(0, 0), (0, 1), (1, 0)]
+    tiled = Layout.of_plan(make_plan(pp=2, dp=4, mapping=RankMapping.parse("chip 2x2")), "mapping")
+    assert [tiled.place(i) for i in range(5)] == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2)]
+    assert [tiled.process(*tiled.place(i)) for i in range(8)] == list(range(8))
+    with pytest.raises(DiagnosticError, match="has no mapping to order ranks by"):
+        Layout.of_plan(make_plan(pp=2, dp=4), "mapping")
 
 
 def trained_by_ranks(folder: Path, tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:

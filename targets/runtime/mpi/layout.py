@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from attrs import frozen
 
+from ratrain_ir.diagnostics import fail
+from ratrain_ir.frontend.rank_mapping import RankMapping, Tile
+
 if TYPE_CHECKING:
     from ratrain_ir.frontend.plan import Plan
 
-RankOrder: TypeAlias = Literal["pp-first", "dp-first"]
-"""What consecutive processes are: the stages of one replica, or the replicas of one stage."""
+RankOrder: TypeAlias = Literal["pp-first", "dp-first", "mapping"]
+"""What consecutive processes are: the stages of one replica, the replicas of one stage, or the ranks of one tile of the plan's mapping."""
 
 Reduction: TypeAlias = Literal["ordered", "mpi"]
 """How gradients are summed over replicas: in rank order, which gives the bits of the local engine, or by MPI."""
@@ -23,25 +26,34 @@ class Layout:
     stages: int
     replicas: int
     order: RankOrder = "pp-first"
+    mapping: RankMapping | None = None
 
     @classmethod
     def of_plan(cls, plan: Plan, order: RankOrder) -> Layout:
-        """The layout of a plan's ranks."""
-        return cls(plan.pp, plan.dp, order)
+        """The layout of a plan's ranks.
+
+        Raises `DiagnosticError` RT064 where the order is that of a mapping and the plan has none.
+        """
+        if order == "mapping" and plan.mapping is None:
+            fail("RT064", "the plan has no mapping to order ranks by", help="use --rank-order pp-first or dp-first")
+        return cls(plan.pp, plan.dp, order, plan.mapping)
 
     @property
     def size(self) -> int:
         """Processes of the job."""
         return self.stages * self.replicas
 
+    @property
+    def tiles(self) -> RankMapping:
+        """What is next to each other, as tiles: without any, replicas of a stage are."""
+        if self.order == "mapping" and self.mapping is not None:
+            return self.mapping
+        return RankMapping((Tile("replica", self.stages, 1),) if self.order == "pp-first" else ())
+
     def place(self, process: int) -> tuple[int, int]:
         """(stage, replica) of a process."""
-        if self.order == "pp-first":
-            replica, stage = divmod(process, self.stages)
-        else:
-            stage, replica = divmod(process, self.replicas)
-        return stage, replica
+        return self.tiles.place(process, self.stages, self.replicas)
 
     def process(self, stage: int, replica: int) -> int:
         """The process that runs a stage of a replica."""
-        return replica * self.stages + stage if self.order == "pp-first" else stage * self.replicas + replica
+        return self.tiles.position(stage, replica, self.stages, self.replicas)

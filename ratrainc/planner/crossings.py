@@ -1,0 +1,79 @@
+"""Which groups of clusters the traffic of a plan crosses: the messages between stages, and the collectives of a layer."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from ratrain_ir.frontend.lowering import lower
+from ratrain_ir.frontend.rank_mapping import RankMapping
+from ratrain_ir.ops import AllGather, AllReduce, ReduceScatter
+from ratrainc.console import size_text
+from targets.mt3000.placement import placement_of
+from targets.mt3000.target import Mt3000Target
+from targets.mt3000.timing import collective_way
+
+if TYPE_CHECKING:
+    from ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain_ir.frontend.plan import Plan
+    from targets.mt3000.machine import Machine
+
+_SHOWN_BOUNDARIES = 4
+
+
+@frozen
+class Crossing:
+    """Traffic that goes the same way."""
+
+    what: str
+    group: str
+    """the outermost group it stays within"""
+    way: str
+    """for a collective, how it is done, and bytes that a cluster sends over its link of each group"""
+
+    def to_json(self) -> dict[str, Any]:
+        """The crossing as plain data."""
+        return {"what": self.what, "group": self.group, "way": self.way}
+
+    def __str__(self) -> str:
+        return f"{self.what} within a {self.group}" + (f", {self.way}" if self.way else "")
+
+
+def crossings(plan: Plan, model: ModelConfig, machine: Machine) -> list[Crossing]:
+    """What crosses which group: messages by group, from the innermost, then the collectives of one mlp."""
+    return [*_messages(plan, machine), *_collectives(plan, model, machine)]
+
+
+def _messages(plan: Plan, machine: Machine) -> list[Crossing]:
+    placement = placement_of(plan, machine)
+    levels = sorted((placement.level_between(stage, stage + 1), stage) for stage in range(plan.pp - 1))
+    found = []
+    for level, members in groupby(levels, key=lambda item: item[0]):
+        names = [f"@{stage}-@{stage + 1}" for _, stage in members]
+        shown = ", ".join(names[:_SHOWN_BOUNDARIES])
+        more = f" and {len(names) - _SHOWN_BOUNDARIES} more" if len(names) > _SHOWN_BOUNDARIES else ""
+        found.append(Crossing(f"messages {shown}{more}", machine.link_groups[level].name, ""))
+    return found
+
+
+def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Crossing]:
+    tiles = tuple(evolve(tile, stages=1) for tile in plan.mapping.tiles) if plan.mapping is not None else None
+    mapping = RankMapping(tiles) if tiles is not None else None
+    single = evolve(plan, pp=1, cuts=(), micro_batches=1, mapping=mapping)
+    module = lower(evolve(model, layers=1), single)
+    target = Mt3000Target(machine)
+    found: dict[str, Crossing] = {}
+    for op in module.stages[0].ops:
+        if not isinstance(op, ReduceScatter | AllReduce | AllGather) or {unit.kind for unit in op.blocks} != {"mlp"}:
+            continue
+        timed = target.timed(module, module.stages[0], op)
+        way = collective_way(timed, single, machine)
+        if way is None or op.keyword in found:
+            continue
+        used = sorted({each.level for each in way.rounds})
+        sent = ", ".join(f"{machine.link_groups[level].name} {size_text(int(way.bytes_at(level)))}" for level in used)
+        what = f"{op.keyword} of an mlp, {size_text(timed.payload_bytes)}"
+        found[op.keyword] = Crossing(what, machine.link_groups[used[-1]].name, f"{way.name}: {sent} a cluster")
+    return list(found.values())
