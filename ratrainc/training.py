@@ -16,6 +16,7 @@ from attrs import define, frozen
 
 from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, fail
 from ratrain_ir.files import check_writable
+from ratrain_ir.ops import Engine
 from ratrainc.cli import EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED
 from ratrainc.console import errors, output, progress, say, size_text, status
 from ratrainc.loss_plot import Curves, chart_lines, write_svg
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 
     from targets.program import Program
     from targets.runtime.processes import Processes
+
+
+LEAST_OPERATIONS = 2.5e8
+"""Mean operations of a block from which on engines side by side gain more than they cost. Assumed: twice those of
+`examples/tiny.json`, which does not pay for them (docs/runtime.md); a few milliseconds, against one of the interpreter's."""
 
 
 @frozen
@@ -96,6 +102,19 @@ class StopAsked:
         with suppress(OSError, ValueError):  # ValueError: a stream without a file
             # Not through the stream: this may have interrupted a write to it, and Python refuses a second one inside the first.
             os.write(sys.stderr.fileno(), b"\nending after this step; Ctrl-C again stops at once\n")
+
+
+def default_threads(program: Program) -> int:
+    """Threads for a run that names no number: one a core, or one alone where blocks are smaller than `LEAST_OPERATIONS`."""
+    from targets.mt3000.simulation import model_flops_per_token
+
+    plan = program.plan
+    blocks = sum(
+        instruction.routine is not None for stage in program.stages for instruction in stage.streams[Engine.COMPUTE]
+    )
+    operations = model_flops_per_token(program.model, plan.seq_len) * plan.tokens_per_step
+    small = operations < LEAST_OPERATIONS * blocks * plan.dp
+    return 1 if small else RunSettings.available_threads()
 
 
 def run_training(

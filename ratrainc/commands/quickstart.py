@@ -41,7 +41,7 @@ def _quickstart(steps: int, folder: Path) -> int:
     from ratrainc.console import say
     from ratrainc.examples import example_path
     from ratrainc.reports import show_figures, show_module
-    from ratrainc.training import run_training, show_run
+    from ratrainc.training import default_threads, run_training, show_run
     from ratrainc.training_data import DataChoice
     from targets.program_verifier import check_program
     from targets.runtime.training import RunSettings
@@ -67,8 +67,7 @@ def _quickstart(steps: int, folder: Path) -> int:
     show_figures(program, api.simulate(program), program.target)
     say("")
     say("4. train: the same program, executed here")
-    # One thread, the default: kernels this small do not pay for more.
-    settings = RunSettings(steps=steps, eval_every=max(1, steps // 3))
+    settings = RunSettings(steps=steps, eval_every=max(1, steps // 3), threads=default_threads(program))
     result = run_training(
         program,
         DataChoice(evaluated=True, eval_batches=_EVAL_BATCHES),

@@ -72,7 +72,7 @@ _MOST_THREADS = 1 << 16
 @click.option(
     "--threads",
     type=click.IntRange(1, _MOST_THREADS),
-    help="With more than one, engines run side by side, and each rank's kernels share its part of them. Default: one a core.",
+    help="With more than one, engines run side by side, and each rank's kernels share its part of them. Default: one a core, or one where kernels are small.",
 )
 @click.option(
     "--check-memory", is_flag=True, help="Hold every access against the plan's lives; stop at the first difference."
@@ -190,10 +190,12 @@ def command(
         raise click.UsageError("--save-every says when to save, --save DIR where: that is missing")
     if eval_every is None and (eval_data is not None or eval_batches is not None):
         raise click.UsageError("--eval-every says when to evaluate: it is missing")
+    from attrs import evolve
+
     from ratrainc import api
     from ratrainc.console import print_json
     from ratrainc.job import job_of
-    from ratrainc.training import run_training, show_run
+    from ratrainc.training import default_threads, run_training, show_run
     from ratrainc.training_data import DataChoice
     from targets.program_verifier import check_program
     from targets.runtime.training import RunSettings
@@ -204,7 +206,6 @@ def command(
         order=order,
         seed=seed,
         interleave_seed=interleave,
-        threads=threads or RunSettings.available_threads(),
         init=init,
         resume=resume,
         save=save,
@@ -232,7 +233,7 @@ def command(
         result = run_training(
             program,
             chosen,
-            settings,
+            evolve(settings, threads=threads or default_threads(program)),
             log if job.speaks else None,
             quiet=as_json or not job.speaks,
             plot=plot if job.speaks else None,

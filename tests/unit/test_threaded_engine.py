@@ -11,8 +11,10 @@ from attrs import evolve
 from ratrain_ir.diagnostics import DiagnosticError
 from ratrain_ir.ops import Engine
 from ratrainc import api
+from ratrainc.training import default_threads
 from targets.mt3000.machine import load_machine
 from targets.runtime.threaded import ThreadedEngine
+from targets.runtime.training import RunSettings
 from tests.unit.test_engine import LAYOUTS, updates_on_the_host
 from tests.unit.tiny_runs import MODEL, instructions, losses, make_plan, make_program, same_bits, start, train
 
@@ -126,3 +128,14 @@ def test_an_evaluation_between_steps_gives_the_same_loss() -> None:
         next(steps)
         found.append((loss, losses(run)))
     assert found[0] == found[1]
+
+
+def test_small_blocks_run_on_one_thread_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step of the same model: in blocks of few operations, or of as many as a long sequence has."""
+    monkeypatch.setattr(RunSettings, "available_threads", staticmethod(lambda: 7))
+    model = evolve(MODEL, hidden_size=256, heads=4, kv_heads=4, head_dim=64, ffn_size=704)
+    threads = {}
+    for seq_len in (16, 1024):
+        module = api.compile(model, make_plan(model, seq_len=seq_len))
+        threads[seq_len] = default_threads(api.emit(module))
+    assert threads == {16: 1, 1024: 7}
