@@ -1,4 +1,4 @@
-"""Lower bounds on step time and peak bytes, in closed form, for whole arrays of plans. Nothing here is below what it bounds: it is never above.
+"""Lower bounds on step time and peak bytes, in closed form, for whole arrays of plans: never above what the compiler and the simulator find.
 
 For a stage s of P with f and b seconds of forward and backward a micro-batch, M micro-batches, k = min(P - s, M) in flight, c seconds of
 a message, and D the seconds from the end of a forward on s to the arrival of its gradient (all later stages there and back):

@@ -143,7 +143,10 @@ def certificate(answer: Answer) -> list[str]:
         f"best found {seconds_text(answer.best.seconds)} a step ({how(answer.best)}), passes {answer.best.pipeline}",
         f"lower bound of every plan considered {seconds_text(answer.bound_seconds)}: gap {100 * answer.gap:.1f} %"
         + (", proven best of what these passes make" if answer.proven else ""),
-        f"closed form, whatever passes order them: {seconds_text(answer.relaxed_bound_seconds)}, gap {100 * answer.relaxed_gap:.1f} %",
+        (
+            f"closed form, whatever passes order them: {seconds_text(answer.relaxed_bound_seconds)}, "
+            f"gap {100 * answer.relaxed_gap:.1f} %"
+        ),
         (
             f"{answer.plans:,} plans of {answer.shapes:,} shapes; {answer.evaluations} compiled and simulated; "
             f"{answer.seconds:.1f} s"

@@ -26,8 +26,8 @@ _TRIED = 3
 def smallest_clusters(request: Request, tick: Callable[[str], None]) -> tuple[int, Candidate] | None:
     """The fewest clusters, up to the request's, for which a plan is compiled and placed, and that plan; None where none fits.
 
-    Each cluster has `SEQUENCES` sequences, one a micro-batch. Numbers of clusters are tried upwards. One is passed over when the bound on bytes rules out every shape, or when none of the shapes with
-    most room can be placed.
+    Each cluster has `SEQUENCES` sequences, one a micro-batch. Numbers of clusters are tried upwards. One is passed over when the
+    bound on bytes rules out every shape, or when none of the shapes with most room can be placed.
     """
     for clusters in range(1, request.clusters + 1):
         tick(f"{clusters} clusters")

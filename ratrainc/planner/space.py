@@ -99,7 +99,7 @@ def _shapes(
         sizes = [size for size in divisors(global_batch // dp) if size <= _MOST_SEQUENCES]
         for pp in range(1, min(model.layers, clusters // dp) + 1):
             mapped = tilings(pp, dp, clusters, groups)
-            states = modes if dp > 1 else dict.fromkeys((min(zero, 0), "last") for zero, _ in modes)
+            states = modes if dp > 1 else ((0, "last"),)
             for size, (zero, reduce), tiles in product(sizes, states, mapped):
                 yield Shape(pp, dp, size, global_batch // dp // size, zero, reduce, tiles)
 
