@@ -7,6 +7,11 @@ master weights and moments; anything else is exit code 1. With --folder both run
 to --tokens.
 
 RATrain's schedule is given too little memory to keep everything, so that it recomputes a part, before the gradient arrives.
+
+    mpirun -n 4 python benchmarks/correctness_run.py --engine mpi [--replicas 4] [--reduction mpi]
+
+does the same with a process a rank. With `--reduction mpi` RATrain's gradients are summed by MPI in the order it likes, the baseline's still in
+rank order: then losses may deviate as far as the paper's do. Two addends have one sum in any order, so that it takes more than two replicas to see it.
 """
 
 from __future__ import annotations
@@ -18,16 +23,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 from threadpoolctl import threadpool_limits
 
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Optimizer, Plan
 from ratrainc import api
+from ratrainc.job import Job, job_of
 from ratrainc.strategies import strategy
 from ratrainc.training_data import DataChoice, open_data
 from targets.runtime.checkpoint import save_checkpoint
@@ -72,6 +79,24 @@ PLAN = Plan(
 
 
 @frozen
+class Task:
+    """What is asked for; the jobs are RATrain's and the baseline's."""
+
+    data: str | None
+    until: float
+    tokens: float
+    plan: Plan
+    jobs: tuple[Job, Job]
+    allowed: float
+    """largest deviation"""
+
+    @property
+    def bits_are_equal(self) -> bool:
+        """Whether nothing at all may differ."""
+        return self.allowed == 0
+
+
+@frozen
 class Compared:
     """One step of both runs."""
 
@@ -85,17 +110,30 @@ class Compared:
         return abs(self.loss - self.baseline) / self.baseline
 
 
-def programs() -> tuple[Program, Program]:
+def plan_of(replicas: int, dtype: str) -> Plan:
+    """The plan on four ranks: 2 x 2, or one stage with all replicas; the same sequences a step."""
+    plan = PLAN if dtype == PLAN.view_dtype else _in_f32(PLAN)
+    sequences = PLAN.micro_batches * PLAN.dp
+    return (
+        plan if replicas == PLAN.dp else evolve(plan, pp=1, dp=replicas, cuts=(), micro_batches=sequences // replicas)
+    )
+
+
+def _in_f32(plan: Plan) -> Plan:
+    return evolve(plan, view_dtype="f32", grad_dtype="f32", grad_shard_dtype="f32", loss_scale=1.0)
+
+
+def programs(plan: Plan) -> tuple[Program, Program]:
     """RATrain's with half of the bytes that keeping everything takes beyond recomputing everything, and the baseline's."""
     passes = strategy("ratrain").passes
     peaks = []
     for policy in ("none", "full"):
-        module = api.compile(MODEL, PLAN, passes=passes.replace("joint-order", f"joint-order{{policy={policy}}}"))
+        module = api.compile(MODEL, plan, passes=passes.replace("joint-order", f"joint-order{{policy={policy}}}"))
         peaks.append(max(stage.arena_bytes for stage in module.stages))
     tight = passes.replace("joint-order", f"joint-order{{budget={sum(peaks) // 2}}}")
     return (
-        api.emit(api.compile(MODEL, PLAN, passes=tight)),
-        api.emit(api.compile(MODEL, PLAN, passes=strategy("baseline-1f1b").passes)),
+        api.emit(api.compile(MODEL, plan, passes=tight)),
+        api.emit(api.compile(MODEL, plan, passes=strategy("baseline-1f1b").passes)),
     )
 
 
@@ -105,13 +143,13 @@ def last_saved(folder: Path) -> Path | None:
     return max(found, key=lambda place: int(place.name.removeprefix(SAVE)), default=None)
 
 
-def started(data: str | None, saved: Path | None) -> tuple[list[TrainingRun], list[Compared]]:
+def started(task: Task, saved: Path | None) -> tuple[list[TrainingRun], list[Compared]]:
     """Both runs, from a save or from the same random weights, and the steps compared before."""
     runs = []
-    for name, program in zip(NAMES, programs(), strict=True):
-        stream, _ = open_data(program, DataChoice(data))
+    for name, job, program in zip(NAMES, task.jobs, programs(task.plan), strict=True):
+        stream, _ = open_data(program, DataChoice(task.data))
         settings = RunSettings(steps=1 << 40, resume=str(saved / name) if saved else None)
-        runs.append(prepare(program, stream, settings, kernel_set("fast")))
+        runs.append(prepare(program, stream, settings, kernel_set("fast"), job.processes(program)))
         for warning in runs[-1].warnings:
             print(warning.render(), file=sys.stderr)
     lines = (saved / LOG).read_text("utf-8").splitlines() if saved else []
@@ -147,17 +185,16 @@ def compared(runs: Sequence[TrainingRun], first: int, stop: int) -> Iterator[tup
 
 
 def differing_blocks(runs: Sequence[TrainingRun]) -> list[str]:
-    """Blocks whose master weights, moments or numbers of updates differ in any bit."""
-    one, other = (training_state(run.engine, 0).blocks for run in runs)
-    found = []
-    for unit in one:
-        mine, theirs = one[unit], other[unit]
-        same = mine.t == theirs.t
-        for name in ("p", "m1", "m2"):
-            same &= getattr(mine, name).tobytes() == getattr(theirs, name).tobytes()
-        if not same:
-            found.append(str(unit))
-    return found
+    """Blocks of which master weights, moments or numbers of updates differ in any bit, on any rank."""
+    found = set()
+    for mine, theirs in zip(*([rank for ranks in run.engine.ranks for rank in ranks] for run in runs), strict=True):
+        for what, unit in mine.stage.carried:
+            if (
+                what in ("p", "m1", "m2", "t")
+                and mine.carried(what, unit).tobytes() != theirs.carried(what, unit).tobytes()
+            ):
+                found.add(unit)
+    return sorted({unit for units in runs[0].processes.exchange(sorted(found)) for unit in units})
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -166,66 +203,103 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=float, default=PAPER_TOKENS, help="the length to reach over all calls")
     parser.add_argument("--data", help="UTF-8 text; default: the English text that ships inside Python")
     parser.add_argument("--folder", type=Path, help="keep both runs here and go on from what is here")
+    parser.add_argument("--engine", choices=["local", "mpi"], default="local")
+    parser.add_argument("--replicas", type=int, choices=[2, 4], default=2, help="2: of 2 stages; 4: of the whole model")
+    parser.add_argument("--dtype", choices=["f16", "f32"], default="f16", help="of views and gradients")
+    parser.add_argument("--reduction", choices=["ordered", "mpi"], default="ordered", help="of RATrain's run over MPI")
     chosen = parser.parse_args(words)
     if not 0 < chosen.minutes <= LONGEST:
         parser.error(f"--minutes is above 0 and at most {LONGEST}")
+    if chosen.engine == "mpi" and chosen.folder is not None:
+        parser.error("--folder keeps runs of the local engine")
+    if chosen.engine == "local" and chosen.reduction == "mpi":
+        parser.error("--reduction mpi needs --engine mpi")
     until = time.monotonic() + 60 * chosen.minutes
-    with threadpool_limits(limits=1):
-        if chosen.folder is not None:
-            chosen.folder.mkdir(parents=True, exist_ok=True)
-            return run(chosen.folder, chosen.data, until, chosen.tokens)
-        with tempfile.TemporaryDirectory(prefix="ratrain-") as folder:
-            return run(Path(folder), chosen.data, until, chosen.tokens)
+    with (
+        threadpool_limits(limits=1),
+        tempfile.TemporaryDirectory(prefix="ratrain-") as temporary,
+        job_of(chosen.engine, "pp-first", chosen.reduction, as_json=False) as job,
+        job_of(chosen.engine, "pp-first", "ordered", as_json=False) as baseline_job,
+    ):
+        allowed = 0.0 if chosen.reduction == "ordered" else PAPER_DEVIATION / 100
+        task = Task(
+            chosen.data,
+            until,
+            chosen.tokens,
+            plan_of(chosen.replicas, chosen.dtype),
+            (job, baseline_job),
+            allowed,
+        )
+        folder = chosen.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        return run(task, folder)
 
 
-def run(folder: Path, data: str | None, until: float, tokens: float) -> int:
-    runs, lines = started(data, last_saved(folder))
+def run(task: Task, folder: Path) -> int:
+    runs, lines = started(task, last_saved(folder))
+    processes = runs[0].processes
+    keeps = processes.count == 1
     seconds = np.zeros(2)
     first = len(lines)
     saved = time.monotonic()
-    for line, taken in compared(runs, first, -int(-tokens // PLAN.tokens_per_step)):
+    for line, taken in compared(runs, first, -int(-task.tokens // task.plan.tokens_per_step)):
         lines.append(line)
         seconds += taken
-        if line.deviation or time.monotonic() >= until:
+        if line.deviation > task.allowed or processes.exchange(time.monotonic() >= task.until)[0]:
             break
-        if time.monotonic() - saved > SAVED_EVERY:
+        if keeps and time.monotonic() - saved > SAVED_EVERY:
             save(runs, lines, folder)
             saved = time.monotonic()
-    save(runs, lines, folder)
-    return report(runs, lines, len(lines) - first, seconds)
+    if keeps:
+        save(runs, lines, folder)
+    for each in runs:
+        each.remove_temporary_folder()
+    blocks = differing_blocks(runs)
+    worst = max((line.deviation for line in lines), default=inf)
+    if task.jobs[0].speaks:
+        report(task, runs, lines, blocks, len(lines) - first, seconds)
+    return 1 if worst > task.allowed or (blocks and task.bits_are_equal) else 0
 
 
-def report(runs: Sequence[TrainingRun], lines: Sequence[Compared], new: int, seconds: np.ndarray) -> int:
-    """Print what was found; 0 where both runs are equal in every bit."""
-    facts = blas_facts()
+def report(
+    task: Task,
+    runs: Sequence[TrainingRun],
+    lines: Sequence[Compared],
+    blocks: Sequence[str],
+    new: int,
+    seconds: np.ndarray,
+) -> None:
+    """Print what was found."""
+    facts, plan = blas_facts(), task.plan
     print(
-        f"model: {MODEL.parameters / 1e6:.2f} M parameters, hidden {MODEL.hidden_size}, {MODEL.layers} layers, f16 storage"
+        f"model: {MODEL.parameters / 1e6:.2f} M parameters, hidden {MODEL.hidden_size}, {MODEL.layers} layers, {task.plan.view_dtype} storage"
     )
     print(
-        f"plan: P {PLAN.pp}, D {PLAN.dp}, M {PLAN.micro_batches}, sequence {PLAN.seq_len}, ZeRO {PLAN.zero}, reduce {PLAN.reduce}"
+        f"plan: P {plan.pp}, D {plan.dp}, M {plan.micro_batches}, sequence {plan.seq_len}, ZeRO {plan.zero}, reduce {plan.reduce}"
     )
     print(
         f"data: {runs[0].stream.name}, {len(runs[0].stream.tokens):,} tokens a pass; {facts['blas']} {facts['blas_core_type']}"
     )
+    print(f"{NAMES[0]} on {runs[0].engine.description}")
     if not lines:
         print("no step was run")
-        return 1
+        return
     worst = max(lines, key=lambda line: line.deviation)
-    blocks = differing_blocks(runs)
-    tokens = len(lines) * PLAN.tokens_per_step
+    tokens = len(lines) * plan.tokens_per_step
     print(f"{len(lines):,} steps, {tokens:,} tokens in each run; loss {lines[0].loss:.4f} -> {lines[-1].loss:.4f}")
-    print(f"largest |loss - baseline| / baseline: {100 * worst.deviation:g} % (step {worst.step}); 0 is required")
+    print(
+        f"largest |loss - baseline| / baseline: {100 * worst.deviation:g} % (step {worst.step}); {100 * task.allowed:g} % is allowed"
+    )
     print(f"blocks whose master weights, moments or update counts differ in any bit: {', '.join(blocks) or 'none'}")
     print(
         f"the paper: {PAPER_DEVIATION} % over {PAPER_TOKENS / 1e9:.3f} B tokens; this is {100 * tokens / PAPER_TOKENS:.3f} % of them"
     )
     if new:
         for name, taken in zip(NAMES, seconds, strict=True):
-            speed = new * PLAN.tokens_per_step / taken
+            speed = new * plan.tokens_per_step / taken
             print(
                 f"{name}: {speed:,.0f} tokens/s here; {PAPER_TOKENS / 1e9:.3f} B tokens take {PAPER_TOKENS / speed / 3600:.0f} hours"
             )
-    return 1 if worst.deviation or blocks else 0
 
 
 if __name__ == "__main__":

@@ -26,18 +26,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import asdict, define, field, frozen
+
+from ratrain_ir.ops import Engine
+from ratrainc import api
+from ratrainc.supervisor import Supervisor, mpi_command
+from targets.rtx import write_program
+from targets.runtime.checkpoint_series import saved_steps
+from targets.runtime.positions import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from ratrain_ir.ops import Engine  # noqa: E402
-from ratrainc import api  # noqa: E402
-from ratrainc.supervisor import Supervisor, mpi_command  # noqa: E402
-from targets.rtx import write_program  # noqa: E402
-from targets.runtime.checkpoint_series import saved_steps  # noqa: E402
-from targets.runtime.positions import RunFolder  # noqa: E402
-
 RANKS, STEPS, SAVE_EVERY, HANG_TIMEOUT = 4, 8, 2, 4.0
 WITHIN = 10.0
 """Seconds from the fault to the message that names it."""
@@ -305,8 +303,6 @@ def main(words: list[str]) -> int:
             if not options.json:
                 show(row)
     if options.json:
-        from attrs import asdict
-
         print(json.dumps([asdict(row) for row in found]))
     return 0 if all(row.passed for row in found) else 1
 

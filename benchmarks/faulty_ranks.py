@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-import ratrainc.job
 from ratrain_ir.ops import Engine
 from ratrain_ir.types import StateKind
 from ratrainc.cli import main
-from targets.runtime.mpi import processes
 from targets.runtime.mpi.engine import MpiEngine
+from targets.runtime.mpi.processes import MpiProcesses
 
 if TYPE_CHECKING:
     from targets.program import Instruction
@@ -96,6 +95,5 @@ def _received(engine: FaultyEngine) -> Any:
 
 
 if __name__ == "__main__":
-    assert ratrainc.job
-    processes.MpiEngine = FaultyEngine  # type: ignore[misc]
+    MpiProcesses.engine_class = FaultyEngine
     sys.exit(main(sys.argv[2:]))

@@ -73,7 +73,7 @@ def _mpi_job(rank_order: RankOrder, reduction: Reduction, *, as_json: bool) -> I
     world = _started_world()
     try:
         yield MpiJob(world, rank_order, reduction)
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt) as error:  # whatever it is: the others would wait for this process for ever
         from ratrainc.cli import show_failure
 
         if world.size == 1:

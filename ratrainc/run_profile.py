@@ -14,12 +14,14 @@ from targets.mt3000.timing import members_of, op_key
 
 if TYPE_CHECKING:
     from targets.program import Program
-    from targets.runtime.profile import Profile, RunSpan
+    from targets.runtime.profile import Concurrency, Profile, RunSpan, StepSpan
 
-FORMAT = "ratrain run profile 1"
+FORMAT = "ratrain run profile 2"
 
 
-def write_profile(program: Program, profile: Profile, path: str, *, engines_side_by_side: bool) -> None:
+def write_profile(
+    program: Program, profile: Profile, path: str, concurrency: Concurrency = "ordered", kernel_threads: int = 1
+) -> None:
     """Write a run's op times, all ranks in one file, atomically.
 
     Raises `DiagnosticError` RT002 when the file cannot be written.
@@ -27,7 +29,10 @@ def write_profile(program: Program, profile: Profile, path: str, *, engines_side
     facts = {
         "format": FORMAT,
         "program": program.name,
-        "ordered": not engines_side_by_side,
+        "concurrency": concurrency,
+        "kernel_threads": kernel_threads,
+        "recording": profile.overhead_seconds() * MICROSECONDS,
+        "steps": [[step.step, *_event_times(profile, step)] for step in profile.steps],
         "routines": [routine.to_json() for routine in program.routines],
     }
     events = [json.dumps(event, separators=(",", ":")) for event in (*_names(program), *_spans(program, profile))]
@@ -48,21 +53,21 @@ def _names(program: Program) -> Iterator[dict[str, Any]]:
 
 
 def _spans(program: Program, profile: Profile) -> Iterator[dict[str, Any]]:
-    begin = min((span.start for span in profile.spans), default=0.0)
-    facts: dict[tuple[int, int], dict[str, Any]] = {}
-    for span in profile.spans:
-        place = span.stage, id(span.instruction)
+    facts: dict[tuple[int, int, int], dict[str, Any]] = {}
+    for span in profile.spans(program):
+        place = span.stage, span.replica, id(span.instruction)
         if place not in facts:
             facts[place] = _facts(program, span)
-        event = instruction_event(
-            span.instruction,
-            span.engine,
-            span.stage * program.plan.dp + span.replica,
-            (span.start - begin) * MICROSECONDS,
-            (span.end - span.start) * MICROSECONDS,
-        )
-        event["args"] |= facts[place] | {"step": span.step}
+        process = span.stage * program.plan.dp + span.replica
+        event = instruction_event(span.instruction, span.engine, process, *_event_times(profile, span))
+        event["args"] |= facts[place] | {"step": span.step, "cpu": span.cpu_seconds * MICROSECONDS}
         yield event
+
+
+def _event_times(profile: Profile, span: RunSpan | StepSpan) -> tuple[float, float]:
+    """Start and duration in microseconds, from the first recorded step on."""
+    begin = profile.steps[0].start
+    return (span.start - begin) * MICROSECONDS, (span.end - span.start) * MICROSECONDS
 
 
 def _facts(program: Program, span: RunSpan) -> dict[str, Any]:
@@ -75,4 +80,18 @@ def _facts(program: Program, span: RunSpan) -> dict[str, Any]:
         "bytes": timed.own_bytes,
         "members": members,
         "routine": instruction.routine,
+        "meeting": _meeting(span),
     }
+
+
+def _meeting(span: RunSpan) -> str | None:
+    """What the two ends of a message, or the members of a collective, have in common; None of an op that meets nobody.
+
+    The k-th of each rank meet one another.
+    """
+    instruction, stage, replica = span.instruction, span.stage, span.replica
+    if instruction.peer is not None:
+        ends = (stage, instruction.peer) if instruction.keyword == "send" else (instruction.peer, stage)
+        return f"{instruction.variant} from stage @{ends[0]} to @{ends[1]} of replica {replica}"
+    where = {"replicas": f" of stage @{stage}", "ends": f" of replica {replica}"}.get(instruction.group, "")
+    return f"{instruction.title_without_blocks}{where}" if instruction.group else None

@@ -51,7 +51,8 @@ def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, 
         if os.geteuid() == 0:  # Open MPI refuses root without these, and more ranks than cores without the policy
             variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         if ranks > (os.cpu_count() or 1):
-            variables["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
+            variables["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"  # from version 5 on
+            variables["OMPI_MCA_rmaps_base_oversubscribe"] = "1"  # before
     return [found, "-n", str(ranks)], variables
 
 

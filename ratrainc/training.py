@@ -23,9 +23,7 @@ from ratrainc.loss_plot import Curves, chart_lines, write_svg
 from ratrainc.remaining_time import RemainingTime
 from ratrainc.run_profile import write_profile
 from ratrainc.training_data import DataChoice, open_data
-from targets.runtime.local import LocalEngine
 from targets.runtime.positions import RankPhase
-from targets.runtime.profile import Profile
 from targets.runtime.training import RunSettings, TimedStep, TrainingRun, prepare, write_log_line
 from targets.runtime.utilisation import Utilisation, measured_peak_flops
 
@@ -144,7 +142,7 @@ def run_training(
         utilisation = _utilisation(program)
         run = prepare(program, stream, settings, kernels, processes, held_out=held_out, utilisation=utilisation)
     if profile_path is not None:
-        run.engine.profile = Profile()
+        run.engine.profile = run.processes.begin_profile()
     for warning in run.warnings:
         click.echo(warning.render(), err=True)
     _draw(run, plot)  # a place that cannot be written is refused before the first step
@@ -160,8 +158,8 @@ def run_training(
         run.engine.enter(RankPhase.ENDED, run.steps_done - 1)
     _draw(run, plot)
     if profile_path is not None and run.engine.profile is not None:
-        side_by_side = type(run.engine) is not LocalEngine
-        write_profile(program, run.engine.profile, profile_path, engines_side_by_side=side_by_side)
+        profile, concurrency = run.processes.merged_profile(run.engine.profile), run.engine.concurrency
+        run.processes.first_only(lambda: write_profile(program, profile, profile_path, concurrency, threads))
     return RunResult(
         tuple(run.done),
         time.perf_counter() - start,

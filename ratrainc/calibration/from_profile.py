@@ -7,11 +7,11 @@ import os
 from collections import defaultdict
 from functools import partial
 from math import inf, isfinite
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import define, frozen
 
 from ratrain_ir.diagnostics import Location, fail
 from ratrain_ir.files import read_text
@@ -22,11 +22,15 @@ from ratrainc.trace import MICROSECONDS
 from targets.json_values import text, whole
 from targets.mt3000.cost import routine_work
 from targets.mt3000.machine import Constant, Machine
-from targets.mt3000.op_table import MeasuredOp, OpTable
+from targets.mt3000.op_table import MeasuredOp, OpTable, line_through
 from targets.routine import Routine, routine_from_json
+from targets.runtime.profile import CONCURRENCIES, Concurrency
 
 _WARM_UP = 2
 """Steps that are left out where more follow: kernels are compiled and memory is touched for the first time."""
+_SHORTEST = 1e-9
+"""Seconds of an op that is shorter than its clock can tell."""
+_MESSAGE = ("send", "recv")
 _FITTED = ("gemm_efficiency", "attention_efficiency", "head_efficiency", "ddr_bandwidth", "launch")
 
 
@@ -76,16 +80,24 @@ def machine_from_profile(path: str, name: str, peak_flops: float) -> ProfiledMac
     Raises `DiagnosticError` RT002 where the file is not a profile of a run in order.
     """
     found = _read(path)
-    table = OpTable(tuple(MeasuredOp(op.key, op.size, seconds) for op, seconds in found.ops.items()))
-    start = _machine(name, peak_flops, found.gap_seconds, path)
+    start = _machine(name, peak_flops, found, path)
     routines = [(found.routines[op.routine], s) for op, s in found.ops.items() if op.routine is not None]
     measured = np.array([seconds for _, seconds in routines])
     predict = partial(_routine_seconds, [routine for routine, _ in routines])
     source = f"fitted to {len(routines)} routines in {path}"
     machine = fitted(start, _FITTED, predict, measured, source=source, place=Location(path, 1))
     rates = errors(predict(machine), measured)
-    machine = Machine(name, Engine.COMPUTE, machine.constants, "table", table)
+    machine = Machine(name, Engine.COMPUTE, machine.constants, "table", _table(found, machine))
     return ProfiledMachine(machine, found.step_seconds, found.steps, rates)
+
+
+def _table(found: _Measured, machine: Machine) -> OpTable:
+    """What ran; the size of a routine is what the machine's rates say of it."""
+    ops = []
+    for op, seconds in found.ops.items():
+        size = op.size if op.routine is None else routine_work(found.routines[op.routine], machine).seconds
+        ops.append(MeasuredOp(op.key, size, seconds))
+    return OpTable(tuple(ops))
 
 
 def _routine_seconds(routines: list[Routine], machine: Machine) -> Seconds:
@@ -98,36 +110,53 @@ def _read(path: str) -> _Measured:
         facts = data["otherData"]
         if facts["format"] != FORMAT:
             fail("RT002", f"this is not a profile of a run: its format is {facts['format']!r:.60}", Location(path, 1))
-        if not facts["ordered"]:
+        concurrency = CONCURRENCIES[CONCURRENCIES.index(facts["concurrency"])]
+        if whole(facts["kernel_threads"]) > 1:
             fail(
                 "RT002",
-                "engines of this run shared the cores: its op times are not what an op takes alone",
+                "several threads shared each kernel of this run: no thread has the time of an op",
                 Location(path, 1),
-                help="profile a run with --threads 1",
+                help="profile a run with --threads 1, or with no more threads than ranks",
             )
         routines = tuple(routine_from_json(routine) for routine in facts["routines"])
-        spans = [_Span.of(event, len(routines)) for event in data["traceEvents"] if event["ph"] == "X"]
+        spans = [_Span.of(event, len(routines), concurrency) for event in data["traceEvents"] if event["ph"] == "X"]
+        steps = {whole(step): _seconds(duration) for step, _, duration in facts["steps"]}
+        recording = _seconds(facts["recording"])
     except json.JSONDecodeError as error:
         fail("RT002", f"the profile is not JSON: {error.msg}", Location(path, error.lineno, error.colno))
     except (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError, RecursionError) as error:
         fail("RT002", f"this is not a profile of a run: {type(error).__name__} {error}"[:200], Location(path, 1))
-    if not spans:
-        fail("RT002", "the profile has no ops", Location(path, 1))
-    return _measured(spans, routines)
+    if not spans or not {span.step for span in spans} <= steps.keys():
+        fail("RT002", "the profile has no ops, or ops of steps that it does not have", Location(path, 1))
+    if concurrency == "mpi":
+        _take_off_waiting(spans, path)
+    return _measured(spans, steps, recording, routines, ordered=concurrency == "ordered")
 
 
-@frozen
+def _seconds(microseconds: Any) -> float:
+    seconds = float(microseconds) / MICROSECONDS
+    if not 0 <= seconds < inf:
+        raise ValueError(f"{microseconds} us are no time")
+    return seconds
+
+
+@define
 class _Span:
-    """An op of one rank; seconds, a member's share of a collective."""
+    """An op of one rank; seconds."""
 
     op: _Op
     step: int
+    process: int
+    """of the trace: a rank"""
     start: float
     end: float
-    share: float
+    members: int
+    meeting: str | None
+    seconds: float
+    """what it takes by itself"""
 
     @classmethod
-    def of(cls, event: dict[str, Any], routines: int) -> _Span:
+    def of(cls, event: dict[str, Any], routines: int, concurrency: Concurrency) -> _Span:
         args = event["args"]
         start, duration = float(event["ts"]) / MICROSECONDS, float(event["dur"]) / MICROSECONDS
         number = None if args["routine"] is None else whole(args["routine"])
@@ -136,31 +165,82 @@ class _Span:
         members = whole(args["members"])
         if not (duration > 0 and isfinite(start + duration)) or not members:
             raise ValueError("an op of no time or without members")
+        meeting = None if args["meeting"] is None else text(args["meeting"])
+        alone = duration if concurrency == "ordered" else _seconds(args["cpu"])  # engines side by side take turns
+        share = duration if concurrency == "mpi" and meeting else max(alone, _SHORTEST) / members
         op = _Op(text(args["op"]), float(whole(args["bytes"])), number)
-        return cls(op, whole(args["step"]), start, start + duration, duration / members)
+        return cls(op, whole(args["step"]), whole(event["pid"]), start, start + duration, members, meeting, share)
 
 
-def _measured(spans: list[_Span], routines: tuple[Routine, ...]) -> _Measured:
-    """Mean seconds of ops over the half of the steps that took most nearly the median: what disturbs others is left out."""
-    first: dict[int, float] = defaultdict(lambda: inf)
-    last: dict[int, float] = defaultdict(float)
-    for span in spans:
-        first[span.step], last[span.step] = min(first[span.step], span.start), max(last[span.step], span.end)
-    steps = sorted(first)
-    walls = {step: last[step] - first[step] for step in steps[_WARM_UP:] or steps}
-    usual = median(walls.values())
-    typical = {*sorted(walls, key=lambda step: abs(walls[step] - usual))[: -(-len(walls) // 2)]}
+def _take_off_waiting(spans: list[_Span], path: str) -> None:
+    """Of what meets others: the seconds from when the last of them is there.
+
+    Raises `DiagnosticError` RT002 where some met nobody.
+    """
+    counts: dict[tuple[str, int, str], int] = defaultdict(int)
+    meetings: dict[tuple[str, int], list[_Span]] = defaultdict(list)
+    for span in sorted(spans, key=lambda each: each.start):
+        if span.meeting is not None:
+            who = span.meeting, span.process, span.op.key
+            meetings[span.meeting, counts[who]].append(span)
+            counts[who] += 1
+    for (meeting, _), met in meetings.items():
+        if len(met) < max(2 if each.op.key in _MESSAGE else each.members for each in met):
+            fail("RT002", f"not all who meet in '{meeting}' are in this profile", Location(path, 1))
+        all_there = max(span.start for span in met)
+        arrived = [span.end for span in met if span.op.key == "recv"]
+        for span in met:
+            span.seconds = max(max(arrived, default=span.end) - all_there, _SHORTEST)
+
+
+def _measured(
+    spans: list[_Span], steps: dict[int, float], recording: float, routines: tuple[Routine, ...], *, ordered: bool
+) -> _Measured:
+    """Medians over all steps but the first: what others do on the machine lengthens some ops, and leaves the median of most."""
+    counted = sorted(steps)[_WARM_UP:] or sorted(steps)
+    by_step: dict[int, list[_Span]] = {step: [] for step in counted}
     seconds: dict[_Op, list[float]] = defaultdict(list)
     for span in spans:
-        if span.step in typical:
-            seconds[span.op].append(span.share)
-    count = sum(len(each) for each in seconds.values())
-    gap = max(0.0, sum(walls[step] for step in typical) - sum(map(sum, seconds.values()))) / count
-    return _Measured({op: mean(each) for op, each in seconds.items()}, usual, gap, len(typical), routines)
+        if span.step in by_step:
+            by_step[span.step].append(span)
+            seconds[span.op].append(span.seconds)
+    usual = median(steps[step] for step in counted)
+    gap = 0.0
+    if ordered:
+        gaps = [(steps[step] - _covered_seconds(inside)) / len(inside) for step, inside in by_step.items() if inside]
+        gap = max(0.0, median(gaps) - recording)
+    return _Measured({op: median(each) for op, each in seconds.items()}, usual, gap, len(counted), routines)
 
 
-def _machine(name: str, peak: float, gap: float, path: str) -> Machine:
-    """Where the fit starts; a message inside a process is a copy."""
+def _covered_seconds(spans: list[_Span]) -> float:
+    """Seconds in which any op ran."""
+    covered, end = 0.0, -inf
+    for span in sorted(spans, key=lambda each: each.start):
+        covered += max(0.0, span.end - max(span.start, end))
+        end = max(end, span.end)
+    return covered
+
+
+def _link(found: _Measured, path: str) -> dict[str, Constant]:
+    """Latency and bandwidth of messages, as a line through the sizes that were sent; a message inside a process is a copy."""
+    messages = {op.size: seconds for op, seconds in found.ops.items() if op.key == "send" and op.size > 0}
+    if not messages:
+        return {
+            "link_bandwidth": Constant(1e10, "bytes/s", "assumed", "a copy in memory: no message ran"),
+            "link_latency": Constant(0.0, "s", "assumed", "a copy in memory: no message ran"),
+        }
+    latency, slope = line_through(messages)
+    largest = max(messages)
+    bandwidth = 1 / slope if slope else largest / messages[largest]
+    source = f"line through {len(messages)} sizes of messages in {path}"
+    return {
+        "link_bandwidth": Constant(bandwidth, "bytes/s", "fitted", source),
+        "link_latency": Constant(latency, "s", "fitted", source),
+    }
+
+
+def _machine(name: str, peak: float, found: _Measured, path: str) -> Machine:
+    """Where the fit starts."""
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     assumed = "where the fit of rates starts"
     constants = {
@@ -172,10 +252,9 @@ def _machine(name: str, peak: float, gap: float, path: str) -> Machine:
         "gemm_efficiency": Constant(0.7, "fraction of fp16_peak", "assumed", assumed),
         "attention_efficiency": Constant(0.3, "fraction of fp16_peak", "assumed", assumed),
         "head_efficiency": Constant(0.5, "fraction of fp16_peak", "assumed", assumed),
-        "link_bandwidth": Constant(1e10, "bytes/s", "assumed", "a copy in memory; the table has the messages that ran"),
-        "link_latency": Constant(0.0, "s", "assumed", "a copy in memory"),
+        **_link(found, path),
         "launch": Constant(5e-6, "s", "assumed", assumed),
         "collective_chunk": Constant(float(1 << 20), "bytes", "assumed", "as in other machine files"),
-        "engine_gap": Constant(gap, "s", "measured", f"between two ops of {path}"),
+        "engine_gap": Constant(found.gap_seconds, "s", "measured", f"between two ops of {path}"),
     }
     return Machine(name, Engine.COMPUTE, constants)

@@ -184,8 +184,6 @@ def command(
         raise click.UsageError("--init and --resume exclude each other: a checkpoint holds its weights")
     if engine == "mpi" and interleave is not None:
         raise click.UsageError("--interleave is of the local engine: over MPI the order is that of the machine")
-    if engine == "mpi" and profile_path is not None:
-        raise click.UsageError("--profile is of the local engine, where all ranks have one clock")
     if save is None and save_every is not None:
         raise click.UsageError("--save-every says when to save, --save DIR where: that is missing")
     if eval_every is None and (eval_data is not None or eval_batches is not None):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ratrainc.commands.options import json_option, machine_option, rendezvous_option, sharing_option
+
+if TYPE_CHECKING:
+    from targets.mt3000.machine import Machine
+    from targets.program import Program
 
 _EPILOG = """\b
 Examples:
@@ -26,6 +32,12 @@ Examples:
     is_flag=True,
     help="All engines of all ranks take turns on one core, as in 'run --threads 1': only the step time, the sum of all ops.",
 )
+@click.option(
+    "--cores",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="The engines of a rank share a core, and all ranks N cores, as processes over MPI do: only the step time.",
+)
 @click.option("--trace", metavar="out.json", help="Write a timeline for Perfetto or chrome://tracing.")
 @json_option
 def command(
@@ -34,6 +46,7 @@ def command(
     rendezvous: bool,
     sharing: bool,
     one_core: bool,
+    cores: int | None,
     trace: str | None,
     as_json: bool,
 ) -> None:
@@ -47,24 +60,16 @@ def command(
     from targets.mt3000.machine import load_machine
     from targets.program_verifier import check_program
 
-    if one_core and trace is not None:
-        raise click.UsageError("--one-core is a sum: it has no timeline to trace")
+    if sum((one_core, cores is not None, trace is not None)) > 1:
+        raise click.UsageError("--one-core and --cores give a step time alone: they exclude each other and --trace")
     if trace is not None:
         check_writable(trace)
     chosen = load_machine(machine) if machine else None
     with status(f"simulating {file}"):
         program = api.load(file, machine=chosen)
         check_program(program)
-    if one_core:
-        from targets.mt3000.simulation import one_core_step_seconds
-
-        used = chosen or api.machine_of(program)
-        seconds = one_core_step_seconds(program, used)
-        tokens = program.plan.tokens_per_step / seconds
-        if as_json:
-            print_json({"one_core_step_seconds": seconds, "tokens_per_second": tokens, "machine": used.name})
-        else:
-            click.echo(f"{seconds:.6g} s a step on one core, {tokens:,.0f} tokens/s (simulated on {used.name})")
+    if one_core or cores is not None:
+        _show_step(program, chosen or api.machine_of(program), cores, as_json=as_json)
         return
     with status(f"simulating {file}"):
         figures, timeline = api.simulate_with_timeline(program, machine=chosen, rendezvous=rendezvous, sharing=sharing)
@@ -78,3 +83,20 @@ def command(
     from ratrainc.reports import show_figures
 
     show_figures(program, figures, chosen.name if chosen else program.target)
+
+
+def _show_step(program: Program, machine: Machine, cores: int | None, *, as_json: bool) -> None:
+    """The step time on shared cores, or, without them, on one core for all engines in turn."""
+    from ratrainc.console import print_json
+    from targets.mt3000.simulation import one_core_step_seconds, shared_cores_step_seconds
+
+    if cores is None:
+        key, where, seconds = "one_core_step_seconds", "on one core", one_core_step_seconds(program, machine)
+    else:
+        key, where = "shared_cores_step_seconds", f"on {cores} shared core{'s' * (cores > 1)}"
+        seconds = shared_cores_step_seconds(program, machine, cores)
+    tokens = program.plan.tokens_per_step / seconds
+    if as_json:
+        print_json({key: seconds, "tokens_per_second": tokens, "machine": machine.name})
+    else:
+        click.echo(f"{seconds:.6g} s a step {where}, {tokens:,.0f} tokens/s (simulated on {machine.name})")

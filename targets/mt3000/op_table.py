@@ -1,7 +1,8 @@
-"""Measured seconds of ops, by what they are and how many bytes they touch."""
+"""Measured seconds of ops, by what they are and how large they are."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from math import log
 from typing import TypeGuard
@@ -10,6 +11,10 @@ from attrs import frozen
 
 MEMBERS_MARK = "*"
 """Between a collective's keyword and the number of its members."""
+SHAPES_MARK = "/"
+"""Between the kernels of a routine and the shapes they work on."""
+_ALIKE = {"all_reduce": "reduce_scatter", "reduce_scatter": "all_reduce"}
+"""Collectives that do much the same with a byte, where the one did not run."""
 _MOST_DIGITS = 18
 
 
@@ -23,9 +28,9 @@ def is_op_key(value: object) -> TypeGuard[str]:
 
 @frozen
 class MeasuredOp:
-    """An op of a kind and size (bytes of its own tensors; 0 for a routine, whose key says all) and its median seconds.
+    """An op of a kind and size, and its median seconds.
 
-    Of a collective, seconds are a member's share.
+    The size is bytes of its own tensors; of a routine, seconds by the rates of the machine. Seconds of a collective are a member's share.
     """
 
     key: str
@@ -46,26 +51,65 @@ class OpTable:
             found.setdefault(op.key, {})[op.size] = op.seconds
         return found
 
+    @cached_property
+    def _by_kernels(self) -> dict[str, dict[float, float]]:
+        """Routines, by their kernels alone."""
+        found: dict[str, dict[float, float]] = {}
+        for op in self.ops:
+            kernels, mark, _ = op.key.rpartition(SHAPES_MARK)
+            if mark:
+                found.setdefault(kernels, {})[op.size] = op.seconds
+        return found
+
     def seconds(self, key: str, size: float) -> float | None:
-        """Seconds of an op; of another size of its kind in proportion to the nearest that was measured; None of an unknown kind."""
-        sizes = self._by_key.get(key) or self._other_members(key)
-        if sizes is None:
-            return None
-        if size in sizes:
-            return sizes[size]
-        known = [each for each in sizes if each > 0]
-        if not known or size <= 0:
-            return next(iter(sizes.values()))
-        nearest = min(known, key=lambda each: abs(log(each / size)))
-        return sizes[nearest] * size / nearest
+        """Seconds of an op, as measured; of one that did not run, from those of its kind in other sizes; None of an unknown kind."""
+        kernels, is_routine, _ = key.rpartition(SHAPES_MARK)
+        known = self._by_key.get(key)
+        if is_routine and known:
+            return next(iter(known.values()))
+        if is_routine:
+            known = self._by_kernels.get(kernels)
+        known = known or self._other_members(key)
+        return _of_size(known, size) if known else None
 
     def _other_members(self, key: str) -> dict[float, float] | None:
-        """The same collective with another number of members: a member's share goes by its bytes."""
+        """The same collective with another number of members, or one alike: a member's share goes by its bytes."""
         keyword, mark, members = key.partition(MEMBERS_MARK)
         if not mark:
             return None
-        counts = [int(other.partition(MEMBERS_MARK)[2]) for other in self._by_key if other.startswith(keyword + mark)]
-        if not counts:
-            return None
-        nearest = min(counts, key=lambda count: abs(count - int(members)))
-        return self._by_key[f"{keyword}{mark}{nearest}"]
+        for kind in (keyword, _ALIKE.get(keyword, keyword)):
+            counts = [int(other.partition(MEMBERS_MARK)[2]) for other in self._by_key if other.startswith(kind + mark)]
+            if counts:
+                nearest = min(counts, key=lambda count: abs(count - int(members)))
+                return self._by_key[f"{kind}{mark}{nearest}"]
+        return None
+
+
+def _of_size(known: Mapping[float, float], size: float) -> float:
+    """Seconds of a size: measured, or those of the nearest one measured, changed as a line through all of them changes."""
+    if size in known:
+        return known[size]
+    positive = [each for each in known if each > 0]
+    if not positive or size <= 0:
+        return next(iter(known.values()))
+    nearest = min(positive, key=lambda each: abs(log(each / size)))
+    start, slope = line_through({each: known[each] for each in positive})
+    return known[nearest] * (start + slope * size) / (start + slope * nearest)
+
+
+def line_through(points: Mapping[float, float]) -> tuple[float, float]:
+    """Seconds at size 0 and for each unit of size, neither negative, with the least squares of relative errors.
+
+    Residuals are 1 - (start + slope * size) / seconds. One size alone tells a slope, and no start.
+    """
+    scales = [(1 / seconds, size / seconds) for size, seconds in points.items()]
+    ones, mixed, squares = (sum(a * a for a, _ in scales), sum(a * b for a, b in scales), sum(b * b for _, b in scales))
+    a, b = sum(a for a, _ in scales), sum(b for _, b in scales)
+    determinant = ones * squares - mixed * mixed
+    if len(points) > 1 and determinant > 1e-12 * ones * squares:
+        start, slope = (a * squares - b * mixed) / determinant, (b * ones - a * mixed) / determinant
+        if start >= 0 and slope >= 0:
+            return start, slope
+        if slope < 0:
+            return a / ones, 0.0
+    return 0.0, b / squares

@@ -129,6 +129,23 @@ def one_core_step_seconds(program: Program, machine: Machine) -> float:
     return seconds * program.plan.dp
 
 
+def shared_cores_step_seconds(program: Program, machine: Machine, cores: int) -> float:
+    """Seconds of a step in which the engines of a rank share one core, and all ranks so many, as processes over MPI do.
+
+    The longer of two: the program on a core for each rank, whose engines slow each other down where they overlap; and the work of all
+    ranks, spread evenly. What it leaves out: which ranks a core is given to, and that work may be badly spread.
+    """
+    works = _Works(program, machine)
+
+    def on_core(stage: int, engine: Engine, instruction: Instruction) -> ResourceWork:
+        seconds = works(stage, engine, instruction).seconds + machine.engine_gap
+        return ResourceWork(seconds, ddr_bytes=seconds)  # "bytes" of a DDR that moves one a second: a core
+
+    timeline = simulate_work(program, on_core, Bandwidths(1.0, UNLIMITED.links, UNLIMITED.host))
+    work = one_core_step_seconds(program, machine)
+    return max(timeline.step_seconds, work / min(cores, program.plan.clusters))
+
+
 def model_flops_per_token(model: ModelConfig, seq_len: int) -> float:
     """Operations training needs for one token, forward and backward: 6 a matrix weight, and causal attention."""
     window = min(model.sliding_window or seq_len, seq_len)

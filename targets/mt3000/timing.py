@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -13,11 +12,11 @@ from ratrain_ir.ops import Engine
 from ratrain_ir.types import StateKind, TensorType
 from targets.mt3000.collective_cost import all_gathers, all_reduces, cheapest, reduce_scatters
 from targets.mt3000.cost import copy_work, host_work, message_work, routine_work, update_work
-from targets.mt3000.op_table import MEMBERS_MARK
+from targets.mt3000.op_table import MEMBERS_MARK, SHAPES_MARK
 from targets.mt3000.placement import placement_of
 from targets.program import Access
 from targets.resource_work import ResourceWork
-from targets.routine import Routine
+from targets.routine import Routine, Step, parse_reference
 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.plan import Plan
@@ -74,11 +73,14 @@ def timed_op(
 
 def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
     """What an op asks of its engine, of DDR and of the link."""
-    measured = machine.table.seconds(op_key(op, plan), op.own_bytes) if machine.cost == "table" else None
-    if measured is not None:
-        return ResourceWork(measured)
-    if op.routine is not None:
-        return routine_work(op.routine, machine)
+    modelled = routine_work(op.routine, machine) if op.routine is not None else None
+    if machine.cost == "table":
+        size = modelled.seconds if modelled is not None else op.own_bytes
+        measured = machine.table.seconds(op_key(op, plan), size)
+        if measured is not None:
+            return ResourceWork(measured)
+    if modelled is not None:
+        return modelled
     if op.keyword == "send":
         return _message_work(op, plan, machine)
     if op.keyword == "update":
@@ -93,14 +95,37 @@ def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
 def op_key(op: TimedOp, plan: Plan) -> str:
     """What ops have in common that take the same time where they are of one size: the routine, or the kind and who takes part."""
     if op.routine is not None:
-        return f"{op.routine.key}/{routine_digest(op.routine)}"
+        return routine_key(op.routine)
     return f"{op.keyword}{MEMBERS_MARK}{members_of(op.group, plan)}" if op.group else op.keyword
 
 
-def routine_digest(routine: Routine) -> str:
-    """A short name of everything a routine's time depends on: its kernels and shapes."""
-    text = json.dumps(routine.to_json(), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+def routine_key(routine: Routine) -> str:
+    """What a routine's time depends on: its kernels, and behind the mark the shapes and numbers they work with.
+
+    What they compute with (an epsilon, a denominator), what only pads a shard, and tile schedules, which a CPU does not follow, make no
+    difference.
+    """
+    steps = [step for step in routine.steps if not _pads(step)]
+    kernels = [(step.kernel, sorted(step.operands)) for step in steps]
+    shapes = [_sizes(routine, step) for step in steps]
+    return f"{routine.key}:{_digest(kernels)}{SHAPES_MARK}{_digest(shapes)}"
+
+
+def _sizes(routine: Routine, step: Step) -> list[object]:
+    """Shapes, counts and choices of a kernel call."""
+    operands = [routine.operand(step.operands[name]) for name in sorted(step.operands)]
+    options = sorted((name, value) for name, value in step.options.items() if not isinstance(value, float))
+    return [[(dtype.value, *shape) for dtype, shape in operands], options]
+
+
+def _pads(step: Step) -> bool:
+    """Whether a step only clears the padding of a gradient, some bytes that go with the number of replicas."""
+    return all(parse_reference(reference).part.startswith("gap") for reference in step.operands.values())
+
+
+def _digest(facts: object) -> str:
+    """A short name of plain data."""
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 
 def members_of(group: str, plan: Plan) -> int:

@@ -30,6 +30,7 @@ from targets.runtime.memory_monitor import MemoryMonitor
 from targets.runtime.optimizer import LossScale, Updater
 from targets.runtime.positions import EnginePosition, RankPhase, RankPosition
 from targets.runtime.postmortem import diagnose
+from targets.runtime.profile import Concurrency, StepSpan
 from targets.runtime.rank import Rank, bind_routine, prepare_tables, routine_scratch_bytes
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Head:
 
 class LocalEngine:
     """Runs a program's ranks in this process."""
+
+    concurrency: Concurrency = "ordered"
 
     def __init__(
         self, program: Program, kernels: KernelSet, batches: Batches, *, interleave_seed: int | None = None
@@ -165,12 +168,16 @@ class LocalEngine:
         """
         limit = step - self.first_step + 1
         self.step = step
+        start = self.profile.clock() if self.profile is not None else 0.0
         self.enter(RankPhase.RUNNING, step)
         self.updater.begin_step(step)
         with np.errstate(all="ignore"):  # overflow is no accident here: flags find it, and its blocks are skipped
             self._run_until(limit)
         self.enter(RankPhase.BETWEEN_STEPS, step)
-        return self._report(step)
+        report = self._report(step)
+        if self.profile is not None:
+            self.profile.steps.append(StepSpan(limit - 1, start, self.profile.clock()))
+        return report
 
     def _report(self, step: int) -> StepReport:
         """What the step did."""
@@ -280,13 +287,13 @@ class LocalEngine:
             rank.position.begin(engine)
         if self.monitor is not None:
             self.monitor.before(rank, instruction)
-        if self.profile is not None:
-            self.profile.begin(rank, engine)
+        if self.profile is not None and self.evaluated is None:
+            self.profile.begin(rank.stage_index, rank.replica, engine)
 
     def _complete(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
         rank.completed[engine] += 1
         if self.profile is not None and self.evaluated is None:
-            self.profile.complete(rank, engine, instruction)
+            self.profile.complete(rank.stage_index, rank.replica, engine)
         if rank.position is not None:
             rank.position.complete(engine)
         if self.monitor is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ratrain_ir.diagnostics import Diagnostic, DiagnosticError
 from targets.runtime.local import LocalEngine
+from targets.runtime.profile import Profile
 from targets.runtime.threaded import ThreadedEngine
 
 if TYPE_CHECKING:
@@ -32,6 +33,14 @@ class Processes:
         if threads > 1 and interleave_seed is None:
             return ThreadedEngine(program, kernels, batches)
         return LocalEngine(program, kernels, batches, interleave_seed=interleave_seed)
+
+    def begin_profile(self) -> Profile:
+        """A profile that this process's engine records in. All must call it."""
+        return Profile()
+
+    def merged_profile(self, profile: Profile) -> Profile:
+        """What all processes have recorded, by one clock. All must call it."""
+        return profile
 
     def exchange(self, value: T) -> list[T]:
         """What every process gave, by number. All must call it."""

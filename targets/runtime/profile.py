@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from time import perf_counter
-from typing import TYPE_CHECKING
+from array import array
+from collections.abc import Callable, Iterator
+from statistics import median
+from time import perf_counter, thread_time
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from attrs import define, field, frozen
+import numpy as np
+from attrs import define, evolve, field, frozen
+from numpy.typing import NDArray
 
 from ratrain_ir.ops import Engine
 from targets.program import Instruction
 
 if TYPE_CHECKING:
-    from targets.runtime.rank import Rank
+    from targets.program import Program
+
+Concurrency: TypeAlias = Literal["ordered", "threads", "mpi"]
+"""What ran at a time: one instruction; the engines of all ranks, a thread each; the ranks, a process each."""
+CONCURRENCIES: tuple[Concurrency, ...] = get_args(Concurrency)
+EngineKey: TypeAlias = tuple[int, int, Engine]
+"""An engine: of which stage, which replica."""
+_NUMBERS = 4
+"""Recorded of an instruction: CPU and wall time at its begin, wall and CPU time at its end."""
+_MOMENTS = slice(1, 3)
+_TRIALS = 1000
 
 
 @frozen
@@ -26,24 +40,70 @@ class RunSpan:
     step: int
     start: float
     end: float
+    cpu_seconds: float
+    """of the thread that ran it; it means nothing where that thread did other things meanwhile"""
+
+
+@frozen
+class StepSpan:
+    """One step of the process, from asking for it to its report."""
+
+    step: int
+    start: float
+    end: float
 
 
 @define(eq=False)
 class Profile:
-    """Records when instructions start and end. Members of a collective start and end together, as it runs once for all."""
+    """Records when instructions start and end. Members of a collective start and end together, as it runs once for all.
+
+    An engine goes through its stream again and again, so numbers alone are kept: what they belong to follows from their place.
+    """
 
     clock: Callable[[], float] = perf_counter
-    """seconds: wall time, or the CPU time of the process where others use the machine and one thread runs"""
-    spans: list[RunSpan] = field(factory=list)
-    _started: dict[tuple[int, int, Engine], float] = field(factory=dict)
+    steps: list[StepSpan] = field(factory=list)
+    recorded: dict[EngineKey, array[float]] = field(factory=dict)
 
-    def begin(self, rank: Rank, engine: Engine) -> None:
+    def begin(self, stage: int, replica: int, engine: Engine) -> None:
         """An engine of a rank starts its next instruction."""
-        self._started[rank.stage_index, rank.replica, engine] = self.clock()
+        numbers = self.recorded.setdefault((stage, replica, engine), array("d"))
+        numbers.append(thread_time())
+        numbers.append(self.clock())
 
-    def complete(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
-        """It is done; the rank has counted it already."""
+    def complete(self, stage: int, replica: int, engine: Engine) -> None:
+        """It is done."""
         end = self.clock()
-        step = (rank.completed[engine] - 1) // len(rank.stage.streams[engine])
-        start = self._started[rank.stage_index, rank.replica, engine]
-        self.spans.append(RunSpan(rank.stage_index, rank.replica, engine, instruction, step, start, end))
+        numbers = self.recorded[stage, replica, engine]
+        numbers.append(end)
+        numbers.append(thread_time())
+
+    def overhead_seconds(self) -> float:
+        """What recording an instruction takes: the median of some that are empty."""
+        trial = Profile(self.clock)
+        taken = []
+        for _ in range(_TRIALS):
+            start = perf_counter()
+            trial.begin(0, 0, Engine.COMPUTE)
+            trial.complete(0, 0, Engine.COMPUTE)
+            taken.append(perf_counter() - start)
+        return median(taken)
+
+    def by_clock(self, shown: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Profile:
+        """The same with all moments as another clock shows them."""
+        recorded = {}
+        for key, numbers in self.recorded.items():
+            table = np.array(numbers).reshape(-1, _NUMBERS)
+            table[:, _MOMENTS] = shown(table[:, _MOMENTS])
+            recorded[key] = array("d", table.tobytes())
+        moments = shown(np.array([[step.start, step.end] for step in self.steps]).reshape(-1, 2)).tolist()
+        steps = [evolve(step, start=start, end=end) for step, (start, end) in zip(self.steps, moments, strict=True)]
+        return Profile(self.clock, steps, recorded)
+
+    def spans(self, program: Program) -> Iterator[RunSpan]:
+        """All instructions, engine by engine."""
+        for (stage, replica, engine), numbers in self.recorded.items():
+            stream = program.stages[stage].streams[engine]
+            for place in range(len(numbers) // _NUMBERS):
+                cpu_start, start, end, cpu_end = numbers[place * _NUMBERS : (place + 1) * _NUMBERS]
+                step, index = divmod(place, len(stream))
+                yield RunSpan(stage, replica, engine, stream[index], step, start, end, cpu_end - cpu_start)

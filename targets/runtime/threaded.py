@@ -61,6 +61,8 @@ class _Progress:
 class ThreadedEngine(LocalEngine):
     """Runs a program's ranks in this process, engines side by side."""
 
+    concurrency = "threads"
+
     def __init__(self, program: Program, kernels: KernelSet, batches: Batches) -> None:
         self._scratches: dict[_Key, Scratch] = {}
         self._progress = _Progress()

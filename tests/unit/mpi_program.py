@@ -27,7 +27,9 @@ from tests.unit.tiny_runs import make_stream
 class Recorded(MpiEngine):
     """An engine that notes when instructions begin and end."""
 
-    events: list[tuple[str, str, str]]
+    def __init__(self, *words: Any, **named: Any) -> None:
+        self.events: list[tuple[str, str, str]] = []
+        super().__init__(*words, **named)
 
     def _begin(self, rank: Any, engine: Any, instruction: Any) -> None:
         self.events.append((instruction.keyword, instruction.title, "begin"))
@@ -41,12 +43,7 @@ class Recorded(MpiEngine):
 class RecordedProcesses(MpiProcesses):
     """Processes whose engines note what they do."""
 
-    def make_engine(
-        self, program: Any, kernels: Any, batches: Any, interleave_seed: int | None, threads: int
-    ) -> MpiEngine:
-        engine = Recorded(program, kernels, batches, self.communicators, reduction=self.reduction)
-        engine.events = []
-        return engine
+    engine_class = Recorded
 
 
 def train(task: dict[str, Any]) -> dict[str, Any]:

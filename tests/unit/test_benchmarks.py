@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from tests.unit.mpi_tools import needs_mpi, run_ranks
 from tests.unit.tiny_runs import instructions
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -100,10 +101,21 @@ class TestCorrectnessRun:
         lines = (tmp_path / "after-step-7" / "losses.jsonl").read_text().splitlines()
         assert [json.loads(line)[0] for line in lines] == list(range(7))
         assert benchmark.main(self.steps(benchmark, 7)) == 0
-        assert capsys.readouterr().out.splitlines()[3] == "7 steps, 896 tokens in each run; " + loss_words(lines)
+        assert capsys.readouterr().out.splitlines()[4] == "7 steps, 896 tokens in each run; " + loss_words(lines)
+
+    @needs_mpi
+    @pytest.mark.full
+    @pytest.mark.parametrize("words", [[], ["--replicas", "4", "--reduction", "mpi"]], ids=["ordered", "mpi"])
+    def test_ranks_over_mpi_stay_within_what_is_allowed(self, words):
+        tokens = ["--tokens", "4096", "--engine", "mpi"]
+        result = run_ranks(4, BENCHMARKS / "correctness_run.py", *tokens, *words)
+        assert result.returncode == 0, result.stderr
+        (deviation,) = re.findall(r"largest \|loss - baseline\| / baseline: (\S+) %", result.stdout)
+        assert float(deviation) <= (0.081 if words else 0)
+        assert "2 steps, 4,096 tokens in each run" in result.stdout
 
     def test_recomputation_is_part_of_it(self, benchmark):
-        counts = [len(list(instructions(program, "recompute"))) for program in benchmark.programs()]
+        counts = [len(list(instructions(program, "recompute"))) for program in benchmark.programs(benchmark.PLAN)]
         assert 0 < counts[0] < counts[1]
 
     def test_a_difference_is_found(self, benchmark, monkeypatch, capsys):

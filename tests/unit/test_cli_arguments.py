@@ -61,6 +61,7 @@ def test_numbers_that_are_not_finite_are_refused(
         ("doctor", "--machine", "mt3000"),
         ("calibrate", "--profile", "p.json", "--fit", "launch"),
         ("simulate", "a.rtx", "--one-core", "--trace", "t.json"),
+        ("simulate", "a.rtx", "--one-core", "--cores", "2"),
     ],
 )
 def test_words_that_cannot_be_meant_are_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:

@@ -61,6 +61,8 @@ class _UnderWay:
 class MpiEngine(LocalEngine):
     """Runs this process's rank of a program; the other ranks are reached through the communicators."""
 
+    concurrency = "mpi"
+
     def __init__(
         self,
         program: Program,

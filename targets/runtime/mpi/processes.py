@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
+import numpy as np
+
+from targets.runtime.mpi.clocks import ClockOffset, measured_offset
 from targets.runtime.mpi.communicators import Communicators, finish
 from targets.runtime.mpi.engine import MpiEngine
 from targets.runtime.processes import Processes
+from targets.runtime.profile import Profile
 
 if TYPE_CHECKING:
     from targets.program import Program
@@ -20,6 +24,9 @@ T = TypeVar("T")
 class MpiProcesses(Processes):
     """The processes of an MPI job, numbered by stage, then by replica."""
 
+    engine_class: ClassVar[type[MpiEngine]] = MpiEngine
+    """What runs a rank."""
+
     def __init__(self, layout: Layout, reduction: Reduction) -> None:
         """Make the communicators, with all other processes.
 
@@ -29,6 +36,7 @@ class MpiProcesses(Processes):
         self.reduction = reduction
         self.number = self.communicators.world.rank
         self.count = layout.size
+        self.offsets: list[ClockOffset] = []
         self.started_as = layout.process(self.communicators.stage, self.communicators.replica)
 
     def make_engine(
@@ -37,7 +45,21 @@ class MpiProcesses(Processes):
         """The engine of this process's rank; the order of instructions is the machine's, never drawn, and one thread makes all calls."""
         assert interleave_seed is None
         del threads
-        return MpiEngine(program, kernels, batches, self.communicators, reduction=self.reduction)
+        return self.engine_class(program, kernels, batches, self.communicators, reduction=self.reduction)
+
+    def begin_profile(self) -> Profile:
+        """A profile that this rank records in; all agree about the time first."""
+        profile = Profile()
+        self.offsets = [measured_offset(self.communicators.world, profile.clock)]
+        return profile
+
+    def merged_profile(self, profile: Profile) -> Profile:
+        """What all ranks have recorded, by the clock of process 0; how far the clocks ran apart since the begin is spread evenly."""
+        self.offsets.append(measured_offset(self.communicators.world, profile.clock))
+        moments, seconds = ([getattr(each, name) for each in self.offsets] for name in ("at", "seconds"))
+        own = profile.by_clock(lambda times: times + np.interp(times, moments, seconds))
+        merged = self.exchange(own.recorded)
+        return Profile(profile.clock, own.steps, {key: numbers for each in merged for key, numbers in each.items()})
 
     def exchange(self, value: T) -> list[T]:
         """What every process gave, by number. All must call it."""
