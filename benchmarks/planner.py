@@ -109,7 +109,7 @@ def smallest() -> None:
                 head = [f"The fewest clusters on which {name} was found to fit {request.machine.name}: {clusters}."]
                 path = EXAMPLES / "smallest" / f"{name}-{clusters}.toml"
                 path.parent.mkdir(exist_ok=True)
-                write_lines(str(path), plan_text(best, name, head).splitlines())
+                write_lines(str(path), plan_text(best, name, head, request.machine.name).splitlines())
 
 
 def plan() -> None:

@@ -189,7 +189,7 @@ def _smallest(request: Request, model: str, output: str | None, *, as_json: bool
         from ratrain_ir.files import write_lines
 
         head = [f"The fewest clusters on which {request.model.name} fits {request.machine.name}: {clusters}."]
-        write_lines(output, plan_text(best, model, head).splitlines())
+        write_lines(output, plan_text(best, model, head, request.machine.name).splitlines())
     if as_json:
         print_json(
             {

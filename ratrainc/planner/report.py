@@ -12,6 +12,7 @@ from ratrain_ir.frontend.plan import plan_to_toml
 from ratrainc.console import say, seconds_text, size_text, table
 from ratrainc.planner.crossings import Crossing, crossings
 from targets.mt3000.link_groups import are_uniform
+from targets.mt3000.machine import DEFAULT_MACHINE, machine_names
 
 if TYPE_CHECKING:
     from ratrainc.planner.answer import Answer, Candidate, Request
@@ -208,7 +209,7 @@ def plan_file(answer: Answer, candidate: Candidate, model: str) -> str:
         f"or less than {seconds_text(answer.relaxed_bound_seconds)} (closed form) with any.",
         *(_mapping_reasons(answer, candidate) if candidate.plan.mapping is not None else ()),
     ]
-    return plan_text(candidate, model, head)
+    return plan_text(candidate, model, head, request.machine.name)
 
 
 def _mapping_reasons(answer: Answer, candidate: Candidate) -> Iterator[str]:
@@ -225,11 +226,12 @@ def _mapping_reasons(answer: Answer, candidate: Candidate) -> Iterator[str]:
         yield "  No other mapping of this shape was simulated: it has none, or bounds ruled them out."
 
 
-def plan_text(candidate: Candidate, model: str, head: Sequence[str]) -> str:
-    """The TOML text of a plan under lines of comment."""
+def plan_text(candidate: Candidate, model: str, head: Sequence[str], machine: str) -> str:
+    """The TOML text of a plan under lines of comment, for a machine by its name."""
+    target = "" if machine == DEFAULT_MACHINE else f" --machine {machine if machine in machine_names() else 'ITS.toml'}"
     compiling = [
         "Compile it with:",
-        f"  ratrainc compile --model {model} --plan THIS.toml \\",
+        f"  ratrainc compile --model {model} --plan THIS.toml{target} \\",
         f'    --passes "{candidate.pipeline}"',
     ]
     text = "".join(f"# {line}\n" for line in [*head, *compiling]) + "\n" + plan_to_toml(candidate.plan)

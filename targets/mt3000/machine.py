@@ -83,7 +83,8 @@ _MAY_BE_ZERO = (
     "engine_gap",
     "gemm_half_extent",
 )
-_DEFAULT = "mt3000"
+DEFAULT_MACHINE = "mt3000"
+"""The machine of plans and programs that name none."""
 
 
 @frozen
@@ -168,7 +169,7 @@ def load_machine(name_or_path: str | None) -> Machine:
 
     Raises `DiagnosticError` RT065 or RT002 with everything that is wrong with the file.
     """
-    name = name_or_path or _DEFAULT
+    name = name_or_path or DEFAULT_MACHINE
     if name in machine_names():
         return parse_machine(_built_in_text(name), file=f"{name}.toml")
     if not name.endswith(".toml") and not Path(name).exists():
