@@ -22,7 +22,7 @@ from passes.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
 from passes.insert_prefetch import InsertPrefetchPass
 from passes.overlap import step_period
 from passes.pass_base import Pass, PassContext
-from passes.prefetch_depth import DEPTHS, prefetch_depth
+from passes.prefetch_depth import prefetch_depth
 from passes.recompute import POLICIES, RecomputePass, refuse_second_recovery
 from passes.schedule_update import ScheduleUpdatePass
 from passes.trial import seconds_at_own_addresses, with_workspace
@@ -101,7 +101,7 @@ class JointOrderPass(Pass):
     def depths(self, module: Module, context: PassContext) -> list[int]:
         """How many blocks ahead each stage gathers views that are sharded within the step; like stages take the same."""
         if self.state != "ordered" or not gathers_within_step(module.plan):
-            return [DEPTHS[0]] * len(module.stages)
+            return [InsertPrefetchPass().depth_blocks] * len(module.stages)
 
         def ordered(trial: Stage, depth: int) -> None:
             self.orders(depth)[0].rewrite(module, trial, context)

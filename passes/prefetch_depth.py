@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from passes.overlap import step_period
 from passes.recompute import NOTHING, same_for_all
 from passes.recompute_choice import rewritten
-from passes.trial import with_workspace
+from passes.trial import trial_excess_bytes, with_workspace
 from ratrain_ir.module import Stage
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from passes.recompute import RecomputePass
     from ratrain_ir.module import Module
 
-DEPTHS = (1, 2, 3, 4)
-"""What is chosen from, in block ops."""
+DEPTHS = (0, 1, 2, 3, 4)
+"""What is chosen from, in block ops; 0: right before the use."""
 _WORTH = 5e-4
 """By how much of a period a greater depth must shorten it."""
 
@@ -35,7 +35,7 @@ def prefetch_depth(
     recovery: RecomputePass,
     ordered: Callable[[Stage, int], None],
 ) -> int:
-    """The depth with the shortest period of a stage; `ordered` gives a copy of the stage its order under a depth."""
+    """The depth with the shortest period of a stage of those that fit, 0 where none does; `ordered` gives a copy of the stage its order under a depth."""
     worth_trying: list[tuple[float, int, Stage]] = []
     shortest = [inf, inf]
     for depth in DEPTHS:
@@ -50,11 +50,16 @@ def prefetch_depth(
     for least, depth, trial in reversed(worth_trying):
         if least < best:  # what is recovered comes on top
             choice_of, _ = recovery.choice(module, trial, context)
-            seconds = _period(module, rewritten(trial, choice_of), context)
-            if seconds < best:
+            recovered = rewritten(trial, choice_of)
+            seconds = _period(module, recovered, context)
+            if seconds < best and _fits(module, recovered, context, recovery.budget_within(context)):
                 chosen, best = depth, seconds
     return chosen
 
 
 def _period(module: Module, stage: Stage, context: PassContext) -> float:
     return step_period(module, with_workspace(module, stage, context), context)
+
+
+def _fits(module: Module, stage: Stage, context: PassContext, budget: int) -> bool:
+    return not trial_excess_bytes(module, stage, context, 0.0, budget)
