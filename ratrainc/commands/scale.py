@@ -73,9 +73,10 @@ def command(
     from ratrain_ir.frontend.plan import load_plan
     from ratrainc.console import print_json, progress
     from ratrainc.planner.requests import planning_request
-    from ratrainc.planner.scaling import draw, fixed_points, planned_points, point_json
+    from ratrainc.planner.scaling import draw, fixed_points, planned_points, plot_kind, point_json
 
     if plot is not None:
+        plot_kind(plot)
         check_writable(plot)
     config = load_model(model)
     request = planning_request(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,19 +101,28 @@ def point_json(point: Point) -> dict[str, Any]:
     return found
 
 
-def draw(points: Sequence[Point], path: str, title: str) -> None:
-    """Write a plot of throughput over clusters, with perfect scaling beside it, as PNG or SVG by the file's ending.
+def plot_kind(path: str) -> str:
+    """Png or svg, by a file's ending.
 
-    Raises `DiagnosticError` RT002 where matplotlib is not installed, or the file's kind is not known.
+    Raises `DiagnosticError` RT002 where it is neither, or nothing can be drawn: good to know before the work that is drawn.
     """
     kind = Path(path).suffix.removeprefix(".").lower()
     if kind not in ("png", "svg"):
         fail("RT002", f"a plot is written as .png or .svg, not '{path}'")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
+    if find_spec("matplotlib") is None:
         fail("RT002", "drawing needs matplotlib, which is not installed", help="pip install 'ratrain[plot]'")
+    return kind
+
+
+def draw(points: Sequence[Point], path: str, title: str) -> None:
+    """Write a plot of throughput over clusters, with perfect scaling beside it, as PNG or SVG by the file's ending.
+
+    Raises `DiagnosticError` RT002 as `plot_kind` does, and where the file cannot be written.
+    """
+    kind = plot_kind(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     from ratrain_ir.files import replacing
 
     figure = Figure(figsize=(6, 4), layout="constrained")

@@ -312,6 +312,7 @@ _NEIGHBOURS = 8
 def _start_worker(parent: int) -> None:
     """A worker ends at once when it is interrupted, and when its parent is gone."""
     signal.signal(signal.SIGINT, lambda _signal, _frame: os._exit(1))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -333,7 +334,12 @@ class _Runner:
 
     def submit(self, task: Task) -> Future[Evaluation]:
         if self.executor is not None:
-            return self.executor.submit(evaluate, task)
+            # A worker may start now. It has this mask until it can take an interruption without a traceback.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            try:
+                return self.executor.submit(evaluate, task)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         done: Future[Evaluation] = Future()
         done.set_result(evaluate(task))
         return done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ratrain_ir.diagnostics import DiagnosticError
 from ratrain_ir.frontend.model_config import load_model
 from ratrain_ir.frontend.plan import check_plan, parse_plan
 from ratrainc.cli import main
-from ratrainc.planner import quick
+from ratrainc.planner import quick, search
 from ratrainc.planner.answer import Request
 from ratrainc.planner.bounds import Columns, plan_bounds
 from ratrainc.planner.cuts import best_cuts, cuts_of, partitions
@@ -389,3 +390,23 @@ def test_fewest_clusters(capsys, tmp_path):
     fewer[words.index("8")] = str(found["clusters"] - 1)
     assert main(fewer) == 1
     assert "RT053" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["curve.pdf", "curve"])
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_search(name, capsys):
+    assert main(["scale", "--model", "missing", "--clusters", "2,4", "--plot", name]) == 1
+    assert ".png or .svg" in capsys.readouterr().err
+
+
+def test_workers_start_with_interruptions_held_back():
+    """Ctrl-C while they import would end them with tracebacks."""
+    masks = []
+
+    class Executor:
+        def submit(self, *_words):
+            masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    search._Runner(Executor(), 2).submit(None)
+    assert signal.SIGINT in masks[0]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before

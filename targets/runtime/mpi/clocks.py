@@ -68,4 +68,4 @@ def this_machine() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
-        return MPI.Get_processor_name()
+        return str(MPI.Get_processor_name())
