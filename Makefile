@@ -75,6 +75,6 @@ $(PARITY): $(DEV)
 	@touch $@
 
 $(FULL): $(PARITY)
-	@echo "Installing MPI into $(VENV) ..."
-	@$(PIP) install "$(TORCH)" -e '.[dev,parity,mpi]'
+	@echo "Installing MPI and transformers into $(VENV) ..."
+	@$(PIP) install "$(TORCH)" -e '.[dev,parity,transformers,mpi]'
 	@touch $@

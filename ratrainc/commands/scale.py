@@ -76,8 +76,8 @@ def command(
     from ratrainc.planner.scaling import draw, fixed_points, planned_points, plot_kind, point_json
 
     if plot is not None:
-        plot_kind(plot)
         check_writable(plot)
+        plot_kind(plot)
     config = load_model(model)
     request = planning_request(
         config,

@@ -120,7 +120,7 @@ def test_the_bound_names_its_witness(problem):
     assert allocate(problem).lower_bound_bytes == bound.nbytes
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(single_interval_problems(most=20))
 def test_a_capacity_that_was_reached_is_reached_again(problem):
     reached = allocate(problem, effort=EXACT).arena_bytes

@@ -37,7 +37,7 @@ def run(module, pipeline: str, target) -> None:
     PassManager(target, verify_each=True).run(module, pipeline)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(cases(), pipelines(PASSES), targets())
 def test_every_pipeline_keeps_every_invariant(case, pipeline, target):
     module = case.module()

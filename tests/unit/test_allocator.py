@@ -153,8 +153,13 @@ def test_the_tree_places_like_the_plain_loop(several, sided):
             assert offsets.tolist() == greedy(order.tolist(), instance.sizes.tolist(), meets, best=False)
 
 
-@pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("sided", [False, True])
+@pytest.mark.parametrize(
+    ("several", "sided"),
+    [
+        (True, True),
+        *(pytest.param(*flags, marks=pytest.mark.full) for flags in ((False, False), (False, True), (True, False))),
+    ],
+)
 def test_large_problems_are_sound(several, sided):
     problem = random_problem(3, 1500, several=several, sided=sided)
     found = allocate(problem, effort=Effort(work=4_000_000))

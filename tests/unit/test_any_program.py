@@ -75,7 +75,7 @@ positions = st.integers(0, 1 << 30)
 
 
 @given(edits=st.lists(st.tuples(positions, st.integers(1, 255)), min_size=1, max_size=4), cut=st.none() | positions)
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_changed_bytes_are_noticed(small: bytes, edits: list[tuple[int, int]], cut: int | None) -> None:
     data = bytearray(small)
     for position, change in edits:
@@ -88,7 +88,7 @@ def test_changed_bytes_are_noticed(small: bytes, edits: list[tuple[int, int]], c
 
 
 @given(edits=st.lists(st.tuples(positions, st.integers(0, 255)), min_size=1, max_size=4))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_changed_bytes_with_the_right_digest_do_no_harm(small: bytes, edits: list[tuple[int, int]]) -> None:
     body = bytearray(small[:-32])
     for position, value in edits:
@@ -121,7 +121,7 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 @given(edits=st.lists(st.tuples(positions, st.sampled_from(range(len(NASTY)))), min_size=1, max_size=2))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_any_value_anywhere_in_the_header_does_no_harm(small: bytes, edits: list[tuple[int, int]]) -> None:
     header, columns = split(small)
     for position, choice in edits:
@@ -137,7 +137,7 @@ NUMBERS = st.sampled_from([(0, -1), (0, 0), (0, 1), (0, 2), (0, (1 << 31) - 1), 
 
 
 @given(edits=st.lists(st.tuples(positions, NUMBERS), min_size=1, max_size=2))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_any_number_anywhere_in_the_columns_does_no_harm(
     small: bytes, edits: list[tuple[int, tuple[int, int]]]
 ) -> None:

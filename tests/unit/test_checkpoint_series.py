@@ -58,8 +58,12 @@ def test_going_on_from_any_checkpoint_is_never_having_stopped(name: str, place: 
 
 @pytest.mark.parametrize(
     "keys",
-    [{"dp": 1, "micro_batches": 6}, {"pp": 3}, {"pp": 1, "dp": 3, "micro_batches": 2}, {"zero": 0}],
-    ids=["one-replica", "three-stages", "one-stage-three-replicas", "nothing-sharded"],
+    [
+        pytest.param({"dp": 1, "micro_batches": 6}, id="one-replica", marks=pytest.mark.full),
+        pytest.param({"pp": 3}, id="three-stages"),
+        pytest.param({"pp": 1, "dp": 3, "micro_batches": 2}, id="one-stage-three-replicas"),
+        pytest.param({"zero": 0}, id="nothing-sharded", marks=pytest.mark.full),
+    ],
 )
 def test_another_plan_reads_the_same_state(keys: dict[str, Any], place: str) -> None:
     """The state is equal in every bit; only the sums of later steps are made in another order."""

@@ -50,7 +50,13 @@ def one_stage_losses(trainer: Trainer) -> list[float]:
 pytestmark = pytest.mark.xdist_group("run-equivalence")
 
 
-@pytest.mark.parametrize("layout", [TWO_BY_TWO, FOUR_STAGES], ids=["2-stages-2-replicas", "4-stages"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(TWO_BY_TWO, id="2-stages-2-replicas"),
+        pytest.param(FOUR_STAGES, id="4-stages", marks=pytest.mark.full),
+    ],
+)
 def test_the_layout_does_not_change_the_training(
     trainer: Trainer, one_stage_losses: list[float], layout: Layout
 ) -> None:
