@@ -98,10 +98,15 @@ def _bounds(query: Any, first_key: Any, keys: Any, window: Any) -> Any:
 
 
 @inlined()
-def _add_bias(seen: Any, slope: Any, distance: Any) -> None:
-    """Add slope * (key - query) to the scores of a row, the first of which is at this distance."""
-    for i in range(seen.size):
-        seen[i] += slope * np.float32(np.int32(i) + distance)
+def _seen(row: Any, low: Any, high: Any, slope: Any, distance: Any) -> Any:
+    """Columns low to high of a row plus slope * (distance + column); the others become 0."""
+    row[:low] = _ZERO
+    row[high:] = _ZERO
+    seen = row[low:high]
+    if slope != _ZERO:
+        for i in range(seen.size):
+            seen[i] += slope * np.float32(np.int32(i) + np.int32(distance + low))
+    return seen
 
 
 @reducing()
@@ -112,14 +117,9 @@ def _softmax(
     for r in range(score.shape[0]):
         query = first_query + r
         low, high = _bounds(query, first_key, score.shape[1], window)
-        row = score[r]
-        row[:low] = _ZERO
-        row[high:] = _ZERO
+        seen = _seen(score[r], low, high, slope, first_key - query)
         if low == high:
             continue
-        seen = row[low:high]
-        if slope != _ZERO:
-            _add_bias(seen, slope, np.int32(first_key + low - query))
         peak = peaks[r]
         for i in range(seen.size):
             peak = maximum(peak, seen[i])
@@ -153,14 +153,8 @@ def _score_gradient(
     for r in range(score.shape[0]):
         query = first_query + r
         low, high = _bounds(query, first_key, score.shape[1], window)
-        row, grad_row = score[r], dprob[r]
-        row[:low] = _ZERO
-        grad_row[:low] = _ZERO
-        row[high:] = _ZERO
-        grad_row[high:] = _ZERO
-        seen, grad = row[low:high], grad_row[low:high]
-        if slope != _ZERO:
-            _add_bias(seen, slope, np.int32(first_key + low - query))
+        seen = _seen(score[r], low, high, slope, first_key - query)
+        grad = _seen(dprob[r], low, high, _ZERO, 0)
         log_total, mean = np.float32(np.float64(lse[r]) * _LOG2_E), delta[r]
         for i in range(seen.size):
             p = power_of_two(seen[i] - log_total)

@@ -59,33 +59,24 @@ def _call(
 @inlined()
 def multiply(sgemm: Any, a: Any, b: Any, keep: Any, out: Any) -> None:
     """Out = keep * out + a @ b; what `out` holds is not read where `keep` is 0. Rows may lie apart, elements of a row not."""
-    _call(
-        sgemm,
-        np.int32(AS_IS),
-        np.int32(AS_IS),
-        out.shape[0],
-        out.shape[1],
-        a.shape[1],
-        a.ctypes.data,
-        a.strides[0] // a.itemsize,
-        b.ctypes.data,
-        b.strides[0] // b.itemsize,
-        keep,
-        out.ctypes.data,
-        out.strides[0] // out.itemsize,
-    )
+    _multiply(sgemm, np.int32(AS_IS), a, a.shape[1], b, keep, out)
 
 
 @inlined()
 def multiply_transposed(sgemm: Any, a: Any, b: Any, keep: Any, out: Any) -> None:
     """Out = keep * out + a^T @ b, as `multiply`."""
+    _multiply(sgemm, np.int32(TRANSPOSED), a, a.shape[0], b, keep, out)
+
+
+@inlined()
+def _multiply(sgemm: Any, transpose_a: Any, a: Any, depth: Any, b: Any, keep: Any, out: Any) -> None:
     _call(
         sgemm,
-        np.int32(TRANSPOSED),
+        transpose_a,
         np.int32(AS_IS),
         out.shape[0],
         out.shape[1],
-        a.shape[0],
+        depth,
         a.ctypes.data,
         a.strides[0] // a.itemsize,
         b.ctypes.data,
