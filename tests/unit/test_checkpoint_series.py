@@ -348,14 +348,14 @@ def test_a_series_that_has_gone_further_is_refused(resumed: str | None, place: s
     assert names(place) == before
 
 
-def test_a_loss_that_is_no_number_is_not_saved(place: str) -> None:
+def test_a_loss_that_is_no_number_is_not_saved(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights before that step were bad already: keeping them would take the place of a checkpoint that is worth something."""
     run = start(make_program(), 5, save=place, save_every=1, keep_last=1)
     steps = run.steps()
     next(steps)
     next(steps)
     original = run.engine.run_step
-    run.engine.run_step = lambda step: evolve(original(step), loss=float("nan"))  # type: ignore[method-assign]
+    monkeypatch.setattr(run.engine, "run_step", lambda step: evolve(original(step), loss=float("nan")))
     with pytest.raises(DiagnosticError, match=r"RT093.*diverged"):
         list(steps)
     assert names(place) == ["step-00000002"]
