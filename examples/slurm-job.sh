@@ -27,7 +27,7 @@ resume=()
 # --mpi=pmix with Open MPI, --mpi=pmi2 with MPICH; 'srun --mpi=list' says what there is.
 srun --kill-on-bad-exit=1 --mpi=pmi2 \
   ratrainc run "$program" --engine mpi --rank-order pp-first --data "$SLURM_SUBMIT_DIR/tokens.bin" \
-  --steps $((total - ${done:-0})) --save "$run" --save-every 50 "${resume[@]}" --log "$run.$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.jsonl"
+  --steps $((total - ${done:-0})) --save "$run" --save-every 50 "${resume[@]}" --log "$run.jsonl"
 code=$?
 
 # What each rank was doing, where any was lost.

@@ -9,22 +9,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from attrs import define, frozen
 
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, fail
+from ratrain_ir.diagnostics import Diagnostic, DiagnosticError
 from ratrain_ir.files import check_writable
 from ratrain_ir.ops import Engine
 from ratrainc.cli import EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED
 from ratrainc.console import errors, output, progress, say, size_text, status
 from ratrainc.loss_plot import Curves, chart_lines, write_svg
 from ratrainc.remaining_time import RemainingTime
+from ratrainc.run_log import RunLog, run_log
 from ratrainc.run_profile import write_profile
 from ratrainc.training_data import DataChoice, open_data
 from targets.runtime.positions import RankPhase
-from targets.runtime.training import RunSettings, TimedStep, TrainingRun, prepare, write_log_line
+from targets.runtime.training import RunSettings, TimedStep, TrainingRun, prepare
 from targets.runtime.utilisation import Utilisation, measured_peak_flops
 
 if TYPE_CHECKING:
@@ -150,10 +151,10 @@ def run_training(
         check_writable(profile_path)
     stop = StopAsked()
     start = time.perf_counter()
-    with _log_file(log) as stream_out, _on_interrupt(stop), threadpool_limits(limits=1), _watching(run):
+    with run_log(log, run.first_step) as open_log, _on_interrupt(stop), threadpool_limits(limits=1), _watching(run):
         if not quiet:
             _say_start(run)
-        stop_signal = _run_steps(run, stop, stream_out, quiet=quiet, live=live)
+        stop_signal = _run_steps(run, stop, open_log, quiet=quiet, live=live)
         saved = run.save()
         run.engine.enter(RankPhase.ENDED, run.steps_done - 1)
     _draw(run, plot)
@@ -199,7 +200,7 @@ def _say_start(run: TrainingRun) -> None:
     say(f"{run.engine.description}: arenas {size_text(run.engine.arena_bytes)}, kernel scratch {scratch}")
 
 
-def _run_steps(run: TrainingRun, stop: StopAsked, log: IO[str] | None, *, quiet: bool, live: bool) -> int:
+def _run_steps(run: TrainingRun, stop: StopAsked, log: RunLog | None, *, quiet: bool, live: bool) -> int:
     """Run all steps, or those before a signal asks for the end; that signal, or 0."""
     should_stop = run.engine.agreed_stop(lambda: stop.signal)
     total = run.settings.steps
@@ -209,7 +210,7 @@ def _run_steps(run: TrainingRun, stop: StopAsked, log: IO[str] | None, *, quiet:
     with _display(run, live=live) as show:
         for timed in run.steps(should_stop):
             if log is not None:
-                _write_log(log, timed)
+                log.write(timed)
             show(timed)
             remaining.step_done()
             index = timed.report.step - run.first_step
@@ -254,13 +255,6 @@ def _step_line(timed: TimedStep, seconds_left: float | None) -> str:
     return "  ".join(parts)
 
 
-def _write_log(log: IO[str], timed: TimedStep) -> None:
-    try:
-        write_log_line(log, timed)
-    except OSError as error:
-        fail("RT002", f"cannot write the log '{log.name}': {error.strerror}")
-
-
 def show_run(result: RunResult) -> None:
     """The report of a run."""
     if not result.steps:
@@ -301,23 +295,6 @@ def _show_held_out(result: RunResult) -> None:
     if held:
         words = " -> ".join(f"{loss:.4f}" for _, loss in dict.fromkeys((held[0], held[-1])))
         say(f"held-out loss {words} ({result.held_out}; after step {held[-1][0]})")
-
-
-@contextmanager
-def _log_file(path: str | None) -> Iterator[IO[str] | None]:
-    """The log, written line by line so that a crash loses nothing."""
-    if path is None:
-        yield None
-        return
-    try:
-        stream = open(path, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - closed below, opened here for its error
-    except (OSError, ValueError) as error:  # a ValueError: no path has a zero byte
-        fail("RT002", f"cannot write the log '{path}': {getattr(error, 'strerror', None) or error}")
-    try:
-        yield stream
-    finally:
-        with suppress(OSError):  # every line was flushed when it was written, and a failure reported then
-            stream.close()
 
 
 @contextmanager

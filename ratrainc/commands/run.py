@@ -110,7 +110,9 @@ _MOST_THREADS = 1 << 16
     help="Without progress for so long, say who waits for whom, and end a run that cannot go on; 0: never.",
 )
 @click.option(
-    "--log", metavar="losses.jsonl", help="Write one JSON line a step: step, loss, tokens, tokens_per_second."
+    "--log",
+    metavar="losses.jsonl",
+    help="Write one JSON line a step: step, loss, tokens, tokens_per_second. With --resume, go on in that file.",
 )
 @click.option(
     "--eval-every",

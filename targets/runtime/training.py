@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, field, frozen
 
@@ -326,12 +326,6 @@ def blas_facts() -> dict[str, Any]:
     from targets.runtime.kernels import openblas
 
     return {"blas": openblas.VERSION, "blas_core_type": openblas.core_type(), "blas_threads": 1}
-
-
-def write_log_line(stream: IO[str], step: TimedStep) -> None:
-    """Append one step to a log of JSON lines, at once."""
-    stream.write(json.dumps(step.to_json()) + "\n")
-    stream.flush()
 
 
 def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[Diagnostic]:
