@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from targets.runtime.kernels.blas import multiply, multiply_transposed
-from targets.runtime.kernels.fast_numba import exact, inlined, load, maximum, narrow, power_of_two, reducing
+from targets.runtime.kernels.fast_numba import SPLIT_SUMS, exact, inlined, load, maximum, narrow, power_of_two
 
 QUERIES, KEYS = 256, 384
 """Rows and columns of a tile of scores at most: BLAS is near its speed, and two tiles are 0.75 MiB."""
@@ -78,7 +78,7 @@ def _scatter_rows(block: Any, totals: Any, x: Any, first_row: Any, first_column:
             row[i] = narrow(line[i] / total, row.dtype)
 
 
-@reducing()
+@inlined(fastmath=SPLIT_SUMS)
 def _row_dot(block: Any, x: Any, first_row: Any, first_column: Any, out: Any) -> None:
     """out[r] = the product of row r of a block with its row of x."""
     for r in range(block.shape[0]):
@@ -109,7 +109,7 @@ def _seen(row: Any, low: Any, high: Any, slope: Any, distance: Any) -> Any:
     return seen
 
 
-@reducing()
+@inlined(fastmath=SPLIT_SUMS)
 def _softmax(
     score: Any, first_query: Any, first_key: Any, window: Any, slope: Any, peaks: Any, totals: Any, out: Any
 ) -> None:
@@ -145,7 +145,7 @@ def _log_totals(peaks: Any, totals: Any, lse: Any) -> None:
         lse[r] = np.float32(np.float64(peaks[r]) * _LN2 + math.log(np.float64(totals[r])))
 
 
-@exact()
+@inlined()
 def _score_gradient(
     score: Any, dprob: Any, first_query: Any, first_key: Any, window: Any, slope: Any, lse: Any, delta: Any
 ) -> None:

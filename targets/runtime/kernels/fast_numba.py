@@ -25,11 +25,17 @@ intrinsic: Callable[[Callable[..., Any]], Any] = extending.intrinsic
 exact = functools.partial(nb.njit, cache=True, nogil=True, error_model="numpy")
 """Every operation as IEEE 754 has it: the same result wherever an element stands in its array."""
 
-reducing = functools.partial(exact, fastmath={"reassoc", "contract", "nsz"})
+SPLIT_SUMS = {"reassoc", "contract", "nsz"}
 """Sums may be split over vector lanes, by the length alone. Infinities and NaNs keep their meaning."""
 
+reducing = functools.partial(exact, fastmath=SPLIT_SUMS)
+
 inlined = functools.partial(nb.njit, forceinline=True, error_model="numpy")
-"""For use inside the kernels; keeps its own rounding rules there."""
+"""For use inside the kernels; keeps its own rounding rules there.
+
+A kernel that calls another one has a copy of it, optimised anew, and the linker takes any copy that the process has: after compiling
+that of the function alone, after loading from the cache that of the kernel. So whatever is not exact must be inlined.
+"""
 
 _HALF, _FLOAT, _I16, _I32 = ir.HalfType(), ir.FloatType(), ir.IntType(16), ir.IntType(32)
 
