@@ -20,8 +20,9 @@ backward itself needs. What is left of the capacity, shared evenly by all layers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -37,14 +38,13 @@ if TYPE_CHECKING:
     from ratrainc.planner.space import Shape
 
 Numbers = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 _EMBED, _LAYER, _HEAD = range(3)
 
 
 @frozen(eq=False)
 class Columns:
-    """What the bounds need of many shapes: one row a shape, units (embed, layer, head) or segments of the hull in the last axis."""
+    """What the bounds need of many shapes, which are along the last axis of each column; units (embed, layer, head) or lines along the first."""
 
     pp: Numbers
     micro_batches: Numbers
@@ -58,10 +58,11 @@ class Columns:
     mlp_scratch: Numbers
     head_scratch: Numbers
     message: Numbers
-    hull_bytes: Numbers
-    """where each segment of recovery over kept bytes starts"""
-    hull_seconds: Numbers
-    hull_slope: Numbers
+    recovery_slope: Numbers
+    """of the lines whose largest is a layer's recovery over the bytes it keeps, the last one apart"""
+    recovery_intercept: Numbers
+    recovery_least: Numbers
+    """seconds however much is kept: the last line, which is flat"""
     carried: Numbers
     gradients: Numbers
     mlp_gradient: Numbers
@@ -78,41 +79,36 @@ class Columns:
     @classmethod
     def of(cls, profiles: Profiles, shapes: Sequence[Shape], *, schedule: str = "1f1b") -> Columns:
         """The columns of some shapes; profiles are made once for each micro-batch size and each state."""
-        sizes = sorted({s.micro_batch_size for s in shapes})
-        states = sorted({state_key(s) for s in shapes})
-        size_of = {size: i for i, size in enumerate(sizes)}
-        state_of = {state: i for i, state in enumerate(states)}
-        work = _table([profiles.work(size) for size in sizes], _WORK_COLUMNS)
-        state = _table([profiles.state(key) for key in states], _STATE_COLUMNS)
-        work |= _segments([(profiles.work(size).kept_bytes, profiles.work(size).recovery) for size in sizes])
-        work_rows = np.array([size_of[s.micro_batch_size] for s in shapes])
-        state_rows = np.array([state_of[state_key(s)] for s in shapes])
+        sizes, size = _grouped(shapes, "micro_batch_size")
+        states, state = _grouped(shapes, "dp", "zero", "reduce", "tiles")
+        ways, way = _grouped(shapes, "pp", "dp", "tiles", "micro_batch_size")
+        works = [profiles.work(shape.micro_batch_size) for shape in sizes]
+        of_size = _table(works, _WORK_COLUMNS) | _recovery_lines([(work.kept_bytes, work.recovery) for work in works])
+        of_state = _table([profiles.state(state_key(shape)) for shape in states], _STATE_COLUMNS)
         return cls(
-            pp=np.array([s.pp for s in shapes], float),
-            micro_batches=np.array([s.micro_batches for s in shapes], float),
+            pp=np.fromiter((s.pp for s in shapes), float, len(shapes)),
+            micro_batches=np.fromiter((s.micro_batches for s in shapes), float, len(shapes)),
             layers=float(profiles.setting.model.layers),
             capacity=float(profiles.setting.machine.whole("ddr_capacity")),
             in_order=schedule == "1f1b",
-            message=np.array([profiles.message(s) for s in shapes]),
-            **{name: column[work_rows] for name, column in work.items()},
-            **{name: column[state_rows] for name, column in state.items()},
+            message=np.array([profiles.message(shape) for shape in ways])[way],
+            **{name: column.take(size, axis=-1) for name, column in of_size.items()},
+            **{name: column.take(state, axis=-1) for name, column in of_state.items()},
         )
+
+    @property
+    def there_and_back(self) -> Numbers:
+        """Seconds of one micro-batch through all stages and back."""
+        everything = np.array([1.0, self.layers, 1.0])
+        return everything @ (self.forward + self.backward) + 2 * self.message * (self.pp - 1)
 
     def rows(self, index: slice | NDArray[np.intp]) -> Columns:
         """Some of the shapes."""
-        return self._mapped(lambda column: column[index])
-
-    def spread(self, axes: int) -> Columns:
-        """The same with axes of length one after the first, to be broadcast against stages and cuts."""
-        return self._mapped(lambda column: column.reshape(column.shape[0], *(1,) * axes, *column.shape[1:]))
-
-    def _mapped(self, change: Callable[[Numbers], Numbers]) -> Columns:
-        changed: dict[str, Any] = {
-            name: change(value)
-            for name, value in attrs.asdict(self, recurse=False).items()
-            if isinstance(value, np.ndarray)
-        }
-        return attrs.evolve(self, **changed)
+        columns: dict[str, Any] = attrs.asdict(self, recurse=False)
+        for name, column in columns.items():
+            if isinstance(column, np.ndarray):
+                columns[name] = column[..., index] if isinstance(index, slice) else column.take(index, axis=-1)
+        return Columns(**columns)
 
 
 _WORK_COLUMNS = (
@@ -138,20 +134,30 @@ _STATE_COLUMNS = (
 )
 
 
-def _table(rows: Sequence[object], names: Sequence[str]) -> dict[str, Numbers]:
-    return {name: np.array([getattr(row, name) for row in rows], float) for name in names}
+def _grouped(shapes: Sequence[Shape], *names: str) -> tuple[list[Shape], NDArray[np.intp]]:
+    """One shape of each group that has some attributes in common, and the group of each shape."""
+    key = attrgetter(*names)
+    examples = dict(zip(map(key, shapes), shapes, strict=True))
+    place = {common: at for at, common in enumerate(examples)}
+    groups = np.fromiter(map(place.__getitem__, map(key, shapes)), np.intp, len(shapes))
+    return list(examples.values()), groups
 
 
-def _segments(hulls: Sequence[tuple[Numbers, Numbers]]) -> dict[str, Numbers]:
-    """The segments of some hulls, as many for each: a convex function is the largest of its segments' lines."""
-    most = max(len(x) for x, _ in hulls)
-    starts, seconds, slopes = np.zeros((3, len(hulls), most))
-    for row, (x, y) in enumerate(hulls):
-        count = len(x)
-        starts[row, :count], seconds[row, :count] = x, y
-        slopes[row, : count - 1] = np.diff(y) / np.diff(x)
-        seconds[row, count:] = y[-1]  # flat from the last corner on
-    return {"hull_bytes": starts, "hull_seconds": seconds, "hull_slope": slopes}
+def _table(profiles: Sequence[object], names: Sequence[str]) -> dict[str, Numbers]:
+    """Some attributes of profiles, which are along the last axis."""
+    return {name: np.array([getattr(profile, name) for profile in profiles], float).T for name in names}
+
+
+def _recovery_lines(hulls: Sequence[tuple[Numbers, Numbers]]) -> dict[str, Numbers]:
+    """The lines of some hulls, as many for each: a convex function is the largest of its segments' lines."""
+    least = np.array([seconds[-1] for _, seconds in hulls])
+    slopes = np.zeros((max(len(x) for x, _ in hulls) - 1, len(hulls)))
+    intercepts = np.tile(least, (len(slopes), 1))
+    for at, (x, y) in enumerate(hulls):
+        slope = np.diff(y) / np.diff(x)
+        slopes[: len(slope), at] = slope
+        intercepts[: len(slope), at] = y[:-1] - slope * x[:-1]
+    return {"recovery_slope": slopes, "recovery_intercept": intercepts, "recovery_least": least}
 
 
 @frozen(eq=False)
@@ -163,71 +169,76 @@ class StageBounds:
 
 
 def stage_bounds(c: Columns, before: Numbers, layers: Numbers) -> StageBounds:
-    """Bounds of all stages of shapes, stage by stage along axis 1, that have `layers` layers after `before` layers of earlier stages.
+    """Bounds of stages that have `layers` layers, at least one, after `before` layers of earlier stages.
 
-    Arguments broadcast; `layers` has the stages' axis. `c` is spread to fit.
+    The first axis of `layers` has all stages of a plan in order, the last one the shapes. Arguments broadcast.
     """
     memory = _Memory.of(c, layers)
     peak = memory.peak_bytes()
-    seconds = np.maximum(_time(c, memory, before), 0.0)
-    return StageBounds(np.where(peak <= c.capacity, seconds, np.inf), peak)
+    return StageBounds(np.where(peak <= c.capacity, _time(c, memory, before), np.inf), peak)
 
 
 def unit_sum(column: Numbers, layers: Numbers) -> Numbers:
-    """A column summed over the units (embed, layers, head) of stages; `layers` has the stages along axis 1."""
-    total = np.multiply(layers, column[..., _LAYER])
-    total[:, 0] += column[:, 0, ..., _EMBED]
-    total[:, -1] += column[:, 0, ..., _HEAD]
+    """A column summed over the units (embed, layers, head) of stages; axes of `layers` as for `stage_bounds`."""
+    total: Numbers = layers * column[_LAYER]
+    total[0] += column[_EMBED]
+    total[-1] += column[_HEAD]
     return total
 
 
 def _stage_numbers(layers: Numbers) -> Numbers:
-    """The numbers of the stages, along axis 1 of `layers`."""
-    stages = np.arange(layers.shape[1], dtype=float)
-    return stages.reshape(1, -1, *(1,) * (layers.ndim - 2))
+    """The numbers of the stages, along the first axis of `layers`."""
+    stages = np.arange(len(layers), dtype=float)
+    return stages.reshape(-1, *(1,) * (layers.ndim - 1))
 
 
 def _time(c: Columns, memory: _Memory, before: Numbers) -> Numbers:
+    """Seconds of the longest chain: up, window and tail; the work of the compute engine; the collectives."""
     m, layers = c.micro_batches, memory.layers
-    stage = _stage_numbers(layers)
-    f, b = unit_sum(c.forward, layers), unit_sum(c.backward, layers)
-    both = c.forward + c.backward
-    hop = 2 * c.message
-    up_columns = both if c.in_order else c.forward
-    up = np.asarray(before * up_columns[..., _LAYER] + (up_columns[..., _EMBED] + hop * stage))
-    up[:, 0] = 0.0
-    work = m * (f + b)
+    work = unit_sum(m * (c.forward + c.backward), layers)
     work += memory.recovery()
+    outside = _way_up(c, before, _stage_numbers(layers))
     if c.in_order:
-        down = (c.layers - before - layers) * both[..., _LAYER] + (both[..., _HEAD] + hop * (c.pp - 1 - stage))
-        down[:, -1] = 0.0
-        window = _window_in_order(c, memory, f, b, down, work)
+        window = _window_in_order(c, memory, c.there_and_back - outside, work)
+        outside += c.tail[_EMBED]
+        np.maximum(outside[1:], c.tail[_LAYER], out=outside[1:])  # a later stage's first block is an attention
     else:
-        window = np.where(stage == 0, work, m * f)  # elsewhere weight halves may run while earlier stages go on
-    longest = up + window
-    longest += c.tail[..., _EMBED]
-    if c.in_order:  # a later stage's first block is an attention
-        later = longest[:, 1:]
-        np.maximum(later, window[:, 1:] + c.tail[..., _LAYER], out=later)
+        window = unit_sum(m * c.forward, layers)  # weight halves may run while earlier stages go on
+        window[0] = work[0]
+        outside += c.tail[_EMBED]
+    longest = outside + window
     work += unit_sum(c.update, layers)
     np.maximum(longest, work, out=longest)
-    return np.maximum(longest, unit_sum(c.link + m[..., None] * c.link_each, layers), out=longest)
+    return np.maximum(longest, unit_sum(c.link + m * c.link_each, layers), out=longest)
 
 
-def _window_in_order(c: Columns, memory: _Memory, f: Numbers, b: Numbers, down: Numbers, work: Numbers) -> Numbers:
-    """Seconds from the first forward to the last backward of stages that follow 1F1B: their work and waits, and the round trips."""
-    m, k = c.micro_batches, memory.flight
-    window = down - (k - 1) * f  # the wait before the first backward
+def _way_up(c: Columns, before: Numbers, stage: Numbers) -> Numbers:
+    """Seconds of one micro-batch in the stages before each: both ways in order, else one."""
+    columns = c.forward + c.backward if c.in_order else c.forward
+    up: Numbers = stage * (2 * c.message) + (columns[_EMBED] + before * columns[_LAYER])
+    up[0] = 0.0
+    return up
+
+
+def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) -> Numbers:
+    """Seconds from the first forward to the last backward of stages that follow 1F1B: their work and waits, and the round trips.
+
+    A round trip takes `trip` = f + D + b seconds.
+    """
+    f, b = unit_sum(c.forward, memory.layers), unit_sum(c.backward, memory.layers)
+    others = memory.flight - 1
+    down = trip - f
+    down -= b
+    window = down - others * f  # the wait before the first backward
     np.maximum(window, 0.0, out=window)
     window += work
-    at_the_end = np.maximum(down - (k - 1) * b - memory.window_recovery, 0.0)
-    if memory.has_steady_part.all():
-        window += at_the_end
-    else:
-        last_trip = m * f + down + b  # the last forward may wait for nothing
-        window = np.where(memory.has_steady_part, window + at_the_end, np.maximum(window, last_trip))
-    trips = (memory.windows + 1) * (f + b + down)
-    trips += (memory.rest - 1) * f
+    at_the_end = np.subtract(down, others * b, out=down)
+    at_the_end -= memory.window_recovery
+    np.maximum(at_the_end, 0.0, out=at_the_end)
+    at_the_end *= np.minimum(memory.windows, 1.0)  # where all are in flight together the last forward waits for nothing
+    window += at_the_end
+    trips = (memory.windows + 1) * trip
+    trips = trips + (memory.rest - 1) * f
     return np.maximum(window, trips, out=window)
 
 
@@ -235,8 +246,8 @@ def _window_in_order(c: Columns, memory: _Memory, f: Numbers, b: Numbers, down: 
 class _Memory:
     """The bytes that are left of stages at two instants, each at the start of a backward of a whole number of micro-batches in flight.
 
-    Early: the first backward, when no gradient is live yet. Late: any other while as many are in flight. The backward is that of the last mlp,
-    or of the head, whichever needs more.
+    Early: the first backward, when no gradient is live yet. Late: any other while as many are in flight, or the second where all are. The
+    backward is that of the last mlp, or of the head, whichever needs more.
     """
 
     c: Columns
@@ -247,10 +258,6 @@ class _Memory:
     """whole groups of micro-batches in flight together, after the first"""
     rest: Numbers
     """micro-batches of the first group"""
-    has_steady_part: Flags
-    """whether more micro-batches come than are in flight"""
-    held: Numbers
-    """bytes a micro-batch in flight holds whatever is kept"""
     early: Numbers
     late: Numbers
     updated: Numbers
@@ -260,31 +267,31 @@ class _Memory:
     def of(cls, c: Columns, layers: Numbers) -> _Memory:
         """The bytes of stages; arguments as for `stage_bounds`."""
         m = c.micro_batches
-        flight = np.minimum(c.pp - _stage_numbers(layers), m)
+        places = len(layers) - _stage_numbers(layers)
+        flight = np.minimum(places, m)
         windows = np.floor((m - 1) / flight)
-        more = m > flight
-        held = layers * c.activation
-        held[:, 0] += c.inputs[:, 0]  # labels are read by the head alone
+        held = layers * c.activation  # by a micro-batch in flight, whatever is kept
+        held[0] += c.inputs  # labels are read by the head alone
         own = c.mlp_scratch + c.mlp_saved + 3 * c.activation + c.mlp_gradient + c.mlp_view
-        early = c.capacity - ALIGNMENT_BYTES - own - unit_sum(c.carried, layers)  # the loss scale takes an alignment
+        free = c.capacity - ALIGNMENT_BYTES - own - unit_sum(c.carried, layers)  # the loss scale takes an alignment
         head = c.head_scratch + 2 * c.activation + c.head_gradient + c.inputs
-        early[:, -1] -= np.maximum(head - own, 0.0)[:, 0]
-        updated = np.maximum(own, head) - np.maximum(own - c.gradients[..., _HEAD], head)
-        early -= flight * held
-        late = early - unit_sum(c.gradients, layers)
-        early[:, 0] += np.where(more[:, 0], 0.0, c.embed_view[:, 0])  # nobody reads it after the last forward
-        return cls(c, layers, flight, windows, m - windows * flight, more, held, early, late, updated[:, 0])
+        free[-1] -= np.maximum(head - own, 0.0)
+        updated = np.maximum(own, head) - np.maximum(own - c.gradients[_HEAD], head)
+        early = free - flight * held
+        early[0] += np.where(windows[0] > 0, 0.0, c.embed_view)  # nobody reads it after the last forward
+        late = free
+        late -= np.minimum(places, m - 1) * held
+        late -= unit_sum(c.gradients, layers)
+        return cls(c, layers, flight, windows, m - windows * flight, early, late, updated)
 
     def peak_bytes(self) -> Numbers:
-        c = self.c
-        late = self.late
-        left = c.micro_batches - self.flight
-        late = late + np.where(self.has_steady_part, 0.0, self.held)  # at the second backward one less is in flight
-        late[:, 0] += np.where(left[:, 0] >= 2, 0.0, c.embed_view[:, 0])
-        late[:, -1] += np.where(c.micro_batches[:, 0] > 2, 0.0, self.updated)
-        there_is = self.has_steady_part | (self.flight >= 2)
-        peak: Numbers = c.capacity - np.minimum(self.early, np.where(there_is, late, np.inf))
-        return peak
+        m = self.c.micro_batches
+        late = self.late.copy()
+        late[0] += np.where(m - self.flight[0] >= 2, 0.0, self.c.embed_view)
+        late[-1] += np.where(m > 2, 0.0, self.updated)
+        late[..., m == 1] = np.inf  # the only backward is the first
+        np.minimum(late, self.early, out=late)
+        return np.subtract(self.c.capacity, late, out=late)
 
     def recovery(self) -> Numbers:
         """Seconds of recovery in a step: windows of micro-batches that are in flight together, the last when all forwards are done.
@@ -299,45 +306,46 @@ class _Memory:
     def window_recovery(self) -> Numbers:
         """Seconds of recovery in each window but the first."""
         late = self.late.copy()
-        late[:, 0] += self.c.embed_view[:, 0] / np.maximum(self.windows[:, 0], 1.0)
-        late[:, -1] += self.updated / np.maximum(self.windows[:, -1], 1.0)
+        late[0] += self.c.embed_view / np.maximum(self.windows[0], 1.0)
+        late[-1] += self.updated / np.maximum(self.windows[-1], 1.0)
         return self.of_window(self.flight, late)
 
     def of_window(self, count: Numbers, free: Numbers) -> Numbers:
         """Least seconds of recovery of `count` micro-batches, of those in flight together; one layer, which begins its backward, is whole."""
         c = self.c
-        units = count * self.layers - 1
-        np.maximum(units, 0.0, out=units)
-        share = free / np.maximum(units, 1.0)
-        least = c.hull_seconds.min(axis=-1)
-        most: Numbers = np.maximum(np.zeros_like(share), least)
-        for segment in np.flatnonzero(c.hull_slope.any(axis=tuple(range(c.hull_slope.ndim - 1)))):
-            slope = c.hull_slope[..., segment]  # a convex function is the largest of its segments' lines
+        layers = count * self.layers
+        layers -= 1
+        share = free / np.maximum(layers, 1.0)
+        seconds = np.zeros_like(share)
+        seconds += c.recovery_least
+        for slope, intercept in zip(c.recovery_slope, c.recovery_intercept, strict=True):
             line = slope * share
-            line += c.hull_seconds[..., segment] - slope * c.hull_bytes[..., segment]
-            np.maximum(most, line, out=most)
-        most -= least
-        most *= units
-        most += count * self.layers * least
-        return most
+            line += intercept
+            np.maximum(seconds, line, out=seconds)
+        seconds *= layers
+        seconds += c.recovery_least
+        return seconds
 
 
 def recovery_seconds(c: Columns, layers: Numbers) -> Numbers:
-    """Least seconds of recovery of stages in a step; arguments as for `stage_bounds`."""
+    """Least seconds of recovery of stages in a step; axes of `layers` as for `stage_bounds`."""
     return _Memory.of(c, layers).recovery()
 
 
 def plan_bounds(c: Columns, layers: Numbers) -> StageBounds:
     """Bounds of plans with equal numbers of stages: seconds [plans], peak bytes [plans, stages]. `layers` [plans, stages]."""
     plans, stages = layers.shape
-    seconds, peaks = np.empty(plans), np.empty(layers.shape)
+    seconds, peaks = np.empty(plans), np.empty((stages, plans))
+    before = np.tri(stages, k=-1)  # ones: the layers of earlier stages count
     step = max(1, _BLOCK // stages)
     for start in range(0, plans, step):
         rows = slice(start, start + step)
-        part = layers[rows]
-        found = stage_bounds(c.rows(rows).spread(1), np.cumsum(part, axis=1) - part, part)
-        seconds[rows], peaks[rows] = found.seconds.max(axis=1), found.peak_bytes
-    return StageBounds(seconds, peaks)
+        chosen, part = c.rows(rows), np.ascontiguousarray(layers[rows].T)
+        memory = _Memory.of(chosen, part)
+        peaks[:, rows] = peak = memory.peak_bytes()
+        longest = _time(chosen, memory, before @ part).max(axis=0)
+        seconds[rows] = np.where(peak.max(axis=0) <= c.capacity, longest, np.inf)
+    return StageBounds(seconds, peaks.T)
 
 
 _BLOCK = 12288
@@ -352,19 +360,19 @@ def shape_bounds(c: Columns) -> Numbers:
     """
     m, p = c.micro_batches, c.pp
     everything = np.array([1.0, c.layers, 1.0])
-    both, backward = (c.forward + c.backward) @ everything, c.backward @ everything
+    both, backward = everything @ (c.forward + c.backward), everything @ c.backward
     if c.in_order:
-        drained = both + (m - 1) * np.where(m > p, both, backward) / p + 2 * c.message * (p - 1) + c.tail[..., _EMBED]
+        drained = both + (m - 1) * np.where(m > p, both, backward) / p + 2 * c.message * (p - 1) + c.tail[_EMBED]
     else:
         drained = m * both / p
-    recovery = c.layers * c.hull_seconds.min(axis=-1)
-    updates = c.update @ everything
+    recovery = c.layers * c.recovery_least
+    updates = everything @ c.update
     busy = (m * (both + recovery) + updates) / p
-    link = (c.link @ everything + m * (c.link_each @ everything)) / p
+    link = (everything @ c.link + m * (everything @ c.link_each)) / p
     return np.where(state_bytes(c) <= c.capacity, np.maximum(np.maximum(drained, busy), link), np.inf)
 
 
 def state_bytes(c: Columns) -> Numbers:
     """Bytes of carried state that some stage of each shape has at least."""
-    found: Numbers = c.carried @ np.array([1.0, c.layers, 1.0]) / c.pp
+    found: Numbers = np.array([1.0, c.layers, 1.0]) @ c.carried / c.pp
     return found

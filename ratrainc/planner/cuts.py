@@ -37,10 +37,10 @@ def best_cuts(c: Columns, *, roomiest: bool = False) -> BestCuts:
     """The cuts of one shape (`c` has one row) whose lower bound is least; `roomiest`: whose highest peak is least."""
     stages, total = int(c.pp[0]), int(c.layers)
     most = total - stages + 1
-    before = np.arange(total, dtype=float)[None, None, :, None]
-    layers = np.broadcast_to(np.arange(1, most + 1, dtype=float), (1, stages, 1, most))
-    found = stage_bounds(c.spread(3), before, layers)
-    seconds, peaks = found.seconds[0], found.peak_bytes[0]
+    before = np.arange(total, dtype=float)[:, None, None]
+    layers = np.broadcast_to(np.arange(1, most + 1, dtype=float)[:, None], (stages, 1, most, 1))
+    found = stage_bounds(c, before, layers)
+    seconds, peaks = found.seconds[..., 0], found.peak_bytes[..., 0]
     least = _least_of_largest(seconds, total)
     if not np.isfinite(least):
         return _shortage(peaks, total, c.capacity)

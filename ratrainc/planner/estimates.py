@@ -19,12 +19,10 @@ def plan_estimates(c: Columns, layers: Numbers) -> Numbers:
     """
     usable = attrs.evolve(c, capacity=c.capacity * _USABLE)
     fits = np.isfinite(plan_bounds(usable, layers).seconds)
-    wide = usable.spread(1)
-    stages = layers.shape[1]
-    work = unit_sum(wide.forward + wide.backward, layers)
-    each = work + recovery_seconds(wide, layers) / wide.micro_batches
-    m = c.micro_batches
-    pipeline = each.sum(axis=1) + (m - 1) * each.max(axis=1)
+    by_stage = layers.T
+    stages, m = len(by_stage), c.micro_batches
+    each = unit_sum(c.forward + c.backward, by_stage) + recovery_seconds(usable, by_stage) / m
+    pipeline = each.sum(axis=0) + (m - 1) * each.max(axis=0)
     messages = 2 * c.message * (stages - 1) * (1 + np.ceil(m / stages))
-    traffic = unit_sum(wide.link + wide.update + wide.micro_batches[..., None] * wide.link_each, layers)
-    return np.where(fits, pipeline + messages + traffic.max(axis=1) + c.tail[:, 0], np.inf)
+    traffic = unit_sum(c.link + c.update + m * c.link_each, by_stage)
+    return np.where(fits, pipeline + messages + traffic.max(axis=0) + c.tail[0], np.inf)

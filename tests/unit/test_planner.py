@@ -96,6 +96,24 @@ def test_cuts_found_by_dynamic_programming_are_the_best_of_all(shape):
     assert bounds[every.index(best.layers)] == pytest.approx(bounds.min(), rel=1e-9)
 
 
+def test_plans_bounded_together_are_bounded_as_alone(monkeypatch):
+    """Of several sizes, states, hulls and numbers of micro-batches, in blocks that end among them."""
+    profiles = Profiles(evolve(small_request(capacity=2e6).setting, model=evolve(MODEL, layers=9)))
+    chosen = [
+        Shape(3, dp, size, m, *state)
+        for dp, state in ((1, (0, "last")), (2, (1, "last")), (4, (3, "each-micro-batch")))
+        for size, m in ((2, 1), (1, 2), (1, 3), (4, 4), (1, 7))
+    ]
+    cuts = np.array(list(partitions(9, 3))[: len(chosen)], float)
+    monkeypatch.setattr("ratrainc.planner.bounds._BLOCK", 12)
+    together = plan_bounds(Columns.of(profiles, chosen), cuts)
+    assert np.isfinite(together.seconds).any()
+    for at, shape in enumerate(chosen):
+        alone = plan_bounds(Columns.of(profiles, [shape]), cuts[[at]])
+        assert together.seconds[at] == pytest.approx(alone.seconds[0], rel=1e-12)
+        assert (together.peak_bytes[at] == alone.peak_bytes[0]).all()
+
+
 def test_cuts_that_cannot_fit_name_the_stage_that_lacks_least():
     request = small_request(capacity=1e6)
     shape = Shape(3, 1, 1, 4, 0, "last")
