@@ -119,12 +119,12 @@ class Bench:
         return outcome, [json.loads(line)["loss"] for line in log.read_text().splitlines()] if log.exists() else []
 
     def resumed(self, save: Path) -> tuple[int, bool]:
-        """Go on after a fault, to the same last step: steps done before, and whether the losses are those without faults."""
+        """Go on after a fault, to the same last step: steps done before, and whether the log, which goes on too, is that without faults."""
         done = saved_steps(str(save))[0][0]
         if done == STEPS:
             return done, True
         outcome, losses = self.run(self.folder / f"{save.name}-resumed", resume=save, steps=STEPS - done)
-        return done, outcome.exit_code == 0 and losses == self.plain[done:]
+        return done, outcome.exit_code == 0 and losses == self.plain
 
 
 def _read(process: subprocess.Popen[str], outcome: Outcome) -> None:
