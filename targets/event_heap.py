@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from passes.allocation.compiled import kernel
+from passes.allocation.compiled import part
 from targets.run_state import HEAP
 
 if TYPE_CHECKING:
     from targets.flat_program import Int64s, Records
 
 
-@kernel
+@part
 def put(slots: Records, sizes: Int64s, slot: int, time: float) -> None:
     """Enter a slot, or move it to another time."""
     place = slots[slot].heap_place
@@ -22,7 +22,7 @@ def put(slots: Records, sizes: Int64s, slot: int, time: float) -> None:
     sift(slots, sizes[HEAP], slot, place)
 
 
-@kernel
+@part
 def take_first(slots: Records, sizes: Int64s) -> int:
     """Remove the slot whose time is the earliest; of equal ones the lowest slot."""
     slot: int = slots[0].heap
@@ -33,7 +33,7 @@ def take_first(slots: Records, sizes: Int64s) -> int:
     return slot
 
 
-@kernel
+@part
 def sift(slots: Records, size: int, slot: int, place: int) -> None:
     """Put a slot where it belongs in a heap of a size; `place` is free."""
     time = slots[slot].time

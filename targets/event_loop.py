@@ -1,12 +1,12 @@
-"""The timed run: which op starts when, by events in the order of time. Compiled; a run of n events takes about n log(streams).
+"""The timed run: which op starts when, by events in the order of time. A run of n events takes about n log(streams).
 
 Whenever an op ends, the streams it may have held up are looked at again. What is ready starts, its works are entered as events, and
-rates are shared anew before time goes on.
+rates are shared anew before time goes on. Small runs go as plain Python, by `interpreted_loop`, all others compiled.
 """
 
 from __future__ import annotations
 
-from passes.allocation.compiled import kernel
+from passes.allocation.compiled import kernel, part
 from targets.event_heap import put, take_first
 from targets.flat_program import ALONE, NEVER, SEND, STREAMS, TOGETHER, FlatProgram, Float64s, Int64s, Records
 from targets.fluid import end_flow, share_anew, start_flow
@@ -57,7 +57,7 @@ def run(
             all_ended(flat, state, leader, rendezvous, now, ends)
 
 
-@kernel
+@part
 def look_at(streams: Records, sizes: Int64s, stream: int) -> None:
     """The next op of a stream may have become ready."""
     if not streams[stream].listed:
@@ -66,14 +66,14 @@ def look_at(streams: Records, sizes: Int64s, stream: int) -> None:
         sizes[AGENDA] += 1
 
 
-@kernel
+@part
 def next_op(streams: Records, stream: int) -> int:
     """The op a stream is at; it may be running."""
     op: int = streams[stream].first + streams[stream].done % (streams[stream].stop - streams[stream].first)
     return op
 
 
-@kernel
+@part
 def is_ready(ops: Records, waits: Records, streams: Records, stream: int, steps: int) -> bool:
     """Whether the next op of a stream has all it waits for on its own stage."""
     length = streams[stream].stop - streams[stream].first
@@ -92,7 +92,7 @@ def is_ready(ops: Records, waits: Records, streams: Records, stream: int, steps:
     return ready
 
 
-@kernel
+@part
 def start_if_met(
     flat: FlatProgram, works: Records, state: RunState, stream: int, steps: int, rendezvous: bool, now: float,
     starts: Float64s,
@@ -132,7 +132,7 @@ def start_if_met(
         start(flat, works, state, stream, stream, now, starts)
 
 
-@kernel
+@part
 def start(
     flat: FlatProgram, works: Records, state: RunState, stream: int, leader: int, now: float, starts: Float64s
 ) -> None:
@@ -156,7 +156,7 @@ def start(
         start_flow(slots, resources, routes, sizes, first_slot + LINK_FLOW, nbytes, route, now)
 
 
-@kernel
+@part
 def all_ended(flat: FlatProgram, state: RunState, leader: int, rendezvous: bool, now: float, ends: Float64s) -> None:
     """The last work of a leader's op has ended: the op ends, and all that end with it."""
     streams, traffic, sizes = state.streams, state.traffic, state.sizes
@@ -181,7 +181,7 @@ def all_ended(flat: FlatProgram, state: RunState, leader: int, rendezvous: bool,
             end(streams, sizes, receiver, len(flat.ops), now, ends)
 
 
-@kernel
+@part
 def end(streams: Records, sizes: Int64s, stream: int, ops: int, now: float, ends: Float64s) -> None:
     """End the running op of a stream; what waits for it is on its stage."""
     step = streams[stream].done // (streams[stream].stop - streams[stream].first)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from passes.allocation.compiled import kernel
+from passes.allocation.compiled import part
 from targets.event_heap import put
 from targets.run_state import CHANGED
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from targets.flat_program import Int64s, Records
 
 
-@kernel
+@part
 def start_flow(
     slots: Records, resources: Records, routes: Int64s, sizes: Int64s, slot: int, nbytes: float, route: int, now: float
 ) -> None:
@@ -34,7 +34,7 @@ def start_flow(
             note_change(resources, sizes, resource)
 
 
-@kernel
+@part
 def end_flow(slots: Records, resources: Records, routes: Int64s, sizes: Int64s, slot: int) -> None:
     """All bytes of a slot have flowed."""
     slots[slot].active = 0
@@ -46,7 +46,7 @@ def end_flow(slots: Records, resources: Records, routes: Int64s, sizes: Int64s, 
             note_change(resources, sizes, resource)
 
 
-@kernel
+@part
 def note_change(resources: Records, sizes: Int64s, resource: int) -> None:
     """Rates around a resource are to be found anew before time goes on."""
     if resources[resource].changed_place < 0:
@@ -55,7 +55,7 @@ def note_change(resources: Records, sizes: Int64s, resource: int) -> None:
         sizes[CHANGED] += 1
 
 
-@kernel
+@part
 def share_anew(slots: Records, resources: Records, routes: Int64s, users: Int64s, sizes: Int64s, now: float) -> None:
     """New rates for all flows that the changes reach."""
     count = reach(slots, resources, routes, users, sizes)
@@ -84,7 +84,7 @@ def share_anew(slots: Records, resources: Records, routes: Int64s, users: Int64s
     sizes[CHANGED] = 0
 
 
-@kernel
+@part
 def reach(slots: Records, resources: Records, routes: Int64s, users: Int64s, sizes: Int64s) -> int:
     """Collect the flows through changed resources, and note as changed whatever else these pass through."""
     count = place = 0
@@ -112,7 +112,7 @@ def reach(slots: Records, resources: Records, routes: Int64s, users: Int64s, siz
     return count
 
 
-@kernel
+@part
 def settle(
     slots: Records, resources: Records, routes: Int64s, sizes: Int64s, count: int, level: float, now: float
 ) -> int:
@@ -138,7 +138,7 @@ def settle(
     return rising
 
 
-@kernel
+@part
 def is_full(slots: Records, resources: Records, routes: Int64s, slot: int, level: float) -> bool:
     """Whether a resource of a flow has no more than `level` for each flow that has no rate yet."""
     route = slots[slot].route
@@ -149,7 +149,7 @@ def is_full(slots: Records, resources: Records, routes: Int64s, slot: int, level
     return False
 
 
-@kernel
+@part
 def set_rate(
     slots: Records, resources: Records, routes: Int64s, sizes: Int64s, slot: int, rate: float, now: float
 ) -> None:

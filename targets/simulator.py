@@ -154,13 +154,15 @@ def simulate_work(
 
     Raises `DiagnosticError` RT042 when the program cannot end, naming who waits.
     """
-    from targets.event_loop import run
+    from targets import event_loop, interpreted_loop
 
     flat = flatten(program)
     works = _works(program, work_of)
     routes = routes_of(flat, works, bandwidths)
     state = new_state(flat, routes, bandwidths.host)
     starts, ends = np.zeros((2, steps * len(works)))
+    small = interpreted_loop.ALLOWANCE.take(steps * len(works))
+    run = interpreted_loop.run if small else event_loop.run
     events = run(flat, works, state, steps, rendezvous, starts, ends)
     if (state.streams["done"] < steps * (flat.streams["stop"] - flat.streams["first"])).any():
         _hang(program, state, steps, rendezvous=rendezvous)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba as nb
+from numba.extending import register_jitable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -18,3 +19,9 @@ def kernel(function: F) -> F:
     """A function over numbers and arrays, compiled when it is first called."""
     compiled: Any = nb.njit(cache=True, nogil=True, error_model="numpy")(function)
     return cast("F", compiled)
+
+
+def part(function: F) -> F:
+    """A function that kernels call: compiled into them, without an entry from Python of its own. Called from Python it is Python."""
+    kept: Any = register_jitable(error_model="numpy", no_cfunc_wrapper=True)(function)
+    return cast("F", kept)

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from ratrain_ir.ops import ENGINES, Engine
 from ratrain_ir.testing.strategies import Case, cases
+from targets import interpreted_loop
+from targets.interpreted_loop import Allowance
 from targets.live_curve import live_curve
 from targets.mt3000.machine import load_machine
 from targets.mt3000.simulation import simulated
@@ -77,6 +79,37 @@ def test_the_compiled_loop_agrees_with_a_plain_simulator(
     for (stage, engine), times in oracle.times.items():
         mine = [(span.start, span.end) for span in found.spans[stage][engine]]
         assert np.allclose(np.reshape(mine, (-1, 2)), np.reshape(times, (-1, 2)), rtol=1e-9, atol=1e-9)
+
+
+@given(
+    cases(max_layers=3, max_micro_batches=3),
+    st.integers(0, 1 << 20),
+    st.booleans(),
+    st.sampled_from([0.3, 1.0, 9.0]),
+    st.sampled_from(LINKS),
+)
+@settings(max_examples=25)
+def test_the_compiled_loop_is_the_interpreted_one_to_the_last_bit(
+    case: Case, seed: int, rendezvous: bool, host: float, links: tuple[LinkLevel, ...]
+) -> None:
+    program = compiled(case)
+    works, bandwidths = drawn_works(program, seed, len(links)), Bandwidths(ddr=2.0, links=links, host=host)
+    found = []
+    for allowed in (0, 1 << 20):
+        allowance = Allowance(allowed)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(interpreted_loop, "ALLOWANCE", allowance)
+            found.append(simulate_work(program, works, bandwidths, rendezvous=rendezvous, steps=2))
+        assert allowance.ops == max(0, allowed - 2 * found[-1].ops)  # the one was compiled, the other not
+    one, other = found
+    assert one.events == other.events
+    for name in ("starts", "ends", "moved_bytes"):
+        assert getattr(one, name).tobytes() == getattr(other, name).tobytes()
+
+
+def test_many_small_runs_are_compiled_in_the_end() -> None:
+    allowance = Allowance(10)
+    assert [allowance.take(ops) for ops in (6, 6, 4, 1)] == [True, False, True, False]
 
 
 @given(cases(max_layers=4), st.integers(0, 1 << 20), st.booleans())
