@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from attrs import evolve
+from attrs import evolve, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,15 +19,16 @@ from targets.interpreted_loop import Allowance
 from targets.live_curve import live_curve
 from targets.mt3000.machine import load_machine
 from targets.mt3000.simulation import simulated
+from targets.program import Program
 from targets.resource_work import Bandwidths, LinkLevel, ResourceWork
-from targets.simulator import simulate_work
+from targets.simulator import WorkOf, simulate_work
 from tests.unit.fluid_oracle import Oracle, max_min
 from tests.unit.test_simulator import check_messages, check_order, compiled, pipeline
 from tests.unit.tiny_runs import MODEL, make_program
 
 if TYPE_CHECKING:
-    from targets.program import Instruction, Program
-    from targets.simulator import Timeline, WorkOf
+    from targets.program import Instruction
+    from targets.simulator import Timeline
 
 SECONDS = (0.0, 0.5, 1.0, 3.0)
 BYTES = (0.0, 0.0, 1.0, 2.5, 8.0)
@@ -60,46 +61,49 @@ def total_bytes(found: Timeline) -> dict[str, float]:
     return {name: found.steps * float(found.works[name].sum()) for name in ("ddr_bytes", "link_bytes")}
 
 
-@given(
-    cases(max_layers=3, max_micro_batches=3),
-    st.integers(0, 1 << 20),
-    st.booleans(),
-    st.sampled_from([0.3, 1.0, 9.0]),
-    st.sampled_from(LINKS),
-)
+@frozen
+class Run:
+    """Arguments of a simulation of two steps."""
+
+    program: Program
+    works: WorkOf
+    bandwidths: Bandwidths
+    rendezvous: bool
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    program = compiled(draw(cases(max_layers=3, max_micro_batches=3)))
+    links = draw(st.sampled_from(LINKS))
+    works = drawn_works(program, draw(st.integers(0, 1 << 20)), len(links))
+    bandwidths = Bandwidths(ddr=2.0, links=links, host=draw(st.sampled_from([0.3, 1.0, 9.0])))
+    return Run(program, works, bandwidths, draw(st.booleans()))
+
+
+def two_steps(run: Run) -> Timeline:
+    return simulate_work(run.program, run.works, run.bandwidths, rendezvous=run.rendezvous, steps=2)
+
+
+@given(runs())
 @settings(max_examples=40)
-def test_the_compiled_loop_agrees_with_a_plain_simulator(
-    case: Case, seed: int, rendezvous: bool, host: float, links: tuple[LinkLevel, ...]
-) -> None:
-    program = compiled(case)
-    works, bandwidths = drawn_works(program, seed, len(links)), Bandwidths(ddr=2.0, links=links, host=host)
-    found = simulate_work(program, works, bandwidths, rendezvous=rendezvous, steps=2)
-    oracle = Oracle(program, works, bandwidths, rendezvous=rendezvous, steps=2)
+def test_the_compiled_loop_agrees_with_a_plain_simulator(run: Run) -> None:
+    found = two_steps(run)
+    oracle = Oracle(run.program, run.works, run.bandwidths, rendezvous=run.rendezvous, steps=2)
     oracle.run()
     for (stage, engine), times in oracle.times.items():
         mine = [(span.start, span.end) for span in found.spans[stage][engine]]
         assert np.allclose(np.reshape(mine, (-1, 2)), np.reshape(times, (-1, 2)), rtol=1e-9, atol=1e-9)
 
 
-@given(
-    cases(max_layers=3, max_micro_batches=3),
-    st.integers(0, 1 << 20),
-    st.booleans(),
-    st.sampled_from([0.3, 1.0, 9.0]),
-    st.sampled_from(LINKS),
-)
+@given(runs())
 @settings(max_examples=25)
-def test_the_compiled_loop_is_the_interpreted_one_to_the_last_bit(
-    case: Case, seed: int, rendezvous: bool, host: float, links: tuple[LinkLevel, ...]
-) -> None:
-    program = compiled(case)
-    works, bandwidths = drawn_works(program, seed, len(links)), Bandwidths(ddr=2.0, links=links, host=host)
+def test_the_compiled_loop_is_the_interpreted_one_to_the_last_bit(run: Run) -> None:
     found = []
     for allowed in (0, 1 << 20):
         allowance = Allowance(allowed)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(interpreted_loop, "ALLOWANCE", allowance)
-            found.append(simulate_work(program, works, bandwidths, rendezvous=rendezvous, steps=2))
+            found.append(two_steps(run))
         assert allowance.ops == max(0, allowed - 2 * found[-1].ops)  # the one was compiled, the other not
     one, other = found
     assert one.events == other.events
