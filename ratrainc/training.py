@@ -232,6 +232,7 @@ def _display(run: TrainingRun, *, live: bool) -> Iterator[Callable[[TimedStep], 
             yield show
         return
     with progress(run.settings.steps, "training") as (bar, task):
+        bar.update(task, status="first step: kernels are compiled where they never ran before")
         yield lambda timed: bar.update(
             task, advance=1, status=f"loss {timed.report.loss:.4f}  {timed.tokens_per_second:,.0f} tokens/s"
         )
