@@ -110,9 +110,9 @@ class Compared:
         return abs(self.loss - self.baseline) / self.baseline
 
 
-def plan_of(replicas: int, dtype: str) -> Plan:
+def plan_of(replicas: int, dtype: str, lr: float) -> Plan:
     """The plan on four ranks: 2 x 2, or one stage with all replicas; the same sequences a step."""
-    plan = PLAN if dtype == PLAN.view_dtype else _in_f32(PLAN)
+    plan = evolve(PLAN if dtype == PLAN.view_dtype else _in_f32(PLAN), optimizer=evolve(PLAN.optimizer, lr=lr))
     sequences = PLAN.micro_batches * PLAN.dp
     return (
         plan if replicas == PLAN.dp else evolve(plan, pp=1, dp=replicas, cuts=(), micro_batches=sequences // replicas)
@@ -206,6 +206,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--engine", choices=["local", "mpi"], default="local")
     parser.add_argument("--replicas", type=int, choices=[2, 4], default=2, help="2: of 2 stages; 4: of the whole model")
     parser.add_argument("--dtype", choices=["f16", "f32"], default="f16", help="of views and gradients")
+    parser.add_argument("--lr", type=float, default=PLAN.optimizer.lr, help="learning rate after 100 steps of warm-up")
     parser.add_argument("--reduction", choices=["ordered", "mpi"], default="ordered", help="of RATrain's run over MPI")
     chosen = parser.parse_args(words)
     if not 0 < chosen.minutes <= LONGEST:
@@ -226,7 +227,7 @@ def main(words: Sequence[str] | None = None) -> int:
             chosen.data,
             until,
             chosen.tokens,
-            plan_of(chosen.replicas, chosen.dtype),
+            plan_of(chosen.replicas, chosen.dtype, chosen.lr),
             (job, baseline_job),
             allowed,
         )
@@ -275,7 +276,8 @@ def report(
         f"model: {MODEL.parameters / 1e6:.2f} M parameters, hidden {MODEL.hidden_size}, {MODEL.layers} layers, {task.plan.view_dtype} storage"
     )
     print(
-        f"plan: P {plan.pp}, D {plan.dp}, M {plan.micro_batches}, sequence {plan.seq_len}, ZeRO {plan.zero}, reduce {plan.reduce}"
+        f"plan: P {plan.pp}, D {plan.dp}, M {plan.micro_batches}, sequence {plan.seq_len}, ZeRO {plan.zero}, reduce {plan.reduce}, "
+        f"learning rate {plan.optimizer.lr:g}"
     )
     print(
         f"data: {runs[0].stream.name}, {len(runs[0].stream.tokens):,} tokens a pass; {facts['blas']} {facts['blas_core_type']}"

@@ -16,7 +16,7 @@ from rich.table import Table
 from ratrain_ir.diagnostics import Diagnostic, Severity
 
 _SHOWN = 20
-_WIDTH = 120
+_WIDTH = 160
 """Columns of tables that go to a file or a pipe."""
 GIB = 1 << 30
 MIB = 1 << 20
