@@ -37,17 +37,16 @@ class RunLog:
 
 @contextmanager
 def run_log(path: str | None, first_step: int) -> Iterator[RunLog | None]:
-    """The log of a run that begins with this step: a new one, or, where the run resumes another, that one's with the steps before.
+    """The log of a run that begins with this step: of what is there already the steps before, which a resumed run goes on with.
 
-    Raises `DiagnosticError` RT002 when it cannot be written, or what it should go on with is no log.
+    Raises `DiagnosticError` RT002 when it cannot be written, or what is there is no log.
     """
     if path is None:
         yield None
         return
-    if first_step:
-        _cut(path, first_step)
+    _cut(path, first_step)
     try:
-        stream = open(path, "a" if first_step else "w", encoding="utf-8")  # noqa: PTH123, SIM115 - opened here for its error
+        stream = open(path, "a", encoding="utf-8")  # noqa: PTH123, SIM115 - closed below, opened here for its error
     except (OSError, ValueError) as error:  # a ValueError: no path has a zero byte
         fail("RT002", f"cannot write the log '{path}': {getattr(error, 'strerror', None) or error}")
     try:
@@ -81,7 +80,7 @@ def _step_of(path: str, number: int, line: str, whole: int) -> float:
     if number <= whole or not line.startswith("{"):
         fail(
             "RT002",
-            "this is no line of a run's log, and the resumed run would go on behind it",
+            "this is no line of a run's log: what is no log is not replaced by one",
             Location(path, number, 1),
             help="name another file with --log",
         )

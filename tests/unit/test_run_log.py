@@ -49,10 +49,12 @@ def test_a_run_from_the_start_begins_its_log_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["a note\n", "a note", '{"step": 0}\n{"steps": 1}\n', '["step"]\n'])
-def test_a_file_that_is_no_log_is_left_alone(tmp_path: Path, place: str, text: str) -> None:
-    logged(tmp_path / "before.jsonl", 1, place)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_file_that_is_no_log_is_left_alone(tmp_path: Path, place: str, text: str, *, resume: bool) -> None:
+    if resume:
+        logged(tmp_path / "before.jsonl", 1, place)
     path = tmp_path / "notes.txt"
     path.write_text(text, "utf-8")
     with pytest.raises(DiagnosticError, match=r"RT002.*no line of a run's log"):
-        logged(path, 1, place, resume=True)
+        logged(path, 1, place, resume=resume)
     assert path.read_text("utf-8") == text
