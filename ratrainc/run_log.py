@@ -67,7 +67,7 @@ def _cut(path: str, first_step: int) -> None:
     lines = text.splitlines()
     whole = len(lines) if text.endswith("\n") else len(lines) - 1
     kept = [line for number, line in enumerate(lines, 1) if _step_of(path, number, line, whole) < first_step]
-    if len(kept) < len(lines):
+    if min(len(kept), whole) < len(lines):  # a last line without its end would be gone on with
         write_lines(path, kept)
 
 

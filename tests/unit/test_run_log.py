@@ -58,3 +58,10 @@ def test_a_file_that_is_no_log_is_left_alone(tmp_path: Path, place: str, text: s
     with pytest.raises(DiagnosticError, match=r"RT002.*no line of a run's log"):
         logged(path, 1, place, resume=resume)
     assert path.read_text("utf-8") == text
+
+
+def test_a_last_line_that_lacks_only_its_end_is_kept_as_a_line(tmp_path: Path, place: str) -> None:
+    path = tmp_path / "losses.jsonl"
+    logged(path, 2, place)
+    path.write_text(path.read_text("utf-8").removesuffix("\n"), "utf-8")
+    assert logged(path, 2, place, resume=True) == [0, 1, 2, 3]
