@@ -1,1 +1,1 @@
-"""The MT-3000 target: machine files, routines, costs and the emitter."""
+"""The MT-3000 target: machine files, costs and the emitter."""

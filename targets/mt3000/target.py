@@ -18,8 +18,8 @@ from ratrain_ir.ops import (
     Send,
 )
 from ratrain_ir.target import WorkspaceRequest
+from targets.codegen.routines import routine_of
 from targets.mt3000.machine import Machine
-from targets.mt3000.routines import routine_of
 from targets.mt3000.tiling.core import cluster_of
 from targets.mt3000.tiling.select import with_tiles
 from targets.mt3000.timing import TimedOp, message_seconds, op_work, timed_op

@@ -20,7 +20,7 @@ from ratrain_ir.testing.fake_target import FakeTarget
 from ratrain_ir.types import Dtype
 from ratrain_ir.verifier import verify
 from ratrainc import api
-from targets.mt3000.routines import routine_of
+from targets.codegen.routines import routine_of
 from targets.program_verifier import check_program
 from targets.rtx import parse_program, program_bytes
 from tests.unit.tiny_runs import MODEL, losses, make_plan, same_bits, train

@@ -36,17 +36,19 @@ if TYPE_CHECKING:
 def routine_of(op: BlockOp, model: ModelConfig, plan: Plan) -> Routine:
     """The routine of a block op, under the roles its operands bind."""
     binding = bind(op, model, plan)
-    form = _Form(op.keyword, _representative(op.block), tuple(binding.tensors), _given(op), binding.accumulates)
-    return _routine(form, model, plan)
+    form = RoutineForm(op.keyword, representative(op.block), tuple(binding.tensors), _given(op), binding.accumulates)
+    return derived_routine(form, model, plan)
 
 
 @frozen
-class _Form:
+class RoutineForm:
     """What distinguishes one routine of a model and plan from another."""
 
     keyword: str
     unit: Block
+    """a layer's block stands for those of all layers: their shapes are equal"""
     roles: tuple[str, ...]
+    """operands that the op binds, its workspace apart"""
     given: tuple[str, ...]
     """saved slots a recovery reads, because they were kept"""
     accumulates: bool
@@ -58,12 +60,12 @@ def _given(op: BlockOp) -> tuple[str, ...]:
     return tuple(t.slot for t in op.reads if t.kind is StateKind.SAVED)
 
 
-def _representative(unit: Block) -> Block:
+def representative(unit: Block) -> Block:
     """All layers have equal shapes, so one routine serves them."""
     return unit if unit.layer is None else block(unit.kind, 0)
 
 
-def _key(form: _Form, model: ModelConfig, plan: Plan) -> str:
+def _key(form: RoutineForm, model: ModelConfig, plan: Plan) -> str:
     """Name of a routine: block kind, op, and in which way it differs from the plain one."""
     parts = [f"{form.unit.kind}.{form.keyword}"]
     if form.keyword in ("forward", "recompute"):
@@ -81,7 +83,8 @@ def _key(form: _Form, model: ModelConfig, plan: Plan) -> str:
 
 
 @cache
-def _routine(form: _Form, model: ModelConfig, plan: Plan) -> Routine:
+def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routine:
+    """The routine of a form; what is asked for twice is the same object."""
     backward = form.keyword in _BACKWARDS
     halves = _BACKWARDS.get(form.keyword, frozenset())
     builder = _Builder(model, plan, form.unit, form.roles, form.accumulates, halves)
@@ -101,6 +104,17 @@ def _routine(form: _Form, model: ModelConfig, plan: Plan) -> Routine:
     if _WEIGHT in halves and not form.accumulates:
         builder.zero_gaps()
     return builder.finish(_key(form, model, plan))
+
+
+def mlp_chunk_rows(plan: Plan) -> int:
+    """Rows an mlp block computes at a time."""
+    rows = tokens_per_micro_batch(plan)
+    return min(plan.mlp_chunk or rows, rows)
+
+
+def mlp_chunk_starts(plan: Plan) -> range:
+    """The first row of each chunk of an mlp block."""
+    return range(0, tokens_per_micro_batch(plan), mlp_chunk_rows(plan))
 
 
 _INPUT, _WEIGHT = "input", "weight"
@@ -191,8 +205,8 @@ class _Builder:
 
     def chunks(self) -> list[Chunk]:
         """The rows an mlp block computes at a time."""
-        size = min(self.plan.mlp_chunk or self.rows, self.rows)
-        return [Chunk(start, min(start + size, self.rows), size, self.rows) for start in range(0, self.rows, size)]
+        size, starts = mlp_chunk_rows(self.plan), mlp_chunk_starts(self.plan)
+        return [Chunk(start, min(start + size, self.rows), size, self.rows) for start in starts]
 
     def chunk_slot(self, name: str, chunk: Chunk) -> str:
         """The rows of a saved or pending slot that belong to a chunk; where the op has it not, they are all that is held."""
