@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from math import isfinite
 from typing import Any
 
 _LIMIT = 1 << 50
 """Sizes, counts and offsets are below this: more bytes than any machine has."""
+
+
+_LONGEST_TEXT = 1 << 16
+_SHOWN = 60
+_WORD = re.compile(r"[\w.+\-]+(\[[0-9]+:[0-9]+\])?")
 
 
 def whole(value: Any) -> int:
@@ -19,10 +26,32 @@ def whole(value: Any) -> int:
 
 
 def text(value: Any) -> str:
-    """A string.
+    """A string that can be shown: without control characters and halves of surrogate pairs, and not a page long.
 
-    Raises TypeError for anything else.
+    Raises TypeError or ValueError for anything else.
     """
     if not isinstance(value, str):
         raise TypeError(f"expected text, got {value!r}")
+    if not value.isprintable() or len(value) > _LONGEST_TEXT:
+        raise ValueError(f"expected a line of text, got {value[:_SHOWN]!a}")
     return value
+
+
+def word(value: Any) -> str:
+    """A name as the schedule language has them: letters, digits, `_`, `.`, `+` and `-`; of a step's operand also its rows.
+
+    Raises TypeError or ValueError for anything else.
+    """
+    if not _WORD.fullmatch(text(value)):
+        raise ValueError(f"expected a name, got {value[:_SHOWN]!a}")
+    return str(value)
+
+
+def option(value: Any) -> bool | int | float | None:
+    """The value of an option: a flag, a finite number, or none.
+
+    Raises ValueError for anything else.
+    """
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and isfinite(value)):
+        return value
+    raise ValueError(f"an option is a number or a flag, it cannot be {ascii(value)[:_SHOWN]}")

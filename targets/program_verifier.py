@@ -1,7 +1,8 @@
 """What a program must satisfy beyond a sound container, so that it runs to its end and computes one training step.
 
 1. Instructions are ops, with the operands that the model and the plan give them (`targets.lifting`): RT080.
-2. Routines name what exists, within bounds, and call kernels with operands that fit (`targets.routine_verifier`): RT080.
+2. Routines name what exists, within bounds, and call kernels with operands that fit (`targets.routine_verifier`), and are those
+   that the header's model and plan give their ops (`targets.codegen.derivation`): RT080.
 3. The schedule it executes is sound by the rules of schedules: the lifted module goes through `ratrain_ir.verifier`, with the
    codes that it has there, addresses included.
 4. Its own waits let it end, with buffered and with rendezvous sends: RT042.
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from ratrain_ir.blocks import block, parameters, parse_block, stage_blocks
+from ratrain_ir.blocks import parameters, parse_block, stage_blocks
 from ratrain_ir.diagnostics import Diagnostics
 from ratrain_ir.gc import paused_gc
 from ratrain_ir.module import Level
@@ -22,6 +23,8 @@ from ratrain_ir.ops import Engine
 from ratrain_ir.verifier import verify
 from ratrain_ir.verifier.memory import check_memory
 from ratrain_ir.verifier.report import Reporter
+from targets.codegen.derivation import derivation_problem, form_of
+from targets.codegen.routines import representative
 from targets.lifting import lift
 from targets.program import Access, Program
 from targets.races import check_races
@@ -42,11 +45,8 @@ def check_program(program: Program) -> None:
         _check_sizes(program, found)
         found.check()
         module = lift(program, found)
-        calls = _Calls(program, found)
-        for index, stage in enumerate(program.stages):
-            for stream in stage.streams.values():
-                for instruction in stream:
-                    calls.check(index, stage, instruction)
+        found.check()
+        _check_routines(program, found)
         found.check()
         verify(module, found)
         found.check()
@@ -68,6 +68,21 @@ def _check_sizes(program: Program, found: Diagnostics) -> None:
             if count != wanted:
                 text = f"stage @{index} has {count} {keyword} instructions; its {len(blocks)} blocks need {wanted}"
                 found.error("RT030", text)
+        if stage.peak_live_bytes > stage.arena_bytes:
+            text = f"stage @{index} claims {stage.peak_live_bytes} live bytes in an arena of {stage.arena_bytes}"
+            found.error("RT080", text)
+
+
+def _check_routines(program: Program, found: Diagnostics) -> None:
+    """Every call is one of a routine that serves it, and every routine is called."""
+    calls = _Calls(program, found)
+    for index, stage in enumerate(program.stages):
+        for stream in stage.streams.values():
+            for instruction in stream:
+                calls.check(index, stage, instruction)
+    for number, routine in enumerate(program.routines):
+        if number not in calls.called:
+            found.error("RT080", f"no instruction calls routine {routine.key}")
 
 
 def _check_addresses(program: Program, module: Module, found: Diagnostics) -> None:
@@ -86,6 +101,7 @@ class _Calls:
     program: Program
     found: Diagnostics
     known: set[tuple[object, ...]] = field(factory=set)
+    called: set[int] = field(factory=set)
 
     def check(self, index: int, stage: ProgramStage, instruction: Instruction) -> None:
         number = instruction.routine
@@ -95,6 +111,7 @@ class _Calls:
         elif number is None:
             return
         else:
+            self.called.add(number)
             problem = self.problem(stage, instruction, number)
         if problem is not None:
             self.found.error("RT080", f"stage @{index}, '{instruction.title}': {problem}")
@@ -102,21 +119,28 @@ class _Calls:
     def problem(self, stage: ProgramStage, instruction: Instruction, number: int) -> str | None:
         """What is wrong with a call, or None; also where an equal call was checked before."""
         routine = self.program.routines[number]
-        bound = {operand.role: stage.tensors[operand.tensor].type for operand in instruction.operands}
+        unit = parse_block(instruction.blocks[0])
+        assert unit is not None  # lifting reports what is none
+        bound = {operand.role: stage.tensors[operand.tensor] for operand in instruction.operands}
         accesses = {operand.role: operand.access for operand in instruction.operands}
-        unit = parse_block(instruction.blocks[0]) if instruction.blocks else None
-        key = (number, unit and unit.kind, *accesses.items(), *bound.items())
-        if key in self.known or unit is None:
-            return None  # an instruction without a block is reported where it is lifted
+        types = {role: (tensor.kind, tensor.type) for role, tensor in bound.items()}
+        key = (number, instruction.keyword, instruction.accumulates, unit.kind, *accesses.items(), *types.items())
+        if key in self.known:
+            return None
         self.known.add(key)
         workspace = bound.get("workspace")
-        held = workspace.nbytes if workspace is not None else 0
+        held = workspace.type.nbytes if workspace is not None else 0
         if held < routine.workspace_bytes:
             return f"routine {routine.key} needs {routine.workspace_bytes} bytes of workspace, the call has {held}"
         for formal in routine.formals:
             tensor = bound.get(formal.name)
-            if tensor is not None and (tensor.dtype, tensor.shape) != (formal.dtype, formal.shape):
-                return f"'{formal.name}' of routine {routine.key} is not {tensor}"
+            if tensor is not None and (tensor.type.dtype, tensor.type.shape) != (formal.dtype, formal.shape):
+                return f"'{formal.name}' of routine {routine.key} is not {tensor.type}"
         roles = {role: access for role, access in accesses.items() if access is not Access.SCRATCH}
-        layer = block(unit.kind, None if unit.layer is None else 0)
-        return routine_problem(routine, roles, parameters(self.program.model, layer))
+        layer = representative(unit)
+        problem = routine_problem(routine, roles, parameters(self.program.model, layer))
+        if problem is None:
+            form = form_of(unit, instruction, stage)
+            problem = derivation_problem(routine, form, self.program.model, self.program.plan)
+            return problem and f"routine {routine.key} is not the one of this op: {problem}"
+        return problem

@@ -16,7 +16,7 @@ import attrs
 from attrs import field, frozen
 
 from ratrain_ir.types import Dtype
-from targets.json_values import text, whole
+from targets.json_values import option, whole, word
 from targets.tiles import TileSchedule
 
 Shape = tuple[int, ...]
@@ -166,13 +166,13 @@ def routine_from_json(data: dict[str, Any], tiles: Sequence[TileSchedule] = ()) 
     Raises IndexError, KeyError, TypeError or ValueError where the data is not a routine's.
     """
     return Routine(
-        key=text(data["key"]),
-        formals=tuple(Formal(text(f["name"]), Dtype(f["dtype"]), _shape(f["shape"])) for f in data["formals"]),
+        key=word(data["key"]),
+        formals=tuple(Formal(word(f["name"]), Dtype(f["dtype"]), _shape(f["shape"])) for f in data["formals"]),
         parameters=tuple(
-            ParameterView(text(p["name"]), _shape(p["shape"]), whole(p["offset"])) for p in data["parameters"]
+            ParameterView(word(p["name"]), _shape(p["shape"]), whole(p["offset"])) for p in data["parameters"]
         ),
         intermediates=tuple(
-            Intermediate(text(i["name"]), Dtype(i["dtype"]), _shape(i["shape"]), whole(i["offset"]))
+            Intermediate(word(i["name"]), Dtype(i["dtype"]), _shape(i["shape"]), whole(i["offset"]))
             for i in data["intermediates"]
         ),
         workspace_bytes=whole(data["workspace_bytes"]),
@@ -181,12 +181,13 @@ def routine_from_json(data: dict[str, Any], tiles: Sequence[TileSchedule] = ()) 
 
 
 def _step(data: dict[str, Any], tiles: Sequence[TileSchedule]) -> Step:
-    parts = {text(part): tiles[whole(number)] for part, number in dict(data.get("tiles", {})).items()}
-    return Step(text(data["kernel"]), _strings(data["operands"]), dict(data["options"]), parts)
+    parts = {word(part): tiles[whole(number)] for part, number in dict(data.get("tiles", {})).items()}
+    options = {word(name): option(value) for name, value in dict(data["options"]).items()}
+    return Step(word(data["kernel"]), _words(data["operands"]), options, parts)
 
 
-def _strings(value: Any) -> dict[str, str]:
-    return {text(key): text(item) for key, item in dict(value).items()}
+def _words(value: Any) -> dict[str, str]:
+    return {word(key): word(item) for key, item in dict(value).items()}
 
 
 def _shape(value: Any) -> Shape:

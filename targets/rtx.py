@@ -24,9 +24,10 @@ from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
 from ratrain_ir.ops import ENGINES, OP_CLASSES
 from ratrain_ir.types import Dtype, StateKind, tensor_type
-from targets.json_values import text, whole
+from targets.json_values import text, whole, word
 from targets.program import Access, CountWait, Instruction, Operand, Program, ProgramStage, ProgramTensor
 from targets.routine import routine_from_json
+from targets.tile_verifier import structure_problem
 from targets.tiles import TileSchedule, tiles_from_json
 
 MAGIC = b"RATRAINX"
@@ -175,7 +176,7 @@ class _Reader:
             raise ValueError("the header is longer than the file")
         self.header = json.loads(body[_PREFIX.size : _PREFIX.size + length])
         self.columns = self.read_columns(body[_PREFIX.size + length :])
-        self.strings = [text(item) for item in self.header["strings"]]
+        self.strings = [item and word(item) for item in self.header["strings"]]
         self.at = dict.fromkeys(self.columns, 0)
 
     def read_columns(self, data: bytes) -> dict[str, Int32s]:
@@ -202,9 +203,7 @@ class _Reader:
         header = self.header
         model = ModelConfig.from_fields(_tuples(header["model"]))
         plan = Plan.from_fields(_tuples(header["plan"]), model=model)
-        tiles = [
-            tiles_from_json(item) for item in header.get("tiles", [])
-        ]  # files from before there were any have none
+        tiles = [_tiles(item) for item in header.get("tiles", [])]  # files from before there were any have none
         routines = [routine_from_json(item, tiles) for item in header["routines"]]
         if len(header["stages"]) != plan.pp:
             raise ValueError(f"the plan has {plan.pp} stages, the file {len(header['stages'])}")
@@ -217,8 +216,8 @@ class _Reader:
         capacity = header["capacity_bytes"]
         if type(capacity) is not int or capacity <= 0:
             raise ValueError(f"expected a capacity in bytes, got {capacity!r}")
-        names = [text(header[key]) for key in ("name", "target", "pipeline")]
-        return Program(names[0], model, plan, names[1], capacity, names[2], routines, stages)
+        names = word(header["name"]), word(header["target"])
+        return Program(names[0], model, plan, names[1], capacity, text(header["pipeline"]), routines, stages)
 
     def stage(self, item: dict[str, Any]) -> ProgramStage:
         stage = ProgramStage([_tensor(entry) for entry in item["tensors"]])
@@ -252,6 +251,14 @@ class _Reader:
     def operand(self, row: list[int], tensors: int) -> Operand:
         role, tensor, access = row
         return Operand(self.strings[_index(role, len(self.strings))], _index(tensor, tensors), Access(access))
+
+
+def _tiles(data: Any) -> TileSchedule:
+    schedule = tiles_from_json(data)
+    problem = structure_problem(schedule)
+    if problem is not None:
+        raise ValueError(f"tiles of {schedule.kernel}: {problem}")
+    return schedule
 
 
 def _wait(row: list[int], counts: list[int]) -> CountWait:

@@ -60,6 +60,15 @@ def schedule_problem(schedule: TileSchedule) -> str | None:
     return None
 
 
+def structure_problem(schedule: TileSchedule) -> str | None:
+    """Why the parts of a tile schedule do not fit together, or None: what may be asked before it is listed or timed."""
+    try:
+        _Structure(schedule).check()
+    except UnsoundTilesError as problem:
+        return str(problem)
+    return None
+
+
 def operands_problem(schedule: TileSchedule, operands: Mapping[str, tuple[Dtype, tuple[int, ...]]]) -> str | None:
     """Why a schedule is not one for operands of these types, or None."""
     for operand in schedule.operands:
@@ -195,7 +204,7 @@ class _Structure:
             return f"'{compute.kernel}' takes a buffer twice: {', '.join(names)}"
         if compute.kernel in ("product", "add_product"):
             return self.product(compute)
-        return None
+        return None if compute.micro == (0, 0) else f"'{compute.kernel}' has no register tile: {compute}"
 
     def product(self, compute: Compute) -> str | None:
         axes = [self.buffers[name].axes for name in (*compute.writes, *compute.reads)]

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from attrs import frozen
 
 from ratrain_ir.types import Dtype
-from targets.json_values import text, whole
+from targets.json_values import text, whole, word
 
 Axes: TypeAlias = tuple[tuple[str, ...], ...]
 """The dimensions each axis of an array runs over: (("b", "q"), ("h", "d")) has row b * |q| + q and column h * |d| + d."""
@@ -276,11 +276,11 @@ def tiles_from_json(data: Any) -> TileSchedule:
     """
     kernel, dims, window, memories, operands, buffers, body = data
     return TileSchedule(
-        text(kernel),
-        tuple((text(name), whole(extent)) for name, extent in dims),
+        word(kernel),
+        tuple((word(name), whole(extent)) for name, extent in dims),
         None if window is None else whole(window),
         Memories(*(whole(value) for value in memories)),
-        tuple(TiledOperand(text(name), Dtype(dtype), _axes(axes)) for name, dtype, axes in operands),
+        tuple(TiledOperand(word(name), Dtype(dtype), _axes(axes)) for name, dtype, axes in operands),
         tuple(_buffer(*item) for item in buffers),
         _nest(body, 0),
     )
@@ -289,15 +289,15 @@ def tiles_from_json(data: Any) -> TileSchedule:
 def _buffer(name: Any, level: Any, dtype: Any, axes: Any, shape: Any, copies: Any, offset: Any, channel: Any) -> Buffer:
     extents = tuple(whole(extent) for extent in shape)
     places = whole(copies), whole(offset), whole(channel)
-    return Buffer(text(name), Level(level), Dtype(dtype), _axes(axes), extents, *places)
+    return Buffer(word(name), Level(level), Dtype(dtype), _axes(axes), extents, *places)
 
 
 def _axes(data: Any) -> Axes:
-    return tuple(tuple(text(dim) for dim in axis) for axis in data)
+    return tuple(tuple(word(dim) for dim in axis) for axis in data)
 
 
 def _names(data: Any) -> tuple[str, ...]:
-    return tuple(text(name) for name in list(data))
+    return tuple(word(name) for name in list(data))
 
 
 def _nest(data: Any, depth: int) -> tuple[Statement, ...]:
@@ -308,18 +308,18 @@ def _nest(data: Any, depth: int) -> tuple[Statement, ...]:
         match keyword, fields:
             case "loop", [dim, tile, cores, stride, sees, inner]:
                 counts = whole(cores), whole(stride)
-                found.append(Loop(text(dim), whole(tile), _nest(inner, depth + 1), *counts, text(sees)))
+                found.append(Loop(word(dim), whole(tile), _nest(inner, depth + 1), *counts, text(sees)))
             case "load", [buffer, source, ahead]:
-                found.append(Load(text(buffer), text(source), whole(ahead)))
+                found.append(Load(word(buffer), word(source), whole(ahead)))
             case "compute", [kernel, writes, reads, (rows, vectors)]:
                 micro = whole(rows), whole(vectors)
-                found.append(Compute(text(kernel), _names(writes), _names(reads), micro))
+                found.append(Compute(word(kernel), _names(writes), _names(reads), micro))
             case "store", [buffer, target]:
-                found.append(Store(text(buffer), text(target)))
+                found.append(Store(word(buffer), word(target)))
             case "claim", [buffer]:
-                found.append(Claim(text(buffer)))
+                found.append(Claim(word(buffer)))
             case "wait", [buffer]:
-                found.append(Wait(text(buffer)))
+                found.append(Wait(word(buffer)))
             case "barrier", []:
                 found.append(Barrier())
             case _:

@@ -1,0 +1,80 @@
+"""Whether a routine is the one that its op has under its model and plan: what a program stores of it is no source of its own.
+
+Routines follow from the op, the model and the plan (`targets.codegen.routines`). A program carries them so that it runs without
+being compiled, and its header carries the model and the plan so that people, exports and checkpoints know what it trains; here the
+two are held against each other. Where intermediates lie in the workspace is free: `targets.routine_verifier` proves of any place
+that nothing is overwritten before it was read.
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from ratrain_ir.types import StateKind
+from targets.codegen.routines import RoutineForm, derived_routine, mlp_chunk_starts, representative
+from targets.program import Access
+
+if TYPE_CHECKING:
+    from ratrain_ir.blocks import Block
+    from ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain_ir.frontend.plan import Plan
+    from targets.program import Instruction, ProgramStage
+    from targets.routine import Routine, Step
+
+
+def form_of(unit: Block, instruction: Instruction, stage: ProgramStage) -> RoutineForm:
+    """The form of the routine that an instruction on a block calls; its operands are those of an op (`targets.lifting`)."""
+    operands = [operand for operand in instruction.operands if operand.access is not Access.SCRATCH]
+    given = tuple(
+        operand.role
+        for operand in operands
+        if instruction.keyword == "recompute"
+        and operand.access is Access.READ
+        and stage.tensors[operand.tensor].kind is StateKind.SAVED
+    )
+    roles = tuple(operand.role for operand in operands)
+    return RoutineForm(instruction.keyword, representative(unit), roles, given, instruction.accumulates)
+
+
+def derivation_problem(routine: Routine, form: RoutineForm, model: ModelConfig, plan: Plan) -> str | None:
+    """In what a routine differs from the one that a model and a plan give an op of this form, or None."""
+    chunks = len(mlp_chunk_starts(plan)) if form.unit.kind == "mlp" else 1
+    if chunks > len(routine.steps):  # a number in a header must not make the derivation work for ever
+        return f"it has {len(routine.steps)} steps, and the plan cuts a micro-batch into {chunks} chunks of rows"
+    derived = derived_routine(form, model, plan)
+    if routine.key != derived.key:
+        return f"what this op calls is {derived.key}"
+    for number, (found, wanted) in enumerate(zip_longest(routine.steps, derived.steps), 1):
+        if _words(found) != _words(wanted):
+            return f"step {number} is {_words(found)}; the model and the plan make it {_words(wanted)}"
+    return _names_problem(routine, derived)
+
+
+def _names_problem(routine: Routine, derived: Routine) -> str | None:
+    """What the steps name is the same in both: operands, parameters, intermediates."""
+    for what in ("formals", "parameters", "intermediates"):
+        mine, theirs = (_named(getattr(one, what)) for one in (routine, derived))
+        for name in [*theirs, *mine]:
+            if mine.get(name) != theirs.get(name):
+                found, wanted = mine.get(name, "not there"), theirs.get(name, "none")
+                return f"'{name}' among its {what} is {found}; the model and the plan make it {wanted}"
+    return None
+
+
+def _named(items: Any) -> dict[str, str]:
+    """Type, shape and, of a parameter, place in its flat tensor, by name."""
+    found = {}
+    for item in items:
+        dtype = f"{item.dtype.value}" if hasattr(item, "dtype") else f"at {item.offset}, "
+        found[item.name] = f"{dtype}{list(item.shape)}"
+    return found
+
+
+def _words(step: Step | None) -> str:
+    """A step with all that it computes from; equal for equal steps only."""
+    if step is None:
+        return "nothing"
+    operands = ", ".join(f"{name} = {reference}" for name, reference in sorted(step.operands.items()))
+    options = ", ".join(f"{name} {value!r}" for name, value in sorted(step.options.items()))
+    return f"'{step.kernel}' ({operands}{'; ' if options else ''}{options})"
