@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attrs import frozen
 
-from ratrain_ir.ops import AllReduce, AllReduceScalar, Group, Recv, Release, Send, Tensor
+from ratrain_ir.analysis.progress import channels, meeting_stages
+from ratrain_ir.ops import Release, Tensor
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -170,30 +171,21 @@ def _engine_orders(stage: Stage) -> list[list[StageNode]]:
 
 def _messages(module: Module) -> Iterator[list[ModuleNode]]:
     """[send, recv] of every message: the k-th receive of a channel takes the k-th message sent."""
-    sent: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
-    received: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
-    for stage in module.stages:
-        for position, op in enumerate(stage.ops):
-            if type(op) is Send:
-                sent[stage.index, op.peer, op.payload].append((stage.index, position))
-            elif type(op) is Recv:
-                received[op.peer, stage.index, op.payload].append((stage.index, position))
-    for channel in {**sent, **received}:
-        for send, recv in zip(sent[channel], received[channel], strict=True):
+    for sent, received in channels(module).values():
+        for send, recv in zip(sent, received, strict=True):
             for step in range(STEPS):
                 yield [(send[0], step, send[1]), (recv[0], step, recv[1])]
 
 
 def _collectives(module: Module) -> Iterator[list[ModuleNode]]:
     """The members of every collective that spans stages: the k-th one of a group is the same on all its stages."""
-    last = len(module.stages) - 1
     found: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+    topology = module.topology
     for stage in module.stages:
         count: dict[Hashable, int] = defaultdict(int)
         for position, op in enumerate(stage.ops):
-            if isinstance(op, AllReduce | AllReduceScalar) and op.group is not Group.REPLICAS:
-                # at the ends of two stages are all stages: one group, one order
-                group = Group.ALL if op.group is Group.ALL or last <= 1 else Group.ENDS
+            group = meeting_stages(op, stage, topology)
+            if group:
                 found[group, count[group]].append((stage.index, position))
                 count[group] += 1
     for places in found.values():

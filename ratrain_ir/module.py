@@ -11,6 +11,7 @@ from ratrain_ir.diagnostics import Location
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
 from ratrain_ir.ops import Op, Tensor
+from ratrain_ir.topology import Topology, topology_of
 from ratrain_ir.types import aligned
 
 
@@ -104,6 +105,11 @@ class Module:
     target: TargetInfo | None = None
     pipeline: str = ""
     source: SourceText | None = None
+
+    @property
+    def topology(self) -> Topology:
+        """Who is where under its model and plan."""
+        return topology_of(self.model, self.plan)
 
     def __repr__(self) -> str:
         return f"Module(@{self.name}, level {self.level.value}, {self.stages})"

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ratrain_ir.files import write_lines
-from ratrain_ir.ops import ENGINES
+from ratrain_ir.ops import ENGINES, Group
 from ratrainc.trace import MICROSECONDS, instruction_event
 from targets.mt3000.simulation import timed_instruction
-from targets.mt3000.timing import members_of, op_key
+from targets.mt3000.timing import op_key
 
 if TYPE_CHECKING:
     from targets.program import Program
@@ -74,7 +74,7 @@ def _facts(program: Program, span: RunSpan) -> dict[str, Any]:
     """What the op is to a machine's table; of a routine, its number too."""
     instruction = span.instruction
     timed = timed_instruction(program, span.stage, span.engine, instruction)
-    members = members_of(instruction.group, program.plan) if instruction.group else 1
+    members = program.topology.group_size(Group(instruction.group)) if instruction.group else 1
     return {
         "op": op_key(timed, program.plan),
         "bytes": timed.own_bytes,

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain_ir.ops import ENGINES, Engine
+from ratrain_ir.ops import ENGINES, Engine, Group, Payload
 
 if TYPE_CHECKING:
+    from ratrain_ir.topology import Hop, Topology
     from targets.program import Instruction, Program
 
 Int64s = NDArray[np.int64]
@@ -23,6 +24,9 @@ Records = NDArray[Any]
 STREAMS = len(ENGINES)
 """Streams a stage has."""
 SEND_STREAM, RECV_STREAM = ENGINES.index(Engine.SEND), ENGINES.index(Engine.RECV)
+_PAYLOADS = {payload.value: payload for payload in Payload}
+_OF_STAGES = frozenset(group.value for group in Group if group is not Group.REPLICAS)
+"""Groups whose members are ranks of several stages; the replicas of a stage take their steps together."""
 ALONE, SEND, RECV, TOGETHER, NEVER = range(5)
 """How an op starts: by itself, as a message's end, with its partners on other stages, or not at all for lack of them."""
 
@@ -98,8 +102,8 @@ def flatten(program: Program) -> FlatProgram:
     ]
     own = _ranges(np.array([len(item.waits) for item in items], np.int64))
     ops["wait_first"], ops["wait_stop"] = own["first"], own["stop"]
-    channels = _channels(items, streams, ops, len(program.stages))
-    meetings = _meetings(items, streams, ops, len(program.stages))
+    channels = _channels(items, streams, ops, program.topology)
+    meetings = _meetings(items, streams, ops, program.topology)
     return FlatProgram(ops, _ranges(lengths), np.array(waits, WAIT), *channels, *meetings)
 
 
@@ -116,20 +120,22 @@ def _lists(lists: list[list[int]]) -> tuple[Records, Int64s]:
 
 
 def _channels(
-    items: list[Instruction], streams: list[int], ops: Records, stages: int
+    items: list[Instruction], streams: list[int], ops: Records, topology: Topology
 ) -> tuple[Records, Int64s, Int64s]:
-    """Sends and receives by channel: (source, destination, payload)."""
-    numbers: dict[tuple[int, int, str], int] = {}
+    """Sends and receives by channel."""
+    numbers: dict[Hop, int] = {}
     sends: list[list[int]] = []
     recvs: list[list[int]] = []
     for op, item in enumerate(items):
         if item.keyword not in {"send", "recv"}:
             continue
         own, peer, outwards = streams[op] // STREAMS, item.peer, item.keyword == "send"
-        if peer is None or not 0 <= peer < stages:
+        payload = _PAYLOADS.get(item.variant)
+        source, target = (own, peer) if outwards else (peer, own)
+        key = None if payload is None else topology.hop(source, target, payload)
+        if key is None:
             ops["mode"][op] = NEVER
             continue
-        key = (own, peer, item.variant) if outwards else (peer, own, item.variant)
         number = numbers.setdefault(key, len(numbers))
         if number == len(sends):
             sends.append([])
@@ -138,23 +144,23 @@ def _channels(
         ops["mode"][op], ops["channel"][op], ops["place"][op] = SEND if outwards else RECV, number, len(mine)
         mine.append(op)
     channels = np.empty(len(numbers), CHANNEL)
-    channels["sender"] = [source * STREAMS + SEND_STREAM for source, _, _ in numbers]
-    channels["receiver"] = [target * STREAMS + RECV_STREAM for _, target, _ in numbers]
+    channels["sender"] = [hop.source * STREAMS + SEND_STREAM for hop in numbers]
+    channels["receiver"] = [hop.target * STREAMS + RECV_STREAM for hop in numbers]
     (send_ranges, all_sends), (recv_ranges, all_recvs) = _lists(sends), _lists(recvs)
     channels["send_first"], channels["send_stop"] = send_ranges["first"], send_ranges["stop"]
     channels["recv_first"], channels["recv_stop"] = recv_ranges["first"], recv_ranges["stop"]
     return channels, all_sends, all_recvs
 
 
-def _meetings(items: list[Instruction], streams: list[int], ops: Records, stages: int) -> tuple[Records, Int64s]:
+def _meetings(items: list[Instruction], streams: list[int], ops: Records, topology: Topology) -> tuple[Records, Int64s]:
     """Collectives of several stages: the n-th of a group on each of its stages meet, if they are the same."""
     by_group: dict[str, list[list[int]]] = {}
     for op, item in enumerate(items):
-        if item.group in {"ends", "all"}:
-            by_group.setdefault(item.group, [[] for _ in range(stages)])[streams[op] // STREAMS].append(op)
+        if item.group in _OF_STAGES:
+            by_group.setdefault(item.group, [[] for _ in range(topology.stages)])[streams[op] // STREAMS].append(op)
     meetings: list[list[int]] = []
     for group, lists in by_group.items():
-        members = sorted({0, stages - 1}) if group == "ends" else range(stages)
+        members = topology.stages_of(Group(group), topology.first_stage)
         ops["mode"][[op for each in lists for op in each]] = NEVER
         for place in range(max(map(len, lists))):
             met = [lists[stage][place] for stage in members if place < len(lists[stage])]

@@ -58,7 +58,7 @@ class StoredFields:
 def stored_fields(op: Op) -> StoredFields:
     """The fields of an op as an instruction holds them."""
     peer = op.peer if isinstance(op, Send | Recv) else None
-    return StoredFields(getattr(op, "micro_batch", None), peer, _variant(op), _group(op), _blocks(op))
+    return StoredFields(getattr(op, "micro_batch", None), peer, _variant(op), group_name(op), _blocks(op))
 
 
 def stored_operands(op: Op, binding: Binding, index: Mapping[Tensor, int]) -> tuple[Operand, ...]:
@@ -80,7 +80,8 @@ def _variant(op: Op) -> str:
     return op.quantity.value if isinstance(op, AllReduceScalar) else ""
 
 
-def _group(op: Op) -> str:
+def group_name(op: Op) -> str:
+    """The group of a collective by name; empty for any other op."""
     if isinstance(op, AllReduce | AllReduceScalar):
         return op.group.value
     return Group.REPLICAS.value if isinstance(op, ReduceScatter | AllGather) else ""

@@ -14,6 +14,7 @@ from attrs import define, field, frozen
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
 from ratrain_ir.ops import ENGINES, Engine
+from ratrain_ir.topology import Topology, topology_of
 from ratrain_ir.types import StateKind, TensorType, aligned
 from targets.routine import Routine
 
@@ -178,6 +179,11 @@ class Program:
     pipeline: str
     routines: list[Routine]
     stages: list[ProgramStage]
+
+    @property
+    def topology(self) -> Topology:
+        """Who is where under its model and plan."""
+        return topology_of(self.model, self.plan)
 
     @property
     def arena_bytes_of_all_ranks(self) -> int:

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
 from ratrain_ir.analysis.dependence import stage_waits
 from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import AllReduce, AllReduceScalar, Engine, Group, Op, Recv, Release, Send
+
+if TYPE_CHECKING:
+    from ratrain_ir.topology import Hop, Topology
 
 
 @frozen
@@ -27,15 +31,11 @@ class Event:
     step: int
 
 
-def spans_stages(op: Op) -> bool:
-    """Whether a collective has members on several stages."""
-    return isinstance(op, AllReduce | AllReduceScalar) and op.group is not Group.REPLICAS
-
-
-def members(op: Op, stages: int) -> tuple[int, ...]:
-    """The stages that take part in a collective that spans stages."""
-    assert isinstance(op, AllReduce | AllReduceScalar)
-    return (0, stages - 1) if op.group is Group.ENDS and stages > 1 else tuple(range(stages))
+def meeting_stages(op: Op, stage: Stage, topology: Topology) -> tuple[int, ...]:
+    """The stages that meet in a collective that spans stages; none for any other op."""
+    if not isinstance(op, AllReduce | AllReduceScalar) or op.group is Group.REPLICAS:
+        return ()
+    return topology.stages_of(op.group, stage.index)
 
 
 def blocking_cycle(module: Module, *, rendezvous: bool) -> list[Event] | None:
@@ -74,12 +74,12 @@ class _EventGraph:
 
     def join_collectives(self) -> None:
         queues: dict[Hashable, list[list[tuple[int, int]]]] = {}
-        count = len(self.module.stages)
         seen: dict[tuple[int, Hashable], int] = defaultdict(int)
+        topology = self.module.topology
         for stage in self.module.stages:
             for position, op in enumerate(stage.ops):
-                if spans_stages(op):
-                    key = members(op, count)
+                key = meeting_stages(op, stage, topology)
+                if key:
                     index = seen[stage.index, key]
                     seen[stage.index, key] += 1
                     queue = queues.setdefault(key, [])
@@ -159,19 +159,23 @@ class _EventGraph:
         return Event(stage, position, step)
 
 
-Channel = tuple[int, int, str]
 Place = tuple[int, int]
 
 
-def channels(module: Module) -> dict[Channel, tuple[list[Place], list[Place]]]:
-    """Sends and receives of each channel (source stage, destination stage, payload), as (stage, position), in order."""
-    found: dict[Channel, tuple[list[Place], list[Place]]] = {}
+def channels(module: Module) -> dict[Hop, tuple[list[Place], list[Place]]]:
+    """Sends and receives of each channel, as (stage, position), in order; those that name no neighbour are left out."""
+    found: dict[Hop, tuple[list[Place], list[Place]]] = {}
+    topology = module.topology
     for stage in module.stages:
         for position, op in enumerate(stage.ops):
-            if type(op) is Send:
-                key = (stage.index, op.peer, op.payload.value)
-                found.setdefault(key, ([], []))[0].append((stage.index, position))
-            elif type(op) is Recv:
-                key = (op.peer, stage.index, op.payload.value)
-                found.setdefault(key, ([], []))[1].append((stage.index, position))
+            if isinstance(op, Send | Recv):
+                hop = hop_of(op, stage, topology)
+                if hop is not None:
+                    found.setdefault(hop, ([], []))[type(op) is Recv].append((stage.index, position))
     return found
+
+
+def hop_of(op: Send | Recv, stage: Stage, topology: Topology) -> Hop | None:
+    """The channel of a message; None where its peer is no neighbour for what it carries."""
+    ends = (stage.index, op.peer) if type(op) is Send else (op.peer, stage.index)
+    return topology.hop(*ends, op.payload)

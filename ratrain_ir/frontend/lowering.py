@@ -19,7 +19,6 @@ from ratrain_ir.blocks import (
     is_sharded,
     saved_slots,
     shard_elements,
-    stage_blocks,
     token_type,
 )
 from ratrain_ir.frontend.model_config import ModelConfig
@@ -45,12 +44,14 @@ from ratrain_ir.ops import (
     Tensor,
     Update,
 )
+from ratrain_ir.topology import Topology, topology_of
 from ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
 
 
 def lower(model: ModelConfig, plan: Plan) -> Module:
     """The dataflow module of one training step. `plan` must have been checked against `model`."""
-    stages = [_StageLowering(model, plan, Stage(index)).lower() for index in range(plan.pp)]
+    topology = topology_of(model, plan)
+    stages = [_StageLowering(model, plan, topology, Stage(index)).lower() for index in range(topology.stages)]
     return Module(model.name, Level.DATAFLOW, model, plan, stages)
 
 
@@ -80,27 +81,23 @@ class _StageLowering:
 
     model: ModelConfig
     plan: Plan
+    topology: Topology
     stage: Stage
 
     def lower(self) -> Stage:
-        blocks = stage_blocks(self.model, self.plan, self.stage.index)
+        blocks = self.topology.stage_blocks[self.stage.index]
+        chunks = self.topology.chunks_of(self.stage.index)
         for unit in blocks:
             self.declare_state(unit)
         self.carried(StateKind.SCALAR, "scale", tensor_type(Dtype.F32, (2,)))
         for micro_batch in range(self.plan.micro_batches):
-            self.forward_pass(blocks, micro_batch)
+            for chunk in chunks:
+                self.forward_pass(chunk, micro_batch)
         for micro_batch in range(self.plan.micro_batches):
-            self.backward_pass(blocks, micro_batch)
+            for chunk in reversed(chunks):
+                self.backward_pass(chunk, micro_batch)
         self.step_end(blocks)
         return self.stage
-
-    @property
-    def is_first(self) -> bool:
-        return self.stage.index == 0
-
-    @property
-    def is_last(self) -> bool:
-        return self.stage.index == self.plan.pp - 1
 
     def emit(self, op: Op) -> None:
         self.stage.ops.append(op)
@@ -158,9 +155,7 @@ class _StageLowering:
 
     def activation(self, unit: Block, micro_batch: int, *, gradient: bool = False) -> Tensor:
         """The input of a block for one micro-batch, or the gradient of it; a boundary where it crosses a cut."""
-        blocks = stage_blocks(self.model, self.plan, self.stage.index)
-        at_cut = unit is blocks[0] or (not self.is_last and unit is next_block(self.model, blocks[-1]))
-        kind = StateKind.BOUNDARY if at_cut else StateKind.ACTIVATION
+        kind = StateKind.BOUNDARY if unit in self.topology.blocks_behind_cuts else StateKind.ACTIVATION
         prefix = "dx" if gradient else "x"
         return self.tensor(kind, f"{prefix}.{unit}.m{micro_batch}", activation_type(self.model, self.plan))
 
@@ -168,19 +163,21 @@ class _StageLowering:
         slots = saved_slots(self.model, self.plan, unit)
         return tuple(self.tensor(StateKind.SAVED, f"s.{unit}.m{micro_batch}.{slot.name}", slot.type) for slot in slots)
 
-    def forward_pass(self, blocks: tuple[Block, ...], m: int) -> None:
-        if self.is_first:
+    def forward_pass(self, chunk: int, m: int) -> None:
+        blocks = self.topology.chunk_blocks[chunk]
+        before, after = self.topology.neighbours(chunk)
+        if blocks[0].kind == "embed":
             self.emit(LoadInput(part=Part.TOKENS, micro_batch=m, writes=(self.input(Part.TOKENS, m),)))
-        else:
+        if before is not None:
             received = self.activation(blocks[0], m)
-            self.emit(Recv(payload=Payload.ACTIVATION, micro_batch=m, peer=self.stage.index - 1, writes=(received,)))
+            self.emit(Recv(payload=Payload.ACTIVATION, micro_batch=m, peer=before, writes=(received,)))
         for unit in blocks:
             if unit.kind == "head":
                 self.emit(LoadInput(part=Part.LABELS, micro_batch=m, writes=(self.input(Part.LABELS, m),)))
             self.emit(self.forward(unit, m))
-        if not self.is_last:
+        if after is not None:
             sent = self.activation(next_block(self.model, blocks[-1]), m)
-            self.emit(Send(payload=Payload.ACTIVATION, micro_batch=m, peer=self.stage.index + 1, reads=(sent,)))
+            self.emit(Send(payload=Payload.ACTIVATION, micro_batch=m, peer=after, reads=(sent,)))
 
     def forward(self, unit: Block, m: int) -> Forward:
         view = self.view(unit, m, Phase.FORWARD)
@@ -194,17 +191,19 @@ class _StageLowering:
         output = self.activation(next_block(self.model, unit), m)
         return Forward(block=unit, micro_batch=m, reads=(source, view), writes=(output, *self.saved(unit, m)))
 
-    def backward_pass(self, blocks: tuple[Block, ...], m: int) -> None:
-        if not self.is_last:
+    def backward_pass(self, chunk: int, m: int) -> None:
+        blocks = self.topology.chunk_blocks[chunk]
+        before, after = self.topology.neighbours(chunk)
+        if after is not None:
             received = self.activation(next_block(self.model, blocks[-1]), m, gradient=True)
-            self.emit(Recv(payload=Payload.GRADIENT, micro_batch=m, peer=self.stage.index + 1, writes=(received,)))
+            self.emit(Recv(payload=Payload.GRADIENT, micro_batch=m, peer=after, writes=(received,)))
         for unit in reversed(blocks):
             self.emit(self.backward(unit, m))
             if reduces_each_micro_batch(self.plan):
                 self.emit(self.reduce_scatter(unit, m))
-        if not self.is_first:
+        if before is not None:
             sent = self.activation(blocks[0], m, gradient=True)
-            self.emit(Send(payload=Payload.GRADIENT, micro_batch=m, peer=self.stage.index - 1, reads=(sent,)))
+            self.emit(Send(payload=Payload.GRADIENT, micro_batch=m, peer=before, reads=(sent,)))
 
     def backward(self, unit: Block, m: int) -> Backward:
         saved = self.saved(unit, m)
@@ -237,7 +236,7 @@ class _StageLowering:
             for unit in reversed(blocks):
                 self.emit(self.grad_sync(unit))
         self.sum_tied(blocks)
-        if self.is_last:
+        if self.stage.index == self.topology.last_stage:
             loss = self.named("loss")
             self.emit(AllReduceScalar(quantity=Quantity.LOSS, group=Group.REPLICAS, reads=(loss,)))
         self.sum_norm(blocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ratrain_ir.analysis.progress import Event, blocking_cycle, channels, members, spans_stages
+from ratrain_ir.analysis.progress import Event, blocking_cycle, channels, meeting_stages
 from ratrain_ir.blocks import stage_blocks
 from ratrain_ir.diagnostics import Location, Note
 from ratrain_ir.module import Level, Module, Stage
@@ -28,10 +28,11 @@ def check_communication(module: Module, report: Reporter) -> None:
 
 def check_channels(module: Module, report: Reporter) -> None:
     """RT040, RT041: the k-th receive of a channel takes the k-th message sent."""
-    for (source, destination, payload), (sends, recvs) in channels(module).items():
+    for hop, (sends, recvs) in channels(module).items():
         sent = [_op(module, place) for place in sends]
         received = [_op(module, place) for place in recvs]
-        name = f"{payload} from @{source} to @{destination}"
+        source, destination = hop.source, hop.target
+        name = f"{hop.channel.payload.value} from @{source} to @{destination}"
         if not _check_matched(name, sent, received, module, report, source, destination):
             continue
         for send, recv in zip(sent, received, strict=True):
@@ -79,12 +80,13 @@ def _op(module: Module, place: tuple[int, int]) -> Send | Recv:
 
 def check_collectives(module: Module, report: Reporter) -> None:
     """RT043: every member of a group sees the same collectives in the same order."""
-    count = len(module.stages)
+    topology = module.topology
     orders: dict[tuple[int, ...], dict[int, list[Op]]] = {}
     for stage in module.stages:
         for op in stage.ops:
-            if spans_stages(op):
-                orders.setdefault(members(op, count), {}).setdefault(stage.index, []).append(op)
+            group = meeting_stages(op, stage, topology)
+            if group:
+                orders.setdefault(group, {}).setdefault(stage.index, []).append(op)
     for group, by_stage in orders.items():
         reference = by_stage.get(group[0], [])
         for member in group[1:]:

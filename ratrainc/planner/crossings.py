@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from ratrain_ir.frontend.lowering import lower
 from ratrain_ir.frontend.rank_mapping import RankMapping
-from ratrain_ir.ops import AllGather, AllReduce, ReduceScatter
+from ratrain_ir.ops import AllGather, AllReduce, Payload, ReduceScatter
 from ratrainc.console import size_text
 from targets.mt3000.placement import placement_of
 from targets.mt3000.target import Mt3000Target
@@ -48,10 +48,11 @@ def crossings(plan: Plan, model: ModelConfig, machine: Machine) -> list[Crossing
 
 def _messages(plan: Plan, machine: Machine) -> list[Crossing]:
     placement = placement_of(plan, machine)
-    levels = sorted((placement.level_between(stage, stage + 1), stage) for stage in range(plan.pp - 1))
+    edges = [hop for hop in placement.mesh.hops if hop.channel.payload is Payload.ACTIVATION]
+    levels = sorted((placement.level_between(hop.source, hop.target), hop.source, hop.target) for hop in edges)
     found = []
     for level, members in groupby(levels, key=lambda item: item[0]):
-        names = [f"@{stage}-@{stage + 1}" for _, stage in members]
+        names = [f"@{source}-@{target}" for _, source, target in members]
         shown = ", ".join(names[:_SHOWN_BOUNDARIES])
         more = f" and {len(names) - _SHOWN_BOUNDARIES} more" if len(names) > _SHOWN_BOUNDARIES else ""
         found.append(Crossing(f"messages {shown}{more}", machine.link_groups[level].name, ""))

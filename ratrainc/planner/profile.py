@@ -44,6 +44,7 @@ from ratrain_ir.ops import (
     Tensors,
     Update,
 )
+from ratrain_ir.topology import grid
 from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
 from ratrainc.planner.tilings import Tiles
 from targets.mt3000.link_groups import Link
@@ -172,8 +173,9 @@ def state_key(shape: Shape) -> StateKey:
 
 
 def _links_between_stages(machine: Machine, pp: int, dp: int, tiles: Tiles) -> frozenset[Link]:
-    placement = Placement(machine.link_groups, pp, dp, tiles or None)
-    levels = {placement.level_between(stage, stage + 1) for stage in range(pp - 1)} or {placement.outermost}
+    placement = Placement(machine.link_groups, grid(pp, dp), tiles or None)
+    hops = placement.mesh.hops
+    levels = {placement.level_between(hop.source, hop.target) for hop in hops} or {placement.outermost}
     return frozenset(placement.message_link(level) for level in levels)
 
 

@@ -14,6 +14,8 @@ from attrs import evolve, frozen
 
 from ratrain_ir.diagnostics import fail
 from ratrain_ir.frontend.rank_mapping import Tile
+from ratrain_ir.ops import Group
+from ratrain_ir.topology import Mesh, mesh_of
 from targets.mt3000.link_groups import Link, LinkGroup
 from targets.resource_work import LinkLevel
 
@@ -55,8 +57,7 @@ class Placement:
     """The ranks of a plan among the groups of a machine, whose levels count from the inside."""
 
     groups: tuple[LinkGroup, ...]
-    pp: int
-    dp: int
+    mesh: Mesh
     tiles: tuple[Tile, ...] | None
     """of all levels but the outermost; None: the plan has no mapping"""
 
@@ -78,11 +79,12 @@ class Placement:
     def members(self, group: str) -> Members:
         """The members of a collective by the name of its group: the replicas of a stage, both `ends` of a replica, or `all`."""
         if group == "ends":
-            level = self.level_between(0, self.pp - 1)
-            within = tuple(1 if at < level else min(2, self.pp) for at in range(len(self.groups)))
+            ends = self.mesh.stages_of(Group.ENDS, self.mesh.first_stage)
+            level = self.level_between(ends[0], ends[-1])
+            within = tuple(1 if at < level else len(ends) for at in range(len(self.groups)))
             senders = self.senders()
         else:
-            within = self.filled(self.dp * self.pp if group == "all" else self.dp, whole=group == "all")
+            within = self.filled(self.mesh.group_size(Group(group)), whole=group == "all")
             senders = self.senders() if self.tiles is None else within
         return Members(within, tuple(self.link(level, senders) for level in range(len(self.groups))))
 
@@ -99,8 +101,8 @@ class Placement:
     def senders(self) -> tuple[int, ...]:
         """Clusters of a group of each level that send at once when a stage does: its replicas there; without a mapping, all."""
         if self.tiles is not None:
-            return (*(tile.replicas for tile in self.tiles), self.dp)
-        return tuple(min(group.clusters or self.pp * self.dp, self.pp * self.dp) for group in self.groups)
+            return (*(tile.replicas for tile in self.tiles), self.mesh.replicas)
+        return tuple(min(group.clusters or self.mesh.size, self.mesh.size) for group in self.groups)
 
     def link_levels(self) -> tuple[LinkLevel, ...]:
         """What one replica of each stage has of links and uplinks."""
@@ -125,16 +127,17 @@ def placement_of(plan: Plan, machine: Machine) -> Placement:
 
     Raises `DiagnosticError` RT064 where the plan's mapping is not for the groups of the machine, or needs larger ones.
     """
-    return _placement(plan.pp, plan.dp, plan.mapping, machine.link_groups, machine.name)
+    return _placement(mesh_of(plan), plan.mapping, machine.link_groups, machine.name)
 
 
 @lru_cache(maxsize=256)
-def _placement(pp: int, dp: int, mapping: RankMapping | None, groups: tuple[LinkGroup, ...], machine: str) -> Placement:
+def _placement(mesh: Mesh, mapping: RankMapping | None, groups: tuple[LinkGroup, ...], machine: str) -> Placement:
     most = groups[-1].clusters
-    if most is not None and pp * dp > most:
-        fail("RT064", f"{pp} stages x {dp} replicas are {pp * dp} clusters: the machine {machine} has {most}")
+    if most is not None and mesh.size > most:
+        size = f"{mesh.stages} stages x {mesh.replicas} replicas are {mesh.size} clusters"
+        fail("RT064", f"{size}: the machine {machine} has {most}")
     if mapping is None:
-        return Placement(groups, pp, dp, None)
+        return Placement(groups, mesh, None)
     wanted, given = [group.name for group in groups[:-1]], [tile.group for tile in mapping.tiles]
     if given != wanted:
         fail(
@@ -143,10 +146,10 @@ def _placement(pp: int, dp: int, mapping: RankMapping | None, groups: tuple[Link
             f"{', '.join(group.name for group in groups)}",
             help=f"give tiles for {', '.join(wanted)}" if wanted else "leave the mapping out: all links are equal",
         )
-    tiles = mapping.tiles if most is None else (*mapping.tiles, Tile("plan", pp, dp))
+    tiles = mapping.tiles if most is None else (*mapping.tiles, Tile("plan", mesh.stages, mesh.replicas))
     if (wrong := overfull(groups, tiles)) is not None:
         fail("RT064", f"the mapping '{mapping}' does not fit {machine}: {wrong}")
-    return Placement(groups, pp, dp, mapping.tiles)
+    return Placement(groups, mesh, mapping.tiles)
 
 
 def overfull(groups: Sequence[LinkGroup], tiles: Sequence[Tile]) -> str | None:

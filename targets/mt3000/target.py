@@ -8,7 +8,6 @@ from attrs import frozen
 
 from ratrain_ir.ops import (
     AllReduce,
-    AllReduceScalar,
     BlockOp,
     Engine,
     Group,
@@ -19,6 +18,7 @@ from ratrain_ir.ops import (
 )
 from ratrain_ir.target import WorkspaceRequest
 from targets.codegen.routines import routine_of
+from targets.lifting import group_name
 from targets.mt3000.machine import Machine
 from targets.mt3000.tiling.core import cluster_of
 from targets.mt3000.tiling.select import with_tiles
@@ -84,12 +84,11 @@ class Mt3000Target:
     def timed(self, module: Module, stage: Stage, op: Op) -> TimedOp:
         """What the time of an op depends on."""
         routine = self.routine(module, op) if isinstance(op, BlockOp) else None
-        group = op.group.value if isinstance(op, AllReduce | AllReduceScalar) else ""
         moved = [(t.kind, t.type, Access.READ) for t in op.reads]
         moved += [(t.kind, t.type, Access.WRITE) for t in op.writes]
         moved += [(t.kind, t.type, Access.UPDATE) for t in op.updates]
         hop = (stage.index, op.peer) if isinstance(op, Send | Recv) else None
-        return timed_op(op.keyword, group, op.engine, routine, moved, hop)
+        return timed_op(op.keyword, group_name(op), op.engine, routine, moved, hop)
 
     def message_seconds(self, nbytes: int, link: Link) -> float:
         """Seconds of a message between stages that has its link to itself."""

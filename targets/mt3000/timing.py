@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain_ir.ops import Engine
+from ratrain_ir.ops import Engine, Group
+from ratrain_ir.topology import mesh_of
 from ratrain_ir.types import StateKind, TensorType
 from targets.mt3000.collective_cost import all_gathers, all_reduces, cheapest, reduce_scatters
 from targets.mt3000.cost import copy_work, host_work, message_work, routine_work, update_work
@@ -96,7 +97,7 @@ def op_key(op: TimedOp, plan: Plan) -> str:
     """What ops have in common that take the same time where they are of one size: the routine, or the kind and who takes part."""
     if op.routine is not None:
         return routine_key(op.routine)
-    return f"{op.keyword}{MEMBERS_MARK}{members_of(op.group, plan)}" if op.group else op.keyword
+    return f"{op.keyword}{MEMBERS_MARK}{mesh_of(plan).group_size(Group(op.group))}" if op.group else op.keyword
 
 
 def routine_key(routine: Routine) -> str:
@@ -126,11 +127,6 @@ def _pads(step: Step) -> bool:
 def _digest(facts: object) -> str:
     """A short name of plain data."""
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
-
-
-def members_of(group: str, plan: Plan) -> int:
-    """Members of a collective's group."""
-    return {"ends": min(2, plan.pp), "all": plan.dp * plan.pp}.get(group, plan.dp)
 
 
 def message_seconds(nbytes: int, link: Link, machine: Machine) -> float:

@@ -91,11 +91,10 @@ def write_shard(folder: Path, rank: Rank) -> ShardFile:
 def _pieces(rank: Rank) -> Iterator[Piece]:
     model, plan = rank.program.model, rank.program.plan
     for unit in stage_blocks(model, plan, rank.stage_index):
-        size = rank.carried("p", str(unit)).size
-        start = rank.replica * size if is_sharded(plan) else 0
-        stop = min(start + size, block_elements(model, unit))
-        if start < stop:
-            yield Piece(str(unit), start, stop, int(rank.carried("t", str(unit))[0]))
+        shard = rank.program.topology.shard_range(unit, rank.replica)
+        stop = min(shard.stop, block_elements(model, unit))
+        if shard.start < stop:
+            yield Piece(str(unit), shard.start, stop, int(rank.carried("t", str(unit))[0]))
 
 
 def seal_shards(

@@ -82,8 +82,7 @@ def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scratch: Scra
 
 def tied_elements(rank: Rank, elements: int) -> int:
     """How many of a replica's elements belong to the tied table, which stands first in both tensors."""
-    plan = rank.program.plan
-    start = rank.replica * elements if is_sharded(plan) else 0
+    start = rank.program.topology.shard_range(block("embed"), rank.replica).start
     return min(max(block_elements(rank.program.model, block("embed")) - start, 0), elements)
 
 

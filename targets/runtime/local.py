@@ -21,7 +21,7 @@ from attrs import define, frozen
 from numpy.typing import NDArray
 
 from ratrain_ir.diagnostics import Diagnostic, Note, fail
-from ratrain_ir.ops import ENGINES, Engine, Part
+from ratrain_ir.ops import ENGINES, Engine, Group, Part, Payload
 from targets.runtime import collectives
 from targets.runtime.evaluation import serves_the_loss
 from targets.runtime.kernels import KernelSet, Scratch
@@ -34,6 +34,7 @@ from targets.runtime.profile import Concurrency, StepSpan
 from targets.runtime.rank import Rank, bind_routine, prepare_tables, routine_scratch_bytes
 
 if TYPE_CHECKING:
+    from ratrain_ir.topology import Hop
     from targets.program import Instruction, Program
     from targets.runtime.collectives import Member
     from targets.runtime.data import Batches
@@ -77,14 +78,16 @@ class LocalEngine:
     def __init__(
         self, program: Program, kernels: KernelSet, batches: Batches, *, interleave_seed: int | None = None
     ) -> None:
-        plan = program.plan
         self.program = program
         self.kernels = kernels
         self.batches = batches
         places = self.places(program)
         _check_memory(program, places)
-        self.ranks = [[Rank(program, s, r) for r in range(plan.dp) if (s, r) in places] for s in range(plan.pp)]
+        self.ranks: list[list[Rank]] = [[] for _ in program.stages]
         """The ranks of this process, by stage."""
+        for place in program.topology.ranks:
+            if (place.stage, place.replica) in places:
+                self.ranks[place.stage].append(Rank(program, place.stage, place.replica))
         self.choice = random.Random(interleave_seed) if interleave_seed is not None else None  # noqa: S311
         self.first_step = 0
         """Steps done before this engine was made (a resumed run)."""
@@ -94,7 +97,7 @@ class LocalEngine:
         """Who hears of what is worth a word and stops nothing."""
         self.monitor: MemoryMonitor | None = None
         self.profile: Profile | None = None
-        self.channels: dict[tuple[int, int, int, str], deque[NDArray[Any]]] = {}
+        self.channels: dict[tuple[Hop, int], deque[NDArray[Any]]] = {}
         self.transport_bytes = 0
         self._transport_lock = Lock()
         self._spare: defaultdict[tuple[tuple[int, ...], np.dtype[Any]], list[NDArray[Any]]] = defaultdict(list)
@@ -122,7 +125,7 @@ class LocalEngine:
 
     def places(self, program: Program) -> frozenset[tuple[int, int]]:
         """(stage, replica) of the ranks that this process runs: all there are."""
-        return frozenset((s, r) for s in range(program.plan.pp) for r in range(program.plan.dp))
+        return frozenset((place.stage, place.replica) for place in program.topology.ranks)
 
     def scratch_needed(self) -> int:
         """Bytes of scratch that the largest instruction takes."""
@@ -324,11 +327,16 @@ class LocalEngine:
             )
 
     def _channel(self, rank: Rank, instruction: Instruction) -> deque[NDArray[Any]]:
-        """The messages on their way that a send of this rank joins, or a receive takes from."""
-        assert instruction.peer is not None
+        """The messages of a replica on their way that a send of this rank joins, or a receive takes from."""
+        return self.channels.setdefault((self._hop(rank, instruction), rank.replica), deque())
+
+    def _hop(self, rank: Rank, instruction: Instruction) -> Hop:
+        """The channel of a message."""
         ends = (rank.stage_index, instruction.peer)
         source, destination = ends if instruction.keyword == "send" else ends[::-1]
-        return self.channels.setdefault((source, destination, rank.replica, instruction.variant), deque())
+        hop = self.program.topology.hop(source, destination, Payload(instruction.variant))
+        assert hop is not None  # the verifier has refused messages between stages that are no neighbours
+        return hop
 
     def _send(self, rank: Rank, instruction: Instruction) -> None:
         data = rank.by_role(instruction)["data"]
@@ -352,13 +360,9 @@ class LocalEngine:
             self.peak_transport_bytes = max(self.peak_transport_bytes, self.transport_bytes)
 
     def _members(self, rank: Rank, instruction: Instruction) -> list[Rank]:
-        """The ranks of a collective's group, in stage and replica order."""
-        if instruction.group == "replicas":
-            return self.ranks[rank.stage_index]
-        if instruction.group == "ends":
-            stages = {0, self.program.plan.pp - 1}
-            return [self.ranks[s][rank.replica] for s in sorted(stages)]
-        return [member for ranks in self.ranks for member in ranks]
+        """The ranks of a collective's group, in rank order."""
+        places = self.program.topology.members(Group(instruction.group), rank.place)
+        return [self.ranks[place.stage][place.replica] for place in places]
 
     def _ready_members(self, rank: Rank, instruction: Instruction, step: int) -> list[Member]:
         """All members of a collective, when it is at the head of every one's engine and ready; nothing before."""

@@ -15,7 +15,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain_ir.blocks import block_chain, is_sharded, parameters_within, parse_block
+from ratrain_ir.blocks import block_chain, parameters_within, parse_block
 from ratrain_ir.types import Dtype, StateKind
 from targets.runtime.collectives import chunk_squares
 from targets.runtime.rank import Rank, shape_only
@@ -147,7 +147,7 @@ class Updater:
         """The parts of a replica's shard that are decayed: matrices, not norms or biases."""
         block = parse_block(unit)
         assert block is not None
-        start = replica * elements if is_sharded(self.program.plan) else 0
+        start = self.program.topology.shard_range(block, replica).start
         found = parameters_within(self.program.model, block, start, elements)
         return [(low, high) for parameter, low, high in found if parameter.decayed]
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import networkx as nx
 from attrs import frozen
 
-from ratrain_ir.ops import ENGINES, Engine
+from ratrain_ir.ops import ENGINES, Engine, Group
+from ratrain_ir.topology import Rank
 from targets.runtime.liveness import Liveness
 from targets.runtime.positions import RankPhase, RankPosition
 
@@ -126,9 +127,7 @@ class _Inquiry:
 
     def places(self) -> Iterator[Place]:
         """All ranks of the program."""
-        for stage in range(self.program.plan.pp):
-            for replica in range(self.program.plan.dp):
-                yield stage, replica
+        return ((rank.stage, rank.replica) for rank in self.program.topology.ranks)
 
     # The graph
 
@@ -245,11 +244,7 @@ class _Inquiry:
 
     def members(self, place: Place, group: str) -> list[Place]:
         """The ranks of a rank's group."""
-        if group == "replicas":
-            return [(place[0], replica) for replica in range(self.program.plan.dp)]
-        if group == "ends":
-            return [(stage, place[1]) for stage in sorted({0, self.program.plan.pp - 1})]
-        return list(self.places())
+        return [(rank.stage, rank.replica) for rank in self.program.topology.members(Group(group), Rank(*place))]
 
     # Counting
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratrain_ir.ops import ENGINES, Engine
+from ratrain_ir.topology import Rank as MeshRank
 from ratrain_ir.types import ALIGNMENT_BYTES, Dtype
 from targets.routine import parse_reference
 from targets.runtime.kernels import AttentionSpec, KernelSet, Scratch
@@ -50,6 +51,11 @@ class Rank:
         """Instructions each engine has completed, over all steps."""
         self.position: PositionFile | None = None
         """Where it says where it is, for those who ask from outside."""
+
+    @property
+    def place(self) -> MeshRank:
+        """Its point in the mesh."""
+        return MeshRank(self.stage_index, self.replica)
 
     @property
     def name(self) -> str:

@@ -100,10 +100,9 @@ def _owners(engine: LocalEngine) -> Iterator[tuple[Block, list[Rank]]]:
 
 def _fill(engine: LocalEngine, rank: Rank, unit: Block, flats: tuple[Flat, Flat, Flat], *, updates: int) -> None:
     owner = str(unit)
-    shard = rank.carried("p", owner).size
-    start = rank.replica * shard if is_sharded(engine.program.plan) else 0
+    shard = engine.program.topology.shard_range(unit, rank.replica)
     for name, flat in zip(_STATE_TENSORS, flats, strict=True):
-        rank.fill(name, owner, flat[start : start + shard])
+        rank.fill(name, owner, flat[shard.start : shard.stop])
     rank.fill("t", owner, updates)
     for number in rank.stage.carried.get(("w", owner), ()):  # none where views are gathered for each use
         engine.scratch.reset()

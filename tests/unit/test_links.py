@@ -17,6 +17,7 @@ from ratrain_ir.frontend.rank_mapping import RankMapping, Tile
 from ratrain_ir.ops import Engine
 from ratrain_ir.parser import parse_module
 from ratrain_ir.printer import print_module
+from ratrain_ir.topology import grid
 from ratrainc import api
 from ratrainc.strategies import strategy
 from targets.mt3000.collective_cost import all_gathers, all_reduces, reduce_scatters
@@ -204,14 +205,14 @@ def test_equal_links_make_mappings_equal() -> None:
 def test_an_uplink_is_shared_by_all_who_leave_a_group() -> None:
     """A message takes no less than its share of the uplink among the replicas beside it, and collectives likewise."""
     groups = (LinkGroup("node", 8, Link(4.0, 0.0), uplink=6.0), LinkGroup("system", None, Link(2.0, 0.0)))
-    placed = Placement(groups, 2, 32, (Tile("node", 1, 8),))
+    placed = Placement(groups, grid(2, 32), (Tile("node", 1, 8),))
     assert placed.message_link(1) == Link(6.0 / 8, 0.0)
     assert placed.members("replicas").links == (Link(4.0, 0.0), Link(6.0 / 8, 0.0))
-    two = Placement(groups, 8, 32, (Tile("node", 4, 2),))
+    two = Placement(groups, grid(8, 32), (Tile("node", 4, 2),))
     assert (two.message_link(0), two.message_link(1)) == (Link(4.0, 0.0), Link(2.0, 0.0))
     assert two.members("all").links[1] == Link(6.0 / 8, 0.0)
     assert two.link_levels()[0].uplink == 6.0 / 2, "of one of two replicas, for four stages"
-    unmapped = Placement(groups, 8, 32, None)
+    unmapped = Placement(groups, grid(8, 32), None)
     assert unmapped.message_link(1) == Link(6.0 / 8, 0.0), "all clusters of a node may be sending"
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ratrain_ir.diagnostics import DiagnosticError
 from ratrain_ir.frontend.plan import Optimizer
 from ratrain_ir.frontend.rank_mapping import RankMapping
+from ratrain_ir.topology import grid
 from ratrainc.commands.run import command as run_command
 from targets.rtx import write_program
 from targets.runtime.mpi.layout import Layout
@@ -41,15 +42,15 @@ PLANS: dict[str, dict[str, Any]] = {
 
 @given(st.integers(1, 9), st.integers(1, 9), st.sampled_from(["pp-first", "dp-first"]))
 def test_every_process_has_its_place(stages: int, replicas: int, order: Any) -> None:
-    layout = Layout(stages, replicas, order)
+    layout = Layout(grid(stages, replicas), order)
     places = [layout.place(process) for process in range(layout.size)]
     assert sorted(places) == [(s, r) for s in range(stages) for r in range(replicas)]
     assert [layout.process(*place) for place in places] == list(range(layout.size))
 
 
 def test_rank_order_says_what_is_next_to_each_other() -> None:
-    assert [Layout(3, 2, "pp-first").place(i) for i in range(3)] == [(0, 0), (1, 0), (2, 0)]
-    assert [Layout(3, 2, "dp-first").place(i) for i in range(3)] == [(0, 0), (0, 1), (1, 0)]
+    assert [Layout(grid(3, 2), "pp-first").place(i) for i in range(3)] == [(0, 0), (1, 0), (2, 0)]
+    assert [Layout(grid(3, 2), "dp-first").place(i) for i in range(3)] == [(0, 0), (0, 1), (1, 0)]
     tiled = Layout.of_plan(make_plan(pp=2, dp=4, mapping=RankMapping.parse("chip 2x2")), "mapping")
     assert [tiled.place(i) for i in range(5)] == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2)]
     assert [tiled.process(*tiled.place(i)) for i in range(8)] == list(range(8))

@@ -10,6 +10,8 @@ from attrs import frozen
 from mpi4py import MPI
 
 from ratrain_ir.diagnostics import fail
+from ratrain_ir.ops import Group
+from ratrain_ir.topology import Rank
 
 if TYPE_CHECKING:
     from targets.runtime.mpi.layout import Layout
@@ -31,7 +33,7 @@ class Communicators:
     replicas: MPI.Comm
     """the replicas of this rank's stage"""
     pipeline: MPI.Comm
-    """the stages of this rank's replica: messages only, tag = payload"""
+    """the stages of this rank's replica: messages only, tag = channel"""
     ends: MPI.Comm
     """first and last stage of this rank's replica; `MPI.COMM_NULL` on stages between"""
 
@@ -41,17 +43,17 @@ class Communicators:
 
         Raises `DiagnosticError` RT093 where MPI started another number of processes than the plan has ranks.
         """
-        job = MPI.COMM_WORLD
+        job, mesh = MPI.COMM_WORLD, layout.mesh
         if job.size != layout.size:
             fail(
                 "RT093",
-                f"the plan has {layout.stages} stages x {layout.replicas} replicas = {layout.size} ranks, "
+                f"the plan has {mesh.stages} stages x {mesh.replicas} replicas = {layout.size} ranks, "
                 f"but MPI started {job.size} process{'es' if job.size > 1 else ''}",
                 help=f"start it as: mpirun -n {layout.size} ratrainc run ... --engine mpi",
             )
         stage, replica = layout.place(job.rank)
-        world = job.Split(0, stage * layout.replicas + replica)
-        is_end = stage in (0, layout.stages - 1)
+        world = job.Split(0, mesh.ranks.index(Rank(stage, replica)))
+        is_end = stage in mesh.stages_of(Group.ENDS, stage)
         return cls(
             stage,
             replica,

@@ -19,7 +19,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ratrain_ir.diagnostics import fail
-from ratrain_ir.ops import Engine, Payload
+from ratrain_ir.ops import Engine
 from ratrain_ir.types import Dtype, StateKind
 from targets.program import Instruction
 from targets.runtime.local import Head, LocalEngine, StepReport
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 _VISITED = (Engine.COLLECTIVE, Engine.RECV, Engine.SEND, Engine.HOST, Engine.COMPUTE)
 """Communication first, so that it is under way while the rank computes."""
-_TAGS = {payload.value: tag for tag, payload in enumerate(Payload)}
 
 
 @define(eq=False)
@@ -170,10 +169,10 @@ class MpiEngine(LocalEngine):
         return None
 
     def _message(self, instruction: Instruction) -> Phases:
-        assert instruction.peer is not None
+        hop = self._hop(self.rank, instruction)
         data = whole_bytes(self.rank.by_role(instruction)["data"])
         post = self.communicators.pipeline.Isend if instruction.keyword == "send" else self.communicators.pipeline.Irecv
-        yield [post(data, instruction.peer, _TAGS[instruction.variant])]
+        yield [post(data, instruction.peer, self.program.topology.channel_numbers[hop.channel])]
 
     def _hang(self, limit: int) -> None:
         heads = [head for head in self.heads if self._has_work(head, limit)]

@@ -8,6 +8,7 @@ from attrs import frozen
 
 from ratrain_ir.diagnostics import fail
 from ratrain_ir.frontend.rank_mapping import RankMapping, Tile
+from ratrain_ir.topology import Mesh, mesh_of
 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.plan import Plan
@@ -21,10 +22,9 @@ Reduction: TypeAlias = Literal["ordered", "mpi"]
 
 @frozen
 class Layout:
-    """The map between process numbers and (stage, replica), for P stages and D replicas."""
+    """The map between process numbers and the ranks of a mesh."""
 
-    stages: int
-    replicas: int
+    mesh: Mesh
     order: RankOrder = "pp-first"
     mapping: RankMapping | None = None
 
@@ -36,24 +36,24 @@ class Layout:
         """
         if order == "mapping" and plan.mapping is None:
             fail("RT064", "the plan has no mapping to order ranks by", help="use --rank-order pp-first or dp-first")
-        return cls(plan.pp, plan.dp, order, plan.mapping)
+        return cls(mesh_of(plan), order, plan.mapping)
 
     @property
     def size(self) -> int:
         """Processes of the job."""
-        return self.stages * self.replicas
+        return self.mesh.size
 
     @property
     def tiles(self) -> RankMapping:
         """What is next to each other, as tiles: without any, replicas of a stage are."""
         if self.order == "mapping" and self.mapping is not None:
             return self.mapping
-        return RankMapping((Tile("replica", self.stages, 1),) if self.order == "pp-first" else ())
+        return RankMapping((Tile("replica", self.mesh.stages, 1),) if self.order == "pp-first" else ())
 
     def place(self, process: int) -> tuple[int, int]:
         """(stage, replica) of a process."""
-        return self.tiles.place(process, self.stages, self.replicas)
+        return self.tiles.place(process, self.mesh.stages, self.mesh.replicas)
 
     def process(self, stage: int, replica: int) -> int:
         """The process that runs a stage of a replica."""
-        return self.tiles.position(stage, replica, self.stages, self.replicas)
+        return self.tiles.position(stage, replica, self.mesh.stages, self.mesh.replicas)

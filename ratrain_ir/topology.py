@@ -1,0 +1,223 @@
+"""Who is where: the ranks of a plan, what each holds, who meets whom in which order, and over which channels.
+
+The ranks are the points of a mesh of pipeline stages x replicas x tensor peers. A *stage* is a position in the pipeline and one
+section of the text, written once for all its replicas and tensor peers (SPMD). The chain of blocks is cut into *chunks*, numbered in
+forward order; a stage holds one or several. What travels between two chunks that follow each other has a *channel* of its own for each
+payload, so that two edges between the same two stages never share one. Collectives meet in *groups*, whose members stand in rank order.
+
+Everybody asks here; nobody else compares a stage with the last one, or computes where a shard begins. What is built today has one
+chunk a stage and one tensor peer; the questions are those of any number.
+"""
+
+from __future__ import annotations
+
+from functools import cache, cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+from attrs import frozen
+
+from ratrain_ir.blocks import Block, block, flat_elements, is_sharded, shard_elements
+from ratrain_ir.frontend.model_config import ModelConfig
+from ratrain_ir.frontend.plan import Plan
+from ratrain_ir.ops import Group, Payload
+
+
+class Rank(NamedTuple):
+    """A point of the mesh. Ranks are ordered by stage, then replica, then tensor peer."""
+
+    stage: int
+    replica: int
+    peer: int = 0
+
+
+class Channel(NamedTuple):
+    """One direction of the edge between two chunks that follow each other, for one payload."""
+
+    source: int
+    """the chunk whose stage sends"""
+    target: int
+    """the chunk whose stage receives"""
+    payload: Payload
+
+
+class Hop(NamedTuple):
+    """A channel between two stages, and which they are."""
+
+    source: int
+    target: int
+    channel: Channel
+
+
+@frozen(slots=False)  # for its cached properties
+class Mesh:
+    """The ranks of a plan, their groups and channels: all that does not ask what the model is.
+
+    `chunk_stages[c]` is the stage that holds chunk c.
+    """
+
+    stages: int
+    replicas: int
+    peers: int
+    chunk_stages: tuple[int, ...]
+
+    @cached_property
+    def ranks(self) -> tuple[Rank, ...]:
+        """All ranks, in rank order."""
+        return tuple(
+            Rank(stage, replica, peer)
+            for stage in range(self.stages)
+            for replica in range(self.replicas)
+            for peer in range(self.peers)
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.stages * self.replicas * self.peers
+
+    # Chunks
+
+    @property
+    def first_stage(self) -> int:
+        """The stage that loads tokens and embeds them."""
+        return self.chunk_stages[0]
+
+    @property
+    def last_stage(self) -> int:
+        """The stage that loads labels and knows the loss."""
+        return self.chunk_stages[-1]
+
+    def chunks_of(self, stage: int) -> tuple[int, ...]:
+        """The chunks that a stage holds, in forward order."""
+        return tuple(chunk for chunk, holder in enumerate(self.chunk_stages) if holder == stage)
+
+    def neighbours(self, chunk: int) -> tuple[int | None, int | None]:
+        """The stages of the chunks before and after a chunk; None where there is none, or the same stage holds it."""
+        own = self.chunk_stages[chunk]
+        before = self.chunk_stages[chunk - 1] if chunk > 0 else own
+        after = self.chunk_stages[chunk + 1] if chunk + 1 < len(self.chunk_stages) else own
+        return (None if before == own else before), (None if after == own else after)
+
+    # Messages
+
+    @cached_property
+    def channel_numbers(self) -> dict[Channel, int]:
+        """A number for each channel between different stages, the same on all ranks."""
+        return {hop.channel: number for number, hop in enumerate(self.hops)}
+
+    @cached_property
+    def hops(self) -> tuple[Hop, ...]:
+        """All channels between different stages: activations to the next chunk, gradients back."""
+        found = []
+        for (source, here), (target, there) in pairwise(enumerate(self.chunk_stages)):
+            if there != here:
+                found.append(Hop(here, there, Channel(source, target, Payload.ACTIVATION)))
+                found.append(Hop(there, here, Channel(target, source, Payload.GRADIENT)))
+        return tuple(found)
+
+    @cached_property
+    def _hop_of(self) -> dict[tuple[int | None, int | None, Payload], Hop]:
+        return {(hop.source, hop.target, hop.channel.payload): hop for hop in self.hops}
+
+    def hop(self, source: int | None, target: int | None, payload: Payload) -> Hop | None:
+        """The channel on which a stage sends a payload to another; None where there is no such edge."""
+        return self._hop_of.get((source, target, payload))
+
+    def receiver(self, stage: int, payload: Payload) -> int | None:
+        """The stage to which a stage of one chunk sends a payload; None where it sends none."""
+        return next((hop.target for hop in self.hops if (hop.source, hop.channel.payload) == (stage, payload)), None)
+
+    def sender(self, stage: int, payload: Payload) -> int | None:
+        """The stage from which a stage of one chunk receives a payload; None where it receives none."""
+        return next((hop.source for hop in self.hops if (hop.target, hop.channel.payload) == (stage, payload)), None)
+
+    # Groups
+
+    def stages_of(self, group: Group, stage: int) -> tuple[int, ...]:
+        """The stages whose ranks meet in the group of a kind that a stage's ranks are members of, in order."""
+        if group is Group.ALL:
+            return tuple(range(self.stages))
+        return tuple(sorted({self.first_stage, self.last_stage})) if group is Group.ENDS else (stage,)
+
+    def members(self, group: Group, rank: Rank) -> tuple[Rank, ...]:
+        """The members of a rank's group of a kind, in rank order.
+
+        The replicas of its stage; first and last stage of its replica; or all ranks. Tensor peers have groups of their own, all but
+        that of all ranks.
+        """
+        if group is Group.ALL:
+            return self.ranks
+        if group is Group.ENDS:
+            return tuple(rank._replace(stage=stage) for stage in self.stages_of(group, rank.stage))
+        return tuple(rank._replace(replica=replica) for replica in range(self.replicas))
+
+    def group_size(self, group: Group) -> int:
+        """Members of each group of a kind."""
+        return len(self.members(group, Rank(self.first_stage, 0)))
+
+
+@frozen(slots=False)  # for its cached properties
+class Topology(Mesh):
+    """The ranks of a model under a plan, and what each holds. `chunk_layers[c]` are the layers of chunk c."""
+
+    model: ModelConfig
+    plan: Plan
+    chunk_layers: tuple[range, ...]
+
+    @cached_property
+    def chunk_blocks(self) -> tuple[tuple[Block, ...], ...]:
+        """The blocks of each chunk, in forward order: the embedding with the first layers, the head with the last."""
+        found = [
+            [block(kind, layer) for layer in layers for kind in ("attention", "mlp")] for layers in self.chunk_layers
+        ]
+        found[0].insert(0, block("embed"))
+        found[-1].append(block("head"))
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def stage_blocks(self) -> tuple[tuple[Block, ...], ...]:
+        """The blocks of each stage, in forward order."""
+        return tuple(
+            tuple(unit for chunk in self.chunks_of(stage) for unit in self.chunk_blocks[chunk])
+            for stage in range(self.stages)
+        )
+
+    @cached_property
+    def blocks_behind_cuts(self) -> frozenset[Block]:
+        """The blocks whose input comes from another stage."""
+        return frozenset(self.chunk_blocks[hop.channel.target][0] for hop in self.hops if _goes_forward(hop.channel))
+
+    def crossing_block(self, channel: Channel) -> Block:
+        """The block whose input, or gradient of the input, a channel carries: the first one behind the cut."""
+        return self.chunk_blocks[channel.target if _goes_forward(channel) else channel.source][0]
+
+    def shard_range(self, unit: Block, replica: int) -> range:
+        """The elements of a block's flat tensors whose optimizer state a replica owns; all of them where nothing is sharded."""
+        if not is_sharded(self.plan):
+            return range(flat_elements(self.model, self.plan, unit))
+        length = shard_elements(self.model, self.plan, unit)
+        return range(replica * length, (replica + 1) * length)
+
+
+def _goes_forward(channel: Channel) -> bool:
+    return channel.payload is Payload.ACTIVATION
+
+
+@cache
+def grid(stages: int, replicas: int) -> Mesh:
+    """The mesh of so many stages with one chunk each, and replicas without tensor peers."""
+    return Mesh(stages, replicas, 1, tuple(range(stages)))
+
+
+def mesh_of(plan: Plan) -> Mesh:
+    """The mesh of a plan."""
+    return grid(plan.pp, plan.dp)
+
+
+@cache
+def topology_of(model: ModelConfig, plan: Plan) -> Topology:
+    """The topology of a model under a plan; what is asked for twice is the same object."""
+    mesh = mesh_of(plan)
+    layers = tuple(plan.stage_layers(chunk, model) for chunk in range(len(mesh.chunk_stages)))
+    return Topology(mesh.stages, mesh.replicas, mesh.peers, mesh.chunk_stages, model, plan, layers)
