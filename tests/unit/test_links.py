@@ -63,7 +63,7 @@ def placements(draw: st.DrawFn) -> Placement:
         tiles.append(Tile(f"g{level}", stages, replicas))
     links = [Link(draw(st.sampled_from([1e9, 4e9])), draw(st.sampled_from([0.0, 1e-5]))) for _ in tiles]
     inner = [LinkGroup(t.group, t.clusters, link) for t, link in zip(tiles[:-1], links, strict=False)]
-    return Placement((*inner, LinkGroup("all", None, links[-1])), stages, replicas, tuple(tiles[:-1]))
+    return Placement((*inner, LinkGroup("all", None, links[-1])), grid(stages, replicas), tuple(tiles[:-1]))
 
 
 def mapping_of(placement: Placement) -> RankMapping:
@@ -80,7 +80,7 @@ def innermost(placement: Placement, one: int, other: int) -> int:
 @given(placements())
 def test_a_mapping_is_an_order_of_all_ranks(placement: Placement) -> None:
     """Every rank has one position, positions have ranks, and messages cross what lies between positions."""
-    mapping, pp, dp = mapping_of(placement), placement.pp, placement.dp
+    mapping, pp, dp = mapping_of(placement), placement.mesh.stages, placement.mesh.replicas
     position = {(s, r): mapping.position(s, r, pp, dp) for s, r in product(range(pp), range(dp))}
     assert sorted(position.values()) == list(range(pp * dp))
     assert all(mapping.place(at, pp, dp) == rank for rank, at in position.items())
@@ -92,7 +92,7 @@ def test_a_mapping_is_an_order_of_all_ranks(placement: Placement) -> None:
 
 def crossings(placement: Placement, stage: int) -> list[float]:
     """Bytes that the members of a stage's ring, group by group and level by level, send over each level's links: of one byte each."""
-    mapping, pp, dp = mapping_of(placement), placement.pp, placement.dp
+    mapping, pp, dp = mapping_of(placement), placement.mesh.stages, placement.mesh.replicas
     at = [mapping.position(stage, r, pp, dp) for r in range(dp)]
     found = [0.0] * len(placement.groups)
     for level in range(len(placement.groups)):
@@ -113,9 +113,9 @@ def crossings(placement: Placement, stage: int) -> list[float]:
 @given(placements(), st.integers(1, 10**6))
 def test_the_hierarchy_sends_what_a_count_of_messages_says(placement: Placement, elements: int) -> None:
     """Each member of a group exchanges its part with its peers of the same level, and with nobody else."""
-    members, dp = placement.members("replicas"), placement.dp
+    members, dp = placement.members("replicas"), placement.mesh.replicas
     within = (1, *members.within)
-    messages = crossings(placement, placement.pp - 1)
+    messages = crossings(placement, placement.mesh.stages - 1)
     for ways, width in ((reduce_scatters(elements, 2, members), 4), (all_gathers(2 * elements, members), 2)):
         chosen = [way for way in ways if way.name == "hierarchical"]
         assert bool(chosen) == (len(members.steps()) > 1)
