@@ -87,9 +87,10 @@ class Supervisor:
     def run(self, command: Sequence[str], variables: Mapping[str, str]) -> int:
         """Run it to its end; the exit code of the ranks, or 1 where they did not choose theirs.
 
-        Raises `DiagnosticError` RT002 or RT093 where it cannot be started.
+        Raises `DiagnosticError` RT002 or RT093 where it cannot be started, or another run has the folder.
         """
-        self.folder.clear()
+        with self.folder.hold():  # the ranks take it when they start; here it says that no others have it
+            self.folder.clear()
         with self._passing_on_signals():
             process = self._start(command, variables)
             try:

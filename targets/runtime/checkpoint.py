@@ -7,18 +7,19 @@ A checkpoint is a directory of two files:
 - `manifest.json`: format and version, the model, the steps done, the loss scale, the updates applied to each block, size and
   SHA-256 of the other file, what the caller recorded about the run, and a SHA-256 of all this.
 
-It is written beside its place and moved there as a whole, so that a half-written one is never taken for a checkpoint.
+It is written beside its place and moved there as a whole, so that a half-written one is never taken for a checkpoint; what a
+killed save leaves is found there by the next (`checkpoint_places`).
 """
 
 from __future__ import annotations
 
-import glob
+import errno
 import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -26,9 +27,18 @@ import numpy as np
 from attrs import fields, frozen
 
 from ratrain_ir.blocks import Block, block, block_chain, parameters
-from ratrain_ir.diagnostics import DiagnosticError, Diagnostics, fail
+from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Severity, fail
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.text import shown
+from targets.runtime.checkpoint_places import (
+    Leftovers,
+    aside_of,
+    leftovers,
+    move_into_place,
+    sync_folder,
+    written_beside,
+)
+from targets.runtime.locks import Lock, hold, lock_beside
 from targets.runtime.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
 from targets.runtime.weights import WeightSource, block_elements, named_parameters_of
 
@@ -39,7 +49,6 @@ _STATE_FILE = "state.safetensors"
 MANIFEST_FILE = "manifest.json"
 _FILES = {_STATE_FILE, MANIFEST_FILE}
 _DIGEST = "manifest_sha256"
-_TEMPORARY, _OLD = ".tmp-", ".old-"  # after the name of the directory, before random letters
 STATE_KINDS = ("p", "m1", "m2")
 _MAX_MANIFEST = 1 << 26  # bytes
 _HASHED = 1 << 22  # bytes of a file hashed at a time
@@ -79,23 +88,79 @@ def save_checkpoint(directory: str, model: ModelConfig, state: TrainingState, ma
     """Write a checkpoint to `directory`, replacing one that is there; `manifest` (JSON data) is kept beside the state.
 
     Blocks are taken from `state.blocks` one after another, so a mapping that fetches them serves too. Whatever happens on
-    the way, `directory` is the old checkpoint or the new one; only between two renames it is absent, and the old one is then
-    whole beside it. Raises RT002 (cannot be written) and RT092 (there is something else at that place; the two copies of
-    a tied matrix differ).
+    the way, `directory` is the old checkpoint or the new one; where the system cannot exchange directories it is absent between two
+    renames, and both are then whole beside it. What interrupted saves left there before is removed at the end. Raises RT002 (cannot be
+    written) and RT092 (there is something else at that place; another run writes there; the two copies of a tied matrix differ).
     """
-    check_checkpoint_place(directory)
-    try:
-        target = Path(os.path.realpath(directory))
-        beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}{_TEMPORARY}"))
+    with hold_checkpoint_place(directory) as lock:
+        check_checkpoint_place(directory)
         try:
-            _write_files(beside, model, state, manifest)
-            aside = target.with_name(f"{target.name}{_OLD}{beside.name.rpartition('-')[2]}")
-            move_into_place(beside, target, aside)
-        except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise
-    except OSError as error:
-        cannot_write(directory, error)
+            target = Path(os.path.realpath(directory))
+            beside = written_beside(target)
+            try:
+                _write_files(beside, model, state, manifest)
+                move_into_place(beside, target, aside_of(beside))
+            except BaseException:
+                shutil.rmtree(beside, ignore_errors=True)
+                raise
+        except OSError as error:
+            cannot_write(directory, error)
+        clear_leftovers(directory, lock)
+
+
+def hold_checkpoint_place(directory: str) -> Lock:
+    """Lock the place of a checkpoint, or of a series of them. Raises RT002 (no such path) and RT092 (another process writes there)."""
+    _check_path(directory)
+    return hold(lock_beside(directory), "RT092", directory)
+
+
+def clear_leftovers(directory: str, lock: Lock) -> list[Diagnostic]:
+    """Remove what interrupted saves have left beside a checkpoint, and say so.
+
+    Only under a lock, which proves that nobody writes there, and where the checkpoint stands in its place: without it the next save
+    removes them, once there is one.
+    """
+    found = _leftovers(directory)
+    try:
+        read_manifest(directory)
+    except DiagnosticError:
+        return [_left(path, "kept until a checkpoint stands in its place") for path in found.paths]
+    said = []
+    for path in found.ours:
+        if lock.is_held:
+            shutil.rmtree(path, ignore_errors=True)
+        is_gone = not path.exists()
+        said.append(_left(path, "removed" if is_gone else "remove it, if no run writes there"))
+    return said + [_left(path, "remove it, if you do not want it") for path in found.earlier]
+
+
+def _left(path: Path, what: str) -> Diagnostic:
+    return Diagnostic("RT092", f"an interrupted save left '{path}': {what}", severity=Severity.WARNING)
+
+
+def _leftovers(directory: str) -> Leftovers:
+    try:
+        return leftovers(Path(os.path.realpath(directory)), _FILES)
+    except (OSError, ValueError):
+        return Leftovers((), ())
+
+
+def left_checkpoints(directory: str) -> list[tuple[int, str]]:
+    """The whole checkpoints that interrupted saves have left beside a place where there is nothing: steps done and directory, newest first."""
+    if os.path.exists(directory):  # noqa: PTH110 - False, not an error, for what is no path at all
+        return []
+    found = []
+    for path in _leftovers(directory).paths:
+        with suppress(DiagnosticError):
+            step = read_manifest(str(path)).get("step")
+            if isinstance(step, int):
+                found.append((step, str(path)))
+    return sorted(found, key=lambda each: each[0], reverse=True)
+
+
+def _check_path(directory: str) -> None:
+    if "\0" in directory:
+        fail("RT002", f"cannot write the checkpoint {shown(directory)}: no path has a zero byte")
 
 
 def check_checkpoint_place(directory: str) -> None:
@@ -103,16 +168,13 @@ def check_checkpoint_place(directory: str) -> None:
 
     Good to call before the first step, not only after the last.
     """
-    if "\0" in directory:
-        fail("RT002", f"cannot write the checkpoint {shown(directory)}: no path has a zero byte")
+    _check_path(directory)
     place = Path(directory)
     try:
-        if not place.exists():
-            parent = Path(os.path.realpath(directory)).parent
-            if not parent.is_dir() or not os.access(parent, os.W_OK):
-                fail("RT002", f"cannot write the checkpoint '{directory}': '{parent}' is no directory to write to")
-            return
-        foreign = [entry.name for entry in place.iterdir() if entry.name not in _FILES] if place.is_dir() else None
+        foreign: list[str] | None = []
+        if place.exists():
+            is_folder = place.is_dir()
+            foreign = [entry.name for entry in place.iterdir() if entry.name not in _FILES] if is_folder else None
     except OSError as error:
         cannot_write(directory, error)
     help_text = "a checkpoint replaces a directory as a whole: name a new one, or an earlier checkpoint"
@@ -120,6 +182,15 @@ def check_checkpoint_place(directory: str) -> None:
         fail("RT092", f"'{directory}' is a file, not the directory of a checkpoint", help=help_text)
     if foreign:
         fail("RT092", f"'{directory}' holds {shown(min(foreign))}, which is no part of a checkpoint", help=help_text)
+    if os.path.ismount(place):
+        fail("RT092", f"'{directory}' is the root of a file system, and cannot be replaced", help=help_text)
+    try:
+        target = Path(os.path.realpath(directory))
+        written_beside(target).rmdir()
+    except OSError as error:
+        cannot_write(directory, error)
+    if target.is_symlink():
+        cannot_write(directory, OSError(errno.ELOOP, os.strerror(errno.ELOOP)))
 
 
 def load_checkpoint(directory: str, model: ModelConfig) -> tuple[TrainingState, dict[str, Any]]:
@@ -257,38 +328,10 @@ def _check_tied(model: ModelConfig, embed: BlockState, head: BlockState) -> None
             fail("RT092", f"the two copies of {name} ({kind}) differ: a checkpoint would keep only one of them")
 
 
-def move_into_place(beside: Path, target: Path, aside: Path) -> None:
-    """Make `beside` the directory `target`; what was there is removed once that is done, and put back if it fails.
-
-    At `aside`, which does not exist, the old one stands in between. Raises OSError.
-    """
-    replaces = target.exists()
-    if replaces:
-        target.rename(aside)
-    try:
-        beside.rename(target)
-    except BaseException:
-        if replaces:
-            aside.rename(target)
-        raise
-    sync_folder(target.parent)
-    if replaces:
-        shutil.rmtree(aside, ignore_errors=True)  # the new checkpoint stands, whatever becomes of the old one
-
-
 def sync_file(stream: IO[bytes]) -> None:
     """Bring what was written to the disk."""
     stream.flush()
     os.fsync(stream.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Bring the names in a directory to the disk."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # Reading
@@ -332,13 +375,9 @@ def read_manifest(directory: str, versions: Sequence[int] = (VERSION,)) -> dict[
 
 
 def _left_behind(directory: str) -> str | None:
-    """A way out where an interrupted save left the old checkpoint beside its place."""
-    try:
-        place = Path(os.path.realpath(directory))
-        old = sorted(place.parent.glob(f"{glob.escape(place.name)}{_OLD}*")) if not place.exists() else []
-    except (OSError, ValueError):
-        return None
-    return f"an interrupted save left the checkpoint before it as '{old[-1]}': rename that one" if old else None
+    """A way out where an interrupted save left a checkpoint beside its place."""
+    found = left_checkpoints(directory)
+    return f"an interrupted save left a whole checkpoint as '{found[0][1]}': rename that one" if found else None
 
 
 def saved_model(directory: str, saved: object) -> ModelConfig:

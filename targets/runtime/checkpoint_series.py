@@ -1,8 +1,8 @@
 """A series of checkpoints of one run: a directory with one sharded checkpoint for every step that was saved.
 
 `step-00000040` is the state after 40 steps. It is written as `.writing-00000040` and renamed when every rank's file and the
-manifest are on the disk, so it exists or does not. One that is replaced is `.replaced-step-00000040` for that moment, and is taken for
-the checkpoint of its step where a crash has left it alone. The last few are kept. Loading takes the newest that is sound, and says
+manifest are on the disk, so it exists or does not. One of the same step is exchanged with it at once; where the system cannot do that, the
+old one is `.replaced-step-00000040` for a moment, and is taken for the checkpoint of its step where a crash has left it alone. The last few are kept. Loading takes the newest that is sound, and says
 what is wrong with a newer one.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +26,11 @@ from targets.runtime.checkpoint import (
     TrainingState,
     cannot_write,
     checkpoint_weights,
+    left_checkpoints,
     load_checkpoint,
-    move_into_place,
     read_manifest,
 )
+from targets.runtime.checkpoint_places import move_into_place
 from targets.runtime.checkpoint_shards import (
     SHARDED_VERSION,
     holds_own_state,
@@ -41,6 +43,7 @@ from targets.runtime.checkpoint_shards import (
 if TYPE_CHECKING:
     from ratrain_ir.frontend.model_config import ModelConfig
     from targets.runtime.local import LocalEngine
+    from targets.runtime.locks import Lock
     from targets.runtime.processes import Processes
     from targets.runtime.weights import WeightSource
 
@@ -57,15 +60,18 @@ class CheckpointSeries:
     directory: str
     keep_last: int
 
-    def open(self, processes: Processes) -> None:
-        """Make the directory, or see that it is one of a series; remove what an interrupted save left.
+    def open(self, processes: Processes, lock: Lock | None) -> list[Diagnostic]:
+        """Make the directory, or see that it is one of a series; remove what an interrupted save left, and say so.
 
-        Raises `DiagnosticError` RT002 or RT092 on all processes.
+        The lock, of process 0, proves that nobody else writes there. Raises `DiagnosticError` RT002 or RT092 on all processes.
         """
-        processes.first_only(self._open)
+        said: list[Diagnostic] = []
+        processes.first_only(lambda: said.extend(self._open(is_locked=lock is not None and lock.is_held)))
+        return said
 
-    def _open(self) -> None:
+    def _open(self, *, is_locked: bool) -> list[Diagnostic]:
         place = made_directory(self.directory)
+        said = []
         try:
             entries = [entry.name for entry in place.iterdir()]
             if MANIFEST_FILE in entries:
@@ -75,11 +81,15 @@ class CheckpointSeries:
                 if name.startswith(_WRITING) or (
                     name.startswith(_REPLACED) and name.removeprefix(_REPLACED) in entries
                 ):
-                    shutil.rmtree(place / name)
-            (place / f"{_WRITING}probe").mkdir()
-            (place / f"{_WRITING}probe").rmdir()
+                    if is_locked:
+                        shutil.rmtree(place / name)
+                    what = "removed" if is_locked else "remove it, if no run writes there"
+                    text = f"an interrupted save left '{place / name}': {what}"
+                    said.append(Diagnostic("RT092", text, severity=Severity.WARNING))
+            Path(tempfile.mkdtemp(dir=place, prefix=_WRITING)).rmdir()
         except OSError as error:
             cannot_write(self.directory, error)
+        return said
 
     def check_start(self, processes: Processes, step: int, damaged: Collection[str]) -> None:
         """See that a run that starts after `step` steps does not add to a series that has gone further.
@@ -128,9 +138,11 @@ class CheckpointSeries:
                     cannot_write(str(target), error)
 
             processes.first_only(commit)
-        except DiagnosticError as error:
+        except BaseException as error:
             if processes.number == 0:
                 shutil.rmtree(folder, ignore_errors=True)
+            if not isinstance(error, DiagnosticError):  # Ctrl-C
+                raise
             raise DiagnosticError([_in_save(problem, step) for problem in error.diagnostics]) from None
         return str(target)
 
@@ -138,7 +150,7 @@ class CheckpointSeries:
         try:
             if folder.exists():
                 shutil.rmtree(folder)
-            folder.mkdir()
+            folder.mkdir(0o700)  # for its owner alone until it is whole
         except OSError as error:
             cannot_write(str(folder), error)
 
@@ -199,11 +211,11 @@ def load_latest(directory: str, model: ModelConfig, processes: Processes) -> Loa
     Raises `DiagnosticError` RT002 or RT092 on all processes: no checkpoint is there, or none that is sound.
     """
     steps: list[tuple[int, str]] = []
+    warnings: list[Diagnostic] = []
     if not (Path(directory) / MANIFEST_FILE).exists():
-        steps = processes.exchange(processes.together(lambda: saved_steps(directory)))[0]
+        steps, warnings = processes.exchange(processes.together(lambda: _candidates(directory)))[0]
     if not steps:
         return _load(directory, model, processes)
-    warnings: list[Diagnostic] = []
     for index, (_, candidate) in enumerate(steps):
         try:
             loaded = _load(candidate, model, processes)
@@ -216,8 +228,17 @@ def load_latest(directory: str, model: ModelConfig, processes: Processes) -> Loa
                 for problem in error.diagnostics
             ]
             continue
-        return evolve(loaded, warnings=warnings, damaged=tuple(found for _, found in steps[:index]))
+        return evolve(loaded, warnings=list(warnings), damaged=tuple(found for _, found in steps[:index]))
     raise AssertionError  # the last candidate is loaded or raises
+
+
+def _candidates(directory: str) -> tuple[list[tuple[int, str]], list[Diagnostic]]:
+    """The checkpoints of a directory that is not one itself, newest first, and a word where they are what an interrupted save left."""
+    left = left_checkpoints(directory)
+    if not left:
+        return saved_steps(directory), []
+    text = f"'{directory}' is not there: an interrupted save left a whole checkpoint as '{left[0][1]}', which is used"
+    return left, [Diagnostic("RT092", text, severity=Severity.WARNING)]
 
 
 def _load(directory: str, model: ModelConfig, processes: Processes) -> Loaded:
@@ -238,6 +259,6 @@ def latest_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
     """
     place = directory
     if not (Path(directory) / MANIFEST_FILE).exists():
-        place = next((newest for _, newest in saved_steps(directory)), directory)
+        place = next((newest for _, newest in _candidates(directory)[0]), directory)
     manifest = read_manifest(place, (VERSION, SHARDED_VERSION))
     return checkpoint_weights(place) if manifest["version"] == VERSION else shard_weights(place)

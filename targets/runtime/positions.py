@@ -23,12 +23,13 @@ from attrs import frozen
 from ratrain_ir.diagnostics import fail
 from ratrain_ir.files import made_directory, replacing
 from ratrain_ir.ops import ENGINES, Engine
+from targets.runtime.locks import Lock, hold
 
 if TYPE_CHECKING:
     from targets.runtime.rank import Rank
 
 PROGRAM_FILE = "program.rtx"
-_LOST_FILE, _REPORT_FILE = "lost.json", "postmortem.txt"
+_LOST_FILE, _REPORT_FILE, _LOCK_FILE = "lost.json", "postmortem.txt", ".lock"
 _MAGIC = b"RTPOS\0\0\1"
 _IDENTITY = struct.Struct("<8sIIIII64s")  # magic, number, ranks, stage, replica, pid, host
 _PHASE = struct.Struct("<Iqd")  # phase, step, since
@@ -187,10 +188,17 @@ class RunFolder:
         self.directory = directory
         self.path = Path(directory)
 
+    def hold(self) -> Lock:
+        """Make the folder, and lock it for one run. Raises `DiagnosticError` RT002, and RT093 where another run has it."""
+        made_directory(self.directory)
+        return hold(self.path / _LOCK_FILE, "RT093", self.directory)
+
     def clear(self) -> None:
         """Make the folder, without what an earlier run left in it. Raises `DiagnosticError` RT002."""
         made_directory(self.directory)
         try:
+            if Path(self.program_path).is_symlink():  # what it leads to is no part of the run, and stays as it is
+                Path(self.program_path).unlink()
             for path in self.path.glob("rank-*.position"):
                 path.unlink()
             for name in (_LOST_FILE, _REPORT_FILE):

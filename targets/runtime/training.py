@@ -8,7 +8,9 @@ import os
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
@@ -19,7 +21,12 @@ from attrs import define, evolve, field, frozen
 from ratrain_ir.diagnostics import Diagnostic, Note, Severity, fail
 from targets.program import Program
 from targets.rtx import write_program
-from targets.runtime.checkpoint import check_checkpoint_place, save_checkpoint
+from targets.runtime.checkpoint import (
+    check_checkpoint_place,
+    clear_leftovers,
+    hold_checkpoint_place,
+    save_checkpoint,
+)
 from targets.runtime.checkpoint_series import RUN_FOLDER, CheckpointSeries, check_no_series, load_latest
 from targets.runtime.data import Batches, Order, TokenStream
 from targets.runtime.evaluation import HeldOut
@@ -34,6 +41,7 @@ from targets.runtime.weights import random_weights, read_weights
 
 if TYPE_CHECKING:
     from targets.runtime.kernels import KernelSet
+    from targets.runtime.locks import Lock
 
 
 @frozen
@@ -117,7 +125,7 @@ def _finite(value: float | None) -> float | None:
 
 @define(eq=False)
 class TrainingRun:
-    """One run. Make it with `prepare`, iterate `steps()`, then `save()`."""
+    """One run. Make it with `prepare`, iterate `steps()`, then `save()` and `close()`."""
 
     program: Program
     settings: RunSettings
@@ -138,6 +146,15 @@ class TrainingRun:
     """Where the ranks say where they are."""
     folder_is_temporary: bool = False
     done: list[TimedStep] = field(factory=list)
+    places: ExitStack = field(factory=ExitStack)
+    """The locks on the places it writes to."""
+
+    def __attrs_post_init__(self) -> None:
+        weakref.finalize(self, self.places.close)
+
+    def close(self) -> None:
+        """Let other runs write where this one did."""
+        self.places.close()
 
     @property
     def seed(self) -> int:
@@ -236,20 +253,39 @@ def prepare(
 ) -> TrainingRun:
     """An engine with its state filled: from a checkpoint, from weights, or at random.
 
-    `processes` are those of the run; None: this one alone. Raises `DiagnosticError` when data, weights or checkpoint do not
-    fit the program.
+    `processes` are those of the run; None: this one alone. Places that are written are locked until the run is closed. Raises
+    `DiagnosticError` when data, weights or checkpoint do not fit the program, or another run writes to the same place.
     """
-    processes = processes or Processes()
-    series = None
-    if settings.save is not None and (settings.save_every is not None or processes.count > 1):
-        series = CheckpointSeries(settings.save, settings.keep_last)
-        series.open(processes)
-    elif settings.save is not None:
-        check_no_series(settings.save)
-        check_checkpoint_place(settings.save)
+    with ExitStack() as places:
+        run = _prepared(
+            program,
+            stream,
+            settings,
+            kernels,
+            processes or Processes(),
+            places,
+            held_out=held_out,
+            utilisation=utilisation,
+        )
+        run.places.push(places.pop_all())
+    return run
+
+
+def _prepared(
+    program: Program,
+    stream: TokenStream,
+    settings: RunSettings,
+    kernels: KernelSet,
+    processes: Processes,
+    places: ExitStack,
+    *,
+    held_out: HeldOut | None,
+    utilisation: Utilisation | None,
+) -> TrainingRun:
+    series, said = _open_place(settings, processes, places)
     seed = program.plan.seed if settings.seed is None else settings.seed
     batches = Batches(stream, program.plan, settings.order, seed)
-    warnings: list[Diagnostic] = []
+    warnings = said
     first_step = 0
     loaded = load_latest(settings.resume, program.model, processes) if settings.resume is not None else None
     if loaded is not None:
@@ -257,7 +293,7 @@ def prepare(
     if series is not None:
         series.check_start(processes, first_step, loaded.damaged if loaded else ())
     if loaded is not None:
-        warnings = loaded.warnings + _differences(loaded.run, run_manifest(program, stream, settings, seed))
+        warnings = said + loaded.warnings + _differences(loaded.run, run_manifest(program, stream, settings, seed))
         engine = processes.make_engine(program, kernels, batches, settings.interleave_seed, settings.threads)
         start_from_state(engine, loaded.state)
     else:
@@ -272,17 +308,41 @@ def prepare(
         run.folder_is_temporary = True
     if place is not None:
         run.folder = RunFolder(place)
-        _leave_positions(run, run.folder)
+        _leave_positions(run, run.folder, places)
     return run
 
 
-def _leave_positions(run: TrainingRun, folder: RunFolder) -> None:
+def _open_place(
+    settings: RunSettings, processes: Processes, places: ExitStack
+) -> tuple[CheckpointSeries | None, list[Diagnostic]]:
+    """Lock the place of checkpoints and see that they can be written there; the series, if it is one, and what there is to say.
+
+    Raises `DiagnosticError` RT002 or RT092 on all processes.
+    """
+    directory = settings.save
+    if directory is None:
+        return None, []
+    locks: list[Lock] = []
+    processes.first_only(lambda: locks.append(places.enter_context(hold_checkpoint_place(directory))))
+    said = [lock.warning for lock in locks if lock.warning is not None]
+    if settings.save_every is not None or processes.count > 1:
+        series = CheckpointSeries(directory, settings.keep_last)
+        return series, said + series.open(processes, locks[0] if locks else None)
+    check_no_series(directory)
+    check_checkpoint_place(directory)
+    return None, said + clear_leftovers(directory, locks[0])
+
+
+def _leave_positions(run: TrainingRun, folder: RunFolder, places: ExitStack) -> None:
     """Have the ranks of this process say where they are.
 
-    Raises `DiagnosticError` RT002 where they cannot.
+    Raises `DiagnosticError` RT002 where they cannot, RT093 where those of another run do.
     """
 
     def begin() -> None:
+        lock = places.enter_context(folder.hold())
+        if lock.warning is not None:
+            run.warnings.append(lock.warning)
         folder.clear()
         write_program(run.program, folder.program_path)
 

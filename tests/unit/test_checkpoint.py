@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 from pathlib import Path
@@ -21,7 +22,7 @@ from ratrain_ir.blocks import block, block_chain, flat_elements, parameters
 from ratrain_ir.diagnostics import DiagnosticError
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
-from targets.runtime import checkpoint
+from targets.runtime import checkpoint, checkpoint_places
 from targets.runtime.checkpoint import (
     BlockState,
     TrainingState,
@@ -293,15 +294,32 @@ POINTS = [
             (checkpoint.os, "fsync", 2),
             (checkpoint.json, "dumps", 0),
             (checkpoint, "move_into_place", 0),
-            (Path, "rename", 0),
         )
     ),
-    (Path, "rename", 1, True),  # the old one is aside already
+    (Path, "rename", 0, False),
+    (checkpoint_places, "exchange", 0, True),
+    (checkpoint.os, "fsync", 3, True),  # the new one has its place already
 ]
 """Where saving fails: at which call of what, and whether there is an old checkpoint."""
+WITHOUT_EXCHANGE = [
+    (Path, "rename", 0, True),
+    (Path, "rename", 1, True),  # the old one is aside already
+]
+
+
+@pytest.fixture
+def no_exchange(monkeypatch):
+    """A system that cannot exchange two directories."""
+    monkeypatch.setattr(checkpoint_places, "_renameat2", lambda: None)
 
 
 class TestAtomic:
+    @pytest.mark.usefixtures("no_exchange")
+    @pytest.mark.parametrize("error", FAILURES, ids=["disk full", "bug", "interrupt"])
+    @pytest.mark.parametrize(("owner", "name", "calls", "old"), WITHOUT_EXCHANGE)
+    def test_a_failing_rename_leaves_the_old_checkpoint(self, tmp_path, monkeypatch, old, error, owner, name, calls):
+        self.test_a_failure_leaves_the_old_checkpoint(tmp_path, monkeypatch, old, error, owner, name, calls)
+
     @pytest.mark.parametrize("error", FAILURES, ids=["disk full", "bug", "interrupt"])
     @pytest.mark.parametrize(("owner", "name", "calls", "old"), POINTS)
     def test_a_failure_leaves_the_old_checkpoint(self, tmp_path, monkeypatch, old, error, owner, name, calls):
@@ -321,19 +339,22 @@ class TestAtomic:
         if old:
             assert_equal(load_checkpoint(str(place), LLAMA)[0], make_state(LLAMA), LLAMA)
 
-    def test_at_every_moment_there_is_a_whole_checkpoint(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("exchanging", [True, False])
+    def test_at_every_moment_there_is_a_whole_checkpoint(self, tmp_path, monkeypatch, exchanging):
         """A machine that stops before any rename or removal leaves the old or the new one, if not at its place then beside."""
         place = tmp_path / "ck"
         save_checkpoint(str(place), LLAMA, make_state(LLAMA), RUN)
         later = evolve(make_state(LLAMA, 1), step=42)
         seen: list[dict[str, int]] = []
+        if not exchanging:
+            monkeypatch.setattr(checkpoint_places, "_renameat2", lambda: None)
 
         def look(original):
             def looking(*arguments, **options):
                 steps = {}
-                for path in tmp_path.iterdir():
+                for path in tmp_path.glob("ck*"):
                     state, _ = load_checkpoint(str(path), LLAMA)
-                    steps[path.name.partition(".")[0] + path.suffix[:4]] = state.step
+                    steps[re.sub("-.{8}", "", path.name)] = state.step
                 seen.append(steps)
                 return original(*arguments, **options)
 
@@ -342,16 +363,15 @@ class TestAtomic:
         monkeypatch.setattr(Path, "rename", look(Path.rename))
         monkeypatch.setattr(shutil, "rmtree", look(shutil.rmtree))
         save_checkpoint(str(place), LLAMA, later, RUN)
-        assert seen == [
-            {"ck": 41, "ck.tmp": 42},
-            {"ck.old": 41, "ck.tmp": 42},
-            {"ck": 42, "ck.old": 41},
-        ]
+        if exchanging:
+            assert seen == [{"ck": 42, "ck.tmp": 41}]
+        else:
+            assert seen == [{"ck": 41, "ck.tmp": 42}, {"ck.tmp.old": 41, "ck.tmp": 42}, {"ck": 42, "ck.tmp.old": 41}]
 
     def test_written_before_it_is_renamed(self, tmp_path, monkeypatch):
-        """Both files and their directory are synced before the directory gets its name."""
+        """Both files and their directory are synced before the directory gets its name, and that name afterwards."""
         events: list[str] = []
-        real_fsync, real_rename = os.fsync, Path.rename
+        real_fsync, real_rename, real_exchange = os.fsync, Path.rename, checkpoint_places.exchange
 
         def fsync(handle: int) -> None:
             events.append(Path(f"/proc/self/fd/{handle}").readlink().name.partition(".tmp-")[0])
@@ -361,10 +381,17 @@ class TestAtomic:
             events.append("rename")
             return real_rename(path, target)
 
+        def exchange(one: Path, other: Path) -> bool:
+            events.append("rename")
+            return real_exchange(one, other)
+
         monkeypatch.setattr(checkpoint.os, "fsync", fsync)
         monkeypatch.setattr(Path, "rename", rename)
-        save_checkpoint(str(tmp_path / "ck"), LLAMA, make_state(LLAMA), {})
-        assert events == ["state.safetensors", "manifest.json", "ck", "rename", tmp_path.name]
+        monkeypatch.setattr(checkpoint_places, "exchange", exchange)
+        for _ in range(2):
+            events.clear()
+            save_checkpoint(str(tmp_path / "ck"), LLAMA, make_state(LLAMA), {})
+            assert events == ["state.safetensors", "manifest.json", "ck", "rename", tmp_path.name]
 
     def test_what_an_interrupted_save_left_is_named(self, saved):
         aside = saved.rename(saved.with_name("ck.old-ab12cd34"))

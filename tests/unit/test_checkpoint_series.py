@@ -15,7 +15,7 @@ from attrs import evolve
 
 from ratrain_ir.blocks import block_chain
 from ratrain_ir.diagnostics import DiagnosticError, Severity
-from targets.runtime import checkpoint, checkpoint_series
+from targets.runtime import checkpoint, checkpoint_places, checkpoint_series
 from targets.runtime.checkpoint import MANIFEST_FILE
 from targets.runtime.checkpoint_series import latest_weights, load_latest, saved_steps
 from targets.runtime.checkpoint_shards import load_shards
@@ -362,6 +362,12 @@ def test_a_loss_that_is_no_number_is_not_saved(place: str, monkeypatch: pytest.M
     assert [step.report.step for step in run.done] == [0, 1, 2]
 
 
+@pytest.fixture
+def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that cannot exchange two directories."""
+    monkeypatch.setattr(checkpoint_places, "_renameat2", lambda: None)
+
+
 def left_by_a_crash(place: str, renamed: str) -> list[str]:
     """What a machine leaves that stops after the old checkpoint of a step went aside, before the new one had its name."""
     train(make_program(), 2, save=place, save_every=1, keep_last=1)
@@ -379,6 +385,7 @@ def test_the_old_checkpoint_of_a_step_survives_a_crash_while_it_is_replaced(plac
 
 
 @pytest.mark.parametrize("call", [0, 1])
+@pytest.mark.usefixtures("no_exchange")
 def test_an_old_checkpoint_is_put_back_when_the_new_one_cannot_have_its_name(
     call: int, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
