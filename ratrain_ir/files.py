@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from errno import EISDIR
+from errno import EISDIR, ENOENT, ENOTDIR
 from pathlib import Path
 from typing import IO
 
@@ -127,3 +127,18 @@ def made_directory(path: str) -> Path:
     except (OSError, ValueError) as error:
         fail("RT002", f"cannot make the directory '{path}': {getattr(error, 'strerror', None) or error}")
     return Path(path)
+
+
+def check_directory_writable(path: str) -> None:
+    """Raise `DiagnosticError` RT002 where a directory cannot be written, or cannot be made if it is not there; nothing is made."""
+    try:
+        place = Path(path)
+        if not path:
+            raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
+        if place.exists() and not place.is_dir():
+            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
+        existing = place if place.is_dir() else next(parent for parent in place.absolute().parents if parent.exists())
+        # A directory, as a file system may have room for no new one, or none at all (/proc): permissions do not tell.
+        Path(tempfile.mkdtemp(dir=existing, prefix=f".{place.name}.")).rmdir()
+    except (OSError, ValueError) as error:
+        fail("RT002", f"cannot write to the directory '{path}': {getattr(error, 'strerror', None) or error}")

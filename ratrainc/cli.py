@@ -47,8 +47,8 @@ Examples:
 
 _FULL = (ENOSPC, EDQUOT, EIO)
 EXIT_DIAGNOSED, EXIT_USAGE, EXIT_INTERNAL, EXIT_INTERRUPTED = 1, 2, 70, 130
-EXIT_SAVED, EXIT_TERMINATED = 75, 143
-"""After SIGTERM with the state saved (`EX_TEMPFAIL` of sysexits.h: try again later), and without."""
+EXIT_SAVED, EXIT_TERMINATED, EXIT_HUNG_UP = 75, 143, 129
+"""After SIGTERM or SIGHUP with the state saved (`EX_TEMPFAIL` of sysexits.h: try again later), and after each without."""
 
 
 class _Commands(click.Group):
@@ -127,7 +127,8 @@ def show_failure(error: BaseException, *, as_json: bool) -> int:
         show_diagnostics(error.diagnostics, as_json=as_json)
         return EXIT_DIAGNOSED
     if isinstance(error, KeyboardInterrupt | click.Abort):
-        click.echo("interrupted; nothing was left half-written", err=True)
+        said = str(error.__cause__ or error)  # click raises an Abort from a KeyboardInterrupt
+        click.echo(said or "interrupted; nothing was left half-written", err=True)
         return EXIT_INTERRUPTED
     if isinstance(error, OSError) and error.errno in _FULL:
         click.echo(f"error: the output cannot be written: {error.strerror}", err=True)

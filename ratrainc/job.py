@@ -31,6 +31,11 @@ class Job:
         """Whether this process reports on the run."""
         return True
 
+    @property
+    def count(self) -> int:
+        """How many processes there are."""
+        return 1
+
     def processes(self, program: Program) -> Processes:
         """The processes of a program's run."""
         del program
@@ -50,6 +55,11 @@ class MpiJob(Job):
     def speaks(self) -> bool:
         """Process 0 reports on the run."""
         return int(self.world.rank) == 0
+
+    @property
+    def count(self) -> int:
+        """How many processes there are."""
+        return int(self.world.size)
 
     def processes(self, program: Program) -> Processes:
         """The processes of a program's run; all meet here.

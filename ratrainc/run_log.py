@@ -3,57 +3,106 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from attrs import frozen
+from attrs import define, field
 
-from ratrain_ir.diagnostics import Location, fail
-from ratrain_ir.files import read_text, write_lines
+from ratrain_ir.diagnostics import Diagnostic, Location, Severity, fail
+from ratrain_ir.files import check_writable, read_text, write_lines
+from targets.runtime.locks import hold, lock_beside
 
 if TYPE_CHECKING:
     from targets.runtime.training import TimedStep
 
 
-@frozen
+@define(eq=False)
 class RunLog:
-    """An open log, to which steps are appended."""
+    """An open log, to which steps are appended. Where that fails, lines wait for the next step, so that none is missing between others."""
 
-    stream: IO[str]
+    path: str
+    handle: int
+    tell: Callable[[Diagnostic], None]
+    _waiting: bytearray = field(init=False, factory=bytearray)
+    _reason: str = field(init=False, default="")
+    """why it could not be written last, or nothing"""
+    _was_told: bool = field(init=False, default=False)
 
     def write(self, step: TimedStep) -> None:
-        """Append a step.
-
-        Raises `DiagnosticError` RT002 when it cannot be written.
-        """
+        """Append a step, and those that wait; the first failure is told, and the run goes on."""
+        self._waiting += json.dumps(step.to_json()).encode() + b"\n"
         try:
-            self.stream.write(json.dumps(step.to_json()) + "\n")
-            self.stream.flush()
+            while self._waiting:
+                del self._waiting[: os.write(self.handle, self._waiting)]
+            self._reason = ""
         except OSError as error:
-            fail("RT002", f"cannot write the log '{self.stream.name}': {error.strerror}")
+            self._reason = error.strerror or str(error)
+            if not self._was_told:
+                self._was_told = True
+                text = f"cannot write the log '{self.path}': {self._reason}; training goes on, and the lines wait"
+                self.tell(Diagnostic("RT002", text, severity=Severity.WARNING))
+
+    @property
+    def problem(self) -> Diagnostic | None:
+        """What the log lacks, or None where it is whole."""
+        if not self._waiting:
+            return None
+        lines = self._waiting.count(b"\n")
+        return Diagnostic("RT002", f"the log '{self.path}' lacks its last {lines} steps: {self._reason}")
 
 
 @contextmanager
-def run_log(path: str | None, first_step: int) -> Iterator[RunLog | None]:
+def run_log(
+    path: str | None, first_step: int, tell: Callable[[Diagnostic], None] = lambda _: None
+) -> Iterator[RunLog | None]:
     """The log of a run that begins with this step: of what is there already the steps before, which a resumed run goes on with.
 
-    Raises `DiagnosticError` RT002 when it cannot be written, or what is there is no log.
+    It is locked until the block ends. Raises `DiagnosticError` RT002 when it cannot be written, what is there is no log, or another
+    run writes to it.
     """
     if path is None:
         yield None
         return
-    _cut(path, first_step)
+    with _held(path, tell):
+        _cut(path, first_step)
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except (OSError, ValueError) as error:  # a ValueError: no path has a zero byte
+            _cannot_write(path, error)
+        try:
+            yield RunLog(path, handle, tell)
+        finally:
+            with suppress(OSError):  # a failure was reported when a line was written
+                os.close(handle)
+
+
+def check_log(path: str) -> None:
+    """Raise `DiagnosticError` RT002 where a log cannot be written: good to know before the run."""
     try:
-        stream = open(path, "a", encoding="utf-8")  # noqa: PTH123, SIM115 - closed below, opened here for its error
-    except (OSError, ValueError) as error:  # a ValueError: no path has a zero byte
-        fail("RT002", f"cannot write the log '{path}': {getattr(error, 'strerror', None) or error}")
-    try:
-        yield RunLog(stream)
-    finally:
-        with suppress(OSError):  # every line was flushed when it was written, and a failure reported then
-            stream.close()
+        if Path(path).is_file():
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
+    except (OSError, ValueError) as error:
+        _cannot_write(path, error)
+    check_writable(path)
+
+
+def _cannot_write(path: str, error: OSError | ValueError) -> NoReturn:
+    fail("RT002", f"cannot write the log '{path}': {getattr(error, 'strerror', None) or error}")
+
+
+@contextmanager
+def _held(path: str, tell: Callable[[Diagnostic], None]) -> Iterator[None]:
+    """Lock a log that is a file, or will be one; what goes to a pipe or device is told apart by who reads it."""
+    with ExitStack() as locks:
+        with suppress(ValueError):  # opening it tells why
+            if not Path(path).exists() or Path(path).is_file():
+                lock = locks.enter_context(hold(lock_beside(path), "RT002", path))
+                if lock.warning is not None:
+                    tell(lock.warning)
+        yield
 
 
 def _cut(path: str, first_step: int) -> None:

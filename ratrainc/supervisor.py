@@ -13,16 +13,25 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import click
 from attrs import define, field
 
 from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity, fail
-from ratrainc.cli import EXIT_DIAGNOSED, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED, EXIT_USAGE
+from ratrainc.cli import (
+    EXIT_DIAGNOSED,
+    EXIT_HUNG_UP,
+    EXIT_INTERNAL,
+    EXIT_INTERRUPTED,
+    EXIT_SAVED,
+    EXIT_TERMINATED,
+    EXIT_USAGE,
+)
+from ratrainc.signals import ending_signals
+from ratrainc.telling import tell
 from targets.rtx import read_program
 from targets.runtime.liveness import Departures, Liveness, liveness
 from targets.runtime.positions import RankPhase, RankPosition, RunFolder, read_positions
 from targets.runtime.postmortem import Diagnosis, diagnose, only_gone
-from targets.runtime.watchdog import gone_ranks, report_of
+from targets.runtime.watchdog import getting_on, gone_ranks, report_of
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -31,8 +40,19 @@ _LOOK_SECONDS = 0.05
 _END_SECONDS = 5.0
 """How long mpirun has, after a rank is lost, to end the others."""
 _SAY_SECONDS = 20.0
+_WATCH_SECONDS = 1.0
+"""How long a run is watched, to see whether it gets on."""
 _OTHER_LAUNCHER = "name the mpirun of an MPI with --mpirun"
-_OWN_CODES = (0, EXIT_DIAGNOSED, EXIT_USAGE, EXIT_INTERNAL, EXIT_SAVED, EXIT_INTERRUPTED, EXIT_TERMINATED)
+_OWN_CODES = (
+    0,
+    EXIT_DIAGNOSED,
+    EXIT_USAGE,
+    EXIT_INTERNAL,
+    EXIT_SAVED,
+    EXIT_HUNG_UP,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+)
 
 
 def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, str]]:
@@ -152,16 +172,20 @@ class Supervisor:
 
     @contextmanager
     def _passing_on_signals(self) -> Iterator[None]:
-        """Hand SIGINT, SIGTERM and SIGUSR1 to the ranks of this machine; the others hear of an end from those."""
+        """Hand SIGINT, SIGTERM, SIGHUP and SIGUSR1 to the ranks of this machine; the others hear of an end from those."""
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             del frame
-            if self._process is None:
+            if self._process is not None and self._tell_ranks(number, (Liveness.ALIVE,)):
+                return
+            if number == signal.SIGUSR1:  # it would end a launcher, and ranks that do not listen yet
+                tell(Diagnostic("RT093", "where the run is: its ranks are starting", severity=Severity.WARNING))
+            elif self._process is None:
                 self._early_signal = number
-            elif not self._tell_ranks(number, (Liveness.ALIVE,)):
+            else:
                 self._process.send_signal(number)
 
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        numbers = (*ending_signals(), signal.SIGUSR1)
         before = {number: signal.signal(number, pass_on) for number in numbers}
         try:
             yield
@@ -177,7 +201,7 @@ class Supervisor:
             found = examine(self.folder)
             title = "a rank was lost" if self.folder.lost() else f"the ranks ended with code {code}"
             report = report_of(found, title, help_text=self.advice)
-            click.echo(report.render(), err=True)
+            tell(report)
             self.folder.keep_report(report.render())
 
 
@@ -218,9 +242,21 @@ def describe(folder: RunFolder) -> tuple[Diagnostic | str, bool]:
         return kept, False
     if any(found.phase is RankPhase.FAILED for found in positions):
         return "the run ended with an error, or was interrupted twice, and said so where it was started", False
+    if positions and _gets_on(folder, positions):
+        return getting_on(examine(folder)), True
     found = examine(folder)
     alive = any(liveness(position) is Liveness.ALIVE for position in positions)
     title = "where the run is" if alive else "the run was lost"
     if not alive and folder.lost() is None:
         title += ", and no rank saw which went first ('ratrainc launch' would have)"
     return report_of(found, title, Severity.WARNING if alive else Severity.ERROR), alive and not found.is_conclusive
+
+
+def _gets_on(folder: RunFolder, positions: Sequence[RankPosition]) -> bool:
+    """Whether a run that is alive moves within a second."""
+    deadline = time.monotonic() + _WATCH_SECONDS
+    while time.monotonic() < deadline and all(liveness(found) is not Liveness.GONE for found in positions):
+        time.sleep(_LOOK_SECONDS)
+        if [found.progress for found in read_positions(folder.directory)] != [found.progress for found in positions]:
+            return True
+    return False

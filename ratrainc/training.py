@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import click
-from attrs import define, frozen
+from attrs import frozen
+from threadpoolctl import threadpool_limits
 
 from ratrain_ir.diagnostics import Diagnostic, DiagnosticError
-from ratrain_ir.files import check_writable
+from ratrain_ir.files import check_directory_writable, check_writable
 from ratrain_ir.ops import Engine
-from ratrainc.cli import EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED
+from ratrainc.cli import EXIT_DIAGNOSED, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED
 from ratrainc.console import errors, output, progress, say, size_text, status
 from ratrainc.loss_plot import Curves, chart_lines, write_svg
 from ratrainc.remaining_time import RemainingTime
-from ratrainc.run_log import RunLog, run_log
+from ratrainc.run_log import RunLog, check_log, run_log
 from ratrainc.run_profile import write_profile
+from ratrainc.signals import StopAsked, ending_in_order, saying_where
+from ratrainc.telling import Telling, tell
 from ratrainc.training_data import DataChoice, open_data
+from targets.runtime.checkpoint import check_checkpoint_place
+from targets.runtime.checkpoint_series import check_no_series
 from targets.runtime.positions import RankPhase
 from targets.runtime.training import RunSettings, TimedStep, TrainingRun, prepare
 from targets.runtime.utilisation import Utilisation, measured_peak_flops
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from targets.program import Program
     from targets.runtime.processes import Processes
 
@@ -57,6 +58,8 @@ class RunResult:
     saved: str | None
     stop_signal: int
     """the signal that ended it early, or 0"""
+    problems: tuple[Diagnostic, ...] = ()
+    """what could not be written beside the state"""
 
     @property
     def interrupted(self) -> bool:
@@ -65,10 +68,17 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C; after SIGTERM 75 where the state was saved, so that the job can be queued again, else 143."""
-        if self.stop_signal == signal.SIGTERM:
-            return EXIT_SAVED if self.saved else EXIT_TERMINATED
-        return EXIT_INTERRUPTED if self.interrupted else 0
+        """130 after Ctrl-C; after SIGTERM or SIGHUP 75 where the state was saved, so that the job can be queued again, else 143 or 129.
+
+        Otherwise 1 where something that was asked for could not be written, although the run was.
+        """
+        unsaved = {signal.SIGTERM: EXIT_TERMINATED, signal.SIGHUP: EXIT_HUNG_UP}
+        for number, code in unsaved.items():
+            if self.stop_signal == number:
+                return EXIT_SAVED if self.saved else code
+        if self.interrupted:
+            return EXIT_INTERRUPTED
+        return EXIT_DIAGNOSED if self.problems else 0
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain data."""
@@ -83,24 +93,8 @@ class RunResult:
             "held_out": self.held_out,
             "saved": self.saved,
             "interrupted": self.interrupted,
+            "diagnostics": [problem.to_json() for problem in self.problems],
         }
-
-
-@define
-class StopAsked:
-    """The signal that asked for an end, or 0; a second Ctrl-C stops at once."""
-
-    signal: int = 0
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """Take a signal. Raises KeyboardInterrupt at the second Ctrl-C."""
-        del frame
-        if self.signal and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.signal = number
-        with suppress(OSError, ValueError):  # ValueError: a stream without a file
-            # Not through the stream: this may have interrupted a write to it, and Python refuses a second one inside the first.
-            os.write(sys.stderr.fileno(), b"\nending after this step; Ctrl-C again stops at once\n")
 
 
 def default_threads(program: Program) -> int:
@@ -130,10 +124,59 @@ def run_training(
 ) -> RunResult:
     """Run a program on data, in this process alone or as one of several.
 
-    Raises `DiagnosticError` when data, weights, checkpoint or log cannot be used.
+    Log, plot, profile and what is shown never cost the state: where they fail, training goes on, the state is saved first, and the
+    result says what is missing. Raises `DiagnosticError` when data, weights, checkpoint or log cannot be used.
     """
-    from threadpoolctl import threadpool_limits
+    with ExitStack() as ending:
+        ending.enter_context(saying_where("where the run is: it is being prepared, no step has begun"))
+        run, threads = _prepare(program, data, settings, processes)
+        ending.callback(run.close)
+        if profile_path is not None:
+            run.engine.profile = run.processes.begin_profile()
+        for warning in run.warnings:
+            tell(warning)
+        stop = StopAsked()
+        start = time.perf_counter()
+        problems: list[Diagnostic] = []
+        with run_log(log, run.first_step, tell) as open_log:
+            with ending_in_order(stop), _counting_losses(run), threadpool_limits(limits=1), _watching(run):
+                telling = Telling()
+                if not quiet:
+                    telling(lambda: _say_start(run))
+                stop_signal = _run_steps(run, stop, open_log, telling, quiet=quiet, live=live)
+                saved = run.save()
+                run.engine.enter(RankPhase.ENDED, run.steps_done - 1)
+            if open_log is not None and open_log.problem is not None:
+                problems.append(open_log.problem)
+        ending.enter_context(saying_where("where the run is: all steps are done, its pictures are being written"))
+        problems += _problems_of(lambda: _draw(run, plot))
+        if profile_path is not None and run.engine.profile is not None:
+            profile, concurrency = run.processes.merged_profile(run.engine.profile), run.engine.concurrency
+            path = profile_path
+            write = partial(write_profile, program, profile, path, concurrency, threads)
+            problems += _problems_of(lambda: run.processes.first_only(write))
+        for problem in problems:
+            tell(problem)
+        held_out = run.held_out
+        return RunResult(
+            tuple(run.done),
+            time.perf_counter() - start,
+            run.engine.arena_bytes,
+            run.engine.scratch_bytes,
+            run.engine.peak_transport_bytes,
+            run.engine.monitor.peak_bytes if run.engine.monitor else None,
+            run.stream.name,
+            held_out.batches.stream.name if held_out else None,
+            saved,
+            stop_signal,
+            tuple(problems),
+        )
 
+
+def _prepare(
+    program: Program, data: DataChoice, settings: RunSettings, processes: Processes | None
+) -> tuple[TrainingRun, int]:
+    """The run, ready for its first step, and the threads of its kernels."""
     from targets.runtime.kernels import kernel_set
 
     with status("preparing"), threadpool_limits(limits=1):
@@ -142,37 +185,38 @@ def run_training(
         kernels = kernel_set(settings.kernels, threads)
         utilisation = _utilisation(program)
         run = prepare(program, stream, settings, kernels, processes, held_out=held_out, utilisation=utilisation)
-    if profile_path is not None:
-        run.engine.profile = run.processes.begin_profile()
-    for warning in run.warnings:
-        click.echo(warning.render(), err=True)
-    _draw(run, plot)  # a place that cannot be written is refused before the first step
-    if profile_path is not None:
-        check_writable(profile_path)
-    stop = StopAsked()
-    start = time.perf_counter()
-    with run_log(log, run.first_step) as open_log, _on_interrupt(stop), threadpool_limits(limits=1), _watching(run):
-        if not quiet:
-            _say_start(run)
-        stop_signal = _run_steps(run, stop, open_log, quiet=quiet, live=live)
-        saved = run.save()
-        run.engine.enter(RankPhase.ENDED, run.steps_done - 1)
-    _draw(run, plot)
-    if profile_path is not None and run.engine.profile is not None:
-        profile, concurrency = run.processes.merged_profile(run.engine.profile), run.engine.concurrency
-        run.processes.first_only(lambda: write_profile(program, profile, profile_path, concurrency, threads))
-    return RunResult(
-        tuple(run.done),
-        time.perf_counter() - start,
-        run.engine.arena_bytes,
-        run.engine.scratch_bytes,
-        run.engine.peak_transport_bytes,
-        run.engine.monitor.peak_bytes if run.engine.monitor else None,
-        stream.name,
-        held_out.batches.stream.name if held_out else None,
-        saved,
-        stop_signal,
-    )
+    return run, threads
+
+
+def _problems_of(action: Callable[[], None]) -> list[Diagnostic]:
+    """What was wrong with something that the state does not depend on."""
+    try:
+        action()
+    except DiagnosticError as error:
+        return error.diagnostics
+    return []
+
+
+def check_outputs(
+    settings: RunSettings, *, log: str | None, plot: str | None, profile_path: str | None, is_series: bool
+) -> None:
+    """Try all places that a run writes to, before any of its work.
+
+    Raises `DiagnosticError` RT002 or RT092 where one cannot be written.
+    """
+    for path in (plot, profile_path):
+        if path is not None:
+            check_writable(path)
+    if log is not None:
+        check_log(log)
+    if settings.save is not None:
+        if is_series:
+            check_directory_writable(settings.save)
+        else:
+            check_no_series(settings.save)
+            check_checkpoint_place(settings.save)
+    if settings.run_folder is not None:
+        check_directory_writable(settings.run_folder)
 
 
 def _utilisation(program: Program) -> Utilisation:
@@ -182,7 +226,7 @@ def _utilisation(program: Program) -> Utilisation:
 
 
 def _draw(run: TrainingRun, path: str | None) -> None:
-    """Write the losses so far as a picture, where one is asked for."""
+    """Write the losses as a picture, where one is asked for."""
     if path is not None:
         write_svg(path, _curves(run.done), f"{run.program.name}: {run.stream.name}")
 
@@ -200,14 +244,16 @@ def _say_start(run: TrainingRun) -> None:
     say(f"{run.engine.description}: arenas {size_text(run.engine.arena_bytes)}, kernel scratch {scratch}")
 
 
-def _run_steps(run: TrainingRun, stop: StopAsked, log: RunLog | None, *, quiet: bool, live: bool) -> int:
+def _run_steps(
+    run: TrainingRun, stop: StopAsked, log: RunLog | None, telling: Telling, *, quiet: bool, live: bool
+) -> int:
     """Run all steps, or those before a signal asks for the end; that signal, or 0."""
     should_stop = run.engine.agreed_stop(lambda: stop.signal)
     total = run.settings.steps
     shown_every = max(1, total // 10)
     remaining = RemainingTime(total)
     live = live and errors().is_terminal
-    with _display(run, live=live) as show:
+    with _display(run, telling, live=live) as show:
         for timed in run.steps(should_stop):
             if log is not None:
                 log.write(timed)
@@ -217,20 +263,36 @@ def _run_steps(run: TrainingRun, stop: StopAsked, log: RunLog | None, *, quiet: 
             if quiet or live:
                 continue
             if index % shown_every == 0 or index == total - 1 or timed.eval_loss is not None:
-                say(_step_line(timed, remaining.seconds))
+                line = _step_line(timed, remaining.seconds)
+                telling(partial(say, line))
     return should_stop()
 
 
 @contextmanager
-def _display(run: TrainingRun, *, live: bool) -> Iterator[Callable[[TimedStep], None]]:
-    """What is told of each step while a run goes on: the dashboard, or a progress bar."""
-    if live:
-        from ratrainc.live_view import live_view
-        from targets.runtime.progress import LocalProgress
+def _display(run: TrainingRun, telling: Telling, *, live: bool) -> Iterator[Callable[[TimedStep], None]]:
+    """What is told of each step while a run goes on; where it cannot be, the block goes on without."""
+    feeds: list[Callable[[TimedStep], None]] = []
+    with ExitStack() as display:
+        telling(lambda: feeds.append(display.enter_context(_live_view(run) if live else _progress_bar(run))))
+        opened = display.pop_all()
+    try:
+        yield lambda timed: telling(lambda: [feed(timed) for feed in feeds])
+    finally:
+        with suppress(Exception):  # it was told when it began to fail
+            opened.close()
 
-        with live_view(run.program, LocalProgress(run.engine), run.settings.steps) as show:
-            yield show
-        return
+
+@contextmanager
+def _live_view(run: TrainingRun) -> Iterator[Callable[[TimedStep], None]]:
+    from ratrainc.live_view import live_view
+    from targets.runtime.progress import LocalProgress
+
+    with live_view(run.program, LocalProgress(run.engine), run.settings.steps) as show:
+        yield show
+
+
+@contextmanager
+def _progress_bar(run: TrainingRun) -> Iterator[Callable[[TimedStep], None]]:
     with progress(run.settings.steps, "training") as (bar, task):
         bar.update(task, status="first step: kernels are compiled where they never ran before")
         yield lambda timed: bar.update(
@@ -299,24 +361,38 @@ def _show_held_out(result: RunResult) -> None:
 
 
 @contextmanager
-def _on_interrupt(stop: StopAsked) -> Iterator[None]:
-    """Ask for an orderly end on the first Ctrl-C, and on SIGTERM."""
-    before = {number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+def _counting_losses(run: TrainingRun) -> Iterator[None]:
+    """Have a second Ctrl-C say what is saved, and what is lost."""
     try:
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_lost_words(run)) from None
+
+
+def _lost_words(run: TrainingRun) -> str:
+    """What a run that stopped at once has saved, what it has lost, and what it left half-written."""
+    saved, left = run.newest_saved(), run.half_written()
+    kept = saved[0] if saved else run.first_step
+    lost = run.steps_done - kept
+    steps = f"{lost} step{'' if lost == 1 else 's'}"
+    if saved:
+        where = f"'{saved[1]}' has the state after {kept} steps"
+    else:
+        where = "this run has saved nothing"
+        if run.settings.resume is not None:
+            where += f", and '{run.settings.resume}' is as it was"
+    words = [
+        f"interrupted at once: {where}; the {steps} done since are lost" if lost else f"interrupted at once: {where}"
+    ]
+    words += [f"'{path}' is left half-written: the next save there removes it" for path in left]
+    return "\n".join(words)
 
 
 @contextmanager
 def _watching(run: TrainingRun) -> Iterator[None]:
     """Watch over the run, where its ranks say where they are."""
-    run.engine.tell = _tell
-    watchdog = run.watchdog(_tell)
-    if watchdog is None:
-        yield
-        return
+    run.engine.tell = tell
+    watchdog = run.watchdog(tell)
     watchdog.start()
     try:
         yield
@@ -335,7 +411,3 @@ def _keep_reason(run: TrainingRun, error: DiagnosticError) -> None:
     if run.folder is not None and not run.folder_is_temporary and run.folder.claim_report():
         with suppress(DiagnosticError):  # where the disk is full, this is too much as well
             run.folder.keep_report("\n".join(problem.render() for problem in error.diagnostics))
-
-
-def _tell(diagnostic: Diagnostic) -> None:
-    click.echo(diagnostic.render(), err=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import json_option, machine_option
+from ratrainc.commands.options import json_option, machine_option, output_file
 
 if TYPE_CHECKING:
     from ratrainc.calibration.report import Calibration
@@ -39,7 +39,7 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
 @click.option("--fit", "names", callback=_names, metavar="NAME,...", help="Constants of the machine file to fit.")
 @click.option("--profile", metavar="FILE.json", help="Instead of rows: op times of 'ratrainc run --profile'.")
 @click.option("--name", default="this-machine", show_default=True, help="With --profile: the machine's name.")
-@click.option("-o", "--output", metavar="machine.toml", help="Write the machine file.")
+@click.option("-o", "--output", callback=output_file, metavar="machine.toml", help="Write the machine file.")
 @click.option(
     "--hold-out",
     "every",
@@ -69,14 +69,10 @@ def command(
 
     With --profile the machine is this one: a table of the seconds of every op that ran, and rates fitted to them for others.
     """
-    from ratrain_ir.files import check_writable
-
     if (rows is None) == (profile is None):
         raise click.UsageError("give --rows or --profile")
     if profile is not None and names:
         raise click.UsageError("--fit goes with --rows: with --profile the rates are fitted")
-    if output is not None:
-        check_writable(output)
     if profile is not None:
         _calibrate_profile(profile, name, output, as_json=as_json)
         return

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratrainc.commands.options import json_option, machine_option, model_option, plan_option
+from ratrainc.commands.options import json_option, machine_option, model_option, output_file, plan_option
 
 if TYPE_CHECKING:
     from ratrain_ir.diagnostics import DiagnosticError
@@ -29,7 +29,13 @@ Examples:
 @machine_option
 @click.option("--strategy", metavar="S", help="A named pipeline; 'ratrainc strategies' lists them.")
 @click.option("--passes", metavar="PIPELINE", help="A pipeline of passes instead of a strategy.")
-@click.option("-o", "--output", metavar="X.rtir|X.rtx", help="Write the schedule (.rtir) or the program (.rtx).")
+@click.option(
+    "-o",
+    "--output",
+    callback=output_file,
+    metavar="X.rtir|X.rtx",
+    help="Write the schedule (.rtir) or the program (.rtx).",
+)
 @click.option(
     "--advice/--no-advice", default=True, show_default=True, help="When it does not fit, try changes that do."
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from ratrainc.commands.options import output_file
+
 _EPILOG = """\b
 Examples:
   ratrainc export tiny.rtir --format torch-csv
@@ -23,7 +25,9 @@ Compute only is what _load_csv(file, format="compute_only") reads; --lowered is 
     show_default=True,
     help="The table's format: the CSV of torch.distributed.pipelining.",
 )
-@click.option("-o", "--output", metavar="F.csv", help="Write the table; without it the rows go to stdout.")
+@click.option(
+    "-o", "--output", callback=output_file, metavar="F.csv", help="Write the table; without it the rows go to stdout."
+)
 @click.option(
     "--lowered", is_flag=True, help="With sends, receives, gathering and reduction, in the order of the schedule."
 )

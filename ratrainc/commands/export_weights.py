@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.commands.options import json_option
+from ratrainc.commands.options import json_option, output_directory
 
 _EPILOG = """\b
 Examples:
@@ -16,7 +16,14 @@ Examples:
 
 @click.command(epilog=_EPILOG)
 @click.argument("checkpoint", metavar="CKPT")
-@click.option("-o", "--output", required=True, metavar="DIR", help="Directory to write; made if it is not there.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    callback=output_directory,
+    metavar="DIR",
+    help="Directory to write; made if it is not there.",
+)
 @json_option
 def command(checkpoint: str, output: str, as_json: bool) -> int:
     """Write the master weights of a checkpoint as a Hugging Face model: config.json and model.safetensors, in f32.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import machine_option
+from ratrainc.commands.options import machine_option, output_directory, output_file
 
 if TYPE_CHECKING:
     from passes.manager import PassRun
@@ -87,10 +87,21 @@ def _write_reproducer(file: str, pipeline: str) -> str:
 @click.option(
     "--passes", "pipeline", required=True, metavar="PIPELINE", help="Passes with options, separated by commas."
 )
-@click.option("-o", "--output", metavar="F.rtir", help="Write the result; without it the text goes to stdout.")
+@click.option(
+    "-o",
+    "--output",
+    callback=output_file,
+    metavar="F.rtir",
+    help="Write the result; without it the text goes to stdout.",
+)
 @click.option("--print-ir-after", metavar="all|PASS", help="Print the module after every pass, or after this one.")
 @click.option("--print-ir-after-change", is_flag=True, help="Print the module after every pass that changed it.")
-@click.option("--dump-dir", metavar="DIR", help="Write the module after every pass as DIR/NNN-pass.rtir.")
+@click.option(
+    "--dump-dir",
+    callback=output_directory,
+    metavar="DIR",
+    help="Write the module after every pass as DIR/NNN-pass.rtir.",
+)
 @click.option(
     "--list-passes",
     is_flag=True,

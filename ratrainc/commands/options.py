@@ -26,6 +26,24 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+def output_file(_context: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
+    """The callback of an option that names a file to write: a place where none can be written is refused before the work."""
+    if path is not None:
+        from ratrain_ir.files import check_writable
+
+        check_writable(path)
+    return path
+
+
+def output_directory(_context: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
+    """The callback of an option that names a directory to write: one that cannot be written is refused before the work."""
+    if path is not None:
+        from ratrain_ir.files import check_directory_writable
+
+        check_directory_writable(path)
+    return path
+
+
 def machine_option(function: F) -> F:
     """`--machine`."""
     text = "A machine file (TOML), or the name of a built-in machine. Default: what the input was compiled for, else mt3000."

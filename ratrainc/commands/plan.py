@@ -12,6 +12,7 @@ from ratrainc.commands.options import (
     json_option,
     machine_option,
     model_option,
+    output_file,
     seconds_option,
 )
 
@@ -71,7 +72,7 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     metavar="ddr=16GiB,link=7.4GB/s",
     help="Plan again for a machine changed so; may be repeated.",
 )
-@click.option("-o", "--output", metavar="P.toml", help="Write the best plan.")
+@click.option("-o", "--output", callback=output_file, metavar="P.toml", help="Write the best plan.")
 @machine_option
 @json_option
 def command(
@@ -102,7 +103,7 @@ def command(
         raise click.UsageError("--quick, --smallest and --exhaustive exclude one another")
     if global_batch is None and not smallest:
         raise click.UsageError("--global-batch is missing")
-    from ratrain_ir.files import check_writable, write_lines
+    from ratrain_ir.files import write_lines
     from ratrain_ir.frontend.model_config import load_model
     from ratrainc.console import print_json
     from ratrainc.planner.machines import parse_changes
@@ -110,8 +111,6 @@ def command(
     from ratrainc.planner.requests import planning_request
     from ratrainc.planner.scenarios import scenario_json, show_scenarios
 
-    if output is not None:
-        check_writable(output)
     request = planning_request(
         load_model(model),
         clusters,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ratrainc.commands.options import steps_option
+from ratrainc.commands.options import output_directory, steps_option
 
 _EPILOG = """\b
 Examples:
@@ -18,7 +18,12 @@ _EVAL_BATCHES = 4
 
 @click.command(epilog=_EPILOG)
 @steps_option(120, "Training steps.")
-@click.option("--keep", metavar="DIR", help="Keep schedule, program, log and loss plot in this directory.")
+@click.option(
+    "--keep",
+    callback=output_directory,
+    metavar="DIR",
+    help="Keep schedule, program, log and loss plot in this directory.",
+)
 def command(steps: int, keep: str | None) -> int:
     """Plan, compile, verify, time and train a small LLaMA on real text: 2 stages x 2 replicas, all on this machine.
 

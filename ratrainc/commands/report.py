@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.commands.options import machine_option, rendezvous_option, sharing_option
+from ratrainc.commands.options import machine_option, output_file, rendezvous_option, sharing_option
 
 _EPILOG = """\b
 Examples:
@@ -15,7 +15,7 @@ Examples:
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", metavar="FILE.rtx|FILE.rtir")
-@click.option("-o", "--output", required=True, metavar="report.html", help="The page to write.")
+@click.option("-o", "--output", required=True, callback=output_file, metavar="report.html", help="The page to write.")
 @machine_option
 @rendezvous_option
 @sharing_option
@@ -25,14 +25,12 @@ def command(file: str, output: str, machine: str | None, rendezvous: bool, shari
     It shows when every op runs on every engine, where every tensor lies in DDR and when, the live bytes against the capacity, the
     bubbles by cause, the plan and the machine. All times are simulated.
     """
-    from ratrain_ir.files import check_writable
     from ratrainc import api
     from ratrainc.console import say, size_text, status
     from ratrainc.report.page import write_report
     from targets.mt3000.machine import load_machine
     from targets.program_verifier import check_program
 
-    check_writable(output)
     given = load_machine(machine) if machine else None
     with status(f"simulating {file}"):
         program = api.load(file, machine=given)

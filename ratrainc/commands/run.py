@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -9,6 +11,7 @@ import click
 from ratrainc.commands.options import FiniteRange, choice_option, json_option, machine_option, steps_option
 
 if TYPE_CHECKING:
+    from ratrainc.training import RunResult
     from targets.runtime.kernels import KernelName
 
 _EPILOG = """\b
@@ -179,8 +182,8 @@ def command(
 ) -> int:
     """Train: execute a program on text, all ranks in this process or, under mpirun, each in its own.
 
-    Ctrl-C ends the run after the step it is in, and saves if --save was given; a second Ctrl-C stops at once. SIGTERM does the
-    same, with exit code 75 where the state was saved; SIGUSR1 has it say where its ranks are and what they wait for.
+    Ctrl-C ends the run after the step it is in, and saves if --save was given; a second Ctrl-C stops at once. SIGTERM and SIGHUP (unless
+    ignored, as under nohup) do the same, with exit code 75 where the state was saved; SIGUSR1 has it say where its ranks are and what they wait for.
     """
     if init is not None and resume is not None:
         raise click.UsageError("--init and --resume exclude each other: a checkpoint holds its weights")
@@ -193,9 +196,9 @@ def command(
     from attrs import evolve
 
     from ratrainc import api
-    from ratrainc.console import print_json
     from ratrainc.job import job_of
-    from ratrainc.training import default_threads, run_training, show_run
+    from ratrainc.signals import saying_where
+    from ratrainc.training import check_outputs, default_threads, run_training
     from ratrainc.training_data import DataChoice
     from targets.program_verifier import check_program
     from targets.runtime.training import RunSettings
@@ -227,7 +230,13 @@ def command(
         eval_fraction=eval_fraction,
         eval_batches=eval_batches,
     )
-    with job_of(engine, rank_order, reduction, as_json=as_json) as job:
+    with (
+        saying_where("where the run is: it is starting, no step has begun"),
+        job_of(engine, rank_order, reduction, as_json=as_json) as job,
+    ):
+        if job.speaks:
+            is_series = save_every is not None or job.count > 1
+            check_outputs(settings, log=log, plot=plot, profile_path=profile_path, is_series=is_series)
         program = api.load(file, machine=machine)
         check_program(program)
         result = run_training(
@@ -241,8 +250,23 @@ def command(
             live=live and job.speaks,
             processes=job.processes(program),
         )
-        if job.speaks and as_json:
-            print_json(result.to_json())
-        elif job.speaks:
-            show_run(result)
+        if job.speaks:
+            _report(result, as_json=as_json)
         return result.exit_code
+
+
+def _report(result: RunResult, *, as_json: bool) -> None:
+    """Say what the run did; after a signal, whose exit code counts, there may be nobody left to hear it."""
+    from ratrainc.console import print_json
+    from ratrainc.training import show_run
+
+    try:
+        if as_json:
+            print_json(result.to_json())
+        else:
+            show_run(result)
+        sys.stdout.flush()
+    except OSError:
+        if not result.interrupted:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

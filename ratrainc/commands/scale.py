@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import jobs_option, json_option, machine_option, model_option, seconds_option
+from ratrainc.commands.options import (
+    jobs_option,
+    json_option,
+    machine_option,
+    model_option,
+    output_file,
+    seconds_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +58,9 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 @click.option("--strategy", "strategy_name", metavar="S", help="Default: ratrain.")
 @seconds_option(20.0, "Search time of each point.")
 @jobs_option()
-@click.option("--plot", metavar="OUT.png|OUT.svg", help="Draw the curve (needs the extra 'plot').")
+@click.option(
+    "--plot", callback=output_file, metavar="OUT.png|OUT.svg", help="Draw the curve (needs the extra 'plot')."
+)
 @machine_option
 @json_option
 def command(
@@ -68,7 +77,6 @@ def command(
     as_json: bool,
 ) -> None:
     """Show how throughput grows with the number of clusters when each has as much to do. All times are simulated."""
-    from ratrain_ir.files import check_writable
     from ratrain_ir.frontend.model_config import load_model
     from ratrain_ir.frontend.plan import load_plan
     from ratrainc.console import print_json, progress
@@ -76,7 +84,6 @@ def command(
     from ratrainc.planner.scaling import draw, fixed_points, planned_points, plot_kind, point_json
 
     if plot is not None:
-        check_writable(plot)
         plot_kind(plot)
     config = load_model(model)
     request = planning_request(

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import click
 
+from ratrainc.commands.options import output_file
+
 _EPILOG = """\b
 Examples:
   ratrainc schedule --kind 1f1b --stages 4 --micro-batches 8
@@ -17,7 +19,9 @@ Examples:
 @click.option("--kind", required=True, type=click.Choice(["1f1b", "gpipe", "zb-h1"]), help="The order.")
 @click.option("--stages", required=True, type=click.IntRange(min=1), metavar="P", help="Pipeline stages, one a rank.")
 @click.option("--micro-batches", required=True, type=click.IntRange(min=1), metavar="M", help="Micro-batches a step.")
-@click.option("-o", "--output", metavar="F.csv", help="Write the table; without it the rows go to stdout.")
+@click.option(
+    "-o", "--output", callback=output_file, metavar="F.csv", help="Write the table; without it the rows go to stdout."
+)
 def command(kind: str, stages: int, micro_batches: int, output: str | None) -> None:
     """Print a well-known schedule as a table of forwards and backwards: one CSV row a stage, 0F0,0F1,0B0,..."""
     from ratrain_ir.files import write_lines

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import json_option, machine_option, rendezvous_option, sharing_option
+from ratrainc.commands.options import json_option, machine_option, output_file, rendezvous_option, sharing_option
 
 if TYPE_CHECKING:
     from targets.mt3000.machine import Machine
@@ -38,7 +38,9 @@ Examples:
     metavar="N",
     help="The engines of a rank share a core, and all ranks N cores, as processes over MPI do: only the step time.",
 )
-@click.option("--trace", metavar="out.json", help="Write a timeline for Perfetto or chrome://tracing.")
+@click.option(
+    "--trace", callback=output_file, metavar="out.json", help="Write a timeline for Perfetto or chrome://tracing."
+)
 @json_option
 def command(
     file: str,
@@ -54,7 +56,6 @@ def command(
 
     `ratrainc explain FILE --time` says where the time goes.
     """
-    from ratrain_ir.files import check_writable
     from ratrainc import api
     from ratrainc.console import print_json, status
     from targets.mt3000.machine import load_machine
@@ -62,8 +63,6 @@ def command(
 
     if sum((one_core, cores is not None, trace is not None)) > 1:
         raise click.UsageError("--one-core and --cores give a step time alone: they exclude each other and --trace")
-    if trace is not None:
-        check_writable(trace)
     chosen = load_machine(machine) if machine else None
     with status(f"simulating {file}"):
         program = api.load(file, machine=chosen)

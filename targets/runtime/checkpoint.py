@@ -158,6 +158,11 @@ def left_checkpoints(directory: str) -> list[tuple[int, str]]:
     return sorted(found, key=lambda each: each[0], reverse=True)
 
 
+def half_written(directory: str) -> list[str]:
+    """What a save that was interrupted has left beside the place of a checkpoint, whole or not."""
+    return [str(path) for path in _leftovers(directory).ours]
+
+
 def _check_path(directory: str) -> None:
     if "\0" in directory:
         fail("RT002", f"cannot write the checkpoint {shown(directory)}: no path has a zero byte")

@@ -91,6 +91,10 @@ class CheckpointSeries:
             cannot_write(self.directory, error)
         return said
 
+    def half_written(self) -> list[str]:
+        """What a save that was interrupted has left."""
+        return [str(path) for path in sorted(Path(self.directory).glob(f"{_WRITING}*"))]
+
     def check_start(self, processes: Processes, step: int, damaged: Collection[str]) -> None:
         """See that a run that starts after `step` steps does not add to a series that has gone further.
 

@@ -95,15 +95,18 @@ class RankPosition:
 
 
 class PositionFile:
-    """A rank's own file. Raises OSError where it cannot be made."""
+    """A rank's own file, or memory of this process alone where there is no folder. Raises OSError where it cannot be made."""
 
-    def __init__(self, folder: Path, rank: Rank, number: int) -> None:
+    def __init__(self, folder: Path | None, rank: Rank, number: int) -> None:
         plan = rank.program.plan
-        path = position_path(folder, number)
-        with path.open("wb") as stream:
-            stream.write(bytes(_SIZE))
-        with path.open("r+b") as stream:
-            self._data = mmap.mmap(stream.fileno(), _SIZE)
+        if folder is None:
+            self._data = mmap.mmap(-1, _SIZE)
+        else:
+            path = position_path(folder, number)
+            with path.open("wb") as stream:
+                stream.write(bytes(_SIZE))
+            with path.open("r+b") as stream:
+                self._data = mmap.mmap(stream.fileno(), _SIZE)
         host = socket.gethostname().encode()[:64]
         _IDENTITY.pack_into(
             self._data, 0, _MAGIC, number, plan.clusters, rank.stage_index, rank.replica, os.getpid(), host
@@ -125,6 +128,10 @@ class PositionFile:
     def beat(self) -> None:
         """The process is alive."""
         _BEAT.pack_into(self._data, _BEAT_AT, time.time())
+
+    def read(self) -> RankPosition:
+        """What it says."""
+        return _parse(Path(), self._data[:])
 
     def begin(self, engine: Engine) -> None:
         """An engine's next instruction has begun."""

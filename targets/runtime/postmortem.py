@@ -281,6 +281,15 @@ class _Inquiry:
         found = [matches(instruction) for instruction in stream]
         return steps * sum(found) + sum(found[:index])
 
+    def are_one_process(self, one: Place, other: Place) -> bool:
+        """Whether two ranks run in the same process."""
+        mine, theirs = self.at.get(one), self.at.get(other)
+        return mine is not None and theirs is not None and (mine.host, mine.pid) == (theirs.host, theirs.pid)
+
+    def is_shared(self, place: Place) -> bool:
+        """Whether a rank's process runs others too, and may be at work for one of them."""
+        return any(other != place and self.are_one_process(place, other) for other in self.at)
+
     # Words
 
     def cause_of_instruction(self, node: Node) -> Cause:
@@ -291,16 +300,18 @@ class _Inquiry:
         text = f"{position.name} {self.doing_instruction(node)}"
         if engine in (Engine.COMPUTE, Engine.HOST):
             longest = position.longest_compute
-            if longest and seconds > _NEVER_SO_LONG * longest:
+            has_its_turn = position.engines[engine].running or not self.is_shared(place)
+            if longest and has_its_turn and seconds > _NEVER_SO_LONG * longest:
                 text += f"; none took longer than {longest:.2g} s before"
                 return Cause(Fault.STUCK, text, (place,), seconds)
             return Cause(Fault.COMPUTING, text, (place,), seconds)
         instruction, _ = self.next_instruction(node)
         if engine is Engine.RECV and instruction.peer is not None:
             sender: Node = ((instruction.peer, place[1]), Engine.SEND)
-            if self.messages(sender, place[0], instruction.variant) > self.messages(
-                node, instruction.peer, instruction.variant
-            ):
+            # Within a process nothing is under way: the message is there, and the receiver's turn comes.
+            if not self.are_one_process(place, sender[0]) and self.messages(
+                sender, place[0], instruction.variant
+            ) > self.messages(node, instruction.peer, instruction.variant):
                 text += f"; stage @{instruction.peer} replica {place[1]} has sent the message: it is lost or under way"
                 return Cause(Fault.LOST_MESSAGE, text, (place, sender[0]), seconds)
         what = "all members are there" if instruction.group else "both ends are there"

@@ -10,7 +10,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, field, frozen
 
-from ratrain_ir.diagnostics import Diagnostic, Note, Severity, fail
+from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Note, Severity, fail
 from targets.program import Program
 from targets.rtx import write_program
 from targets.runtime.checkpoint import (
     check_checkpoint_place,
     clear_leftovers,
+    half_written,
     hold_checkpoint_place,
+    read_manifest,
     save_checkpoint,
 )
-from targets.runtime.checkpoint_series import RUN_FOLDER, CheckpointSeries, check_no_series, load_latest
+from targets.runtime.checkpoint_series import RUN_FOLDER, CheckpointSeries, check_no_series, load_latest, saved_steps
 from targets.runtime.data import Batches, Order, TokenStream
 from targets.runtime.evaluation import HeldOut
 from targets.runtime.kernels import KernelName
@@ -146,6 +148,8 @@ class TrainingRun:
     """Where the ranks say where they are."""
     folder_is_temporary: bool = False
     done: list[TimedStep] = field(factory=list)
+    manifest_before: dict[str, Any] | None = None
+    """that of a single checkpoint which stood in its place at the start"""
     places: ExitStack = field(factory=ExitStack)
     """The locks on the places it writes to."""
 
@@ -203,24 +207,43 @@ class TrainingRun:
             return self._save_to(self.series)
         directory = self.settings.save
         if directory is not None:
+            self.engine.enter(RankPhase.SAVING, self.steps_done - 1)
             state = training_state(self.engine, self.steps_done)
             save_checkpoint(directory, self.program.model, state, self.manifest())
         return directory
+
+    def newest_saved(self) -> tuple[int, str] | None:
+        """Steps done and directory of the newest checkpoint that this run has written, as it stands on the disk."""
+        directory = self.settings.save
+        if directory is None:
+            return None
+        try:
+            if self.series is not None:
+                return next((found for found in saved_steps(directory) if found[0] > self.first_step), None)
+            manifest = read_manifest(directory)
+        except DiagnosticError:
+            return None
+        return (int(manifest["step"]), directory) if manifest != self.manifest_before else None
+
+    def half_written(self) -> list[str]:
+        """What a save that was interrupted has left where it writes."""
+        directory = self.settings.save
+        if directory is None:
+            return []
+        return self.series.half_written() if self.series is not None else half_written(directory)
 
     def remove_temporary_folder(self) -> None:
         """Remove the positions where nobody asked for them and nothing went wrong."""
         if self.folder is not None and self.folder_is_temporary and not self.folder.report():
             shutil.rmtree(self.folder.path, ignore_errors=True)
 
-    def watchdog(self, tell: Callable[[Diagnostic], None]) -> Watchdog | None:
-        """What watches over the run and tells of it, where the ranks say where they are."""
-        if self.folder is None:
-            return None
+    def watchdog(self, tell: Callable[[Diagnostic], None]) -> Watchdog:
+        """What watches over the run and tells of it; where ranks leave their positions nowhere, it only answers who asks."""
         own = [rank.position for ranks in self.engine.ranks for rank in ranks if rank.position is not None]
         advice = None
         if self.series is not None:
             advice = f"nothing that was saved is lost: go on with --resume {self.series.directory}"
-        number, timeout = self.processes.number, self.settings.hang_timeout
+        number, timeout = self.processes.number, self.settings.hang_timeout if self.folder is not None else 0.0
         return Watchdog(Watched(self.program, self.folder, own, number, timeout, tell, advice))
 
     @property
@@ -302,13 +325,16 @@ def _prepared(
         start_from_weights(engine, source)
     _watch(engine, settings)
     run = TrainingRun(program, settings, engine, stream, first_step, warnings, processes, series, held_out, utilisation)
+    if settings.save is not None and series is None:
+        with suppress(DiagnosticError):
+            run.manifest_before = read_manifest(settings.save)
     place = settings.run_folder or (str(Path(series.directory) / RUN_FOLDER) if series else None)
     if place is None and processes.count > 1:
         place = processes.exchange(tempfile.mkdtemp(prefix="ratrain-") if processes.number == 0 else "")[0]
         run.folder_is_temporary = True
     if place is not None:
         run.folder = RunFolder(place)
-        _leave_positions(run, run.folder, places)
+    _leave_positions(run, run.folder, places)
     return run
 
 
@@ -333,11 +359,16 @@ def _open_place(
     return None, said + clear_leftovers(directory, locks[0])
 
 
-def _leave_positions(run: TrainingRun, folder: RunFolder, places: ExitStack) -> None:
-    """Have the ranks of this process say where they are.
+def _leave_positions(run: TrainingRun, folder: RunFolder | None, places: ExitStack) -> None:
+    """Have the ranks of this process say where they are: in a folder, or in this process's memory for those who ask it.
 
     Raises `DiagnosticError` RT002 where they cannot, RT093 where those of another run do.
     """
+    ranks = [rank for ranks in run.engine.ranks for rank in ranks]
+    if folder is None:
+        for number, rank in enumerate(ranks):
+            rank.position = PositionFile(None, rank, number)
+        return
 
     def begin() -> None:
         lock = places.enter_context(folder.hold())
@@ -347,7 +378,6 @@ def _leave_positions(run: TrainingRun, folder: RunFolder, places: ExitStack) -> 
         write_program(run.program, folder.program_path)
 
     run.processes.first_only(begin)
-    ranks = [rank for ranks in run.engine.ranks for rank in ranks]
     try:
         for number, rank in enumerate(ranks, run.processes.started_as):
             folder.path.mkdir(exist_ok=True)  # on another machine it may not be there

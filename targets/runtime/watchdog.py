@@ -53,6 +53,12 @@ def report_of(
     return Diagnostic("RT093", f"{title}: {causes}", notes=notes, help=help_text, severity=severity)
 
 
+def getting_on(found: Diagnosis) -> Diagnostic:
+    """Where the ranks of a run are that gets on: what one waits for at a moment is no fault of anything."""
+    notes = [Note(line) for line in found.ranks]
+    return Diagnostic("RT093", "where the run is: it gets on", notes=notes, severity=Severity.WARNING)
+
+
 def gone_ranks(positions: Sequence[RankPosition], departed: Collection[int]) -> list[RankPosition]:
     """Ranks of this machine whose processes are gone although they had not ended: those that departed first, if any did."""
     ended = (RankPhase.ENDED, RankPhase.FAILED)
@@ -65,7 +71,8 @@ class Watched:
     """What a watchdog looks at, and whom it tells."""
 
     program: Program
-    folder: RunFolder
+    folder: RunFolder | None
+    """None: only the positions of this process are known, and only SIGUSR1 is answered"""
     own: Sequence[PositionFile]
     number: int
     """of this process"""
@@ -123,14 +130,29 @@ class Watchdog:
             for position in self.watched.own:
                 position.beat()
             try:
-                positions = read_positions(self.watched.folder.directory)
+                positions = self._positions()
             except DiagnosticError:
                 continue  # somebody removed the folder: nothing to say without it
             self._departures.watch(positions)
+            if self.watched.folder is not None and self.watched.hang_timeout:
+                self._look(positions, self.watched.folder)
+            else:
+                self._is_quiet(positions)
             if asked:
-                self._tell(self._diagnosis(positions), "where the run is", Severity.WARNING)
-            if self.watched.hang_timeout:
-                self._look(positions)
+                self._say_where(positions)
+
+    def _positions(self) -> list[RankPosition]:
+        if self.watched.folder is None:
+            return [position.read() for position in self.watched.own]
+        return read_positions(self.watched.folder.directory)
+
+    def _say_where(self, positions: Sequence[RankPosition]) -> None:
+        """Answer who asks; nothing is to blame while the run gets on."""
+        found = self._diagnosis(positions)
+        if self._quiet < _SLOW_SECONDS:
+            self.watched.tell(getting_on(found))
+        else:
+            self._tell(found, "where the run is", Severity.WARNING)
 
     def _signals(self) -> bytes:
         """Wait for the next look, a signal, or the end of another rank; signals since the last look."""
@@ -143,15 +165,15 @@ class Watchdog:
     def _diagnosis(self, positions: Sequence[RankPosition]) -> Diagnosis:
         return diagnose(self.watched.program, positions, time.time(), liveness)
 
-    def _look(self, positions: Sequence[RankPosition]) -> None:
+    def _look(self, positions: Sequence[RankPosition], folder: RunFolder) -> None:
         gone = gone_ranks(positions, self._departed)
         if gone:
-            self.watched.folder.note_lost(found.number for found in gone)
-            lost = self.watched.folder.lost() or ([found.number for found in gone], 0.0)
+            folder.note_lost(found.number for found in gone)
+            lost = folder.lost() or ([found.number for found in gone], 0.0)
             found = diagnose(self.watched.program, positions, time.time(), only_gone(lost[0]))
-            self._end(found, "a rank was lost")
+            self._end(found, "a rank was lost", folder)
         if self._is_quiet(positions) and self._quiet >= self._next_verdict:
-            self._judge(positions)
+            self._judge(positions, folder)
             self._next_verdict = min(2 * self._quiet, max(self.watched.hang_timeout, self._quiet + 1.0))
 
     def _is_quiet(self, positions: Sequence[RankPosition]) -> bool:
@@ -165,15 +187,15 @@ class Watchdog:
         self._progress, self._quiet, self._next_verdict, self._is_excused = progress, 0.0, _SLOW_SECONDS, False
         return False
 
-    def _judge(self, positions: Sequence[RankPosition]) -> None:
+    def _judge(self, positions: Sequence[RankPosition], folder: RunFolder) -> None:
         """End a run that cannot go on, or is too slow to believe in; say what is slow."""
         found = self._diagnosis(positions)
         timeout = self.watched.hang_timeout
         title = f"the run has not got on for {self._quiet:.1f} s"
         if self._quiet >= timeout and found.is_conclusive:
-            self._end(found, title)
+            self._end(found, title, folder)
         elif self._quiet >= _PATIENCE * timeout and not found.is_other_work:
-            self._end(found, f"{title}, ten times --hang-timeout")
+            self._end(found, f"{title}, ten times --hang-timeout", folder)
         elif self.watched.number == 0 and self._quiet >= _PATIENCE * timeout and not self._is_excused:
             self._is_excused = True
             self._tell(found, title, Severity.WARNING)
@@ -183,14 +205,14 @@ class Watchdog:
     def _tell(self, found: Diagnosis, title: str, severity: Severity) -> None:
         self.watched.tell(report_of(found, title, severity))
 
-    def _end(self, found: Diagnosis, title: str) -> None:
+    def _end(self, found: Diagnosis, title: str, folder: RunFolder) -> None:
         """Report, unless another rank has, and end this process: the run cannot go on."""
         time.sleep(_TURN_SECONDS * min(self.watched.number, _MOST_TURNS))
-        if self.watched.folder.claim_report():
+        if folder.claim_report():
             report = report_of(found, title, help_text=self.watched.advice)
             self.watched.tell(report)
             with contextlib.suppress(DiagnosticError):
-                self.watched.folder.keep_report(report.render())
+                folder.keep_report(report.render())
         else:
             time.sleep(_TURN_SECONDS)  # for the rank that reports
         for position in self.watched.own:

@@ -186,11 +186,13 @@ def test_a_message_that_was_sent_and_did_not_arrive_is_named() -> None:
     engine._try_run = try_run  # type: ignore[method-assign]
     while engine._round(1)[0]:
         pass
-    found = diagnose(program, engine.positions(), time.time(), alive)
+    positions = [evolve(position, pid=1000 + position.number) for position in engine.positions()]
+    found = diagnose(program, positions, time.time(), alive)
     assert [cause.fault for cause in found.causes] == [Fault.LOST_MESSAGE]
     assert "stage @1 replica 1" in found.causes[0].text
     assert "'recv activation m0 @0' (step 0, micro-batch 0)" in found.causes[0].text
     assert "stage @0 replica 1 has sent the message" in found.causes[0].text
+    assert not diagnose(program, engine.positions(), time.time(), alive).is_conclusive  # it lies in the process of both
 
 
 # Positions
@@ -255,7 +257,6 @@ def test_a_signal_asks_where_the_run_is(tmp_path: Path) -> None:
         heard.set()
 
     watching = run.watchdog(tell)
-    assert watching is not None
     before = signal.getsignal(signal.SIGUSR1)
     watching.start()
     try:
@@ -280,14 +281,14 @@ class Watching:
         monkeypatch.setattr(watchdog, "time", clock)
         watched = watchdog.Watched(PROGRAMS["2x2"], RunFolder(str(tmp_path)), [], 0, 8.0, self.told.append)
         self.dog = watchdog.Watchdog(watched)
-        monkeypatch.setattr(self.dog, "_end", lambda found, title: self.ended.append(title))
+        monkeypatch.setattr(self.dog, "_end", lambda found, title, folder: self.ended.append(title))
 
     def look(self, positions: list[RankPosition], *, seconds: float, every: float = 0.2) -> None:
         """Look at the same positions for some time, until the run is ended."""
         until = self.now + seconds
         while self.now < until and not self.ended:
             self.now += every
-            self.dog._look(positions)
+            self.dog._look(positions, self.dog.watched.folder)
 
 
 def stuck_since(now: float) -> list[RankPosition]:

@@ -1,0 +1,68 @@
+"""Signals of a run: those that end it after its step, and the one that asks where it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from attrs import define
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+
+@define
+class StopAsked:
+    """The signal that asked for an end, or 0; a second Ctrl-C stops at once."""
+
+    signal: int = 0
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal. Raises KeyboardInterrupt at the second Ctrl-C."""
+        del frame
+        if self.signal and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number
+        _say_at_once("ending after this step; Ctrl-C again stops at once")
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Ctrl-C, SIGTERM, and SIGHUP where it was not ignored from the start, as under `nohup`."""
+    hung_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hung_up]
+
+
+@contextmanager
+def ending_in_order(stop: StopAsked) -> Iterator[None]:
+    """Ask for an orderly end on the first Ctrl-C, on SIGTERM and on SIGHUP."""
+    before = {number: signal.signal(number, stop.handle) for number in ending_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def saying_where(text: str) -> Iterator[None]:
+    """Answer SIGUSR1, which would end the process, with a text, while nothing better is there to answer."""
+
+    def answer(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        _say_at_once(text)
+
+    before = signal.signal(signal.SIGUSR1, answer)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def _say_at_once(text: str) -> None:
+    with suppress(OSError, ValueError):  # ValueError: a stream without a file
+        # Not through the stream: this may have interrupted a write to it, and Python refuses a second one inside the first.
+        os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
