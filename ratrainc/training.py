@@ -373,17 +373,13 @@ def _lost_words(run: TrainingRun) -> str:
     """What a run that stopped at once has saved, what it has lost, and what it left half-written."""
     saved, left = run.newest_saved(), run.half_written()
     kept = saved[0] if saved else run.first_step
-    lost = run.steps_done - kept
-    steps = f"{lost} step{'' if lost == 1 else 's'}"
     if saved:
         where = f"'{saved[1]}' has the state after {kept} steps"
+    elif run.settings.resume is not None:
+        where = f"this run has saved nothing, and '{run.settings.resume}' is as it was"
     else:
         where = "this run has saved nothing"
-        if run.settings.resume is not None:
-            where += f", and '{run.settings.resume}' is as it was"
-    words = [
-        f"interrupted at once: {where}; the {steps} done since are lost" if lost else f"interrupted at once: {where}"
-    ]
+    words = [f"interrupted at once: {where}; steps done since and lost: {run.steps_done - kept}"]
     words += [f"'{path}' is left half-written: the next save there removes it" for path in left]
     return "\n".join(words)
 

@@ -27,9 +27,13 @@ from targets.runtime.checkpoint import (
     BlockState,
     TrainingState,
     check_checkpoint_place,
+    clear_leftovers,
+    hold_checkpoint_place,
     load_checkpoint,
     save_checkpoint,
 )
+from targets.runtime.checkpoint_series import latest_weights, load_latest
+from targets.runtime.processes import Processes
 from targets.runtime.weights import block_elements, named_parameters_of
 
 LLAMA = ModelConfig("tiny", "llama", 96, 32, 2, 4, 2, 8, 40, 1e-5)
@@ -543,3 +547,73 @@ class TestOtherModel:
         problems = refusal(load_checkpoint, str(saved), LLAMA)
         assert len(problems) == 25
         assert "more tensors" in problems[-1].message
+
+
+class TestLeftovers:
+    """What interrupted saves have left is said and cleared; what is not proved to be theirs stays."""
+
+    def test_only_what_saves_write_is_cleared(self, saved):
+        copy = shutil.copytree
+        gone = [copy(saved, saved.with_name(name)) for name in ("ck.tmp-ab12cd34", "ck.tmp-ab12cd34.old")]
+        half = saved.with_name("ck.tmp-half_way")
+        half.mkdir()
+        (half / "state.safetensors").write_bytes(b"half")
+        mine = [
+            saved.with_name(name) for name in ("ck.tmp-notes", "ck.tmp-ab12cd34.olds", "ck.old", "ck2.tmp-ab12cd34")
+        ]
+        foreign = saved.with_name("ck.tmp-ff12cd34")
+        for path in [*mine, foreign]:
+            copy(saved, path)
+        (foreign / "notes.txt").write_text("keep me")
+        earlier = copy(saved, saved.with_name("ck.old-20260101"))
+        with hold_checkpoint_place(str(saved)) as lock:
+            said = clear_leftovers(str(saved), lock)
+        assert sorted(saved.parent.iterdir()) == sorted([saved, *mine, foreign, earlier])
+        assert [str(path) in text.message for path, text in zip([*gone, half, earlier], said, strict=True)] == [
+            True
+        ] * 4
+        assert "removed" in said[0].message
+        assert "if you do not want it" in said[-1].message
+
+    def test_nothing_is_cleared_before_a_checkpoint_stands(self, saved):
+        aside = saved.rename(saved.with_name("ck.tmp-ab12cd34.old"))
+        with hold_checkpoint_place(str(saved)) as lock:
+            (said,) = clear_leftovers(str(saved), lock)
+        assert "kept" in said.message
+        assert aside.exists()
+        save_checkpoint(str(saved), LLAMA, evolve(make_state(LLAMA), step=50), {})
+        assert list(saved.parent.iterdir()) == [saved]
+
+    def test_the_newest_whole_one_is_used_and_said(self, saved):
+        old = saved.rename(saved.with_name("ck.old-ab12cd34"))
+        (saved.with_name("ck.tmp-00000000")).mkdir()
+        found = load_latest(str(saved), LLAMA, Processes())
+        assert (found.state.step, found.directory) == (41, str(old))
+        newer = saved.with_name("ck.tmp-ab12cd34")
+        save_checkpoint(str(newer), LLAMA, evolve(make_state(LLAMA, 1), step=42), RUN)
+        found = load_latest(str(saved), LLAMA, Processes())
+        assert (found.state.step, found.directory) == (42, str(newer))
+        assert "is not there" in found.warnings[0].message
+        assert str(newer) in found.warnings[0].message
+        model, weights = latest_weights(str(saved))
+        assert (
+            weights(parameters(model, block("embed"))[0].name).tobytes()
+            == found.state.blocks[block("embed")].p[: parameters(model, block("embed"))[0].elements].tobytes()
+        )
+        state = newer / "state.safetensors"
+        state.write_bytes(state.read_bytes()[:-1])
+        assert load_latest(str(saved), LLAMA, Processes()).directory == str(old)
+
+
+class TestModes:
+    @pytest.mark.parametrize("exchanging", [True, False])
+    def test_those_of_what_is_replaced_are_kept(self, saved, monkeypatch, exchanging):
+        if not exchanging:
+            monkeypatch.setattr(checkpoint_places, "_renameat2", lambda: None)
+        saved.chmod(0o700)
+        (saved / "state.safetensors").chmod(0o600)
+        (saved / "manifest.json").chmod(0o640)
+        save_checkpoint(str(saved), LLAMA, evolve(make_state(LLAMA), step=50), {})
+        assert load_checkpoint(str(saved), LLAMA)[0].step == 50
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (saved, *saved.iterdir())}
+        assert modes == {"ck": 0o700, "state.safetensors": 0o600, "manifest.json": 0o640}

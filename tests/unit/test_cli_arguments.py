@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from ratrain_ir.diagnostics import DiagnosticError
 from ratrainc import supervisor
-from ratrainc.cli import main
+from ratrainc.cli import commands, main
 from ratrainc.examples import example_path
 from targets.runtime.liveness import Liveness
 from targets.runtime.positions import RunFolder
@@ -93,35 +96,74 @@ def test_a_program_for_an_unknown_machine_needs_its_file(
     assert main(["simulate", path, *machine, *words]) == 0
 
 
-OUTPUTS = (
-    ("plan", "--model", "missing", "--clusters", "4", "--global-batch", "16", "-o"),
-    ("scale", "--model", "missing", "--clusters", "4", "--plot"),
-    ("calibrate", "--rows", "missing.csv", "--fit", "launch", "-o"),
-    ("calibrate", "--profile", "missing.json", "-o"),
-    ("simulate", "missing.rtx", "--trace"),
-    ("report", "missing.rtx", "-o"),
-)
+INPUTS = {
+    *("--model", "--plan", "--machine", "--data", "--eval-data", "--tokenizer", "--init", "--resume"),
+    *("--rows", "--mpirun", "--like"),
+    *("calibrate --profile", "plan --what-if"),
+}
+"""Options that look as if they named a place to write to and do not, of any command or of one."""
+PLACE = re.compile(r"DIR|FILE|PATH|\.\w")
+"""What the metavar of an option looks like that names a file or directory."""
+NEEDED = {
+    "plan": ("--model", "missing", "--clusters", "4", "--global-batch", "16"),
+    "scale": ("--model", "missing", "--clusters", "4"),
+    "calibrate": ("--rows", "missing.csv", "--fit", "launch"),
+    "compile": ("--model", "missing", "--plan", "missing.toml"),
+    "alloc": ("missing.csv", "--capacity", "1MiB"),
+    "schedule": ("--kind", "1f1b", "--stages", "2", "--micro-batches", "2"),
+    "opt": ("missing.rtir", "--passes", "missing"),
+    "quickstart": (),
+}
+"""What a command needs beside the option, where that is not just a file: as little as it refuses at the first look."""
 
 
-@pytest.mark.parametrize("words", OUTPUTS)
+def output_options() -> Iterator[tuple[str, click.Option]]:
+    """Every option of every command that names a place to write to: all that name a place and are not known to be read."""
+    context = click.Context(commands)
+    for name in commands.list_commands(context):
+        command = commands.get_command(context, name)
+        assert command is not None
+        for option in command.params:
+            names_place = isinstance(option, click.Option) and PLACE.search(option.metavar or "")
+            if names_place and not {option.opts[-1], f"{name} {option.opts[-1]}"} & INPUTS:
+                yield name, option
+
+
+OUTPUTS = [pytest.param(name, option, id=f"{name} {option.opts[-1]}") for name, option in output_options()]
+
+
+def test_the_places_that_commands_write_to_are_found() -> None:
+    found = {parameter.id for parameter in OUTPUTS}
+    assert found >= {"run --save", "run --log", "run --run-dir", "plan --output", "opt --dump-dir", "quickstart --keep"}
+    assert len(found) >= 18
+
+
+@pytest.mark.parametrize(("name", "option"), OUTPUTS)
+@pytest.mark.parametrize("where", ["/proc/nope", "nowhere"])
 def test_places_that_cannot_be_written_are_refused_before_the_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, option: click.Option, where: str
 ) -> None:
-    for place in (tmp_path / "nowhere" / "out.svg", tmp_path):
-        assert main([*words, str(place)]) == 1
-        shown = capsys.readouterr().err
-        assert f"cannot write '{place}'" in shown
-        assert "missing" not in shown
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_profile_that_cannot_be_written_is_refused_before_the_first_step(
-    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["run", program, "--steps", "1", "--profile", str(tmp_path / "nowhere" / "p.json")]) == 1
+    if where == "nowhere":  # a file stands where a directory must be
+        (tmp_path / "file").write_text("x")
+        where = str(tmp_path / "file" / "out")
+    before = sorted(tmp_path.iterdir())
+    suffix = ".rtir" if name == "compile" else ".svg" if name == "scale" else ""
+    assert main([name, *NEEDED.get(name, ("missing.rtx",)), option.opts[-1], where + suffix]) == 1
     shown = capsys.readouterr()
     assert "cannot write" in shown.err
-    assert "step" not in shown.out
+    assert where + suffix in shown.err
+    assert "missing" not in shown.err
+    assert not shown.out
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("words", [("--save", "s", "--save-every", "2"), ("--save", "s")])
+def test_a_series_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    assert main(["run", "missing.rtx", words[0], str(tmp_path / "file" / "s"), *words[2:]]) == 1
+    assert "cannot write" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("code", [0, 1])

@@ -244,6 +244,21 @@ def test_a_process_that_was_killed_is_gone_even_if_nobody_has_asked_its_parent()
     assert liveness(evolve(position, host="elsewhere")) is Liveness.UNKNOWN
 
 
+def test_a_link_in_place_of_the_program_is_not_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (tmp_path / "mine").write_text("keep me")
+    for name in ("program.rtx", "rank-00000.position", "lost.json", "postmortem.txt"):
+        (folder / name).symlink_to(tmp_path / "mine")
+    run = start(PROGRAMS["1x3"], 1, run_folder=str(folder))
+    assert run.folder is not None
+    run.folder.note_lost([0])
+    assert run.folder.claim_report()
+    run.folder.keep_report("what happened")
+    assert (tmp_path / "mine").read_text() == "keep me"
+    assert not [path for path in folder.iterdir() if path.is_symlink()]
+
+
 # Watching
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C end a run after its step; the exit code says which, and whether the state was saved."""
+"""SIGTERM, SIGHUP and Ctrl-C end a run after its step, and the exit code says which, and whether the state was saved; SIGUSR1 asks where it is."""
 
 from __future__ import annotations
 
@@ -9,22 +9,31 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
 
+from ratrainc import training
 from ratrainc.cli import main
-from ratrainc.training import StopAsked, run_training
+from ratrainc.signals import StopAsked, ending_signals
+from ratrainc.training import run_training
 from ratrainc.training_data import DataChoice
 from targets.runtime.checkpoint_series import saved_steps
 from targets.runtime.local import LocalEngine, StepReport
-from targets.runtime.training import RunSettings
+from targets.runtime.training import RunSettings, TrainingRun
 from tests.unit.tiny_runs import MODEL, make_program
 
 
 @pytest.mark.parametrize(
     ("number", "saves", "code"),
-    [(signal.SIGTERM, True, 75), (signal.SIGTERM, False, 143), (signal.SIGINT, True, 130)],
+    [
+        (signal.SIGTERM, True, 75),
+        (signal.SIGTERM, False, 143),
+        (signal.SIGHUP, True, 75),
+        (signal.SIGHUP, False, 129),
+        (signal.SIGINT, True, 130),
+    ],
 )
 def test_a_signal_ends_a_run_after_its_step(number: int, saves: bool, code: int, tmp_path: Path) -> None:
     program = make_program(evolve(MODEL, vocab_size=256))
@@ -89,3 +98,117 @@ def test_quickstart_ends_with_the_code_of_its_run(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(LocalEngine, "run_step", terminated)
     assert main(["quickstart", "--steps", "3"]) == 143
+
+
+def test_nohup_keeps_ignoring(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert ending_signals() == [signal.SIGINT, signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert ending_signals() == [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+def signalled(monkeypatch: pytest.MonkeyPatch, *at: int, number: int) -> None:
+    """Have a process send itself a signal when it comes to these steps, and listen for a moment."""
+    original = LocalEngine.run_step
+
+    def run_step(engine: LocalEngine, step: int) -> StepReport:
+        if step in at:
+            os.kill(os.getpid(), number)
+            time.sleep(0.3)
+        return original(engine, step)
+
+    monkeypatch.setattr(LocalEngine, "run_step", run_step)
+
+
+@pytest.mark.parametrize("run_folder", [False, True])
+def test_who_asks_a_run_that_gets_on_hears_where_it_is_and_no_blame(
+    run_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = make_program(evolve(MODEL, vocab_size=256))
+    signalled(monkeypatch, 1, 2, number=signal.SIGUSR1)
+    settings = RunSettings(steps=3, run_folder=str(tmp_path / "run") if run_folder else None)
+    result = run_training(program, DataChoice(), settings, None, quiet=True)
+    assert len(result.steps) == 3
+    said = capfd.readouterr().err
+    assert said.count("where the run is: it gets on") == 2
+    assert said.count("stage @1 replica 1") >= 2
+    assert "fault" not in said
+    assert [path.name for path in tmp_path.iterdir()] == (["run"] if run_folder else [])
+
+
+@pytest.mark.parametrize("when", ["prepare", "_draw"])
+def test_who_asks_before_or_after_the_steps_is_answered(
+    when: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    original = getattr(training, when)
+
+    def asked(*words: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return original(*words, **named)
+
+    monkeypatch.setattr(training, when, asked)
+    program = make_program(evolve(MODEL, vocab_size=256))
+    run_training(program, DataChoice(), RunSettings(steps=1), None, quiet=True)
+    assert ("being prepared" if when == "prepare" else "all steps are done") in capfd.readouterr().err
+
+
+PLACES: dict[str, dict[str, Any]] = {"nothing": {}, "single": {"save": True}, "series": {"save": True, "save_every": 2}}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("during_save", [False, True])
+def test_a_second_ctrl_c_says_what_is_saved_and_what_is_lost(
+    place: str, during_save: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """At step 3, or in the save at the end after an earlier run has left a checkpoint of as many steps there."""
+    target = tmp_path / "run1"
+    keys = PLACES[place] | ({"save": str(target)} if "save" in PLACES[place] else {})
+    program = make_program(evolve(MODEL, vocab_size=256))
+
+    def interrupted(*words: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+    if during_save:
+        if place == "single":
+            run_training(program, DataChoice(), RunSettings(steps=5, **keys, seed=9), None, quiet=True)
+        monkeypatch.setattr("targets.runtime.checkpoint.write_manifest", interrupted)
+        monkeypatch.setattr("targets.runtime.checkpoint_shards.write_manifest", interrupted)
+        if place == "nothing":
+            monkeypatch.setattr(TrainingRun, "save", interrupted)
+    else:
+        original = LocalEngine.run_step
+        monkeypatch.setattr(
+            LocalEngine, "run_step", lambda engine, step: original(engine, step) if step < 3 else interrupted()
+        )
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run_training(program, DataChoice(), RunSettings(steps=5, **keys), None, quiet=True)
+    said = str(caught.value)
+    if place == "series" and not during_save:
+        assert f"'{target}/step-00000002' has the state after 2 steps" in said
+        assert said.endswith("lost: 1")
+    else:
+        assert "this run has saved nothing" in said
+        done = 3 if not during_save else 2 if place == "series" else 5
+        assert said.endswith(f"lost: {done}")
+    assert not list(tmp_path.glob("run1.*"))
+    assert not list(tmp_path.glob("run1/.writing*"))
+
+
+def test_what_the_second_ctrl_c_says_is_heard(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signalled(monkeypatch, 1, number=signal.SIGINT)
+    original = LocalEngine.run_step
+
+    def twice(engine: LocalEngine, step: int) -> StepReport:
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(engine, step)
+
+    monkeypatch.setattr(LocalEngine, "run_step", twice)
+    assert main(["quickstart", "--steps", "3"]) == 130
+    assert "this run has saved nothing; steps done since and lost: 1" in capsys.readouterr().err
