@@ -33,7 +33,7 @@ All options after FILE are those of 'ratrainc run'.
 def command(ranks: int, mpirun: str | None, file: str, words: tuple[str, ...]) -> int:
     """Start a run over MPI and watch over it.
 
-    Ctrl-C and SIGTERM let the ranks end their step and save; SIGUSR1 has them say where they are. When a rank is lost (killed, out
+    Ctrl-C, SIGTERM and SIGHUP let the ranks end their step and save; SIGUSR1 has them say where they are. When a rank is lost (killed, out
     of memory), the others are ended, and a report says where it was. Exit codes are those of 'ratrainc run', 1 where ranks were lost.
     """
     from ratrainc.supervisor import Supervisor, mpi_command

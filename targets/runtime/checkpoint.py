@@ -124,7 +124,10 @@ def clear_leftovers(directory: str, lock: Lock) -> list[Diagnostic]:
     try:
         read_manifest(directory)
     except DiagnosticError:
-        return [_left(path, "kept until a checkpoint stands in its place") for path in found.paths]
+        return [
+            *(_left(path, "kept until a checkpoint stands in its place") for path in found.ours),
+            *(_left(path, "kept") for path in found.earlier),
+        ]
     said = []
     for path in found.ours:
         if lock.is_held:
