@@ -142,6 +142,7 @@ def test_ranks_go_on_from_each_others_checkpoints(keys: dict[str, Any], tmp_path
     task = {"made": program, "order": "pp-first", "reduction": "ordered", "steps": 2, "settings": saved}
     (first,) = trained_by_ranks(tmp_path, [task])
     second = train(program, 2, resume=place, **saved)
+    second.close()  # it keeps its place as long as it lives
     task = {"made": program, "order": "dp-first", "reduction": "ordered", "steps": 2}
     (third,) = trained_by_ranks(tmp_path, [{**task, "settings": {**saved, "resume": place}}])
     found = [report["loss"] for report in first["reports"]]
