@@ -169,6 +169,7 @@ class MpiEngine(LocalEngine):
         return None
 
     def _message(self, instruction: Instruction) -> Phases:
+        assert instruction.peer is not None
         hop = self._hop(self.rank, instruction)
         data = whole_bytes(self.rank.by_role(instruction)["data"])
         post = self.communicators.pipeline.Isend if instruction.keyword == "send" else self.communicators.pipeline.Irecv
