@@ -74,7 +74,7 @@ class Task:
     def tokens_and_labels(self, step: int) -> tuple[Any, Any]:
         """The step's data, [sequences, seq_len] each."""
         length, size = self.plan.seq_len, self.plan.global_batch
-        stream = self.batches.stream.tokens.astype(np.int64)
+        stream = self.batches.stream.tokens[:].astype(np.int64)
         starts = [self.batches.sequence_of(step, row) * length for row in range(size)]
         whole = np.stack([stream[start : start + length + 1] for start in starts])
         return whole[:, :-1], whole[:, 1:]

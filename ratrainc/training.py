@@ -24,9 +24,10 @@ from ratrainc.run_log import RunLog, check_log, run_log
 from ratrainc.run_profile import write_profile
 from ratrainc.signals import StopAsked, ending_in_order, saying_where
 from ratrainc.telling import Telling, tell
-from ratrainc.training_data import DataChoice, open_data
+from ratrainc.training_data import DataChoice, open_data, tokenizer_files
 from targets.runtime.checkpoint import check_checkpoint_place
 from targets.runtime.checkpoint_series import check_no_series
+from targets.runtime.data import BYTE, in_words
 from targets.runtime.positions import RankPhase
 from targets.runtime.training import RunSettings, TimedStep, TrainingRun, prepare
 from targets.runtime.utilisation import Utilisation, measured_peak_flops
@@ -60,6 +61,8 @@ class RunResult:
     """the signal that ended it early, or 0"""
     problems: tuple[Diagnostic, ...] = ()
     """what could not be written beside the state"""
+    token: str = BYTE
+    """what a token of the data is"""
 
     @property
     def interrupted(self) -> bool:
@@ -90,6 +93,7 @@ class RunResult:
             "transport_bytes": self.transport_bytes,
             "live_peak_bytes": self.live_peak_bytes,
             "data": self.data,
+            "token": self.token,
             "held_out": self.held_out,
             "saved": self.saved,
             "interrupted": self.interrupted,
@@ -170,6 +174,7 @@ def run_training(
             saved,
             stop_signal,
             tuple(problems),
+            run.stream.token,
         )
 
 
@@ -184,7 +189,16 @@ def _prepare(
         threads = settings.kernel_threads(program.plan.clusters)
         kernels = kernel_set(settings.kernels, threads)
         utilisation = _utilisation(program)
-        run = prepare(program, stream, settings, kernels, processes, held_out=held_out, utilisation=utilisation)
+        run = prepare(
+            program,
+            stream,
+            settings,
+            kernels,
+            processes,
+            held_out=held_out,
+            utilisation=utilisation,
+            tokenizer=tokenizer_files(data),
+        )
     return run, threads
 
 
@@ -237,7 +251,7 @@ def _curves(steps: Sequence[TimedStep]) -> Curves:
 
 def _say_start(run: TrainingRun) -> None:
     scratch = size_text(run.engine.scratch_bytes)
-    say(f"data: {run.stream.name}, {len(run.stream.tokens):,} tokens")
+    say(f"data: {in_words(run.stream.facts())}")
     if run.held_out is not None:
         held = run.held_out
         say(f"held out: {held.batches.stream.name}; an evaluation takes {held.tokens:,} tokens of it")

@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain_ir.diagnostics import fail
-from targets.runtime.data import TokenStream, builtin_text_tokens, open_tokens
+from targets.runtime.checkpoint_series import kept_tokenizer
+from targets.runtime.data import TEXT_VOCABULARY, TokenStream, builtin_text_tokens, open_tokens
 from targets.runtime.evaluation import HeldOut, held_out, split_stream
 
 if TYPE_CHECKING:
     from targets.program import Program
+    from targets.runtime.tokenizer import TokenizerChoice
+
+
+BYTES = "bytes"
+"""In place of a tokenizer: a byte is a token, whatever else there is."""
 
 
 @frozen
@@ -24,13 +30,17 @@ class DataChoice:
     dtype: str | None = None
     """type of the tokens of a .bin file; None: the vocabulary decides"""
     tokenizer: str | None = None
-    """a tokenizer.json for text; None: a byte is a token"""
+    """a tokenizer.json for text; `BYTES`: a byte is a token; None: the tokenizer of weights or checkpoint, if any, else bytes"""
     evaluated: bool = False
     eval_path: str | None = None
     """held-out data; None: the last `eval_fraction` of the data, which is not trained on then"""
     eval_fraction: float = 0.05
     eval_batches: int | None = None
     """batches of one evaluation; None: all there are"""
+    weights: str | None = None
+    """what the run starts from: a directory may have a tokenizer"""
+    resume: str | None = None
+    """the checkpoint that the run goes on from, which keeps the tokenizer of its run"""
 
 
 def open_data(program: Program, choice: DataChoice) -> tuple[TokenStream, HeldOut | None]:
@@ -49,19 +59,51 @@ def open_data(program: Program, choice: DataChoice) -> tuple[TokenStream, HeldOu
     return stream, held_out(held, program.plan, choice.eval_batches)
 
 
+def tokenizer_files(choice: DataChoice) -> dict[str, bytes]:
+    """The tokenizer that belongs to the run's model, for its checkpoints: the one named, or that of its weights.
+
+    Raises `DiagnosticError` RT002 where it cannot be read.
+    """
+    from targets.runtime.tokenizer import TOKENIZER_FILE, files_of_tokenizer
+
+    if choice.tokenizer not in (None, BYTES):
+        return files_of_tokenizer(choice.tokenizer)
+    beside = Path(choice.weights or "") / TOKENIZER_FILE
+    return files_of_tokenizer(str(beside)) if choice.weights is not None and beside.is_file() else {}
+
+
 def _open(path: str | None, choice: DataChoice, vocab_size: int) -> TokenStream:
-    if choice.tokenizer is None:
-        if path is None:
-            return builtin_text_tokens(vocab_size=vocab_size)
-        is_text = Path(path).suffix.lower() != ".bin" and path == choice.eval_path
-        return open_tokens(path, vocab_size=vocab_size, dtype=None if is_text else choice.dtype)
+    if path is not None and Path(path).suffix.lower() == ".bin":
+        if choice.tokenizer is not None:
+            fail(
+                "RT090",
+                f"a tokenizer is given, but '{path}' holds token numbers already",
+                help="leave out the tokenizer, or name a text file",
+            )
+        return open_tokens(path, vocab_size=vocab_size, dtype=choice.dtype)
+    dtype = None if path == choice.eval_path else choice.dtype  # it may be that of the other file
+    tokenizer = _tokenizer(choice)
+    smallest = vocab_size if tokenizer is None else TEXT_VOCABULARY
+    text = (
+        builtin_text_tokens(vocab_size=smallest)
+        if path is None
+        else open_tokens(path, vocab_size=smallest, dtype=dtype)
+    )
+    if tokenizer is None:
+        return text
     from targets.runtime.tokenizer import tokenized
 
-    if path is not None and Path(path).suffix.lower() == ".bin":
-        fail(
-            "RT090",
-            f"a tokenizer is given, but '{path}' holds token numbers already",
-            help="leave out the tokenizer, or name a text file",
-        )
-    text = builtin_text_tokens() if path is None else open_tokens(path, vocab_size=256, dtype=choice.dtype)
-    return tokenized(text, choice.tokenizer, vocab_size=vocab_size)
+    return tokenized(text, tokenizer, vocab_size=vocab_size)
+
+
+def _tokenizer(choice: DataChoice) -> TokenizerChoice | None:
+    """What makes tokens of a text; None: a byte is a token."""
+    from targets.runtime.tokenizer import TokenizerChoice, tokenizer_beside
+
+    if choice.tokenizer is not None:
+        return None if choice.tokenizer == BYTES else TokenizerChoice(choice.tokenizer, choice.tokenizer)
+    if choice.resume is not None:
+        kept = kept_tokenizer(choice.resume)
+        return None if kept is None else TokenizerChoice(*kept, found="kept in the checkpoint")
+    beside = None if choice.weights is None else tokenizer_beside(choice.weights)
+    return None if beside is None else TokenizerChoice(beside, beside, found="of the weights")

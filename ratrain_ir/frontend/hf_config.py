@@ -16,6 +16,7 @@ from ratrain_ir.frontend.hf_keys import (
     ARCHITECTURES,
     FAMILIES,
     HARMLESS,
+    INERT,
     NEUTRAL,
     READ,
     RENAMED,
@@ -351,6 +352,28 @@ def _normalised_head(data: Mapping[str, object], family: str, report: Report) ->
             help='add "normalised_head": true or "normalised_head": false',
         )
     return vocab == 125696
+
+
+_WINDOW_OF_QWEN2 = ("use_sliding_window", "sliding_window", "max_window_layers")
+
+
+def inert_keys(data: Mapping[str, object]) -> dict[str, object]:
+    """The keys of a readable `config.json` that change nothing in the mathematics of training, in its order.
+
+    The type of stored weights is not among them: it is that of a file of weights. Qwen2's window is, where it is not in use.
+    """
+    unused = _WINDOW_OF_QWEN2 if not data.get("use_sliding_window") and "use_sliding_window" in data else ()
+    return {key: value for key, value in data.items() if key in INERT or key in unused}
+
+
+def check_inert(data: Mapping[str, object], report: Report) -> None:
+    """Report, as RT062, what cannot be among `inert_keys`."""
+    for key, value in data.items():
+        allowed = NEUTRAL[key][0] if key in NEUTRAL else None
+        if (key not in INERT and key not in _WINDOW_OF_QWEN2) or (key == "use_sliding_window" and value):
+            report.error("RT062", key, f"'config.{key}' is no key that leaves the mathematics of a model as it is")
+        elif allowed is not None and value not in allowed:
+            report.error("RT062", key, f"'config.{key}' is {shown(value)}, which would change what the model computes")
 
 
 def _other_keys(data: Mapping[str, object], report: Report) -> None:

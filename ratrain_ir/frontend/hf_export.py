@@ -9,12 +9,11 @@ from ratrain_ir.frontend.hf_keys import ARCHITECTURES, RENAMED
 if TYPE_CHECKING:
     from ratrain_ir.frontend.model_config import ModelConfig
 
-# Token numbers of no meaning here: the classes' own defaults may lie outside a small vocabulary.
-_NO_SPECIAL_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-
 
 def hugging_face_config(model: ModelConfig) -> dict[str, Any]:
     """The keys of the `config.json` that describes a model with f32 weights, as `transformers` and `load_model` read it.
+
+    What does not follow from the model (lengths, token numbers, ...) is what the model came with; nothing is made up.
 
     Baichuan's own class knows no `position_embedding` and no `normalised_head`; they are written because a model of another
     size than the published ones cannot be told without them.
@@ -25,8 +24,8 @@ def hugging_face_config(model: ModelConfig) -> dict[str, Any]:
         "model_type": model.family,
         **{keys[0]: fields[name] for name, keys in RENAMED.items()},
         "hidden_act": "silu",
+        **model.inert,
         "torch_dtype": "float32",
-        **_NO_SPECIAL_TOKENS,
     }
     if model.position == "rope":
         config["rope_theta"] = model.rope_theta

@@ -186,3 +186,6 @@ HARMLESS = frozenset(
         "begin_suppress_tokens",
     }
 )
+
+INERT = (HARMLESS | NEUTRAL.keys()) - {"torch_dtype", "dtype"}
+"""Keys that change nothing in the mathematics of training as long as they are accepted: they are exported as they came in."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
-from attrs import asdict, fields, frozen
+from attrs import asdict, evolve, field, fields, frozen
 
 from ratrain_ir.diagnostics import Note, fail, nearest
 from ratrain_ir.frontend.fields import FieldReader, Report, Value
-from ratrain_ir.frontend.hf_config import translate
+from ratrain_ir.frontend.hf_config import check_inert, inert_keys, translate
 from ratrain_ir.frontend.hf_keys import FAMILIES, ROPE_THETA
+from ratrain_ir.frontend.inert_values import as_field, of_field
 from ratrain_ir.frontend.text import Place, Places, Source, json_places, nowhere, read_text, shown
 
 POSITIONS = ("rope", "alibi")
@@ -28,6 +29,11 @@ _MAX_HEADS = 1 << 14
 _MAX_HEAD_DIM = 1 << 14
 _MAX_FFN = 1 << 22
 _MAX_WINDOW = 1 << 30
+
+_CONFIG = "config."
+"""Before an inert key of the `config.json`, among the fields of a text's header."""
+_NO_MATHEMATICS = frozenset({"name", "family", "packed_qkv", "initializer_range", "inert"})
+"""Fields that do not change what a model computes with given weights: its name, how they are stored, how others are drawn."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _WHAT = "a Hugging Face style config.json"
@@ -65,6 +71,8 @@ class ModelConfig:
     """The head's rows are scaled to unit length before use."""
     packed_qkv: bool = False
     """Query, key and value are stored as one matrix outside this program; the mathematics is the same."""
+    inert: Mapping[str, object] = field(factory=dict, eq=False)
+    """Keys of the `config.json` it came from that change nothing here (lengths, token numbers, ...): exported as they came in."""
 
     @property
     def q_size(self) -> int:
@@ -111,7 +119,16 @@ class ModelConfig:
 
     def to_fields(self) -> dict[str, Value]:
         """The configuration as flat `field = value`, as the IR text's header holds it."""
-        return asdict(self)
+        values: dict[str, Value] = asdict(self, recurse=False)
+        del values["inert"]
+        return values | {f"{_CONFIG}{key}": as_field(value) for key, value in self.inert.items()}
+
+    def differences(self, other: ModelConfig) -> Iterator[tuple[str, object, object]]:
+        """The fields that make two models compute another thing with the same weights: name, value here, value there."""
+        for name in (attribute.name for attribute in fields(ModelConfig) if attribute.name not in _NO_MATHEMATICS):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                yield name, mine, theirs
 
     @classmethod
     def from_fields(cls, values: Mapping[str, object], *, places: Places = nowhere) -> ModelConfig:
@@ -120,11 +137,14 @@ class ModelConfig:
         Raises RT062 with everything that is missing, unknown, of the wrong type, out of range or contradictory.
         """
         report = Report(places)
-        reader = FieldReader(values, report, "RT062")
-        reader.refuse_unknown(field.name for field in fields(cls))
+        inert = {key: of_field(value) for key, value in values.items() if key.startswith(_CONFIG)}
+        reader = FieldReader({key: value for key, value in values.items() if key not in inert}, report, "RT062")
+        reader.refuse_unknown(attribute.name for attribute in fields(cls) if attribute.name != "inert")
         config = _read(reader)
+        inert = {key.removeprefix(_CONFIG): value for key, value in inert.items()}
+        check_inert(inert, report)
         report.check()
-        return config
+        return evolve(config, inert=inert)
 
 
 def check_model(config: ModelConfig) -> None:
@@ -177,7 +197,7 @@ def parse_config(data: Mapping[str, object], *, name: str, file: str, places: Pl
             f"'parameters_expected' is {shown(expected)}, but this model has {config.parameters} parameters",
         )
     report.check()
-    return config
+    return evolve(config, inert=inert_keys(data))
 
 
 def _presets() -> resources.abc.Traversable:

@@ -41,7 +41,11 @@ _MOST_THREADS = 1 << 16
     type=click.Choice(["uint16", "uint32"]),
     help="Element type of a .bin file; by default the vocabulary decides.",
 )
-@click.option("--tokenizer", metavar="TOKENIZER.json", help="Tokenise text with this; by default a byte is a token.")
+@click.option(
+    "--tokenizer",
+    metavar="TOKENIZER.json|bytes",
+    help="Tokenise text with this, or take a byte as a token. Default: the tokenizer.json of --init's directory, or of the checkpoint's run; else bytes.",
+)
 @steps_option(10, "Steps to run; further ones with --resume.")
 @choice_option(
     "--engine", "local", "mpi", text="Where ranks run: all in this process, or each in its own, started by mpirun."
@@ -99,6 +103,7 @@ _MOST_THREADS = 1 << 16
     help="How many of these to keep.",
 )
 @click.option("--resume", metavar="DIR", help="Go on from a checkpoint, or from the newest sound one of several.")
+@click.option("--new-data", is_flag=True, help="With --resume: go on with other data, or other tokens, than so far.")
 @click.option(
     "--run-dir",
     metavar="DIR",
@@ -165,6 +170,7 @@ def command(
     save_every: int | None,
     keep_last: int,
     resume: str | None,
+    new_data: bool,
     run_dir: str | None,
     hang_timeout: float,
     log: str | None,
@@ -187,6 +193,8 @@ def command(
     """
     if init is not None and resume is not None:
         raise click.UsageError("--init and --resume exclude each other: a checkpoint holds its weights")
+    if new_data and resume is None:
+        raise click.UsageError("--new-data is about going on from a checkpoint: --resume is missing")
     if engine == "mpi" and interleave is not None:
         raise click.UsageError("--interleave is of the local engine: over MPI the order is that of the machine")
     if save is None and save_every is not None:
@@ -211,6 +219,7 @@ def command(
         interleave_seed=interleave,
         init=init,
         resume=resume,
+        new_data=new_data,
         save=save,
         save_every=save_every,
         keep_last=keep_last,
@@ -229,6 +238,8 @@ def command(
         eval_path=eval_data,
         eval_fraction=eval_fraction,
         eval_batches=eval_batches,
+        weights=init,
+        resume=resume,
     )
     with (
         saying_where("where the run is: it is starting, no step has begun"),

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from attrs import asdict
-
 from ratrain_ir.ops import ENGINES, Engine
 from ratrainc.console import seconds_text, size_text
 
@@ -102,7 +100,7 @@ def _bubble_table(caption: str, bubbles: Bubbles, places: Sequence[tuple[int, En
 def plan_tables(program: Program) -> str:
     """Plan and model, field by field."""
     plan = [[name, _field_text(value)] for name, value in program.plan.to_fields().items()]
-    model = [[name, _field_text(value)] for name, value in asdict(program.model).items()]
+    model = [[name, _field_text(value)] for name, value in program.model.to_fields().items()]
     passes = f"<p>Passes: <code>{escape(program.pipeline)}</code></p>\n"
     return (
         passes

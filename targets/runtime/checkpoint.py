@@ -1,11 +1,12 @@
 """Checkpoints: the whole state of a training run on disk, independent of how it is spread over stages and replicas.
 
-A checkpoint is a directory of two files:
+A checkpoint is a directory of these files:
 
 - `state.safetensors`: in f32, the master weights `p/NAME` and Adam's moments `m1/NAME` and `m2/NAME` of every parameter, by
   Hugging Face name; a tied matrix once.
+- where the run's model has a tokenizer, that one as `tokenizer.json`, and what belongs to it;
 - `manifest.json`: format and version, the model, the steps done, the loss scale, the updates applied to each block, size and
-  SHA-256 of the other file, what the caller recorded about the run, and a SHA-256 of all this.
+  SHA-256 of the other files, what the caller recorded about the run, and a SHA-256 of all this.
 
 It is written beside its place and moved there as a whole, so that a half-written one is never taken for a checkpoint; what a
 killed save leaves is found there by the next (`checkpoint_places`).
@@ -40,6 +41,7 @@ from targets.runtime.checkpoint_places import (
 )
 from targets.runtime.locks import Lock, hold, lock_beside
 from targets.runtime.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
+from targets.runtime.tokenizer import TOKENIZER_FILES
 from targets.runtime.weights import WeightSource, block_elements, named_parameters_of
 
 FORMAT = "ratrain-checkpoint"
@@ -47,7 +49,8 @@ VERSION = 1
 
 _STATE_FILE = "state.safetensors"
 MANIFEST_FILE = "manifest.json"
-_FILES = {_STATE_FILE, MANIFEST_FILE}
+_FILES = {_STATE_FILE, MANIFEST_FILE, *TOKENIZER_FILES}
+_TOKENIZER = "tokenizer"
 _DIGEST = "manifest_sha256"
 STATE_KINDS = ("p", "m1", "m2")
 _MAX_MANIFEST = 1 << 26  # bytes
@@ -84,8 +87,14 @@ class TrainingState:
     """The loss scale and what its rule counts, as the runtime carries them."""
 
 
-def save_checkpoint(directory: str, model: ModelConfig, state: TrainingState, manifest: Mapping[str, Any]) -> None:
-    """Write a checkpoint to `directory`, replacing one that is there; `manifest` (JSON data) is kept beside the state.
+def save_checkpoint(
+    directory: str,
+    model: ModelConfig,
+    state: TrainingState,
+    manifest: Mapping[str, Any],
+    tokenizer: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write a checkpoint to `directory`, replacing one that is there; `manifest` (JSON data) and the files of a tokenizer are kept in it.
 
     Blocks are taken from `state.blocks` one after another, so a mapping that fetches them serves too. Whatever happens on
     the way, `directory` is the old checkpoint or the new one; where the system cannot exchange directories it is absent between two
@@ -98,7 +107,7 @@ def save_checkpoint(directory: str, model: ModelConfig, state: TrainingState, ma
             target = Path(os.path.realpath(directory))
             beside = written_beside(target)
             try:
-                _write_files(beside, model, state, manifest)
+                _write_files(beside, model, state, manifest, tokenizer or {})
                 move_into_place(beside, target, aside_of(beside))
             except BaseException:
                 shutil.rmtree(beside, ignore_errors=True)
@@ -254,17 +263,18 @@ class HashingStream:
         self._stream.write(data)
 
 
-def _write_files(folder: Path, model: ModelConfig, state: TrainingState, run: Mapping[str, Any]) -> None:
-    """Both files of a checkpoint, on the disk when this returns."""
+def _write_files(
+    folder: Path, model: ModelConfig, state: TrainingState, run: Mapping[str, Any], tokenizer: Mapping[str, bytes]
+) -> None:
+    """The files of a checkpoint, on the disk when this returns."""
     with (folder / _STATE_FILE).open("xb") as stream:
         hashing = HashingStream(stream)
         updates: dict[str, int] = {}
         write_tensors(hashing, _state_shapes(model), _state_tensors(model, state, updates), {"format": FORMAT})
         sync_file(stream)
     files = {_STATE_FILE: {"bytes": hashing.size, "sha256": hashing.sha256.hexdigest()}}
-    write_manifest(
-        folder, VERSION, model, state.step, state.scale, {"updates": updates, "files": files, "run": dict(run)}
-    )
+    rest = {"updates": updates, "files": files, "run": dict(run)}
+    write_manifest(folder, VERSION, model, state.step, state.scale, rest, tokenizer)
 
 
 def write_manifest(
@@ -274,14 +284,24 @@ def write_manifest(
     step: int,
     scale: tuple[float, float],
     rest: Mapping[str, Any],
+    tokenizer: Mapping[str, bytes],
 ) -> None:
-    """Seal the files of a folder as a checkpoint, all on the disk when this returns. Raises OSError."""
+    """Add the files of a tokenizer, if any, and seal a folder as a checkpoint, all on the disk when this returns. Raises OSError."""
+    for name, content in tokenizer.items():
+        with (folder / name).open("xb") as stream:
+            stream.write(content)
+            sync_file(stream)
+    entries = {
+        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in tokenizer.items()
+    }
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": version,
         "model": model.to_fields(),
         "step": int(step),
         "scale": [float(value) for value in scale],
+        **({_TOKENIZER: entries} if entries else {}),
         **rest,
     }
     # Keys of other types than text become text in JSON, and the digest is of what will be read.
@@ -399,11 +419,26 @@ def saved_model(directory: str, saved: object) -> ModelConfig:
     return found
 
 
+def kept_tokenizer_files(directory: str, manifest: Mapping[str, Any]) -> list[str]:
+    """The names of the tokenizer's files in a checkpoint, which are as they were written; none where its run had no tokenizer.
+
+    Raises RT002 (cannot be read) and RT092.
+    """
+    entries = manifest.get(_TOKENIZER, {})
+    if not isinstance(entries, dict) or not entries.keys() <= set(TOKENIZER_FILES):
+        contradicts(directory, _TOKENIZER)
+    for name, entry in entries.items():
+        if not isinstance(entry, dict):
+            contradicts(directory, _TOKENIZER)
+        check_content(str(Path(directory) / name), entry)
+    return list(entries)
+
+
 def check_model_of(directory: str, saved: object, model: ModelConfig) -> None:
     """The checkpoint is of this model: equal in all but its name."""
     found = saved_model(directory, saved)
     report = Diagnostics()
-    for name in (attribute.name for attribute in fields(ModelConfig) if attribute.name != "name"):
+    for name in (attribute.name for attribute in fields(ModelConfig) if attribute.name not in ("name", "inert")):
         have, want = getattr(found, name), getattr(model, name)
         if have != want:
             report.error("RT092", f"the checkpoint '{directory}' has {name} = {shown(have)}, the model {shown(want)}")

@@ -12,23 +12,25 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity, fail
-from ratrain_ir.files import made_directory
+from ratrain_ir.files import made_directory, read_bytes
 from targets.runtime.checkpoint import (
     MANIFEST_FILE,
     VERSION,
     TrainingState,
     cannot_write,
     checkpoint_weights,
+    kept_tokenizer_files,
     left_checkpoints,
     load_checkpoint,
     read_manifest,
+    saved_model,
 )
 from targets.runtime.checkpoint_places import move_into_place
 from targets.runtime.checkpoint_shards import (
@@ -39,6 +41,7 @@ from targets.runtime.checkpoint_shards import (
     shard_weights,
     write_shard,
 )
+from targets.runtime.tokenizer import TOKENIZER_FILE
 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.model_config import ModelConfig
@@ -116,7 +119,14 @@ class CheckpointSeries:
                 help=f"go on from it with --resume {self.directory}, save to another directory, or remove it",
             )
 
-    def save(self, processes: Processes, engine: LocalEngine, step: int, run: dict[str, Any]) -> str:
+    def save(
+        self,
+        processes: Processes,
+        engine: LocalEngine,
+        step: int,
+        run: dict[str, Any],
+        tokenizer: Mapping[str, bytes] | None = None,
+    ) -> str:
         """Write the state after `step` steps, and remove checkpoints that are no longer kept; its directory.
 
         Raises `DiagnosticError` RT002 on all processes where any cannot write; the checkpoints before stand.
@@ -132,7 +142,7 @@ class CheckpointSeries:
 
             def commit() -> None:
                 try:
-                    seal_shards(folder, model, step, scale, files, run)
+                    seal_shards(folder, model, step, scale, files, run, tokenizer)
                     # One of the same step may be there: it was damaged, or is the one this run went on from.
                     aside = target.with_name(f"{_REPLACED}{target.name}")
                     move_into_place(folder, target, aside)
@@ -207,6 +217,10 @@ class Loaded:
     warnings: list[Diagnostic]
     damaged: tuple[str, ...] = ()
     """directories of those newer ones"""
+    inert: Mapping[str, object] = field(factory=dict)
+    """keys of its model's `config.json` that change nothing here"""
+    tokenizer: Mapping[str, bytes] = field(factory=dict)
+    """files of its model's tokenizer"""
 
 
 def load_latest(directory: str, model: ModelConfig, processes: Processes) -> Loaded:
@@ -253,7 +267,10 @@ def _load(directory: str, model: ModelConfig, processes: Processes) -> Loaded:
         return load_checkpoint(directory, model) if version == VERSION else load_shards(directory, model, share=share)
 
     state, run = processes.together(load)
-    return Loaded(directory, state, run, [])
+    manifest = read_manifest(directory, (VERSION, SHARDED_VERSION))
+    tokenizer = processes.together(lambda: _tokenizer_of(directory, manifest))
+    inert = saved_model(directory, manifest.get("model")).inert
+    return Loaded(directory, state, run, [], inert=inert, tokenizer=tokenizer)
 
 
 def latest_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
@@ -261,8 +278,45 @@ def latest_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
 
     Raises RT002 (cannot be read) and RT092 as loading does.
     """
+    place, manifest = _latest(directory)
+    return checkpoint_weights(place) if manifest["version"] == VERSION else shard_weights(place)
+
+
+def latest_tokenizer(directory: str) -> dict[str, bytes]:
+    """The files of the tokenizer that the checkpoint keeps whose weights `latest_weights` gives; empty where there is none.
+
+    Raises RT002 (cannot be read) and RT092.
+    """
+    return _tokenizer_of(*_latest(directory))
+
+
+def _tokenizer_of(place: str, manifest: Mapping[str, Any]) -> dict[str, bytes]:
+    names = kept_tokenizer_files(place, manifest)
+    return {name: read_bytes(str(Path(place) / name), "tokenizer") for name in names}
+
+
+def kept_tokenizer(directory: str) -> tuple[str, str] | None:
+    """The tokenizer that made the tokens of a checkpoint's run: its file, as the checkpoint keeps it, and the name the run called it by.
+
+    None where a token was something else, and where the checkpoint is not sound: to load it says why.
+    """
+    try:
+        place, manifest = _latest(directory)
+        name = facts_of(manifest.get("run")).get("tokenizer")
+        kept = kept_tokenizer_files(place, manifest)
+    except DiagnosticError:
+        return None
+    return (str(Path(place) / TOKENIZER_FILE), name) if isinstance(name, str) and TOKENIZER_FILE in kept else None
+
+
+def facts_of(run: object) -> Mapping[str, Any]:
+    """What a checkpoint's run recorded of its data; nothing where an older version wrote it."""
+    facts = run.get("stream") if isinstance(run, dict) else None
+    return facts if isinstance(facts, dict) else {}
+
+
+def _latest(directory: str) -> tuple[str, dict[str, Any]]:
     place = directory
     if not (Path(directory) / MANIFEST_FILE).exists():
         place = next((newest for _, newest in _candidates(directory)[0]), directory)
-    manifest = read_manifest(place, (VERSION, SHARDED_VERSION))
-    return checkpoint_weights(place) if manifest["version"] == VERSION else shard_weights(place)
+    return place, read_manifest(place, (VERSION, SHARDED_VERSION))

@@ -104,6 +104,7 @@ def seal_shards(
     scale: tuple[float, float],
     files: list[ShardFile],
     run: Mapping[str, Any],
+    tokenizer: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write the manifest that makes a checkpoint of the files of a folder. Raises OSError."""
     entries = {
@@ -115,9 +116,8 @@ def seal_shards(
         for file in files
     }
     updates = {piece.block: piece.updates for file in files for piece in file.pieces}
-    write_manifest(
-        folder, SHARDED_VERSION, model, step, scale, {"updates": updates, "files": entries, "run": dict(run)}
-    )
+    rest = {"updates": updates, "files": entries, "run": dict(run)}
+    write_manifest(folder, SHARDED_VERSION, model, step, scale, rest, tokenizer or {})
 
 
 def load_shards(

@@ -1,28 +1,28 @@
 """Training data: a stream of tokens, and which of its sequences each micro-batch of each step trains on.
 
 A file named `*.bin` holds token numbers, little-endian, two or four bytes each; any other file is UTF-8 text, read as one
-token a byte. Files are memory-mapped, so their size is bounded by the disk only.
+token a byte. Files are read where they are used (`token_file`), so their size is bounded by the disk only.
 """
 
 from __future__ import annotations
 
 import codecs
 import hashlib
-import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NoReturn
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from ratrain_ir.diagnostics import Diagnostics, Location, Note, fail
 from ratrain_ir.frontend.plan import Plan
 from ratrain_ir.ops import Part
+from targets.runtime.token_file import FileTokens, better_type, check_width, file_bytes
 
-Tokens = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
+Tokens = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32] | FileTokens
 Order = Literal["shuffled", "sequential"]
 
 TEXT_VOCABULARY = 256
@@ -30,6 +30,9 @@ TEXT_VOCABULARY = 256
 
 TOKEN_DTYPES = ("uint16", "uint32")
 """What a token of a .bin file can be."""
+
+BYTE = "a byte"
+"""What a token of a text is where no tokenizer is used."""
 
 _CHUNK = 1 << 22  # tokens looked at together, so that a scan of a large file needs little memory
 _DIGESTED = 1 << 20  # bytes at each end of a stream that its digest covers
@@ -45,9 +48,31 @@ class TokenStream:
     name: str
     """The file, or what the text is."""
     tokens: Tokens
-    """One-dimensional; a read-only memory map where it comes from a file."""
+    """One-dimensional; read slice by slice where it comes from a file."""
     digest: str
     """Bytes, token type, and a BLAKE2 hash of the first and last MiB: tells other data, at no cost for large files."""
+    token: str = BYTE
+    """What a token is, in words."""
+    part: str = ""
+    """Which part of what `name` says, in words; empty: all of it."""
+    tokenizer: str | None = None
+    """The tokenizer that made the tokens of a text."""
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint records of the data, so that a later run can say what it was."""
+        return {
+            "name": self.name,
+            "part": self.part,
+            "tokens": len(self.tokens),
+            "token": self.token,
+            "tokenizer": self.tokenizer,
+        }
+
+
+def in_words(facts: Mapping[str, Any]) -> str:
+    """Data in words, from its `facts`: name, size, what a token is."""
+    part = f", {facts['part']}" if facts["part"] else ""
+    return f"{facts['name']}{part}, {facts['tokens']:,} tokens; a token is {facts['token']}"
 
 
 def open_tokens(path: str, *, vocab_size: int, dtype: str | None = None) -> TokenStream:
@@ -67,21 +92,24 @@ def open_tokens(path: str, *, vocab_size: int, dtype: str | None = None) -> Toke
             )
         return _open_text(path, vocab_size)
     bits = dtype or ("uint16" if vocab_size <= 1 << 16 else "uint32")
-    raw = _map(path)
+    raw = file_bytes(path)
     size = np.dtype(bits).itemsize
     if len(raw) % size:
         fail(
             "RT090",
             f"'{path}' has {len(raw)} bytes: that is no whole number of {bits} tokens ({size} bytes each)",
-            help="copy the file again if that was cut short, or name the type of its tokens",
+            help="copy the file again if that was cut short, or name the type of its tokens: --data-dtype uint16 or uint32",
         )
-    return checked_stream(path, raw.view(np.dtype(bits).newbyteorder("<")), vocab_size)
+    tokens = raw.as_type(np.dtype(bits).newbyteorder("<"))
+    if dtype is None:
+        check_width(tokens, _CHUNK)
+    return checked_stream(path, tokens, vocab_size, f"a {bits} number")
 
 
-def checked_stream(name: str, tokens: Tokens, vocab_size: int) -> TokenStream:
+def checked_stream(name: str, tokens: Tokens, vocab_size: int, token: str) -> TokenStream:
     """A stream of tokens. Raises RT090 where some are outside the vocabulary, with their positions."""
     _check_vocabulary(name, tokens, vocab_size)
-    return TokenStream(name, tokens, _digest(tokens))
+    return TokenStream(name, tokens, _digest(tokens), token)
 
 
 def builtin_text_tokens(*, vocab_size: int = TEXT_VOCABULARY) -> TokenStream:
@@ -98,35 +126,25 @@ def builtin_text_tokens(*, vocab_size: int = TEXT_VOCABULARY) -> TokenStream:
     return TokenStream("the built-in text", tokens, _digest(tokens))
 
 
-def part_of_stream(stream: TokenStream, start: int, stop: int) -> TokenStream:
-    """Tokens [start, stop) of a stream, with a digest of their own."""
-    tokens = stream.tokens[start:stop]
-    return TokenStream(stream.name, tokens, _digest(tokens))
+def part_of_stream(stream: TokenStream, start: int, stop: int, words: str) -> TokenStream:
+    """Tokens [start, stop) of a stream, with a digest of their own; `words` say which part that is."""
+    tokens = _part(stream.tokens, start, stop)
+    return evolve(stream, tokens=tokens, digest=_digest(tokens), part=words)
 
 
-def _map(path: str) -> NDArray[np.uint8]:
-    """The bytes of a regular file that has any, memory-mapped read-only."""
-    try:
-        status = Path(path).stat()
-        if not stat.S_ISREG(status.st_mode):
-            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
-            fail("RT002", f"cannot read the training data '{path}': it is {kind}")
-        if not status.st_size:
-            fail("RT090", f"'{path}' is empty", help="name a file with text, or with token numbers (*.bin)")
-        return np.asarray(np.memmap(path, np.uint8, mode="r"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        fail("RT002", f"cannot read the training data '{path}': {reason}")
+def _part(tokens: Tokens, start: int, stop: int) -> Tokens:
+    return tokens.part(start, stop) if isinstance(tokens, FileTokens) else tokens[start:stop]
 
 
 def _digest(tokens: Tokens) -> str:
-    raw = tokens.view(np.uint8)
-    ends = hashlib.blake2b(raw[:_DIGESTED].tobytes(), digest_size=16)
-    ends.update(raw[max(_DIGESTED, len(raw) - _DIGESTED) :].tobytes())
-    return f"{len(raw)}-{tokens.dtype.name}-{ends.hexdigest()}"
+    size = tokens.dtype.itemsize
+    count = _DIGESTED // size
+    ends = hashlib.blake2b(tokens[:count].tobytes(), digest_size=16)
+    ends.update(tokens[max(count, len(tokens) - count) :].tobytes())
+    return f"{len(tokens) * size}-{tokens.dtype.name}-{ends.hexdigest()}"
 
 
-def _chunks(tokens: Tokens) -> Iterator[tuple[int, Tokens]]:
+def _chunks(tokens: Tokens) -> Iterator[tuple[int, NDArray[Any]]]:
     """The stream in pieces, each with the position of its first token."""
     for start in range(0, len(tokens), _CHUNK):
         yield start, tokens[start : start + _CHUNK]
@@ -138,22 +156,33 @@ def _check_vocabulary(path: str, tokens: Tokens, vocab_size: int) -> None:
         return
     report = Diagnostics()
     total = 0
+    help_text = ""
     for start, chunk in _chunks(tokens):
         if int(chunk.max()) < vocab_size:
             continue
         bad = np.flatnonzero(chunk >= vocab_size)
+        help_text = help_text or _other_type(tokens, vocab_size)
         for index in bad[: max(0, _SHOWN - total)]:
             where, token = start + int(index), int(chunk[index])
             report.error(
                 "RT090",
                 f"'{path}': token {token} at position {where} is outside the vocabulary of {vocab_size} tokens",
-                help="use the tokenizer of this model; the tokens may also be of another type than "
-                f"{tokens.dtype.name}",
+                help=help_text,
             )
         total += len(bad)
     if total > _SHOWN:
         report.error("RT090", f"'{path}': {total - _SHOWN} more tokens are outside the vocabulary")
     report.check()
+
+
+def _other_type(tokens: Tokens, vocab_size: int) -> str:
+    """A way out for tokens outside the vocabulary."""
+    if not isinstance(tokens, FileTokens):
+        return "use the tokenizer of this model"
+    better = better_type(tokens, TOKEN_DTYPES, vocab_size, _CHUNK)
+    if better is not None:
+        return f"read as {better} its first tokens are inside the vocabulary: --data-dtype {better}"
+    return f"use the tokenizer of this model; the tokens may also be of another type than {tokens.dtype.name}: --data-dtype"
 
 
 def _check_text_vocabulary(name: str, vocab_size: int) -> None:
@@ -168,7 +197,7 @@ def _check_text_vocabulary(name: str, vocab_size: int) -> None:
 
 def _open_text(path: str, vocab_size: int) -> TokenStream:
     _check_text_vocabulary(path, vocab_size)
-    tokens = _map(path)
+    tokens = file_bytes(path)
     decoder = codecs.getincrementaldecoder("utf-8")()
     end = 0
     try:
@@ -181,16 +210,16 @@ def _open_text(path: str, vocab_size: int) -> TokenStream:
     return TokenStream(path, tokens, _digest(tokens))
 
 
-def _not_utf8(path: str, tokens: NDArray[np.uint8], position: int) -> NoReturn:
+def _not_utf8(path: str, tokens: FileTokens, position: int) -> NoReturn:
     """Refuse a text for its byte at `position`; the column counts bytes."""
     line, line_start = 1, 0
-    for start, chunk in _chunks(tokens[:position]):
+    for start, chunk in _chunks(tokens.part(0, position)):
         feeds = np.flatnonzero(chunk == _LINE_FEED)
         line += len(feeds)
         line_start = start + int(feeds[-1]) + 1 if len(feeds) else line_start
     fail(
         "RT090",
-        f"the training text is not UTF-8: byte {int(tokens[position]):#04x} at position {position}",
+        f"the training text is not UTF-8: byte {int(tokens[position : position + 1][0]):#04x} at position {position}",
         Location(path, line, position - line_start + 1),
         notes=[Note("a file is read as text unless its name ends in .bin")],
         help="save the text as UTF-8, or name a file of token numbers *.bin",
@@ -240,7 +269,7 @@ class Batches:
         size, length = self.plan.micro_batch_size, self.plan.seq_len
         shift = 1 if part is Part.LABELS else 0
         first = (replica * self.plan.micro_batches + micro_batch) * size
-        tokens: NDArray[Any] = self.stream.tokens
+        tokens = self.stream.tokens
         for row in range(size):
             start = self.sequence_of(step, first + row) * length + shift
             out[row * length : (row + 1) * length] = tokens[start : start + length]

@@ -76,6 +76,7 @@ def held_out(stream: TokenStream, plan: Plan, most: int | None = None) -> HeldOu
 def split_stream(stream: TokenStream, fraction: float) -> tuple[TokenStream, TokenStream]:
     """The part of a stream to train on, and its last `fraction`, which is held out."""
     cut = len(stream.tokens) - round(len(stream.tokens) * fraction)
-    training = part_of_stream(stream, 0, cut)
-    held = part_of_stream(stream, cut, len(stream.tokens))
-    return training, evolve(held, name=f"the last {100 * fraction:g} % of {stream.name}")
+    share = f"last {100 * fraction:g} %"
+    training = part_of_stream(stream, 0, cut, f"without its {share}")
+    held = part_of_stream(stream, cut, len(stream.tokens), "")
+    return training, evolve(held, name=f"the {share} of {stream.name}")

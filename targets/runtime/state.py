@@ -37,10 +37,10 @@ def start_from_weights(engine: LocalEngine, source: WeightSource) -> None:
             _start_scale(rank, program.plan.loss_scale)
 
 
-def start_from_state(engine: LocalEngine, state: TrainingState) -> None:
+def start_from_state(engine: LocalEngine, state: TrainingState, *, keep_scale: bool = True) -> None:
     """Fill the carried tensors from a checkpoint, which may come from another plan; go on at its step.
 
-    Raises `DiagnosticError` RT092 where its loss scale cannot be one.
+    With `keep_scale` a dynamic loss scale goes on too, else it starts anew; a fixed one is always the plan's. Raises `DiagnosticError` RT092 where its loss scale cannot be one.
     """
     program = engine.program
     if not (_LEAST_SCALE <= state.scale[0] <= 1 / _LEAST_SCALE and 0 <= state.scale[1] < GROWTH_INTERVAL):
@@ -53,9 +53,9 @@ def start_from_state(engine: LocalEngine, state: TrainingState) -> None:
             _fill(engine, rank, unit, (flats[0], flats[1], flats[2]), updates=saved.t)
     for ranks in engine.ranks:
         for rank in ranks:
-            if program.plan.loss_scale is None:
+            if program.plan.loss_scale is None and keep_scale:
                 rank.fill("scale", "", state.scale)
-            else:  # a plan's fixed scale, whatever the checkpoint's run had
+            else:
                 _start_scale(rank, program.plan.loss_scale)
     engine.first_step = state.step
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from attrs import evolve, frozen
 
 from ratrain_ir.diagnostics import fail
-from ratrain_ir.files import read_text
+from ratrain_ir.files import read_bytes, read_text
 from targets.runtime.data import TokenStream, checked_stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from targets.runtime.data import Tokens
+
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json")
+"""What belongs to a tokenizer in a model's directory; a checkpoint keeps it, and weights are exported with it."""
+_OTHER_FORMATS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "merges.txt")
 
 _PIECE = 1 << 20  # bytes of text that are tokenised on their own
 _TOGETHER = 16  # pieces: the package spreads them over its threads
@@ -21,21 +30,66 @@ _LINE_FEED = 0x0A
 _CONTINUES = 0b1000_0000  # the upper two bits of a byte inside a UTF-8 character
 
 
-def tokenized(text: TokenStream, tokenizer_file: str, *, vocab_size: int) -> TokenStream:
+@frozen
+class TokenizerChoice:
+    """A tokenizer.json, the name that a run calls it by, and where it was found, where nobody named it."""
+
+    path: str
+    name: str
+    found: str = ""
+
+
+def tokenizer_beside(weights: str) -> str | None:
+    """The tokenizer.json of a directory with weights; None where it has none, or where this is a single file.
+
+    Raises RT090 where the directory has a tokenizer that is not read here: to go on with bytes would train on other tokens.
+    """
+    folder = Path(weights)
+    try:
+        if (folder / TOKENIZER_FILE).exists():
+            return str(folder / TOKENIZER_FILE)
+        other = next((name for name in _OTHER_FORMATS if (folder / name).exists()), None)
+    except (OSError, ValueError):
+        return None  # whoever reads the weights says what is wrong
+    if other is not None:
+        fail(
+            "RT090",
+            f"'{weights}' has a tokenizer in a format that is not read here ({other}), and no {TOKENIZER_FILE}",
+            help=f"convert it ('transformers' saves a {TOKENIZER_FILE}) and name it with --tokenizer, give token numbers "
+            "(*.bin), or say --tokenizer bytes for one token a byte",
+        )
+    return None
+
+
+def files_of_tokenizer(path: str) -> dict[str, bytes]:
+    """The content of a tokenizer.json, and of what belongs to it, by the names they have in a model's directory.
+
+    Raises RT002 where one of them cannot be read.
+    """
+    place = Path(path)
+    beside = TOKENIZER_FILES[1:] if place.name == TOKENIZER_FILE else ()
+    found = {name: place.with_name(name) for name in beside if place.with_name(name).is_file()}
+    return {name: read_bytes(str(file), "tokenizer") for name, file in {TOKENIZER_FILE: place, **found}.items()}
+
+
+def tokenized(text: TokenStream, tokenizer: TokenizerChoice, *, vocab_size: int) -> TokenStream:
     """The tokens of a text, given as a stream of its UTF-8 bytes; no special tokens are added.
 
     The text is taken in pieces of about a MiB that end with a line: only a token that would span such an end can differ from
     those of the whole text. Raises RT002 (cannot be read) and RT090: the package is not installed, the file is no
     tokenizer, its tokens are outside the vocabulary.
     """
-    tokenizer = _load(tokenizer_file)
+    loaded = _load(tokenizer.path)
     found: list[NDArray[np.uint32]] = []
-    pieces = iter(_pieces(np.asarray(text.tokens, np.uint8)))
+    pieces = iter(_pieces(text.tokens))
     while batch := list(islice(pieces, _TOGETHER)):
-        encodings = tokenizer.encode_batch(batch, add_special_tokens=False)
+        encodings = loaded.encode_batch(batch, add_special_tokens=False)
         found += [np.array(encoding.ids, np.uint32) for encoding in encodings]
     tokens = np.concatenate(found)
-    return checked_stream(f"{text.name} by {tokenizer_file}", tokens, vocab_size)
+    where = f" ({tokenizer.found})" if tokenizer.found else ""
+    token = f"one of the tokenizer '{tokenizer.name}'{where}"
+    stream = checked_stream(f"{text.name} by {tokenizer.path}", tokens, vocab_size, token)
+    return evolve(stream, name=text.name, tokenizer=tokenizer.name)
 
 
 def _load(path: str) -> Any:
@@ -45,7 +99,7 @@ def _load(path: str) -> Any:
         fail(
             "RT090",
             f"'{path}' needs the package tokenizers, which is not installed",
-            help="pip install 'ratrain[tokenizer]', or give token numbers (*.bin)",
+            help="pip install 'ratrain[tokenizer]', give token numbers (*.bin), or say --tokenizer bytes for one token a byte",
         )
     content = read_text(path, "tokenizer")
     try:
@@ -57,15 +111,16 @@ def _load(path: str) -> Any:
     return tokenizer
 
 
-def _pieces(text: NDArray[np.uint8]) -> Iterator[str]:
+def _pieces(text: Tokens) -> Iterator[str]:
     """The text in pieces: up to the last line end within reach, else up to a whole character."""
     start = 0
     while start < len(text):
-        stop = min(start + _PIECE, len(text))
-        if stop < len(text):
-            feeds = np.flatnonzero(text[start:stop] == _LINE_FEED)
-            stop = start + int(feeds[-1]) + 1 if len(feeds) else stop
-            while text[stop] & 0b1100_0000 == _CONTINUES:
+        piece = text[start : start + _PIECE + 1]  # with the byte behind it, which says whether a character goes on
+        stop = min(_PIECE, len(piece))
+        if stop < len(piece):
+            feeds = np.flatnonzero(piece[:stop] == _LINE_FEED)
+            stop = int(feeds[-1]) + 1 if len(feeds) else stop
+            while piece[stop] & 0b1100_0000 == _CONTINUES:
                 stop -= 1
-        yield text[start:stop].tobytes().decode()
-        start = stop
+        yield piece[:stop].tobytes().decode()
+        start += stop

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
@@ -29,19 +29,28 @@ from targets.runtime.checkpoint import (
     read_manifest,
     save_checkpoint,
 )
-from targets.runtime.checkpoint_series import RUN_FOLDER, CheckpointSeries, check_no_series, load_latest, saved_steps
-from targets.runtime.data import Batches, Order, TokenStream
+from targets.runtime.checkpoint_series import (
+    RUN_FOLDER,
+    CheckpointSeries,
+    check_no_series,
+    facts_of,
+    load_latest,
+    saved_steps,
+)
+from targets.runtime.data import Batches, Order, TokenStream, in_words
 from targets.runtime.evaluation import HeldOut
 from targets.runtime.kernels import KernelName
 from targets.runtime.local import LocalEngine, StepReport
+from targets.runtime.optimizer import INITIAL_SCALE
 from targets.runtime.positions import PositionFile, RankPhase, RunFolder
 from targets.runtime.processes import Processes
 from targets.runtime.state import start_from_state, start_from_weights, training_state
 from targets.runtime.utilisation import Utilisation
 from targets.runtime.watchdog import Watchdog, Watched
-from targets.runtime.weights import random_weights, read_weights
+from targets.runtime.weights import check_config_beside, random_weights, read_weights
 
 if TYPE_CHECKING:
+    from ratrain_ir.frontend.plan import Plan
     from targets.runtime.kernels import KernelSet
     from targets.runtime.locks import Lock
 
@@ -75,6 +84,8 @@ class RunSettings:
     """seconds without progress after which the watchdog judges; 0: never"""
     sums: str = "rank order"
     """how gradients are summed over replicas: part of what the bits depend on"""
+    new_data: bool = False
+    """go on from a checkpoint whose run had other data"""
     eval_every: int = 0
     """steps from one evaluation to the next, and one at the end; 0: none"""
     check_memory: bool = False
@@ -141,6 +152,8 @@ class TrainingRun:
     held_out: HeldOut | None = None
     """what is evaluated on"""
     utilisation: Utilisation | None = None
+    tokenizer: Mapping[str, bytes] = field(factory=dict)
+    """Files of the model's tokenizer, which checkpoints keep."""
     saved_step: int | None = None
     """Steps done when a checkpoint of the series was last written."""
     saved_to: str = ""
@@ -209,7 +222,7 @@ class TrainingRun:
         if directory is not None:
             self.engine.enter(RankPhase.SAVING, self.steps_done - 1)
             state = training_state(self.engine, self.steps_done)
-            save_checkpoint(directory, self.program.model, state, self.manifest())
+            save_checkpoint(directory, self.program.model, state, self.manifest(), self.tokenizer)
         return directory
 
     def newest_saved(self) -> tuple[int, str] | None:
@@ -255,7 +268,7 @@ class TrainingRun:
         """Write a checkpoint of a series unless that of this step was written already."""
         if self.saved_step != self.steps_done:
             self.engine.enter(RankPhase.SAVING, self.steps_done - 1)
-            self.saved_to = series.save(self.processes, self.engine, self.steps_done, self.manifest())
+            self.saved_to = series.save(self.processes, self.engine, self.steps_done, self.manifest(), self.tokenizer)
             self.saved_step = self.steps_done
         return self.saved_to
 
@@ -273,11 +286,13 @@ def prepare(
     *,
     held_out: HeldOut | None = None,
     utilisation: Utilisation | None = None,
+    tokenizer: Mapping[str, bytes] | None = None,
 ) -> TrainingRun:
     """An engine with its state filled: from a checkpoint, from weights, or at random.
 
-    `processes` are those of the run; None: this one alone. Places that are written are locked until the run is closed. Raises
-    `DiagnosticError` when data, weights or checkpoint do not fit the program, or another run writes to the same place.
+    `processes` are those of the run; None: this one alone. `tokenizer` has the files of the model's, if there is one. Places that are
+    written are locked until the run is closed. Raises `DiagnosticError` when data, weights or checkpoint do not fit the program, or another
+    run writes to the same place.
     """
     with ExitStack() as places:
         run = _prepared(
@@ -289,6 +304,7 @@ def prepare(
             places,
             held_out=held_out,
             utilisation=utilisation,
+            tokenizer=tokenizer,
         )
         run.places.push(places.pop_all())
     return run
@@ -304,6 +320,7 @@ def _prepared(
     *,
     held_out: HeldOut | None,
     utilisation: Utilisation | None,
+    tokenizer: Mapping[str, bytes] | None,
 ) -> TrainingRun:
     series, said = _open_place(settings, processes, places)
     seed = program.plan.seed if settings.seed is None else settings.seed
@@ -316,15 +333,40 @@ def _prepared(
     if series is not None:
         series.check_start(processes, first_step, loaded.damaged if loaded else ())
     if loaded is not None:
-        warnings = said + loaded.warnings + _differences(loaded.run, run_manifest(program, stream, settings, seed))
+        now = run_manifest(program, stream, settings, seed)
+        new_scale = _scale_that_starts_anew(loaded.run.get("plan"), program.plan)
+        warnings = (
+            said
+            + loaded.warnings
+            + _data_differences(settings, loaded.run, now)
+            + _differences(loaded.run, now)
+            + new_scale
+        )
+        program, tokenizer = _with_inert(program, loaded.inert), tokenizer or loaded.tokenizer
         engine = processes.make_engine(program, kernels, batches, settings.interleave_seed, settings.threads)
-        start_from_state(engine, loaded.state)
+        start_from_state(engine, loaded.state, keep_scale=not new_scale)
     else:
+        if settings.init:
+            inert, missing = check_config_beside(settings.init, program.model)
+            warnings = said + missing
+            program = _with_inert(program, inert)
         source = read_weights(settings.init, program.model) if settings.init else random_weights(program.model, seed)
         engine = processes.make_engine(program, kernels, batches, settings.interleave_seed, settings.threads)
         start_from_weights(engine, source)
     _watch(engine, settings)
-    run = TrainingRun(program, settings, engine, stream, first_step, warnings, processes, series, held_out, utilisation)
+    run = TrainingRun(
+        program,
+        settings,
+        engine,
+        stream,
+        first_step,
+        warnings,
+        processes,
+        series,
+        held_out,
+        utilisation,
+        tokenizer or {},
+    )
     if settings.save is not None and series is None:
         with suppress(DiagnosticError):
             run.manifest_before = read_manifest(settings.save)
@@ -407,6 +449,7 @@ def run_manifest(program: Program, stream: TokenStream, settings: RunSettings, s
         "order": settings.order,
         "sums": settings.sums,
         "data": stream.digest,
+        "stream": stream.facts(),
         **blas_facts(),
     }
 
@@ -418,11 +461,59 @@ def blas_facts() -> dict[str, Any]:
     return {"blas": openblas.VERSION, "blas_core_type": openblas.core_type(), "blas_threads": 1}
 
 
+_SAID_ELSEWHERE = frozenset({"plan", "data", "stream"})
+"""Entries of a manifest that `_differences` leaves to others: a plan's hash stands for it, data has words of its own."""
+
+
+def _with_inert(program: Program, inert: Mapping[str, object]) -> Program:
+    """The program with what its model's `config.json` says beside the mathematics, completed from another one's."""
+    if inert.keys() <= program.model.inert.keys():
+        return program
+    return evolve(program, model=evolve(program.model, inert={**inert, **program.model.inert}))
+
+
+def _data_differences(settings: RunSettings, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:
+    """A warning where a run goes on with other data than the checkpoint's, which it was told to.
+
+    Raises `DiagnosticError` RT092 where it was not.
+    """
+    if "data" not in saved or saved["data"] == now["data"]:
+        return []
+    facts = facts_of(saved)
+    then = in_words(facts) if facts else f"other data ({str(saved['data']).partition('-')[0]} bytes of tokens)"
+    text = f"the run of the checkpoint '{settings.resume}' trained on {then}; this run has {in_words(now['stream'])}"
+    notes = [Note("the content has changed, or another part of it is used")] if facts == now["stream"] else []
+    if not settings.new_data:
+        way_out = "give the data, the tokenizer and the held-out part of then, or go on with those of now by --new-data"
+        fail("RT092", text, notes=notes, help=way_out)
+    return [Diagnostic("RT092", text, notes=notes, severity=Severity.WARNING)]
+
+
+_SCALED = ("view_dtype", "grad_dtype", "grad_shard_dtype")
+
+
+def _scale_that_starts_anew(saved: object, plan: Plan) -> list[Diagnostic]:
+    """A warning where the loss scale of a checkpoint's run says nothing of this one: of other types, or fixed and not adapted."""
+    if not isinstance(saved, dict) or not {"loss_scale", *_SCALED} <= saved.keys():
+        return []
+    types = [
+        f"{key} {saved[key]} then, {getattr(plan, key)} now" for key in _SCALED if saved[key] != getattr(plan, key)
+    ]
+    if not types and (saved["loss_scale"] is None) == (plan.loss_scale is None):
+        return []
+    was, is_now = (
+        "dynamic" if scale is None else f"fixed at {scale:g}" for scale in (saved["loss_scale"], plan.loss_scale)
+    )
+    start = INITIAL_SCALE if plan.loss_scale is None else plan.loss_scale
+    text = f"the loss scale starts anew at {start:g}: it was {was}, and is {is_now} now"
+    return [Diagnostic("RT092", text, notes=[Note(words) for words in types], severity=Severity.WARNING)]
+
+
 def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[Diagnostic]:
     """Warnings about what has changed since the checkpoint was written."""
     found = []
     for key, value in now.items():
-        if key == "plan" or key not in saved or saved[key] == value:  # a plan's hash stands for it
+        if key in _SAID_ELSEWHERE or key not in saved or saved[key] == value:
             continue
         text = f"the checkpoint was written with {key} = {saved[key]}, this run has {value}: not bit for bit the same"
         notes = _plan_differences(saved.get("plan"), now["plan"]) if key == "plan_hash" else []

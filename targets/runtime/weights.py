@@ -19,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratrain_ir.blocks import Block, Parameter, block_chain, flat_elements, parameters
-from ratrain_ir.diagnostics import Diagnostics, fail
+from ratrain_ir.diagnostics import Diagnostic, Diagnostics, Severity, fail
 from ratrain_ir.files import read_text, replacing
+from ratrain_ir.frontend.hf_keys import RENAMED
+from ratrain_ir.frontend.model_config import load_model
 from ratrain_ir.frontend.text import shown
 from targets.runtime.tensor_file import FLOAT_TYPES, Float32, StoredTensor, open_tensors, write_tensors
 
@@ -34,6 +36,7 @@ WeightSource = Callable[[str], Float32]
 INIT_STD = 0.02
 """Standard deviation of a matrix drawn at random."""
 
+_CONFIG = "config.json"
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS_KEY = 1  # keeps the random numbers of the weights apart from those of the data order
@@ -117,6 +120,37 @@ def read_weights(path: str, model: ModelConfig) -> WeightSource:
         return values
 
     return source
+
+
+def check_config_beside(path: str, model: ModelConfig) -> tuple[Mapping[str, object], list[Diagnostic]]:
+    """Hold the `config.json` of a directory with weights against the model that is to compute with them.
+
+    Shapes alone do not tell: a model of another rotary base, window, norm epsilon or number of heads takes the same tensors and computes
+    another thing. Gives the file's inert keys, and a warning where a directory has no such file; a single file of weights says nothing
+    of its model. Raises RT091 for every field that differs, and RT060, RT061 and RT062 where the file is not that of a supported model.
+    """
+    folder = Path(path)
+    try:
+        is_single = not folder.is_dir()
+        is_there = not is_single and (folder / _CONFIG).exists()
+    except (OSError, ValueError):
+        return {}, []  # `read_weights` says what is wrong
+    if is_single:
+        return {}, []
+    if not is_there:
+        text = f"'{path}' has no {_CONFIG}: rotary base, window, norm epsilon and heads of these weights are taken to be the program's"
+        return {}, [Diagnostic("RT091", text, severity=Severity.WARNING)]
+    found = load_model(str(folder / _CONFIG))
+    report = Diagnostics()
+    for name, have, want in found.differences(model):
+        key = RENAMED.get(name, (name,))[0]
+        report.error(
+            "RT091",
+            f"'{folder / _CONFIG}': these weights are of a model with {key} = {shown(have)}, the program's has {shown(want)}",
+            help=f"compile the program with --model {path}",
+        )
+    report.check()
+    return found.inert, []
 
 
 def write_weights(path: str, model: ModelConfig, source: WeightSource) -> None:
