@@ -251,7 +251,8 @@ def _curves(steps: Sequence[TimedStep]) -> Curves:
 
 def _say_start(run: TrainingRun) -> None:
     scratch = size_text(run.engine.scratch_bytes)
-    say(f"data: {in_words(run.stream.facts())}")
+    found = f" ({run.stream.found})" if run.stream.found else ""
+    say(f"data: {in_words(run.stream.facts())}{found}")
     if run.held_out is not None:
         held = run.held_out
         say(f"held out: {held.batches.stream.name}; an evaluation takes {held.tokens:,} tokens of it")

@@ -187,5 +187,6 @@ HARMLESS = frozenset(
     }
 )
 
-INERT = (HARMLESS | NEUTRAL.keys()) - {"torch_dtype", "dtype"}
-"""Keys that change nothing in the mathematics of training as long as they are accepted: they are exported as they came in."""
+INERT = (HARMLESS | NEUTRAL.keys()) - {"torch_dtype", "dtype", "hidden_act"}
+"""Keys that change nothing here as long as they are accepted, and are exported as they came in. The type of weights and the activation are
+written as they are here."""

@@ -57,6 +57,8 @@ class TokenStream:
     """Which part of what `name` says, in words; empty: all of it."""
     tokenizer: str | None = None
     """The tokenizer that made the tokens of a text."""
+    found: str = ""
+    """Where that one was found, in words, where nobody named it."""
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint records of the data, so that a later run can say what it was."""

@@ -86,10 +86,9 @@ def tokenized(text: TokenStream, tokenizer: TokenizerChoice, *, vocab_size: int)
         encodings = loaded.encode_batch(batch, add_special_tokens=False)
         found += [np.array(encoding.ids, np.uint32) for encoding in encodings]
     tokens = np.concatenate(found)
-    where = f" ({tokenizer.found})" if tokenizer.found else ""
-    token = f"one of the tokenizer '{tokenizer.name}'{where}"
+    token = f"one of the tokenizer '{tokenizer.name}'"
     stream = checked_stream(f"{text.name} by {tokenizer.path}", tokens, vocab_size, token)
-    return evolve(stream, name=text.name, tokenizer=tokenizer.name)
+    return evolve(stream, name=text.name, tokenizer=tokenizer.name, found=tokenizer.found)
 
 
 def _load(path: str) -> Any:

@@ -481,8 +481,10 @@ def _data_differences(settings: RunSettings, saved: Mapping[str, Any], now: Mapp
         return []
     facts = facts_of(saved)
     then = in_words(facts) if facts else f"other data ({str(saved['data']).partition('-')[0]} bytes of tokens)"
-    text = f"the run of the checkpoint '{settings.resume}' trained on {then}; this run has {in_words(now['stream'])}"
-    notes = [Note("the content has changed, or another part of it is used")] if facts == now["stream"] else []
+    text = f"this run's data are not those of the checkpoint '{settings.resume}'"
+    notes = [Note(f"then: {then}"), Note(f"now: {in_words(now['stream'])}")]
+    if facts == now["stream"]:
+        notes.append(Note("what is in it has changed"))
     if not settings.new_data:
         way_out = "give the data, the tokenizer and the held-out part of then, or go on with those of now by --new-data"
         fail("RT092", text, notes=notes, help=way_out)

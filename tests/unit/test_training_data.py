@@ -14,7 +14,7 @@ from ratrain_ir.diagnostics import DiagnosticError
 from ratrainc.training_data import DataChoice, open_data
 from targets.runtime import tokenizer as tokenizer_module
 from targets.runtime.data import builtin_text_tokens
-from targets.runtime.tokenizer import tokenized
+from targets.runtime.tokenizer import TokenizerChoice, tokenized
 from tests.unit.tiny_runs import MODEL, make_program
 
 TEXT = "".join(f"line {number}: the quick brown fox, naïve and 狐; jumps\n\n" for number in range(400))
@@ -106,7 +106,7 @@ class TestTokenizer:
         assert tokenizer.decode(stream.tokens[:].tolist()) == TEXT
 
     def test_tokens_outside_the_vocabulary(self, tokenizer: Any, tmp_path: Path) -> None:
-        path = str(tmp_path / "tokenizer.json")
+        path = TokenizerChoice(str(tmp_path / "tokenizer.json"), "tokenizer.json")
         text = builtin_text_tokens()
         most = max(tokenizer.encode(bytes(text.tokens).decode()).ids)
         assert len(tokenized(text, path, vocab_size=most + 1).tokens) > 1000
@@ -118,8 +118,8 @@ class TestTokenizer:
         path = tmp_path / "other.json"
         path.write_text(content)
         with pytest.raises(DiagnosticError, match="is no tokenizer"):
-            tokenized(builtin_text_tokens(), str(path), vocab_size=300)
+            tokenized(builtin_text_tokens(), TokenizerChoice(str(path), "other"), vocab_size=300)
 
     def test_no_file(self, tmp_path: Path) -> None:
         with pytest.raises(DiagnosticError, match="RT002"):
-            tokenized(builtin_text_tokens(), str(tmp_path / "none.json"), vocab_size=300)
+            tokenized(builtin_text_tokens(), TokenizerChoice(str(tmp_path / "none.json"), "none"), vocab_size=300)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,16 @@ from safetensors.numpy import load_file
 
 from ratrain_ir.diagnostics import DiagnosticError
 from ratrain_ir.frontend.hf_export import hugging_face_config
-from ratrain_ir.frontend.model_config import load_model, parse_config, preset_names
+from ratrain_ir.frontend.hf_keys import INERT, NEUTRAL, READ_BY_RULE, RENAMED
+from ratrain_ir.frontend.model_config import ModelConfig, load_model, parse_config, preset_names
+from ratrain_ir.parser import parse_module
+from ratrain_ir.printer import print_module
+from ratrainc import api
 from ratrainc.cli import main
 from ratrainc.weight_export import export_weights
+from targets.rtx import read_program, write_program
 from targets.runtime.weights import read_weights
-from tests.unit.tiny_runs import MODEL, make_program, train
+from tests.unit.tiny_runs import MODEL, make_plan, make_program, train
 
 BAICHUAN = evolve(
     MODEL, family="baichuan", kv_heads=4, packed_qkv=True, position="alibi", rope_theta=0.0, normalised_head=True
@@ -53,6 +59,80 @@ def test_every_family_travels(tmp_path: Path, name: str):
         stored = load_file(folder / "model.safetensors")["model.layers.1.self_attn.W_pack.weight"]
         parts = [saved[f"p/model.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"]
         assert np.array_equal(stored, np.concatenate(parts))
+
+
+# A value of any kind for every key that changes nothing: what there is in files, and what is awkward to write down.
+AWKWARD = (
+    512,
+    None,
+    True,
+    0.5,
+    "a text",
+    [1, 2],
+    [],
+    {"a": {"b": [None, 1.5]}},
+    'a "quoted" // text',
+    "naïve\n",
+    "json:x",
+    1 << 70,
+    [[1], "2"],
+)
+INERT_KEYS = {
+    **{key: NEUTRAL[key][0][-1] for key in sorted(INERT & NEUTRAL.keys())},
+    **{key: AWKWARD[number % len(AWKWARD)] for number, key in enumerate(sorted(INERT - NEUTRAL.keys()))},
+}
+
+
+@pytest.mark.parametrize("series", [False, True])
+def test_every_key_of_a_config_comes_out_as_it_went_in(tmp_path: Path, *, series: bool) -> None:
+    """From config.json through schedule, program and checkpoint to the exported config.json."""
+    given = {**hugging_face_config(MODEL), **INERT_KEYS}
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    model = load_model(str(tmp_path))
+    module = api.compile(model, make_plan(model))
+    again = parse_module(print_module(module))
+    assert again.model.inert == INERT_KEYS
+    write_program(api.emit(again), str(tmp_path / "a.rtx"))
+    program = read_program(str(tmp_path / "a.rtx"))
+    train(program, 1, save=str(tmp_path / "checkpoint"), save_every=1 if series else None)
+    train(program, 1, resume=str(tmp_path / "checkpoint"), save=str(tmp_path / "next"))
+    export_weights(str(tmp_path / "next"), str(tmp_path / "exported"))
+    assert json.loads((tmp_path / "exported" / "config.json").read_text()) == given
+
+
+@pytest.mark.parametrize("name", [*preset_names(), "from nothing"])
+def test_nothing_is_made_up(name: str) -> None:
+    """A key of the exported file is the model's own, or says what its fields say."""
+    if name == "from nothing":
+        model, given = MODEL, {}
+    else:
+        model = load_model(name)
+        given = json.loads((resources.files("ratrain_ir.frontend") / "presets" / f"{name}.json").read_text())
+    written = hugging_face_config(model)
+    computed = {key for keys in RENAMED.values() for key in keys} | {*READ_BY_RULE, "hidden_act", "torch_dtype"}
+    assert written.keys() - computed == {key for key in given if key in INERT}
+    for key, value in given.items():
+        if key in written:
+            assert written[key] == value, key
+
+
+def test_weights_bring_what_the_program_does_not_say(tmp_path: Path) -> None:
+    weights, checkpoint = tmp_path / "weights", tmp_path / "checkpoint"
+    train(make_program(), 1, save=str(checkpoint))
+    export_weights(str(checkpoint), str(weights))
+    config = json.loads((weights / "config.json").read_text())
+    (weights / "config.json").write_text(json.dumps({**config, "eos_token_id": 7, "max_position_embeddings": 512}))
+    longer = make_program(evolve(MODEL, inert={"max_position_embeddings": 1024}))
+    train(longer, 1, init=str(weights), save=str(checkpoint))
+    train(longer, 1, resume=str(checkpoint), save=str(tmp_path / "next"))
+    export_weights(str(tmp_path / "next"), str(tmp_path / "exported"))
+    assert load_model(str(tmp_path / "exported")).inert == {"eos_token_id": 7, "max_position_embeddings": 1024}
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "novelty", "mlp_bias"])
+def test_no_other_key_is_carried(key: str) -> None:
+    with pytest.raises(DiagnosticError, match=f"RT062.*config.{key}"):
+        ModelConfig.from_fields({**MODEL.to_fields(), f"config.{key}": 3})
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
