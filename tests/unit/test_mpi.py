@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain_ir.diagnostics import DiagnosticError
+from ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain_ir.frontend.plan import Optimizer
 from ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain_ir.topology import grid
 from ratrainc.commands.run import command as run_command
+from ratrainc.weight_export import export_weights
 from targets.rtx import write_program
 from targets.runtime.mpi.layout import Layout
 from tests.unit.mpi_tools import needs_mpi, run_ranks
@@ -168,3 +170,29 @@ def test_an_evaluation_over_ranks_is_that_of_one_process(tmp_path: Path) -> None
         for key in ("loss", "eval_loss", "gradient_norm", "loss_scale"):
             assert mine[key] == theirs[key], key
     assert [step["eval_loss"] is None for step in found] == [True, False, True, False]
+
+
+@needs_mpi
+@pytest.mark.full
+def test_data_of_another_run_and_weights_of_another_model_are_refused_once(tmp_path: Path) -> None:
+    """All ranks meet the same contradiction; it is said, and the job ends."""
+    model = evolve(MODEL, vocab_size=256)
+    out = tmp_path / "p.rtx"
+    write_program(make_program(model), str(out))
+    texts = [tmp_path / name for name in ("one.txt", "other.txt")]
+    for text in texts:
+        text.write_text(f"{text.name}: the quick brown fox jumps over the lazy dog. " * 200)
+    words = ["-m", "ratrainc", "run", out, "--engine", "mpi", "--steps", "1", "--data"]
+    saved = run_ranks(4, *words, texts[0], "--save", tmp_path / "run")
+    assert saved.returncode == 0, saved.stderr
+    export_weights(str(tmp_path / "run"), str(tmp_path / "weights"))
+    config = hugging_face_config(evolve(model, rope_theta=5e5))
+    (tmp_path / "weights" / "config.json").write_text(json.dumps(config))
+    for choice, code in (
+        ([texts[1], "--resume", tmp_path / "run"], "RT092"),
+        ([texts[0], "--init", tmp_path / "weights"], "RT091"),
+    ):
+        ended = run_ranks(4, *words, *choice)
+        assert ended.returncode != 0
+        assert ended.stderr.count(f"error[{code}]") >= 1, ended.stderr
+        assert "Traceback" not in ended.stderr
