@@ -113,8 +113,8 @@ def test_the_place_of_an_intermediate_is_free() -> None:
 
 # Headers. What may be changed in a header of a program is what runs, or is told, as the header says.
 
-MODEL_FIELDS_OF_WORDS = {"name", "family", "packed_qkv"}
-"""Names of the model and of its exported weights: no number depends on them."""
+MODEL_FIELDS_OF_WORDS = {"name", "family", "packed_qkv", "inert"}
+"""Names of the model and of its exported weights, and what its config.json said beside: no number depends on them."""
 PLAN_FIELDS_OF_THE_RUN = {"seed", "mapping", "schedule"}
 """Read by the run and the simulation alone, and the claim about the order, which the rules of schedules hold."""
 
