@@ -25,10 +25,11 @@ class InsertReleasePass(Pass):
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage."""
-        context.statistics["releases"] = sum(_insert(stage) for stage in module.stages)
+        context.statistics["releases"] = sum(insert_releases(stage) for stage in module.stages)
 
 
-def _insert(stage: Stage) -> int:
+def insert_releases(stage: Stage) -> int:
+    """Add the releases of a stage that has none, in place; their number. A tensor that is defined again has several lives."""
     ending: dict[int, list[Tensor]] = {}
     last_access: dict[Tensor, int] = {}
     for position, op in enumerate(stage.ops):

@@ -29,21 +29,22 @@ class LegalisePass(Pass):
         target = context.target
         largest = 0
         for stage in module.stages:
+            made: dict[str, Tensor] = {}
             for op in stage.ops:
                 if type(op) is Update:
                     op.placement = target.update_engine
-                op.scratch = _workspace(stage, module, op, context)
+                op.scratch = _workspace(stage, module, op, context, made)
                 largest = max(largest, *(t.type.nbytes for t in op.scratch), 0)
         module.target = TargetInfo(target.name, target.capacity_bytes)
         context.statistics["largest workspace bytes"] = largest
 
 
-def _workspace(stage: Stage, module: Module, op: Op, context: PassContext) -> Tensors:
+def _workspace(stage: Stage, module: Module, op: Op, context: PassContext, made: dict[str, Tensor]) -> Tensors:
+    """The workspace of an op, out of those made for the stage by the key of their routine."""
     request = context.target.workspace(module, op)
     if request is None or request.nbytes == 0:
         return ()
-    name = f"ws.{request.key}"
-    found = stage.tensors.get(name)
-    if found is None:
-        found = stage.add(Tensor(name, StateKind.WORKSPACE, tensor_type(Dtype.U8, (request.nbytes,))))
-    return (found,)
+    if request.key not in made:
+        type_ = tensor_type(Dtype.U8, (request.nbytes,))
+        made[request.key] = stage.add(Tensor(stage.free_name(f"ws.{request.key}"), StateKind.WORKSPACE, type_))
+    return (made[request.key],)

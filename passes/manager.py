@@ -59,7 +59,7 @@ class PassManager:
         module.pipeline = f"{module.pipeline},{text}" if module.pipeline else text
         self.runs.append(PassRun(text, seconds, context.statistics, inserted_for))
         if self.verify_each:
-            _verify_after(module, text)
+            _verify_after(module, text, self.target)
         if self.after_pass is not None:
             self.after_pass(module, self.runs[-1])
 
@@ -76,10 +76,19 @@ _REASONS = {
 }
 
 
+_DONE = {
+    Fact.RELEASED: "the module has its releases",
+    Fact.LEGALISED: "the module's workspace has been sized, as its line 'target' says",
+    Fact.ALLOCATED: "the module is at level allocated: its tensors have addresses",
+}
+
+
 def _refuse_illegal_order(item: Pass, facts: frozenset[Fact]) -> None:
     for fact in Fact:
         if fact in item.forbids and fact in facts:
             first = PROVIDERS[fact]
+            if item.name == first:
+                fail("RT071", f"'{item.name}' has nothing left to do: {_DONE[fact]}", help=f"leave '{item.name}' out")
             fail(
                 "RT071",
                 f"'{item.name}' cannot run after '{first}': {_REASONS.get(fact, 'it would undo it')}",
@@ -87,11 +96,11 @@ def _refuse_illegal_order(item: Pass, facts: frozenset[Fact]) -> None:
             )
 
 
-def _verify_after(module: Module, text: str) -> None:
+def _verify_after(module: Module, text: str, target: Target) -> None:
     from ratrain_ir.verifier import verify
 
     found = Diagnostics()
-    verify(module, found)
+    verify(module, found, target)
     if found.errors:
         note = Note(f"the module was broken by the pass '{text}'")
         first, *others = found.errors

@@ -192,7 +192,7 @@ class _Rewriter:
         gather = self.gathers.pop(self.views[unit, m], None)
         attention = self.recompute(unit, m)
         source = self.forwards[op.block, m].reads[0]
-        again = self.stage.add(Tensor(f"r.{op.block}.m{m}", StateKind.ACTIVATION, source.type))
+        again = self.stage.add(Tensor(self.stage.free_name(f"r.{op.block}.m{m}"), StateKind.ACTIVATION, source.type))
         attention.writes = (*attention.writes, again)
         self.mark_checkpoint(attention.reads[0])
         mlp = self.recompute(op.block, m)

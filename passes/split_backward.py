@@ -32,7 +32,7 @@ def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, 
     unit, m = op.block, op.micro_batch
     role = bind(op, module.model, module.plan).tensors
     pending = tuple(
-        stage.add(Tensor(f"d.{unit}.m{m}.{slot.name}", StateKind.SAVED, slot.type))
+        stage.add(Tensor(stage.free_name(f"d.{unit}.m{m}.{slot.name}"), StateKind.SAVED, slot.type))
         for slot in pending_slots(module.model, module.plan, unit)
     )
     inputs = (role["dy"], role["x"], *(role[name] for name in INPUT_HALF_SLOTS[unit.kind]), role["w"])

@@ -50,7 +50,7 @@ def _prepared(module: Module, stage: Stage, op: Op, context: PassContext) -> Op:
         tensor = context.workspace.get(key)
         if tensor is None:
             type_ = tensor_type(Dtype.U8, (request.nbytes,))
-            tensor = context.workspace[key] = Tensor(f"ws.{request.key}", StateKind.WORKSPACE, type_)
+            tensor = context.workspace[key] = Tensor(stage.free_name(f"ws.{request.key}"), StateKind.WORKSPACE, type_)
         return attrs.evolve(op, scratch=(tensor,))
     if type(op) is Update and op.placement is not context.target.update_engine:
         return attrs.evolve(op, placement=context.target.update_engine)

@@ -69,6 +69,11 @@ class Stage:
         self.tensors[tensor.name] = tensor
         return tensor
 
+    def free_name(self, name: str) -> str:
+        """A name that no tensor of the stage has: this one, else with a number before it, so that its last part (a slot) stays."""
+        candidates = (name, *(f"n{number}.{name}" for number in range(2, len(self.tensors) + 3)))
+        return next(candidate for candidate in candidates if candidate not in self.tensors)
+
     @property
     def arena_bytes(self) -> int:
         """Bytes of the stage's arena: the highest end of an allocated tensor."""

@@ -20,6 +20,8 @@ from ratrain_ir.gc import paused_gc
 from ratrain_ir.module import Level, Module
 from ratrain_ir.parser import read_module
 from ratrain_ir.verifier import verify as verify_module
+from ratrain_ir.verifier.report import Reporter
+from ratrain_ir.verifier.workspace import check_workspace
 from ratrainc.strategies import DEFAULT_STRATEGY, strategy
 from targets.mt3000.emitter import emit as emit_module
 from targets.mt3000.machine import Machine, load_machine, machine_names
@@ -88,15 +90,21 @@ def run_passes(
     manager = PassManager(Mt3000Target(machine_for(module, machine)), verify_each, after_pass)
     with paused_gc():
         manager.run(module, passes)
-        check(module)
+        check(module, machine=machine)
     return manager.runs
 
 
-def check(module: Module) -> None:
-    """Raise `DiagnosticError` unless a module is sound."""
+def check(module: Module, *, machine: str | Machine | None = None) -> None:
+    """Raise `DiagnosticError` unless a module is sound; one that names its target, on that machine or on the one given.
+
+    What is sound can be emitted and run.
+    """
     found = Diagnostics()
     with paused_gc():
         verify_module(module, found)
+        found.check()
+        if module.target is not None:
+            check_workspace(module, Mt3000Target(machine_for(module, machine)), Reporter(module, found))
     found.check()
 
 
@@ -140,7 +148,7 @@ def load(path: str, *, machine: str | Machine | None = None) -> Program:
         machine = load_machine(machine)
     if path.endswith(".rtir"):
         module = load_schedule(path)
-        check(module)
+        check(module, machine=machine)
         return emit(module, machine=machine)
     with paused_gc():
         return read_program(path)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from passes.insert_release import insert_releases
 from ratrain_ir.blocks import Block, parse_block
 from ratrain_ir.module import Level, Module, Stage, TargetInfo
 from ratrain_ir.ops import (
@@ -125,10 +126,14 @@ _FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
 def lift(program: Program, found: Diagnostics) -> Module:
     """The schedule a program executes: a `placed` module without addresses, streams merged in an order that keeps the waits.
 
+    It has the releases that a module sized for a target has; emission leaves them out, since they are no work.
+
     Reports RT080 for every instruction that is no op (fields or operands missing, too many or of the wrong type), and RT042 where
     the engines of a stage wait for each other.
     """
     stages = [_LiftedStage(program, index, stage, found).lift() for index, stage in enumerate(program.stages)]
+    for stage in stages:
+        insert_releases(stage)
     target = TargetInfo(program.target, program.capacity_bytes)
     return Module(program.name, Level.PLACED, program.model, program.plan, stages, target, program.pipeline)
 

@@ -8,6 +8,7 @@
 3. memory (`memory`): offsets RT051, no shared byte RT050, arena within the capacity RT052.
 4. communication (`communication`): sends match receives, in order RT040, RT041; collectives agree RT043; in-flight bound RT044; the
    program makes progress with buffered and with rendezvous sends, across the step's end RT042.
+5. workspace (`workspace`), where a target is given: each op of a module that names its target has what its routine needs RT025.
 
 Errors in one layer stop the later ones, whose findings would be noise. All errors of a layer are reported.
 """
@@ -23,9 +24,11 @@ from ratrain_ir.verifier.dataflow import check_dataflow
 from ratrain_ir.verifier.memory import check_memory
 from ratrain_ir.verifier.report import Reporter
 from ratrain_ir.verifier.structure import check_structure
+from ratrain_ir.verifier.workspace import check_workspace
 
 if TYPE_CHECKING:
     from ratrain_ir.module import Module
+    from ratrain_ir.target import Target
 
 LAYERS: tuple[Callable[[Module, Reporter], None], ...] = (
     check_structure,
@@ -35,17 +38,19 @@ LAYERS: tuple[Callable[[Module, Reporter], None], ...] = (
 )
 
 
-def verify(module: Module, diagnostics: Diagnostics) -> None:
-    """Report everything that is wrong with a module."""
+def verify(module: Module, diagnostics: Diagnostics, target: Target | None = None) -> None:
+    """Report everything that is wrong with a module; with the target it names, also what its routines lack."""
     reporter = Reporter(module, diagnostics)
     for layer in LAYERS:
         layer(module, reporter)
         if diagnostics.errors:
             return
+    if target is not None:
+        check_workspace(module, target, reporter)
 
 
-def check(module: Module) -> None:
+def check(module: Module, target: Target | None = None) -> None:
     """Raise `DiagnosticError` unless the module is sound."""
     found = Diagnostics()
-    verify(module, found)
+    verify(module, found, target)
     found.check()

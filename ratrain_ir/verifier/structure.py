@@ -36,6 +36,7 @@ from ratrain_ir.verifier.report import Reporter
 
 def check_structure(module: Module, report: Reporter) -> None:
     """Run all rules of this layer."""
+    check_target_named(module, report)
     for stage in module.stages:
         owned = frozenset(stage_blocks(module.model, module.plan, stage.index))
         for op in stage.ops:
@@ -45,8 +46,27 @@ def check_structure(module: Module, report: Reporter) -> None:
             check_scratch(stage, op, report)
     if report.diagnostics.errors:
         return  # what an op touches is not known where its operands are wrong
+    has_releases = has_all_releases(module)
     for stage in module.stages:
-        _Liveness(module, stage, report).run()
+        _Liveness(module, stage, report, has_releases).run()
+
+
+def check_target_named(module: Module, report: Reporter) -> None:
+    """RT026: addresses hold for one target, which is named; without an order there is nothing to size for one."""
+    if module.level is Level.ALLOCATED and module.target is None:
+        text = "an allocated module says for which target: it has no 'target { name = \"...\", capacity = BYTES }'"
+        way_out = "write the line back; or make it level placed, without offsets and workspace, and allocate it again"
+        report.at_module("RT026", text, help=way_out)
+    if module.level is Level.DATAFLOW and module.target is not None:
+        text = "a target is not allowed at level dataflow: it is named once workspace has been sized for it"
+        report.at_module("RT026", text, help="delete the line 'target'")
+
+
+def has_all_releases(module: Module) -> bool:
+    """Whether every step tensor of every stage must have its release: once one has, and once a target has sized the workspace."""
+    if module.level is Level.ALLOCATED or module.target is not None:
+        return True
+    return any(type(op) is Release for stage in module.stages for op in stage.ops)
 
 
 _SCALAR_GROUPS = {Quantity.LOSS: Group.REPLICAS, Quantity.FLAGS: Group.ALL, Quantity.NORM: Group.ALL}
@@ -167,16 +187,15 @@ class _Liveness:
     module: Module
     stage: Stage
     report: Reporter
+    has_releases: bool
     live: set[Tensor] = field(factory=set)
     ended: dict[Tensor, Op] = field(factory=dict)
     defined: dict[Tensor, Op] = field(factory=dict)
     assumed: set[Tensor] = field(factory=set)
     """Live only so that a use before the definition is reported once, and the late definition not at all."""
-    has_releases: bool = False
 
     def run(self) -> None:
         self.live = {t for t in self.stage.tensors.values() if t.carried}
-        self.has_releases = any(type(op) is Release for op in self.stage.ops)
         for op in self.stage.ops:
             if type(op) is Release:
                 self.release(op)
@@ -222,12 +241,11 @@ class _Liveness:
             self.ended[tensor] = op
 
     def check_end(self) -> None:
-        must_release = self.has_releases or self.module.level is Level.ALLOCATED
         for tensor in self.stage.tensors.values():
             if tensor.carried and tensor not in self.live:
                 op = self.ended[tensor]
                 text = f"%{tensor.name} is carried into the next step, but released and not defined again"
                 self.report.at_op("RT024", text, self.stage, op, tensor)
-            elif must_release and not tensor.carried and tensor in self.live:
+            elif self.has_releases and not tensor.carried and tensor in self.live:
                 text = f"%{tensor.name} is never released: it would leak into the next step"
                 self.report.at_op("RT023", text, self.stage, self.defined.get(tensor, self.stage.ops[-1]), tensor)

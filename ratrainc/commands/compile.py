@@ -69,7 +69,7 @@ def command(
     if schedule is not None:
         with status(f"compiling {schedule}"):
             module = api.load_schedule(schedule)
-            api.check(module)
+            api.check(module, machine=machine)
             wanted = passes if passes is not None else "" if module.target is not None else "allocate-ddr"
             runs = api.run_passes(module, wanted, machine=machine, verify_each=verify_each) if wanted else []
     else:

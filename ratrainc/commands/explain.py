@@ -63,7 +63,7 @@ def command(
     from ratrainc.console import print_json
 
     module = api.load_schedule(file)
-    api.check(module)
+    api.check(module, machine=machine)
     _check_stage(stage, len(module.stages))
     if stage is None:
         stage = max(range(len(module.stages)), key=lambda s: lifetimes(module.stages[s]).peak_bytes)

@@ -40,11 +40,12 @@ def command(file: str, table_format: str, output: str | None, lowered: bool) -> 
     del table_format  # there is one
     from ratrain_ir.actions import actions_of_module, compute_only, torch_csv_lines, with_gathered_parameters
     from ratrain_ir.files import write_lines
+    from ratrain_ir.verifier import check
     from ratrain_ir.verifier.schedule_rules import check_schedule
     from ratrainc import api
 
     module = api.load_schedule(file)
-    api.check(module)
+    check(module)
     actions = actions_of_module(module)
     table = with_gathered_parameters(actions) if lowered else compute_only(actions)
     check_schedule(table)

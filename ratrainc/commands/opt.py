@@ -136,7 +136,7 @@ def command(
     if print_ir_after not in (None, "all"):
         pass_class(print_ir_after)
     module = api.load_schedule(file)
-    api.check(module)
+    api.check(module, machine=machine)
     observer = _Observer(module, print_ir_after, print_ir_after_change, dump_dir)
     try:
         runs = api.run_passes(module, pipeline, machine=machine, verify_each=verify_each, after_pass=observer.after)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.commands.options import json_option
+from ratrainc.commands.options import json_option, machine_option
 
 _EPILOG = """\b
 Examples:
   ratrainc verify tiny.rtir
   ratrainc verify tiny.rtx --json
+  ratrainc verify tiny.rtir --machine mine.toml
 
 Exit code 0: sound; 1: diagnostics; 2: usage.
 """
@@ -17,19 +18,23 @@ Exit code 0: sound; 1: diagnostics; 2: usage.
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", metavar="FILE.rtir|FILE.rtx")
+@machine_option
 @json_option
-def command(file: str, as_json: bool) -> int:
+def command(file: str, machine: str | None, as_json: bool) -> int:
     """Prove that a schedule or a program is sound, or show what is wrong and where.
 
-    A schedule: types, completeness, dataflow, memory, messages, collectives, progress with buffered and rendezvous sends. A program:
-    its container and routines, the schedule it executes by the same rules, progress, and that no two instructions race.
+    A schedule: types, completeness, dataflow, memory, messages, collectives, progress with buffered and rendezvous sends, and that
+    every op has the workspace that the machine needs. A program: its container and routines, the schedule it executes by the same rules, progress, and that no two instructions race.
     """
     from ratrain_ir.diagnostics import DiagnosticError
     from ratrainc.console import print_json, show_diagnostics, status
 
+    is_program = file.endswith(".rtx")
+    if is_program and machine is not None:
+        raise click.UsageError("a program holds what its machine's routines need: leave --machine out")
     try:
         with status(f"verifying {file}"):
-            proved = _verify_program(file) if file.endswith(".rtx") else _verify_schedule(file)
+            proved = _verify_program(file) if is_program else _verify_schedule(file, machine)
     except DiagnosticError as error:
         if as_json:
             print_json({"sound": False, "diagnostics": [d.to_json() for d in error.diagnostics]})
@@ -42,11 +47,11 @@ def command(file: str, as_json: bool) -> int:
     return 0
 
 
-def _verify_schedule(file: str) -> str:
+def _verify_schedule(file: str, machine: str | None) -> str:
     from ratrainc import api
 
     module = api.load_schedule(file)
-    api.check(module)
+    api.check(module, machine=machine)
     ops = sum(len(stage.ops) for stage in module.stages)
     return f"level {module.level.value}, {len(module.stages)} stages, {ops} ops"
 

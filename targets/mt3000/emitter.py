@@ -17,6 +17,7 @@ from ratrain_ir.ops import (
 )
 from ratrain_ir.signatures import bind
 from ratrain_ir.verifier.report import Reporter
+from ratrain_ir.verifier.workspace import check_op_workspace
 from targets.lifting import stored_fields, stored_operands
 from targets.program import CountWait, Instruction, Program, ProgramStage, ProgramTensor
 
@@ -34,7 +35,9 @@ def emit(module: Module, target: Mt3000Target) -> Program:
         message = f"only an allocated module can be emitted; this one is at level {module.level.value}"
         fail("RT026", message, help="run the pass 'allocate-ddr' first, for example with 'ratrainc opt'")
     routines: dict[str, Routine] = {}
-    stages = [_StageEmission(module, stage, target, routines).emit() for stage in module.stages]
+    report = Reporter(module, Diagnostics())
+    stages = [_StageEmission(module, stage, target, routines, report).emit() for stage in module.stages]
+    report.diagnostics.check()
     return Program(
         module.name,
         module.model,
@@ -50,11 +53,14 @@ def emit(module: Module, target: Mt3000Target) -> Program:
 class _StageEmission:
     """Emits one stage."""
 
-    def __init__(self, module: Module, stage: Stage, target: Mt3000Target, routines: dict[str, Routine]) -> None:
+    def __init__(
+        self, module: Module, stage: Stage, target: Mt3000Target, routines: dict[str, Routine], report: Reporter
+    ) -> None:
         self.module = module
         self.stage = stage
         self.target = target
         self.routines = routines
+        self.report = report
         self.numbers = {key: number for number, key in enumerate(routines)}
         self.index = {tensor: index for index, tensor in enumerate(stage.tensors.values())}
 
@@ -73,7 +79,7 @@ class _StageEmission:
         return result
 
     def instruction(self, op: Op, waits: tuple[Wait, ...], counts: dict[int, int]) -> Instruction:
-        self.check_workspace(op)
+        check_op_workspace(self.module, self.stage, op, self.target, self.report)
         binding = bind(op, self.module.model, self.module.plan)
         fields = stored_fields(op)
         return Instruction(
@@ -88,20 +94,6 @@ class _StageEmission:
             operands=stored_operands(op, binding, self.index),
             waits=tuple(CountWait(w.engine, counts[w.position], w.previous_step) for w in waits),
         )
-
-    def check_workspace(self, op: Op) -> None:
-        """A schedule that was legalised for another machine, or edited, may lack what the routines need.
-
-        Raises `DiagnosticError` RT025.
-        """
-        request = self.target.workspace(self.module, op)
-        held = sum(tensor.type.nbytes for tensor in op.scratch)
-        if request is not None and held < request.nbytes:
-            found = Diagnostics()
-            text = f"'{op!r}' has {held} bytes of workspace; on {self.target.name} it needs {request.nbytes}"
-            way_out = "compile the model and the plan again for this machine"
-            Reporter(self.module, found).at_op("RT025", text, self.stage, op, help=way_out)
-            found.check()
 
     def routine(self, op: Op) -> int | None:
         if not isinstance(op, BlockOp):

@@ -1,0 +1,34 @@
+"""Layer 5: what a target's routines ask of a module that was sized for it. Only a target knows, so it is asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ratrain_ir.ops import Release
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module, Stage
+    from ratrain_ir.ops import Op
+    from ratrain_ir.target import Target
+    from ratrain_ir.verifier.report import Reporter
+
+
+def check_workspace(module: Module, target: Target, report: Reporter) -> None:
+    """RT025: every op of a module that names a target has the workspace its routine needs there."""
+    if module.target is None:
+        return  # `legalise` is still to come
+    for stage in module.stages:
+        for op in stage.ops:
+            if type(op) is not Release:
+                check_op_workspace(module, stage, op, target, report)
+
+
+def check_op_workspace(module: Module, stage: Stage, op: Op, target: Target, report: Reporter) -> None:
+    """RT025: a schedule that was sized for another machine, or edited, may lack what a routine needs."""
+    request = target.workspace(module, op)
+    held = sum(tensor.type.nbytes for tensor in op.scratch)
+    if request is None or held >= request.nbytes:
+        return
+    text = f"'{op!r}' has {held} bytes of workspace; on {target.name} it needs {request.nbytes}"
+    way_out = f"give it 'using' a workspace of {request.nbytes} bytes, or compile the model and the plan again for this machine"
+    report.at_op("RT025", text, stage, op, help=way_out)
