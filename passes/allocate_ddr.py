@@ -42,7 +42,9 @@ class AllocateDdrPass(Pass):
 
         Raises `DiagnosticError` RT053 or RT052 for every stage that does not fit.
         """
-        capacity = self.capacity if self.capacity is not None else context.target.capacity_bytes
+        capacity = self.capacity if self.capacity is not None else _capacity(module, context)
+        for stage in module.stages:
+            stage.prune()  # bytes that nothing touches would only make the arena larger
         found = [occupancy(module, stage, context) for stage in module.stages]
         for occupied in found:
             if occupied.lives.peak_bytes > capacity:
@@ -54,6 +56,14 @@ class AllocateDdrPass(Pass):
         context.diagnostics.check()
         module.level = Level.ALLOCATED
         module.target = TargetInfo(context.target.name, capacity)
+
+
+def _capacity(module: Module, context: PassContext) -> int:
+    """The bytes a stage may use: those that a module sized for this target names, else all of the target's."""
+    named = module.target
+    return (
+        named.capacity_bytes if named is not None and named.name == context.target.name else context.target.capacity_bytes
+    )
 
 
 def _place_without_hangs(

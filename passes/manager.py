@@ -77,9 +77,9 @@ _REASONS = {
 
 
 _DONE = {
-    Fact.RELEASED: "the module has its releases",
-    Fact.LEGALISED: "the module's workspace has been sized, as its line 'target' says",
-    Fact.ALLOCATED: "the module is at level allocated: its tensors have addresses",
+    Fact.RELEASED: "the module has its releases already",
+    Fact.LEGALISED: "the module's workspace has been sized already, as its line 'target' says",
+    Fact.ALLOCATED: "the tensors have addresses already",
 }
 
 
@@ -88,7 +88,7 @@ def _refuse_illegal_order(item: Pass, facts: frozenset[Fact]) -> None:
         if fact in item.forbids and fact in facts:
             first = PROVIDERS[fact]
             if item.name == first:
-                fail("RT071", f"'{item.name}' has nothing left to do: {_DONE[fact]}", help=f"leave '{item.name}' out")
+                fail("RT071", f"'{first}' cannot run twice: {_DONE[fact]}", help=f"leave '{first}' out of the pipeline")
             fail(
                 "RT071",
                 f"'{item.name}' cannot run after '{first}': {_REASONS.get(fact, 'it would undo it')}",

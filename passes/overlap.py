@@ -146,8 +146,8 @@ def occupancy(module: Module, stage: Stage, context: PassContext) -> Occupancy:
     completions = _completions(stage, times)
     sizes, starts, stops, limits, completed = [], [], [], [], []
     for tensor, spans in lives.intervals.items():
-        nexts = [start for start, _ in spans[1:]] + [len(stage.ops)]
-        for (start, stop), limit in zip(spans, nexts, strict=True):
+        nexts = [*(start for start, _ in spans), len(stage.ops)][1:]
+        for (start, stop), limit in zip(spans, nexts, strict=True):  # none where nothing touches the tensor
             sizes.append(aligned(tensor.type.nbytes))
             starts.append(start)
             stops.append(stop)

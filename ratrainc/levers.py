@@ -195,7 +195,7 @@ def _more_stages(setting: Setting) -> Setting | None:
     if plan.dp % 2 or plan.pp * 2 > setting.model.layers:
         return None
     cuts = balance_cuts(setting.model, plan.pp * 2, plan.seq_len)
-    halved = attrs.evolve(plan, dp=plan.dp // 2, micro_batches=plan.micro_batches * 2)
+    halved = plan.reshaped(dp=plan.dp // 2, micro_batches=plan.micro_batches * 2)
     more = attrs.evolve(
         halved, pp=plan.pp * 2, cuts=cuts, mapping=None
     )  # tiles of the old shape may not make up the new one

@@ -107,7 +107,7 @@ class Plan:
     grad_dtype: str = "f16"
     """Type of a block's full gradient."""
     grad_shard_dtype: str = "f16"
-    """Type in which reduced gradients are accumulated."""
+    """Type in which reduced gradients are accumulated; that of whole gradients where nothing is sharded."""
     loss_scale: float | None = None
     """Fixed factor of the loss; None: adapted to overflow."""
     schedule: str = "1f1b"
@@ -136,6 +136,11 @@ class Plan:
         """The layers of a stage, counted from 0."""
         ends = (0, *self.cuts, model.layers)
         return range(ends[stage], ends[stage + 1])
+
+    def reshaped(self, **changes: Any) -> Plan:
+        """The plan with another shape (`dp`, `zero`, ...); where nothing is sharded any more, shards have no type of their own."""
+        plan = evolve(self, **changes)
+        return plan if plan.zero > 0 and plan.dp > 1 else evolve(plan, grad_shard_dtype=plan.grad_dtype)
 
     def to_fields(self) -> dict[str, Value]:
         """The plan as flat `field = value`, the optimizer's among them, as the IR text's header holds it."""
@@ -444,3 +449,19 @@ def _check_state(reader: FieldReader, plan: Plan) -> None:
             f'reduce = "each-micro-batch" needs sharded gradients, but zero = {plan.zero} keeps them whole',
             help='use zero = 2, or reduce = "last"',
         )
+    sharded = plan.zero > 0 and plan.dp > 1
+    if reader.good("zero", "dp", "grad_dtype", "grad_shard_dtype") and not sharded:
+        _check_unsharded(reader, plan)
+
+
+def _check_unsharded(reader: FieldReader, plan: Plan) -> None:
+    """Without shards a gradient is reduced where it is, in its own type: another one for shards would change nothing."""
+    if plan.grad_shard_dtype == plan.grad_dtype:
+        return
+    why = f"zero = {plan.zero}" if plan.dp > 1 else f"dp = {plan.dp}"
+    reader.contradiction(
+        "RT064",
+        "grad_shard_dtype",
+        f"gradients are reduced in {plan.grad_dtype}, their grad_dtype: with {why} there are no shards to be {plan.grad_shard_dtype}",
+        help=f'remove grad_shard_dtype, use grad_dtype = "{plan.grad_shard_dtype}", or shard (zero = 1 or more, dp = 2 or more)',
+    )

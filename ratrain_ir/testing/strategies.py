@@ -81,9 +81,10 @@ def plans(
     zero = draw(st.integers(0, 2))
     dtypes = st.sampled_from(("f16", "f32"))
     view_dtype = draw(dtypes)
+    dp, grad_dtype = draw(st.integers(1, max_replicas)), draw(dtypes)
     plan = Plan(
         pp=pp,
-        dp=draw(st.integers(1, max_replicas)),
+        dp=dp,
         cuts=cuts,
         micro_batch_size=draw(st.integers(1, 2)),
         micro_batches=draw(st.integers(1, max_micro_batches)),
@@ -91,8 +92,8 @@ def plans(
         zero=zero,
         reduce=draw(st.sampled_from(("last", "each-micro-batch"))) if zero == 2 else "last",
         view_dtype=view_dtype,
-        grad_dtype=draw(dtypes),
-        grad_shard_dtype=draw(dtypes),
+        grad_dtype=grad_dtype,
+        grad_shard_dtype=draw(dtypes) if zero and dp > 1 else grad_dtype,
         loss_scale=1.0 if view_dtype == "f32" else draw(st.sampled_from((None, 1.0, 1024.0))),
         seed=draw(st.sampled_from((0, (1 << 63) - 1))),
     )

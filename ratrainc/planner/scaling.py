@@ -63,7 +63,7 @@ def fixed_points(
                 f"{clusters} clusters with {sequences} sequences each do not go round on {plan.pp} stages with micro-batches of {size}",
                 help=f"use a multiple of {plan.pp} clusters, and sequences that make whole micro-batches",
             )
-        shaped = evolve(plan, dp=dp, micro_batches=micro_batches, zero=plan.zero if dp > 1 else 0)
+        shaped = plan.reshaped(dp=dp, micro_batches=micro_batches, zero=plan.zero if dp > 1 else 0)
         evaluation = evaluate(Task(request.model, shaped, request.strategy.passes, request.machine))
         tick(f"{clusters} clusters")
         found.append((clusters, shaped.global_batch, evaluation.step_seconds, None, shaped))

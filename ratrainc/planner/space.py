@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from ratrain_ir.diagnostics import fail
 from ratrain_ir.frontend.plan import Plan
@@ -54,8 +54,7 @@ class Shape:
 
     def plan(self, setting: Setting, cuts: tuple[int, ...]) -> Plan:
         """The plan of these stage cuts."""
-        return evolve(
-            setting.template,
+        return setting.template.reshaped(
             pp=self.pp,
             dp=self.dp,
             cuts=cuts,

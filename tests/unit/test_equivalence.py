@@ -7,16 +7,21 @@ only what the semantics says differs: the plan (P, D, M, reduce, clip, dtypes), 
 from __future__ import annotations
 
 from itertools import combinations, product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from attrs import evolve
 
+from ratrain_ir.diagnostics import DiagnosticError
 from ratrainc import api
 from ratrainc.strategies import STRATEGIES
 from targets.runtime.state import training_state
 from tests.unit.tiny_runs import MODEL, OPTIMIZER, losses, make_plan, start
+
+if TYPE_CHECKING:
+    from ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain_ir.frontend.plan import Plan
 
 STEPS = 4
 
@@ -24,11 +29,12 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "layout": ((1, 3, 2), (2, 1, 5), (2, 2, 3), (3, 2, 1), (3, 1, 4)),
     "state": ((0, "last"), (1, "last"), (2, "each-micro-batch"), (3, "last"), (3, "each-micro-batch")),
     "dtype": ("f16", "f32"),
+    "gradients": (None, ("f16", "f32"), ("f32", "f16")),
     "tied": (False, True),
     "clip": ("none", "global"),
     "mlp_chunk": (None, 7),
-    "passes": (
-        *(item.passes for item in STRATEGIES if item.name not in ("baseline-1f1b", "tuned-1f1b")),
+    "strategy": (
+        *(item.name for item in STRATEGIES if item.name not in ("baseline-1f1b", "tuned-1f1b")),
         "place-zb-h1{delay=0},recompute{policy=full},bucket-grad-sync{bytes=1KiB},allocate-ddr",
         "place-gpipe,recompute{policy=attention},bucket-grad-sync{bytes=1KiB},allocate-ddr",
         "place-1f1b,bucket-grad-sync,insert-prefetch{depth-blocks=4},recompute{policy=auto budget=700KB},allocate-ddr",
@@ -62,15 +68,31 @@ def _gain(row: dict[str, int], name: str, value: int, missing: set[tuple[str, in
     return sum((o, k, name, value) in missing or (name, value, o, k) in missing for o, k in pairs)
 
 
-def _outcome(row: dict[str, Any], passes: str) -> tuple[list[float], dict[str, bytes]]:
+def _plan(row: dict[str, Any], model: ModelConfig) -> Plan:
+    """The plan of a row; one whose shards have a type of their own, but which has no shards, is refused."""
     pp, dp, micro_batches = row["layout"]
     zero, reduce = row["state"]
-    model = evolve(MODEL, tied_embeddings=row["tied"])
     keys: dict[str, Any] = {"zero": zero, "reduce": reduce, "view_dtype": row["dtype"], "head_chunk": 8}
     keys["mlp_chunk"] = row["mlp_chunk"]
-    optimizer = evolve(OPTIMIZER, clip=row["clip"], max_norm=0.3)
-    plan = make_plan(model, pp=pp, dp=dp, micro_batches=micro_batches, optimizer=optimizer, **keys)
-    run = start(api.emit(api.compile(model, plan, passes=passes)), STEPS)
+    keys |= {"pp": pp, "dp": dp, "micro_batches": micro_batches}
+    keys["optimizer"] = evolve(OPTIMIZER, clip=row["clip"], max_norm=0.3)
+    if row["gradients"] is not None:
+        keys["grad_dtype"], keys["grad_shard_dtype"] = row["gradients"]
+        if zero == 0 or dp == 1:
+            with pytest.raises(DiagnosticError, match=r"RT064.*there are no shards"):
+                make_plan(model, **keys)
+            keys["grad_shard_dtype"] = keys["grad_dtype"]
+    return make_plan(model, **keys)
+
+
+def _outcome(row: dict[str, Any], how: str) -> tuple[list[float], dict[str, bytes]]:
+    """Losses and state of a row under a strategy, which may set the plan's ZeRO level, or under passes."""
+    model = evolve(MODEL, tied_embeddings=row["tied"])
+    plan = _plan(row, model)
+    known = {item.name: item for item in STRATEGIES}
+    if how in known:
+        plan, how = known[how].adapted(plan), known[how].passes
+    run = start(api.emit(api.compile(model, plan, passes=how)), STEPS)
     list(run.steps())
     state = training_state(run.engine, STEPS)
     arrays = {
@@ -93,7 +115,7 @@ def test_the_array_covers_every_pair() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(str(v)[:24] for v in row.values()))
 def test_training_is_the_same_bit_for_bit(row: dict[str, Any]) -> None:
     expected_losses, expected_state = _outcome(row, BASELINE)
-    found_losses, found_state = _outcome(row, row["passes"])
+    found_losses, found_state = _outcome(row, row["strategy"])
     assert found_losses == expected_losses
     different = [name for name, data in found_state.items() if data != expected_state[name]]
     assert not different
@@ -101,7 +123,7 @@ def test_training_is_the_same_bit_for_bit(row: dict[str, Any]) -> None:
 
 
 def test_the_two_ways_to_reduce_agree_closely() -> None:
-    row = {"layout": (2, 2, 3), "dtype": "f16", "tied": False, "clip": "none", "mlp_chunk": None}
+    row = {"layout": (2, 2, 3), "dtype": "f16", "tied": False, "clip": "none", "mlp_chunk": None, "gradients": None}
     last, _ = _outcome(row | {"state": (2, "last")}, BASELINE)
     each, _ = _outcome(row | {"state": (2, "each-micro-batch")}, BASELINE)
     assert last != each, "two orders of rounding should differ somewhere"

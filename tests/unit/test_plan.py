@@ -72,7 +72,7 @@ def test_every_key():
     plan = parse("""
         state = { zero = 2, reduce = "each-micro-batch", grad_shard_dtype = "f32" }
         parallel.pp = 3
-        parallel.dp = 1
+        parallel.dp = 2
         parallel.cuts = [1, 5]
         parallel.schedule = "1f1b"
         [batch]
@@ -95,7 +95,7 @@ def test_every_key():
     """)
     optimizer = Optimizer(1.0, (0.0, 0.5), 1e-6, 0.0, 2, 10, 0.1, "none", 2.0)
     assert plan == Plan(
-        3, 1, (1, 5), 2, 3, 16, 8, 6, 2, "each-micro-batch", "f16", "f16", "f32", None, "1f1b", 7, optimizer
+        3, 2, (1, 5), 2, 3, 16, 8, 6, 2, "each-micro-batch", "f16", "f16", "f32", None, "1f1b", 7, optimizer
     )
     assert type(plan.optimizer.lr) is float
 
@@ -244,6 +244,13 @@ REFUSED = [
     (changed("dp = 2", 'dp = 2\nschedule = "interleaved"'), "RT064", 'does not build the schedule "interleaved"', 4),
     (BASE + '[state]\nreduce = "each-micro-batch"\n', "RT064", "but zero = 1 keeps them whole", 10),
     (BASE + '[state]\nreduce = "each-micro-batch"\nzero = 0\n', "RT064", "but zero = 0 keeps them whole", 10),
+    (BASE + '[state]\ngrad_shard_dtype = "f32"\nzero = 0\n', "RT064", "with zero = 0 there are no shards to be f32", 10),
+    (
+        BASE.replace("dp = 2", "dp = 1") + '[state]\ngrad_shard_dtype = "f32"\nzero = 1\n',
+        "RT064",
+        "with dp = 1 there are no shards to be f32",
+        10,
+    ),
     (BASE + '[state]\nview_dtype = "f32"\nloss_scale = 2.0\n', "RT064", "loss scale is 2.0", 11),
     (BASE + '[state]\nview_dtype = "f32"\nloss_scale = "dynamic"\n', "RT064", "loss scale is dynamic", 11),
     (BASE + "[optimizer]\ntotal_steps = 9\nmin_lr = 1e-3\n", "RT064", "is above lr 0.0003", 11),
@@ -337,14 +344,15 @@ def plans(draw) -> Plan:
     pp = draw(st.integers(1, MODEL.layers))
     cuts = draw(st.lists(st.integers(1, MODEL.layers - 1), min_size=pp - 1, max_size=pp - 1, unique=True).map(sorted))
     zero = draw(st.integers(0, 2))
-    view_dtype = draw(st.sampled_from(["f16", "f32"]))
+    dp = draw(st.integers(1, 4096))
+    view_dtype, grad_dtype = draw(st.sampled_from(["f16", "f32"])), draw(st.sampled_from(["f16", "f32"]))
     lr = draw(st.floats(0, 1))
     warmup = draw(st.integers(0, 1000))
     total = draw(st.none() | st.integers(max(1, warmup), 10**6))
     below_one = st.floats(0, 1, exclude_max=True)
     return Plan(
         pp=pp,
-        dp=draw(st.integers(1, 4096)),
+        dp=dp,
         cuts=tuple(cuts),
         micro_batch_size=draw(st.integers(1, 64)),
         micro_batches=draw(st.integers(1, 4096)),
@@ -352,8 +360,8 @@ def plans(draw) -> Plan:
         zero=zero,
         reduce=draw(st.sampled_from(["last", "each-micro-batch"])) if zero == 2 else "last",
         view_dtype=view_dtype,
-        grad_dtype=draw(st.sampled_from(["f16", "f32"])),
-        grad_shard_dtype=draw(st.sampled_from(["f16", "f32"])),
+        grad_dtype=grad_dtype,
+        grad_shard_dtype=draw(st.sampled_from(["f16", "f32"])) if zero and dp > 1 else grad_dtype,
         loss_scale=1.0 if view_dtype == "f32" else draw(st.none() | st.floats(2**-20, 2**32)),
         seed=draw(st.integers(0, 2**63 - 1)),
         optimizer=Optimizer(
