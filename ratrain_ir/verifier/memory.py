@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 
 from attrs import define, field
 
+from ratrain_ir.analysis.lifetime import lifetimes
 from ratrain_ir.diagnostics import Note
 from ratrain_ir.module import Level, Module, Stage
 from ratrain_ir.ops import Release, Tensor
@@ -15,13 +16,14 @@ from ratrain_ir.verifier.report import Reporter
 
 
 def check_memory(module: Module, report: Reporter) -> None:
-    """Run all rules of this layer on an allocated module; below that level no tensor may claim an address."""
+    """Run all rules of this layer; below the level `allocated` no tensor may claim an address."""
     for stage in module.stages:
         if module.level is Level.ALLOCATED:
             if check_offsets(stage, report):
                 check_no_shared_byte(stage, report)
             check_capacity(module, stage, report)
         else:
+            check_peak(module, stage, report)
             for tensor in stage.tensors.values():
                 if tensor.offset is not None:
                     text = f"%{tensor.name} has an offset, but the module is at level {module.level.value}"
@@ -48,6 +50,16 @@ def check_capacity(module: Module, stage: Stage, report: Reporter) -> None:
         excess = stage.arena_bytes - module.target.capacity_bytes
         text = f"the arena of stage @{stage.index} has {stage.arena_bytes} bytes, {excess} more than the capacity"
         report.at_stage("RT052", text, stage)
+
+
+def check_peak(module: Module, stage: Stage, report: Reporter) -> None:
+    """RT053: where workspace has been sized, what is live at once fits the capacity: more than that no allocation can do."""
+    if module.target is None:
+        return
+    peak = lifetimes(stage).peak_bytes
+    if peak > module.target.capacity_bytes:
+        excess = peak - module.target.capacity_bytes
+        report.at_stage("RT053", f"stage @{stage.index} has {peak} bytes live at once, {excess} more than the capacity", stage)
 
 
 def check_no_shared_byte(stage: Stage, report: Reporter) -> None:

@@ -71,11 +71,12 @@ class Reporter:
         line = source.line(stage.line) if source and location else None
         self.diagnostics.error(code, message, location, notes=notes, source=line)
 
-    def at_module(self, code: str, message: str, *, help: str | None = None) -> None:  # noqa: A002
-        """Report about the module as a whole."""
+    def at_header(self, code: str, message: str, word: str, *, help: str | None = None) -> None:  # noqa: A002
+        """Report about the line above the stages that starts with a word: `module`, `plan`, `target`, ..."""
         source = self.module.source
-        number = 0 if source is None else next((n for n, line in enumerate(source.lines, 1) if _opens_module(line)), 0)
-        location = source.locate(number, "module") if source else None
+        lines = () if source is None else source.lines
+        number = next((n for n, line in enumerate(lines, 1) if line.split()[:1] == [word]), 0)
+        location = source.locate(number, word) if source else None
         line = source.line(number) if source and location else None
         self.diagnostics.error(code, message, location, help=help, source=line)
 
@@ -83,7 +84,3 @@ class Reporter:
         """A note about another op."""
         source = self.module.source
         return Note(f"{message}: {op_text(op)[:120]}", source.locate(op.line, op.keyword) if source else None)
-
-
-def _opens_module(line: str) -> bool:
-    return line.split()[:1] == ["module"]

@@ -56,10 +56,10 @@ def check_target_named(module: Module, report: Reporter) -> None:
     if module.level is Level.ALLOCATED and module.target is None:
         text = "an allocated module says for which target: it has no 'target { name = \"...\", capacity = BYTES }'"
         way_out = "write the line back; or make it level placed, without offsets and workspace, and allocate it again"
-        report.at_module("RT026", text, help=way_out)
+        report.at_header("RT026", text, "module", help=way_out)
     if module.level is Level.DATAFLOW and module.target is not None:
         text = "a target is not allowed at level dataflow: it is named once workspace has been sized for it"
-        report.at_module("RT026", text, help="delete the line 'target'")
+        report.at_header("RT026", text, "target", help="delete this line")
 
 
 def has_all_releases(module: Module) -> bool:

@@ -56,10 +56,10 @@ def judge_module(mutant: Module, subject: Subject) -> Judgement:
     """Judge a mutant of a module. One that nothing refuses goes on as a user would have it: through its text, to a file, to a run."""
     by = "verifier"
     try:
-        api.check(mutant)
+        api.check(mutant, machine=subject.machine)
         by = "text"
         module = parse_module(print_module(mutant), file="mutant.rtir")
-        api.check(module)
+        api.check(module, machine=subject.machine)
         by = "emission"
         program = _emitted(module, subject)
         by = "program verifier"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ratrain_ir.module import Level, Module, TargetInfo
-from ratrain_ir.ops import (
-    Tensor,
-)
+from ratrain_ir.copying import copy_op
+from ratrain_ir.module import Level, Module, Stage, TargetInfo
+from ratrain_ir.ops import Release, Tensor
 from ratrain_ir.types import ALIGNMENT_BYTES, Dtype, StateKind, aligned, tensor_type
 from tests.mutation.module_parts import (
     BYTES,
@@ -154,3 +153,92 @@ def grow_into_next(module: Module, random: Random) -> str | None:
     size = aligned(tensor.type.nbytes) + ALIGNMENT_BYTES * random.randint(1, 4)
     tensor.type = tensor_type(Dtype.U8, (size,))
     return f"%{tensor.name} becomes {tensor.type}"
+
+
+@operator(LIFE, VALUES, BYTES, OPERANDS, "RT042")
+def merge_tensors(module: Module, random: Random) -> str | None:
+    """One tensor for what two held: right where one's life ends before the other's begins."""
+    stage = random.choice(module.stages)
+    spans = _spans(stage)
+    pairs = [
+        (one, other)
+        for one, first in spans.items()
+        for other, second in spans.items()
+        if one is not other and (one.kind, one.type) == (other.kind, other.type)
+        if one.kind is not StateKind.WORKSPACE and first[1] < second[0]
+        if one.kind is not StateKind.SAVED or one.slot == other.slot
+    ]
+    if not pairs:
+        return None
+    one, other = random.choice(pairs)
+    stage.ops = [copy_op(op, lambda tensor: one if tensor is other else tensor) for op in stage.ops]
+    del stage.tensors[other.name]
+    return f"stage @{stage.index} %{one.name} for %{other.name} too"
+
+
+def _spans(stage: Stage) -> dict[Tensor, tuple[int, int]]:
+    """The first and the last op, releases among them, that touch each tensor of the step."""
+    spans: dict[Tensor, tuple[int, int]] = {}
+    for at, op in enumerate(stage.ops):
+        for tensor in op.operands:
+            if not tensor.carried:
+                spans[tensor] = spans.get(tensor, (at, at))[0], at
+    return spans
+
+
+@operator("RT025 RT050")
+def resize_workspace(module: Module, random: Random) -> str | None:
+    """A workspace a byte smaller, or all but gone, or larger."""
+    tensor = _tensor(module, random, lambda t: t.kind is StateKind.WORKSPACE)
+    if tensor is None:
+        return None
+    size = tensor.type.nbytes
+    tensor.type = tensor_type(Dtype.U8, (random.choice((size - 1, 1, size + ALIGNMENT_BYTES)),))
+    return f"%{tensor.name} becomes {tensor.type}"
+
+
+@operator("RT026 RT022 RT023 RT052 RT053")
+def change_target(module: Module, random: Random) -> str | None:
+    """Drop the target, or name one where there is none."""
+    if module.target is None:
+        module.target = TargetInfo("mt3000", random.choice((1, 20 << 30)))
+        return str(module.target)
+    module.target = None
+    return "dropped"
+
+
+_NAMES_OF_PASSES = ("ws.mlp.backward", "ws.mlp.forward", "ws.attention.backward", "ws.grad-sync", "ws.head.forward")
+
+
+@operator()
+def take_name_of_a_pass(module: Module, random: Random) -> str | None:
+    """A tensor of the schedule has the name that a pass would give one of its own."""
+    stage = random.choice(module.stages)
+    name = random.choice(_NAMES_OF_PASSES)
+    tensor = random.choice([t for t in stage.tensors.values() if t.kind is not StateKind.SAVED])
+    if name in stage.tensors:
+        return None
+    before, tensor.name = tensor.name, name
+    stage.tensors = {t.name: t for t in stage.tensors.values()}
+    return f"stage @{stage.index} %{before} is %{name}"
+
+
+@operator("RT052")
+def declare_unused(module: Module, random: Random) -> str | None:
+    """Declare a tensor of the step that nothing touches."""
+    stage = random.choice(module.stages)
+    like = random.choice([t for t in stage.tensors.values() if t.kind is not StateKind.SAVED])
+    type_ = random.choice((like.type, tensor_type(Dtype.U8, (1 << 40,))))
+    stage.add(Tensor("unused", like.kind, type_, offset=0 if module.level is Level.ALLOCATED else None))
+    return f"stage @{stage.index} {like.kind.value} {type_}"
+
+
+@operator(LIFE)
+def drop_all_releases(module: Module, random: Random) -> str | None:
+    """The releases of one stage, or of all."""
+    if not any(type(op) is Release for stage in module.stages for op in stage.ops):
+        return None
+    chosen = random.choice((module.stages, [random.choice(module.stages)]))
+    for stage in chosen:
+        stage.ops = [op for op in stage.ops if type(op) is not Release]
+    return f"{len(chosen)} stages"

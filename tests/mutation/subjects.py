@@ -113,6 +113,8 @@ SUBJECTS: dict[str, Subject] = {
             "place-1f1b,insert-prefetch",
             TIED,
         ),
+        Subject("p2-d2-sized", {"micro_batches": 2}, "place-1f1b,insert-prefetch,legalise"),
+        Subject("p2-d1-zero0-released-clip", {"dp": 1, "micro_batches": 2, "zero": 0, "optimizer": CLIPPED}, "insert-release"),
         Subject("p2-d2-dataflow", {"micro_batches": 2}, ""),
     )
 }

@@ -85,8 +85,9 @@ def mutant(
     if known is not None:
         known.add(change)
     judgement = judge_module(copy, subject) if isinstance(copy, Module) else judge_program(copy, subject)
-    # a schedule that verifies must give a program that does; what a machine's routines need is known to the emitter alone
-    fits = set(judgement.codes) <= operator.codes and (level, judgement.by) != ("module", "program verifier")
+    # a schedule that verifies is emitted, and gives a program that verifies
+    late = level == "module" and judgement.by in ("emission", "program verifier")
+    fits = set(judgement.codes) <= operator.codes and not late
     return Mutant(level, operator.name, subject.name, number, change, judgement, fits)
 
 

@@ -44,6 +44,7 @@ def sound(base: str) -> str:
         "placed": (MODEL, PLAN, "place-1f1b"),
         "three": (DEEP, THREE, "place-1f1b"),
         "released": (MODEL, PLAN, "insert-release"),
+        "sized": (MODEL, PLAN, "legalise"),
         "allocated": (MODEL, PLAN, "allocate-ddr"),
     }[base]
     return print_module(PassManager(FakeTarget()).run(lower(model, plan), pipeline))

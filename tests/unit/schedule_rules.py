@@ -273,4 +273,12 @@ SCHEDULES = [
         "stage @0",
         "more than the capacity",
     ),
+    Broken(
+        "RT053",
+        "a capacity below what is live at once, before anything has an address",
+        "sized",
+        (change("target {", "capacity = 1099511627776", "capacity = 4096"),),
+        "stage @0",
+        "bytes live at once",
+    ),
 ]
