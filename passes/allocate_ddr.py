@@ -62,7 +62,9 @@ def _capacity(module: Module, context: PassContext) -> int:
     """The bytes a stage may use: those that a module sized for this target names, else all of the target's."""
     named = module.target
     return (
-        named.capacity_bytes if named is not None and named.name == context.target.name else context.target.capacity_bytes
+        named.capacity_bytes
+        if named is not None and named.name == context.target.name
+        else context.target.capacity_bytes
     )
 
 

@@ -59,7 +59,9 @@ def check_peak(module: Module, stage: Stage, report: Reporter) -> None:
     peak = lifetimes(stage).peak_bytes
     if peak > module.target.capacity_bytes:
         excess = peak - module.target.capacity_bytes
-        report.at_stage("RT053", f"stage @{stage.index} has {peak} bytes live at once, {excess} more than the capacity", stage)
+        report.at_stage(
+            "RT053", f"stage @{stage.index} has {peak} bytes live at once, {excess} more than the capacity", stage
+        )
 
 
 def check_no_shared_byte(stage: Stage, report: Reporter) -> None:

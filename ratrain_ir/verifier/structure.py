@@ -225,7 +225,8 @@ class _Liveness:
             earlier = self.defined.get(tensor)
             notes = [self.report.note("defined here", earlier)] if earlier else []
             text = f"%{tensor.name} is defined again while it is live"
-            self.report.at_op("RT022", text, self.stage, op, tensor, notes=notes)
+            way_out = "declare a tensor of its own for this value, or release the first one before"
+            self.report.at_op("RT022", text, self.stage, op, tensor, notes=notes, help=way_out)
         self.live.add(tensor)
         self.assumed.discard(tensor)
         self.ended.pop(tensor, None)

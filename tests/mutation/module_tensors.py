@@ -197,7 +197,7 @@ def resize_workspace(module: Module, random: Random) -> str | None:
     return f"%{tensor.name} becomes {tensor.type}"
 
 
-@operator("RT026 RT022 RT023 RT052 RT053")
+@operator("RT025 RT026 RT022 RT023 RT052 RT053")
 def change_target(module: Module, random: Random) -> str | None:
     """Drop the target, or name one where there is none."""
     if module.target is None:

@@ -114,7 +114,6 @@ SUBJECTS: dict[str, Subject] = {
             TIED,
         ),
         Subject("p2-d2-sized", {"micro_batches": 2}, "place-1f1b,insert-prefetch,legalise"),
-        Subject("p2-d1-zero0-released-clip", {"dp": 1, "micro_batches": 2, "zero": 0, "optimizer": CLIPPED}, "insert-release"),
         Subject("p2-d2-dataflow", {"micro_batches": 2}, ""),
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -275,3 +276,85 @@ def test_an_edited_file_goes_through_the_command_line(
     errors = capsys.readouterr().err
     assert f"{illegal}:" in errors
     assert "error[RT050]" in errors
+
+
+FREE = 1 << 30
+"""An address far above the arena of the toy, and within the capacity."""
+
+
+def without(text: str, start: str, stage: int | None = None) -> str:
+    """The text without the lines that start so (after their indentation), of one stage if given."""
+    lines = text.splitlines(keepends=True)
+    starts = [i for i, line in enumerate(lines) if line.startswith("  stage @")] + [len(lines)]
+    inside = range(len(lines)) if stage is None else range(starts[stage], starts[stage + 1])
+    kept = [line for i, line in enumerate(lines) if i not in inside or not line.lstrip().startswith(start)]
+    assert len(kept) < len(lines)
+    return "".join(kept)
+
+
+def two_lives(text: str) -> str:
+    """One tensor for the labels of two micro-batches, one after the other, in bytes that nothing else uses."""
+    text = re.sub(r"(input %labels\.m0 .*) at \w+", rf"\1 at {FREE:#x}", without(text, "input %labels.m1", stage=1))
+    return re.sub(r"%labels\.m1\b", "%labels.m0", text)
+
+
+def unsized(text: str) -> str:
+    """The text before a target has sized anything, with the releases it has."""
+    return re.sub(r" using %\S+| at 0x\w+", "", without(text, "target").replace("level allocated", "level placed"))
+
+
+SUSPICIOUS: dict[str, tuple[Edit, bool]] = {
+    "nothing": (lambda text: text, True),
+    "an op without its workspace": (lambda text: text.replace(" using %ws.mlp.backward\n", "\n"), False),
+    "a workspace too small by a byte": (
+        lambda text: re.sub(r"(%ws\.mlp\.backward : u8)\[(\d+)", lambda m: f"{m[1]}[{int(m[2]) - 1}", text),
+        False,
+    ),
+    "a workspace that is larger than it must be": (
+        lambda text: re.sub(
+            r"(%ws\.mlp\.backward : u8)\[(\d+)\] at \w+", lambda m: f"{m[1]}[{int(m[2]) + 1}] at {FREE:#x}", text
+        ),
+        True,
+    ),
+    "another machine of equal needs": (lambda text: text.replace('"mt3000"', '"mt3000-1.2ghz"'), True),
+    "a machine nobody knows": (lambda text: text.replace('"mt3000"', '"elsewhere"'), False),
+    "no target": (lambda text: without(text, "target"), False),
+    "a petabyte that no target allows": (
+        lambda text: without(text, "target").replace(f"{address(text, 'p.mlp.0')}\n", f"{1 << 49:#x}\n", 1),
+        False,
+    ),
+    "two lives of one tensor": (two_lives, True),
+    "two lives of one tensor, no addresses": (lambda text: unsized(two_lives(text)), True),
+    "a target that has sized nothing": (
+        lambda text: re.sub(r" using %\S+| at 0x\w+", "", text.replace("level allocated", "level placed")),
+        False,
+    ),
+    "no addresses": (unsized, True),
+    "no addresses, and no releases in one stage": (lambda text: without(unsized(text), "release", stage=1), False),
+    "no addresses and no releases": (lambda text: without(unsized(text), "release"), True),
+    "no addresses, and a tensor with the name of a workspace to come": (
+        lambda text: without(unsized(text), "workspace").replace("%x.mlp.0.m0", "%ws.mlp.backward"),
+        True,
+    ),
+    "no addresses, and a tensor that nothing touches": (
+        lambda text: unsized(text).replace("    scalar %scale", "    saved %idle : u8[40000000000]\n    scalar %scale"),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUSPICIOUS)
+def test_what_verify_accepts_is_compiled_verified_and_trained(
+    name: str, allocated: str, untouched: TrainingRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit, sound = SUSPICIOUS[name]
+    edited = edit(allocated)
+    assert (edited == allocated) is (name == "nothing")
+    schedule, program = tmp_path / "x.rtir", tmp_path / "x.rtx"
+    schedule.write_text(edited, "utf-8")
+    assert main(["verify", str(schedule)]) == (0 if sound else 1), capsys.readouterr().err
+    assert main(["compile", str(schedule), "-o", str(program)]) == (0 if sound else 1), capsys.readouterr().err
+    assert program.exists() is sound
+    if sound:
+        assert main(["verify", str(program)]) == 0, capsys.readouterr().err
+        same_training(edited, untouched)

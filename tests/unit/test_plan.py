@@ -244,7 +244,12 @@ REFUSED = [
     (changed("dp = 2", 'dp = 2\nschedule = "interleaved"'), "RT064", 'does not build the schedule "interleaved"', 4),
     (BASE + '[state]\nreduce = "each-micro-batch"\n', "RT064", "but zero = 1 keeps them whole", 10),
     (BASE + '[state]\nreduce = "each-micro-batch"\nzero = 0\n', "RT064", "but zero = 0 keeps them whole", 10),
-    (BASE + '[state]\ngrad_shard_dtype = "f32"\nzero = 0\n', "RT064", "with zero = 0 there are no shards to be f32", 10),
+    (
+        BASE + '[state]\ngrad_shard_dtype = "f32"\nzero = 0\n',
+        "RT064",
+        "with zero = 0 there are no shards to be f32",
+        10,
+    ),
     (
         BASE.replace("dp = 2", "dp = 1") + '[state]\ngrad_shard_dtype = "f32"\nzero = 1\n',
         "RT064",
