@@ -101,7 +101,7 @@ def rename_tensor(program: Program, random: Random) -> str | None:
     return _change_tensor(program, random, lambda _s, t: evolve(t, name=f"{t.name}.z"))
 
 
-@operator("RT052")
+@operator("RT052 RT053")
 def shrink_capacity(program: Program, random: Random) -> str | None:
     largest = max(stage.arena_bytes for stage in program.stages)
     program.capacity_bytes = largest - ALIGNMENT_BYTES * random.randint(-2, 2)
