@@ -281,9 +281,9 @@ TENSORS: dict[str, tuple[Fault, str]] = {
     "of a vast type": (lambda p: change_tensor(p, "p.embed", type=tensor_type(Dtype.F32, (1 << 47,))), "RT080"),
     "of another kind": (lambda p: change_tensor(p, "p.embed", kind=StateKind.MOMENT), "RT080"),
     "not carried": (lambda p: change_tensor(p, "p.embed", carried=False), "RT020"),
-    "carried though nothing uses it": (lambda p: change_tensor(p, "tokens.m0", carried=True), "RT024"),
+    "carried though nothing uses it": (lambda p: change_tensor(p, "tokens.m0", carried=True), "RT022"),
     "two of one name": (lambda p: change_tensor(p, "p.embed", name="m1.embed"), "RT080"),
-    "a small capacity": (lambda p: setattr(p, "capacity_bytes", 4096), "RT052"),
+    "a small capacity": (lambda p: setattr(p, "capacity_bytes", 4096), "RT053"),
 }
 
 
