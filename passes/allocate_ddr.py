@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from passes.allocation import Allocation, allocate
 from passes.overlap import Occupancy, occupancy
 from passes.pass_base import Fact, Pass, PassContext
 from passes.trial import allocation_problem
 from ratrain_ir.analysis.progress import blocking_cycle
-from ratrain_ir.diagnostics import Note
-from ratrain_ir.module import Level, Module, TargetInfo
+from ratrain_ir.diagnostics import Note, fail
+from ratrain_ir.module import Level, Module
 from ratrain_ir.ops import Forward, Op
 from ratrain_ir.types import StateKind
 
@@ -42,7 +42,7 @@ class AllocateDdrPass(Pass):
 
         Raises `DiagnosticError` RT053 or RT052 for every stage that does not fit.
         """
-        capacity = self.capacity if self.capacity is not None else _capacity(module, context)
+        capacity = self._capacity(module, context)
         for stage in module.stages:
             stage.prune()  # bytes that nothing touches would only make the arena larger
         found = [occupancy(module, stage, context) for stage in module.stages]
@@ -55,17 +55,20 @@ class AllocateDdrPass(Pass):
             _check_arena(occupied.lives, placement, capacity, context, module)
         context.diagnostics.check()
         module.level = Level.ALLOCATED
-        module.target = TargetInfo(context.target.name, capacity)
+        module.target = evolve(context.target.info, capacity_bytes=capacity)
 
+    def _capacity(self, module: Module, context: PassContext) -> int:
+        """The bytes a stage may use: those asked for, else those that a module sized for this target names, else all of the target's.
 
-def _capacity(module: Module, context: PassContext) -> int:
-    """The bytes a stage may use: those that a module sized for this target names, else all of the target's."""
-    named = module.target
-    return (
-        named.capacity_bytes
-        if named is not None and named.name == context.target.name
-        else context.target.capacity_bytes
-    )
+        Raises `DiagnosticError` RT052 where more are asked for than the target has.
+        """
+        info, named = context.target.info, module.target
+        if self.capacity is not None and self.capacity > info.capacity_bytes:
+            text = f"'{self.name}' is to use {self.capacity} bytes; the machine '{info.name}' has {info.capacity_bytes}"
+            fail("RT052", text, help="lower the capacity, or give a machine file that has so many with --machine")
+        if self.capacity is None and named is not None and (named.name, named.digest) == (info.name, info.digest):
+            return named.capacity_bytes
+        return info.capacity_bytes if self.capacity is None else self.capacity
 
 
 def _place_without_hangs(
@@ -154,4 +157,5 @@ def _way_out(module: Module) -> str:
         levers.append("a smaller micro_batch_size")
     if plan.pp < module.model.layers:
         levers.append("more stages (pp)")
-    return "what would free bytes: " + "; ".join(levers) if levers else "the model needs more clusters"
+    free = "; ".join(levers) or "nothing in this plan; 'ratrainc plan' looks for another one"
+    return f"what would free bytes: {free}"

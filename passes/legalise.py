@@ -6,14 +6,16 @@ live only while one of them runs.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
 from passes.pass_base import Fact, Pass, PassContext
-from ratrain_ir.module import Module, Stage, TargetInfo
 from ratrain_ir.ops import Op, Tensor, Tensors, Update
 from ratrain_ir.types import Dtype, StateKind, tensor_type
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module, Stage
 
 
 @frozen
@@ -35,7 +37,7 @@ class LegalisePass(Pass):
                     op.placement = target.update_engine
                 op.scratch = _workspace(stage, module, op, context, made)
                 largest = max(largest, *(t.type.nbytes for t in op.scratch), 0)
-        module.target = TargetInfo(target.name, target.capacity_bytes)
+        module.target = target.info
         context.statistics["largest workspace bytes"] = largest
 
 

@@ -12,7 +12,7 @@ import attrs
 
 from passes.allocation import AllocationProblem, Effort, allocate
 from passes.overlap import Occupancy, occupancy
-from ratrain_ir.module import Level, Module, Stage, TargetInfo
+from ratrain_ir.module import Level, Module, Stage
 from ratrain_ir.ops import Op, Recv, Send, Tensor, Update
 from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
 
@@ -70,7 +70,7 @@ def seconds_at_own_addresses(module: Module, context: PassContext) -> float:
     """Simulated seconds of a step of a placed module, were no bytes used twice: the time its order alone takes."""
     stages = [with_workspace(module, stage, context) for stage in module.stages]
     give_own_addresses(stages)
-    info = TargetInfo(context.target.name, max(stage.arena_bytes for stage in stages))
+    info = attrs.evolve(context.target.info, capacity_bytes=max(stage.arena_bytes for stage in stages))
     trial = Module(module.name, Level.ALLOCATED, module.model, module.plan, stages, info)
     try:
         return context.target.step_seconds(trial)

@@ -92,10 +92,15 @@ class Stage:
 
 @frozen
 class TargetInfo:
-    """Which target sized the workspace and how many bytes a stage may use."""
+    """Which machine sized the workspace and how many bytes a stage may use. What the machine is, its target alone knows."""
 
     name: str
     capacity_bytes: int
+    digest: str = ""
+    """of what the machine is, 64 hexadecimal digits; empty where a text does not say it"""
+    machine: str = field(default="", repr=False)
+    """the machine in its target's own words, any number of lines; empty where its name says it all"""
+    line: int = field(default=0, eq=False, repr=False)
 
 
 @define(eq=False, repr=False)

@@ -25,6 +25,7 @@ _MAX_DIGITS = 18
 _MAX_SYNTAX_ERRORS = 20
 _REPARSED_LINES = 20_000
 _STATE_KINDS = {kind.value: kind for kind in StateKind}
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _TYPE = re.compile(r"([a-z]+[0-9]+)\[([0-9, ]*)\]")
 
 Groups = dict[str, Tensors]
@@ -138,7 +139,7 @@ class _Builder:
             if header.name in found:
                 self.error("RT006", f"'{header.name}' is given twice", header.line, header.name)
             elif header.name not in ("model", "plan", "target"):
-                text = f"'{header.name}' is not a section; the sections are model, plan, target, pipeline and stage"
+                text = f"'{header.name}' is not a section; the sections are model, plan, target, machine, pipeline and stage"
                 self.error("RT004", text, header.line, header.name)
             for key in header.duplicates:
                 self.error("RT006", f"'{key}' is given twice in '{header.name}'", header.line, key)
@@ -158,15 +159,28 @@ class _Builder:
             return None
 
     def target(self, headers: dict[str, HeaderRecord]) -> TargetInfo | None:
-        header = headers.get("target")
+        header, machine = headers.get("target"), self.machine()
         if header is None:
+            if machine:
+                line = self.record.machines[0].line
+                self.error("RT005", "a machine is given, but no 'target' that is for it", line, "machine")
             return None
-        name, capacity = header.values.get("name"), header.values.get("capacity")
-        extra = set(header.values) - {"name", "capacity"}
-        if not isinstance(name, str) or type(capacity) is not int or capacity <= 0 or extra:
-            self.error("RT005", 'a target is { name = "...", capacity = BYTES }', header.line, "target")
+        name, capacity, digest = (header.values.get(key) for key in ("name", "capacity", "digest"))
+        extra = set(header.values) - {"name", "capacity", "digest"}
+        known = digest is None or (isinstance(digest, str) and _DIGEST.fullmatch(digest))
+        if not isinstance(name, str) or type(capacity) is not int or capacity <= 0 or not known or extra:
+            text = 'a target is { name = "...", capacity = BYTES, digest = "64 hexadecimal digits" }'
+            self.error("RT005", text, header.line, "target")
             return None
-        return TargetInfo(name, capacity)
+        if machine and digest is None:
+            self.error("RT005", "a machine is given, so 'target' must have its digest", header.line, "target")
+        return TargetInfo(name, capacity, digest or "", machine, header.line)
+
+    def machine(self) -> str:
+        """The text of the machine; empty where there is none."""
+        for again in self.record.machines[1:]:
+            self.error("RT006", "'machine' is given twice", again.line, "machine")
+        return "\n".join(self.record.machines[0].lines) if self.record.machines else ""
 
     def stages(self, plan: Plan | None) -> list[Stage]:
         stages: list[Stage] = []

@@ -10,7 +10,7 @@ from ratrain_ir.parser import FORMAT_VERSION
 from ratrain_ir.types import StateKind
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage
+    from ratrain_ir.module import Module, Stage, TargetInfo
 
 
 def print_module(module: Module) -> str:
@@ -25,12 +25,21 @@ def module_lines(module: Module) -> Iterator[str]:
     yield _header("model", module.model.to_fields())
     yield _header("plan", module.plan.to_fields())
     if module.target is not None:
-        yield _header("target", {"name": module.target.name, "capacity": module.target.capacity_bytes})
+        yield from _target_lines(module.target)
     if module.pipeline:
         yield f'  pipeline "{module.pipeline}"'
     for stage in module.stages:
         yield from stage_lines(stage)
     yield "}"
+
+
+def _target_lines(target: TargetInfo) -> Iterator[str]:
+    digest = {"digest": target.digest} if target.digest else {}
+    yield _header("target", {"name": target.name, "capacity": target.capacity_bytes, **digest})
+    if target.machine:
+        yield "  machine {"
+        yield from (f"    | {line}".rstrip() for line in target.machine.split("\n"))
+        yield "  }"
 
 
 def stage_lines(stage: Stage) -> Iterator[str]:

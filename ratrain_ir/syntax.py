@@ -27,6 +27,14 @@ class HeaderRecord:
     duplicates: tuple[str, ...]
 
 
+@frozen
+class MachineRecord:
+    """`machine { | text ... }`: lines as they stand after the mark and a blank."""
+
+    line: int
+    lines: tuple[str, ...]
+
+
 @define
 class DeclarationRecord:
     """`kind %name : type [carried] [at offset]`."""
@@ -74,6 +82,7 @@ class ModuleRecord:
     level: str
     line: int
     headers: list[HeaderRecord]
+    machines: list[MachineRecord]
     pipelines: list[str]
     stages: Iterable[StageRecord]
 
@@ -89,6 +98,7 @@ class _Records(Transformer[Token, ModuleRecord]):
             level=str(level),
             line=name.line,
             headers=[i for i in items if isinstance(i, HeaderRecord)],
+            machines=[i for i in items if isinstance(i, MachineRecord)],
             pipelines=[i for i in items if isinstance(i, str)],
             stages=[i for i in items if isinstance(i, StageRecord)],
         )
@@ -121,6 +131,10 @@ class _Records(Transformer[Token, ModuleRecord]):
 
     def values(self, children: list[Any]) -> tuple[Any, ...]:
         return tuple(c for c in children if c is not None)
+
+    def machine(self, children: list[Any]) -> MachineRecord:
+        keyword, *lines = children
+        return MachineRecord(keyword.line, tuple(str(line)[1:].removeprefix(" ").rstrip(" \t\r") for line in lines))
 
     def pipeline(self, children: list[Any]) -> str:
         return str(children[0])[1:-1]
@@ -184,6 +198,7 @@ _TERMINALS = {
     "STRING": "a quoted text",
     "_NL": "the end of the line",
     "CARRIED": "'carried'",
+    "VERBATIM": "a line of the machine's text ('| ...')",
     "COMMA": "','",
     "COLON": "':'",
     "EQUAL": "'='",

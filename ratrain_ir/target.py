@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage
+    from ratrain_ir.module import Module, Stage, TargetInfo
     from ratrain_ir.ops import Engine, Op
 
 
@@ -30,6 +30,11 @@ class Target(Protocol):
     @property
     def capacity_bytes(self) -> int:
         """DDR bytes one stage may use."""
+        ...
+
+    @property
+    def info(self) -> TargetInfo:
+        """What a module that is made for this machine carries of it."""
         ...
 
     @property

@@ -11,8 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from passes.manager import AfterPass, PassManager, PassRun
-from ratrain_ir.diagnostics import Diagnostics, fail
+from ratrain_ir.diagnostics import Diagnostics
 from ratrain_ir.frontend.lowering import lower
 from ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model
 from ratrain_ir.frontend.plan import Plan, check_plan, load_plan
@@ -20,11 +22,13 @@ from ratrain_ir.gc import paused_gc
 from ratrain_ir.module import Level, Module
 from ratrain_ir.parser import read_module
 from ratrain_ir.verifier import verify as verify_module
+from ratrain_ir.verifier.memory import check_capacity
 from ratrain_ir.verifier.report import Reporter
 from ratrain_ir.verifier.workspace import check_workspace
 from ratrainc.strategies import DEFAULT_STRATEGY, strategy
 from targets.mt3000.emitter import emit as emit_module
-from targets.mt3000.machine import Machine, load_machine, machine_names
+from targets.mt3000.machine import Machine, load_machine
+from targets.mt3000.machine_record import check_carried, compiled_for, target_info
 from targets.mt3000.simulation import Figures, simulated
 from targets.mt3000.target import Mt3000Target
 from targets.rtx import read_program
@@ -87,10 +91,12 @@ def run_passes(
 
     Raises `DiagnosticError` where a pass refuses or the result is not sound.
     """
-    manager = PassManager(Mt3000Target(machine_for(module, machine)), verify_each, after_pass)
+    chosen = machine_for(module, machine)
+    manager = PassManager(Mt3000Target(chosen), verify_each, after_pass)
     with paused_gc():
+        make_for(module, chosen)
         manager.run(module, passes)
-        check(module, machine=machine)
+        check(module, machine=chosen)
     return manager.runs
 
 
@@ -109,14 +115,34 @@ def check(module: Module, *, machine: str | Machine | None = None) -> None:
 
 
 def emit(module: Module, *, machine: str | Machine | None = None) -> Program:
-    """The program of a module; one that is not allocated yet is allocated first.
+    """The program of a module, for the machine it was made for unless another is given; one that is not allocated yet is allocated first.
 
     Raises `DiagnosticError` where it is not sound or does not fit.
     """
+    chosen = machine_for(module, machine)
     if module.level is not Level.ALLOCATED:
-        run_passes(module, "allocate-ddr", machine=machine)
+        run_passes(module, "allocate-ddr", machine=chosen)
     with paused_gc():
-        return emit_module(module, Mt3000Target(machine_for(module, machine)))
+        make_for(module, chosen)
+        return emit_module(module, Mt3000Target(chosen))
+
+
+def make_for(module: Module, machine: Machine) -> None:
+    """Let a module that has a target be for this machine from now on; whether its workspace is large enough there, `emit` finds out.
+
+    Raises `DiagnosticError` RT052 where an arena does not fit there.
+    """
+    info, own = target_info(machine), module.target
+    if own is None or own.digest == info.digest:
+        return
+    if not own.digest and own.name == info.name:  # a text that does not say more of its machine than the name
+        info = evolve(info, capacity_bytes=min(own.capacity_bytes, info.capacity_bytes))
+    module.target = info
+    if module.level is Level.ALLOCATED:
+        found = Diagnostics()
+        for stage in module.stages:
+            check_capacity(module, stage, Reporter(module, found))
+        found.check()
 
 
 def simulate(
@@ -151,13 +177,22 @@ def load(path: str, *, machine: str | Machine | None = None) -> Program:
         check(module, machine=machine)
         return emit(module, machine=machine)
     with paused_gc():
-        return read_program(path)
+        program = read_program(path)
+    check_carried(program.info, path)
+    return program
 
 
 def load_schedule(path: str) -> Module:
-    """A module from a `.rtir`, not yet verified."""
+    """A module from a `.rtir`, not yet verified.
+
+    Raises `DiagnosticError` where it cannot be read, or carries a machine that its target contradicts.
+    """
     with paused_gc():
-        return read_module(path)
+        module = read_module(path)
+    if module.target is not None:
+        assert module.source is not None
+        check_carried(module.target, path, module.source.line(module.target.line))
+    return module
 
 
 def machine_for(module: Module, machine: str | Machine | None) -> Machine:
@@ -167,7 +202,7 @@ def machine_for(module: Module, machine: str | Machine | None) -> Machine:
     """
     if isinstance(machine, Machine):
         return machine
-    return load_machine(machine or (_built_in(module.target.name) if module.target else None))
+    return load_machine(machine) if machine or module.target is None else compiled_for(module.target)
 
 
 def machine_of(program: Program) -> Machine:
@@ -175,14 +210,4 @@ def machine_of(program: Program) -> Machine:
 
     Raises `DiagnosticError` RT065 when that one is not known here.
     """
-    return load_machine(_built_in(program.target))
-
-
-def _built_in(name: str) -> str:
-    if name not in machine_names():
-        fail(
-            "RT065",
-            f"this was compiled for the machine '{name}', which is not built in",
-            help="give its file with --machine",
-        )
-    return name
+    return compiled_for(program.info)

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from passes.insert_release import insert_releases
 from ratrain_ir.blocks import Block, parse_block
-from ratrain_ir.module import Level, Module, Stage, TargetInfo
+from ratrain_ir.module import Level, Module, Stage
 from ratrain_ir.ops import (
     ENGINES,
     FIELDS,
@@ -134,8 +134,7 @@ def lift(program: Program, found: Diagnostics) -> Module:
     stages = [_LiftedStage(program, index, stage, found).lift() for index, stage in enumerate(program.stages)]
     for stage in stages:
         insert_releases(stage)
-    target = TargetInfo(program.target, program.capacity_bytes)
-    return Module(program.name, Level.PLACED, program.model, program.plan, stages, target, program.pipeline)
+    return Module(program.name, Level.PLACED, program.model, program.plan, stages, program.info, program.pipeline)
 
 
 class _LiftedStage:

@@ -13,6 +13,7 @@ from attrs import define, field, frozen
 
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
+from ratrain_ir.module import TargetInfo
 from ratrain_ir.ops import ENGINES, Engine
 from ratrain_ir.topology import Topology, topology_of
 from ratrain_ir.types import StateKind, TensorType, aligned
@@ -179,6 +180,15 @@ class Program:
     pipeline: str
     routines: list[Routine]
     stages: list[ProgramStage]
+    machine_digest: str = ""
+    """of the machine it was compiled for; empty where the program does not say it"""
+    machine_text: str = ""
+    """that machine in its own words; empty where its name, `target`, says it all"""
+
+    @property
+    def info(self) -> TargetInfo:
+        """What the program says of the machine it was compiled for."""
+        return TargetInfo(self.target, self.capacity_bytes, self.machine_digest, self.machine_text)
 
     @property
     def topology(self) -> Topology:

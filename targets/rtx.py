@@ -65,6 +65,8 @@ def program_bytes(program: Program) -> bytes:
         "plan": program.plan.to_fields(),
         "target": program.target,
         "capacity_bytes": program.capacity_bytes,
+        "machine_digest": program.machine_digest,
+        "machine_text": program.machine_text,
         "pipeline": program.pipeline,
         "tiles": [schedule.to_json() for schedule in tiles],
         "routines": routines,
@@ -217,7 +219,8 @@ class _Reader:
         if type(capacity) is not int or capacity <= 0:
             raise ValueError(f"expected a capacity in bytes, got {capacity!r}")
         names = word(header["name"]), word(header["target"])
-        return Program(names[0], model, plan, names[1], capacity, text(header["pipeline"]), routines, stages)
+        machine = [text(header.get(key, "")) for key in ("machine_digest", "machine_text")]  # older files have neither
+        return Program(names[0], model, plan, names[1], capacity, text(header["pipeline"]), routines, stages, *machine)
 
     def stage(self, item: dict[str, Any]) -> ProgramStage:
         stage = ProgramStage([_tensor(entry) for entry in item["tensors"]])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from ratrain_ir.module import TargetInfo
 from ratrain_ir.ops import (
     AllGather,
     AllReduce,
@@ -37,6 +39,14 @@ class FakeTarget:
     update_engine: Engine = Engine.COMPUTE
     name: str = "fake"
     seconds_per_byte: float = 1e-9
+    machine: str = ""
+    """any text: what modules carry of this target"""
+
+    @property
+    def info(self) -> TargetInfo:
+        """Name, capacity and text, with a digest of that text."""
+        digest = sha256(self.machine.encode()).hexdigest()
+        return TargetInfo(self.name, self.capacity_bytes, digest, self.machine)
 
     def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
         """Scratch of a few rows of the largest operand; none for messages, inputs and scalars."""

@@ -157,8 +157,16 @@ def pipelines(choices: PipelineChoices) -> st.SearchStrategy[str]:
 
 
 def targets() -> st.SearchStrategy[FakeTarget]:
-    """Targets that run updates on either engine."""
-    return st.sampled_from((FakeTarget(), FakeTarget(update_engine=Engine.HOST)))
+    """Targets that run updates on either engine, and whose modules carry any text of them, or none."""
+    return st.builds(FakeTarget, update_engine=st.sampled_from((Engine.COMPUTE, Engine.HOST)), machine=machine_texts())
+
+
+def machine_texts() -> st.SearchStrategy[str]:
+    """Texts of lines that end in no blank: what a module may carry of its machine."""
+    odd = st.sampled_from(("", "|", "}", "  }", "stage @0 {", "// no comment", 'source = "\u2028 \\" }"', "\t  x"))
+    line = odd | st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=12)
+    lines = st.lists(line.map(lambda text: text.rstrip(" \t\r")), min_size=1, max_size=4)
+    return st.just("") | lines.map("\n".join)
 
 
 @st.composite

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ratrain_ir.diagnostics import DiagnosticError
     from ratrain_ir.module import Module
     from ratrainc.levers import Setting
+    from targets.mt3000.machine import Machine
 
 _EPILOG = """\b
 Examples:
@@ -60,36 +61,36 @@ def command(
     _check_usage(schedule, model, plan, strategy, passes, output)
     from ratrain_ir.diagnostics import DiagnosticError
     from ratrainc import api
+    from ratrainc.commands.loading import checked_schedule
     from ratrainc.console import print_json, status
     from ratrainc.strategies import DEFAULT_STRATEGY
     from ratrainc.strategies import strategy as named
+    from targets.mt3000.machine import load_machine
 
     chosen = named(strategy or DEFAULT_STRATEGY)
     pipeline = chosen.passes if passes is None else passes
     if schedule is not None:
         with status(f"compiling {schedule}"):
-            module = api.load_schedule(schedule)
-            api.check(module, machine=machine)
+            module, target = checked_schedule(schedule, machine)
             wanted = passes if passes is not None else "" if module.target is not None else "allocate-ddr"
-            runs = api.run_passes(module, wanted, machine=machine, verify_each=verify_each) if wanted else []
+            runs = api.run_passes(module, wanted, machine=target, verify_each=verify_each)
     else:
         assert model is not None
         assert plan is not None
         with status(f"compiling {model}"):
             config, resolved = api.resolved(model, plan)
+            target = load_machine(machine)
             resolved = chosen.adapted(resolved) if passes is None else resolved
             module = api.lowered(config, resolved)
             try:
-                runs = api.run_passes(module, pipeline, machine=machine, verify_each=verify_each)
+                runs = api.run_passes(module, pipeline, machine=target, verify_each=verify_each)
             except DiagnosticError as error:
                 from ratrainc.levers import Setting
 
                 if advice and {d.code for d in error.diagnostics} & _DOES_NOT_FIT:
-                    raise _with_advice(
-                        error, Setting(config, resolved, pipeline, api.machine_for(module, machine))
-                    ) from None
+                    raise _with_advice(error, Setting(config, resolved, pipeline, target)) from None
                 raise
-    written = _write(module, output, machine)
+    written = _write(module, output, target)
     if as_json:
         print_json(summary(module) | {"output": written, "passes": [run.text for run in runs]})
         return
@@ -156,7 +157,7 @@ def _with_advice(error: DiagnosticError, setting: Setting) -> DiagnosticError:
     return DiagnosticError([*others, attrs.evolve(last, notes=(*last.notes, *notes))])
 
 
-def _write(module: Module, output: str | None, machine: str | None) -> str | None:
+def _write(module: Module, output: str | None, machine: Machine | None) -> str | None:
     from ratrainc import api
 
     if output is None:

@@ -10,6 +10,7 @@ from ratrainc.commands.options import json_option, machine_option, seconds_optio
 
 if TYPE_CHECKING:
     from ratrain_ir.module import Module, Stage
+    from targets.mt3000.machine import Machine
 
 _EPILOG = """\b
 Examples:
@@ -59,17 +60,16 @@ def command(
     if file.endswith(".rtx"):
         raise click.UsageError("bytes are explained of a schedule: give the .rtir, or --time")
     from ratrain_ir.analysis.lifetime import lifetimes
-    from ratrainc import api
+    from ratrainc.commands.loading import checked_schedule
     from ratrainc.console import print_json
 
-    module = api.load_schedule(file)
-    api.check(module, machine=machine)
+    module, given = checked_schedule(file, machine)
     _check_stage(stage, len(module.stages))
     if stage is None:
         stage = max(range(len(module.stages)), key=lambda s: lifetimes(module.stages[s]).peak_bytes)
     facts = _facts(module, module.stages[stage])
-    facts["byte_reuse"] = _byte_reuse(module, machine)
-    facts["levers"] = _levers(module, stage, machine, seconds) if levers else []
+    facts["byte_reuse"] = _byte_reuse(module, given)
+    facts["levers"] = _levers(module, stage, given, seconds) if levers else []
     if as_json:
         print_json(facts)
     else:
@@ -78,15 +78,12 @@ def command(
 
 def _explain_time(file: str, stage: int | None, machine: str | None, *, cold: bool, as_json: bool) -> None:
     from ratrainc import api
+    from ratrainc.commands.loading import checked_program
     from ratrainc.console import print_json, status
     from ratrainc.time_report import show_time, time_facts
-    from targets.mt3000.machine import load_machine
-    from targets.program_verifier import check_program
 
-    chosen = load_machine(machine) if machine else None
     with status(f"simulating {file}"):
-        program = api.load(file, machine=chosen)
-        check_program(program)
+        program, chosen = checked_program(file, machine)
         _check_stage(stage, len(program.stages))
         _, timeline = api.simulate_with_timeline(program, machine=chosen)
     if as_json:
@@ -146,7 +143,7 @@ def _grouped(by_owner: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(named, key=lambda item: -item[1])
 
 
-def _byte_reuse(module: Module, machine: str | None) -> dict[str, float] | None:
+def _byte_reuse(module: Module, machine: Machine | None) -> dict[str, float] | None:
     """Seconds of a step as placed, and were no bytes used twice; None where nothing has an address yet."""
     from passes.trial import give_own_addresses
     from ratrain_ir.copying import copy_module
@@ -163,7 +160,7 @@ def _byte_reuse(module: Module, machine: str | None) -> dict[str, float] | None:
         return {"step_seconds": target.step_seconds(module), "without_reuse_seconds": target.step_seconds(apart)}
 
 
-def _levers(module: Module, stage: int, machine: str | None, seconds: float) -> list[dict[str, Any]]:
+def _levers(module: Module, stage: int, machine: Machine | None, seconds: float) -> list[dict[str, Any]]:
     from ratrainc import api
     from ratrainc.console import status
     from ratrainc.levers import Setting, outcomes, try_setting

@@ -78,7 +78,9 @@ def _write_reproducer(file: str, pipeline: str) -> str:
     from ratrain_ir.files import read_text, write_lines
 
     path = f"{file}.reproducer.rtir"
-    write_lines(path, [f'// ratrainc opt THIS --passes "{pipeline}"', *read_text(file, "schedule").splitlines()])
+    write_lines(
+        path, [f'// ratrainc opt THIS --passes "{pipeline}"', *read_text(file, "schedule").rstrip("\n").split("\n")]
+    )
     return path
 
 
@@ -132,14 +134,14 @@ def command(
     from ratrain_ir.files import write_lines
     from ratrain_ir.printer import module_lines, print_module
     from ratrainc import api
+    from ratrainc.commands.loading import checked_schedule
 
     if print_ir_after not in (None, "all"):
         pass_class(print_ir_after)
-    module = api.load_schedule(file)
-    api.check(module, machine=machine)
+    module, chosen = checked_schedule(file, machine)
     observer = _Observer(module, print_ir_after, print_ir_after_change, dump_dir)
     try:
-        runs = api.run_passes(module, pipeline, machine=machine, verify_each=verify_each, after_pass=observer.after)
+        runs = api.run_passes(module, pipeline, machine=chosen, verify_each=verify_each, after_pass=observer.after)
     except DiagnosticError:
         raise
     except Exception as error:

@@ -26,16 +26,12 @@ def command(file: str, output: str, machine: str | None, rendezvous: bool, shari
     bubbles by cause, the plan and the machine. All times are simulated.
     """
     from ratrainc import api
+    from ratrainc.commands.loading import checked_program
     from ratrainc.console import say, size_text, status
     from ratrainc.report.page import write_report
-    from targets.mt3000.machine import load_machine
-    from targets.program_verifier import check_program
 
-    given = load_machine(machine) if machine else None
     with status(f"simulating {file}"):
-        program = api.load(file, machine=given)
-        check_program(program)
-        chosen = given or api.machine_of(program)
+        program, chosen = checked_program(file, machine)
         figures, timeline = api.simulate_with_timeline(program, machine=chosen, rendezvous=rendezvous, sharing=sharing)
     with status(f"writing {output}"):
         count = write_report(timeline, figures, chosen, output)

@@ -57,18 +57,15 @@ def command(
     `ratrainc explain FILE --time` says where the time goes.
     """
     from ratrainc import api
+    from ratrainc.commands.loading import checked_program
     from ratrainc.console import print_json, status
-    from targets.mt3000.machine import load_machine
-    from targets.program_verifier import check_program
 
     if sum((one_core, cores is not None, trace is not None)) > 1:
         raise click.UsageError("--one-core and --cores give a step time alone: they exclude each other and --trace")
-    chosen = load_machine(machine) if machine else None
     with status(f"simulating {file}"):
-        program = api.load(file, machine=chosen)
-        check_program(program)
+        program, chosen = checked_program(file, machine)
     if one_core or cores is not None:
-        _show_step(program, chosen or api.machine_of(program), cores, as_json=as_json)
+        _show_step(program, chosen, cores, as_json=as_json)
         return
     with status(f"simulating {file}"):
         figures, timeline = api.simulate_with_timeline(program, machine=chosen, rendezvous=rendezvous, sharing=sharing)
@@ -77,11 +74,11 @@ def command(
 
         write_trace(timeline, trace)
     if as_json:
-        print_json(figures.to_json() | {"machine": chosen.name if chosen else program.target})
+        print_json(figures.to_json() | {"machine": chosen.name})
         return
     from ratrainc.reports import show_figures
 
-    show_figures(program, figures, chosen.name if chosen else program.target)
+    show_figures(program, figures, chosen.name)
 
 
 def _show_step(program: Program, machine: Machine, cores: int | None, *, as_json: bool) -> None:

@@ -48,10 +48,9 @@ def command(file: str, machine: str | None, as_json: bool) -> int:
 
 
 def _verify_schedule(file: str, machine: str | None) -> str:
-    from ratrainc import api
+    from ratrainc.commands.loading import checked_schedule
 
-    module = api.load_schedule(file)
-    api.check(module, machine=machine)
+    module, _ = checked_schedule(file, machine)
     ops = sum(len(stage.ops) for stage in module.stages)
     return f"level {module.level.value}, {len(module.stages)} stages, {ops} ops"
 

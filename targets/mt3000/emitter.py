@@ -47,6 +47,8 @@ def emit(module: Module, target: Mt3000Target) -> Program:
         module.pipeline,
         list(routines.values()),
         stages,
+        module.target.digest,
+        module.target.machine,
     )
 
 

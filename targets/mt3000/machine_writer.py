@@ -15,35 +15,29 @@ if TYPE_CHECKING:
 
 
 def machine_lines(machine: Machine) -> Iterator[str]:
-    """The lines of a machine's file; `parse_machine` reads them back as an equal machine."""
+    """The lines of a machine's file, a constant or an op each; `parse_machine` reads them back as an equal machine."""
     yield f"name = {_quoted(machine.name)}"
     yield f"update_engine = {_quoted(machine.update_engine.value)}"
     yield f"cost = {_quoted(machine.cost)}"
     for name, constant in machine.constants.items():
         if "." not in name:
-            yield from _constant_lines(name, constant)
+            yield _constant_line(name, constant)
+    if machine.table.ops:
+        yield "op = ["
+        for op in machine.table.ops:
+            yield f"  {{ key = {_quoted(op.key)}, size = {op.size!r}, seconds = {op.seconds!r} }},"
+        yield "]"
     for group in machine.group_names:
-        yield ""
         yield "[[link_group]]"
         yield f"name = {_quoted(group)}"
         for key in GROUP_UNITS:
             if f"{group}.{key}" in machine.constants:
-                yield from _constant_lines(f"link_group.{key}", machine.constants[f"{group}.{key}"])
-    for op in machine.table.ops:
-        yield ""
-        yield "[[op]]"
-        yield f"key = {_quoted(op.key)}"
-        yield f"size = {op.size!r}"
-        yield f"seconds = {op.seconds!r}"
+                yield _constant_line(key, machine.constants[f"{group}.{key}"])
 
 
-def _constant_lines(table: str, constant: Constant) -> Iterator[str]:
-    yield ""
-    yield f"[{table}]"
-    yield f"value = {constant.value!r}"
-    yield f"unit = {_quoted(constant.unit)}"
-    yield f"certainty = {_quoted(constant.certainty)}"
-    yield f"source = {_quoted(constant.source)}"
+def _constant_line(key: str, constant: Constant) -> str:
+    words = f"unit = {_quoted(constant.unit)}, certainty = {_quoted(constant.certainty)}"
+    return f"{key} = {{ value = {constant.value!r}, {words}, source = {_quoted(constant.source)} }}"
 
 
 def write_machine(machine: Machine, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -20,13 +21,14 @@ from ratrain_ir.target import WorkspaceRequest
 from targets.codegen.routines import routine_of
 from targets.lifting import group_name
 from targets.mt3000.machine import Machine
+from targets.mt3000.machine_record import target_info
 from targets.mt3000.tiling.core import cluster_of
 from targets.mt3000.tiling.select import with_tiles
 from targets.mt3000.timing import TimedOp, message_seconds, op_work, timed_op
 from targets.program import Access
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage
+    from ratrain_ir.module import Module, Stage, TargetInfo
     from targets.mt3000.link_groups import Link
     from targets.routine import Routine
 
@@ -46,6 +48,11 @@ class Mt3000Target:
     def capacity_bytes(self) -> int:
         """Usable DDR of a cluster."""
         return self.machine.whole("ddr_capacity")
+
+    @cached_property
+    def info(self) -> TargetInfo:
+        """What modules and programs carry of the machine."""
+        return target_info(self.machine)
 
     @property
     def update_engine(self) -> Engine:

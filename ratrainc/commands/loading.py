@@ -1,0 +1,66 @@
+"""Schedules and programs as commands read them: with the machine they are for, and a word where that is another one than they say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ratrain_ir.module import Module, TargetInfo
+    from targets.mt3000.machine import Machine
+    from targets.program import Program
+
+
+def checked_schedule(file: str, machine: str | None) -> tuple[Module, Machine | None]:
+    """The verified module of a `.rtir`, and the machine that `--machine` names.
+
+    Raises `DiagnosticError` where either is not sound.
+    """
+    from ratrainc import api
+
+    chosen = _given(machine)
+    module = api.load_schedule(file)
+    api.check(module, machine=chosen)
+    if module.target is not None:
+        _state(file, module.target, chosen)
+    return module, chosen
+
+
+def checked_program(file: str, machine: str | None) -> tuple[Program, Machine]:
+    """The verified program of a `.rtx` or `.rtir`, and its machine: that of `--machine`, else the one it was compiled for.
+
+    Raises `DiagnosticError` where either is not sound, or the machine is not known here.
+    """
+    from ratrainc import api
+    from targets.program_verifier import check_program
+
+    if file.endswith(".rtir"):
+        module, chosen = checked_schedule(file, machine)
+        program = api.emit(module, machine=chosen)
+    else:
+        chosen = _given(machine)
+        program = api.load(file)
+        _state(file, program.info, chosen)
+    check_program(program)
+    return program, chosen or api.machine_of(program)
+
+
+def _given(machine: str | None) -> Machine | None:
+    from targets.mt3000.machine import load_machine
+
+    return load_machine(machine) if machine else None
+
+
+def _state(file: str, info: TargetInfo, chosen: Machine | None) -> None:
+    """Say that --machine takes the place of the machine that a file was compiled for."""
+    from targets.mt3000.machine_record import machine_digest
+
+    if chosen is None or info.digest == machine_digest(chosen):
+        return
+    was = (
+        f"'{info.name}'"
+        if info.name != chosen.name
+        else f"a machine of that name {'with other numbers' if info.digest else ''}"
+    )
+    click.echo(f"the machine is '{chosen.name}', of --machine; {file} was compiled for {was.rstrip()}", err=True)
