@@ -44,8 +44,8 @@ class FakeTarget:
 
     @property
     def info(self) -> TargetInfo:
-        """Name, capacity and text, with a digest of that text."""
-        digest = sha256(self.machine.encode()).hexdigest()
+        """Name and capacity; the text, and a digest of it, where there is one."""
+        digest = sha256(self.machine.encode()).hexdigest() if self.machine else ""
         return TargetInfo(self.name, self.capacity_bytes, digest, self.machine)
 
     def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:

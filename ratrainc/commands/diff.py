@@ -9,6 +9,7 @@ import click
 from ratrainc.commands.options import json_option
 
 if TYPE_CHECKING:
+    from ratrain_ir.module import Module
     from ratrain_ir.module_diff import StageDiff
 
 _EPILOG = """\b
@@ -31,18 +32,31 @@ def command(before: str, after: str, as_json: bool) -> None:
     from ratrainc import api
     from ratrainc.console import print_json, say
 
-    stages = diff_modules(api.load_schedule(before), api.load_schedule(after))
+    modules = api.load_schedule(before), api.load_schedule(after)
+    stages = diff_modules(*modules)
+    machines = [_machine_text(module) for module in modules]
     if as_json:
         from attrs import asdict
 
-        print_json({"stages": [asdict(stage) for stage in stages]})
+        print_json({"machines": machines, "stages": [asdict(stage) for stage in stages]})
         return
-    if all(stage.is_empty for stage in stages):
+    if machines[0] != machines[1]:
+        say(f"compiled for: {machines[0] or 'no machine'} -> {machines[1] or 'no machine'}")
+    elif all(stage.is_empty for stage in stages):
         say("no difference")
     for stage in stages:
         if not stage.is_empty:
             for line in _lines(stage):
                 say(line)
+
+
+def _machine_text(module: Module) -> str | None:
+    """The machine a module is for, told apart from others by its digest."""
+    target = module.target
+    if target is None:
+        return None
+    digest = f" ({target.digest[:12]})" if target.digest else ""
+    return f"{target.name}{digest}, {target.capacity_bytes} bytes a stage"
 
 
 def _lines(stage: StageDiff) -> list[str]:

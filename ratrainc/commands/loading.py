@@ -58,9 +58,9 @@ def _state(file: str, info: TargetInfo, chosen: Machine | None) -> None:
 
     if chosen is None or info.digest == machine_digest(chosen):
         return
-    was = (
-        f"'{info.name}'"
-        if info.name != chosen.name
-        else f"a machine of that name {'with other numbers' if info.digest else ''}"
-    )
-    click.echo(f"the machine is '{chosen.name}', of --machine; {file} was compiled for {was.rstrip()}", err=True)
+    was = f"'{info.name}'"
+    if info.name == chosen.name:
+        if not info.digest:
+            return  # it says no more than the name
+        was = "one of that name with other numbers"
+    click.echo(f"the machine is '{chosen.name}', of --machine; {file} was compiled for {was}", err=True)

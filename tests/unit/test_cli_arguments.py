@@ -82,20 +82,6 @@ def test_a_machine_that_is_not_there_is_refused(
     assert "nosuch.toml" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [(), ("--one-core",), ("--json",)])
-def test_a_program_for_an_unknown_machine_needs_its_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
-    source = 'base = "mt3000"\nname = "elsewhere"\n'
-    (tmp_path / "elsewhere.toml").write_text(source)
-    path = str(tmp_path / "a.rtx")
-    machine = ("--machine", str(tmp_path / "elsewhere.toml"))
-    assert main(["compile", "--model", MODEL, "--plan", PLAN, *machine, "-o", path]) == 0
-    assert main(["simulate", path, *words]) == 1
-    assert "give its file with --machine" in capsys.readouterr().err
-    assert main(["simulate", path, *machine, *words]) == 0
-
-
 INPUTS = {
     *("--model", "--plan", "--machine", "--data", "--eval-data", "--tokenizer", "--init", "--resume"),
     *("--rows", "--mpirun", "--like"),
