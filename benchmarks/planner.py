@@ -100,19 +100,19 @@ def smallest() -> None:
             found = smallest_clusters(request, lambda _text: None)
             text = (
                 "nothing"
-                if found is None
-                else f"{found[0]} clusters, {shape_text(found[1])}, cuts {found[1].plan.cuts}"
+                if found.candidate is None
+                else f"{found.clusters} clusters, {shape_text(found.candidate)}, cuts {found.candidate.plan.cuts}"
             )
             print(
                 f"{name} (published {published}), ZeRO {levels}: {text}; {time.perf_counter() - start:.1f} s",
                 flush=True,
             )
-            if found is not None and 3 in levels:
-                clusters, best = found
+            if found.candidate is not None and 3 in levels:
+                clusters, best = found.clusters, found.candidate
                 head = [f"The fewest clusters on which {name} was found to fit {request.machine.name}: {clusters}."]
                 path = EXAMPLES / "smallest" / f"{name}-{clusters}.toml"
                 path.parent.mkdir(exist_ok=True)
-                write_lines(str(path), plan_text(best, name, head, request.machine.name).splitlines())
+                write_lines(str(path), plan_text(best, name, head).splitlines())
 
 
 def plan() -> None:

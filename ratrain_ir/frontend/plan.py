@@ -29,7 +29,7 @@ from ratrain_ir.frontend.text import Places, Source, nowhere, read_text, shown, 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.model_config import ModelConfig
 
-__all__ = ["Optimizer", "Plan", "balance_cuts", "check_plan", "load_plan", "parse_plan", "plan_to_toml"]
+__all__ = ["Optimizer", "Plan", "balance_cuts", "check_plan", "load_plan", "parse_plan", "plan_to_toml", "plan_words"]
 
 DTYPES = ("f16", "f32")
 REDUCTIONS = ("last", "each-micro-batch")
@@ -207,12 +207,18 @@ def parse_plan(text: str, *, file: str, model: ModelConfig) -> Plan:
 
 def plan_to_toml(plan: Plan) -> str:
     """A TOML text that `parse_plan` reads back as an equal plan; every key is written out."""
-    values = {**plan.to_fields(), "loss_scale": "dynamic" if plan.loss_scale is None else plan.loss_scale}
+    words = plan_words(plan)
     blocks = []
     for section, keys in _SECTIONS.items():
-        lines = [f"{key} = {_toml_value(values[key])}" for key in keys if values.get(key) is not None]
+        lines = [f"{key} = {words[key]}" for key in keys if key in words]
         blocks.append("\n".join([f"[{section}]", *lines]) + "\n")
     return "\n".join(blocks)
+
+
+def plan_words(plan: Plan) -> dict[str, str]:
+    """Each key of a plan file with its value as the file has it, in the file's order; keys that the file would leave out are not there."""
+    values = {**plan.to_fields(), "loss_scale": "dynamic" if plan.loss_scale is None else plan.loss_scale}
+    return {key: _toml_value(values[key]) for key in _SECTION_OF if values.get(key) is not None}
 
 
 def _toml_value(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,8 +11,10 @@ from ratrainc.commands.options import json_option, machine_option, model_option,
 
 if TYPE_CHECKING:
     from ratrain_ir.diagnostics import DiagnosticError
+    from ratrain_ir.frontend.plan import Plan
     from ratrain_ir.module import Module
     from ratrainc.levers import Setting
+    from ratrainc.strategies import Strategy
     from targets.mt3000.machine import Machine
 
 _EPILOG = """\b
@@ -63,7 +66,7 @@ def command(
     from ratrainc import api
     from ratrainc.commands.loading import checked_schedule
     from ratrainc.console import print_json, status
-    from ratrainc.strategies import DEFAULT_STRATEGY
+    from ratrainc.strategies import DEFAULT_STRATEGY, Strategy
     from ratrainc.strategies import strategy as named
     from targets.mt3000.machine import load_machine
 
@@ -88,7 +91,10 @@ def command(
                 from ratrainc.levers import Setting
 
                 if advice and {d.code for d in error.diagnostics} & _DOES_NOT_FIT:
-                    raise _with_advice(error, Setting(config, resolved, pipeline, target)) from None
+                    setting = Setting(config, resolved, pipeline, target)
+                    asking = None if passes is not None else _planner_command(model, plan, resolved, strategy, machine)
+                    named_or_own = chosen if passes is None else Strategy("--passes", passes, "as given")
+                    raise _with_advice(error, setting, named_or_own, asking) from None
                 raise
     written = _write(module, output, target)
     if as_json:
@@ -123,38 +129,27 @@ def _check_usage(
 
 
 _DOES_NOT_FIT = {"RT052", "RT053"}
-_ADVICE_SECONDS = 45.0
-_ADVICE_SHOWN = 5
 
 
-def _with_advice(error: DiagnosticError, setting: Setting) -> DiagnosticError:
-    """The refusal with the changes that would fit, each compiled and simulated."""
+def _with_advice(error: DiagnosticError, setting: Setting, strategy: Strategy, asking: str | None) -> DiagnosticError:
+    """The refusal with what would fit."""
     import attrs
 
-    from ratrain_ir.diagnostics import DiagnosticError, Note
-    from ratrainc.console import seconds_text, size_text
-    from ratrainc.levers import outcomes, try_setting
+    from ratrain_ir.diagnostics import DiagnosticError
+    from ratrainc.advice import advice
 
-    now = try_setting(setting, "as it is")
-    if now is None:
-        return error
-    heaviest = max(range(len(now.peak_bytes)), key=now.peak_bytes.__getitem__)
-    found = []
-    for outcome in outcomes(setting, heaviest, _ADVICE_SECONDS):
-        if outcome.fits:
-            found.append(outcome)
-        if len(found) >= _ADVICE_SHOWN or (found and " and " in outcome.name):
-            break
-    notes = [
-        Note(
-            f"tried, and fits: {o.name}: step {seconds_text(o.step_seconds or 0.0)} (simulated), highest peak {size_text(max(o.peak_bytes))}"
-        )
-        for o in sorted(found, key=lambda o: o.step_seconds or 0.0)
-    ]
-    if not notes:
-        notes = [Note("no single change and no pair of changes that was tried fits: the model needs more clusters")]
     *others, last = error.diagnostics
+    notes = advice(setting, strategy, asking)
     return DiagnosticError([*others, attrs.evolve(last, notes=(*last.notes, *notes))])
+
+
+def _planner_command(model: str, plan: str, found: Plan, strategy: str | None, machine: str | None) -> str:
+    """The command that asks the planner for a plan in place of one, for the same clusters and step."""
+    words = ["ratrainc", "plan", "--model", model, "--clusters", str(found.clusters)]
+    words += ["--global-batch", str(found.global_batch), "--seq-len", str(found.seq_len), "--like", plan]
+    words += ["--strategy", strategy] if strategy is not None else []
+    words += ["--machine", machine] if machine is not None else []
+    return shlex.join([*words, "-o", "P.toml"])
 
 
 def _write(module: Module, output: str | None, machine: Machine | None) -> str | None:

@@ -19,12 +19,14 @@ from ratrainc.commands.options import (
 if TYPE_CHECKING:
     from ratrainc.planner.answer import Answer, Request
     from ratrainc.planner.scenarios import Scenario
+    from ratrainc.planner.smallest import Smallest
 
 _EPILOG = """\b
 Examples:
   ratrainc plan --model llama-2-7b --clusters 256 --global-batch 2048 --seq-len 2048 -o best.toml
   ratrainc plan --model llama-2-7b --clusters 256 --global-batch 2048 --quick
   ratrainc plan --model llama-2-7b --clusters 256 --global-batch 2048 --what-if ddr=16GiB --what-if link=7.4GB/s
+  ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --what-if ddr=16GiB -o P.toml    and P.machine.toml
   ratrainc plan --model qwen2.5-32b --clusters 256 --global-batch 4096 --tokens 1e12 --json
 """
 
@@ -43,7 +45,7 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     "--global-batch",
     type=click.IntRange(1, 1 << 20),
     metavar="SEQS",
-    help="Sequences of a step; needed unless --smallest.",
+    help="Sequences of a step; --smallest alone goes without.",
 )
 @click.option(
     "--seq-len", type=click.IntRange(1, 1 << 20), default=2048, show_default=True, metavar="S", help="Tokens of each."
@@ -70,9 +72,15 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     "what_ifs",
     multiple=True,
     metavar="ddr=16GiB,link=7.4GB/s",
-    help="Plan again for a machine changed so; may be repeated.",
+    help="Plan again for a machine changed so; may be repeated. With -o once: that plan is written, and the changed machine beside it.",
 )
-@click.option("-o", "--output", callback=output_file, metavar="P.toml", help="Write the best plan.")
+@click.option(
+    "-o",
+    "--output",
+    callback=output_file,
+    metavar="P.toml",
+    help="Write the best plan; with --what-if, the best of the changed machine.",
+)
 @machine_option
 @json_option
 def command(
@@ -103,14 +111,25 @@ def command(
         raise click.UsageError("--quick, --smallest and --exhaustive exclude one another")
     if global_batch is None and not smallest:
         raise click.UsageError("--global-batch is missing")
-    from ratrain_ir.files import write_lines
+    if smallest:
+        _refuse_with_smallest(global_batch, tokens, what_ifs, robust=robust)
+    if quick and robust:
+        raise click.UsageError("--robust disturbs simulated steps: --quick simulates none")
+    if output is not None and len(what_ifs) > 1:
+        raise click.UsageError(
+            "-o writes one plan: give one --what-if with it, or none for the plan of the machine as it is"
+        )
+    from ratrain_ir.files import check_writable
     from ratrain_ir.frontend.model_config import load_model
     from ratrainc.console import print_json
     from ratrainc.planner.machines import parse_changes
-    from ratrainc.planner.report import answer_json, no_plan, plan_file, show_answer
+    from ratrainc.planner.report import answer_json, no_plan, show_answer
     from ratrainc.planner.requests import planning_request
     from ratrainc.planner.scenarios import scenario_json, show_scenarios
 
+    changed_file = _machine_beside(output) if output is not None and what_ifs else None
+    if changed_file is not None:
+        check_writable(changed_file)
     request = planning_request(
         load_model(model),
         clusters,
@@ -126,24 +145,64 @@ def command(
         zero_levels=zero,
     )
     if smallest:
-        _smallest(request, model, output, as_json=as_json)
+        _smallest(request, model, output, machine, as_json=as_json)
         return
     changes = [(text, parse_changes(text, request.machine)) for text in what_ifs]
     answer = _answer(request, quick=quick)
     if answer.best is None:
         no_plan(answer)
     scenarios = [_scenario(answer, text, values, quick=quick) for text, values in changes]
+    written = scenarios[0].answer if scenarios else answer
     if output is not None:
-        write_lines(output, plan_file(answer, answer.best, model).splitlines())
+        _write(written, model, output, changed_file or machine, changed_file)
     if as_json:
-        what_if = {"what_if": [scenario_json(s) for s in scenarios]} if scenarios else {}
-        print_json(answer_json(answer, tokens) | what_if | {"output": output})
+        what_if = {"what_if": [scenario_json(s, tokens) for s in scenarios]} if scenarios else {}
+        outputs = {"output": output} | ({"machine_output": changed_file} if changed_file is not None else {})
+        print_json(answer_json(answer, tokens) | what_if | outputs)
         return
     show_answer(answer, tokens)
     if scenarios:
-        show_scenarios(answer, scenarios)
+        show_scenarios(answer, scenarios, tokens)
     if output is not None:
-        click.echo(f"wrote {output}")
+        click.echo(
+            f"wrote {output}"
+            + (f", the plan of {what_ifs[0]}, and {changed_file}, that machine" if changed_file else "")
+        )
+
+
+def _refuse_with_smallest(
+    global_batch: int | None, tokens: float | None, what_ifs: tuple[str, ...], *, robust: bool
+) -> None:
+    given = {
+        "--global-batch": global_batch,
+        "--tokens": tokens,
+        "--what-if": what_ifs or None,
+        "--robust": robust or None,
+    }
+    for option, value in given.items():
+        if value is not None:
+            raise click.UsageError(f"{option} asks about one step on given clusters: --smallest has none")
+
+
+def _machine_beside(output: str) -> str:
+    """Where the machine of a plan that is for a changed one is written."""
+    return f"{output.removesuffix('.toml')}.machine.toml"
+
+
+def _write(answer: Answer, model: str, output: str, machine: str | None, changed_file: str | None) -> None:
+    """Write the best plan, and, where it is for a changed machine, that machine.
+
+    Raises `DiagnosticError` RT053 where the changed machine has none, RT065 where its constants contradict each other.
+    """
+    from ratrain_ir.files import write_lines
+    from ratrainc.planner.report import no_plan, plan_file
+    from targets.mt3000.machine_writer import write_machine
+
+    if answer.best is None:
+        no_plan(answer)
+    if changed_file is not None:
+        write_machine(answer.request.machine, changed_file)
+    write_lines(output, plan_file(answer, answer.best, model, machine).splitlines())
 
 
 def _answer(request: Request, *, quick: bool) -> Answer:
@@ -161,39 +220,45 @@ def _answer(request: Request, *, quick: bool) -> Answer:
 def _scenario(answer: Answer, text: str, values: dict[str, float], *, quick: bool) -> Scenario:
     from attrs import evolve
 
-    from ratrainc.planner.machines import with_constants
+    from ratrainc.planner.machines import changed_machine
     from ratrainc.planner.scenarios import Scenario, kept_plan
 
-    machine = with_constants(answer.request.machine, values)
+    machine = changed_machine(answer.request.machine, values)
     changed = _answer(evolve(answer.request, machine=machine), quick=quick)
     return Scenario(text, changed, None if quick else kept_plan(answer, machine))
 
 
-def _smallest(request: Request, model: str, output: str | None, *, as_json: bool) -> None:
-    from ratrain_ir.diagnostics import fail
+def _smallest(request: Request, model: str, output: str | None, machine: str | None, *, as_json: bool) -> None:
+    from ratrain_ir.diagnostics import Note, fail
     from ratrainc.console import print_json, progress, say, size_text
     from ratrainc.planner.report import candidate_json, plan_text, shape_text
-    from ratrainc.planner.smallest import smallest_clusters
+    from ratrainc.planner.smallest import SEQUENCES, smallest_clusters
 
     with progress(request.clusters, "fewest clusters") as (bar, task):
         found = smallest_clusters(request, lambda text: bar.update(task, advance=1, status=text))
-    if found is None:
+    clusters, best = found.clusters, found.candidate
+    if clusters is None or best is None:
+        known = "fits" if not found.unproven else "was found that fits"
         fail(
             "RT053",
-            f"no plan of {request.model.name} fits {request.clusters} clusters or fewer",
+            f"no plan of {request.model.name} {known} {request.clusters} clusters or fewer, at {SEQUENCES} sequences each",
+            notes=[Note(_of_fewer(found))],
             help="allow more clusters",
         )
-    clusters, best = found
     if output is not None:
         from ratrain_ir.files import write_lines
 
-        head = [f"The fewest clusters on which {request.model.name} fits {request.machine.name}: {clusters}."]
-        write_lines(output, plan_text(best, model, head, request.machine.name).splitlines())
+        head = [
+            f"The fewest clusters on which {request.model.name} was found to fit {request.machine.name}: {clusters}."
+        ]
+        head += [f"{_of_fewer(found)}."] if _of_fewer(found) else []
+        write_lines(output, plan_text(best, model, head, machine).splitlines())
     if as_json:
         print_json(
             {
                 "model": request.model.name,
                 "clusters": clusters,
+                "unproven_clusters": list(found.unproven),
                 "plan": candidate_json(best, clusters, None),
                 "output": output,
             }
@@ -202,3 +267,15 @@ def _smallest(request: Request, model: str, output: str | None, *, as_json: bool
     say(
         f"{request.model.name} fits {clusters} clusters: {shape_text(best)}, cuts {list(best.plan.cuts)}, highest peak {size_text(best.peak_bytes)}"
     )
+    if _of_fewer(found):
+        say(_of_fewer(found))
+    if output is not None:
+        click.echo(f"wrote {output}")
+
+
+def _of_fewer(found: Smallest) -> str:
+    """What is known of the numbers of clusters that were passed over; empty where there are none."""
+    if found.unproven:
+        numbers = ", ".join(map(str, found.unproven))
+        return f"On {numbers} the roomiest shapes could not be placed and others were not tried: that none fits is not proved"
+    return "" if found.clusters == 1 else "On all fewer, bounds on bytes rule out every plan"

@@ -130,7 +130,8 @@ def _show(points: Sequence[Point], model: str) -> None:
     for point in points:
         plan = point.plan
         if plan is None or point.step_seconds is None:
-            rows.append([str(point.clusters), "nothing fits", "-", "-", "-"])
+            nothing = "none was found" if plan is None else "does not fit"
+            rows.append([str(point.clusters), nothing, "-", "-", "-"])
             continue
         each = " each" if plan.reduce == "each-micro-batch" else ""
         shape = f"P{plan.pp} D{plan.dp} b{plan.micro_batch_size} M{plan.micro_batches} Z{plan.zero}{each}"

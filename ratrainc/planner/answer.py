@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isinf
+
 from attrs import define, field, frozen
 
 from ratrain_ir.frontend.model_config import ModelConfig
@@ -125,6 +127,11 @@ class Answer:
     def best(self) -> Candidate | None:
         """The fastest plan, or None where none fits."""
         return self.candidates[0] if self.candidates else None
+
+    @property
+    def proven_empty(self) -> bool:
+        """Whether bounds on bytes rule out every plan of the space: nothing fits, nothing was refused by the compiler or left untried."""
+        return not self.candidates and not self.refused and isinf(self.bound_seconds)
 
     @property
     def gap(self) -> float | None:

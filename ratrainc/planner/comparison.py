@@ -32,7 +32,8 @@ def comparison_rows(strategies: Sequence[Strategy], answers: Sequence[Answer]) -
     for item, answer in zip(strategies, answers, strict=True):
         best = answer.best
         capacity = answer.request.machine.whole("ddr_capacity")
-        short = min((r.short_bytes for r in answer.rejected), default=0.0)
+        lacking = [r.short_bytes for r in answer.rejected] if answer.proven_empty else []
+        short = min(lacking, default=0.0)  # what some shapes lack says nothing while others may fit
         evaluation = best.evaluation if best else None
         rows.append(
             {

@@ -66,10 +66,12 @@ def _reason(search: Search, best: Candidate, family: list[Shape]) -> str:
     if least is not None and not refused:
         return f"{_slower(least[0], best)}: at least {seconds_text(least[0])} ({_text(least[1])})"
     if refused and refused[0].evaluation is not None:
-        return refused[0].evaluation.refusal
-    if short is None:
-        return "its state alone is larger than all memory"
-    return f"does not fit: stage @{short[1]} lacks at least {size_text(int(short[0]))} ({_text(short[2])})"
+        return f"not placed: {refused[0].evaluation.refusal} ({_text(refused[0].shape)})"
+    assert short is not None, "a shape either has cuts that fit or lacks bytes"
+    lacking = f"stage @{short[1]} lacks at least {size_text(int(short[0]))} ({_text(short[2])})"
+    if np.isfinite(np.sort(bounds)[_TRIED:]).any():
+        return f"none of {_TRIED} shapes that were looked at fits: {lacking}"
+    return f"does not fit: {lacking}"
 
 
 def _slower(seconds: float, best: Candidate) -> str:

@@ -40,6 +40,11 @@ _SCALES = {
 _VALUE = re.compile(r"(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([A-Za-z]*)(/s)?")
 
 
+def changed_machine(machine: Machine, values: dict[str, float]) -> Machine:
+    """The machine with some constants replaced, under a name that says so: what is compiled for it is not for the given one."""
+    return evolve(with_constants(machine, values), name=f"{machine.name}-what-if")
+
+
 def with_constants(machine: Machine, values: dict[str, float]) -> Machine:
     """The machine with some constants replaced."""
     changed = {

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import evolve
 
 from ratrainc.planner.answer import Answer, Candidate, Rejected, Request
-from ratrainc.planner.bounds import Columns, shape_bounds
+from ratrainc.planner.bounds import Columns, shape_bounds, state_bytes
 from ratrainc.planner.cuts import best_cuts, cuts_of
 from ratrainc.planner.estimates import plan_estimates
 from ratrainc.planner.profile import Profiles
@@ -46,6 +46,10 @@ def quick_answer(request: Request) -> Answer:
             Candidate(found[at], plan, request.strategy.passes, cuts.seconds, None, estimate, cuts.peak_bytes)
         )
         least = min(least, estimate)
+    if not candidates and not rejected:  # the state alone is too large for every shape
+        smallest = int(np.argmin(state_bytes(columns)))
+        cuts = best_cuts(columns.rows(slice(smallest, smallest + 1)))
+        rejected.append(Rejected(found[smallest], cuts.stage, cuts.short_bytes))
     candidates.sort(key=lambda c: c.seconds)
     bound = min([open_bound, *(c.bound_seconds for c in candidates)])
     fitting = [c for c in candidates if np.isfinite(c.seconds)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,7 +13,6 @@ from ratrain_ir.frontend.plan import plan_to_toml
 from ratrainc.console import say, seconds_text, size_text, table
 from ratrainc.planner.crossings import Crossing, crossings
 from targets.mt3000.link_groups import are_uniform
-from targets.mt3000.machine import DEFAULT_MACHINE, machine_names
 
 if TYPE_CHECKING:
     from ratrainc.planner.answer import Answer, Candidate, Request
@@ -154,7 +154,8 @@ def certificate(answer: Answer) -> list[str]:
         ),
     ]
     idle = answer.request.clusters - answer.best.plan.clusters
-    return [*lines, f"{idle} clusters stay idle: no plan that uses more is faster"] if idle else lines
+    known = "no plan that uses more is faster" if answer.proven else "no plan was found that uses more and is faster"
+    return [*lines, f"{idle} clusters stay idle: {known}"] if idle else lines
 
 
 def shape_text(candidate: Candidate) -> str:
@@ -195,8 +196,8 @@ def cuts_text(cuts: Sequence[int]) -> str:
     return ",".join(words) if len(words) <= 5 else f"{','.join(words[:3])}..{words[-1]}"
 
 
-def plan_file(answer: Answer, candidate: Candidate, model: str) -> str:
-    """The TOML text of a plan, with what the search knows of it in comments."""
+def plan_file(answer: Answer, candidate: Candidate, model: str, machine: str | None = None) -> str:
+    """The TOML text of a plan, with what the search knows of it in comments; `machine` as --machine takes it, None: the default."""
     request = answer.request
     sequences = f"{request.global_batch} sequences of {request.seq_len} tokens a step"
     simulated = (
@@ -204,12 +205,12 @@ def plan_file(answer: Answer, candidate: Candidate, model: str) -> str:
     )
     head = [
         f"Planned for {request.model.name} on {request.clusters} x {request.machine.name}: {sequences}.",
-        f"Predicted: {simulated}, highest peak {size_text(candidate.peak_bytes)}.",
+        f"Predicted: {simulated}, highest peak {'' if candidate.evaluation else 'at least '}{size_text(candidate.peak_bytes)}.",
         f"No plan that was considered takes less than {seconds_text(answer.bound_seconds)} with these passes,",
         f"or less than {seconds_text(answer.relaxed_bound_seconds)} (closed form) with any.",
         *(_mapping_reasons(answer, candidate) if candidate.plan.mapping is not None else ()),
     ]
-    return plan_text(candidate, model, head, request.machine.name)
+    return plan_text(candidate, model, head, machine)
 
 
 def _mapping_reasons(answer: Answer, candidate: Candidate) -> Iterator[str]:
@@ -226,9 +227,9 @@ def _mapping_reasons(answer: Answer, candidate: Candidate) -> Iterator[str]:
         yield "  No other mapping of this shape was simulated: it has none, or bounds ruled them out."
 
 
-def plan_text(candidate: Candidate, model: str, head: Sequence[str], machine: str) -> str:
-    """The TOML text of a plan under lines of comment, for a machine by its name."""
-    target = "" if machine == DEFAULT_MACHINE else f" --machine {machine if machine in machine_names() else 'ITS.toml'}"
+def plan_text(candidate: Candidate, model: str, head: Sequence[str], machine: str | None = None) -> str:
+    """The TOML text of a plan under lines of comment, for a machine as --machine takes it; None: the default."""
+    target = "" if machine is None else f" --machine {shlex.quote(machine)}"
     compiling = [
         "Compile it with:",
         f"  ratrainc compile --model {model} --plan THIS.toml{target} \\",
@@ -257,30 +258,44 @@ def _commented(text: str, key: str, comment: str) -> str:
     return "\n".join(f"{line}  # {comment}" if line.startswith(f"{key} = ") else line for line in lines)
 
 
+def nearest_text(answer: Answer) -> str:
+    """Of the shapes that bounds rule out, the one that lacks least; empty where there is none."""
+    if not answer.rejected:
+        return ""
+    nearest = min(answer.rejected, key=lambda r: r.short_bytes)
+    shape = nearest.shape
+    return (
+        f"nearest: P={shape.pp} D={shape.dp} b={shape.micro_batch_size}, ZeRO {shape.zero} {shape.reduce}: stage "
+        f"@{nearest.stage} lacks at least {size_text(int(nearest.short_bytes))}"
+    )
+
+
 def no_plan(answer: Answer) -> NoReturn:
-    """Refuse, and say what comes nearest.
+    """Refuse, say whether it is proved that nothing fits, and what comes nearest.
 
     Raises `DiagnosticError` RT053.
     """
     request = answer.request
-    notes = []
-    if answer.rejected:
-        nearest = min(answer.rejected, key=lambda r: r.short_bytes)
-        shape = nearest.shape
-        text = (
-            f"nearest: P={shape.pp} D={shape.dp} b={shape.micro_batch_size}, ZeRO {shape.zero} {shape.reduce}: stage "
-            f"@{nearest.stage} lacks at least {size_text(int(nearest.short_bytes))}"
-        )
-        notes.append(Note(text))
+    proved = answer.proven_empty
+    notes = [Note(text) for text in (nearest_text(answer),) if text]
     notes += [
         Note(f"the compiler refused {shape_text(c)}: {c.evaluation.refusal}")
         for c in answer.refused[:3]
         if c.evaluation
     ]
+    if proved:
+        notes.insert(0, Note("proved: bounds on bytes rule out every plan"))
+    else:
+        refused = (
+            f": the compiler refused {len(answer.refused)} plans, the others were not tried" if answer.refused else ""
+        )
+        notes.insert(0, Note(f"not proved: bounds on bytes do not rule out every plan{refused}"))
+    more = "more time (--seconds), or every plan (--exhaustive); else "
     fail(
         "RT053",
-        f"no plan of {request.model.name} with {request.global_batch} sequences of {request.seq_len} tokens fits "
-        f"{request.clusters} clusters of {request.machine.whole('ddr_capacity')} bytes",
+        f"no plan of {request.model.name} with {request.global_batch} sequences of {request.seq_len} tokens "
+        f"{'fits' if proved else 'was found that fits'} {request.clusters} clusters of "
+        f"{request.machine.whole('ddr_capacity')} bytes",
         notes=notes,
-        help="use more clusters, shorter sequences, or another strategy",
+        help=f"{'' if proved or request.exhaustive else more}use more clusters, shorter sequences, or another strategy",
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Point:
-    """One number of clusters. Without `step_seconds` nothing fits."""
+    """One number of clusters. Without `step_seconds` nothing was found that fits."""
 
     clusters: int
     global_batch: int

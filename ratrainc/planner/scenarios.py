@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from ratrainc.console import seconds_text, table
-from ratrainc.planner.answer import Answer
+from ratrainc.planner.answer import Answer, Candidate
 from ratrainc.planner.evaluation import Evaluation, Task, evaluate
-from ratrainc.planner.report import candidate_json, shape_text
+from ratrainc.planner.report import candidate_json, shape_text, training_cost
 
 if TYPE_CHECKING:
     from targets.mt3000.machine import Machine
@@ -32,30 +32,40 @@ def kept_plan(answer: Answer, machine: Machine) -> Evaluation:
     return evaluate(Task(answer.request.model, best.plan, best.pipeline, machine))
 
 
-def scenario_json(scenario: Scenario) -> dict[str, Any]:
+def scenario_json(scenario: Scenario, tokens: float | None = None) -> dict[str, Any]:
     """A scenario as `--json` prints it."""
     best = scenario.answer.best
     return {
         "change": scenario.change,
-        "plan": candidate_json(best, scenario.answer.request.clusters, None) if best else None,
+        "plan": candidate_json(best, scenario.answer.request.clusters, tokens) if best else None,
         "bound_step_seconds": scenario.answer.bound_seconds if best else None,
         "step_seconds_with_the_same_plan": scenario.kept.step_seconds if scenario.kept else None,
     }
 
 
-def show_scenarios(answer: Answer, scenarios: Sequence[Scenario]) -> None:
+def show_scenarios(answer: Answer, scenarios: Sequence[Scenario], tokens: float | None = None) -> None:
     """A table: the best plan of each changed machine, and its time against that of the given one."""
     assert answer.best is not None
-    rows = [["as it is", shape_text(answer.best), seconds_text(answer.best.seconds), "", ""]]
+
+    def cost(best: Candidate | None) -> list[str]:
+        if tokens is None:
+            return []
+        days, hours = training_cost(best, answer.request.clusters, tokens) if best else (None, None)
+        return ["-", "-"] if days is None else [f"{days:,.1f}", f"{hours:,.0f}"]
+
+    rows = [["as it is", shape_text(answer.best), seconds_text(answer.best.seconds), "", "", *cost(answer.best)]]
     for item in scenarios:
         best = item.answer.best
         kept = "-" if item.kept is None else _kept_text(item.kept)
         if best is None:
-            rows.append([item.change, "nothing fits", "-", "-", kept])
+            nothing = "nothing fits" if item.answer.proven_empty else "none was found"
+            rows.append([item.change, nothing, "-", "-", kept, *cost(None)])
             continue
         change = 100 * (best.seconds / answer.best.seconds - 1)
-        rows.append([item.change, shape_text(best), seconds_text(best.seconds), f"{change:+.1f} %", kept])
-    table("what if (simulated)", ("machine", "best plan", "step", "change", "with the same plan"), rows)
+        rows.append([item.change, shape_text(best), seconds_text(best.seconds), f"{change:+.1f} %", kept, *cost(best)])
+    columns = ["machine", "best plan", "step", "change", "with the same plan"]
+    columns += ["days", "cluster-h"] if tokens is not None else []
+    table("what if (simulated)", columns, rows)
 
 
 def _kept_text(kept: Evaluation) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import evolve
+from attrs import evolve, frozen
 
 from ratrainc.planner.answer import Candidate
 from ratrainc.planner.cuts import best_cuts, cuts_of
@@ -23,21 +23,37 @@ _TRIED = 3
 """Shapes of one number of clusters that are compiled; of those that bounds allow, the ones with most room."""
 
 
-def smallest_clusters(request: Request, tick: Callable[[str], None]) -> tuple[int, Candidate] | None:
-    """The fewest clusters, up to the request's, for which a plan is compiled and placed, and that plan; None where none fits.
+@frozen
+class Smallest:
+    """The fewest clusters for which a plan is compiled and placed."""
+
+    clusters: int | None
+    """None: of no number that was tried"""
+    candidate: Candidate | None
+    """the plan; None where there is none"""
+    unproven: tuple[int, ...]
+    """numbers of clusters that were passed over because what was tried could not be placed; all others are ruled out by bounds"""
+
+
+def smallest_clusters(request: Request, tick: Callable[[str], None]) -> Smallest:
+    """The fewest clusters, up to the request's, for which a plan is compiled and placed, and that plan.
 
     Each cluster has `SEQUENCES` sequences, one a micro-batch. Numbers of clusters are tried upwards. One is passed over when the
     bound on bytes rules out every shape, or when none of the shapes with most room can be placed.
     """
+    unproven: list[int] = []
     for clusters in range(1, request.clusters + 1):
         tick(f"{clusters} clusters")
-        found = _fitting(evolve(request, clusters=clusters, global_batch=clusters * SEQUENCES))
+        found, tried = _fitting(evolve(request, clusters=clusters, global_batch=clusters * SEQUENCES))
         if found is not None:
-            return clusters, found
-    return None
+            return Smallest(clusters, found, tuple(unproven))
+        if tried:
+            unproven.append(clusters)
+    return Smallest(None, None, tuple(unproven))
 
 
-def _fitting(request: Request) -> Candidate | None:
+def _fitting(request: Request) -> tuple[Candidate | None, bool]:
+    """A plan that fits, and whether bounds left any to be tried."""
     search = Search(request)
     found = [s for s in search.fill_queue() if s.clusters == request.clusters and s.micro_batch_size == 1]
     shapes = {evolve(shape, tiles=()): shape for shape in found}  # bytes do not depend on the mapping
@@ -54,5 +70,5 @@ def _fitting(request: Request) -> Candidate | None:
         folded = folded_micro_batches(plan) < plan.micro_batches
         evaluation = evaluate(Task(request.model, plan, pipeline, request.machine, folded))
         if evaluation.step_seconds is not None:
-            return Candidate(shape, plan, pipeline, cuts.seconds, evaluation)
-    return None
+            return Candidate(shape, plan, pipeline, cuts.seconds, evaluation), True
+    return None, bool(roomy)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from ratrain_ir.frontend.plan import plan_words
 from ratrain_ir.ops import ENGINES, Engine
 from ratrainc.console import seconds_text, size_text
 
@@ -98,13 +99,17 @@ def _bubble_table(caption: str, bubbles: Bubbles, places: Sequence[tuple[int, En
 
 
 def plan_tables(program: Program) -> str:
-    """Plan and model, field by field."""
-    plan = [[name, _field_text(value)] for name, value in program.plan.to_fields().items()]
+    """The plan, key by key as its file has it, and the model, field by field."""
+    words = plan_words(program.plan)
+    plan = [[key, value] for key, value in words.items()]
+    absent = ", ".join(key for key in program.plan.to_fields() if key not in words)
+    left_out = f"<p>Left out, as in a plan file: {escape(absent)}.</p>\n" if absent else ""
     model = [[name, _field_text(value)] for name, value in program.model.to_fields().items()]
     passes = f"<p>Passes: <code>{escape(program.pipeline)}</code></p>\n"
     return (
         passes
-        + table("Plan", ("field", "value"), plan, words=True)
+        + table("Plan, in the words of a plan file", ("key", "value"), plan, words=True)
+        + left_out
         + table("Model", ("field", "value"), model, words=True)
     )
 

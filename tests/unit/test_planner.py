@@ -428,3 +428,74 @@ def test_workers_start_with_interruptions_held_back():
     search._Runner(Executor(), 2).submit(None)
     assert signal.SIGINT in masks[0]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+# -- what -o and --json write is what is asked ---------------------------------------------------------------------------
+
+
+def planned(capsys, *words: str) -> dict[str, object]:
+    capsys.readouterr()
+    assert main(["plan", *words, "--json"]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize("level", [(), ("--quick",)])
+@pytest.mark.parametrize("change", [None, "ddr=9MB", "link=37GB/s,latency=1us"])
+def test_the_plan_that_is_written_is_that_of_the_machine_asked_about(capsys, tmp_path, monkeypatch, level, change):
+    """It has the shape and the peak that `--json` tells, and compiles for the machine beside it as its comments say."""
+    monkeypatch.chdir(tmp_path)
+    asked = ("--what-if", change) if change else ()
+    found = planned(capsys, *SMALL, *level, *asked, "--tokens", "1e9", "-o", "P.toml")
+    told = found["what_if"][0]["plan"] if change else found["plans"][0]
+    text = Path("P.toml").read_text()
+    plan = parse_plan(text, file="P.toml", model=load_model(TINY[1]))
+    keys = ("pp", "dp", "micro_batch_size", "micro_batches", "zero", "reduce")
+    assert {key: getattr(plan, key) for key in keys} == {key: told[key] for key in keys}
+    assert list(plan.cuts) == told["cuts"]
+    assert told["days"] > 0
+    assert found["output"] == "P.toml"
+    beside = Path("P.machine.toml")
+    assert beside.exists() == bool(change) == ("machine_output" in found)
+    assert ("--machine P.machine.toml" in text) == bool(change)
+    assert f"highest peak {'at least ' if level else ''}" in text
+    if change:
+        machine = load_machine(str(beside))
+        given = load_machine(None)
+        assert machine.name == "mt3000-what-if"
+        changed = parse_changes(change, given)
+        assert {key: c.value for key, c in machine.constants.items()} == {
+            key: changed.get(key, c.value) for key, c in given.constants.items()
+        }
+    if not level:
+        words = ["compile", *TINY, "--plan", "P.toml", "--passes", told["passes"], "-o", "best.rtx", "--json"]
+        assert main([*words, *(("--machine", str(beside)) if change else ())]) == 0
+        stages = json.loads(capsys.readouterr().out)["stages"]
+        assert max(stage["peak_live_bytes"] for stage in stages) == told["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*SMALL, "--what-if", "ddr=9MB", "--what-if", "ddr=8MB", "-o", "P.toml"),
+        (*SMALL, "--quick", "--robust"),
+        (*TINY, "--clusters", "4", "--smallest", "--global-batch", "16"),
+        (*TINY, "--clusters", "4", "--smallest", "--tokens", "1e9"),
+        (*TINY, "--clusters", "4", "--smallest", "--robust"),
+        (*TINY, "--clusters", "4", "--smallest", "--what-if", "ddr=9MB"),
+    ],
+)
+def test_questions_that_have_no_one_answer_are_refused(capsys, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", *words]) == 2
+    shown = capsys.readouterr()
+    assert "Error:" in shown.err
+    assert not shown.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_changed_machine_for_which_nothing_fits_writes_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", *SMALL, "--what-if", "ddr=1MB", "-o", "P.toml"]) == 1
+    assert "RT053" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from attrs import evolve
+from attrs import evolve, fields
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ratrain_ir.diagnostics import DiagnosticError
+from ratrain_ir.frontend.plan import Optimizer, Plan, parse_plan, plan_to_toml, plan_words
+from ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain_ir.ops import ENGINES
+from ratrain_ir.testing.strategies import plans
 from ratrain_ir.types import ALIGNMENT_BYTES, aligned
 from ratrainc import api
 from ratrainc.cli import main
+from ratrainc.report import tables
 from ratrainc.report.columns import StepView
 from ratrainc.report.page import write_report
 from targets.flat_program import STREAMS
@@ -25,6 +33,7 @@ from tests.unit.report_page import Page
 from tests.unit.tiny_runs import make_program
 
 if TYPE_CHECKING:
+    from targets.program import Program
     from targets.simulator import Timeline
 
 CASES = {
@@ -167,7 +176,7 @@ def test_tables_are_read_without_a_script(case) -> None:
     assert sum(tag == "caption" for tag, _ in page.tags) == sum(tag == "table" for tag, _ in page.tags) == 8
     for stage in range(len(timeline.program.stages)):
         assert f'<th scope="row">@{stage} compute</th>' in text
-    for name in (*timeline.program.plan.to_fields(), "vocab_size", *load_machine(None).constants):
+    for name in (*plan_words(timeline.program.plan), "vocab_size", *load_machine(None).constants):
         assert f'<th scope="row">{name}</th>' in text
 
 
@@ -199,3 +208,39 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     figures, timeline = api.simulate_with_timeline(make_program())
     with pytest.raises(DiagnosticError, match="RT002"):
         write_report(timeline, figures, load_machine(None), str(tmp_path / "no" / "r.html"))
+
+
+@cache
+def shown_program() -> Program:
+    return make_program()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_the_plan_is_shown_in_the_words_of_a_plan_file(data: st.DataObject) -> None:
+    """Every key, or that it is left out: what is shown, put under its sections, is the plan again."""
+    program = shown_program()
+    drawn = data.draw(plans(program.model))
+    optimizer = Optimizer(
+        lr=data.draw(st.sampled_from((3e-4, 1e-30, 1.0))),
+        warmup_steps=data.draw(st.integers(0, 5)),
+        total_steps=data.draw(st.none() | st.integers(5, 9)),
+        clip=data.draw(st.sampled_from(("none", "global"))),
+    )
+    mapping = data.draw(st.sampled_from((None, RankMapping.parse("chip 1x1"))))
+    program.plan = evolve(
+        drawn, optimizer=optimizer, mapping=mapping, mlp_chunk=data.draw(st.none() | st.integers(1, 9))
+    )
+    shown = tables.plan_tables(program).split("<caption>Model")[0]
+    rows = dict(re.findall(r'<th scope="row">(\w+)</th><td>(.*?)</td>', shown))
+    absent = re.findall(r"\w+", (re.search(r"Left out, as in a plan file: (.*?)\.</p>", shown) or [""] * 2)[1])
+    keys = {attribute.name for attribute in (*fields(Plan), *fields(Optimizer))} - {"optimizer"}
+    assert {*rows, *absent} | {"mapping"} == keys
+    section_of: dict[str, str] = {}
+    for block in plan_to_toml(program.plan).split("\n\n"):
+        section, *entries = block.strip().split("\n")
+        section_of |= {entry.split(" = ")[0]: section for entry in entries}
+    text = ""
+    for section in dict.fromkeys(section_of.values()):
+        text += "\n".join([section, *(f"{k} = {unescape(v)}" for k, v in rows.items() if section_of[k] == section), ""])
+    assert parse_plan(text, file="P.toml", model=program.model) == program.plan
