@@ -30,9 +30,19 @@ def text(value: Any) -> str:
 
     Raises TypeError or ValueError for anything else.
     """
+    if len(shown(value)) > _LONGEST_TEXT:
+        raise ValueError(f"expected a line of text, got {value[:_SHOWN]!a}")
+    return str(value)
+
+
+def shown(value: Any) -> str:
+    """A line that can be shown, of any length.
+
+    Raises TypeError or ValueError for anything else.
+    """
     if not isinstance(value, str):
         raise TypeError(f"expected text, got {value!r}")
-    if not value.isprintable() or len(value) > _LONGEST_TEXT:
+    if not value.isprintable():
         raise ValueError(f"expected a line of text, got {value[:_SHOWN]!a}")
     return value
 

@@ -24,7 +24,7 @@ from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
 from ratrain_ir.ops import ENGINES, OP_CLASSES
 from ratrain_ir.types import Dtype, StateKind, tensor_type
-from targets.json_values import text, whole, word
+from targets.json_values import shown, text, whole, word
 from targets.program import Access, CountWait, Instruction, Operand, Program, ProgramStage, ProgramTensor
 from targets.routine import routine_from_json
 from targets.tile_verifier import structure_problem
@@ -66,7 +66,7 @@ def program_bytes(program: Program) -> bytes:
         "target": program.target,
         "capacity_bytes": program.capacity_bytes,
         "machine_digest": program.machine_digest,
-        "machine_text": program.machine_text,
+        "machine": program.machine_text.split("\n") if program.machine_text else [],
         "pipeline": program.pipeline,
         "tiles": [schedule.to_json() for schedule in tiles],
         "routines": routines,
@@ -219,8 +219,10 @@ class _Reader:
         if type(capacity) is not int or capacity <= 0:
             raise ValueError(f"expected a capacity in bytes, got {capacity!r}")
         names = word(header["name"]), word(header["target"])
-        machine = [text(header.get(key, "")) for key in ("machine_digest", "machine_text")]  # older files have neither
-        return Program(names[0], model, plan, names[1], capacity, text(header["pipeline"]), routines, stages, *machine)
+        digest, lines = text(header.get("machine_digest", "")), header.get("machine", [])  # older files have neither
+        machine = "\n".join([shown(line) for line in lines])
+        pipeline = text(header["pipeline"])
+        return Program(names[0], model, plan, names[1], capacity, pipeline, routines, stages, digest, machine)
 
     def stage(self, item: dict[str, Any]) -> ProgramStage:
         stage = ProgramStage([_tensor(entry) for entry in item["tensors"]])

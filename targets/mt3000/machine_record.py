@@ -76,8 +76,12 @@ def check_carried(info: TargetInfo, file: str, line: str | None = None) -> None:
 def carried_machine(info: TargetInfo) -> Machine:
     """The machine that a text gives.
 
-    Raises `DiagnosticError` RT065 where the text is no machine, or has another digest or name, or less DDR than is to be used.
+    Raises `DiagnosticError` RT065 where the text is no machine, cannot be shown, or has another digest or name, or less DDR than is
+    to be used.
     """
+    odd = next((line for line in info.machine.split("\n") if not line.isprintable()), None)
+    if odd is not None:
+        fail("RT065", f"a line of the machine cannot be shown: {odd[:60]!a}", help="write such a character as \\uXXXX")
     found = parse_machine(info.machine, file=f"machine '{info.name}'")
     if found.name != info.name:
         fail("RT065", f"the target is '{info.name}', its machine is '{found.name}'", help="give both one name")

@@ -51,6 +51,6 @@ def write_machine(machine: Machine, path: str) -> None:
 
 
 def _quoted(text: str) -> str:
-    """A TOML basic string: as JSON writes it, but that TOML wants DEL escaped too; what is not Unicode becomes '?'."""
+    """A TOML basic string: as JSON writes it, but that all that cannot be shown is escaped too; what is not Unicode becomes '?'."""
     sound = text.encode("utf-8", "replace").decode("utf-8")
-    return json.dumps(sound, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in json.dumps(sound, ensure_ascii=False))
