@@ -38,7 +38,7 @@ def _target_lines(target: TargetInfo) -> Iterator[str]:
     yield _header("target", {"name": target.name, "capacity": target.capacity_bytes, **digest})
     if target.machine:
         yield "  machine {"
-        yield from (f"    | {line}".rstrip() for line in target.machine.split("\n"))
+        yield from (f"    | {line}" if line else "    |" for line in target.machine.split("\n"))
         yield "  }"
 
 
