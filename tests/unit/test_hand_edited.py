@@ -316,7 +316,11 @@ SUSPICIOUS: dict[str, tuple[Edit, bool]] = {
         ),
         True,
     ),
-    "another machine of equal needs": (lambda text: text.replace('"mt3000"', '"mt3000-1.2ghz"'), True),
+    "another machine of equal needs": (
+        lambda text: re.sub(r'"mt3000", (capacity = \d+), digest = "\w+"', r'"mt3000-1.2ghz", \1', text),
+        True,
+    ),
+    "another machine with the digest of the first": (lambda text: text.replace('"mt3000"', '"mt3000-1.2ghz"'), False),
     "a machine nobody knows": (lambda text: text.replace('"mt3000"', '"elsewhere"'), False),
     "no target": (lambda text: without(text, "target"), False),
     "a petabyte that no target allows": (
