@@ -26,7 +26,7 @@ from passes.prefetch_depth import prefetch_depth
 from passes.recompute import POLICIES, RecomputePass, refuse_second_recovery
 from passes.schedule_update import ScheduleUpdatePass
 from passes.trial import seconds_at_own_addresses, with_workspace
-from ratrain_ir.blocks import gathers_within_step, stage_blocks
+from ratrain_ir.blocks import gathers_within_step
 from ratrain_ir.copying import copy_module
 from ratrain_ir.module import Module, Stage
 from ratrain_ir.schedules import micro_batches_in_flight
@@ -162,7 +162,7 @@ class JointOrderPass(Pass):
 
 
 def _kinds(module: Module, stage: Stage) -> tuple[str, ...]:
-    return tuple(unit.kind for unit in stage_blocks(module.model, module.plan, stage.index))
+    return tuple(unit.kind for unit in module.topology.stage_blocks[stage.index])
 
 
 def _likenesses(module: Module) -> list[object]:

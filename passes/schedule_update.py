@@ -30,7 +30,7 @@ from attrs import define, field, frozen
 from passes.overlap import ListTimes, list_times
 from passes.pass_base import Pass, PassContext
 from passes.trial import prepared, with_workspace
-from ratrain_ir.blocks import Block, stage_blocks
+from ratrain_ir.blocks import Block
 from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import Engine, Op, Tensor, Update
 
@@ -74,7 +74,7 @@ class _Rescheduling:
     times: ListTimes = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        blocks = stage_blocks(self.module.model, self.module.plan, self.stage.index)
+        blocks = self.module.topology.stage_blocks[self.stage.index]
         self.rank = {unit: index for index, unit in enumerate(blocks)}
         self.rest = [op for op in self.stage.ops if type(op) is not Update]
         trial = Stage(self.stage.index, self.stage.tensors, self.rest, self.stage.line)

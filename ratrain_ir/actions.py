@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import define, evolve, field, frozen
 
-from ratrain_ir.blocks import stage_blocks
 from ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain_ir.files import read_text
 from ratrain_ir.module import Module, SourceText, Stage
@@ -115,7 +114,7 @@ def actions_of_module(module: Module) -> ActionTable:
 
 
 def _stage_row(module: Module, stage: Stage) -> tuple[PlacedAction, ...]:
-    blocks = stage_blocks(module.model, module.plan, stage.index)
+    blocks = module.topology.stage_blocks[stage.index]
     last_reduction = next((op for op in reversed(stage.ops) if _reduces(op)), None)
     row: list[PlacedAction] = []
 

@@ -71,13 +71,14 @@ def block_chain(model: ModelConfig) -> tuple[Block, ...]:
     return (block("embed"), *layers, block("head"))
 
 
-@cache
-def stage_blocks(model: ModelConfig, plan: Plan, stage: int) -> tuple[Block, ...]:
-    """The blocks of one pipeline stage in forward order."""
-    layers = [block(kind, layer) for layer in plan.stage_layers(stage, model) for kind in ("attention", "mlp")]
-    first = [block("embed")] if stage == 0 else []
-    last = [block("head")] if stage == plan.pp - 1 else []
-    return (*first, *layers, *last)
+def next_block(model: ModelConfig, unit: Block) -> Block:
+    """The block after one in forward order."""
+    if unit.kind == "embed":
+        return block("attention", 0)
+    if unit.kind == "attention":
+        return block("mlp", unit.layer)
+    assert unit.layer is not None
+    return block("attention", unit.layer + 1) if unit.layer + 1 < model.layers else block("head")
 
 
 @frozen
@@ -168,6 +169,11 @@ def is_sharded(plan: Plan) -> bool:
 def gathers_within_step(plan: Plan) -> bool:
     """Whether views are sharded too and gathered for each use (ZeRO 3), instead of once a step."""
     return plan.zero == 3 and is_sharded(plan)
+
+
+def reduces_each_micro_batch(plan: Plan) -> bool:
+    """Whether gradients are reduced into shards after every micro-batch, so that no full gradient is kept."""
+    return is_sharded(plan) and plan.reduce == "each-micro-batch"
 
 
 def shard_elements(model: ModelConfig, plan: Plan, unit: Block) -> int:

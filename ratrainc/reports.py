@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.blocks import stage_blocks
 from ratrain_ir.schedules import micro_batches_in_flight
 from ratrainc.console import say, seconds_text, size_text, table
 
@@ -30,7 +29,7 @@ def show_module(module: Module) -> None:
     capacity = module.target.capacity_bytes if module.target else None
     rows = []
     for stage in module.stages:
-        blocks = stage_blocks(module.model, plan, stage.index)
+        blocks = module.topology.stage_blocks[stage.index]
         peak = lifetimes(stage).peak_bytes
         arena = stage.arena_bytes
         rows.append(

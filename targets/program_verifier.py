@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from ratrain_ir.blocks import parameters, parse_block, stage_blocks
+from ratrain_ir.blocks import parameters, parse_block
 from ratrain_ir.diagnostics import Diagnostics
 from ratrain_ir.gc import paused_gc
 from ratrain_ir.module import Level
@@ -61,7 +61,7 @@ def check_program(program: Program) -> None:
 def _check_sizes(program: Program, found: Diagnostics) -> None:
     """The plan promises no more work than the streams hold: a number alone must not make the rules below work for ever."""
     for index, stage in enumerate(program.stages):
-        blocks = stage_blocks(program.model, program.plan, index)
+        blocks = program.topology.stage_blocks[index]
         for keyword, keywords in (("forward", ("forward",)), ("backward", ("backward", "backward_input"))):
             count = sum(1 for item in stage.streams[Engine.COMPUTE] if item.keyword in keywords)
             wanted = len(blocks) * program.plan.micro_batches

@@ -17,6 +17,8 @@ from ratrain_ir.blocks import (
     flat_elements,
     gathers_within_step,
     is_sharded,
+    next_block,
+    reduces_each_micro_batch,
     saved_slots,
     shard_elements,
     token_type,
@@ -53,26 +55,6 @@ def lower(model: ModelConfig, plan: Plan) -> Module:
     topology = topology_of(model, plan)
     stages = [_StageLowering(model, plan, topology, Stage(index)).lower() for index in range(topology.stages)]
     return Module(model.name, Level.DATAFLOW, model, plan, stages)
-
-
-def next_block(model: ModelConfig, unit: Block) -> Block:
-    """The block after one in forward order."""
-    if unit.kind == "embed":
-        return block("attention", 0)
-    if unit.kind == "attention":
-        return block("mlp", unit.layer)
-    assert unit.layer is not None
-    return block("attention", unit.layer + 1) if unit.layer + 1 < model.layers else block("head")
-
-
-def reduces_each_micro_batch(plan: Plan) -> bool:
-    """Whether gradients are reduced into shards after every micro-batch, so that no full gradient is kept."""
-    return is_sharded(plan) and plan.reduce == "each-micro-batch"
-
-
-def has_dynamic_scale(plan: Plan) -> bool:
-    """Whether the loss scale follows overflows."""
-    return plan.loss_scale is None
 
 
 @define
@@ -246,7 +228,7 @@ class _StageLowering:
             for unit in blocks:
                 view, master = self.named(f"w.{unit}"), self.named(f"p.{unit}")
                 self.emit(AllGather(blocks=(unit,), reads=(master,), writes=(view,)))
-        if has_dynamic_scale(self.plan):
+        if self.plan.has_dynamic_scale:
             flags = tuple(self.named(f"flag.{unit}") for unit in blocks)
             overflow = self.scalar("overflow", Dtype.U32)
             self.emit(AllReduceScalar(quantity=Quantity.FLAGS, group=Group.ALL, reads=flags, writes=(overflow,)))

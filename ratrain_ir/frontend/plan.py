@@ -132,6 +132,11 @@ class Plan:
         """Ranks that the plan occupies."""
         return self.pp * self.dp
 
+    @property
+    def has_dynamic_scale(self) -> bool:
+        """Whether the loss scale follows overflows."""
+        return self.loss_scale is None
+
     def stage_layers(self, stage: int, model: ModelConfig) -> range:
         """The layers of a stage, counted from 0."""
         ends = (0, *self.cuts, model.layers)

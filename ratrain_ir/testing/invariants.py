@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.blocks import stage_blocks
 from ratrain_ir.diagnostics import DiagnosticError
 from ratrain_ir.equality import first_difference
 from ratrain_ir.module import Level
@@ -215,7 +214,7 @@ def in_flight_is_exact(module: Module, stage: Stage) -> None:
 
     Of a split backward the input half counts.
     """
-    first = stage_blocks(module.model, module.plan, stage.index)[0]
+    first = module.topology.stage_blocks[stage.index][0]
     started: set[int] = set()
     most = 0
     for op in stage.ops:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ratrain_ir.analysis.progress import Event, blocking_cycle, channels, meeting_stages
-from ratrain_ir.blocks import stage_blocks
 from ratrain_ir.diagnostics import Location, Note
 from ratrain_ir.module import Level, Module, Stage
 from ratrain_ir.ops import AllReduce, AllReduceScalar, Forward, InputGradientOp, Op, Recv, Send
@@ -127,7 +126,7 @@ def check_in_flight(module: Module, report: Reporter) -> None:
     """
     plan = module.plan
     for stage in module.stages:
-        blocks = stage_blocks(module.model, plan, stage.index)
+        blocks = module.topology.stage_blocks[stage.index]
         bound = micro_batches_in_flight(plan.schedule, plan.pp, plan.micro_batches, stage.index)
         started: set[int] = set()
         for op in stage.ops:

@@ -13,8 +13,16 @@ from typing import Any
 
 from attrs import define, field
 
-from ratrain_ir.blocks import WEIGHT_HALF_SLOTS, Block, block, is_sharded, pending_slots, stage_blocks
-from ratrain_ir.frontend.lowering import has_dynamic_scale, next_block, reduces_each_micro_batch
+from ratrain_ir.analysis.progress import hop_of
+from ratrain_ir.blocks import (
+    WEIGHT_HALF_SLOTS,
+    Block,
+    block,
+    is_sharded,
+    next_block,
+    pending_slots,
+    reduces_each_micro_batch,
+)
 from ratrain_ir.module import Module, Stage
 from ratrain_ir.ops import (
     AllGather,
@@ -65,7 +73,7 @@ class _SymbolicRun:
     """Blocks and micro-batches whose backward is in two halves."""
 
     def run(self) -> None:
-        self.blocks = stage_blocks(self.module.model, self.module.plan, self.stage.index)
+        self.blocks = self.module.topology.stage_blocks[self.stage.index]
         for op in self.stage.ops:
             visit = _VISITS.get(type(op))
             if visit is not None:
@@ -225,9 +233,10 @@ class _SymbolicRun:
 
     def crossing(self, op: Send | Recv) -> tuple[str, Block]:
         """What crosses the cut between this stage and the peer."""
-        after = op.peer > self.stage.index
-        unit = next_block(self.module.model, self.blocks[-1]) if after else self.blocks[0]
-        return ("x" if op.payload is Payload.ACTIVATION else "dx"), unit
+        hop = hop_of(op, self.stage, self.module.topology)
+        assert hop is not None  # the structure of a sound module
+        what = "x" if op.payload is Payload.ACTIVATION else "dx"
+        return what, self.module.topology.crossing_block(hop.channel)
 
     # gradients, updates, views
 
@@ -368,11 +377,11 @@ class _SymbolicRun:
             else:
                 yield ("all_reduce", Group.REPLICAS, unit)
             yield ("update", unit)
-        if self.stage.index == plan.pp - 1:
+        if self.stage.index == self.module.topology.last_stage:
             yield ("all_reduce_scalar", Quantity.LOSS)
         if plan.optimizer.clip == "global":
             yield ("all_reduce_scalar", Quantity.NORM)
-        if has_dynamic_scale(plan):
+        if plan.has_dynamic_scale:
             yield from (("all_reduce_scalar", Quantity.FLAGS), ("scale_update",))
 
     def check_carried(self, tensor: Tensor) -> None:
@@ -381,7 +390,7 @@ class _SymbolicRun:
         if before is None or after is None:
             self.report.at_tensor("RT024", f"%{tensor.name} is carried, but nothing uses what it carries", tensor)
             return
-        static_scale = before[0] == "scale" and not has_dynamic_scale(self.module.plan)
+        static_scale = before[0] == "scale" and not self.module.plan.has_dynamic_scale
         expected = before if static_scale else (*before[:-1], "next step")
         if after != expected:
             text = (

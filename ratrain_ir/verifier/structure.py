@@ -6,7 +6,8 @@ from typing import Any
 
 from attrs import define, field
 
-from ratrain_ir.blocks import Block, gathers_within_step, is_sharded, stage_blocks
+from ratrain_ir.analysis.progress import hop_of
+from ratrain_ir.blocks import Block, gathers_within_step, is_sharded
 from ratrain_ir.module import Level, Module, Stage
 from ratrain_ir.ops import (
     AllGather,
@@ -20,6 +21,7 @@ from ratrain_ir.ops import (
     Group,
     LoadInput,
     Op,
+    Part,
     Quantity,
     Recompute,
     Recv,
@@ -38,7 +40,7 @@ def check_structure(module: Module, report: Reporter) -> None:
     """Run all rules of this layer."""
     check_target_named(module, report)
     for stage in module.stages:
-        owned = frozenset(stage_blocks(module.model, module.plan, stage.index))
+        owned = frozenset(module.topology.stage_blocks[stage.index])
         for op in stage.ops:
             check_legal_at_level(module, stage, op, report)
             if check_names_exist(module, stage, owned, op, report) and type(op) is not Release:
@@ -118,7 +120,7 @@ def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op:
     sound = True
     for unit in blocks:
         if unit not in owned:
-            whole = stage_blocks(module.model, module.plan, stage.index)
+            whole = module.topology.stage_blocks[stage.index]
             range_text = f"{whole[0]} to {whole[-1]}"
             report.at_op("RT027", f"{unit} is not a block of stage @{stage.index}, which holds {range_text}", stage, op)
             sound = False
@@ -133,24 +135,21 @@ def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op:
     if type(op) is Send or type(op) is Recv:
         sound = check_peer(module, stage, op, report) and sound
     if type(op) is LoadInput:
-        needed = stage.index == 0 if op.part.value == "tokens" else stage.index == module.plan.pp - 1
-        if not needed:
+        topology = module.topology
+        loads = topology.first_stage if op.part is Part.TOKENS else topology.last_stage
+        if stage.index != loads:
             report.at_op("RT027", f"stage @{stage.index} has no use for {op.part.value}", stage, op)
             sound = False
     return sound
 
 
 def check_peer(module: Module, stage: Stage, op: Send | Recv, report: Reporter) -> bool:
-    """RT027: activations go one stage on, gradients one stage back."""
-    forward = op.payload.value == "activation"
-    step = (1 if forward else -1) * (1 if type(op) is Send else -1)
-    expected = stage.index + step
-    if op.peer == expected and 0 <= expected < module.plan.pp:
+    """RT027: activations go to the next chunk's stage, gradients back."""
+    topology = module.topology
+    if hop_of(op, stage, topology) is not None:
         return True
-    if 0 <= expected < module.plan.pp:
-        wanted = f"expected @{expected}"
-    else:
-        wanted = f"stage @{stage.index} has no neighbour there"
+    expected = (topology.receiver if type(op) is Send else topology.sender)(stage.index, op.payload)
+    wanted = f"expected @{expected}" if expected is not None else f"stage @{stage.index} has no neighbour there"
     report.at_op("RT027", f"'{op.keyword} {op.payload.value}' names @{op.peer}: {wanted}", stage, op)
     return False
 

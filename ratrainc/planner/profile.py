@@ -22,11 +22,12 @@ from ratrain_ir.blocks import (
     block,
     flat_elements,
     gathers_within_step,
+    reduces_each_micro_batch,
     saved_slots,
     shard_elements,
     token_type,
 )
-from ratrain_ir.frontend.lowering import lower, reduces_each_micro_batch
+from ratrain_ir.frontend.lowering import lower
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
 from ratrain_ir.frontend.rank_mapping import RankMapping, Tile

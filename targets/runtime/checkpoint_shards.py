@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import define, frozen
 
-from ratrain_ir.blocks import Block, block_chain, is_sharded, parameters, stage_blocks
+from ratrain_ir.blocks import Block, block_chain, is_sharded, parameters
 from ratrain_ir.diagnostics import fail
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.text import shown
@@ -89,9 +89,9 @@ def write_shard(folder: Path, rank: Rank) -> ShardFile:
 
 
 def _pieces(rank: Rank) -> Iterator[Piece]:
-    model, plan = rank.program.model, rank.program.plan
-    for unit in stage_blocks(model, plan, rank.stage_index):
-        shard = rank.program.topology.shard_range(unit, rank.replica)
+    model, topology = rank.program.model, rank.program.topology
+    for unit in topology.stage_blocks[rank.stage_index]:
+        shard = topology.shard_range(unit, rank.replica)
         stop = min(shard.stop, block_elements(model, unit))
         if shard.start < stop:
             yield Piece(str(unit), shard.start, stop, int(rank.carried("t", str(unit))[0]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain_ir.blocks import Block, flat_elements, is_sharded, stage_blocks
+from ratrain_ir.blocks import Block, flat_elements, is_sharded
 from ratrain_ir.diagnostics import fail
 from targets.runtime.checkpoint import BlockState, TrainingState
 from targets.runtime.optimizer import GROWTH_INTERVAL, LossScale
@@ -94,7 +94,7 @@ def _owners(engine: LocalEngine) -> Iterator[tuple[Block, list[Rank]]]:
     """Each block with the ranks of this process that hold it, if any do."""
     program = engine.program
     for index, ranks in enumerate(engine.ranks):
-        for unit in stage_blocks(program.model, program.plan, index) if ranks else ():
+        for unit in program.topology.stage_blocks[index] if ranks else ():
             yield unit, ranks
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain_ir.blocks import Block, stage_blocks
 from ratrain_ir.copying import copy_op
 from ratrain_ir.ops import (
     AllGather,
@@ -47,6 +46,7 @@ from tests.mutation.module_parts import (
 if TYPE_CHECKING:
     from random import Random
 
+    from ratrain_ir.blocks import Block
     from ratrain_ir.module import Module
 
 _BY_MICRO_BATCH = (LoadInput, Forward, Recompute, Backward, Send, Recv, ReduceScatter, AllGather)
@@ -102,7 +102,7 @@ def change_block(module: Module, random: Random) -> str | None:
     place = pick(module, random, is_kind(Forward, Recompute, Backward, Update))
     assert place is not None
     op = place[0].ops[place[1]]
-    others = (op.block, *stage_blocks(module.model, module.plan, random.randrange(len(module.stages))))
+    others = (op.block, *module.topology.stage_blocks[random.randrange(len(module.stages))])
     unit = other_of(random, others, op.block)
     return None if unit is None else put(place, block=unit)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain_ir.blocks import Block, block, stage_blocks
+from ratrain_ir.blocks import Block, block
 from ratrain_ir.copying import copy_op
 from ratrain_ir.module import Level, Module, Stage
 from ratrain_ir.ops import (
@@ -169,7 +169,7 @@ def exchange_micro_batch_numbers(module: Module, random: Random) -> str | None:
 def exchange_layers(module: Module, random: Random) -> str | None:
     """A stage takes one layer for another, everywhere."""
     stage = random.choice(module.stages)
-    layers = sorted({b.layer for b in stage_blocks(module.model, module.plan, stage.index) if b.layer is not None})
+    layers = sorted({b.layer for b in module.topology.stage_blocks[stage.index] if b.layer is not None})
     if len(layers) < 2:
         return None
     one, other = random.sample(layers, 2)
@@ -221,7 +221,7 @@ def drop_reduction(module: Module, random: Random) -> str | None:
     """A block's gradient is reduced nowhere, or its update, or its gather, is forgotten."""
     kinds = random.choice(((ReduceScatter, AllReduce), (Update,), (AllGather,)))
     stage = random.choice(module.stages)
-    unit = random.choice(stage_blocks(module.model, module.plan, stage.index))
+    unit = random.choice(module.topology.stage_blocks[stage.index])
     kept = [
         op
         for op in stage.ops
