@@ -207,7 +207,7 @@ def read_torch_csv(path: str) -> ActionTable:
 
     Raises RT002 where the file cannot be read, RT007 with every cell that is not an action.
     """
-    return parse_torch_csv(read_text(path, "schedule"), path)
+    return parse_torch_csv(read_text(path, "schedule table"), path)
 
 
 def parse_torch_csv(text: str, file: str) -> ActionTable:

@@ -3,26 +3,100 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import EISDIR, ENOENT, ENOTDIR
 from pathlib import Path
 from typing import IO
 
 from ratrain_ir.diagnostics import Location, fail
 
+MIB = 1 << 20
+MOST_BYTES: dict[str, int] = {
+    "schedule": 256 * MIB,  # LLaMA-2-70B on 96 clusters has 13 MiB
+    "program": 256 * MIB,
+    "schedule table": 16 * MIB,
+    "allocation problem": 64 * MIB,
+    "table of measured steps": 4 * MIB,
+    "table of measured iterations": 4 * MIB,
+    "machine file": 16 * MIB,
+    "profile": 512 * MIB,
+    "tokenizer": 256 * MIB,
+    "index of the weights": 64 * MIB,
+    "log": 1024 * MIB,
+}
+"""The most bytes that are read of each kind of file: many times what one has, so that a device or a wrong file ends in a
+diagnostic, not with this machine's memory."""
 
-def read_bytes(path: str, what: str) -> bytes:
-    """The bytes of a file.
 
-    Raises `DiagnosticError` RT002 when it cannot be read.
+@contextmanager
+def path_errors(what: str) -> Iterator[None]:
+    """What the system says of a path, as RT002 behind the words `what`: "cannot read 'x'".
+
+    A ValueError is one too: it tells of a zero byte, which no path has.
     """
     try:
-        return Path(path).read_bytes()
+        yield
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        fail("RT002", f"cannot read the {what} '{path}': {reason}")
+        fail("RT002", f"{what}: {getattr(error, 'strerror', None) or error}")
+
+
+_NOTHING = (ENOENT, ENOTDIR)
+
+
+def status_of(path: str | Path) -> os.stat_result | None:
+    """What a path leads to, through links; None where nothing is there.
+
+    Raises `DiagnosticError` RT002 where that cannot be told: no permission to search a directory, a name longer than the file
+    system's names, a circle of links, a zero byte.
+    """
+    with path_errors(f"cannot read '{path}'"):
+        try:
+            return os.stat(path)  # noqa: PTH116 - a NUL in a path is a ValueError here, whatever the version of pathlib
+        except OSError as error:
+            if error.errno in _NOTHING:
+                return None
+            raise
+    raise AssertionError  # `path_errors` raises
+
+
+def is_there(path: str | Path) -> bool:
+    """Whether a path leads to anything. Raises `DiagnosticError` RT002 as `status_of` does."""
+    return status_of(path) is not None
+
+
+def is_directory(path: str | Path) -> bool:
+    """Whether a path leads to a directory. Raises `DiagnosticError` RT002 as `status_of` does."""
+    found = status_of(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def is_regular(path: str | Path) -> bool:
+    """Whether a path leads to a file with bytes of its own, no device, pipe or directory.
+
+    Raises `DiagnosticError` RT002 as `status_of` does.
+    """
+    found = status_of(path)
+    return found is not None and stat.S_ISREG(found.st_mode)
+
+
+def read_bytes(path: str, what: str) -> bytes:
+    """The bytes of a file; `what` is a kind in `MOST_BYTES`.
+
+    Raises `DiagnosticError` RT002 when it cannot be read, or has more bytes than a file of that kind may have.
+    """
+    most = MOST_BYTES[what]
+    with path_errors(f"cannot read the {what} '{path}'"), open(path, "rb") as stream:  # noqa: PTH123 - as in `status_of`
+        data = stream.read(most + 1)
+    if len(data) > most:
+        fail(
+            "RT002",
+            f"cannot read the {what} '{path}': it has more than {most // MIB} MiB, the most that is read of a {what}",
+            help=f"name the file that holds the {what}",
+        )
+    return data
 
 
 def read_text(path: str, what: str) -> str:
@@ -43,13 +117,25 @@ def read_text(path: str, what: str) -> str:
 
 def _resolved(path: str) -> Path:
     """Where a path leads: a link keeps pointing there, what it points to is replaced. A pipe or device stays as it is named."""
-    try:
-        place = Path(path)
-        if not path or (place.exists() and not place.is_file() and not place.is_dir()):
-            return place  # what /dev/stdout leads to has a name that cannot be opened where that is a pipe
+    with path_errors(f"cannot write '{path}'"):
+        try:
+            found = os.stat(path)  # noqa: PTH116 - as in `status_of`
+        except OSError as error:
+            if error.errno not in _NOTHING:
+                raise
+        else:
+            if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+                return Path(path)  # what /dev/stdout leads to has a name that cannot be opened where that is a pipe
+        if not path:
+            raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
         return Path(os.path.realpath(path))
-    except ValueError as error:
-        fail("RT002", f"cannot write {path!r}: {error}")
+    raise AssertionError  # `path_errors` raises
+
+
+def _is_special(target: Path) -> bool:
+    """Whether a path leads to a device or pipe (/dev/null, /dev/stdout): it is written, never replaced."""
+    found = status_of(target)
+    return found is not None and not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode)
 
 
 @contextmanager
@@ -63,27 +149,23 @@ def _writing_directly(target: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def replacing(path: str) -> Iterator[IO[bytes]]:
-    """A binary file beside `path` that takes its place when the block ends without an error.
+    """A binary file beside `path` that takes its place, and its owner and permissions, when the block ends without an error.
 
     Raises `DiagnosticError` RT002 when it cannot be written.
     """
     target = _resolved(path)
-    if target.exists() and not target.is_file():  # a device or pipe (/dev/null, /dev/stdout) is written, never replaced
+    if _is_special(target):
         with _writing_directly(target) as stream:
             yield stream
         return
-    try:
-        handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        fail("RT002", f"cannot write '{path}': {error.strerror}")
+    with path_errors(f"cannot write '{path}'"):
+        handle, beside = tempfile.mkstemp(dir=target.parent, prefix=_prefix_beside(target.name))
     try:
         with os.fdopen(handle, "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(beside).chmod(0o666 & ~umask)
+        _take_permissions(beside, target)
         Path(beside).replace(target)
     except OSError as error:
         Path(beside).unlink(missing_ok=True)
@@ -93,17 +175,44 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
         raise
 
 
+_LONGEST_PREFIX = 100
+"""Bytes: with it and its own letters the name of a file beside another fits wherever that other's name does."""
+
+
+def _prefix_beside(name: str) -> str:
+    """How the name of the file begins that is to take the place of the one of this name."""
+    return f".{os.fsdecode(os.fsencode(name)[:_LONGEST_PREFIX])}."
+
+
+def _take_permissions(path: str, replaced: Path) -> None:
+    """Give a new file the mode, and where that is allowed the owner and group, of the file whose place it takes.
+
+    Where there was none it gets the mode that any new file has. A group that cannot be kept has its permissions taken away.
+    """
+    before = status_of(replaced)
+    if before is None:
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(path).chmod(0o666 & ~umask)
+        return
+    mode = stat.S_IMODE(before.st_mode) & 0o777
+    for owner, group in ((before.st_uid, -1), (-1, before.st_gid)):
+        with suppress(OSError):
+            os.chown(path, owner, group)
+    if Path(path).stat().st_gid != before.st_gid:
+        mode &= ~stat.S_IRWXG
+    Path(path).chmod(mode)
+
+
 def check_writable(path: str) -> None:
     """Raise `DiagnosticError` RT002 where no file can be written: good to know before the work whose result goes there."""
     target = _resolved(path)
-    if target.exists() and not target.is_file() and not target.is_dir():
-        return  # a device or pipe: opening it could wait for a reader
-    try:
+    if _is_special(target):
+        return  # opening it could wait for a reader
+    with path_errors(f"cannot write '{path}'"):
         if target.is_dir():
             raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
         tempfile.TemporaryFile(dir=target.parent).close()
-    except OSError as error:
-        fail("RT002", f"cannot write '{path}': {error.strerror}")
 
 
 def write_lines(path: str, lines: Iterable[str]) -> None:
@@ -122,16 +231,14 @@ def made_directory(path: str) -> Path:
 
     Raises `DiagnosticError` RT002 when it cannot be made.
     """
-    try:
+    with path_errors(f"cannot make the directory '{path}'"):
         Path(path).mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        fail("RT002", f"cannot make the directory '{path}': {getattr(error, 'strerror', None) or error}")
     return Path(path)
 
 
 def check_directory_writable(path: str) -> None:
     """Raise `DiagnosticError` RT002 where a directory cannot be written, or cannot be made if it is not there; nothing is made."""
-    try:
+    with path_errors(f"cannot write to the directory '{path}'"):
         place = Path(path)
         if not path:
             raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
@@ -139,6 +246,4 @@ def check_directory_writable(path: str) -> None:
             raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
         existing = place if place.is_dir() else next(parent for parent in place.absolute().parents if parent.exists())
         # A directory, as a file system may have room for no new one, or none at all (/proc): permissions do not tell.
-        Path(tempfile.mkdtemp(dir=existing, prefix=f".{place.name}.")).rmdir()
-    except (OSError, ValueError) as error:
-        fail("RT002", f"cannot write to the directory '{path}': {getattr(error, 'strerror', None) or error}")
+        Path(tempfile.mkdtemp(dir=existing, prefix=_prefix_beside(place.name))).rmdir()

@@ -6,13 +6,12 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from attrs import define, field
 
 from ratrain_ir.diagnostics import Diagnostic, Location, Severity, fail
-from ratrain_ir.files import check_writable, read_text, write_lines
+from ratrain_ir.files import check_writable, is_regular, is_there, read_text, write_lines
 from targets.runtime.locks import hold, lock_beside
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def run_log(
 def check_log(path: str) -> None:
     """Raise `DiagnosticError` RT002 where a log cannot be written: good to know before the run."""
     try:
-        if Path(path).is_file():
+        if is_regular(path):
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
     except (OSError, ValueError) as error:
         _cannot_write(path, error)
@@ -97,21 +96,17 @@ def _cannot_write(path: str, error: OSError | ValueError) -> NoReturn:
 def _held(path: str, tell: Callable[[Diagnostic], None]) -> Iterator[None]:
     """Lock a log that is a file, or will be one; what goes to a pipe or device is told apart by who reads it."""
     with ExitStack() as locks:
-        with suppress(ValueError):  # opening it tells why
-            if not Path(path).exists() or Path(path).is_file():
-                lock = locks.enter_context(hold(lock_beside(path), "RT002", path))
-                if lock.warning is not None:
-                    tell(lock.warning)
+        if not is_there(path) or is_regular(path):
+            lock = locks.enter_context(hold(lock_beside(path), "RT002", path))
+            if lock.warning is not None:
+                tell(lock.warning)
         yield
 
 
 def _cut(path: str, first_step: int) -> None:
     """Leave in a log only the steps before this one: the others come again, and the last line may be half of one."""
-    try:
-        if not Path(path).is_file():
-            return
-    except ValueError:
-        return  # opening it tells why
+    if not is_regular(path):
+        return
     text = read_text(path, "log")
     lines = text.splitlines()
     whole = len(lines) if text.endswith("\n") else len(lines) - 1

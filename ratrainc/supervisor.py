@@ -82,15 +82,16 @@ def _version_of(launcher: str) -> str:
     try:
         # S603: the launcher is the user's own, and so are the words of the command that starts ranks; no shell reads either.
         said = subprocess.run(words, capture_output=True, timeout=_SAY_SECONDS, check=False)  # noqa: S603
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a ValueError: a word with a zero byte
         _cannot_start(launcher, error)
     except subprocess.TimeoutExpired:
         fail("RT093", f"'{launcher} --version' did not end within {_SAY_SECONDS:.0f} s", help=_OTHER_LAUNCHER)
     return said.stdout.decode(errors="replace")
 
 
-def _cannot_start(launcher: str, error: OSError) -> NoReturn:
-    fail("RT093", f"'{launcher}' cannot be started: {error.strerror}", help=_OTHER_LAUNCHER)
+def _cannot_start(launcher: str, error: OSError | ValueError) -> NoReturn:
+    reason = getattr(error, "strerror", None) or error
+    fail("RT093", f"'{launcher}' cannot be started: {reason}", help=_OTHER_LAUNCHER)
 
 
 @define
@@ -128,7 +129,7 @@ class Supervisor:
         try:
             # In a session of its own, so that Ctrl-C comes here and not to mpirun, which would end the ranks at once.
             process = subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True)  # noqa: S603
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a ValueError: a word with a zero byte
             _cannot_start(command[0], error)
         self._process = process
         if self._early_signal:

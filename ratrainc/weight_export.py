@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from ratrain_ir.diagnostics import fail
-from ratrain_ir.files import made_directory, replacing, write_lines
+from ratrain_ir.files import is_there, made_directory, replacing, write_lines
 from ratrain_ir.frontend.hf_export import hugging_face_config
 from targets.runtime.checkpoint import MANIFEST_FILE
 from targets.runtime.checkpoint_series import latest_tokenizer, latest_weights
@@ -24,7 +24,7 @@ def export_weights(checkpoint: str, directory: str) -> ModelConfig:
     model, source = latest_weights(checkpoint)
     tokenizer = latest_tokenizer(checkpoint)
     folder = made_directory(directory)
-    if (folder / MANIFEST_FILE).exists():
+    if is_there(folder / MANIFEST_FILE):
         fail(
             "RT092",
             f"'{directory}' is a checkpoint: with weights in it, no run could replace it by its next one",

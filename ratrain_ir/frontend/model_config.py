@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from attrs import asdict, evolve, field, fields, frozen
 
 from ratrain_ir.diagnostics import Note, fail, nearest
+from ratrain_ir.files import is_directory, is_there
 from ratrain_ir.frontend.fields import FieldReader, Report, Value
 from ratrain_ir.frontend.hf_config import check_inert, inert_keys, translate
 from ratrain_ir.frontend.hf_keys import FAMILIES, ROPE_THETA
@@ -166,12 +167,12 @@ def load_model(name_or_path: str) -> ModelConfig:
     if name_or_path in preset_names():
         entry = _presets() / f"{name_or_path}.json"
         return _parse_text(entry.read_text("utf-8"), name=name_or_path, file=str(entry))
-    if not os.path.exists(name_or_path):  # noqa: PTH110 - False, not an error, for a name no file can have
+    if not is_there(name_or_path):
         _no_such_model(name_or_path)
     path = Path(name_or_path)
-    if path.is_dir():
+    if is_directory(path):
         path /= "config.json"
-        if not path.exists():
+        if not is_there(path):
             fail("RT002", f"the directory {shown(name_or_path)} holds no config.json", help=f"name {_WHAT}")
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return _parse_text(read_text(path, "RT060", _WHAT), name=name, file=str(path))

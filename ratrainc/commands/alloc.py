@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import FiniteRange, json_option, output_file
+from ratrainc.commands.options import FiniteRange, Result, Source, json_option, output_file
 
 if TYPE_CHECKING:
     from passes.allocation import Allocation, Effort, LowerBound
@@ -40,11 +40,12 @@ def _size(context: click.Context, parameter: click.Parameter, value: str) -> int
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", metavar="PROBLEM.csv")
+@click.argument("file", type=Source("allocation problem"), metavar="PROBLEM.csv")
 @click.option("--capacity", required=True, callback=_size, metavar="BYTES", help="The bytes there are, like 20GiB.")
 @click.option(
     "-o",
     "--output",
+    type=Result("allocation problem"),
     callback=output_file,
     metavar="SOLUTION.csv",
     help="Write the problem with an offset for each buffer.",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import json_option, machine_option, output_file
+from ratrainc.commands.options import Result, Source, json_option, machine_option, output_file
 
 if TYPE_CHECKING:
     from ratrainc.calibration.report import Calibration
@@ -35,11 +35,23 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--rows", metavar="measured.csv", help="Measured step times.")
+@click.option("--rows", type=Source("rows"), metavar="measured.csv", help="Measured step times.")
 @click.option("--fit", "names", callback=_names, metavar="NAME,...", help="Constants of the machine file to fit.")
-@click.option("--profile", metavar="FILE.json", help="Instead of rows: op times of 'ratrainc run --profile'.")
+@click.option(
+    "--profile",
+    type=Source("profile"),
+    metavar="FILE.json",
+    help="Instead of rows: op times of 'ratrainc run --profile'.",
+)
 @click.option("--name", default="this-machine", show_default=True, help="With --profile: the machine's name.")
-@click.option("-o", "--output", callback=output_file, metavar="machine.toml", help="Write the machine file.")
+@click.option(
+    "-o",
+    "--output",
+    type=Result("machine"),
+    callback=output_file,
+    metavar="machine.toml",
+    help="Write the machine file.",
+)
 @click.option(
     "--hold-out",
     "every",

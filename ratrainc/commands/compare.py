@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratrainc.commands.options import jobs_option, json_option, machine_option, model_option, seconds_option
+from ratrainc.commands.options import Source, jobs_option, json_option, machine_option, model_option, seconds_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,11 @@ Examples:
 @click.command(epilog=_EPILOG)
 @model_option(required=True)
 @click.option(
-    "--plan", required=True, metavar="P.toml|auto", help="The parallel plan, in TOML; auto: the best for each strategy."
+    "--plan",
+    type=Source("plan"),
+    required=True,
+    metavar="P.toml|auto",
+    help="The parallel plan, in TOML; auto: the best for each strategy.",
 )
 @click.option("--clusters", type=click.IntRange(1, 1 << 16), metavar="N", help="With --plan auto: clusters there are.")
 @click.option(

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratrainc.commands.options import json_option, machine_option, model_option, output_file, plan_option
+from ratrainc.commands.options import (
+    Result,
+    Source,
+    json_option,
+    machine_option,
+    model_option,
+    output_file,
+    plan_option,
+)
 
 if TYPE_CHECKING:
     from ratrain_ir.diagnostics import DiagnosticError
@@ -27,7 +35,7 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("schedule", required=False, metavar="[FILE.rtir]")
+@click.argument("schedule", type=Source("schedule"), required=False, metavar="[FILE.rtir]")
 @model_option(required=False)
 @plan_option(required=False)
 @machine_option
@@ -36,6 +44,7 @@ Examples:
 @click.option(
     "-o",
     "--output",
+    type=Result("schedule"),
     callback=output_file,
     metavar="X.rtir|X.rtx",
     help="Write the schedule (.rtir) or the program (.rtx).",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import json_option
+from ratrainc.commands.options import Source, json_option
 
 if TYPE_CHECKING:
     from ratrain_ir.module import Module
@@ -23,8 +23,8 @@ _SHOWN = 12
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("before", metavar="A.rtir")
-@click.argument("after", metavar="B.rtir")
+@click.argument("before", type=Source("schedule"), metavar="A.rtir")
+@click.argument("after", type=Source("schedule"), metavar="B.rtir")
 @json_option
 def command(before: str, after: str, as_json: bool) -> None:
     """Show what differs between two schedules, in schedule terms: ops added, dropped, moved; tensors; peaks."""

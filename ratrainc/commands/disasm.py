@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ratrainc.commands.options import Source
+
 if TYPE_CHECKING:
     from targets.program import Instruction, Program, ProgramStage
 
@@ -20,7 +22,7 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", metavar="FILE.rtx")
+@click.argument("file", type=Source("program"), metavar="FILE.rtx")
 @click.option("--stage", type=click.IntRange(min=0), help="Only this stage.")
 @click.option("--engine", metavar="ENGINE", help="Only this engine: compute, send, recv, collective or host.")
 @click.option("--routines", is_flag=True, help="Print the routines instead: kernels, operands, workspace.")

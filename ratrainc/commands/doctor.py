@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import json_option, machine_option, model_option, plan_option
+from ratrainc.commands.options import Source, json_option, machine_option, model_option, plan_option
 
 if TYPE_CHECKING:
     from targets.program import Program
@@ -20,7 +20,7 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", required=False, metavar="[FILE.rtx|FILE.rtir]")
+@click.argument("file", type=Source("program"), required=False, metavar="[FILE.rtx|FILE.rtir]")
 @model_option(required=False)
 @plan_option(required=False)
 @machine_option

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratrainc.commands.options import json_option, machine_option, seconds_option
+from ratrainc.commands.options import Source, json_option, machine_option, seconds_option
 
 if TYPE_CHECKING:
     from ratrain_ir.module import Module, Stage
@@ -24,7 +24,7 @@ _SHOWN_OWNERS = 12
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", metavar="FILE.rtir|FILE.rtx")
+@click.argument("file", type=Source("program"), metavar="FILE.rtir|FILE.rtx")
 @click.option("--time", "of_time", is_flag=True, help="Explain the time of a step instead of its bytes.")
 @click.option("--cold", is_flag=True, help="With --time: the first step, from cold, instead of a steady one.")
 @click.option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.commands.options import output_file
+from ratrainc.commands.options import Result, Source, output_file
 
 _EPILOG = """\b
 Examples:
@@ -16,7 +16,7 @@ Compute only is what _load_csv(file, format="compute_only") reads; --lowered is 
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", metavar="FILE.rtir")
+@click.argument("file", type=Source("schedule"), metavar="FILE.rtir")
 @click.option(
     "--format",
     "table_format",
@@ -26,7 +26,12 @@ Compute only is what _load_csv(file, format="compute_only") reads; --lowered is 
     help="The table's format: the CSV of torch.distributed.pipelining.",
 )
 @click.option(
-    "-o", "--output", callback=output_file, metavar="F.csv", help="Write the table; without it the rows go to stdout."
+    "-o",
+    "--output",
+    type=Result("table"),
+    callback=output_file,
+    metavar="F.csv",
+    help="Write the table; without it the rows go to stdout.",
 )
 @click.option(
     "--lowered", is_flag=True, help="With sends, receives, gathering and reduction, in the order of the schedule."

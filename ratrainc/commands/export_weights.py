@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.commands.options import json_option, output_directory
+from ratrainc.commands.options import Result, Source, json_option, output_directory
 
 _EPILOG = """\b
 Examples:
@@ -15,12 +15,13 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("checkpoint", metavar="CKPT")
+@click.argument("checkpoint", type=Source("checkpoint"), metavar="CKPT")
 @click.option(
     "-o",
     "--output",
-    required=True,
+    type=Result("weights"),
     callback=output_directory,
+    required=True,
     metavar="DIR",
     help="Directory to write; made if it is not there.",
 )

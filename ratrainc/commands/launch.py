@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ratrainc.commands.options import Source
+
 if TYPE_CHECKING:
     from targets.runtime.positions import RunFolder
 
@@ -27,8 +29,13 @@ All options after FILE are those of 'ratrainc run'.
 
 @click.command(epilog=_EPILOG, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "ranks", type=click.IntRange(min=1), required=True, help="Processes: stages times replicas.")
-@click.option("--mpirun", metavar="PATH", help="The launcher. Default: the first mpirun beside Python or on the PATH.")
-@click.argument("file", metavar="FILE.rtx|FILE.rtir")
+@click.option(
+    "--mpirun",
+    type=Source("launcher"),
+    metavar="PATH",
+    help="The launcher. Default: the first mpirun beside Python or on the PATH.",
+)
+@click.argument("file", type=Source("program"), metavar="FILE.rtx|FILE.rtir")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[RUN OPTIONS]...")
 def command(ranks: int, mpirun: str | None, file: str, words: tuple[str, ...]) -> int:
     """Start a run over MPI and watch over it.

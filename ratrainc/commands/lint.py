@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import json_option
+from ratrainc.commands.options import Source, json_option
 
 if TYPE_CHECKING:
     from ratrain_ir.actions import ActionTable
@@ -25,7 +25,7 @@ Exit code 0: sound; 1: diagnostics; 2: usage.
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", metavar="FILE.csv")
+@click.argument("file", type=Source("table"), metavar="FILE.csv")
 @click.option(
     "--format",
     "table_format",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import machine_option, output_directory, output_file
+from ratrainc.commands.options import Result, Source, machine_option, output_directory, output_file
 
 if TYPE_CHECKING:
     from passes.manager import PassRun
@@ -85,13 +85,14 @@ def _write_reproducer(file: str, pipeline: str) -> str:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", metavar="FILE.rtir")
+@click.argument("file", type=Source("schedule"), metavar="FILE.rtir")
 @click.option(
     "--passes", "pipeline", required=True, metavar="PIPELINE", help="Passes with options, separated by commas."
 )
 @click.option(
     "-o",
     "--output",
+    type=Result("schedule"),
     callback=output_file,
     metavar="F.rtir",
     help="Write the result; without it the text goes to stdout.",
@@ -100,6 +101,7 @@ def _write_reproducer(file: str, pipeline: str) -> str:
 @click.option("--print-ir-after-change", is_flag=True, help="Print the module after every pass that changed it.")
 @click.option(
     "--dump-dir",
+    type=Result("schedules"),
     callback=output_directory,
     metavar="DIR",
     help="Write the module after every pass as DIR/NNN-pass.rtir.",

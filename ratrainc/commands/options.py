@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import click
@@ -44,10 +46,66 @@ def output_directory(_context: click.Context, _parameter: click.Parameter, path:
     return path
 
 
+class FilePath(click.ParamType):
+    """The path of a file or directory of some kind: what a command reads (`Source`) or writes (`Result`).
+
+    That no result takes the place of what the same command reads, nor of another result, is seen here, for every command. A result
+    may replace a source of its own kind and ending, which has been read by then: `opt X.rtir -o X.rtir`.
+    """
+
+    name = "path"
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The path as it was given; a usage error where two would be one file."""
+        path = str(value)
+        if param is None or ctx is None:
+            return path
+        given: list[tuple[FilePath, str, str]] = ctx.meta.setdefault(__name__, [])
+        for other, place, title in given:
+            if _would_replace(self, path, other, place) and _is_one_file(path, place):
+                self.fail(f"'{path}' is the same file as that of {title}, and one would replace the other", param, ctx)
+        given.append((self, path, param.get_error_hint(ctx)))
+        return path
+
+
+class Source(FilePath):
+    """What a command reads."""
+
+
+class Result(FilePath):
+    """What a command writes."""
+
+
+def _would_replace(one: FilePath, path: str, other: FilePath, place: str) -> bool:
+    """Whether it would be wrong for two paths of a command to be one file."""
+    if isinstance(one, Source) and isinstance(other, Source):
+        return False
+    if isinstance(one, Result) and isinstance(other, Result):
+        return True
+    return one.kind != other.kind or os.path.splitext(path)[1] != os.path.splitext(place)[1]  # noqa: PTH122
+
+
+def _is_one_file(path: str, other: str) -> bool:
+    """Whether two paths lead to one file, through whatever links, or would make one. Devices and directories are never replaced."""
+    found, others = _status(path), _status(other)
+    if found is None or others is None:
+        return found is others and "\0" not in path + other and os.path.realpath(path) == os.path.realpath(other)
+    return stat.S_ISREG(found.st_mode) and os.path.samestat(found, others)
+
+
+def _status(path: str) -> os.stat_result | None:
+    with suppress(OSError, ValueError):  # whoever opens it says why
+        return os.stat(path)  # noqa: PTH116 - as in `ratrain_ir.files`
+    return None
+
+
 def machine_option(function: F) -> F:
     """`--machine`."""
     text = "A machine file (TOML), or the name of a built-in machine. Default: what the input was compiled for, else mt3000."
-    return click.option("--machine", metavar="FILE", help=text)(function)
+    return click.option("--machine", type=Source("machine"), metavar="FILE", help=text)(function)
 
 
 def json_option(function: F) -> F:
@@ -59,7 +117,7 @@ def json_option(function: F) -> F:
 def model_option(*, required: bool) -> Callable[[F], F]:
     """`--model`."""
     text = "A preset (llama-2-7b, baichuan2-13b, qwen2.5-32b, llama-2-70b, ...) or a Hugging Face config.json."
-    return click.option("--model", required=required, metavar="M", help=text)
+    return click.option("--model", type=Source("model"), required=required, metavar="M", help=text)
 
 
 def steps_option(default: int, text: str) -> Callable[[F], F]:
@@ -102,4 +160,5 @@ def sharing_option(function: F) -> F:
 
 def plan_option(*, required: bool) -> Callable[[F], F]:
     """`--plan`."""
-    return click.option("--plan", required=required, metavar="P.toml", help="The parallel plan, in TOML.")
+    text = "The parallel plan, in TOML."
+    return click.option("--plan", type=Source("plan"), required=required, metavar="P.toml", help=text)

@@ -8,6 +8,8 @@ import click
 
 from ratrainc.commands.options import (
     FiniteRange,
+    Result,
+    Source,
     jobs_option,
     json_option,
     machine_option,
@@ -59,7 +61,9 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     metavar="0,1,...",
     help="ZeRO levels to choose from.",
 )
-@click.option("--like", metavar="P.toml", help="Take dtypes, chunks and the optimizer from this plan.")
+@click.option(
+    "--like", type=Source("plan"), metavar="P.toml", help="Take dtypes, chunks and the optimizer from this plan."
+)
 @click.option("--quick", is_flag=True, help="Closed forms only: an estimate and its gap within seconds.")
 @click.option("--smallest", is_flag=True, help="Find the fewest clusters, up to N, on which a plan fits, and the plan.")
 @click.option("--exhaustive", is_flag=True, help="Go on until the bounds prove that nothing is left to win.")
@@ -77,6 +81,7 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 @click.option(
     "-o",
     "--output",
+    type=Result("plan"),
     callback=output_file,
     metavar="P.toml",
     help="Write the best plan; with --what-if, the best of the changed machine.",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ratrainc.commands.options import json_option
+from ratrainc.commands.options import Source, json_option
 
 _EPILOG = """\b
 Examples:
@@ -16,20 +16,21 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("directory", metavar="DIR")
+@click.argument("directory", type=Source("run"), metavar="DIR")
 @json_option
 def command(directory: str, as_json: bool) -> int:
     """Say where the ranks of a run were, who waits for whom, and why it ended or does not get on.
 
     Also of a run that goes on. Exit code 1 where it was lost or cannot go on.
     """
+    from ratrain_ir.files import is_directory
     from ratrainc.console import print_json
     from ratrainc.supervisor import describe
     from targets.runtime.checkpoint_series import RUN_FOLDER
     from targets.runtime.positions import RunFolder
 
     inside = Path(directory) / RUN_FOLDER
-    found, well = describe(RunFolder(str(inside if inside.is_dir() else directory)))
+    found, well = describe(RunFolder(str(inside if is_directory(inside) else directory)))
     text = found if isinstance(found, str) else found.render()
     if as_json:
         print_json({"report": text, "well": well})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ratrainc.commands.options import output_directory, steps_option
+from ratrainc.commands.options import Result, output_directory, steps_option
 
 _EPILOG = """\b
 Examples:
@@ -20,6 +20,7 @@ _EVAL_BATCHES = 4
 @steps_option(120, "Training steps.")
 @click.option(
     "--keep",
+    type=Result("run"),
     callback=output_directory,
     metavar="DIR",
     help="Keep schedule, program, log and loss plot in this directory.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.commands.options import machine_option, output_file, rendezvous_option, sharing_option
+from ratrainc.commands.options import Result, Source, machine_option, output_file, rendezvous_option, sharing_option
 
 _EPILOG = """\b
 Examples:
@@ -14,8 +14,16 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", metavar="FILE.rtx|FILE.rtir")
-@click.option("-o", "--output", required=True, callback=output_file, metavar="report.html", help="The page to write.")
+@click.argument("file", type=Source("program"), metavar="FILE.rtx|FILE.rtir")
+@click.option(
+    "-o",
+    "--output",
+    type=Result("page"),
+    callback=output_file,
+    required=True,
+    metavar="report.html",
+    help="The page to write.",
+)
 @machine_option
 @rendezvous_option
 @sharing_option

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ratrainc.commands.options import FiniteRange, choice_option, json_option, machine_option, steps_option
+from ratrainc.commands.options import (
+    FiniteRange,
+    Result,
+    Source,
+    choice_option,
+    json_option,
+    machine_option,
+    steps_option,
+)
 
 if TYPE_CHECKING:
     from ratrainc.training import RunResult
@@ -30,9 +38,10 @@ _MOST_THREADS = 1 << 16
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", metavar="FILE.rtx|FILE.rtir")
+@click.argument("file", type=Source("program"), metavar="FILE.rtx|FILE.rtir")
 @click.option(
     "--data",
+    type=Source("data"),
     metavar="TEXT|TOKENS.bin",
     help="UTF-8 text (byte tokens) or token file. Default: Python's own help texts.",
 )
@@ -43,6 +52,7 @@ _MOST_THREADS = 1 << 16
 )
 @click.option(
     "--tokenizer",
+    type=Source("tokenizer"),
     metavar="TOKENIZER.json|bytes",
     help="Tokenise text with this, or take a byte as a token. Default: the tokenizer.json of --init's directory, or of the checkpoint's run; else bytes.",
 )
@@ -87,8 +97,12 @@ _MOST_THREADS = 1 << 16
 @click.option(
     "--poison", is_flag=True, help="Fill freed bytes with NaNs, so that a use after release shows; checks memory too."
 )
-@click.option("--init", metavar="W.safetensors|DIR", help="Start from these weights (Hugging Face names).")
-@click.option("--save", metavar="DIR", help="Write a checkpoint at the end, or when interrupted.")
+@click.option(
+    "--init", type=Source("weights"), metavar="W.safetensors|DIR", help="Start from these weights (Hugging Face names)."
+)
+@click.option(
+    "--save", type=Result("checkpoint"), metavar="DIR", help="Write a checkpoint at the end, or when interrupted."
+)
 @click.option(
     "--save-every",
     type=click.IntRange(min=1),
@@ -102,10 +116,16 @@ _MOST_THREADS = 1 << 16
     show_default=True,
     help="How many of these to keep.",
 )
-@click.option("--resume", metavar="DIR", help="Go on from a checkpoint, or from the newest sound one of several.")
+@click.option(
+    "--resume",
+    type=Source("checkpoint"),
+    metavar="DIR",
+    help="Go on from a checkpoint, or from the newest sound one of several.",
+)
 @click.option("--new-data", is_flag=True, help="With --resume: go on with other data, or other tokens, than so far.")
 @click.option(
     "--run-dir",
+    type=Result("run"),
     metavar="DIR",
     help="Where ranks say where they are, for 'ratrainc postmortem DIR'. Default: run/ beside checkpoints.",
 )
@@ -119,6 +139,7 @@ _MOST_THREADS = 1 << 16
 )
 @click.option(
     "--log",
+    type=Result("log"),
     metavar="losses.jsonl",
     help="Write one JSON line a step: step, loss, tokens, tokens_per_second. With --resume, go on in that file.",
 )
@@ -128,7 +149,12 @@ _MOST_THREADS = 1 << 16
     metavar="N",
     help="Evaluate the held-out loss after every N steps and at the end.",
 )
-@click.option("--eval-data", metavar="TEXT|TOKENS.bin", help="Held-out data. Default: the last part of --data.")
+@click.option(
+    "--eval-data",
+    type=Source("data"),
+    metavar="TEXT|TOKENS.bin",
+    help="Held-out data. Default: the last part of --data.",
+)
 @click.option(
     "--eval-fraction",
     type=FiniteRange(0, 0.5, min_open=True),
@@ -143,10 +169,11 @@ _MOST_THREADS = 1 << 16
 @click.option(
     "--profile",
     "profile_path",
+    type=Result("profile"),
     metavar="FILE.json",
     help="Write the wall time of every op, for Perfetto and 'ratrainc calibrate'.",
 )
-@click.option("--plot", metavar="LOSS.svg", help="Write the losses as a picture at the end.")
+@click.option("--plot", type=Result("picture"), metavar="LOSS.svg", help="Write the losses as a picture at the end.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of initial weights and data order. Default: the plan's.")
 @choice_option("--order", "shuffled", "sequential", text="Order of the training sequences.")
 @machine_option

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ratrainc.commands.options import (
+    Result,
+    Source,
     jobs_option,
     json_option,
     machine_option,
@@ -53,13 +55,20 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     "--seq-len", type=click.IntRange(1, 1 << 20), default=2048, show_default=True, help="Tokens of a sequence."
 )
 @click.option(
-    "--plan", metavar="P.toml", help="Keep this plan's stages and only add replicas. Default: plan anew each time."
+    "--plan",
+    type=Source("plan"),
+    metavar="P.toml",
+    help="Keep this plan's stages and only add replicas. Default: plan anew each time.",
 )
 @click.option("--strategy", "strategy_name", metavar="S", help="Default: ratrain.")
 @seconds_option(20.0, "Search time of each point.")
 @jobs_option()
 @click.option(
-    "--plot", callback=output_file, metavar="OUT.png|OUT.svg", help="Draw the curve (needs the extra 'plot')."
+    "--plot",
+    type=Result("picture"),
+    callback=output_file,
+    metavar="OUT.png|OUT.svg",
+    help="Draw the curve (needs the extra 'plot').",
 )
 @machine_option
 @json_option

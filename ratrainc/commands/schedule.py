@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from ratrainc.commands.options import output_file
+from ratrainc.commands.options import Result, output_file
 
 _EPILOG = """\b
 Examples:
@@ -20,7 +20,12 @@ Examples:
 @click.option("--stages", required=True, type=click.IntRange(min=1), metavar="P", help="Pipeline stages, one a rank.")
 @click.option("--micro-batches", required=True, type=click.IntRange(min=1), metavar="M", help="Micro-batches a step.")
 @click.option(
-    "-o", "--output", callback=output_file, metavar="F.csv", help="Write the table; without it the rows go to stdout."
+    "-o",
+    "--output",
+    type=Result("table"),
+    callback=output_file,
+    metavar="F.csv",
+    help="Write the table; without it the rows go to stdout.",
 )
 def command(kind: str, stages: int, micro_batches: int, output: str | None) -> None:
     """Print a well-known schedule as a table of forwards and backwards: one CSV row a stage, 0F0,0F1,0B0,..."""

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import json_option, machine_option, output_file, rendezvous_option, sharing_option
+from ratrainc.commands.options import (
+    Result,
+    Source,
+    json_option,
+    machine_option,
+    output_file,
+    rendezvous_option,
+    sharing_option,
+)
 
 if TYPE_CHECKING:
     from targets.mt3000.machine import Machine
@@ -23,7 +31,7 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", metavar="FILE.rtx|FILE.rtir")
+@click.argument("file", type=Source("program"), metavar="FILE.rtx|FILE.rtir")
 @machine_option
 @rendezvous_option
 @sharing_option
@@ -39,7 +47,11 @@ Examples:
     help="The engines of a rank share a core, and all ranks N cores, as processes over MPI do: only the step time.",
 )
 @click.option(
-    "--trace", callback=output_file, metavar="out.json", help="Write a timeline for Perfetto or chrome://tracing."
+    "--trace",
+    type=Result("trace"),
+    callback=output_file,
+    metavar="out.json",
+    help="Write a timeline for Perfetto or chrome://tracing.",
 )
 @json_option
 def command(

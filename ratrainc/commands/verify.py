@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.commands.options import json_option, machine_option
+from ratrainc.commands.options import Source, json_option, machine_option
 
 _EPILOG = """\b
 Examples:
@@ -17,7 +17,7 @@ Exit code 0: sound; 1: diagnostics; 2: usage.
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", metavar="FILE.rtir|FILE.rtx")
+@click.argument("file", type=Source("program"), metavar="FILE.rtir|FILE.rtx")
 @machine_option
 @json_option
 def command(file: str, machine: str | None, as_json: bool) -> int:

@@ -6,13 +6,12 @@ import re
 import tomllib
 from functools import cached_property
 from importlib import resources
-from pathlib import Path
 from typing import Any, TypeGuard
 
 from attrs import field, frozen
 
 from ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
-from ratrain_ir.files import read_text
+from ratrain_ir.files import is_there, read_text
 from ratrain_ir.ops import Engine
 from targets.mt3000.link_groups import GROUP_UNITS, SHORT_KEYS, LinkGroup, chip_and_system, named_groups, size_error
 from targets.mt3000.op_table import MeasuredOp, OpTable, is_op_key
@@ -172,7 +171,7 @@ def load_machine(name_or_path: str | None) -> Machine:
     name = name_or_path or DEFAULT_MACHINE
     if name in machine_names():
         return parse_machine(_built_in_text(name), file=f"{name}.toml")
-    if not name.endswith(".toml") and not Path(name).exists():
+    if not name.endswith(".toml") and not is_there(name):
         known = ", ".join(machine_names())
         fail("RT004", f"'{name}' is neither a machine ({known}) nor a file", help=nearest(name, machine_names()))
     return parse_machine(read_text(name, "machine file"), file=name)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, field, frozen
 
 from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity, fail
-from ratrain_ir.files import made_directory, read_bytes
+from ratrain_ir.files import is_directory, is_there, made_directory, read_bytes
 from targets.runtime.checkpoint import (
     MANIFEST_FILE,
     VERSION,
@@ -202,7 +202,7 @@ def saved_steps(directory: str) -> list[tuple[int, str]]:
 
 def check_no_series(directory: str) -> None:
     """Refuse, with RT092, a directory of several checkpoints as the place of a single one."""
-    if Path(directory).is_dir() and saved_steps(directory):
+    if is_directory(directory) and saved_steps(directory):
         text = f"'{directory}' holds a series of checkpoints, and a single one would replace it as a whole"
         fail("RT092", text, help="add --save-every N to go on with the series, or save to another directory")
 
@@ -230,7 +230,7 @@ def load_latest(directory: str, model: ModelConfig, processes: Processes) -> Loa
     """
     steps: list[tuple[int, str]] = []
     warnings: list[Diagnostic] = []
-    if not (Path(directory) / MANIFEST_FILE).exists():
+    if not is_there(Path(directory) / MANIFEST_FILE):
         steps, warnings = processes.exchange(processes.together(lambda: _candidates(directory)))[0]
     if not steps:
         return _load(directory, model, processes)
@@ -317,6 +317,6 @@ def facts_of(run: object) -> Mapping[str, Any]:
 
 def _latest(directory: str) -> tuple[str, dict[str, Any]]:
     place = directory
-    if not (Path(directory) / MANIFEST_FILE).exists():
+    if not is_there(Path(directory) / MANIFEST_FILE):
         place = next((newest for _, newest in _candidates(directory)[0]), directory)
     return place, read_manifest(place, (VERSION, SHARDED_VERSION))

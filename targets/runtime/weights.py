@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ratrain_ir.blocks import Block, Parameter, block_chain, flat_elements, parameters
 from ratrain_ir.diagnostics import Diagnostic, Diagnostics, Severity, fail
-from ratrain_ir.files import read_text, replacing
+from ratrain_ir.files import is_directory, is_there, read_text, replacing
 from ratrain_ir.frontend.hf_keys import RENAMED
 from ratrain_ir.frontend.model_config import load_model
 from ratrain_ir.frontend.text import shown
@@ -197,15 +197,11 @@ def named_parameters_of(model: ModelConfig, unit: Block, flat: Float32) -> dict[
 def _open_weights(path: str) -> dict[str, StoredTensor]:
     """The tensors of a file or directory, whatever they are."""
     folder = Path(path)
-    try:
-        if not folder.is_dir():
-            return open_tensors(path, "RT091")
-        if (folder / _SINGLE).exists():
-            return open_tensors(str(folder / _SINGLE), "RT091")
-        indexed = (folder / _INDEX).exists()
-    except (OSError, ValueError) as error:
-        fail("RT002", f"cannot read '{path}': {getattr(error, 'strerror', None) or error}")
-    if not indexed:
+    if not is_directory(path):
+        return open_tensors(path, "RT091")
+    if is_there(folder / _SINGLE):
+        return open_tensors(str(folder / _SINGLE), "RT091")
+    if not is_there(folder / _INDEX):
         fail(
             "RT091",
             f"the directory '{path}' holds no weights: neither {_SINGLE} nor {_INDEX}",
