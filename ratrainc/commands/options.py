@@ -59,8 +59,10 @@ class FilePath(click.ParamType):
         self.kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The path as it was given; a usage error where two would be one file."""
+        """The path as it was given; a usage error where it is empty, or two would be one file."""
         path = str(value)
+        if not path:
+            self.fail("the path is empty", param, ctx)
         if param is None or ctx is None:
             return path
         given: list[tuple[FilePath, str, str]] = ctx.meta.setdefault(__name__, [])

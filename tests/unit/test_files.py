@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.files import made_directory, read_text, replacing, write_lines
+from ratrain_ir import files
+from ratrain_ir.files import MIB, MOST_BYTES, made_directory, read_bytes, read_text, replacing, write_lines
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -79,10 +80,80 @@ def test_reading_names_the_first_bad_byte(tmp_path: Path) -> None:
     path = tmp_path / "bad.txt"
     path.write_bytes(b"good\nba\xffd\n")
     with pytest.raises(DiagnosticError, match=r"bad\.txt:2:3"):
-        read_text(str(path), "text")
+        read_text(str(path), "schedule")
 
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DiagnosticError, match="RT002"):
         made_directory(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o755])
+def test_a_file_keeps_the_permissions_of_what_it_replaces(tmp_path: Path, mode: int) -> None:
+    target = tmp_path / "a.txt"
+    write_lines(str(target), ["old"])
+    target.chmod(mode)
+    write_lines(str(target), ["new"])
+    assert target.read_text() == "new\n"
+    assert stat.S_IMODE(target.stat().st_mode) == mode
+
+
+def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "usual.txt").write_text("")
+    write_lines(str(tmp_path / "a.txt"), ["new"])
+    assert (tmp_path / "a.txt").stat().st_mode == (tmp_path / "usual.txt").stat().st_mode
+
+
+@pytest.mark.parametrize("may_chown", [True, False])
+def test_a_group_that_cannot_be_kept_gives_no_other_one_its_permissions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_chown: bool
+) -> None:
+    """Owner and group are asked for first, while the new file is still private."""
+    target = tmp_path / "a.txt"
+    target.write_text("old")
+    target.chmod(0o640)
+    asked: list[tuple[int, int, int]] = []
+    status = os.stat
+    theirs = target.stat().st_gid if may_chown else target.stat().st_gid + 1
+
+    def stat_of(path: str | Path, **more: bool) -> os.stat_result:
+        found = status(path, **more)
+        if str(path) != str(target):
+            return found
+        return os.stat_result([*found[:5], theirs, *found[6:]])
+
+    def chown(path: str, owner: int, group: int) -> None:
+        asked.append((stat.S_IMODE(status(path).st_mode), owner, group))
+        if not may_chown:
+            raise PermissionError
+
+    monkeypatch.setattr(files.os, "stat", stat_of)
+    monkeypatch.setattr(files.os, "chown", chown)
+    write_lines(str(target), ["new"])
+    assert {mode for mode, _, _ in asked} == {0o600}
+    assert (-1, theirs) in [(owner, group) for _, owner, group in asked]
+    assert stat.S_IMODE(status(target).st_mode) == (0o640 if may_chown else 0o600)
+
+
+def test_a_name_as_long_as_the_file_system_allows_can_be_written(tmp_path: Path) -> None:
+    for name in ("n" * 255, "\u00e9" * 127):
+        write_lines(str(tmp_path / name), ["x"])
+        assert (tmp_path / name).read_text() == "x\n"
+
+
+@pytest.mark.parametrize("kind", MOST_BYTES)
+def test_what_never_ends_is_refused_for_its_size(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that yields bytes for ever, as the file of each kind; the diagnostic says how much is read."""
+    monkeypatch.setitem(MOST_BYTES, kind, 2 * MIB)
+    with pytest.raises(DiagnosticError, match=f"more than 2 MiB, the most that is read of a {kind}"):
+        read_bytes("/dev/zero", kind)
+
+
+def test_a_file_as_long_as_allowed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MOST_BYTES, "log", 1000)
+    (tmp_path / "log").write_bytes(b"x" * 1000)
+    assert len(read_bytes(str(tmp_path / "log"), "log")) == 1000
+    (tmp_path / "log").write_bytes(b"x" * 1001)
+    with pytest.raises(DiagnosticError, match="RT002"):
+        read_bytes(str(tmp_path / "log"), "log")
