@@ -5,6 +5,8 @@ action, a forward and a backward that overlap, or empty (idle):
 
     0F0,0F1,,0B0,(0F2;0B1)OVERLAP_F_B,0B2
 
+A row without any action, like an empty line, is a rank that runs nothing.
+
 An action is a stage, what it does, and the micro-batch: `2F1`, `2B1` (whole backward), `2I1` and `2W1` (its input and weight
 halves), `1SEND_F0`, `2RECV_F0`, `2SEND_B0`, `1RECV_B0`, and for the whole stage `0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`. A
 schedule without any send or receive is *compute only*: its runtime places the messages. With them it is *lowered*.
@@ -85,6 +87,11 @@ class ActionTable:
     def actions(self) -> Iterator[PlacedAction]:
         """All actions, rank by rank."""
         return (action for row in self.rows for action in row)
+
+    @property
+    def ranks_without_actions(self) -> list[int]:
+        """The ranks that run nothing."""
+        return [rank for rank, row in enumerate(self.rows) if not row]
 
     @property
     def is_lowered(self) -> bool:
@@ -221,6 +228,8 @@ def parse_torch_csv(text: str, file: str) -> ActionTable:
     reader = _Reader(source)
     rows = tuple(reader.row(rank, line) for rank, line in enumerate(lines))
     reader.diagnostics.check()
+    if not any(rows):
+        fail("RT007", "the schedule has no action on any rank", Location(file, 1))
     return ActionTable(rows, source)
 
 
@@ -238,7 +247,7 @@ class _Reader:
 
     def row(self, rank: int, line: str) -> tuple[PlacedAction, ...]:
         row: list[PlacedAction] = []
-        start, idle = 1, True
+        start = 1
         for slot, cell in enumerate(line.split(",")):
             column, text = _stripped(cell, start)
             if len(text) > 1 and text[0] == text[-1] == '"':  # as some writers quote every cell
@@ -247,11 +256,7 @@ class _Reader:
                 row.extend(self.group(rank, slot, column, text))
             elif text:
                 row.extend(self.action(rank, slot, column, text))
-            idle = idle and not text
             start += len(cell) + 1
-        if idle:
-            help_text = "every rank runs a stage, and an empty line is a rank: delete it"
-            self.error(rank, 1, 1, f"rank {rank} has no action", help_text)
         return tuple(row)
 
     def group(self, rank: int, slot: int, column: int, text: str) -> list[PlacedAction]:

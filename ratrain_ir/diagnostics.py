@@ -7,6 +7,7 @@ across layers and the driver prints them. Nothing else may cross the driver boun
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NoReturn
@@ -135,6 +136,23 @@ class Diagnostic:
         }
 
 
+_STEERING = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # control characters but tab and newline: escape sequences begin with them
+    "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069"  # those that change the direction of what follows
+    "\\u2028\\u2029\\ud800-\\udfff]"  # other ends of lines, and halves of characters, which no stream can write
+)
+
+
+def printable(text: str) -> str:
+    """The text with characters that steer a terminal written by their numbers, as Python does. Tabs and newlines stay."""
+    return _STEERING.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
 _SHOWN_WIDTH = 160
 
 
@@ -144,8 +162,9 @@ def _underlined(source: str, location: Location) -> list[str]:
     column = min(location.column, len(text) + 1) - 1
     start = max(0, column - _SHOWN_WIDTH // 2) if len(text) > _SHOWN_WIDTH else 0
     shown = text[start : start + _SHOWN_WIDTH]
-    length = max(1, min(location.length, len(shown) - (column - start)))
-    return [f"  {shown}", "  " + " " * (column - start) + "^" + "~" * (length - 1)]
+    at = column - start
+    before, marked = (len(printable(part)) for part in (shown[:at], shown[at : at + location.length]))
+    return [f"  {printable(shown)}", "  " + " " * before + "^" + "~" * (max(1, marked) - 1)]
 
 
 class DiagnosticError(Exception):

@@ -17,7 +17,7 @@ MIB = 1 << 20
 MOST_BYTES: dict[str, int] = {
     "schedule": 256 * MIB,  # LLaMA-2-70B on 96 clusters has 13 MiB
     "program": 256 * MIB,
-    "schedule table": 16 * MIB,
+    "schedule table": 8 * MIB,
     "allocation problem": 64 * MIB,
     "table of measured steps": 4 * MIB,
     "table of measured iterations": 4 * MIB,
@@ -93,7 +93,7 @@ def read_bytes(path: str, what: str) -> bytes:
     if len(data) > most:
         fail(
             "RT002",
-            f"cannot read the {what} '{path}': it has more than {most // MIB} MiB, the most that is read of a {what}",
+            f"cannot read the {what} '{path}': it has more than {most // MIB} MiB, the most that is read of such a file",
             help=f"name the file that holds the {what}",
         )
     return data

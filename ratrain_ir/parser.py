@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NoReturn
 
 from attrs import define, field
 from lark.exceptions import UnexpectedInput
 
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Note, nearest
+from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Location, Note, fail, nearest
 from ratrain_ir.files import read_text
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.plan import Plan
@@ -24,6 +24,11 @@ _MAX_TENSOR_BYTES = 1 << 50
 _MAX_DIGITS = 18
 _MAX_SYNTAX_ERRORS = 20
 _REPARSED_LINES = 20_000
+_REPARSED_CHARACTERS = 2 << 20
+_MAX_HEAD = 1 << 19
+"""Characters before the first stage; a plan with a cut for each of the most stages there can be has fewer."""
+_MAX_NESTING = 16
+_NESTED = re.compile(rf"\[(?:[ \t\r]*\[){{{_MAX_NESTING}}}")
 _STATE_KINDS = {kind.value: kind for kind in StateKind}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TYPE = re.compile(r"([a-z]+[0-9]+)\[([0-9, ]*)\]")
@@ -47,7 +52,29 @@ def parse_module(text: str, *, file: str = "<text>") -> Module:
     Raises `DiagnosticError` with every error found in it.
     """
     source = SourceText(file, tuple(text.split("\n")))
+    _check_extent(source)
     return quick_module(source) or grammar_module(source)
+
+
+def _check_extent(source: SourceText) -> None:
+    """Refuse, with RT001, what the grammar would read for minutes and no schedule has.
+
+    It takes microseconds a word where the quick reader of stages takes none: what stands before the stages, and lists in lists.
+    """
+    size = 0
+    for number, line in enumerate(source.lines, 1):
+        if line.lstrip().startswith("stage "):
+            return
+        size += len(line) + 1
+        if size > _MAX_HEAD:
+            text = f"more than {_MAX_HEAD} characters stand before the first stage: this is no schedule"
+            _fail_at(source, number, 1, text)
+        if nested := _NESTED.search(line):
+            _fail_at(source, number, nested.start() + 1, f"lists stand more than {_MAX_NESTING} deep in each other")
+
+
+def _fail_at(source: SourceText, line: int, column: int, message: str) -> NoReturn:
+    fail("RT001", message, Location(source.file, line, column), source=source.line(line))
 
 
 def quick_module(source: SourceText) -> Module | None:
@@ -81,13 +108,18 @@ def _records(source: SourceText) -> ModuleRecord:
                 errors.append(found)
             elif not errors:
                 raise DiagnosticError([found]) from None
-            if repeated or len(errors) >= _MAX_SYNTAX_ERRORS or len(lines) > _REPARSED_LINES:
+            if repeated or len(errors) >= _MAX_SYNTAX_ERRORS or _is_long(lines):
                 raise DiagnosticError(errors) from None
             lines[at] = ""
             continue
         if errors:
             raise DiagnosticError(errors)
         return record
+
+
+def _is_long(lines: list[str]) -> bool:
+    """Whether reading it again for each error would take long."""
+    return len(lines) > _REPARSED_LINES or sum(map(len, lines)) > _REPARSED_CHARACTERS
 
 
 @define

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from errno import EDQUOT, EIO, ENOSPC
@@ -117,9 +118,12 @@ def main(arguments: list[str] | None = None) -> int:
 def show_failure(error: BaseException, *, as_json: bool) -> int:
     """Say on stderr why a command failed; its exit code."""
     from ratrain_ir.diagnostics import DiagnosticError
+    from ratrainc.terminal import echo
 
     if isinstance(error, click.ClickException):
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        echo(shown.getvalue(), err=True, nl=False)
         return EXIT_USAGE
     if isinstance(error, DiagnosticError):
         from ratrainc.console import show_diagnostics
@@ -128,16 +132,16 @@ def show_failure(error: BaseException, *, as_json: bool) -> int:
         return EXIT_DIAGNOSED
     if isinstance(error, KeyboardInterrupt | click.Abort):
         said = str(error.__cause__ or error)  # click raises an Abort from a KeyboardInterrupt
-        click.echo(said or "interrupted; nothing was left half-written", err=True)
+        echo(said or "interrupted; nothing was left half-written", err=True)
         return EXIT_INTERRUPTED
     if isinstance(error, OSError) and error.errno in _FULL:
-        click.echo(f"error: the output cannot be written: {error.strerror}", err=True)
+        echo(f"error: the output cannot be written: {error.strerror}", err=True)
         return EXIT_DIAGNOSED
     if isinstance(error, MemoryError):
-        click.echo("error: this machine does not have the memory for that", err=True)
+        echo("error: this machine does not have the memory for that", err=True)
         return EXIT_DIAGNOSED
     if os.environ.get("RATRAIN_TRACEBACK"):
         raise error
     text = f"internal error: {type(error).__name__}: {error}\nThis is a fault of ratrainc; RATRAIN_TRACEBACK=1 shows where."
-    click.echo(text, err=True)
+    echo(text, err=True)
     return EXIT_INTERNAL

@@ -6,14 +6,18 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import click
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from ratrain_ir.diagnostics import Diagnostic, Severity
+from ratrain_ir.diagnostics import Diagnostic, Severity, printable
+from ratrainc.terminal import echo
+
+if TYPE_CHECKING:
+    from rich.segment import Segment
 
 _SHOWN = 20
 _WIDTH = 160
@@ -22,22 +26,34 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 
+class PlainConsole(Console):
+    """A console that takes texts as they are, without markup, and writes them printable; only its own layout steers the terminal."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """The segments of what is to be shown."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
 @cache
 def errors() -> Console:
     """The console for progress and diagnostics."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return PlainConsole(stderr=True, soft_wrap=True)
 
 
 @cache
 def output() -> Console:
     """The console for results."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=_WIDTH)
+    found = PlainConsole()
+    return found if found.is_terminal else PlainConsole(width=_WIDTH)
 
 
 def print_json(data: dict[str, Any]) -> None:
     """One JSON object on stdout."""
-    click.echo(json.dumps(data, allow_nan=False))
+    echo(json.dumps(data, allow_nan=False).replace("\x7f", "\\u007f"))  # the one control character that stays in ASCII
 
 
 def show_diagnostics(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> None:
@@ -45,12 +61,12 @@ def show_diagnostics(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> Non
     if as_json:
         print_json({"diagnostics": [d.to_json() for d in diagnostics]})
     for diagnostic in diagnostics[:_SHOWN]:
-        click.echo(diagnostic.render(), err=True)
+        echo(diagnostic.render(), err=True)
     if len(diagnostics) > _SHOWN:
-        click.echo(f"... and {len(diagnostics) - _SHOWN} more", err=True)
+        echo(f"... and {len(diagnostics) - _SHOWN} more", err=True)
     found = [d for d in diagnostics if d.severity is Severity.ERROR]
     if len(found) > 1:
-        click.echo(f"{len(found)} errors", err=True)
+        echo(f"{len(found)} errors", err=True)
 
 
 @contextmanager
@@ -58,11 +74,11 @@ def progress(total: int | None, title: str) -> Iterator[tuple[Progress, Any]]:
     """A progress bar on stderr; quiet where that is no terminal."""
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[status]}"),
+        TextColumn("{task.fields[status]}", markup=False),
     )
     with Progress(*columns, console=errors(), transient=True, disable=not errors().is_terminal) as bar:
         yield bar, bar.add_task(title, total=total, status="")
@@ -72,7 +88,7 @@ def progress(total: int | None, title: str) -> Iterator[tuple[Progress, Any]]:
 def status(title: str) -> Iterator[None]:
     """A spinner on stderr for work of unknown length; quiet where that is no terminal."""
     if errors().is_terminal:
-        with errors().status(title):
+        with errors().status(Text(title)):
             yield
     else:
         yield
@@ -87,14 +103,14 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
     if len(shown) > most:
         shown = [*shown[: most // 2], ["..."] * len(columns), *shown[-most // 2 :]]
     for row in shown:
-        made.add_row(*row)
-    output().print(title, style="bold", markup=False, soft_wrap=True)
+        made.add_row(*(Text(printable(cell)) for cell in row))
+    output().print(title, style="bold", soft_wrap=True)
     output().print(made, soft_wrap=True)
 
 
 def say(text: str) -> None:
     """A line of a result on stdout."""
-    output().print(text, markup=False, soft_wrap=True)
+    output().print(text, soft_wrap=True)
 
 
 def size_text(count: int) -> str:

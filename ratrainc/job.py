@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
-import click
 from attrs import frozen
 
 from ratrain_ir.diagnostics import fail
+from ratrainc.terminal import echo
 from targets.runtime.mpi.layout import Layout, RankOrder, Reduction
 from targets.runtime.processes import Processes
 
@@ -91,7 +91,7 @@ def _mpi_job(rank_order: RankOrder, reduction: Reduction, *, as_json: bool) -> I
         if world.rank:
             time.sleep(_HEAD_START)
         code = show_failure(error, as_json=as_json)
-        click.echo(f"ending all {world.size} processes", err=True)
+        echo(f"ending all {world.size} processes", err=True)
         sys.stdout.flush()
         sys.stderr.flush()
         world.Abort(code)

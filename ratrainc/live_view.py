@@ -56,7 +56,7 @@ class LiveView:
     def __rich__(self) -> ConsoleRenderable | RichCast:
         curves = Curves.of((step.report.step, step.report.loss, step.eval_loss) for step in self.steps[-_CHARTED:])
         chart = Text("\n".join(chart_lines(curves)))
-        return Panel(Group(self._figures(), self._stages(), chart), title=self.program.name)
+        return Panel(Group(self._figures(), self._stages(), chart), title=Text(self.program.name))
 
     def _figures(self) -> Text:
         """Loss, speed and what is left, in a line."""

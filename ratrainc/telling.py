@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-import click
 from attrs import define
 
 from ratrain_ir.diagnostics import Diagnostic, Severity
+from ratrainc.terminal import echo
 
 
 def tell(diagnostic: Diagnostic) -> None:
     """Say it on stderr, where there is somebody to hear it."""
     with suppress(OSError, ValueError):  # ValueError: the stream is closed, or cannot hold the characters
-        click.echo(diagnostic.render(), err=True)
+        echo(diagnostic.render(), err=True)
 
 
 @define

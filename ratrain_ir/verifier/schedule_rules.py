@@ -3,6 +3,7 @@
 1. Places: a stage lives on one rank RT027; only neighbours on different ranks exchange messages RT027, RT026.
 2. Completeness: every micro-batch's forward and backward (or both its halves) run exactly once on every stage, forward before
    backward, input half before weight half RT030.
+   A rank without actions is sound where no other one needs a stage that nobody runs.
 3. Handing over: what a stage takes from a neighbour is there before it is used, and made before it is sent RT020.
 4. Sharded state: parameters are gathered where they are used RT026, gradients reduced once, after the last backward RT031.
 5. Messages: sends and receives match RT040; between two ranks, in each direction, messages are received in the order they are
@@ -83,6 +84,11 @@ class _Rules:
     def note(self, message: str, action: PlacedAction) -> Note:
         return Note(f"{message}: {_where(action)}", self.table.locate(action))
 
+    def notes_of_empty(self) -> list[Note]:
+        """Which ranks run nothing: where a stage is missing, it may be theirs."""
+        empty = self.table.ranks_without_actions
+        return [Note(f"nothing runs on {_numbers('rank', empty)}")] if empty else []
+
     def co_located(self, stage: int, other: int) -> bool:
         """Whether two stages share a rank, so that what one makes the other has."""
         return self.home.get(stage) == self.home.get(other)
@@ -105,7 +111,8 @@ class _Rules:
         verb = "sends to" if action.kind in SENDS else "receives from"
         if not 0 <= peer <= self.last_stage:
             end = "first" if peer < 0 else "last"
-            self.report("RT027", f"'{action}' {verb} no stage: {action.stage} is the {end} one", action)
+            text = f"'{action}' {verb} no stage: {action.stage} is the {end} one"
+            self.report("RT027", text, action, self.notes_of_empty())
         elif peer in self.stages and self.co_located(action.stage, peer):
             text = f"'{action}' {verb} its own rank: stages {action.stage} and {peer} are both on rank {action.rank}"
             self.report("RT026", text, action, way_out="delete it; stages of one rank hand over without a message")
@@ -138,7 +145,8 @@ class _Rules:
         for before, after in pairwise([-1, *sorted(self.stages)]):
             if after > before + 1:
                 missing = _ranges_text("stage", [(before + 1, after - 1)])
-                self.report("RT030", f"no rank runs {missing}, but there is a stage {after}", self.stages[after][0])
+                text = f"no rank runs {missing}, but there is a stage {after}"
+                self.report("RT030", text, self.stages[after][0], self.notes_of_empty())
 
     def check_micro_batches_named(self, named: set[int]) -> None:
         ordered = sorted(named)

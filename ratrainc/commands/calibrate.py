@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ratrainc.commands.options import Result, Source, json_option, machine_option, output_file
+from ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from ratrainc.calibration.report import Calibration
@@ -107,7 +108,7 @@ def command(
         return
     _show(found)
     if output is not None:
-        click.echo(f"wrote {output}")
+        echo(f"wrote {output}")
 
 
 def _calibrate_profile(path: str, name: str, output: str | None, *, as_json: bool) -> None:
@@ -127,15 +128,15 @@ def _calibrate_profile(path: str, name: str, output: str | None, *, as_json: boo
     if as_json:
         print_json(found.to_json() | {"output": output})
         return
-    click.echo(
+    echo(
         f"{len(found.machine.table.ops)} distinct ops of {found.steps} steps, {seconds_text(found.step_seconds)} a step"
     )
     if found.rates is not None:
-        click.echo(
+        echo(
             f"fitted rates, for ops that did not run: off by {100 * found.rates.mean:.0f} % on average on those that did"
         )
     if output is not None:
-        click.echo(f"wrote {output}")
+        echo(f"wrote {output}")
 
 
 def _show(found: Calibration) -> None:
@@ -151,4 +152,4 @@ def _show(found: Calibration) -> None:
     ]
     table("error of simulated against measured step times", ("rows", "count", "mean", "median", "largest"), lines)
     if "held out" not in dict(found.errors):
-        click.echo("no row was held out: nothing says how well other rows are predicted")
+        echo("no row was held out: nothing says how well other rows are predicted")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratrainc.commands.options import Source, jobs_option, json_option, machine_option, model_option, seconds_option
+from ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +86,7 @@ def command(
     if not automatic:
         for item in chosen:
             if item.note:
-                click.echo(item.note)
+                echo(item.note)
 
 
 def _on_one_plan(model: str, plan: str, chosen: Sequence[Strategy], target: Machine) -> list[dict[str, Any]]:

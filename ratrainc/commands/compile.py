@@ -16,6 +16,7 @@ from ratrainc.commands.options import (
     output_file,
     plan_option,
 )
+from ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from ratrain_ir.diagnostics import DiagnosticError
@@ -114,7 +115,7 @@ def command(
     show_inserted(runs)
     show_module(module)
     if written:
-        click.echo(f"wrote {written}")
+        echo(f"wrote {written}")
 
 
 def _check_usage(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ratrainc.commands.options import Source
+from ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from targets.program import Instruction, Program, ProgramStage
@@ -52,7 +53,7 @@ def command(
         lines = tile_lines(program, core, limit)
     else:
         lines = _routine_lines(program) if routines else _program_lines(program, stage, engine)
-    click.echo("\n".join(lines))
+    echo("\n".join(lines))
 
 
 def _program_lines(program: Program, only_stage: int | None, only_engine: str | None) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ratrainc.commands.options import Result, Source, output_file
+from ratrainc.terminal import echo, echo_document
 
 _EPILOG = """\b
 Examples:
@@ -55,7 +56,7 @@ def command(file: str, table_format: str, output: str | None, lowered: bool) -> 
     table = with_gathered_parameters(actions) if lowered else compute_only(actions)
     check_schedule(table)
     if output is None:
-        click.echo("\n".join(torch_csv_lines(table)))
+        echo_document("".join(f"{line}\n" for line in torch_csv_lines(table)))
     else:
         write_lines(output, torch_csv_lines(table))
-        click.echo(f"wrote {output}", err=True)
+        echo(f"wrote {output}", err=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ratrainc.commands.options import Source, json_option
+from ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from ratrain_ir.actions import ActionTable
@@ -61,7 +62,7 @@ def command(file: str, table_format: str, as_json: bool) -> int:
     if as_json:
         print_json(_report(table, []))
     else:
-        click.echo(f"{file}: sound ({_summary(table)})")
+        echo(f"{file}: sound ({_summary(table)})")
     return 0
 
 
@@ -78,6 +79,8 @@ def _report(table: ActionTable | None, diagnostics: list[dict[str, object]]) -> 
 def _summary(table: ActionTable) -> str:
     stages = {action.stage for action in table.actions}
     micro_batches = {action.micro_batch for action in table.actions} - {None}
+    empty = len(table.ranks_without_actions)
+    ranks = "ranks" + (f" ({empty} without actions)" if empty else "")
     form = "with messages" if table.is_lowered else "compute only"
-    counts = ((len(table.rows), "ranks"), (len(stages), "stages"), (len(micro_batches), "micro-batches"))
+    counts = ((len(table.rows), ranks), (len(stages), "stages"), (len(micro_batches), "micro-batches"))
     return ", ".join([*(f"{count} {what}" for count, what in counts), f"{sum(map(len, table.rows))} actions", form])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
+from ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from ratrain_ir.module import Module, TargetInfo
@@ -63,4 +63,4 @@ def _state(file: str, info: TargetInfo, chosen: Machine | None) -> None:
         if not info.digest:
             return  # it says no more than the name
         was = "one of that name with other numbers"
-    click.echo(f"the machine is '{chosen.name}', of --machine; {file} was compiled for {was}", err=True)
+    echo(f"the machine is '{chosen.name}', of --machine; {file} was compiled for {was}", err=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ratrainc.commands.options import Result, Source, machine_option, output_directory, output_file
+from ratrainc.terminal import echo, echo_document
 
 if TYPE_CHECKING:
     from passes.manager import PassRun
@@ -51,8 +52,8 @@ class _Observer:
             text = _schedule_text(module)
             changed, self.before = text != self.before, text
         if changed or self.wanted in ("all", name):
-            click.echo(f"// after {run.text}", err=True)
-            click.echo(_text(module), err=True, nl=False)
+            echo(f"// after {run.text}", err=True)
+            echo(_text(module), err=True, nl=False)
         if self.folder is not None:
             from ratrain_ir.files import write_lines
             from ratrain_ir.printer import module_lines
@@ -152,19 +153,19 @@ def command(
         raise RuntimeError(text) from error
     for run in runs:
         if run.inserted_for:
-            click.echo(f"inserted pass '{run.text}', which '{run.inserted_for}' needs", err=True)
+            echo(f"inserted pass '{run.text}', which '{run.inserted_for}' needs", err=True)
         if time_passes:
-            click.echo(f"{run.seconds:10.4f} s  {run.text}", err=True)
+            echo(f"{run.seconds:10.4f} s  {run.text}", err=True)
         if stats or run.text == "lifetime":
             for key, value in run.statistics.items():
-                click.echo(f"  {run.text}: {key}: {value}", err=True)
+                echo(f"  {run.text}: {key}: {value}", err=True)
     if print_ir_after not in (None, "all") and all(print_ir_after != _name(run.text) for run in runs):
-        click.echo(f"'{print_ir_after}' did not run, so there is nothing to print after it", err=True)
+        echo(f"'{print_ir_after}' did not run, so there is nothing to print after it", err=True)
     if output is None:
-        click.echo(print_module(module), nl=False)
+        echo_document(print_module(module))
     else:
         write_lines(output, module_lines(module))
-        click.echo(f"wrote {output}", err=True)
+        echo(f"wrote {output}", err=True)
 
 
 def _name(text: str) -> str:

@@ -46,7 +46,7 @@ def output_directory(_context: click.Context, _parameter: click.Parameter, path:
     return path
 
 
-class FilePath(click.ParamType):
+class FilePath(click.types.StringParamType):
     """The path of a file or directory of some kind: what a command reads (`Source`) or writes (`Result`).
 
     That no result takes the place of what the same command reads, nor of another result, is seen here, for every command. A result

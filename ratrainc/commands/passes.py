@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from ratrainc.terminal import echo
+
 
 @click.command()
 def command() -> None:
@@ -20,7 +22,7 @@ def list_passes() -> None:
 
     for name in PASSES:
         cls = pass_class(name)
-        click.echo(f"{name}\n    {(cls.__doc__ or '').splitlines()[0]}")
+        echo(f"{name}\n    {(cls.__doc__ or '').splitlines()[0]}")
         for attribute in attrs.fields(cls):
             option = attribute.name.replace("_", "-")
-            click.echo(f"    {{{option}={values_text(attribute)}}}, default {default_text(attribute)}")
+            echo(f"    {{{option}={values_text(attribute)}}}, default {default_text(attribute)}")

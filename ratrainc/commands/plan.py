@@ -17,6 +17,7 @@ from ratrainc.commands.options import (
     output_file,
     seconds_option,
 )
+from ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from ratrainc.planner.answer import Answer, Request
@@ -169,7 +170,7 @@ def command(
     if scenarios:
         show_scenarios(answer, scenarios, tokens)
     if output is not None:
-        click.echo(
+        echo(
             f"wrote {output}"
             + (f", the plan of {what_ifs[0]}, and {changed_file}, that machine" if changed_file else "")
         )
@@ -275,7 +276,7 @@ def _smallest(request: Request, model: str, output: str | None, machine: str | N
     if _of_fewer(found):
         say(_of_fewer(found))
     if output is not None:
-        click.echo(f"wrote {output}")
+        echo(f"wrote {output}")
 
 
 def _of_fewer(found: Smallest) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ratrainc.commands.options import Source, json_option
+from ratrainc.terminal import echo
 
 _EPILOG = """\b
 Examples:
@@ -35,5 +36,5 @@ def command(directory: str, as_json: bool) -> int:
     if as_json:
         print_json({"report": text, "well": well})
     else:
-        click.echo(text)
+        echo(text)
     return 0 if well else 1

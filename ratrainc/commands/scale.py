@@ -16,6 +16,7 @@ from ratrainc.commands.options import (
     output_file,
     seconds_option,
 )
+from ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +130,7 @@ def command(
         return
     _show(points, config.name)
     if plot is not None:
-        click.echo(f"wrote {plot}")
+        echo(f"wrote {plot}")
 
 
 def _show(points: Sequence[Point], model: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import click
 
 from ratrainc.commands.options import Result, output_file
+from ratrainc.terminal import echo
 
 _EPILOG = """\b
 Examples:
@@ -34,10 +35,10 @@ def command(kind: str, stages: int, micro_batches: int, output: str | None) -> N
     lines = _lines(kind, stages, micro_batches)
     if output is None:
         for line in lines:
-            click.echo(line)
+            echo(line)
     else:
         write_lines(output, lines)
-        click.echo(f"wrote {output}", err=True)
+        echo(f"wrote {output}", err=True)
 
 
 def _lines(kind: str, stages: int, micro_batches: int) -> Iterator[str]:

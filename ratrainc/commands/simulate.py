@@ -15,6 +15,7 @@ from ratrainc.commands.options import (
     rendezvous_option,
     sharing_option,
 )
+from ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from targets.mt3000.machine import Machine
@@ -107,4 +108,4 @@ def _show_step(program: Program, machine: Machine, cores: int | None, *, as_json
     if as_json:
         print_json({key: seconds, "tokens_per_second": tokens, "machine": machine.name})
     else:
-        click.echo(f"{seconds:.6g} s a step {where}, {tokens:,.0f} tokens/s (simulated on {machine.name})")
+        echo(f"{seconds:.6g} s a step {where}, {tokens:,.0f} tokens/s (simulated on {machine.name})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ratrainc.commands.options import json_option
+from ratrainc.terminal import echo
 
 
 @click.command()
@@ -20,4 +21,4 @@ def command(as_json: bool) -> None:
         return
     for item in STRATEGIES:
         mark = " (default)" if item.name == DEFAULT_STRATEGY else ""
-        click.echo(f"{item.name}{mark}\n    {item.summary}\n    {item.passes}")
+        echo(f"{item.name}{mark}\n    {item.summary}\n    {item.passes}")

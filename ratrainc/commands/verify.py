@@ -43,7 +43,7 @@ def command(file: str, machine: str | None, as_json: bool) -> int:
     if as_json:
         print_json({"sound": True, "diagnostics": []})
     else:
-        click.echo(f"{file}: sound ({proved})")
+        echo(f"{file}: sound ({proved})")
     return 0
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ratrain_ir.diagnostics import DiagnosticError
 from ratrain_ir import files
+from ratrain_ir.diagnostics import DiagnosticError
 from ratrain_ir.files import MIB, MOST_BYTES, made_directory, read_bytes, read_text, replacing, write_lines
 
 
@@ -146,7 +146,7 @@ def test_a_name_as_long_as_the_file_system_allows_can_be_written(tmp_path: Path)
 def test_what_never_ends_is_refused_for_its_size(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that yields bytes for ever, as the file of each kind; the diagnostic says how much is read."""
     monkeypatch.setitem(MOST_BYTES, kind, 2 * MIB)
-    with pytest.raises(DiagnosticError, match=f"more than 2 MiB, the most that is read of a {kind}"):
+    with pytest.raises(DiagnosticError, match=f"the {kind} '/dev/zero': it has more than 2 MiB"):
         read_bytes("/dev/zero", kind)
 
 

@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from passes.manager import PassManager
+from ratrain_ir import parser, quick_syntax
 from ratrain_ir.diagnostics import Diagnostic, DiagnosticError
 from ratrain_ir.frontend.lowering import lower
 from ratrain_ir.frontend.plan import Plan
@@ -381,3 +382,26 @@ def test_a_spoilt_text_is_read_or_refused(text):
 def test_deep_nesting_is_refused():
     must_be_read_or_refused(edited("lr = 0.0003", f"lr = {'[' * 5000}1{']' * 5000}"))
     must_be_read_or_refused(edited("lr = 0.0003", f"lr = {'[' * 5000}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("[" * 3_000_000, "1:1"),
+        ("rtir 1\nmodule @m level placed {\n  plan { a = " + "[" * 100_000 + "\n", "3:14"),
+        ("rtir 1\nmodule @m level placed {\n  plan { a = [" + "1, " * 1_000_000 + "1] }\n}\n", "3:1"),
+        ("rtir 1\nmodule @m level placed {\n" + "  plan { a = 1 }\n" * 1_000_000 + "}\n", None),
+        ("\n" * 3_000_000, None),
+    ],
+    ids=["brackets", "nested", "long list", "many sections", "empty lines"],
+)
+def test_what_no_schedule_has_is_refused_at_once(text: str, place: str | None) -> None:
+    """The grammar would take from half a minute to an hour over them: its own reader must not be called."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parser, "parse_records", None)
+        patch.setattr(quick_syntax, "parse_records", None)
+        (found,) = problems(text)
+    assert found.code == "RT001"
+    assert found.location is not None
+    if place is not None:
+        assert str(found.location).endswith(f":{place}")

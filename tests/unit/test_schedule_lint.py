@@ -69,6 +69,28 @@ def test_a_weight_half_needs_no_parameters() -> None:
     assert diagnose("0UNSHARD,0F0,0I0,0RESHARD,0W0,0REDUCE_GRAD") == []
 
 
+@given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 5), st.integers(1, 4), st.data())
+def test_ranks_without_actions_are_sound_where_nobody_needs_them(
+    kind: str, stages: int, micro_batches: int, data: st.DataObject
+) -> None:
+    """Empty lines anywhere among the others; without one of those, the stages behind it have no neighbour."""
+    rows = [*torch_csv_lines(actions_of_orders([SCHEDULES[kind](stages, micro_batches, s) for s in range(stages)]))]
+    idle = data.draw(st.sampled_from(["", ",,", '"",']))
+    for place in data.draw(st.lists(st.integers(0, stages), min_size=1, max_size=3)):
+        rows.insert(place, idle)
+    table = parse_torch_csv("\n".join(rows) + "\n", "s.csv")
+    check_schedule(table)
+    assert len(table.rows) == len(rows)
+    assert [row != idle for row in rows] == [bool(row) for row in table.rows]
+    assert parse_torch_csv("".join(f"{line}\n" for line in torch_csv_lines(table)), "s.csv") == table
+    if stages > 1:
+        lost = next(rank for rank, row in enumerate(rows) if row.startswith("0F"))
+        rows[lost] = idle
+        found = diagnose("\n".join(rows) + "\n")
+        assert [diagnostic.code for diagnostic in found] == ["RT030"]
+        assert found[0].notes[0].message.startswith("nothing runs on rank")
+
+
 # broken ones: text, then (code, place, parts of the message) of each diagnostic
 
 MALFORMED = [
@@ -76,8 +98,8 @@ MALFORMED = [
     ("0F0,0f1,0B0", [("RT007", "1:5", ["there is no action 'f'"])]),
     ("F0,0B", [("RT007", "1:1", ["'F0' is not an action"]), ("RT007", "1:4", ["'0B' has no micro-batch"])]),
     ("0F0,0B0,0UNSHARD1", [("RT007", "1:9", ["takes no micro-batch"])]),
-    ("0F0,0B0\n\n", [("RT007", "2:1", ["rank 1 has no action"])]),
-    ('0F0,0B0\n,"",', [("RT007", "2:1", ["rank 1 has no action"])]),
+    ("\n\n", [("RT007", "1:1", ["no action on any rank"])]),
+    (',"",\n', [("RT007", "1:1", ["no action on any rank"])]),
     ("0F1234567890", [("RT007", "1:1", ["more than 9 digits"])]),
     ("0F0,(0F1;0B0)", [("RT007", "1:5", ["expected '(0F1;0B0)OVERLAP_F_B'"])]),
     ("0F0,(0F1;0W0)OVERLAP_F_B", [("RT007", "1:5", ["one forward and one backward"])]),
