@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,21 +152,15 @@ def _kernel_cache() -> Fact:
     import numba
 
     version = f"numba {numba.__version__}"
-    way_out = "set NUMBA_CACHE_DIR to a writable directory"
-    try:
-        from targets.runtime.kernels import fast_rows
-    except RuntimeError as error:  # numba found no place at all
-        return Fact(version, f"{error}; {way_out}", stops_a_run=True)
-    compiled = (value.stats for value in vars(fast_rows).values() if hasattr(value, "stats"))
+    from ratrain_ir.loops import WAY_OUT
+    from targets.runtime.kernels import fast_rows
+
+    compiled = [value.stats for value in vars(fast_rows).values() if hasattr(value, "stats")]
     folder = next((stats.cache_path for stats in compiled if stats.cache_path is not None), None)
-    if folder is None:
+    if not compiled:
         return Fact(f"{version} compiles nothing", "kernels run as plain Python, very slowly: unset NUMBA_DISABLE_JIT")
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        return Fact(f"{version}, '{folder}': {error.strerror}", f"kernels are compiled in every process; {way_out}")
+    if folder is None:
+        return Fact(f"{version}, no place to keep kernels", f"they are compiled in every process; {WAY_OUT}")
     return Fact(f"{version}, '{folder}' is writable")
 
 

@@ -3,7 +3,7 @@
 Numba has no float16 on the CPU, so halves come as their bits (uint16) and are converted by the processor's own
 instructions. Loops run from 0 over slices of one row: other index forms are not vectorised.
 
-Compiled kernels are cached on disk. The cache notices a change of the file a kernel stands in, but not of this file,
+Compiled kernels are cached on disk, by `ratrain_ir.loops`. The cache notices a change of the file a kernel stands in, but not of this file,
 whose functions become part of every kernel: after editing it, delete the `__pycache__` folders.
 """
 
@@ -20,10 +20,14 @@ from numba import extending
 from numba.core import types
 from numpy.typing import NDArray
 
+from ratrain_ir.loops import compiled
+
 intrinsic: Callable[[Callable[..., Any]], Any] = extending.intrinsic
 
-exact = functools.partial(nb.njit, cache=True, nogil=True, error_model="numpy")
+
+exact = functools.partial(functools.partial, compiled)
 """Every operation as IEEE 754 has it: the same result wherever an element stands in its array."""
+
 
 SPLIT_SUMS = {"reassoc", "contract", "nsz"}
 """Sums may be split over vector lanes, by the length alone. Infinities and NaNs keep their meaning."""
