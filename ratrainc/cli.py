@@ -5,13 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from errno import EDQUOT, EIO, ENOSPC
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import click
 
@@ -108,9 +104,11 @@ def commands() -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit code: 0, 1 the input is at fault, 2 usage, 70 internal error, 130 interrupted."""
+    from ratrainc.terminal import warnings_in_words
+
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        with _warnings_in_words():
+        with warnings_in_words():
             result = commands.main(args=words, prog_name="ratrainc", standalone_mode=False)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -118,25 +116,6 @@ def main(arguments: list[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - none may show a traceback
         return show_failure(error, as_json="--json" in words)
     return result if isinstance(result, int) else 0
-
-
-@contextmanager
-def _warnings_in_words() -> Iterator[None]:
-    """Say what our own warnings say in one line, without a place in our code."""
-    with warnings.catch_warnings():
-        usual = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-            from ratrain_ir.loops import UncachedWarning
-            from ratrainc.terminal import echo
-
-            if issubclass(category, UncachedWarning):
-                echo(f"warning: {message}", err=True)
-            else:
-                usual(message, category, *place, **more)
-
-        warnings.showwarning = show
-        yield
 
 
 def show_failure(error: BaseException, *, as_json: bool) -> int:

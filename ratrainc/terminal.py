@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import current_process
+from typing import Any
 
 import click
 
 from ratrain_ir.diagnostics import printable
+from ratrain_ir.loops import UncachedWarning
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
@@ -17,3 +23,31 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 def echo_document(text: str) -> None:
     """Write a file's content to stdout: printable on a terminal, and as it is for whoever reads it from a pipe or file."""
     click.echo(printable(text) if sys.stdout.isatty() else text, nl=False)
+
+
+@contextmanager
+def warnings_in_words() -> Iterator[None]:
+    """Say what our own warnings say in one line, without a place in our code."""
+    with warnings.catch_warnings():
+        _show_in_words()
+        yield
+
+
+def warnings_of_worker() -> None:
+    """The same for all the life of a process that others like it work beside: the first of them speaks for all."""
+    if current_process().name.rpartition("-")[2] == "1":
+        _show_in_words()
+    else:
+        warnings.simplefilter("ignore", UncachedWarning)
+
+
+def _show_in_words() -> None:
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, UncachedWarning):
+            echo(f"warning: {message}", err=True)
+        else:
+            usual(message, category, *place, **more)
+
+    warnings.showwarning = show

@@ -31,6 +31,7 @@ from ratrainc.planner.losers import losers
 from ratrainc.planner.profile import Profiles
 from ratrainc.planner.space import Shape, shapes
 from ratrainc.planner.variants import schedule_of, variants
+from ratrainc.terminal import warnings_of_worker
 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.plan import Plan
@@ -320,6 +321,7 @@ def _start_worker(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+    warnings_of_worker()
 
 
 _WATCH_SECONDS = 2.0

@@ -47,6 +47,17 @@ def test_a_compile_without_a_place_for_a_cache(tmp_path: Path) -> None:
     assert (tmp_path / "a.rtx").exists()
 
 
+def test_workers_of_a_search_say_it_once(tmp_path: Path) -> None:
+    """They are processes of their own, which read the script again."""
+    words = ("plan", "--model", MODEL, "--clusters", "2", "--global-batch", "8", "--seq-len", "32", "--seconds", "2")
+    (tmp_path / "homeless.py").write_text(HOMELESS.replace("sys.exit", 'if __name__ == "__main__": sys.exit'))
+    command = [sys.executable, "homeless.py", *words, "--jobs", "2"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert found.returncode == 0, found.stderr
+    assert found.stderr.count("not kept") == 1, found.stderr
+    assert found.stderr.startswith("warning: compiled loops")
+
+
 def test_kernels_and_loops_import_and_agree_without_a_cache(tmp_path: Path) -> None:
     """Every module that has compiled functions; one kernel and one loop are run."""
     script = HOMELESS.replace("from ratrainc.cli import main\nsys.exit(main(sys.argv[1:]))\n", "")
