@@ -1,4 +1,4 @@
-"""The losses of a run as a picture: a chart of characters in the report, an SVG file beside it."""
+"""The losses of a run as a picture: a chart of characters in the report, an SVG or PNG file beside it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import pairwise
 from attrs import frozen
 
 from ratrain_ir.files import write_lines
+from ratrainc.pictures import new_figure, picture_kind, write_figure
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _COLUMNS, _ROWS = 64, 8
@@ -56,12 +57,32 @@ def _column_means(values: Sequence[float]) -> list[float]:
     return [sum(values[low:high]) / (high - low) for low, high in pairwise(edges)]
 
 
-def write_svg(path: str, curves: Curves, title: str) -> None:
-    """Write the losses as an SVG picture.
+def loss_plot_kind(path: str) -> str:
+    """Svg, or png where there is matplotlib, by a file's ending. Raises `DiagnosticError` RT002 as `picture_kind` does."""
+    return picture_kind(path, drawn_without=("svg",))
 
-    Raises `DiagnosticError` RT002 where it cannot be written.
+
+def write_losses(path: str, curves: Curves, title: str) -> None:
+    """Write the losses as what the file's ending asks for.
+
+    Raises `DiagnosticError` RT002 as `loss_plot_kind` does, and where it cannot be written.
     """
-    write_lines(path, _svg_lines(curves, title))
+    if loss_plot_kind(path) == "svg":
+        write_lines(path, _svg_lines(curves, title))
+    else:
+        _write_figure(path, curves, title)
+
+
+def _write_figure(path: str, curves: Curves, title: str) -> None:
+    figure = new_figure(_WIDTH / 100, _HEIGHT / 100)
+    axes = figure.add_subplot()
+    axes.plot([step for step, _ in curves.training], [loss for _, loss in curves.training], label="training")
+    if curves.held_out:
+        axes.plot([step for step, _ in curves.held_out], [loss for _, loss in curves.held_out], "o-", label="held out")
+    axes.set(xlabel="step", ylabel="loss, nats a token")
+    axes.set_title(title, parse_math=False)
+    axes.legend()
+    write_figure(figure, path)
 
 
 _WIDTH, _HEIGHT = 720, 420

@@ -18,7 +18,7 @@ from ratrain_ir.files import check_directory_writable, check_writable
 from ratrain_ir.ops import Engine
 from ratrainc.cli import EXIT_DIAGNOSED, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED
 from ratrainc.console import errors, output, progress, say, size_text, status
-from ratrainc.loss_plot import Curves, chart_lines, write_svg
+from ratrainc.loss_plot import Curves, chart_lines, write_losses
 from ratrainc.remaining_time import RemainingTime
 from ratrainc.run_log import RunLog, check_log, run_log
 from ratrainc.run_profile import write_profile
@@ -242,7 +242,7 @@ def _utilisation(program: Program) -> Utilisation:
 def _draw(run: TrainingRun, path: str | None) -> None:
     """Write the losses as a picture, where one is asked for."""
     if path is not None:
-        write_svg(path, _curves(run.done), f"{run.program.name}: {run.stream.name}")
+        write_losses(path, _curves(run.done), f"{run.program.name}: {run.stream.name}")
 
 
 def _curves(steps: Sequence[TimedStep]) -> Curves:

@@ -173,7 +173,12 @@ _MOST_THREADS = 1 << 16
     metavar="FILE.json",
     help="Write the wall time of every op, for Perfetto and 'ratrainc calibrate'.",
 )
-@click.option("--plot", type=Result("picture"), metavar="LOSS.svg", help="Write the losses as a picture at the end.")
+@click.option(
+    "--plot",
+    type=Result("picture"),
+    metavar="LOSS.svg|LOSS.png",
+    help="Write the losses as a picture at the end (.png needs the extra 'plot').",
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of initial weights and data order. Default: the plan's.")
 @choice_option("--order", "shuffled", "sequential", text="Order of the training sequences.")
 @machine_option
@@ -232,12 +237,15 @@ def command(
 
     from ratrainc import api
     from ratrainc.job import job_of
+    from ratrainc.loss_plot import loss_plot_kind
     from ratrainc.signals import saying_where
     from ratrainc.training import check_outputs, default_threads, run_training
     from ratrainc.training_data import DataChoice
     from targets.program_verifier import check_program
     from targets.runtime.training import RunSettings
 
+    if plot is not None:
+        loss_plot_kind(plot)
     settings = RunSettings(
         steps=steps,
         kernels=kernels,

@@ -90,11 +90,12 @@ def command(
     from ratrain_ir.frontend.model_config import load_model
     from ratrain_ir.frontend.plan import load_plan
     from ratrainc.console import print_json, progress
+    from ratrainc.pictures import picture_kind
     from ratrainc.planner.requests import planning_request
-    from ratrainc.planner.scaling import draw, fixed_points, planned_points, plot_kind, point_json
+    from ratrainc.planner.scaling import draw, fixed_points, planned_points, point_json
 
     if plot is not None:
-        plot_kind(plot)
+        picture_kind(plot)
     config = load_model(model)
     request = planning_request(
         config,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
 from ratrain_ir.diagnostics import fail
 from ratrain_ir.frontend.plan import Plan
+from ratrainc.pictures import new_figure, picture_kind, write_figure
 from ratrainc.planner.evaluation import Task, evaluate
 from ratrainc.planner.search import Search
 
@@ -101,32 +99,13 @@ def point_json(point: Point) -> dict[str, Any]:
     return found
 
 
-def plot_kind(path: str) -> str:
-    """Png or svg, by a file's ending.
-
-    Raises `DiagnosticError` RT002 where it is neither, or nothing can be drawn: good to know before the work that is drawn.
-    """
-    kind = Path(path).suffix.removeprefix(".").lower()
-    if kind not in ("png", "svg"):
-        fail("RT002", f"a plot is written as .png or .svg, not '{path}'")
-    if find_spec("matplotlib") is None:
-        fail("RT002", "drawing needs matplotlib, which is not installed", help="pip install 'ratrain[plot]'")
-    return kind
-
-
 def draw(points: Sequence[Point], path: str, title: str) -> None:
     """Write a plot of throughput over clusters, with perfect scaling beside it, as PNG or SVG by the file's ending.
 
-    Raises `DiagnosticError` RT002 as `plot_kind` does, and where the file cannot be written.
+    Raises `DiagnosticError` RT002 as `picture_kind` does, and where the file cannot be written.
     """
-    kind = plot_kind(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from ratrain_ir.files import replacing
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    FigureCanvasAgg(figure)
+    picture_kind(path)
+    figure = new_figure(6, 4)
     axes = figure.add_subplot()
     good = [(p.clusters, p.tokens_per_second) for p in points if p.tokens_per_second is not None]
     clusters = [count for count, _ in good]
@@ -136,7 +115,4 @@ def draw(points: Sequence[Point], path: str, title: str) -> None:
         axes.plot(clusters, [base * n for n in clusters], "--", color="grey", label="perfect scaling")
     axes.set(xlabel="clusters", ylabel="tokens/s", title=title, ylim=(0, None))
     axes.legend()
-    data = io.BytesIO()
-    figure.savefig(data, format=kind)
-    with replacing(path) as stream:
-        stream.write(data.getvalue())
+    write_figure(figure, path)

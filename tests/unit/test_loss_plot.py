@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain_ir.diagnostics import DiagnosticError
-from ratrainc.loss_plot import Curves, chart_lines, write_svg
+from ratrainc import pictures
+from ratrainc.cli import main
+from ratrainc.loss_plot import Curves, chart_lines, write_losses
 
 SVG = "{http://www.w3.org/2000/svg}"
 LOSSES = st.lists(st.floats(0, 1e6) | st.just(math.nan), max_size=200)
@@ -45,7 +47,7 @@ def test_any_losses_give_a_picture(losses):
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "loss.svg"
-        write_svg(str(path), curves_of(losses), "<a & b>")
+        write_losses(str(path), curves_of(losses), "<a & b>")
         root = ET.parse(path).getroot()
     assert root.find(f"{SVG}text").text == "<a & b>"
     finite = [(step, loss) for step, loss in enumerate(losses) if math.isfinite(loss)]
@@ -60,4 +62,48 @@ def test_any_losses_give_a_picture(losses):
 
 def test_a_place_that_cannot_be_written(tmp_path):
     with pytest.raises(DiagnosticError, match="RT002"):
-        write_svg(str(tmp_path / "no" / "loss.svg"), curves_of([1.0, 2.0]), "t")
+        write_losses(str(tmp_path / "no" / "loss.svg"), curves_of([1.0, 2.0]), "t")
+
+
+PROGRAM = ("run", "missing.rtx", "--plot")
+SEARCH = ("scale", "--model", "missing", "--clusters", "2", "--plot")
+
+
+@pytest.mark.parametrize("words", [PROGRAM, SEARCH], ids=["run", "scale"])
+@pytest.mark.parametrize("name", ["x.pdf", "x", "x.svg.gz", ".png", "x.sv"])
+def test_endings_that_are_no_picture_are_refused_before_the_work(words, name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, name]) == 1
+    shown = capsys.readouterr().err
+    assert f"a plot is written as .png or .svg, not '{name}'" in shown
+    assert "missing" not in shown
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [PROGRAM, SEARCH], ids=["run", "scale"])
+@pytest.mark.parametrize("name", ["x.png", "X.PNG", "x.svg"])
+def test_without_matplotlib_only_what_needs_none_is_drawn(words, name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pictures, "find_spec", lambda _: None)
+    assert main([*words, name]) == 1
+    shown = capsys.readouterr().err
+    own = words is PROGRAM and name.endswith("svg")
+    assert ("needs matplotlib" in shown) is not own
+    assert ("missing" in shown) is own
+    assert ("ends in .svg" in shown) is (words is PROGRAM and not own)
+
+
+@pytest.mark.parametrize("ending", sorted(pictures.PICTURES))
+def test_a_picture_is_what_its_ending_says(ending, tmp_path):
+    if ending != ".svg":
+        pytest.importorskip("matplotlib")
+    path = tmp_path / f"loss{ending}"
+    write_losses(str(path), curves_of([3.0, 2.0, 1.0]), "$a <b>")
+    assert path.read_bytes().startswith({".svg": b"<svg", ".png": b"\x89PNG\r\n"}[ending])
+
+
+def test_every_plot_option_takes_the_same_endings(capsys):
+    for name in ("run", "scale"):
+        assert main([name, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert all(ending in shown for ending in pictures.PICTURES)

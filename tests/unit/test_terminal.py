@@ -17,6 +17,7 @@ import ratrainc
 from ratrain_ir.diagnostics import Diagnostic, Location, printable
 from ratrainc import console
 from ratrainc.cli import main
+from ratrainc.terminal import echo_document
 from tests.unit.test_paths import CONFIG, PLAN
 
 POISON = "\x1b]0;owned\x07\x1b[31m\x9b2J\x7f\r\u202e\u2066\u200f\u2028\x85"
@@ -128,28 +129,22 @@ def test_what_commands_write_steers_nothing(
         json.loads(found.out)
 
 
-def test_a_schedule_is_printable_on_a_terminal_and_itself_in_a_pipe(
-    poisoned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Terminal(io.StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_a_document_is_printable_on_a_terminal_and_itself_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO]
 ) -> None:
-    monkeypatch.chdir(poisoned)
-    place = str(tmp_path / "a.rtir")
-    assert main(["compile", "--model", f"{POISON}.json", "--plan", "plan.toml", "-o", place]) == 0
-
-    schedule = Path(place).read_text("utf-8")
-    Path(place).write_text(
-        re.sub('target { name = "[^"]*"', lambda _: f'target {{ name = "{POISON}"', schedule), "utf-8"
-    )
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    for stream, clean in ((Terminal(), True), (io.StringIO(), False)):
-        with monkeypatch.context() as patch:
-            patch.setattr("sys.stdout", stream)
-            assert main(["opt", place, "--passes", "lifetime"]) == 0
-        assert bool(STEERING.search(stream.getvalue())) is not clean
-        assert "stage @0 {" in stream.getvalue()
+    """What `opt` and `export` print is read again by other commands."""
+    written = stream()
+    monkeypatch.setattr("sys.stdout", written)
+    echo_document(f"a {POISON}\tb\n")
+    assert written.getvalue() == f"a {SHOWN if stream is Terminal else POISON}\tb\n"
 
 
 OWN = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
