@@ -8,10 +8,15 @@ figures = api.simulate(program)
 
 from __future__ import annotations
 
+# ruff: noqa: E402 - what is imported below is only ours after the check
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import evolve
+
+from ratrainc.own_packages import check_own_packages
+
+check_own_packages()
 
 from passes.manager import AfterPass, PassManager, PassRun
 from ratrain_ir.diagnostics import Diagnostics

@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
+from ratrainc.own_packages import ShadowedError, put_own_packages_first
+
 _COMMANDS = {
     "quickstart": "Plan, compile and train a small LLaMA on real text, with a report.",
     "compile": "Compile a model and a plan into a schedule (.rtir) or a program (.rtx).",
@@ -104,10 +106,11 @@ def commands() -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit code: 0, 1 the input is at fault, 2 usage, 70 internal error, 130 interrupted."""
-    from ratrainc.terminal import warnings_in_words
-
     words = sys.argv[1:] if arguments is None else arguments
     try:
+        put_own_packages_first()
+        from ratrainc.terminal import warnings_in_words
+
         with warnings_in_words():
             result = commands.main(args=words, prog_name="ratrainc", standalone_mode=False)
     except BrokenPipeError:
@@ -120,6 +123,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def show_failure(error: BaseException, *, as_json: bool) -> int:
     """Say on stderr why a command failed; its exit code."""
+    if isinstance(error, ShadowedError):  # before anything is imported: it could be of a package that is not ours
+        sys.stderr.write(f"error: {error}\n")
+        return EXIT_DIAGNOSED
     from ratrain_ir.diagnostics import DiagnosticError
     from ratrainc.terminal import echo
 

@@ -22,7 +22,8 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 
 def echo_document(text: str) -> None:
     """Write a file's content to stdout: printable on a terminal, and as it is for whoever reads it from a pipe or file."""
-    click.echo(printable(text) if sys.stdout.isatty() else text, nl=False)
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 @contextmanager

@@ -30,7 +30,12 @@ _WARM_UP = 2
 """Steps that are left out where more follow: kernels are compiled and memory is touched for the first time."""
 _SHORTEST = 1e-9
 """Seconds of an op that is shorter than its clock can tell."""
+_LONGEST = 1e9
+"""Seconds: no step of a run takes thirty years, and a machine file has no such ops."""
 _MESSAGE = ("send", "recv")
+_MALFORMED = (ValueError, KeyError, TypeError, IndexError, ArithmeticError, AttributeError, RecursionError)
+"""What reading data that is not what it should be ends in."""
+_AGAIN = "profile the run again: 'ratrainc run FILE.rtx --profile FILE.json'"
 _FITTED = ("gemm_efficiency", "attention_efficiency", "head_efficiency", "ddr_bandwidth", "launch")
 
 
@@ -81,6 +86,7 @@ def machine_from_profile(path: str, name: str, peak_flops: float) -> ProfiledMac
     """
     found = _read(path)
     start = _machine(name, peak_flops, found, path)
+    _check_routines(found.routines, start, path)
     routines = [(found.routines[op.routine], s) for op, s in found.ops.items() if op.routine is not None]
     measured = np.array([seconds for _, seconds in routines])
     predict = partial(_routine_seconds, [routine for routine, _ in routines])
@@ -89,6 +95,23 @@ def machine_from_profile(path: str, name: str, peak_flops: float) -> ProfiledMac
     rates = errors(predict(machine), measured)
     machine = Machine(name, Engine.COMPUTE, machine.constants, "table", _table(found, machine))
     return ProfiledMachine(machine, found.step_seconds, found.steps, rates)
+
+
+def _check_routines(routines: tuple[Routine, ...], machine: Machine, path: str) -> None:
+    """Refuse, with RT002, a profile with a routine that has no cost: it names what it does not have, or does nothing."""
+    for number, routine in enumerate(routines):
+        try:
+            seconds = routine_work(routine, machine).seconds
+            problem = None if 0 < seconds < inf else f"it takes {seconds} s"
+        except _MALFORMED as error:
+            problem = f"{type(error).__name__} {error}"
+        if problem is not None:
+            fail(
+                "RT002",
+                f"routine {number} of this profile cannot be timed: {problem}"[:200],
+                Location(path, 1),
+                help=_AGAIN,
+            )
 
 
 def _table(found: _Measured, machine: Machine) -> OpTable:
@@ -124,7 +147,7 @@ def _read(path: str) -> _Measured:
         recording = _seconds(facts["recording"])
     except json.JSONDecodeError as error:
         fail("RT002", f"the profile is not JSON: {error.msg}", Location(path, error.lineno, error.colno))
-    except (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError, RecursionError) as error:
+    except _MALFORMED as error:
         fail("RT002", f"this is not a profile of a run: {type(error).__name__} {error}"[:200], Location(path, 1))
     if not spans or not {span.step for span in spans} <= steps.keys():
         fail("RT002", "the profile has no ops, or ops of steps that it does not have", Location(path, 1))
@@ -135,7 +158,7 @@ def _read(path: str) -> _Measured:
 
 def _seconds(microseconds: Any) -> float:
     seconds = float(microseconds) / MICROSECONDS
-    if not 0 <= seconds < inf:
+    if not 0 <= seconds < _LONGEST:
         raise ValueError(f"{microseconds} us are no time")
     return seconds
 
@@ -163,7 +186,7 @@ class _Span:
         if number is not None and number >= routines:
             raise ValueError(f"routine {number} of {routines}")
         members = whole(args["members"])
-        if not (duration > 0 and isfinite(start + duration)) or not members:
+        if not (0 < duration < _LONGEST and isfinite(start + duration)) or not members:
             raise ValueError("an op of no time or without members")
         meeting = None if args["meeting"] is None else text(args["meeting"])
         alone = duration if concurrency == "ordered" else _seconds(args["cpu"])  # engines side by side take turns

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,9 @@ from hypothesis import strategies as st
 
 from ratrain_ir.diagnostics import DiagnosticError
 from ratrainc import api
+from ratrainc.calibration import fitting
 from ratrainc.calibration.fitting import fitted, with_values
+from ratrainc.calibration.from_profile import machine_from_profile
 from ratrainc.calibration.gpt_block import GptRun, block_seconds, iteration_seconds
 from ratrainc.calibration.report import calibrate_rows
 from ratrainc.cli import main
@@ -233,3 +238,68 @@ def test_bad_gpt_rows_are_diagnosed(tmp_path: Path, cell: str, value: str, words
     assert found.source is not None
     underlined = found.source[found.location.column - 1 :][: found.location.length]
     assert underlined == (value if "number" in words else found.source)
+
+
+VALUES: tuple[Any, ...] = (None, "", "x", -1, 0, 1e300, 10**30, math.nan, [], {}, [1], {"a": 1})
+GONE = object()
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A profile with each distinct op once."""
+    folder = tmp_path_factory.mktemp("profile")
+    model, plan = str(EXAMPLES / "tiny.json"), str(EXAMPLES / "tiny.toml")
+    assert main(["compile", "--model", model, "--plan", plan, "-o", str(folder / "a.rtx")]) == 0
+    words = ["run", str(folder / "a.rtx"), "--steps", "1", "--threads", "1", "--profile", str(folder / "p.json")]
+    assert main(words) == 0
+    data: dict[str, Any] = json.loads((folder / "p.json").read_text())
+    ops = {
+        (event["args"]["op"], event["args"]["routine"]): event for event in data["traceEvents"] if event["ph"] == "X"
+    }
+    return data | {"traceEvents": list(ops.values())}
+
+
+def places_in(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where anything stands in JSON data."""
+    if path:
+        yield path
+    for key in data if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ():
+        yield from places_in(data[key], (*path, key))
+
+
+def with_value(data: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """A copy of JSON data with something else in one place."""
+    copy = data.copy()
+    if len(path) > 1:
+        copy[path[0]] = with_value(data[path[0]], path[1:], value)
+    elif value is GONE:
+        del copy[path[0]]
+    else:
+        copy[path[0]] = value
+    return copy
+
+
+def test_malformed_profiles_end_in_a_diagnostic_or_a_machine(
+    profile: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something else, or nothing, in every kind of place of a profile: its machine can be written and read, or it is refused."""
+    monkeypatch.setattr(fitting, "_MOST_STEPS", 1)  # the fit is the same for all that get as far
+    path = tmp_path / "p.json"
+    kinds: dict[tuple[str, ...], tuple[Any, ...]] = {}
+    for place in places_in(profile):
+        kinds.setdefault(tuple(key if isinstance(key, str) else "*" for key in place), place)
+    refused = made = 0
+    for number, place in enumerate(kinds.values()):
+        for value in {GONE: 0, **dict.fromkeys(range(number % 3, len(VALUES), 3))}:
+            path.write_text(json.dumps(with_value(profile, place, value if value is GONE else VALUES[value])))
+            try:
+                found = machine_from_profile(str(path), "mine", 1e11)
+            except DiagnosticError as error:
+                assert {"RT002", "RT005"} >= {diagnostic.code for diagnostic in error.diagnostics}  # noqa: PT017
+                refused += 1
+            else:
+                write_machine(found.machine, str(tmp_path / "m.toml"))
+                load_machine(str(tmp_path / "m.toml"))
+                made += 1
+    assert refused > 200
+    assert made > 20
