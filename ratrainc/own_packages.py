@@ -21,7 +21,7 @@ def check_own_packages() -> None:
         found = _place_of(name)
         if found is not None and _home_of(found) != _HOME:
             raise ShadowedError(
-                f"'{found}' stands in the way of ratrain's own package '{name}', which Python looks for by the same name: "
+                f"{found!r} stands in the way of ratrain's own package '{name}', which Python looks for by the same name: "
                 "rename it, start elsewhere, or take its folder off PYTHONPATH and sys.path"
             )
 

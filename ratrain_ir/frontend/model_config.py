@@ -167,7 +167,8 @@ def load_model(name_or_path: str) -> ModelConfig:
     if name_or_path in preset_names():
         entry = _presets() / f"{name_or_path}.json"
         return _parse_text(entry.read_text("utf-8"), name=name_or_path, file=str(entry))
-    if not is_there(name_or_path):
+    exists = is_there if _looks_like_a_path(name_or_path) else os.path.exists  # any text may be meant as a name
+    if not exists(name_or_path):
         _no_such_model(name_or_path)
     path = Path(name_or_path)
     if is_directory(path):
@@ -212,9 +213,13 @@ def _no_such_model(name: str) -> NoReturn:
     way_out = nearest(last.lower(), presets)
     known = f"presets are {', '.join(presets)}; a path to {_WHAT} also serves"
     help_text = f"{way_out} {known}" if way_out else known
-    if "/" in name or os.sep in name or name.endswith(".json"):
+    if _looks_like_a_path(name):
         fail("RT002", f"there is no file {shown(name)}", help=help_text)
     fail("RT004", f"no model is called {shown(name)}", help=help_text)
+
+
+def _looks_like_a_path(name: str) -> bool:
+    return "/" in name or os.sep in name or name.endswith(".json")
 
 
 def _clean_name(name: str) -> str:
