@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +162,12 @@ def _kernel_cache() -> Fact:
         return Fact(f"{version} compiles nothing", "kernels run as plain Python, very slowly: unset NUMBA_DISABLE_JIT")
     if folder is None:
         return Fact(f"{version}, no place to keep kernels", f"they are compiled in every process; {WAY_OUT}")
+    try:  # a file, as a disk can be full where numba has found a folder
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as stream:
+            stream.write(b"x")
+    except OSError as error:
+        return Fact(f"{version}, '{folder}': {error.strerror}", f"kernels cannot be kept there; {WAY_OUT}")
     return Fact(f"{version}, '{folder}' is writable")
 
 
