@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain_ir.diagnostics import fail
+from ratrain_ir.files import is_regular
 from targets.runtime.checkpoint_series import kept_tokenizer
 from targets.runtime.data import TEXT_VOCABULARY, TokenStream, builtin_text_tokens, open_tokens
 from targets.runtime.evaluation import HeldOut, held_out, split_stream
@@ -69,7 +70,7 @@ def tokenizer_files(choice: DataChoice) -> dict[str, bytes]:
     if choice.tokenizer not in (None, BYTES):
         return files_of_tokenizer(choice.tokenizer)
     beside = Path(choice.weights or "") / TOKENIZER_FILE
-    return files_of_tokenizer(str(beside)) if choice.weights is not None and beside.is_file() else {}
+    return files_of_tokenizer(str(beside)) if choice.weights is not None and is_regular(beside) else {}
 
 
 def _open(path: str | None, choice: DataChoice, vocab_size: int) -> TokenStream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ratrainc.commands.options import Source, json_option, machine_option
+from ratrainc.terminal import echo
 
 _EPILOG = """\b
 Examples:

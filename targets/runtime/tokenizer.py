@@ -11,7 +11,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from ratrain_ir.diagnostics import fail
-from ratrain_ir.files import read_bytes, read_text
+from ratrain_ir.files import is_regular, is_there, read_bytes, read_text
 from targets.runtime.data import TokenStream, checked_stream
 
 if TYPE_CHECKING:
@@ -42,15 +42,13 @@ class TokenizerChoice:
 def tokenizer_beside(weights: str) -> str | None:
     """The tokenizer.json of a directory with weights; None where it has none, or where this is a single file.
 
-    Raises RT090 where the directory has a tokenizer that is not read here: to go on with bytes would train on other tokens.
+    Raises RT002 where that cannot be told, and RT090 where the directory has a tokenizer that is not read here: to go on with bytes
+    would train on other tokens.
     """
     folder = Path(weights)
-    try:
-        if (folder / TOKENIZER_FILE).exists():
-            return str(folder / TOKENIZER_FILE)
-        other = next((name for name in _OTHER_FORMATS if (folder / name).exists()), None)
-    except (OSError, ValueError):
-        return None  # whoever reads the weights says what is wrong
+    if is_there(folder / TOKENIZER_FILE):
+        return str(folder / TOKENIZER_FILE)
+    other = next((name for name in _OTHER_FORMATS if is_there(folder / name)), None)
     if other is not None:
         fail(
             "RT090",
@@ -68,7 +66,7 @@ def files_of_tokenizer(path: str) -> dict[str, bytes]:
     """
     place = Path(path)
     beside = TOKENIZER_FILES[1:] if place.name == TOKENIZER_FILE else ()
-    found = {name: place.with_name(name) for name in beside if place.with_name(name).is_file()}
+    found = {name: place.with_name(name) for name in beside if is_regular(place.with_name(name))}
     return {name: read_bytes(str(file), "tokenizer") for name, file in {TOKENIZER_FILE: place, **found}.items()}
 
 
