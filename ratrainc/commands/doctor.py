@@ -60,9 +60,12 @@ def command(file: str | None, model: str | None, plan: str | None, machine: str 
 def _program(file: str | None, model: str | None, plan: str | None, machine: str | None) -> Program | None:
     """The program at hand, if there is one."""
     from ratrainc import api
+    from targets.program_verifier import check_program
 
     if file is not None:
-        return api.load(file, machine=machine)
+        program = api.load(file, machine=machine)
+        check_program(program)  # what it takes is told of a sound program only
+        return program
     if model is None or plan is None:
         return None
     return api.emit(api.compile(model, plan, machine=machine), machine=machine)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from ratrain_ir.module_diff import diff_modules
 from ratrain_ir.parser import read_module
@@ -15,6 +16,7 @@ from ratrainc.cli import main
 from ratrainc.commands import compare
 from ratrainc.examples import example_path
 from targets.mt3000.machine import load_machine
+from targets.rtx import write_program
 from targets.runtime.kernels import kernel_set
 from targets.runtime.local import scratch_bytes
 
@@ -197,6 +199,19 @@ def test_doctor_tries_the_kernel_cache(
     fact = json.loads(printed(capsys, "doctor", "--json"))["facts"]["kernel cache"]
     assert "Read-only file system" in fact["found"]
     assert "NUMBA_CACHE_DIR" in fact["remark"]
+
+
+@pytest.mark.parametrize("command", ["doctor", "run", "simulate", "verify"])
+@pytest.mark.parametrize("part", ["steps", "formals", "intermediates", "parameters"])
+def test_a_refused_program_is_refused_by_every_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, part: str
+) -> None:
+    """Routines that lack a part of theirs, in a file that is whole."""
+    program = api.emit(api.compile(str(example_path("tiny.json")), str(example_path("tiny.toml"))))
+    routines = tuple(evolve(routine, **{part: ()}) for routine in program.routines)
+    write_program(evolve(program, routines=routines), str(tmp_path / "a.rtx"))
+    assert main([command, str(tmp_path / "a.rtx")]) == 1
+    assert "RT080" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
