@@ -12,6 +12,7 @@ from passes.pipeline_text import parse_pipeline, pass_text
 from passes.registry import PROVIDERS, pass_class
 from ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Note, fail
 from ratrain_ir.module import Module
+from ratrain_ir.schedules import DEFAULT_SCHEDULE
 from ratrain_ir.target import Target
 
 
@@ -65,8 +66,10 @@ class PassManager:
 
 
 def provider(fact: Fact, module: Module) -> type[Pass]:
-    """The pass that makes a fact true of a module; placement follows the plan's schedule."""
-    return pass_class(f"place-{module.plan.schedule}" if fact is Fact.PLACED else PROVIDERS[fact])
+    """The pass that makes a fact true of a module; placement follows the plan's schedule, 1F1B where it says none."""
+    if fact is Fact.PLACED:
+        return pass_class(f"place-{module.plan.schedule or DEFAULT_SCHEDULE}")
+    return pass_class(PROVIDERS[fact])
 
 
 _REASONS = {

@@ -18,10 +18,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
-import attrs
 from attrs import frozen
 
 from passes.pass_base import Fact, Pass, PassContext
+from passes.placed_schedule import begin_placing
 from passes.work_groups import WorkGroups, split_into_groups
 from ratrain_ir.module import Level, Module
 from ratrain_ir.ops import Recv, Send
@@ -40,12 +40,12 @@ class Place1F1BPass(Pass):
 
     def run(self, module: Module, context: PassContext) -> None:
         """Reorder whole forward and backward groups of micro-batches; what belongs to the step's end stays there."""
+        begin_placing(module, "1f1b")
         plan = module.plan
         for stage in module.stages:
             groups = split_into_groups(stage)
             actions = schedule_1f1b(plan.pp, plan.micro_batches, stage.index)
             stage.ops = _ordered(groups, actions, plan.pp - stage.index - 1)
-        module.plan = attrs.evolve(plan, schedule="1f1b")
         module.level = Level.PLACED
         context.statistics["stages"] = plan.pp
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import attrs
 from attrs import frozen
 
 from passes.pass_base import Fact, Pass, PassContext
+from passes.placed_schedule import begin_placing
 from passes.work_groups import split_into_groups
 from ratrain_ir.module import Level
 
@@ -28,8 +28,8 @@ class PlaceGpipePass(Pass):
 
     def run(self, module: Module, context: PassContext) -> None:
         """Join the groups of all micro-batches; the plan's schedule becomes `gpipe`."""
+        begin_placing(module, "gpipe")
         for stage in module.stages:
             stage.ops = split_into_groups(stage).joined()
-        module.plan = attrs.evolve(module.plan, schedule="gpipe")
         module.level = Level.PLACED
         context.statistics["stages"] = module.plan.pp

@@ -30,10 +30,10 @@ from __future__ import annotations
 from math import inf
 from typing import ClassVar
 
-import attrs
 from attrs import define, field, frozen
 
 from passes.pass_base import Fact, Pass, PassContext
+from passes.placed_schedule import begin_placing
 from passes.recompute import NOTHING
 from passes.recompute_choice import rewritten
 from passes.split_backward import split_backwards
@@ -56,6 +56,7 @@ class PlaceZbH1Pass(Pass):
 
     def run(self, module: Module, context: PassContext) -> None:
         """Split backwards and reorder whole groups of micro-batches; what belongs to the step's end stays there."""
+        begin_placing(module, "zb-h1")
         orders = [self.order(module, stage, context) for stage in module.stages]
         placements = [_Placement(stage) for stage in module.stages]
         for event in unit_run(orders):
@@ -66,7 +67,6 @@ class PlaceZbH1Pass(Pass):
                 placements[event.destination].receive(event)
         for placement in placements:
             placement.finish()
-        module.plan = attrs.evolve(module.plan, schedule="zb-h1")
         module.level = Level.PLACED
 
     def order(self, module: Module, stage: Stage, context: PassContext) -> list[Action]:

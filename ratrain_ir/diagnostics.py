@@ -42,7 +42,7 @@ CODES: dict[str, str] = {
     "RT041": "a channel's receive order differs from its send order",
     "RT042": "the program cannot make progress",
     "RT043": "members of a group disagree on the order of collectives",
-    "RT044": "more micro-batches are in flight than the schedule claims",
+    "RT044": "the order, or the number of micro-batches in flight, is not that of the schedule the plan names",
     # memory
     "RT050": "two tensors that are live together share a byte",
     "RT051": "an offset is missing, unaligned or out of range",

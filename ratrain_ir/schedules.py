@@ -43,9 +43,16 @@ def in_flight_bound(stages: int, micro_batches: int, stage: int) -> int:
     return min(stages - stage, micro_batches)
 
 
-def micro_batches_in_flight(schedule: str, stages: int, micro_batches: int, stage: int) -> int:
-    """Most micro-batches that have begun forward and not ended backward on a stage, under a schedule by its name."""
-    return micro_batches if schedule == "gpipe" else in_flight_bound(stages, micro_batches, stage)
+DEFAULT_SCHEDULE = "1f1b"
+"""What is placed where neither plan nor strategy says."""
+
+
+def micro_batches_in_flight(schedule: str | None, stages: int, micro_batches: int, stage: int) -> int:
+    """Most micro-batches that have begun forward and not ended backward on a stage, under a schedule by its name.
+
+    Of an order that has no name (None) nothing is known: it can be all of them.
+    """
+    return micro_batches if schedule in ("gpipe", None) else in_flight_bound(stages, micro_batches, stage)
 
 
 def schedule_1f1b(stages: int, micro_batches: int, stage: int) -> list[Action]:

@@ -18,6 +18,7 @@ class Strategy:
 
     name: str
     passes: str
+    """the pipeline; without a placement, which is then the one of the plan's schedule"""
     summary: str
     zero: int | None = None
     """the ZeRO level it sets in the plan"""
@@ -30,28 +31,29 @@ class Strategy:
 
 
 _BULK = "bucket-grad-sync{unit=stage}"
+# A strategy that is named after a schedule places it; the others take the plan's.
 _BASELINE = f"place-1f1b,{_BULK},recompute{{policy=full}},allocate-ddr"
 
 STRATEGIES = (
     Strategy(
         "ratrain",
-        "place-1f1b,joint-order,allocate-ddr",
+        "joint-order,allocate-ddr",
         "gradients reduced in buckets, and shards updated, as soon as they are final; views gathered in the next forward's order; "
         "only what does not fit is recomputed, in the pipeline's idle windows where there are any; all of it decided together",
     ),
     Strategy(
         "ratrain-no-fsr",
-        "place-1f1b,joint-order{placement=inline},allocate-ddr",
+        "joint-order{placement=inline},allocate-ddr",
         "ratrain with recovery inline, right before each backward",
     ),
     Strategy(
         "ratrain-no-update-prefetch",
-        "place-1f1b,joint-order{state=bulk},allocate-ddr",
+        "joint-order{state=bulk},allocate-ddr",
         "ratrain with all updates before all gathers, as in the baseline",
     ),
     Strategy(
         "ratrain-no-layerwise",
-        "place-1f1b,joint-order{reduction=bulk},allocate-ddr",
+        "joint-order{reduction=bulk},allocate-ddr",
         "ratrain with each stage's gradients reduced at once, as in the baseline",
     ),
     Strategy(
@@ -72,12 +74,12 @@ STRATEGIES = (
     ),
     Strategy(
         "full-save",
-        f"place-1f1b,{_BULK},recompute{{policy=none}},allocate-ddr",
+        f"{_BULK},recompute{{policy=none}},allocate-ddr",
         "baseline-1f1b that keeps every activation instead of recomputing it",
     ),
     Strategy(
         "zero3",
-        f"place-1f1b,{_BULK},insert-prefetch,recompute{{policy=full}},allocate-ddr",
+        f"{_BULK},insert-prefetch,recompute{{policy=full}},allocate-ddr",
         "baseline-1f1b with views sharded too: each is gathered one block ahead of every use (ZeRO 3)",
         zero=3,
     ),

@@ -101,7 +101,7 @@ def _renamed(data: Mapping[str, object], name: str, keys: tuple[str, ...], out: 
     if len(present) == 2 and data[present[0]] != data[present[1]]:
         values = " and ".join(f"'{key}' is {shown(data[key])}" for key in present)
         report.error("RT062", present[1], f"{values}: they mean the same", help=f"remove '{present[1]}'")
-    if present and not (data[present[0]] is None and name in {"head_dim", "kv_heads"}):
+    if present and not (data[present[0]] is None and name in {"head_dim", "kv_heads", "initializer_range"}):
         out.fields[name] = data[present[0]]
 
 

@@ -19,6 +19,9 @@ ROPE_THETA = 10000.0
 RMS_NORM_EPS = 1e-6
 """The norm's epsilon of all four model classes whose file names none."""
 
+INITIALIZER_RANGE = 0.02
+"""The deviation of initial weights of all four model classes whose file names none."""
+
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "LLaMAForCausalLM": "llama",
@@ -38,6 +41,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "ffn_size": ("intermediate_size",),
     "norm_eps": ("rms_norm_eps", "norm_eps"),
     "tied_embeddings": ("tie_word_embeddings",),
+    "initializer_range": ("initializer_range",),
 }
 
 READ_BY_RULE = (
@@ -140,7 +144,6 @@ HARMLESS = frozenset(
         "output_attentions",
         "output_hidden_states",
         "is_decoder",
-        "initializer_range",
         # lengths that bound inputs; the plan's seq_len decides here
         "max_position_embeddings",
         "max_sequence_length",

@@ -16,7 +16,7 @@ from ratrain_ir.diagnostics import Note, fail, nearest
 from ratrain_ir.files import is_directory, is_there
 from ratrain_ir.frontend.fields import FieldReader, Report, Value
 from ratrain_ir.frontend.hf_config import check_inert, inert_keys, translate
-from ratrain_ir.frontend.hf_keys import FAMILIES, ROPE_THETA
+from ratrain_ir.frontend.hf_keys import FAMILIES, INITIALIZER_RANGE, ROPE_THETA
 from ratrain_ir.frontend.inert_values import as_field, of_field
 from ratrain_ir.frontend.text import Place, Places, Source, json_places, nowhere, read_text, shown
 
@@ -72,6 +72,8 @@ class ModelConfig:
     """The head's rows are scaled to unit length before use."""
     packed_qkv: bool = False
     """Query, key and value are stored as one matrix outside this program; the mathematics is the same."""
+    initializer_range: float = INITIALIZER_RANGE
+    """Standard deviation of the matrices that a run starts from where it is given no weights."""
     inert: Mapping[str, object] = field(factory=dict, eq=False)
     """Keys of the `config.json` it came from that change nothing here (lengths, token numbers, ...): exported as they came in."""
 
@@ -304,6 +306,9 @@ def _read(reader: FieldReader) -> ModelConfig:
         tied_embeddings=reader.flag("tied_embeddings", default=False),
         normalised_head=reader.flag("normalised_head", default=False),
         packed_qkv=reader.flag("packed_qkv", default=family == "baichuan"),
+        initializer_range=reader.number(
+            "initializer_range", lambda std: 0 < std <= 1, "a number above 0 and up to 1", default=INITIALIZER_RANGE
+        ),
     )
     _check_shape(reader, config)
     _check_family(reader, config)

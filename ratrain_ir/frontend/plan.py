@@ -2,7 +2,7 @@
 
 A plan file is TOML. Keys without a default are required:
 
-    [parallel]  pp, dp, cuts = "auto", schedule = "1f1b", mapping = "chip 1x4, node 2x8" (stages x replicas; see `RankMapping`)
+    [parallel]  pp, dp, cuts = "auto", schedule (the strategy's, else "1f1b"), mapping = "chip 1x4, node 2x8" (stages x replicas; see `RankMapping`)
     [batch]     micro_batch_size, micro_batches, seq_len, seed = 0
     [state]     zero = 1 (0 where dp is 1), reduce = "last", view_dtype = "f16", grad_dtype = view_dtype,
                 grad_shard_dtype = grad_dtype, loss_scale = "dynamic" (1.0 where view_dtype is "f32")
@@ -110,7 +110,8 @@ class Plan:
     """Type in which reduced gradients are accumulated; that of whole gradients where nothing is sharded."""
     loss_scale: float | None = None
     """Fixed factor of the loss; None: adapted to overflow."""
-    schedule: str = "1f1b"
+    schedule: str | None = None
+    """Order of each stage's work. None: nothing is said; a placement then chooses, and of a placed module it is one of its own."""
     seed: int = 0
     """Seed of initial weights and of the order of the training data."""
     optimizer: Optimizer = Optimizer()
@@ -350,9 +351,11 @@ def _loss_scale(reader: FieldReader, view_dtype: str) -> float | None:
     return scale
 
 
-def _schedule(reader: FieldReader) -> str:
-    """The name of the schedule; names this version does not build are refused like those that do not exist."""
-    name = reader.values.get("schedule", "1f1b")
+def _schedule(reader: FieldReader) -> str | None:
+    """The name of the schedule, if one is said; names this version does not build are refused like those that do not exist."""
+    name = reader.values.get("schedule")
+    if name is None:
+        return None
     if isinstance(name, str) and name not in BUILT_SCHEDULES:
         reader.contradiction(
             "RT064",
@@ -361,7 +364,7 @@ def _schedule(reader: FieldReader) -> str:
             help=f"use {' or '.join(shown(built) for built in BUILT_SCHEDULES)}",
         )
         return name
-    return reader.word("schedule", BUILT_SCHEDULES, default="1f1b")
+    return reader.word("schedule", BUILT_SCHEDULES)
 
 
 def _mapping(reader: FieldReader) -> RankMapping | None:

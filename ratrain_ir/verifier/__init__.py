@@ -6,7 +6,8 @@
    happens exactly once on the right values RT030, RT032; gradients gather every micro-batch in ascending order and are reduced
    and applied exactly once RT031; carried tensors hold the next step's values at the end RT024.
 3. memory (`memory`): offsets RT051, no shared byte RT050, arena within the capacity RT052; what is live at once, RT053.
-4. communication (`communication`): sends match receives, in order RT040, RT041; collectives agree RT043; in-flight bound RT044; the
+4. communication (`communication`): sends match receives, in order RT040, RT041; collectives agree RT043; the order and bound of the
+   schedule that is claimed RT044; the
    program makes progress with buffered and with rendezvous sends, across the step's end RT042.
 5. workspace (`workspace`), where a target is given: each op of a module that names its target has what its routine needs RT025.
 

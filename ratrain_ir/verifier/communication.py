@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING
 from ratrain_ir.analysis.progress import Event, blocking_cycle, channels, meeting_stages
 from ratrain_ir.diagnostics import Location, Note
 from ratrain_ir.module import Level, Module, Stage
-from ratrain_ir.ops import AllReduce, AllReduceScalar, Forward, InputGradientOp, Op, Recv, Send
-from ratrain_ir.schedules import micro_batches_in_flight
+from ratrain_ir.ops import (
+    AllReduce,
+    AllReduceScalar,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    InputGradientOp,
+    Op,
+    Recv,
+    Send,
+)
+from ratrain_ir.schedules import SCHEDULES, ActionKind, micro_batches_in_flight
 
 if TYPE_CHECKING:
     from ratrain_ir.verifier.report import Reporter
@@ -21,7 +31,7 @@ def check_communication(module: Module, report: Reporter) -> None:
     check_collectives(module, report)
     if module.level is Level.DATAFLOW or report.diagnostics.errors:
         return
-    check_in_flight(module, report)
+    check_schedule_claim(module, report)
     check_progress(module, report)
 
 
@@ -119,33 +129,81 @@ def _collective_name(op: Op) -> str:
     return f"{op.keyword} {quantity} {op.group.value}"
 
 
-def check_in_flight(module: Module, report: Reporter) -> None:
-    """RT044: at most as many micro-batches in flight as the plan's schedule claims, under 1F1B and ZB-H1 min(P - s, M).
+def check_schedule_claim(module: Module, report: Reporter) -> None:
+    """RT044: the order is that of the schedule the plan names; a plan that names none claims nothing."""
+    schedule = module.plan.schedule
+    if schedule is not None:
+        for stage in module.stages:
+            if _keeps_in_flight(module, stage, schedule, report):
+                _check_order(module, stage, schedule, report)
+
+
+def _keeps_in_flight(module: Module, stage: Stage, schedule: str, report: Reporter) -> bool:
+    """At most as many micro-batches in flight as the schedule claims, under 1F1B and ZB-H1 min(P - s, M).
 
     A micro-batch is in flight until the gradient of the stage's input is made; a weight half may come later.
     """
     plan = module.plan
-    for stage in module.stages:
-        blocks = module.topology.stage_blocks[stage.index]
-        bound = micro_batches_in_flight(plan.schedule, plan.pp, plan.micro_batches, stage.index)
-        started: set[int] = set()
-        for op in stage.ops:
-            if type(op) is Forward:
-                started.add(op.micro_batch)
-                if len(started) > bound:
-                    _report_in_flight(stage, op, started, bound, plan.schedule, report)
-                    break
-            elif isinstance(op, InputGradientOp) and op.block is blocks[0]:
-                started.discard(op.micro_batch)
+    blocks = module.topology.stage_blocks[stage.index]
+    bound = micro_batches_in_flight(schedule, plan.pp, plan.micro_batches, stage.index)
+    started: set[int] = set()
+    for op in stage.ops:
+        if type(op) is Forward:
+            started.add(op.micro_batch)
+            if len(started) > bound:
+                _report_in_flight(stage, op, started, bound, schedule, report)
+                return False
+        elif isinstance(op, InputGradientOp) and op.block is blocks[0]:
+            started.discard(op.micro_batch)
+    return True
 
 
+def _check_order(module: Module, stage: Stage, schedule: str, report: Reporter) -> None:
+    """Forwards and backwards of whole stages come in the order of the schedule; only ZB-H1 splits backwards.
+
+    ZB-H1 has input halves where 1F1B has backwards. Its weight halves may follow by fewer micro-batches than the stage's index, and
+    backwards may be whole: a stage delays what its memory allows.
+    """
+    plan = module.plan
+    blocks = module.topology.stage_blocks[stage.index]
+    halves = schedule == "zb-h1"
+    wanted = iter(SCHEDULES["1f1b" if halves else schedule](plan.pp, plan.micro_batches, stage.index))
+    waiting = 0
+    for op in stage.ops:
+        if type(op) is BackwardWeight and op.block is blocks[0]:
+            waiting -= 1
+        elif (type(op) is Forward and op.block is blocks[-1]) or (
+            isinstance(op, InputGradientOp) and op.block is blocks[0]
+        ):
+            action = next(wanted)
+            kind = ActionKind.FORWARD if type(op) is Forward else ActionKind.BACKWARD
+            if (kind, op.micro_batch) != (action.kind, action.micro_batch):
+                what = f"the {action.kind.name.lower()} of m{action.micro_batch}"
+                _report_order(stage, op, f"{_SCHEDULE_NAMES[schedule]} has {what} here", report)
+                return
+            if type(op) is BackwardInput:
+                waiting += 1
+                if not halves:
+                    _report_order(stage, op, f"{_SCHEDULE_NAMES[schedule]} has whole backwards", report)
+                    return
+                if waiting > stage.index + 1:
+                    text = f"ZB-H1 delays the weight halves of {stage.index} micro-batches at most"
+                    _report_order(stage, op, text, report)
+                    return
+
+
+def _report_order(stage: Stage, op: Op, text: str, report: Reporter) -> None:
+    report.at_op("RT044", f"{text} on stage @{stage.index}, not '{op!r}'", stage, op, help=_OWN_ORDER)
+
+
+_OWN_ORDER = "an order of its own has schedule = none in the plan's line of the module's header"
 _SCHEDULE_NAMES = {"1f1b": "1F1B", "gpipe": "GPipe", "zb-h1": "ZB-H1"}
 
 
 def _report_in_flight(stage: Stage, op: Op, started: set[int], bound: int, schedule: str, report: Reporter) -> None:
     names = ", ".join(f"m{m}" for m in sorted(started))
     text = f"{len(started)} micro-batches in flight ({names}), but {_SCHEDULE_NAMES[schedule]} allows {bound} on stage @{stage.index}"
-    report.at_op("RT044", text, stage, op)
+    report.at_op("RT044", text, stage, op, help=_OWN_ORDER)
 
 
 def check_progress(module: Module, report: Reporter) -> None:

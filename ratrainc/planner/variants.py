@@ -10,6 +10,7 @@ import attrs
 from passes.joint_order import JointOrderPass
 from passes.pipeline_text import parse_pipeline, pipeline_text
 from passes.recompute import RecomputePass
+from ratrain_ir.schedules import DEFAULT_SCHEDULE
 
 
 def recompute_policy(pipeline: str) -> str:
@@ -18,11 +19,14 @@ def recompute_policy(pipeline: str) -> str:
     return policies[0] if policies else "none"
 
 
+def placed_by(pipeline: str) -> str | None:
+    """The schedule a pipeline names; None where it leaves the placement to the plan."""
+    return next((p.name.removeprefix("place-") for p in parse_pipeline(pipeline) if p.name.startswith("place-")), None)
+
+
 def schedule_of(pipeline: str) -> str:
-    """The schedule a pipeline places."""
-    return next(
-        (p.name.removeprefix("place-") for p in parse_pipeline(pipeline) if p.name.startswith("place-")), "1f1b"
-    )
+    """The schedule a pipeline places under a plan that says none."""
+    return placed_by(pipeline) or DEFAULT_SCHEDULE
 
 
 def variants(pipeline: str, zero: int, pp: int) -> list[str]:

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 WeightSource = Callable[[str], Float32]
 """From the Hugging Face name of a parameter, as `blocks.parameters` has it, to its values in f32, in its shape."""
 
-INIT_STD = 0.02
-"""Standard deviation of a matrix drawn at random."""
-
 _CONFIG = "config.json"
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -74,12 +71,13 @@ def _stored_shape(parts: tuple[Parameter, ...]) -> tuple[int, ...]:
 
 
 def random_weights(model: ModelConfig, seed: int) -> WeightSource:
-    """Initial weights: matrices normal with deviation 0.02, norms 1, biases 0.
+    """Initial weights: matrices normal with the deviation of the model's `initializer_range`, norms 1, biases 0.
 
-    The matrices that write to the residual stream have deviation 0.02 / sqrt(2 * layers), so that its variance does not
+    The matrices that write to the residual stream have that deviation / sqrt(2 * layers), so that its variance does not
     grow with depth (GPT-2, section 2.3). A parameter depends on `seed` and its name only, not on the plan.
     """
     known = named_parameters(model)
+    deviation = model.initializer_range
 
     def source(name: str) -> Float32:
         parameter = known[name]
@@ -90,7 +88,7 @@ def random_weights(model: ModelConfig, seed: int) -> WeightSource:
         words = np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), "<u4")
         seeds = np.random.SeedSequence(seed, spawn_key=(_WEIGHTS_KEY, *(int(word) for word in words)))
         values = np.random.Generator(np.random.PCG64(seeds)).standard_normal(parameter.shape, np.float32)
-        values *= np.float32(INIT_STD / math.sqrt(2 * model.layers) if parameter.weight in _RESIDUAL else INIT_STD)
+        values *= np.float32(deviation / math.sqrt(2 * model.layers) if parameter.weight in _RESIDUAL else deviation)
         return values
 
     return source

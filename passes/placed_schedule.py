@@ -1,0 +1,44 @@
+"""The schedule a plan names and the one a placement makes are the same: what contradicts is refused, not overruled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ratrain_ir.diagnostics import fail
+from ratrain_ir.frontend.text import Place
+from ratrain_ir.module import Level
+
+if TYPE_CHECKING:
+    from ratrain_ir.frontend.plan import Plan
+    from ratrain_ir.module import Module
+
+
+def refuse_contradiction(plan: Plan, placed: str, by: str, place: Place | None = None) -> None:
+    """Refuse to place another schedule than the one the plan says; a plan that says none takes any.
+
+    `by` names what places it, `place` is where the plan says its own. Raises `DiagnosticError` RT064.
+    """
+    if plan.schedule in (None, placed):
+        return
+    at = place or Place()
+    fail(
+        "RT064",
+        f'the plan says schedule = "{plan.schedule}", but {by} places {placed}',
+        at.location,
+        source=at.source,
+        help=f'write schedule = "{placed}" or leave the key out; to keep "{plan.schedule}", leave the placement to the plan: '
+        "passes without a 'place-' pass, or a strategy that is not named after a schedule",
+    )
+
+
+def begin_placing(module: Module, schedule: str) -> None:
+    """Note in the plan which schedule a module is put into.
+
+    Raises `DiagnosticError` RT064 where the plan of a module that has no order yet says another. Of one that has, the plan tells
+    the order, which the new one replaces.
+    """
+    if module.level is Level.DATAFLOW:
+        refuse_contradiction(module.plan, schedule, f"the pass 'place-{schedule}'")
+    module.plan = attrs.evolve(module.plan, schedule=schedule)
