@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import attrs
@@ -15,14 +16,14 @@ if TYPE_CHECKING:
     from ratrain_ir.module import Module
 
 
-def refuse_contradiction(plan: Plan, placed: str, by: str, place: Place | None = None) -> None:
+def refuse_contradiction(plan: Plan, placed: str, by: str, place: Callable[[], Place] = Place) -> None:
     """Refuse to place another schedule than the one the plan says; a plan that says none takes any.
 
-    `by` names what places it, `place` is where the plan says its own. Raises `DiagnosticError` RT064.
+    `by` names what places it, `place` tells where the plan says its own. Raises `DiagnosticError` RT064.
     """
     if plan.schedule in (None, placed):
         return
-    at = place or Place()
+    at = place()
     fail(
         "RT064",
         f'the plan says schedule = "{plan.schedule}", but {by} places {placed}',

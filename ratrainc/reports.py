@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def show_inserted(runs: Sequence[PassRun]) -> None:
-    """Say which passes were added because another needs them."""
+    """Say which passes were added because another needs them; to place what the plan says is nothing to be told of."""
     for run in runs:
-        if run.inserted_for:
+        if run.inserted_for and not run.text.startswith("place-"):
             say(f"inserted pass '{run.text}', which '{run.inserted_for}' needs")
 
 

@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from passes.placed_schedule import refuse_contradiction
 from ratrain_ir.diagnostics import fail, nearest
+from ratrain_ir.frontend.text import Place
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ratrain_ir.frontend.plan import Plan
 
 
@@ -24,6 +28,17 @@ class Strategy:
     """the ZeRO level it sets in the plan"""
     note: str = ""
     """what to say where it is run on a given plan"""
+
+    @property
+    def schedule(self) -> str | None:
+        """The schedule it is named after; None where it takes the plan's."""
+        first = self.passes.partition(",")[0]
+        return first.removeprefix("place-") if first.startswith("place-") else None
+
+    def check_schedule(self, plan: Plan, place: Callable[[], Place] = Place) -> None:
+        """Raise `DiagnosticError` RT064 where the plan says, at `place`, another schedule than the strategy places."""
+        if self.schedule is not None:
+            refuse_contradiction(plan, self.schedule, f"the strategy '{self.name}'", place)
 
     def adapted(self, plan: Plan) -> Plan:
         """The plan under this strategy; everything but what its name says stays."""

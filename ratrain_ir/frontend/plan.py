@@ -24,12 +24,22 @@ from ratrain_ir.diagnostics import Location, fail, nearest
 from ratrain_ir.frontend.balance import balance_cuts
 from ratrain_ir.frontend.fields import FieldReader, Report, Value
 from ratrain_ir.frontend.rank_mapping import RankMapping
-from ratrain_ir.frontend.text import Places, Source, nowhere, read_text, shown, toml_places
+from ratrain_ir.frontend.text import Place, Places, Source, nowhere, read_text, shown, toml_places
 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.model_config import ModelConfig
 
-__all__ = ["Optimizer", "Plan", "balance_cuts", "check_plan", "load_plan", "parse_plan", "plan_to_toml", "plan_words"]
+__all__ = [
+    "Optimizer",
+    "Plan",
+    "balance_cuts",
+    "check_plan",
+    "load_plan",
+    "parse_plan",
+    "place_in_plan",
+    "plan_to_toml",
+    "plan_words",
+]
 
 DTYPES = ("f16", "f32")
 REDUCTIONS = ("last", "each-micro-batch")
@@ -209,6 +219,13 @@ def parse_plan(text: str, *, file: str, model: ModelConfig) -> Plan:
     plan = _read(reader, model, auto_cuts="cuts" not in values)
     report.check()
     return plan
+
+
+def place_in_plan(path: str | Path, key: str) -> Place:
+    """Where a plan's file has a key, as far as it has it; of what can be read but once, as a pipe, only the name."""
+    if not Path(path).is_file():
+        return Source(str(path), "").top()
+    return toml_places(Source(str(path), read_text(path, "RT063", _WHAT)))(_LABELS[key])
 
 
 def plan_to_toml(plan: Plan) -> str:

@@ -159,15 +159,16 @@ def _keeps_in_flight(module: Module, stage: Stage, schedule: str, report: Report
 
 
 def _check_order(module: Module, stage: Stage, schedule: str, report: Reporter) -> None:
-    """Forwards and backwards of whole stages come in the order of the schedule; only ZB-H1 splits backwards.
+    """Forwards and backwards of the whole stage come in the order of the schedule.
 
-    ZB-H1 has input halves where 1F1B has backwards. Its weight halves may follow by fewer micro-batches than the stage's index, and
-    backwards may be whole: a stage delays what its memory allows.
+    Only ZB-H1 delays weight halves, by the stage's index at most; fewer micro-batches, or backwards that are whole, are ZB-H1 too: a
+    stage delays what its memory allows.
     """
     plan = module.plan
     blocks = module.topology.stage_blocks[stage.index]
-    halves = schedule == "zb-h1"
-    wanted = iter(SCHEDULES["1f1b" if halves else schedule](plan.pp, plan.micro_batches, stage.index))
+    is_zb = schedule == "zb-h1"
+    wanted = iter(SCHEDULES["1f1b" if is_zb else schedule](plan.pp, plan.micro_batches, stage.index))
+    most_waiting = stage.index if is_zb else 0
     waiting = 0
     for op in stage.ops:
         if type(op) is BackwardWeight and op.block is blocks[0]:
@@ -178,22 +179,16 @@ def _check_order(module: Module, stage: Stage, schedule: str, report: Reporter) 
             action = next(wanted)
             kind = ActionKind.FORWARD if type(op) is Forward else ActionKind.BACKWARD
             if (kind, op.micro_batch) != (action.kind, action.micro_batch):
-                what = f"the {action.kind.name.lower()} of m{action.micro_batch}"
-                _report_order(stage, op, f"{_SCHEDULE_NAMES[schedule]} has {what} here", report)
-                return
-            if type(op) is BackwardInput:
-                waiting += 1
-                if not halves:
-                    _report_order(stage, op, f"{_SCHEDULE_NAMES[schedule]} has whole backwards", report)
-                    return
-                if waiting > stage.index + 1:
-                    text = f"ZB-H1 delays the weight halves of {stage.index} micro-batches at most"
-                    _report_order(stage, op, text, report)
-                    return
-
-
-def _report_order(stage: Stage, op: Op, text: str, report: Reporter) -> None:
-    report.at_op("RT044", f"{text} on stage @{stage.index}, not '{op!r}'", stage, op, help=_OWN_ORDER)
+                wrong = f"the {action.kind.name.lower()} of m{action.micro_batch}"
+            elif waiting > most_waiting:
+                wrong = f"done the weight halves of all but {most_waiting} micro-batches"
+            else:
+                waiting += type(op) is BackwardInput
+                continue
+            name = _SCHEDULE_NAMES[schedule]
+            text = f"stage @{stage.index} is not in the order of {name}, which has {wrong} where this has '{op!r}'"
+            report.at_op("RT044", text, stage, op, help=_OWN_ORDER)
+            return
 
 
 _OWN_ORDER = "an order of its own has schedule = none in the plan's line of the module's header"

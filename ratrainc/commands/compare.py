@@ -12,6 +12,8 @@ from ratrainc.terminal import echo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain_ir.frontend.plan import Plan
     from ratrainc.levers import Outcome
     from ratrainc.strategies import Strategy
     from targets.mt3000.machine import Machine
@@ -60,13 +62,14 @@ def command(
     """Compile and simulate one plan under several strategies, or each strategy on its own best plan.
 
     They train the same; they differ in bytes and time. All times are simulated. A strategy that does not fit is shown with what it lacks,
-    and has no speed-up.
+    and has no speed-up. Where the plan names a schedule, strategies that are named after another are left out, or refused if they are asked for.
     """
     automatic = plan == "auto"
     if automatic and (clusters is None or global_batch is None):
         raise click.UsageError("--plan auto needs --clusters and --global-batch")
     if not automatic and (clusters is not None or global_batch is not None):
         raise click.UsageError("--clusters and --global-batch go with --plan auto; a plan file says both")
+    from ratrainc import api
     from ratrainc.console import print_json
     from ratrainc.strategies import STRATEGIES, strategy
     from targets.mt3000.machine import load_machine
@@ -78,7 +81,9 @@ def command(
         assert global_batch is not None
         rows = _each_on_its_best(model, chosen, target, clusters, global_batch, seq_len, seconds, jobs)
     else:
-        rows = _on_one_plan(model, plan, chosen, target)
+        config, resolved = api.resolved(model, plan)
+        chosen = _of_one_schedule(resolved, plan, chosen, named=names is not None)
+        rows = _on_one_plan(config, resolved, chosen, target)
     if as_json:
         print_json({"strategies": rows, "capacity_bytes": target.whole("ddr_capacity")})
         return
@@ -89,12 +94,29 @@ def command(
                 echo(item.note)
 
 
-def _on_one_plan(model: str, plan: str, chosen: Sequence[Strategy], target: Machine) -> list[dict[str, Any]]:
-    from ratrainc import api
+def _of_one_schedule(plan: Plan, path: str, chosen: Sequence[Strategy], *, named: bool) -> list[Strategy]:
+    """The strategies that go with the schedule a plan says.
+
+    Raises `DiagnosticError` RT064 for one that was asked for and does not.
+    """
+    from ratrain_ir.frontend.plan import place_in_plan
+
+    if named:
+        for item in chosen:
+            item.check_schedule(plan, lambda: place_in_plan(path, "schedule"))
+    fitting = [item for item in chosen if plan.schedule is None or item.schedule in (None, plan.schedule)]
+    others = ", ".join(item.name for item in chosen if item not in fitting)
+    if others:
+        click.echo(f'left out, as the plan says schedule = "{plan.schedule}": {others}', err=True)
+    return fitting
+
+
+def _on_one_plan(
+    config: ModelConfig, resolved: Plan, chosen: Sequence[Strategy], target: Machine
+) -> list[dict[str, Any]]:
     from ratrainc.console import progress
     from ratrainc.levers import Setting, try_setting
 
-    config, resolved = api.resolved(model, plan)
     found = []
     with progress(len(chosen), "comparing") as (bar, task):
         for item in chosen:

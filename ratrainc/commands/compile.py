@@ -21,6 +21,7 @@ from ratrainc.terminal import echo
 if TYPE_CHECKING:
     from ratrain_ir.diagnostics import DiagnosticError
     from ratrain_ir.frontend.plan import Plan
+    from ratrain_ir.frontend.text import Place
     from ratrain_ir.module import Module
     from ratrainc.levers import Setting
     from ratrainc.strategies import Strategy
@@ -92,6 +93,7 @@ def command(
         assert plan is not None
         with status(f"compiling {model}"):
             config, resolved = api.resolved(model, plan)
+            _check_schedule(resolved, plan, chosen, passes)
             target = load_machine(machine)
             resolved = chosen.adapted(resolved) if passes is None else resolved
             module = api.lowered(config, resolved)
@@ -136,6 +138,22 @@ def _check_usage(
         raise click.UsageError("--strategy and --passes exclude each other")
     if output is not None and not output.endswith((".rtir", ".rtx")):
         raise click.UsageError(f"the output '{output}' must end in .rtir (schedule) or .rtx (program)")
+
+
+def _check_schedule(plan: Plan, path: str, chosen: Strategy, passes: str | None) -> None:
+    """The plan's schedule and the one that strategy or passes name are the same."""
+    from passes.pipeline_text import parse_pipeline
+    from passes.placed_schedule import refuse_contradiction
+    from ratrain_ir.frontend.plan import place_in_plan
+
+
+    def place() -> Place:
+        return place_in_plan(path, "schedule")
+
+    if passes is None:
+        chosen.check_schedule(plan, place)
+    elif (first := next((p.name for p in parse_pipeline(passes) if p.name.startswith("place-")), None)) is not None:
+        refuse_contradiction(plan, first.removeprefix("place-"), f"'{first}' in --passes", place)
 
 
 _DOES_NOT_FIT = {"RT052", "RT053"}

@@ -161,13 +161,18 @@ def _byte_reuse(module: Module, machine: Machine | None) -> dict[str, float] | N
 
 
 def _levers(module: Module, stage: int, machine: Machine | None, seconds: float) -> list[dict[str, Any]]:
+    from attrs import evolve
+
+    from ratrain_ir.module import Level
     from ratrainc import api
     from ratrainc.console import status
     from ratrainc.levers import Setting, outcomes, try_setting
 
     if not module.pipeline:
         return []
-    setting = Setting(module.model, module.plan, module.pipeline, api.machine_for(module, machine))
+    # of a placed module the plan tells the order that its pipeline made
+    plan = module.plan if module.level is Level.DATAFLOW else evolve(module.plan, schedule=None)
+    setting = Setting(module.model, plan, module.pipeline, api.machine_for(module, machine))
     with status("trying levers"):
         now = try_setting(setting, "as it is")
         if now is None:

@@ -88,7 +88,7 @@ def command(
 ) -> None:
     """Show how throughput grows with the number of clusters when each has as much to do. All times are simulated."""
     from ratrain_ir.frontend.model_config import load_model
-    from ratrain_ir.frontend.plan import load_plan
+    from ratrain_ir.frontend.plan import load_plan, place_in_plan
     from ratrainc.console import print_json, progress
     from ratrainc.pictures import picture_kind
     from ratrainc.planner.requests import planning_request
@@ -108,6 +108,8 @@ def command(
         jobs=jobs,
     )
     fixed = load_plan(plan, config) if plan is not None else None
+    if plan is not None and fixed is not None:
+        request.strategy.check_schedule(fixed, lambda: place_in_plan(plan, "schedule"))
     with progress(None, "scaling") as (bar, task):
 
         def tick(text: str) -> None:

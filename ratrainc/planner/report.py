@@ -12,6 +12,7 @@ from ratrain_ir.diagnostics import Note, fail
 from ratrain_ir.frontend.plan import plan_to_toml
 from ratrainc.console import say, seconds_text, size_text, table
 from ratrainc.planner.crossings import Crossing, crossings
+from ratrainc.planner.variants import placed_by
 from targets.mt3000.link_groups import are_uniform
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ def plan_text(candidate: Candidate, model: str, head: Sequence[str], machine: st
         f"  ratrainc compile --model {model} --plan THIS.toml{target} \\",
         f'    --passes "{candidate.pipeline}"',
     ]
-    text = "".join(f"# {line}\n" for line in [*head, *compiling]) + "\n" + plan_to_toml(candidate.plan)
+    text = "".join(f"# {line}\n" for line in [*head, *compiling]) + "\n" + plan_to_toml(evolve(candidate.plan, schedule=placed_by(candidate.pipeline)))
     for key, comment in _COMMENTS.items():
         text = _commented(text, key, comment)
     return text

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain_ir.frontend.plan import load_plan
+from passes.placed_schedule import refuse_contradiction
+from ratrain_ir.frontend.plan import load_plan, place_in_plan
 from ratrainc.planner.answer import Request
+from ratrainc.planner.variants import schedule_of
 from ratrainc.strategies import DEFAULT_STRATEGY, strategy
 from targets.mt3000.machine import Machine, load_machine
 
@@ -32,19 +35,29 @@ def planning_request(
 ) -> Request:
     """A request; `like` names a plan file whose dtypes, chunks and optimizer all plans take.
 
-    Raises `DiagnosticError` for an unknown strategy or machine, or a file that is no plan for the model.
+    Raises `DiagnosticError` for an unknown strategy or machine, a file that is no plan for the model, or one that says another
+    schedule than the one plans are made for.
     """
+    chosen = strategy(strategy_name or DEFAULT_STRATEGY)
+    template = None
+    if like is not None:
+        template = evolve(load_plan(like, model), seq_len=seq_len)
+        wanted = schedule_of(chosen.passes)
+        refuse_contradiction(
+            template, wanted, f"the planner, for the strategy '{chosen.name}',", partial(place_in_plan, like, "schedule")
+        )
+        template = evolve(template, schedule=None)  # what a plan says of it, it says by its strategy
     return Request(
         model,
         machine if isinstance(machine, Machine) else load_machine(machine),
         clusters,
         global_batch,
         seq_len,
-        strategy(strategy_name or DEFAULT_STRATEGY),
+        chosen,
         seconds=seconds,
         jobs=jobs,
         exhaustive=exhaustive,
         robust=robust,
         zero_levels=zero_levels,
-        plan_template=evolve(load_plan(like, model), seq_len=seq_len) if like is not None else None,
+        plan_template=template,
     )

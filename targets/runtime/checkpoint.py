@@ -435,10 +435,11 @@ def kept_tokenizer_files(directory: str, manifest: Mapping[str, Any]) -> list[st
 
 
 def check_model_of(directory: str, saved: object, model: ModelConfig) -> None:
-    """The checkpoint is of this model: equal in all but its name."""
+    """The checkpoint is of this model: equal in all but its name, and the deviation that no weights have any more."""
     found = saved_model(directory, saved)
     report = Diagnostics()
-    for name in (attribute.name for attribute in fields(ModelConfig) if attribute.name not in ("name", "inert")):
+    apart = {"name", "initializer_range", "inert"}
+    for name in (attribute.name for attribute in fields(ModelConfig) if attribute.name not in apart):
         have, want = getattr(found, name), getattr(model, name)
         if have != want:
             report.error("RT092", f"the checkpoint '{directory}' has {name} = {shown(have)}, the model {shown(want)}")

@@ -215,9 +215,17 @@ SCHEDULES = [
         "RT044",
         "all forwards first",
         "dataflow",
-        (change("module @toy", "dataflow", "placed"),),
+        (change("module @toy", "dataflow", "placed"), change("plan {", "schedule = none", 'schedule = "1f1b"')),
         "%x.mlp.1.m1, %s.attention.1.m1.* = forward attention.1 m1",
         "2 micro-batches in flight (m0, m1), but 1F1B allows 1 on stage @1",
+    ),
+    Broken(
+        "RT044",
+        "an order of another name",
+        "three",
+        (change("plan {", 'schedule = "1f1b"', 'schedule = "gpipe"'),),
+        "%dx.attention.2.m0, %g.attention.2 =",
+        "stage @2 is not in the order of GPipe, which has the forward of m1 where this has 'backward attention.2 m0'",
     ),
     Broken(
         "RT050",

@@ -554,3 +554,15 @@ class TestWrite:
     def test_place_that_cannot_be_written(self, tmp_path):
         (problem,) = refusal(write_weights, str(tmp_path / "no" / "w"), LLAMA, random_weights(LLAMA, 0))
         assert problem.code == "RT002"
+
+
+def test_the_models_initializer_range_is_the_deviation_of_its_matrices():
+    usual, wide = all_named(LLAMA), all_named(evolve(LLAMA, initializer_range=0.2))
+    assert LLAMA.initializer_range == 0.02
+    for name, parameter in named_parameters(LLAMA).items():
+        if parameter.weight == "norm":
+            assert np.array_equal(wide[name], usual[name])
+        else:
+            np.testing.assert_allclose(wide[name], 10 * usual[name], rtol=1e-6)
+    matrix = usual["model.embed_tokens.weight"]
+    assert abs(float(matrix.std()) / 0.02 - 1) < 4 / np.sqrt(2 * matrix.size)
