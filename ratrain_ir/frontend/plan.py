@@ -56,6 +56,7 @@ _MAX_SEQ_LEN = 1 << 20
 _MAX_STEPS = 1 << 40
 _MAX_SEED = (1 << 63) - 1
 _MAX_LOSS_SCALE = 2.0**32
+_HEAD_CHUNK = 256
 
 _WHAT = "a plan in TOML"
 _TOML_PLACE = re.compile(r"^(.*) \(at (?:line (\d+), column (\d+)|end of document)\)$", re.DOTALL)
@@ -104,8 +105,8 @@ class Plan:
     micro_batches: int
     """Micro-batches of one replica in one step."""
     seq_len: int
-    head_chunk: int = 256
-    """Rows of logits the head holds at a time. Its weight gradient is rounded once a chunk: part of the numbers."""
+    head_chunk: int = _HEAD_CHUNK
+    """Rows of logits the head holds at a time, at most. Its weight gradient is rounded once a chunk: part of the numbers."""
     mlp_chunk: int | None = None
     """Rows an mlp block computes at a time; None: all of a micro-batch. Its weight gradients are rounded once a chunk."""
     zero: int = 1
@@ -217,6 +218,7 @@ def parse_plan(text: str, *, file: str, model: ModelConfig) -> Plan:
         values["loss_scale"] = None
     reader = FieldReader(values, report, "RT063", _LABELS)
     plan = _read(reader, model, auto_cuts="cuts" not in values)
+    _check_said(reader, plan)
     report.check()
     return plan
 
@@ -229,7 +231,7 @@ def place_in_plan(path: str | Path, key: str) -> Place:
 
 
 def plan_to_toml(plan: Plan) -> str:
-    """A TOML text that `parse_plan` reads back as an equal plan; every key is written out."""
+    """A TOML text that `parse_plan` reads back as an equal plan; every key is written out that changes something."""
     words = plan_words(plan)
     blocks = []
     for section, keys in _SECTIONS.items():
@@ -240,7 +242,12 @@ def plan_to_toml(plan: Plan) -> str:
 
 def plan_words(plan: Plan) -> dict[str, str]:
     """Each key of a plan file with its value as the file has it, in the file's order; keys that the file would leave out are not there."""
-    values = {**plan.to_fields(), "loss_scale": "dynamic" if plan.loss_scale is None else plan.loss_scale}
+    values: dict[str, object] = {
+        **plan.to_fields(),
+        "loss_scale": "dynamic" if plan.loss_scale is None else plan.loss_scale,
+    }
+    if plan.micro_batch_size * plan.seq_len < plan.head_chunk == _HEAD_CHUNK:
+        values["head_chunk"] = None
     return {key: _toml_value(values[key]) for key in _SECTION_OF if values.get(key) is not None}
 
 
@@ -318,7 +325,7 @@ def _read(reader: FieldReader, model: ModelConfig | None, *, auto_cuts: bool = F
         micro_batch_size=reader.integer("micro_batch_size", 1, _MAX_MICRO_BATCH),
         micro_batches=reader.integer("micro_batches", 1, _MAX_MICRO_BATCHES),
         seq_len=reader.integer("seq_len", 1, _MAX_SEQ_LEN),
-        head_chunk=reader.integer("head_chunk", 1, _MAX_SEQ_LEN, default=256),
+        head_chunk=reader.integer("head_chunk", 1, _MAX_SEQ_LEN, default=_HEAD_CHUNK),
         mlp_chunk=reader.integer_or_none("mlp_chunk", 1, _MAX_SEQ_LEN * _MAX_MICRO_BATCH),
         zero=reader.integer("zero", 0, 3, default=min(1, dp - 1)),
         reduce=reader.word("reduce", REDUCTIONS, default="last"),
@@ -470,6 +477,27 @@ def _check_cuts(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> N
                 f"a stage cannot start at layer {shown(cut)}: later stages start {bounds}",
                 help=f"layers count from 0 and the first stage starts at 0, {auto}",
             )
+
+
+def _check_said(reader: FieldReader, plan: Plan) -> None:
+    """Keys that were written, though as the plan stands they change nothing."""
+    rows = plan.micro_batch_size * plan.seq_len
+    sized = reader.good("micro_batch_size", "seq_len")
+    if sized and reader.good("head_chunk") and plan.head_chunk > rows and "head_chunk" in reader.values:
+        _report_chunk(reader, "head_chunk", plan.head_chunk, rows)
+    if sized and reader.good("mlp_chunk") and plan.mlp_chunk is not None and plan.mlp_chunk > rows:
+        _report_chunk(reader, "mlp_chunk", plan.mlp_chunk, rows)
+    optimizer = plan.optimizer
+    if "max_norm" in reader.values and reader.good("clip") and optimizer.clip == "none":
+        # files that say both, the usual norm and that there is no clipping, have been written by the planner
+        if "clip" not in reader.values or optimizer.max_norm != Optimizer().max_norm:
+            text = 'max_norm changes nothing without clip = "global"'
+            reader.contradiction("RT064", "max_norm", text, help='write clip = "global", or remove max_norm')
+
+
+def _report_chunk(reader: FieldReader, key: str, chunk: int, rows: int) -> None:
+    text = f"{key} {chunk} is more than the {rows} rows of a micro-batch (micro_batch_size * seq_len): it would change nothing"
+    reader.contradiction("RT064", key, text, help=f"leave it out, or write fewer than {rows}")
 
 
 def _check_state(reader: FieldReader, plan: Plan) -> None:

@@ -326,6 +326,10 @@ class _Reader:
             for key in GROUP_UNITS:
                 if key in entry or key in ("bandwidth", "latency"):
                     constants[f"{name}.{key}"] = self.constant(f"{name}.{key}", entry.get(key))
+        if not names and ("clusters_per_chip" not in constants or constants["clusters_per_chip"].value == 1):
+            for key in ("chip_bandwidth", "chip_latency"):
+                if key in data:
+                    self.error(key, f"[{key}] changes nothing: no clusters share a chip", "say [clusters_per_chip]")
         for key in SHORT_KEYS:
             if names and key in data:
                 self.error(key, f"the file has [[link_group]] entries: they say what [{key}] would", "leave it out")

@@ -1,0 +1,189 @@
+"""The page of all keys: what each key of a plan, a model and a machine changes, and where one is seen to.
+
+`tests/unit/test_keys.py` changes every key as its entry says and looks whether that shows where the entry says; a key without an
+entry fails it. The options of the commands are in `options.py`.
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from ratrain_ir.frontend.hf_keys import HARMLESS, NEUTRAL
+
+DOCS = Path(__file__).resolve().parent
+
+SCHEDULE, TIMES, NUMBERS, REFUSED = "the schedule", "simulated times", "the numbers trained", "what is refused"
+"""Where a change shows: in the ops, tensors and addresses of a `.rtir`; in what `simulate` says; in losses and weights; nowhere else
+than in a refusal."""
+
+
+@frozen
+class Key:
+    """What a key changes; a value other than the one it has usually, and what must stand beside it for that."""
+
+    changes: str
+    value: Any
+    seen: str = SCHEDULE
+    given: dict[str, Any] = field(factory=dict)
+    taken: dict[str, Any] | None = None
+    """what the value is compared with, where that is not `given` alone"""
+
+
+PLAN = {
+    "parallel.pp": Key("pipeline stages", 1, given={"parallel.cuts": "auto"}),
+    "parallel.dp": Key("replicas of the pipeline: shards, reductions, the global batch", 1),
+    "parallel.cuts": Key("the layers where later stages start", [2]),
+    "parallel.schedule": Key("the order of each stage's work, where the strategy is not named after one", "gpipe"),
+    "parallel.mapping": Key(
+        "which ranks share a chip, a node, ... of the machine; refused where its groups have other names", "chip 2x1", TIMES
+    ),
+    "batch.micro_batch_size": Key("sequences of a micro-batch", 2),
+    "batch.micro_batches": Key("micro-batches of a replica in a step", 3),
+    "batch.seq_len": Key("tokens of a sequence", 8),
+    "batch.head_chunk": Key("rows of logits at a time: bytes, and the rounding of the head's weight gradient", 3),
+    "batch.mlp_chunk": Key("rows of an mlp at a time: bytes, and the rounding of its weight gradients", 3),
+    "batch.seed": Key("initial weights and the order of the data, where `run` is given no --seed", 7, NUMBERS),
+    "state.zero": Key(
+        'what replicas share out: 1 optimizer state, 2 gradients too (with reduce = "each-micro-batch"; with "last" it is as 1), 3 '
+        "parameter views too",
+        3,
+    ),
+    "state.reduce": Key("when gradients meet those of other replicas", "each-micro-batch", given={"state.zero": 2}),
+    "state.view_dtype": Key(
+        "the type of the parameters that blocks compute with", "f32", given={"state.loss_scale": 1.0, "state.grad_dtype": "f16"}
+    ),
+    "state.grad_dtype": Key("the type of a block's gradient", "f32", given={"state.grad_shard_dtype": "f16"}),
+    "state.grad_shard_dtype": Key("the type in which reduced gradients are added up", "f32"),
+    "state.loss_scale": Key("the factor of the loss: fixed, or adapted to overflow", 1.0, NUMBERS),
+    "optimizer.lr": Key("the learning rate", 0.01, NUMBERS),
+    "optimizer.betas": Key("the memory of Adam's moments", [0.5, 0.6], NUMBERS),
+    "optimizer.eps": Key("the least divisor of an update", 0.1, NUMBERS),
+    "optimizer.weight_decay": Key("how fast weights shrink", 1.0, NUMBERS),
+    "optimizer.warmup_steps": Key("steps until the learning rate is reached", 2, NUMBERS),
+    "optimizer.total_steps": Key("the step at which the learning rate has come down to `min_lr`", 3, NUMBERS),
+    "optimizer.min_lr": Key("the learning rate after `total_steps`; refused without", 1e-4, NUMBERS, {"optimizer.total_steps": 3}),
+    "optimizer.clip": Key("whether the norm of the whole gradient is held under `max_norm`", "global"),
+    "optimizer.max_norm": Key('the largest norm; refused without clip = "global"', 1e-3, NUMBERS, {"optimizer.clip": "global"}),
+}
+
+_QWEN2 = {"model_type": "qwen2", "architectures": None}
+_BAICHUAN = {"model_type": "baichuan", "architectures": None, "num_key_value_heads": None}
+_BAICHUAN |= {"position_embedding": "rope", "normalised_head": False}
+_SLIDES = _QWEN2 | {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 0}
+
+MODEL = {
+    "model_type": Key("the family: biases, the names of stored weights", "qwen2", given={"architectures": None}),
+    "architectures": Key("the family, where model_type is absent", ["MistralForCausalLM"], REFUSED, {"model_type": "llama"}),
+    "vocab_size": Key("rows of the embedding and the head", 70),
+    "hidden_size": Key("the width of the residual stream", 12, given={"head_dim": 4}),
+    "num_hidden_layers": Key("layers", 4),
+    "num_attention_heads": Key("query heads", 4, given={"head_dim": 4}),
+    "num_key_value_heads": Key("heads of keys and values", 2),
+    "head_dim": Key("the width of a head; by default hidden_size / num_attention_heads", 6),
+    "intermediate_size": Key("the width of the mlp", 12),
+    "rms_norm_eps": Key("what norms add to the mean square", 0.1, NUMBERS),
+    "norm_eps": Key("another name of rms_norm_eps", 0.1, NUMBERS, {"rms_norm_eps": None}),
+    "tie_word_embeddings": Key("embedding and head share one matrix", True),
+    "initializer_range": Key("the deviation of initial weights, where `run` is given none", 0.2, NUMBERS),
+    "attention_bias": Key("biases in all of attention, which is not supported", True, REFUSED),
+    "attention_bias_qkv": Key("biases of query, key and value: what the family has", True, REFUSED),
+    "layer_types": Key("the kind of attention, the same in all layers", ["full_attention"] * 3, NUMBERS, _SLIDES),
+    "max_window_layers": Key("the first layer with a sliding window: 0, or none at all", 3, NUMBERS, _SLIDES),
+    "normalised_head": Key("the head's rows are scaled to unit length (Baichuan2)", True, NUMBERS, _BAICHUAN),
+    "parameters_expected": Key("holds the number of parameters against the model's", 1, REFUSED),
+    "position_embedding": Key("rope or alibi, where the family leaves it open", "alibi", NUMBERS, _BAICHUAN),
+    "rope_parameters": Key("the rotary base, as `rope_theta`", {"rope_theta": 100.0}, NUMBERS),
+    "rope_scaling": Key("the rotary base; a scaling is not supported", {"type": "default", "rope_theta": 100.0}, NUMBERS),
+    "rope_theta": Key("the rotary base", 100.0, NUMBERS),
+    "sliding_window": Key("tokens that a token sees", 3, NUMBERS, _SLIDES),
+    "use_sliding_window": Key("whether the window of a qwen2 model is in use", False, NUMBERS, _SLIDES),
+}
+
+_TILES = {"cost": "tiles"}
+_HOST = {"update_engine": "host"}
+_CHIP = {"clusters_per_chip": 2}
+
+MACHINE = {
+    "base": Key("the built-in machine that says what the file does not", "mt3000-1.2ghz", TIMES),
+    "name": Key("what schedules and programs are compiled for", "other", SCHEDULE),
+    "cost": Key("where the seconds of products and attention come from", "tiles", TIMES),
+    "update_engine": Key("where shards are updated", "host"),
+    "op": Key('the measured ops of cost = "table"; refused with any other', [], REFUSED, {"cost": "table"}),
+    "link_group": Key("links by groups of clusters, in place of `link_bandwidth` and what goes with it", None, TIMES),
+    "ddr_capacity": Key("the bytes a stage must fit", 2**16),
+    "ddr_bandwidth": Key("bytes a second of memory", 1e9, TIMES),
+    "fp16_peak": Key("the rate of products", 1e12, TIMES),
+    "gemm_efficiency": Key("the part of the peak that products reach", 0.1, TIMES, {"fp16_peak": 1e6}),
+    "attention_efficiency": Key("the part of the peak that attention reaches", 0.1, TIMES, {"fp16_peak": 1e6}),
+    "link_bandwidth": Key("bytes a second between clusters", 1e6, TIMES),
+    "link_latency": Key("seconds of a message, bytes apart", 1e-3, TIMES),
+    "launch": Key("seconds to start a kernel", 1e-3, TIMES),
+    "collective_chunk": Key("bytes that a ring moves at a time: the staging buffers of collectives", 4096),
+    "cores": Key("cores of a cluster", 12, TIMES, _TILES | {"fp16_peak": 8.1e12 / 2, "clock": 878.9e6}, _TILES),
+    "gsm_capacity": Key("bytes shared by the cores: the tiles", 2**16, TIMES, _TILES | {"large": True}),
+    "am_capacity": Key("bytes of a core's array memory: the tiles", 2**15, TIMES, _TILES | {"large": True}),
+    "sm_capacity": Key("bytes of a core's scalar memory: the tiles", 2**12, TIMES, _TILES | {"large": True}),
+    "clock": Key("cycles a second; cores and clock make the peak", 439.45e6, TIMES, _TILES | {"fp16_peak": 8.1e12 / 2}, _TILES),
+    "gsm_bandwidth": Key("bytes a second of the shared memory", 1e6, TIMES, _TILES),
+    "am_load": Key("bytes a cycle from array memory", 1, TIMES, _TILES),
+    "dma_start": Key("cycles to start a transfer", 1e5, TIMES, _TILES),
+    "micro_kernel_start": Key("cycles to start a micro-kernel", 1e6, TIMES, _TILES),
+    "transpose_rate": Key("elements a cycle", 1e-3, TIMES, _TILES),
+    "exp_operations": Key("operations of an exponential", 1e6, TIMES, _TILES),
+    "host_bandwidth": Key("bytes a second of the host", 1e6, TIMES, _HOST),
+    "host_handover": Key("seconds to hand a task to the host and back", 1e-2, TIMES, _HOST),
+    "clusters_per_chip": Key("clusters that talk over the chip's link", 2, TIMES, {"chip_bandwidth": 1e6}, {"clusters_per_chip": 1}),
+    "chip_bandwidth": Key("bytes a second within a chip", 1e6, TIMES, _CHIP),
+    "chip_latency": Key("seconds of a message within a chip", 1e-3, TIMES, _CHIP),
+    "dispatch": Key("the least seconds of a block op", 1e-2, TIMES),
+    "engine_gap": Key("seconds between instructions where engines take turns: `simulate --one-core`", 1e-2, "simulate --one-core"),
+    "gemm_half_extent": Key("the extent at which products run at half their efficiency", 1000, TIMES, {"fp16_peak": 1e9}),
+    "head_efficiency": Key("the part of the peak that the head's products reach", 0.01, TIMES, {"fp16_peak": 1e6}),
+}
+
+GROUP = {
+    "name": "what a plan's mapping calls the group",
+    "clusters": "clusters of one group; all there are in the outermost",
+    "bandwidth": "bytes a second of a cluster's link within the group",
+    "latency": "seconds of a message within the group",
+    "uplink": "bytes a second by which all clusters of a group together leave it",
+}
+CONSTANT = {
+    "value": "the number",
+    "unit": "held against the unit of the constant",
+    "certainty": "shown in reports; one of a few words",
+    "source": "shown in reports; must be said",
+}
+
+
+def page() -> str:
+    """The text of `docs/keys.md`."""
+    options = runpy.run_path(str(DOCS / "options.py"))
+    parts = [
+        "# Keys and options\n\nWhat each changes, and where that shows. Generated by `docs/generate.py` from `docs/keys.py` and `docs/options.py`, by which\n"
+        "`tests/unit/test_keys.py` and `test_options.py` change every one of them. What changes nothing where it stands is refused.\n",
+        _table("A plan", PLAN),
+        _table("A model's config.json", MODEL),
+        "Refused unless they are switched off:\n\n"
+        + "\n".join(f"- `{key}`: {what}" for key, (_, what) in NEUTRAL.items())
+        + "\n",
+        "Known to change nothing that is trained here, and therefore not read: " + ", ".join(f"`{key}`" for key in sorted(HARMLESS)) + ".\n",
+        _table("A machine file", MACHINE),
+        _list("Of a `[[link_group]]`", GROUP),
+        _list("Of a constant", CONSTANT),
+        options["text"](),
+    ]
+    return "\n".join(parts)
+
+
+def _table(title: str, keys: dict[str, Key]) -> str:
+    rows = "\n".join(f"| `{name}` | {key.changes} | {key.seen} |" for name, key in keys.items())
+    return f"## {title}\n\n| key | changes | seen in |\n|---|---|---|\n{rows}\n"
+
+
+def _list(title: str, keys: dict[str, str]) -> str:
+    return f"{title}:\n\n" + "\n".join(f"- `{name}`: {what}" for name, what in keys.items()) + "\n"

@@ -1,0 +1,2 @@
+OPTIONS = {}
+def text(): return ""
