@@ -1,2 +1,345 @@
-OPTIONS = {}
-def text(): return ""
+"""What each option of each command changes; the last part of `docs/keys.md`.
+
+`tests/unit/test_options.py` calls every command as its entry says, without and with each option, and looks for a difference in what is
+printed and written, or, for options that may not change what is computed, in what is called. An option without an entry fails it.
+"""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+SETTINGS, REQUEST = "ratrainc.training:run_training", "ratrainc.planner.requests:Request"
+
+
+@frozen
+class Option:
+    """What an option changes, how it is given, and beside what."""
+
+    changes: str
+    words: str
+    beside: str | None = None
+    """the command's words where they are not the usual ones"""
+    reaches: str | None = None
+    """what is called with it, where nothing that is printed or written may show it, as it changes the pace, the order or a refusal"""
+    idle: tuple[str, ...] = ()
+    """the command's words with which it would change nothing: it is refused there"""
+
+
+@frozen
+class Command:
+    """A command as it is usually called, and its options."""
+
+    words: str
+    options: dict[str, Option] = field(factory=dict)
+    wall: bool = False
+    """whether it prints seconds of this machine"""
+
+
+_JSON = Option("one JSON object on stdout", "--json")
+_SEARCH = "--model m.json --clusters 2 --global-batch 4 --seq-len 8"
+_JOBS = "processes of the search"
+_AUTO = "--model m.json --plan auto --clusters 2 --global-batch 4 --strategies zero3,ratrain"
+_QUICK = "--model m.json --plan auto --strategies full-save --seq-len 8 --seconds 0 --jobs 1"
+_FIT = "ratrainc.calibration.report:calibrate_rows"
+_ROWS = "--rows rows.csv --fit launch"
+
+OPTIONS = {
+    "quickstart": Command(
+        "--steps 1",
+        {
+            "--steps": Option("how long it trains", "--steps 2", "", SETTINGS),
+            "--keep": Option("keeps schedule, program, log and picture", "--keep kept"),
+        },
+        wall=True,
+    ),
+    "compile": Command(
+        "--model m.json --plan p.toml -o out.rtir",
+        {
+            "--model": Option("what is compiled", "--model m2.json", "--plan p.toml -o out.rtir", idle=("x.rtir",)),
+            "--plan": Option("how it is cut and replicated", "--plan p2.toml", "--model m.json -o out.rtir", idle=("x.rtir",)),
+            "--machine": Option("sizes, times and capacity; the name in what is written", "--machine slow.toml", idle=("x.rtir",)),
+            "--strategy": Option("the pipeline, by name", "--strategy full-save", idle=("x.rtir", "--model m.json --plan p.toml --passes place-1f1b")),
+            "--passes": Option("the pipeline", "--passes place-1f1b"),
+            "-o": Option("the file that is written", "-o b.rtx"),
+            "--advice": Option(
+                "whether changes are tried where it does not fit",
+                "--no-advice",
+                "--model m.json --plan p.toml --machine small.toml",
+                idle=("x.rtir",),
+            ),
+            "--verify-each": Option(
+                "verifies after every pass, to name the one that is at fault", "--verify-each", None, "ratrainc.api:run_passes", ("x.rtir",)
+            ),
+            "--json": _JSON,
+        },
+    ),
+    "opt": Command(
+        "placed.rtir --passes allocate-ddr -o out.rtir",
+        {
+            "--passes": Option("what is run", "--passes legalise", "placed.rtir -o out.rtir"),
+            "-o": Option("the file that is written, in place of stdout", "-o b.rtir"),
+            "--print-ir-after": Option("prints the module after a pass", "--print-ir-after legalise"),
+            "--print-ir-after-change": Option("prints it after every pass that changed it", "--print-ir-after-change"),
+            "--dump-dir": Option("writes it after every pass", "--dump-dir steps"),
+            "--list-passes": Option("lists the passes instead", "--list-passes"),
+            "--verify-each": Option("verifies after every pass", "--verify-each", None, "ratrainc.api:run_passes"),
+            "--time-passes": Option("the seconds of each pass", "--time-passes"),
+            "--stats": Option("what each pass reports", "--stats"),
+            "--machine": Option("sizes, times and capacity", "--machine slow.toml"),
+        },
+    ),
+    "diff": Command("x.rtir other.rtir", {"--json": _JSON}),
+    "verify": Command("x.rtir", {"--json": _JSON}),
+    "lint": Command(
+        "s.csv", {"--format": Option("the format that is read: there is one", "--format other"), "--json": _JSON}
+    ),
+    "export": Command(
+        "x.rtir",
+        {
+            "--format": Option("the format that is written: there is one", "--format other"),
+            "-o": Option("the file that is written, in place of stdout", "-o b.csv"),
+            "--lowered": Option("with messages, gathers and reductions", "--lowered"),
+        },
+    ),
+    "schedule": Command(
+        "--kind 1f1b --stages 2 --micro-batches 4",
+        {
+            "--kind": Option("the order", "--kind gpipe", "--stages 2 --micro-batches 4"),
+            "--stages": Option("the rows", "--stages 3", "--kind 1f1b --micro-batches 4"),
+            "--micro-batches": Option("the micro-batches", "--micro-batches 3", "--kind 1f1b --stages 2"),
+            "-o": Option("the file that is written, in place of stdout", "-o b.csv"),
+        },
+    ),
+    "explain": Command(
+        "x.rtir --no-levers",
+        {
+            "--time": Option("time in place of bytes", "--time", "x.rtir"),
+            "--cold": Option("the first step in place of a steady one", "--cold", "x.rtir --time", idle=("x.rtir --no-levers",)),
+            "--stage": Option("the stage that is told of", "--stage 1"),
+            "--levers": Option("whether changes are tried", "--levers", idle=("x.rtir --time",)),
+            "--seconds": Option(
+                "how long", "--seconds 0", "x.rtir", "ratrainc.levers:outcomes", ("x.rtir --time", "x.rtir --no-levers")
+            ),
+            "--machine": Option("times", "--machine slow.toml"),
+            "--json": _JSON,
+        },
+    ),
+    "simulate": Command(
+        "x.rtx",
+        {
+            "--machine": Option("times", "--machine slow.toml"),
+            "--rendezvous": Option("sends wait for their receives", "--rendezvous", "x.rtx --json", idle=("x.rtx --one-core", "x.rtx --cores 2")),
+            "--sharing": Option("what overlaps shares DDR and link", "--no-sharing", "x.rtx --json", idle=("x.rtx --one-core", "x.rtx --cores 2")),
+            "--one-core": Option("one engine at a time, of all ranks", "--one-core", idle=("x.rtx --cores 2", "x.rtx --trace t.json")),
+            "--cores": Option("cores that all ranks share", "--cores 2", idle=("x.rtx --trace t.json",)),
+            "--trace": Option("a timeline", "--trace t.json"),
+            "--json": _JSON,
+        },
+    ),
+    "report": Command(
+        "x.rtx -o r.html",
+        {
+            "-o": Option("the page", "-o other.html", "x.rtx"),
+            "--machine": Option("times", "--machine slow.toml"),
+            "--rendezvous": Option("sends wait for their receives", "--rendezvous"),
+            "--sharing": Option("what overlaps shares DDR and link", "--no-sharing"),
+        },
+    ),
+    "plan": Command(
+        f"{_SEARCH} --quick",
+        {
+            "--model": Option("what is planned for", "--model m2.json", "--clusters 2 --global-batch 4 --seq-len 8 --quick"),
+            "--clusters": Option("ranks there are", "--clusters 4", "--model m.json --global-batch 4 --seq-len 8 --quick"),
+            "--global-batch": Option(
+                "sequences of a step",
+                "--global-batch 8",
+                "--model m.json --clusters 2 --seq-len 8 --quick",
+                idle=("--model m.json --clusters 2 --seq-len 8 --smallest",),
+            ),
+            "--seq-len": Option("tokens of a sequence", "--seq-len 16", "--model m.json --clusters 2 --global-batch 4 --quick"),
+            "--strategy": Option("the passes that plans are judged by", "--strategy zb-h1"),
+            "--zero": Option("levels to choose from", "--zero 3", idle=(f"{_SEARCH} --quick --strategy zero3",)),
+            "--like": Option("dtypes, chunks and the optimizer", "--like p2.toml", f"{_SEARCH} --quick -o best.toml"),
+            "--quick": Option("closed forms in place of a search", "--quick", f"{_SEARCH} --jobs 1", idle=(f"{_SEARCH} --exhaustive",)),
+            "--smallest": Option("the fewest clusters in place of the fastest plan", "--smallest", "--model m.json --clusters 2 --seq-len 8"),
+            "--exhaustive": Option("searches until nothing is left to win", "--exhaustive", _SEARCH, REQUEST, (f"{_SEARCH} --quick",)),
+            "--seconds": Option(
+                "time for the search",
+                "--seconds 3",
+                _SEARCH,
+                REQUEST,
+                (f"{_SEARCH} --quick", f"{_SEARCH} --exhaustive", "--model m.json --clusters 2 --smallest"),
+            ),
+            "--jobs": Option(_JOBS, "--jobs 3", _SEARCH, REQUEST, (f"{_SEARCH} --quick", "--model m.json --clusters 2 --smallest")),
+            "--tokens": Option("the time of a whole training", "--tokens 1e9", idle=("--model m.json --clusters 2 --smallest",)),
+            "--robust": Option(
+                "how plans bear disturbance",
+                "--robust",
+                _SEARCH,
+                REQUEST,
+                (f"{_SEARCH} --quick", "--model m.json --clusters 2 --smallest"),
+            ),
+            "--what-if": Option("plans again for another machine", "--what-if link=1GB/s", idle=("--model m.json --clusters 2 --smallest",)),
+            "-o": Option("the plan that is written", "-o best.toml"),
+            "--machine": Option("times and capacity", "--machine slow.toml"),
+            "--json": _JSON,
+        },
+        wall=True,
+    ),
+    "scale": Command(
+        "--model m.json --clusters 2 --plan p.toml --sequences-per-cluster 4",
+        {
+            "--model": Option("what is run", "--model m2.json", "--clusters 2 --plan p.toml"),
+            "--clusters": Option("the points", "--clusters 2,4", "--model m.json --plan p.toml"),
+            "--sequences-per-cluster": Option("sequences of a step", "--sequences-per-cluster 2", "--model m.json --clusters 2 --plan p.toml"),
+            "--seq-len": Option(
+                "tokens of a sequence, where there is no plan that says it",
+                "--seq-len 16",
+                "--model m.json --clusters 2",
+                REQUEST,
+                ("--model m.json --clusters 2 --plan p.toml",),
+            ),
+            "--plan": Option("keeps its stages in place of planning anew", "--plan p2.toml", "--model m.json --clusters 2 --plan p.toml"),
+            "--strategy": Option("the pipeline, by name", "--strategy baseline-1f1b", "--model m.json --clusters 2 --plan p.toml --json"),
+            "--seconds": Option(
+                "time for each search", "--seconds 3", "--model m.json --clusters 2", REQUEST, ("--model m.json --clusters 2 --plan p.toml",)
+            ),
+            "--jobs": Option(_JOBS, "--jobs 3", "--model m.json --clusters 2", REQUEST, ("--model m.json --clusters 2 --plan p.toml",)),
+            "--plot": Option("a picture", "--plot c.gif"),
+            "--machine": Option("times and capacity", "--machine slow.toml"),
+            "--json": _JSON,
+        },
+    ),
+    "calibrate": Command(
+        _ROWS,
+        {
+            "--rows": Option("what is fitted to", "--rows rows.csv", "--fit launch"),
+            "--fit": Option("the constants", "--fit launch", "--rows rows.csv", idle=("--profile prof.json",)),
+            "--profile": Option("op times of this machine in place of rows", "--profile prof.json", ""),
+            "--name": Option("the name of the machine", "--name mine", "--profile prof.json -o out.toml", idle=(_ROWS,)),
+            "-o": Option("the machine file that is written", "-o b.toml"),
+            "--hold-out": Option("rows that are only predicted", "--hold-out 2", None, _FIT, idle=("--profile prof.json",)),
+            "--strategy": Option("how the rows ran", "--strategy baseline-1f1b", None, _FIT, idle=("--profile prof.json",)),
+            "--machine": Option("where the fit starts", "--machine slow.toml", None, _FIT, idle=("--profile prof.json",)),
+            "--json": _JSON,
+        },
+        wall=True,
+    ),
+    "compare": Command(
+        "--model m.json --plan p.toml --strategies zero3,ratrain",
+        {
+            "--model": Option("what is run", "--model m2.json", "--plan p.toml --strategies zero3,ratrain"),
+            "--plan": Option("the plan, or the best for each", "--plan p2.toml", "--model m.json --strategies zero3,ratrain"),
+            "--clusters": Option("ranks there are", "--clusters 2", f"{_QUICK} --global-batch 4", idle=("--model m.json --plan p.toml",)),
+            "--global-batch": Option(
+                "sequences of a step", "--global-batch 4", f"{_QUICK} --clusters 2", idle=("--model m.json --plan p.toml",)
+            ),
+            "--seq-len": Option("tokens of a sequence", "--seq-len 16", _AUTO, REQUEST, ("--model m.json --plan p.toml",)),
+            "--seconds": Option("time for each search", "--seconds 3", _AUTO, REQUEST, ("--model m.json --plan p.toml",)),
+            "--jobs": Option(_JOBS, "--jobs 3", _AUTO, REQUEST, ("--model m.json --plan p.toml",)),
+            "--strategies": Option("the rows, the first is the yardstick", "--strategies ratrain,full-save", "--model m.json --plan p.toml"),
+            "--machine": Option("times and capacity", "--machine slow.toml"),
+            "--json": _JSON,
+        },
+    ),
+    "run": Command(
+        "x.rtx --data book.txt --steps 2 --threads 1 --log l.jsonl",
+        {
+            "--data": Option("the text", "--data other.txt"),
+            "--data-dtype": Option("the type of a token file's elements", "--data-dtype uint32", "x.rtx --steps 2 --log l.jsonl --data t.bin"),
+            "--tokenizer": Option("the tokens of a text", "--tokenizer missing.json"),
+            "--steps": Option("how long it trains", "--steps 3", "x.rtx --log l.jsonl"),
+            "--engine": Option("all ranks in a process, or each in its own", "--engine mpi", "x.rtx --steps 2 --rank-order dp-first"),
+            "--rank-order": Option("which rank a process is, over MPI", "--rank-order dp-first", idle=("x.rtx",)),
+            "--reduction": Option("the order of sums, over MPI", "--reduction mpi", idle=("x.rtx",)),
+            "--kernels": Option("the kernels, to the last bits", "--kernels reference", None, SETTINGS),
+            "--interleave": Option(
+                "another legal order, with the same losses", "--interleave 3", None, SETTINGS, ("x.rtx --threads 2", "x.rtx --engine mpi")
+            ),
+            "--threads": Option("engines side by side, and threads of a kernel", "--threads 2", "x.rtx", SETTINGS),
+            "--check-memory": Option("stops at an access outside of the plan's lives", "--check-memory", None, SETTINGS),
+            "--poison": Option("fills freed bytes with NaNs", "--poison", None, SETTINGS),
+            "--init": Option("the weights it starts from", "--init w"),
+            "--save": Option("a checkpoint", "--save saved"),
+            "--save-every": Option("a series of them", "--save-every 1", "x.rtx --steps 2 --log l.jsonl --save saved", idle=("x.rtx",)),
+            "--keep-last": Option(
+                "how many of these stay", "--keep-last 1", "x.rtx --steps 3 --save saved --save-every 1", idle=("x.rtx", "x.rtx --save saved")
+            ),
+            "--resume": Option("goes on from a checkpoint", "--resume ckpt", "x.rtx --steps 2 --threads 1 --log l.jsonl --data book.txt"),
+            "--run-dir": Option("where ranks say where they are", "--run-dir where"),
+            "--hang-timeout": Option("how long no progress is borne", "--hang-timeout 3", None, SETTINGS),
+            "--log": Option("a line a step", "--log m.jsonl"),
+            "--eval-every": Option("evaluates held-out data", "--eval-every 1"),
+            "--eval-data": Option("which", "--eval-data other.txt", "x.rtx --data book.txt --steps 2 --log l.jsonl --eval-every 1", idle=("x.rtx",)),
+            "--eval-fraction": Option(
+                "or what part of the data", "--eval-fraction 0.3", "x.rtx --data book.txt --steps 2 --log l.jsonl --eval-every 1", idle=("x.rtx", "x.rtx --eval-every 1 --eval-data other.txt")
+            ),
+            "--eval-batches": Option("how much of it", "--eval-batches 1", "x.rtx --data book.txt --steps 2 --log l.jsonl --eval-every 1", idle=("x.rtx",)),
+            "--live": Option("a dashboard, on a terminal", "--live", None, SETTINGS),
+            "--profile": Option("the wall time of every op", "--profile prof.json"),
+            "--plot": Option("a picture of the losses", "--plot loss.svg"),
+            "--seed": Option("initial weights and the order of the data", "--seed 5"),
+            "--order": Option("the order of the data", "--order sequential"),
+            "--machine": Option("what a .rtir is emitted for", "--machine slow.toml", "x.rtir --steps 1", "ratrainc.api:load"),
+            "--json": _JSON,
+        },
+        wall=True,
+    ),
+    "launch": Command(
+        "-n 4 --mpirun ./mpirun x.rtx",
+        {
+            "-n": Option("processes", "-n 2", "--mpirun ./mpirun x.rtx"),
+            "--mpirun": Option("the launcher", "--mpirun ./missing", "-n 4 x.rtx", "ratrainc.supervisor:mpi_command"),
+        },
+    ),
+    "postmortem": Command("where", {"--json": _JSON}),
+    "export-weights": Command("ckpt -o out", {"-o": Option("the directory", "-o other", "ckpt"), "--json": _JSON}),
+    "disasm": Command(
+        "x.rtx",
+        {
+            "--stage": Option("one stage alone", "--stage 1", idle=("x.rtx --routines", "tiles.rtx --tiles")),
+            "--engine": Option("one engine alone", "--engine send", idle=("x.rtx --routines", "tiles.rtx --tiles")),
+            "--routines": Option("the routines in place of the streams", "--routines", idle=("tiles.rtx --tiles",)),
+            "--tiles": Option("the tile schedules in place of the streams", "--tiles", "tiles.rtx"),
+            "--core": Option("the core that is followed", "--core 23", "tiles.rtx --tiles", idle=("x.rtx", "x.rtx --routines")),
+            "--limit": Option("events of each schedule", "--limit 1", "tiles.rtx --tiles", idle=("x.rtx", "x.rtx --routines")),
+        },
+    ),
+    "doctor": Command(
+        "",
+        {
+            "--model": Option("says what a run of it needs", "--model m.json", "--plan p.toml", idle=("",)),
+            "--plan": Option("says what a run under it needs", "--plan p.toml", "--model m.json", idle=("", "x.rtx")),
+            "--machine": Option("what the program is emitted for", "--machine slow.toml", "x.rtir", "ratrainc.api:load", ("",)),
+            "--json": _JSON,
+        },
+        wall=True,
+    ),
+    "alloc": Command(
+        "b.csv --capacity 1000",
+        {
+            "--capacity": Option("the bytes there are", "--capacity 10", "b.csv"),
+            "-o": Option("the addresses that are written", "-o b2.csv"),
+            "--seconds": Option("time for the search", "--seconds 1", None, "passes.allocation:allocate"),
+            "--json": _JSON,
+        },
+        wall=True,
+    ),
+    "strategies": Command("", {"--json": _JSON}),
+    "passes": Command(""),
+}
+
+
+def text() -> str:
+    """The options as a part of the page."""
+    parts = []
+    for name, command in OPTIONS.items():
+        if command.options:
+            rows = "\n".join(_row(flag, option) for flag, option in command.options.items())
+            parts.append(f"## ratrainc {name}\n\n| option | changes | refused beside |\n|---|---|---|\n{rows}\n")
+    return "\n".join(parts)
+
+
+def _row(flag: str, option: Option) -> str:
+    idle = ", ".join(f"`{words or 'nothing'}`" for words in option.idle)
+    return f"| `{flag}` | {option.changes} | {idle} |"

@@ -16,18 +16,18 @@ _SHOWN_CAUSES = 5
 _SHOWN_RUNS = 40
 
 
-def time_facts(timeline: Timeline, *, cold: bool) -> dict[str, Any]:
-    """All of it as data; seconds are simulated."""
+def time_facts(timeline: Timeline, *, stage: int | None = None, cold: bool) -> dict[str, Any]:
+    """All of it as data, the engines of one stage or of all; seconds are simulated."""
     bubbles = timeline.cold_bubbles if cold else timeline.bubbles
     path = bubbles.critical_path()
     return {
         "window": "first step, from cold" if cold else "steady step",
         "window_seconds": bubbles.window_seconds,
         "engines": [
-            _engine_facts(bubbles, stage, index)
-            for stage, held in enumerate(timeline.program.stages)
+            _engine_facts(bubbles, at, index)
+            for at, held in enumerate(timeline.program.stages)
             for index, engine in enumerate(ENGINES)
-            if held.streams[engine]
+            if held.streams[engine] and stage in (None, at)
         ],
         "critical_path": [
             {

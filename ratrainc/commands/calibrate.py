@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import Result, Source, json_option, machine_option, output_file
+from ratrainc.commands.options import Result, Source, json_option, machine_option, output_file, refuse_idle
 from ratrainc.terminal import echo
 
 if TYPE_CHECKING:
@@ -86,6 +86,12 @@ def command(
         raise click.UsageError("give --rows or --profile")
     if profile is not None and names:
         raise click.UsageError("--fit goes with --rows: with --profile the rates are fitted")
+    if profile is not None:
+        refuse_idle(
+            "goes with --rows: a profile is of this machine, and all of it is used", "every", "strategy_name", "machine"
+        )
+    else:
+        refuse_idle("goes with --profile: fitted rows keep the name of their machine", "name")
     if profile is not None:
         _calibrate_profile(profile, name, output, as_json=as_json)
         return

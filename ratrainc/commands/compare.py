@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratrainc.commands.options import Source, jobs_option, json_option, machine_option, model_option, seconds_option
+from ratrainc.commands.options import (
+    Source,
+    jobs_option,
+    json_option,
+    machine_option,
+    model_option,
+    refuse_idle,
+    seconds_option,
+)
 from ratrainc.terminal import echo
 
 if TYPE_CHECKING:
@@ -69,6 +77,9 @@ def command(
         raise click.UsageError("--plan auto needs --clusters and --global-batch")
     if not automatic and (clusters is not None or global_batch is not None):
         raise click.UsageError("--clusters and --global-batch go with --plan auto; a plan file says both")
+    if not automatic:
+        refuse_idle("goes with --plan auto: a plan file says it", "seq_len")
+        refuse_idle("is of a search: it goes with --plan auto", "seconds", "jobs")
     from ratrainc import api
     from ratrainc.console import print_json
     from ratrainc.strategies import STRATEGIES, strategy

@@ -15,6 +15,7 @@ from ratrainc.commands.options import (
     model_option,
     output_file,
     plan_option,
+    refuse_idle,
 )
 from ratrainc.terminal import echo
 
@@ -87,6 +88,8 @@ def command(
         with status(f"compiling {schedule}"):
             module, target = checked_schedule(schedule, machine)
             wanted = passes if passes is not None else "" if module.target is not None else "allocate-ddr"
+            if not wanted:
+                refuse_idle("has no pass to follow: the schedule is allocated already", "verify_each")
             runs = api.run_passes(module, wanted, machine=target, verify_each=verify_each)
     else:
         assert model is not None
@@ -134,6 +137,8 @@ def _check_usage(
         raise click.UsageError(
             "a schedule file already holds model, plan and order: leave --model, --plan, --strategy out"
         )
+    if schedule is not None:
+        refuse_idle("goes with --model and --plan: a schedule file's plan is not changed", "advice")
     if strategy is not None and passes is not None:
         raise click.UsageError("--strategy and --passes exclude each other")
     if output is not None and not output.endswith((".rtir", ".rtx")):
@@ -145,7 +150,6 @@ def _check_schedule(plan: Plan, path: str, chosen: Strategy, passes: str | None)
     from passes.pipeline_text import parse_pipeline
     from passes.placed_schedule import refuse_contradiction
     from ratrain_ir.frontend.plan import place_in_plan
-
 
     def place() -> Place:
         return place_in_plan(path, "schedule")

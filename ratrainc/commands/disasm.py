@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import Source
+from ratrainc.commands.options import Source, refuse_idle
 from ratrainc.terminal import echo
 
 if TYPE_CHECKING:
@@ -44,6 +44,12 @@ def command(
     names = [item.value for item in ENGINES]
     if engine is not None and engine not in names:
         raise click.UsageError(f"there is no engine '{engine}'; the engines are {', '.join(names)}")
+    if routines and tiles:
+        raise click.UsageError("--routines and --tiles exclude each other")
+    if routines or tiles:
+        refuse_idle("is of streams: it does not go with --routines or --tiles", "stage", "engine")
+    if not tiles:
+        refuse_idle("goes with --tiles", "core", "limit")
     program = api.load(file)
     if stage is not None and stage >= len(program.stages):
         raise click.UsageError(f"there is no stage {stage}: the program has stages 0 to {len(program.stages) - 1}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratrainc.commands.options import Source, json_option, machine_option, seconds_option
+from ratrainc.commands.options import Source, json_option, machine_option, refuse_idle, seconds_option
 
 if TYPE_CHECKING:
     from ratrain_ir.module import Module, Stage
@@ -53,8 +53,11 @@ def command(
     With --time, say where the time of a step goes: what every idle engine waited for, and the critical path op by op.
     """
     if of_time:
+        refuse_idle("is of bytes: it does not go with --time", "levers", "seconds")
         _explain_time(file, stage, machine, cold=cold, as_json=as_json)
         return
+    if not levers:
+        refuse_idle("is the time for trying levers: it does not go with --no-levers", "seconds")
     if cold:
         raise click.UsageError("--cold goes with --time")
     if file.endswith(".rtx"):
@@ -87,7 +90,7 @@ def _explain_time(file: str, stage: int | None, machine: str | None, *, cold: bo
         _check_stage(stage, len(program.stages))
         _, timeline = api.simulate_with_timeline(program, machine=chosen)
     if as_json:
-        print_json(time_facts(timeline, cold=cold))
+        print_json(time_facts(timeline, stage=stage, cold=cold))
     else:
         show_time(timeline, stage=stage, cold=cold)
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST_JOBS = 256
@@ -102,6 +103,17 @@ def _status(path: str) -> os.stat_result | None:
     with suppress(OSError, ValueError):  # whoever opens it says why
         return os.stat(path)  # noqa: PTH116 - as in `ratrain_ir.files`
     return None
+
+
+def refuse_idle(why: str, *names: str) -> None:
+    """Raise `click.UsageError` where one of these parameters was given, as nothing reads it in the way the command is called.
+
+    `why` goes on from the option's name.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if parameter.name in names and context.get_parameter_source(parameter.name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"{' / '.join([*parameter.opts, *parameter.secondary_opts])} {why}")
 
 
 def machine_option(function: F) -> F:

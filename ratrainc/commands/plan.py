@@ -15,6 +15,7 @@ from ratrainc.commands.options import (
     machine_option,
     model_option,
     output_file,
+    refuse_idle,
     seconds_option,
 )
 from ratrainc.terminal import echo
@@ -115,6 +116,13 @@ def command(
     """
     if quick + smallest + exhaustive > 1:
         raise click.UsageError("--quick, --smallest and --exhaustive exclude one another")
+    if quick:
+        refuse_idle("is of a search: it does not go with --quick", "seconds", "jobs", "robust")
+    if exhaustive:
+        refuse_idle("ends a search that --exhaustive does not end", "seconds")
+    if smallest:
+        idle = ("global_batch", "tokens", "robust", "what_ifs", "seconds", "jobs")
+        refuse_idle("does not go with --smallest, which looks for bytes alone", *idle)
     if global_batch is None and not smallest:
         raise click.UsageError("--global-batch is missing")
     if smallest:
@@ -150,6 +158,8 @@ def command(
         robust=robust,
         zero_levels=zero,
     )
+    if request.strategy.zero is not None:
+        refuse_idle(f"does not go with the strategy '{request.strategy.name}', which sets the level", "zero")
     if smallest:
         _smallest(request, model, output, machine, as_json=as_json)
         return

@@ -15,6 +15,7 @@ from ratrainc.commands.options import (
     choice_option,
     json_option,
     machine_option,
+    refuse_idle,
     steps_option,
 )
 
@@ -233,6 +234,14 @@ def command(
         raise click.UsageError("--save-every says when to save, --save DIR where: that is missing")
     if eval_every is None and (eval_data is not None or eval_batches is not None):
         raise click.UsageError("--eval-every says when to evaluate: it is missing")
+    if engine == "local":
+        refuse_idle("is of processes: it goes with --engine mpi", "rank_order", "reduction")
+    if interleave is not None and threads is not None and threads > 1:
+        raise click.UsageError("--interleave takes instructions one by one: it does not go with --threads above 1")
+    if save_every is None:
+        refuse_idle("goes with --save-every: a checkpoint at the end is one", "keep_last")
+    if eval_every is None or eval_data is not None:
+        refuse_idle("cuts --data for --eval-every: it does not go with --eval-data", "eval_fraction")
     from attrs import evolve
 
     from ratrainc import api

@@ -14,6 +14,7 @@ from ratrainc.commands.options import (
     machine_option,
     model_option,
     output_file,
+    refuse_idle,
     seconds_option,
 )
 from ratrainc.terminal import echo
@@ -94,6 +95,9 @@ def command(
     from ratrainc.planner.requests import planning_request
     from ratrainc.planner.scaling import draw, fixed_points, planned_points, point_json
 
+    if plan is not None:
+        refuse_idle("does not go with --plan: the plan says it", "seq_len")
+        refuse_idle("is of a search: with --plan there is none", "seconds", "jobs")
     if plot is not None:
         picture_kind(plot)
     config = load_model(model)

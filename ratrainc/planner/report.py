@@ -236,7 +236,11 @@ def plan_text(candidate: Candidate, model: str, head: Sequence[str], machine: st
         f"  ratrainc compile --model {model} --plan THIS.toml{target} \\",
         f'    --passes "{candidate.pipeline}"',
     ]
-    text = "".join(f"# {line}\n" for line in [*head, *compiling]) + "\n" + plan_to_toml(evolve(candidate.plan, schedule=placed_by(candidate.pipeline)))
+    text = (
+        "".join(f"# {line}\n" for line in [*head, *compiling])
+        + "\n"
+        + plan_to_toml(evolve(candidate.plan, schedule=placed_by(candidate.pipeline)))
+    )
     for key, comment in _COMMENTS.items():
         text = _commented(text, key, comment)
     return text

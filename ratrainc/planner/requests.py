@@ -44,7 +44,10 @@ def planning_request(
         template = evolve(load_plan(like, model), seq_len=seq_len)
         wanted = schedule_of(chosen.passes)
         refuse_contradiction(
-            template, wanted, f"the planner, for the strategy '{chosen.name}',", partial(place_in_plan, like, "schedule")
+            template,
+            wanted,
+            f"the planner, for the strategy '{chosen.name}',",
+            partial(place_in_plan, like, "schedule"),
         )
         template = evolve(template, schedule=None)  # what a plan says of it, it says by its strategy
     return Request(
