@@ -1,7 +1,7 @@
 """Writes the generated pages.
 
 `docs/diagnostics.md` from the table of codes, `docs/passes.md` from the passes, `docs/mistakes.md` from what the verifier says about
-spoilt schedules, `docs/annotated-schedule.md` from a compiled one.
+spoilt schedules, `docs/annotated-schedule.md` from a compiled one, `docs/keys.md` from the tables of keys and options.
 
 `python docs/generate.py` writes them; with `--check` it exits with 1 when one is stale.
 """
@@ -70,11 +70,18 @@ def annotated_schedule_page() -> str:
     return text
 
 
+def keys_page() -> str:
+    """What every key and option changes: `docs/keys.py` and `docs/options.py`."""
+    text: str = runpy.run_path(str(DOCS / "keys.py"))["page"]()
+    return text
+
+
 PAGES = {
     "diagnostics.md": diagnostics_page,
     "passes.md": passes_page,
     "mistakes.md": mistakes_page,
     "annotated-schedule.md": annotated_schedule_page,
+    "keys.md": keys_page,
 }
 
 

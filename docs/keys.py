@@ -39,7 +39,9 @@ PLAN = {
     "parallel.cuts": Key("the layers where later stages start", [2]),
     "parallel.schedule": Key("the order of each stage's work, where the strategy is not named after one", "gpipe"),
     "parallel.mapping": Key(
-        "which ranks share a chip, a node, ... of the machine; refused where its groups have other names", "chip 2x1", TIMES
+        "which ranks share a chip, a node, ... of the machine; refused where its groups have other names",
+        "chip 2x1",
+        TIMES,
     ),
     "batch.micro_batch_size": Key("sequences of a micro-batch", 2),
     "batch.micro_batches": Key("micro-batches of a replica in a step", 3),
@@ -54,7 +56,9 @@ PLAN = {
     ),
     "state.reduce": Key("when gradients meet those of other replicas", "each-micro-batch", given={"state.zero": 2}),
     "state.view_dtype": Key(
-        "the type of the parameters that blocks compute with", "f32", given={"state.loss_scale": 1.0, "state.grad_dtype": "f16"}
+        "the type of the parameters that blocks compute with",
+        "f32",
+        given={"state.loss_scale": 1.0, "state.grad_dtype": "f16"},
     ),
     "state.grad_dtype": Key("the type of a block's gradient", "f32", given={"state.grad_shard_dtype": "f16"}),
     "state.grad_shard_dtype": Key("the type in which reduced gradients are added up", "f32"),
@@ -65,9 +69,13 @@ PLAN = {
     "optimizer.weight_decay": Key("how fast weights shrink", 1.0, NUMBERS),
     "optimizer.warmup_steps": Key("steps until the learning rate is reached", 2, NUMBERS),
     "optimizer.total_steps": Key("the step at which the learning rate has come down to `min_lr`", 3, NUMBERS),
-    "optimizer.min_lr": Key("the learning rate after `total_steps`; refused without", 1e-4, NUMBERS, {"optimizer.total_steps": 3}),
+    "optimizer.min_lr": Key(
+        "the learning rate after `total_steps`; refused without", 1e-4, NUMBERS, {"optimizer.total_steps": 3}
+    ),
     "optimizer.clip": Key("whether the norm of the whole gradient is held under `max_norm`", "global"),
-    "optimizer.max_norm": Key('the largest norm; refused without clip = "global"', 1e-3, NUMBERS, {"optimizer.clip": "global"}),
+    "optimizer.max_norm": Key(
+        'the largest norm; refused without clip = "global"', 1e-3, NUMBERS, {"optimizer.clip": "global"}
+    ),
 }
 
 _QWEN2 = {"model_type": "qwen2", "architectures": None}
@@ -77,7 +85,9 @@ _SLIDES = _QWEN2 | {"use_sliding_window": True, "sliding_window": 2, "max_window
 
 MODEL = {
     "model_type": Key("the family: biases, the names of stored weights", "qwen2", given={"architectures": None}),
-    "architectures": Key("the family, where model_type is absent", ["MistralForCausalLM"], REFUSED, {"model_type": "llama"}),
+    "architectures": Key(
+        "the family, where model_type is absent", ["MistralForCausalLM"], REFUSED, {"model_type": "llama"}
+    ),
     "vocab_size": Key("rows of the embedding and the head", 70),
     "hidden_size": Key("the width of the residual stream", 12, given={"head_dim": 4}),
     "num_hidden_layers": Key("layers", 4),
@@ -97,7 +107,9 @@ MODEL = {
     "parameters_expected": Key("holds the number of parameters against the model's", 1, REFUSED),
     "position_embedding": Key("rope or alibi, where the family leaves it open", "alibi", NUMBERS, _BAICHUAN),
     "rope_parameters": Key("the rotary base, as `rope_theta`", {"rope_theta": 100.0}, NUMBERS),
-    "rope_scaling": Key("the rotary base; a scaling is not supported", {"type": "default", "rope_theta": 100.0}, NUMBERS),
+    "rope_scaling": Key(
+        "the rotary base; a scaling is not supported", {"type": "default", "rope_theta": 100.0}, NUMBERS
+    ),
     "rope_theta": Key("the rotary base", 100.0, NUMBERS),
     "sliding_window": Key("tokens that a token sees", 3, NUMBERS, _SLIDES),
     "use_sliding_window": Key("whether the window of a qwen2 model is in use", False, NUMBERS, _SLIDES),
@@ -127,7 +139,9 @@ MACHINE = {
     "gsm_capacity": Key("bytes shared by the cores: the tiles", 2**16, TIMES, _TILES | {"large": True}),
     "am_capacity": Key("bytes of a core's array memory: the tiles", 2**15, TIMES, _TILES | {"large": True}),
     "sm_capacity": Key("bytes of a core's scalar memory: the tiles", 2**12, TIMES, _TILES | {"large": True}),
-    "clock": Key("cycles a second; cores and clock make the peak", 439.45e6, TIMES, _TILES | {"fp16_peak": 8.1e12 / 2}, _TILES),
+    "clock": Key(
+        "cycles a second; cores and clock make the peak", 439.45e6, TIMES, _TILES | {"fp16_peak": 8.1e12 / 2}, _TILES
+    ),
     "gsm_bandwidth": Key("bytes a second of the shared memory", 1e6, TIMES, _TILES),
     "am_load": Key("bytes a cycle from array memory", 1, TIMES, _TILES),
     "dma_start": Key("cycles to start a transfer", 1e5, TIMES, _TILES),
@@ -136,12 +150,18 @@ MACHINE = {
     "exp_operations": Key("operations of an exponential", 1e6, TIMES, _TILES),
     "host_bandwidth": Key("bytes a second of the host", 1e6, TIMES, _HOST),
     "host_handover": Key("seconds to hand a task to the host and back", 1e-2, TIMES, _HOST),
-    "clusters_per_chip": Key("clusters that talk over the chip's link", 2, TIMES, {"chip_bandwidth": 1e6}, {"clusters_per_chip": 1}),
+    "clusters_per_chip": Key(
+        "clusters that talk over the chip's link", 2, TIMES, {"chip_bandwidth": 1e6}, {"clusters_per_chip": 1}
+    ),
     "chip_bandwidth": Key("bytes a second within a chip", 1e6, TIMES, _CHIP),
     "chip_latency": Key("seconds of a message within a chip", 1e-3, TIMES, _CHIP),
     "dispatch": Key("the least seconds of a block op", 1e-2, TIMES),
-    "engine_gap": Key("seconds between instructions where engines take turns: `simulate --one-core`", 1e-2, "simulate --one-core"),
-    "gemm_half_extent": Key("the extent at which products run at half their efficiency", 1000, TIMES, {"fp16_peak": 1e9}),
+    "engine_gap": Key(
+        "seconds between instructions where engines take turns: `simulate --one-core`", 1e-2, "simulate --one-core"
+    ),
+    "gemm_half_extent": Key(
+        "the extent at which products run at half their efficiency", 1000, TIMES, {"fp16_peak": 1e9}
+    ),
     "head_efficiency": Key("the part of the peak that the head's products reach", 0.01, TIMES, {"fp16_peak": 1e6}),
 }
 
@@ -164,14 +184,18 @@ def page() -> str:
     """The text of `docs/keys.md`."""
     options = runpy.run_path(str(DOCS / "options.py"))
     parts = [
-        "# Keys and options\n\nWhat each changes, and where that shows. Generated by `docs/generate.py` from `docs/keys.py` and `docs/options.py`, by which\n"
-        "`tests/unit/test_keys.py` and `test_options.py` change every one of them. What changes nothing where it stands is refused.\n",
+        (
+            "# Keys and options\n\nWhat each changes, and where that shows. Generated by `docs/generate.py` from `docs/keys.py` and `docs/options.py`, by which\n"
+            "`tests/unit/test_keys.py` and `test_options.py` change every one of them. What changes nothing where it stands is refused.\n"
+        ),
         _table("A plan", PLAN),
         _table("A model's config.json", MODEL),
         "Refused unless they are switched off:\n\n"
         + "\n".join(f"- `{key}`: {what}" for key, (_, what) in NEUTRAL.items())
         + "\n",
-        "Known to change nothing that is trained here, and therefore not read: " + ", ".join(f"`{key}`" for key in sorted(HARMLESS)) + ".\n",
+        "Known to change nothing that is trained here, and therefore not read: "
+        + ", ".join(f"`{key}`" for key in sorted(HARMLESS))
+        + ".\n",
         _table("A machine file", MACHINE),
         _list("Of a `[[link_group]]`", GROUP),
         _list("Of a constant", CONSTANT),

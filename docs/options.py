@@ -56,9 +56,17 @@ OPTIONS = {
         "--model m.json --plan p.toml -o out.rtir",
         {
             "--model": Option("what is compiled", "--model m2.json", "--plan p.toml -o out.rtir", idle=("x.rtir",)),
-            "--plan": Option("how it is cut and replicated", "--plan p2.toml", "--model m.json -o out.rtir", idle=("x.rtir",)),
-            "--machine": Option("sizes, times and capacity; the name in what is written", "--machine slow.toml", idle=("x.rtir",)),
-            "--strategy": Option("the pipeline, by name", "--strategy full-save", idle=("x.rtir", "--model m.json --plan p.toml --passes place-1f1b")),
+            "--plan": Option(
+                "how it is cut and replicated", "--plan p2.toml", "--model m.json -o out.rtir", idle=("x.rtir",)
+            ),
+            "--machine": Option(
+                "sizes, times and capacity; the name in what is written", "--machine slow.toml", idle=("x.rtir",)
+            ),
+            "--strategy": Option(
+                "the pipeline, by name",
+                "--strategy full-save",
+                idle=("x.rtir", "--model m.json --plan p.toml --passes place-1f1b"),
+            ),
             "--passes": Option("the pipeline", "--passes place-1f1b"),
             "-o": Option("the file that is written", "-o b.rtx"),
             "--advice": Option(
@@ -68,7 +76,11 @@ OPTIONS = {
                 idle=("x.rtir",),
             ),
             "--verify-each": Option(
-                "verifies after every pass, to name the one that is at fault", "--verify-each", None, "ratrainc.api:run_passes", ("x.rtir",)
+                "verifies after every pass, to name the one that is at fault",
+                "--verify-each",
+                None,
+                "ratrainc.api:run_passes",
+                ("x.rtir",),
             ),
             "--json": _JSON,
         },
@@ -114,7 +126,9 @@ OPTIONS = {
         "x.rtir --no-levers",
         {
             "--time": Option("time in place of bytes", "--time", "x.rtir"),
-            "--cold": Option("the first step in place of a steady one", "--cold", "x.rtir --time", idle=("x.rtir --no-levers",)),
+            "--cold": Option(
+                "the first step in place of a steady one", "--cold", "x.rtir --time", idle=("x.rtir --no-levers",)
+            ),
             "--stage": Option("the stage that is told of", "--stage 1"),
             "--levers": Option("whether changes are tried", "--levers", idle=("x.rtir --time",)),
             "--seconds": Option(
@@ -128,9 +142,22 @@ OPTIONS = {
         "x.rtx",
         {
             "--machine": Option("times", "--machine slow.toml"),
-            "--rendezvous": Option("sends wait for their receives", "--rendezvous", "x.rtx --json", idle=("x.rtx --one-core", "x.rtx --cores 2")),
-            "--sharing": Option("what overlaps shares DDR and link", "--no-sharing", "x.rtx --json", idle=("x.rtx --one-core", "x.rtx --cores 2")),
-            "--one-core": Option("one engine at a time, of all ranks", "--one-core", idle=("x.rtx --cores 2", "x.rtx --trace t.json")),
+            "--rendezvous": Option(
+                "sends wait for their receives",
+                "--rendezvous",
+                None,
+                "ratrainc.api:simulate_with_timeline",
+                ("x.rtx --one-core", "x.rtx --cores 2"),
+            ),
+            "--sharing": Option(
+                "what overlaps shares DDR and link",
+                "--no-sharing",
+                "x.rtx --json",
+                idle=("x.rtx --one-core", "x.rtx --cores 2"),
+            ),
+            "--one-core": Option(
+                "one engine at a time, of all ranks", "--one-core", idle=("x.rtx --cores 2", "x.rtx --trace t.json")
+            ),
             "--cores": Option("cores that all ranks share", "--cores 2", idle=("x.rtx --trace t.json",)),
             "--trace": Option("a timeline", "--trace t.json"),
             "--json": _JSON,
@@ -148,21 +175,35 @@ OPTIONS = {
     "plan": Command(
         f"{_SEARCH} --quick",
         {
-            "--model": Option("what is planned for", "--model m2.json", "--clusters 2 --global-batch 4 --seq-len 8 --quick"),
-            "--clusters": Option("ranks there are", "--clusters 4", "--model m.json --global-batch 4 --seq-len 8 --quick"),
+            "--model": Option(
+                "what is planned for", "--model m2.json", "--clusters 2 --global-batch 4 --seq-len 8 --quick"
+            ),
+            "--clusters": Option(
+                "ranks there are", "--clusters 4", "--model m.json --global-batch 4 --seq-len 8 --quick"
+            ),
             "--global-batch": Option(
                 "sequences of a step",
                 "--global-batch 8",
                 "--model m.json --clusters 2 --seq-len 8 --quick",
                 idle=("--model m.json --clusters 2 --seq-len 8 --smallest",),
             ),
-            "--seq-len": Option("tokens of a sequence", "--seq-len 16", "--model m.json --clusters 2 --global-batch 4 --quick"),
+            "--seq-len": Option(
+                "tokens of a sequence", "--seq-len 16", "--model m.json --clusters 2 --global-batch 4 --quick"
+            ),
             "--strategy": Option("the passes that plans are judged by", "--strategy zb-h1"),
             "--zero": Option("levels to choose from", "--zero 3", idle=(f"{_SEARCH} --quick --strategy zero3",)),
             "--like": Option("dtypes, chunks and the optimizer", "--like p2.toml", f"{_SEARCH} --quick -o best.toml"),
-            "--quick": Option("closed forms in place of a search", "--quick", f"{_SEARCH} --jobs 1", idle=(f"{_SEARCH} --exhaustive",)),
-            "--smallest": Option("the fewest clusters in place of the fastest plan", "--smallest", "--model m.json --clusters 2 --seq-len 8"),
-            "--exhaustive": Option("searches until nothing is left to win", "--exhaustive", _SEARCH, REQUEST, (f"{_SEARCH} --quick",)),
+            "--quick": Option(
+                "closed forms in place of a search", "--quick", f"{_SEARCH} --jobs 1", idle=(f"{_SEARCH} --exhaustive",)
+            ),
+            "--smallest": Option(
+                "the fewest clusters in place of the fastest plan",
+                "--smallest",
+                "--model m.json --clusters 2 --seq-len 8",
+            ),
+            "--exhaustive": Option(
+                "searches until nothing is left to win", "--exhaustive", _SEARCH, REQUEST, (f"{_SEARCH} --quick",)
+            ),
             "--seconds": Option(
                 "time for the search",
                 "--seconds 3",
@@ -170,8 +211,12 @@ OPTIONS = {
                 REQUEST,
                 (f"{_SEARCH} --quick", f"{_SEARCH} --exhaustive", "--model m.json --clusters 2 --smallest"),
             ),
-            "--jobs": Option(_JOBS, "--jobs 3", _SEARCH, REQUEST, (f"{_SEARCH} --quick", "--model m.json --clusters 2 --smallest")),
-            "--tokens": Option("the time of a whole training", "--tokens 1e9", idle=("--model m.json --clusters 2 --smallest",)),
+            "--jobs": Option(
+                _JOBS, "--jobs 3", _SEARCH, REQUEST, (f"{_SEARCH} --quick", "--model m.json --clusters 2 --smallest")
+            ),
+            "--tokens": Option(
+                "the time of a whole training", "--tokens 1e9", idle=("--model m.json --clusters 2 --smallest",)
+            ),
             "--robust": Option(
                 "how plans bear disturbance",
                 "--robust",
@@ -179,7 +224,11 @@ OPTIONS = {
                 REQUEST,
                 (f"{_SEARCH} --quick", "--model m.json --clusters 2 --smallest"),
             ),
-            "--what-if": Option("plans again for another machine", "--what-if link=1GB/s", idle=("--model m.json --clusters 2 --smallest",)),
+            "--what-if": Option(
+                "plans again for another machine",
+                "--what-if link=1GB/s",
+                idle=("--model m.json --clusters 2 --smallest",),
+            ),
             "-o": Option("the plan that is written", "-o best.toml"),
             "--machine": Option("times and capacity", "--machine slow.toml"),
             "--json": _JSON,
@@ -191,7 +240,9 @@ OPTIONS = {
         {
             "--model": Option("what is run", "--model m2.json", "--clusters 2 --plan p.toml"),
             "--clusters": Option("the points", "--clusters 2,4", "--model m.json --plan p.toml"),
-            "--sequences-per-cluster": Option("sequences of a step", "--sequences-per-cluster 2", "--model m.json --clusters 2 --plan p.toml"),
+            "--sequences-per-cluster": Option(
+                "sequences of a step", "--sequences-per-cluster 2", "--model m.json --clusters 2 --plan p.toml"
+            ),
             "--seq-len": Option(
                 "tokens of a sequence, where there is no plan that says it",
                 "--seq-len 16",
@@ -199,28 +250,46 @@ OPTIONS = {
                 REQUEST,
                 ("--model m.json --clusters 2 --plan p.toml",),
             ),
-            "--plan": Option("keeps its stages in place of planning anew", "--plan p2.toml", "--model m.json --clusters 2 --plan p.toml"),
-            "--strategy": Option("the pipeline, by name", "--strategy baseline-1f1b", "--model m.json --clusters 2 --plan p.toml --json"),
-            "--seconds": Option(
-                "time for each search", "--seconds 3", "--model m.json --clusters 2", REQUEST, ("--model m.json --clusters 2 --plan p.toml",)
+            "--plan": Option(
+                "keeps its stages in place of planning anew",
+                "--plan p2.toml",
+                "--model m.json --clusters 2 --plan p.toml",
             ),
-            "--jobs": Option(_JOBS, "--jobs 3", "--model m.json --clusters 2", REQUEST, ("--model m.json --clusters 2 --plan p.toml",)),
+            "--strategy": Option(
+                "the pipeline, by name", "--strategy baseline-1f1b", "--model m.json --clusters 2 --plan p.toml --json"
+            ),
+            "--seconds": Option(
+                "time for each search",
+                "--seconds 3",
+                "--model m.json --clusters 2",
+                REQUEST,
+                ("--model m.json --clusters 2 --plan p.toml",),
+            ),
+            "--jobs": Option(
+                _JOBS,
+                "--jobs 3",
+                "--model m.json --clusters 2",
+                REQUEST,
+                ("--model m.json --clusters 2 --plan p.toml",),
+            ),
             "--plot": Option("a picture", "--plot c.gif"),
             "--machine": Option("times and capacity", "--machine slow.toml"),
             "--json": _JSON,
         },
     ),
     "calibrate": Command(
-        _ROWS,
+        "--profile prof.json",
         {
-            "--rows": Option("what is fitted to", "--rows rows.csv", "--fit launch"),
-            "--fit": Option("the constants", "--fit launch", "--rows rows.csv", idle=("--profile prof.json",)),
+            "--rows": Option("what is fitted to", "--rows missing.csv", "--fit launch"),
+            "--fit": Option("the constants", "--fit nosuch", "--rows rows.csv", idle=("--profile prof.json",)),
             "--profile": Option("op times of this machine in place of rows", "--profile prof.json", ""),
-            "--name": Option("the name of the machine", "--name mine", "--profile prof.json -o out.toml", idle=(_ROWS,)),
+            "--name": Option(
+                "the name of the machine", "--name mine", "--profile prof.json -o out.toml", idle=(_ROWS,)
+            ),
             "-o": Option("the machine file that is written", "-o b.toml"),
-            "--hold-out": Option("rows that are only predicted", "--hold-out 2", None, _FIT, idle=("--profile prof.json",)),
-            "--strategy": Option("how the rows ran", "--strategy baseline-1f1b", None, _FIT, idle=("--profile prof.json",)),
-            "--machine": Option("where the fit starts", "--machine slow.toml", None, _FIT, idle=("--profile prof.json",)),
+            "--hold-out": Option("rows that are only predicted", "--hold-out 2", _ROWS, _FIT, ("--profile prof.json",)),
+            "--strategy": Option("how the rows ran", "--strategy baseline-1f1b", _ROWS, _FIT, ("--profile prof.json",)),
+            "--machine": Option("where the fit starts", "--machine slow.toml", _ROWS, _FIT, ("--profile prof.json",)),
             "--json": _JSON,
         },
         wall=True,
@@ -229,15 +298,28 @@ OPTIONS = {
         "--model m.json --plan p.toml --strategies zero3,ratrain",
         {
             "--model": Option("what is run", "--model m2.json", "--plan p.toml --strategies zero3,ratrain"),
-            "--plan": Option("the plan, or the best for each", "--plan p2.toml", "--model m.json --strategies zero3,ratrain"),
-            "--clusters": Option("ranks there are", "--clusters 2", f"{_QUICK} --global-batch 4", idle=("--model m.json --plan p.toml",)),
-            "--global-batch": Option(
-                "sequences of a step", "--global-batch 4", f"{_QUICK} --clusters 2", idle=("--model m.json --plan p.toml",)
+            "--plan": Option(
+                "the plan, or the best for each", "--plan p2.toml", "--model m.json --strategies zero3,ratrain"
             ),
-            "--seq-len": Option("tokens of a sequence", "--seq-len 16", _AUTO, REQUEST, ("--model m.json --plan p.toml",)),
-            "--seconds": Option("time for each search", "--seconds 3", _AUTO, REQUEST, ("--model m.json --plan p.toml",)),
+            "--clusters": Option(
+                "ranks there are", "--clusters 2", f"{_QUICK} --global-batch 4", idle=("--model m.json --plan p.toml",)
+            ),
+            "--global-batch": Option(
+                "sequences of a step",
+                "--global-batch 4",
+                f"{_QUICK} --clusters 2",
+                idle=("--model m.json --plan p.toml",),
+            ),
+            "--seq-len": Option(
+                "tokens of a sequence", "--seq-len 16", _AUTO, REQUEST, ("--model m.json --plan p.toml",)
+            ),
+            "--seconds": Option(
+                "time for each search", "--seconds 3", _AUTO, REQUEST, ("--model m.json --plan p.toml",)
+            ),
             "--jobs": Option(_JOBS, "--jobs 3", _AUTO, REQUEST, ("--model m.json --plan p.toml",)),
-            "--strategies": Option("the rows, the first is the yardstick", "--strategies ratrain,full-save", "--model m.json --plan p.toml"),
+            "--strategies": Option(
+                "the rows, the first is the yardstick", "--strategies ratrain,full-save", "--model m.json --plan p.toml"
+            ),
             "--machine": Option("times and capacity", "--machine slow.toml"),
             "--json": _JSON,
         },
@@ -246,41 +328,77 @@ OPTIONS = {
         "x.rtx --data book.txt --steps 2 --threads 1 --log l.jsonl",
         {
             "--data": Option("the text", "--data other.txt"),
-            "--data-dtype": Option("the type of a token file's elements", "--data-dtype uint32", "x.rtx --steps 2 --log l.jsonl --data t.bin"),
+            "--data-dtype": Option(
+                "the type of a token file's elements",
+                "--data-dtype uint32",
+                "x.rtx --steps 2 --log l.jsonl --data t.bin",
+            ),
             "--tokenizer": Option("the tokens of a text", "--tokenizer missing.json"),
             "--steps": Option("how long it trains", "--steps 3", "x.rtx --log l.jsonl"),
-            "--engine": Option("all ranks in a process, or each in its own", "--engine mpi", "x.rtx --steps 2 --rank-order dp-first"),
+            "--engine": Option(
+                "all ranks in a process, or each in its own", "--engine mpi", "x.rtx --steps 2 --rank-order dp-first"
+            ),
             "--rank-order": Option("which rank a process is, over MPI", "--rank-order dp-first", idle=("x.rtx",)),
             "--reduction": Option("the order of sums, over MPI", "--reduction mpi", idle=("x.rtx",)),
             "--kernels": Option("the kernels, to the last bits", "--kernels reference", None, SETTINGS),
             "--interleave": Option(
-                "another legal order, with the same losses", "--interleave 3", None, SETTINGS, ("x.rtx --threads 2", "x.rtx --engine mpi")
+                "another legal order, with the same losses",
+                "--interleave 3",
+                None,
+                SETTINGS,
+                ("x.rtx --threads 2", "x.rtx --engine mpi"),
             ),
             "--threads": Option("engines side by side, and threads of a kernel", "--threads 2", "x.rtx", SETTINGS),
-            "--check-memory": Option("stops at an access outside of the plan's lives", "--check-memory", None, SETTINGS),
+            "--check-memory": Option(
+                "stops at an access outside of the plan's lives", "--check-memory", None, SETTINGS
+            ),
             "--poison": Option("fills freed bytes with NaNs", "--poison", None, SETTINGS),
             "--init": Option("the weights it starts from", "--init w"),
             "--save": Option("a checkpoint", "--save saved"),
-            "--save-every": Option("a series of them", "--save-every 1", "x.rtx --steps 2 --log l.jsonl --save saved", idle=("x.rtx",)),
-            "--keep-last": Option(
-                "how many of these stay", "--keep-last 1", "x.rtx --steps 3 --save saved --save-every 1", idle=("x.rtx", "x.rtx --save saved")
+            "--save-every": Option(
+                "a series of them", "--save-every 1", "x.rtx --steps 2 --log l.jsonl --save saved", idle=("x.rtx",)
             ),
-            "--resume": Option("goes on from a checkpoint", "--resume ckpt", "x.rtx --steps 2 --threads 1 --log l.jsonl --data book.txt"),
+            "--keep-last": Option(
+                "how many of these stay",
+                "--keep-last 1",
+                "x.rtx --steps 3 --save saved --save-every 1",
+                idle=("x.rtx", "x.rtx --save saved"),
+            ),
+            "--resume": Option(
+                "goes on from a checkpoint",
+                "--resume ckpt",
+                "x.rtx --steps 2 --threads 1 --log l.jsonl --data book.txt",
+            ),
             "--run-dir": Option("where ranks say where they are", "--run-dir where"),
             "--hang-timeout": Option("how long no progress is borne", "--hang-timeout 3", None, SETTINGS),
             "--log": Option("a line a step", "--log m.jsonl"),
             "--eval-every": Option("evaluates held-out data", "--eval-every 1"),
-            "--eval-data": Option("which", "--eval-data other.txt", "x.rtx --data book.txt --steps 2 --log l.jsonl --eval-every 1", idle=("x.rtx",)),
-            "--eval-fraction": Option(
-                "or what part of the data", "--eval-fraction 0.3", "x.rtx --data book.txt --steps 2 --log l.jsonl --eval-every 1", idle=("x.rtx", "x.rtx --eval-every 1 --eval-data other.txt")
+            "--eval-data": Option(
+                "which",
+                "--eval-data other.txt",
+                "x.rtx --data book.txt --steps 2 --log l.jsonl --eval-every 1",
+                idle=("x.rtx",),
             ),
-            "--eval-batches": Option("how much of it", "--eval-batches 1", "x.rtx --data book.txt --steps 2 --log l.jsonl --eval-every 1", idle=("x.rtx",)),
+            "--eval-fraction": Option(
+                "or what part of the data",
+                "--eval-fraction 0.3",
+                "x.rtx --data book.txt --steps 2 --log l.jsonl --eval-every 1",
+                idle=("x.rtx", "x.rtx --eval-every 1 --eval-data other.txt"),
+            ),
+            "--eval-batches": Option(
+                "how much of it",
+                "--eval-batches 1",
+                "x.rtx --data book.txt --eval-fraction 0.5 --steps 2 --log l.jsonl --eval-every 1",
+                idle=("x.rtx",),
+            ),
             "--live": Option("a dashboard, on a terminal", "--live", None, SETTINGS),
             "--profile": Option("the wall time of every op", "--profile prof.json"),
             "--plot": Option("a picture of the losses", "--plot loss.svg"),
             "--seed": Option("initial weights and the order of the data", "--seed 5"),
             "--order": Option("the order of the data", "--order sequential"),
-            "--machine": Option("what a .rtir is emitted for", "--machine slow.toml", "x.rtir --steps 1", "ratrainc.api:load"),
+            "--machine": Option(
+                "what a .rtir is emitted for", "--machine slow.toml", "x.rtir --steps 1", "ratrainc.api:load"
+            ),
             "--json": _JSON,
         },
         wall=True,
@@ -301,8 +419,12 @@ OPTIONS = {
             "--engine": Option("one engine alone", "--engine send", idle=("x.rtx --routines", "tiles.rtx --tiles")),
             "--routines": Option("the routines in place of the streams", "--routines", idle=("tiles.rtx --tiles",)),
             "--tiles": Option("the tile schedules in place of the streams", "--tiles", "tiles.rtx"),
-            "--core": Option("the core that is followed", "--core 23", "tiles.rtx --tiles", idle=("x.rtx", "x.rtx --routines")),
-            "--limit": Option("events of each schedule", "--limit 1", "tiles.rtx --tiles", idle=("x.rtx", "x.rtx --routines")),
+            "--core": Option(
+                "the core that is followed", "--core 23", "tiles.rtx --tiles", idle=("x.rtx", "x.rtx --routines")
+            ),
+            "--limit": Option(
+                "events of each schedule", "--limit 1", "tiles.rtx --tiles", idle=("x.rtx", "x.rtx --routines")
+            ),
         },
     ),
     "doctor": Command(
@@ -310,7 +432,9 @@ OPTIONS = {
         {
             "--model": Option("says what a run of it needs", "--model m.json", "--plan p.toml", idle=("",)),
             "--plan": Option("says what a run under it needs", "--plan p.toml", "--model m.json", idle=("", "x.rtx")),
-            "--machine": Option("what the program is emitted for", "--machine slow.toml", "x.rtir", "ratrainc.api:load", ("",)),
+            "--machine": Option(
+                "what the program is emitted for", "--machine slow.toml", "x.rtir", "ratrainc.api:load", ("",)
+            ),
             "--json": _JSON,
         },
         wall=True,

@@ -488,11 +488,11 @@ def _check_said(reader: FieldReader, plan: Plan) -> None:
     if sized and reader.good("mlp_chunk") and plan.mlp_chunk is not None and plan.mlp_chunk > rows:
         _report_chunk(reader, "mlp_chunk", plan.mlp_chunk, rows)
     optimizer = plan.optimizer
-    if "max_norm" in reader.values and reader.good("clip") and optimizer.clip == "none":
-        # files that say both, the usual norm and that there is no clipping, have been written by the planner
-        if "clip" not in reader.values or optimizer.max_norm != Optimizer().max_norm:
-            text = 'max_norm changes nothing without clip = "global"'
-            reader.contradiction("RT064", "max_norm", text, help='write clip = "global", or remove max_norm')
+    # files that say both, the usual norm and that there is no clipping, have been written by the planner
+    meant = "clip" not in reader.values or optimizer.max_norm != Optimizer().max_norm
+    if "max_norm" in reader.values and reader.good("clip") and optimizer.clip == "none" and meant:
+        text = 'max_norm changes nothing without clip = "global"'
+        reader.contradiction("RT064", "max_norm", text, help='write clip = "global", or remove max_norm')
 
 
 def _report_chunk(reader: FieldReader, key: str, chunk: int, rows: int) -> None:

@@ -90,16 +90,16 @@ GROUPS = "".join(
 def machine_text(changes: Values) -> str:
     """A file on the MT-3000 with constants, words and groups changed."""
     lines = [f'{key} = "{changes.get(key, usual)}"' for key, usual in (("base", "mt3000"), ("name", "mine"))]
-    for key in ("cost", "update_engine"):
-        if key in changes:
-            lines.append(f'{key} = "{changes[key]}"')
+    lines += [f'{key} = "{changes[key]}"' for key in ("cost", "update_engine") if key in changes]
     if changes.get("op") is not None:
         entries = ['[[op]]\nkey = "scale_update"\nsize = 4\nseconds = 1e-3'] if changes["op"] else []
         lines += entries
     for key, value in changes.items():
         if key in _ALL_UNITS:
             number = int(value) if is_whole(key) else float(value)
-            lines.append(f'[{key}]\nvalue = {number}\nunit = "{_ALL_UNITS[key]}"\ncertainty = "assumed"\nsource = "test"')
+            lines.append(
+                f'[{key}]\nvalue = {number}\nunit = "{_ALL_UNITS[key]}"\ncertainty = "assumed"\nsource = "test"'
+            )
     return "\n".join(lines) + "\n" + (GROUPS if "link_group" in changes else "")
 
 
@@ -137,7 +137,9 @@ def test_a_key_of_a_plan_changes_what_it_says(name: str) -> None:
 def test_every_key_of_a_plan_has_its_entry() -> None:
     known = {f"{section}.{key}" for section, keys in _SECTIONS.items() for key in keys}
     assert set(PLAN) == known
-    assert {name.partition(".")[2] for name in known} == set(Plan.from_fields(plan({}, config({})).to_fields()).to_fields()) | {"mapping"}
+    assert {name.partition(".")[2] for name in known} == set(
+        Plan.from_fields(plan({}, config({})).to_fields()).to_fields()
+    ) | {"mapping"}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,16 @@ def test_a_key_of_a_model_changes_what_it_says(name: str) -> None:
 
 def test_every_key_of_a_model_has_its_entry() -> None:
     assert set(MODEL) == READ
-    by_rule = {"name", "family", "position", "rope_theta", "sliding_window", "qkv_bias", "normalised_head", "packed_qkv"}
+    by_rule = {
+        "name",
+        "family",
+        "position",
+        "rope_theta",
+        "sliding_window",
+        "qkv_bias",
+        "normalised_head",
+        "packed_qkv",
+    }
     assert {item.name for item in attrs.fields(ModelConfig)} == set(RENAMED) | by_rule
 
 

@@ -118,19 +118,21 @@ def outcome(name: str, words: str, files: Path, capfd: pytest.CaptureFixture[str
         known = before.get(path.relative_to(folder))
         if path.is_file() and (known is None or known.read_bytes() != path.read_bytes()):
             content = path.read_bytes() if path.suffix in (".jsonl", ".rtir", ".toml", ".csv", ".html") else b""
-            written[str(path.relative_to(folder))] = re.sub(r'"(tokens_per_second|mfu|\w*seconds)": [0-9.e+-]+', "", content.decode())
+            written[str(path.relative_to(folder))] = re.sub(
+                r'"(tokens_per_second|mfu|\w*seconds)": [0-9.e+-]+', "", content.decode()
+            )
     wall = OPTIONS[name].wall
     return code, masked(shown.out, wall=wall), masked(shown.err, wall=wall), written
 
 
 @pytest.mark.parametrize(("name", "flag"), ALL)
-def test_an_option_changes_what_it_says(
-    name: str, flag: str, files: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_changes_what_it_says(name: str, flag: str, files: Path, capfd: pytest.CaptureFixture[str]) -> None:
     option = OPTIONS[name].options[flag]
     words = OPTIONS[name].words if option.beside is None else option.beside
     without = outcome(name, words, files, capfd, option.reaches)
-    both = f"{option.words} {words}" if name == "launch" else f"{words} {option.words}"  # what follows the file is for 'run'
+    both = (
+        f"{option.words} {words}" if name == "launch" else f"{words} {option.words}"
+    )  # what follows the file is for 'run'
     assert outcome(name, both, files, capfd, option.reaches) != without
 
 
@@ -152,7 +154,8 @@ def test_what_a_command_prints_is_the_same_again(name: str, files: Path, capfd: 
 
 
 def test_every_option_of_every_command_has_its_entry() -> None:
-    assert list(OPTIONS) and set(OPTIONS) == set(_COMMANDS)
+    assert list(OPTIONS)
+    assert set(OPTIONS) == set(_COMMANDS)
     for name in _COMMANDS:
         found = commands.get_command(click.Context(commands), name)
         assert found is not None
