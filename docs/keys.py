@@ -74,7 +74,7 @@ PLAN = {
     ),
     "optimizer.clip": Key("whether the norm of the whole gradient is held under `max_norm`", "global"),
     "optimizer.max_norm": Key(
-        'the largest norm; refused without clip = "global"', 1e-3, NUMBERS, {"optimizer.clip": "global"}
+        "the largest norm; refused where nothing is said of clip", 1e-3, NUMBERS, {"optimizer.clip": "global"}
     ),
 }
 

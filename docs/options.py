@@ -284,9 +284,13 @@ OPTIONS = {
             "--fit": Option("the constants", "--fit nosuch", "--rows rows.csv", idle=("--profile prof.json",)),
             "--profile": Option("op times of this machine in place of rows", "--profile prof.json", ""),
             "--name": Option(
-                "the name of the machine", "--name mine", "--profile prof.json -o out.toml", idle=(_ROWS,)
+                "the name of the machine",
+                "--name mine",
+                None,
+                "ratrainc.calibration.from_profile:machine_from_profile",
+                (_ROWS,),
             ),
-            "-o": Option("the machine file that is written", "-o b.toml"),
+            "-o": Option("the machine file that is written", "-o missing/b.toml"),
             "--hold-out": Option("rows that are only predicted", "--hold-out 2", _ROWS, _FIT, ("--profile prof.json",)),
             "--strategy": Option("how the rows ran", "--strategy baseline-1f1b", _ROWS, _FIT, ("--profile prof.json",)),
             "--machine": Option("where the fit starts", "--machine slow.toml", _ROWS, _FIT, ("--profile prof.json",)),

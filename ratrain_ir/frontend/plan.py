@@ -487,10 +487,7 @@ def _check_said(reader: FieldReader, plan: Plan) -> None:
         _report_chunk(reader, "head_chunk", plan.head_chunk, rows)
     if sized and reader.good("mlp_chunk") and plan.mlp_chunk is not None and plan.mlp_chunk > rows:
         _report_chunk(reader, "mlp_chunk", plan.mlp_chunk, rows)
-    optimizer = plan.optimizer
-    # files that say both, the usual norm and that there is no clipping, have been written by the planner
-    meant = "clip" not in reader.values or optimizer.max_norm != Optimizer().max_norm
-    if "max_norm" in reader.values and reader.good("clip") and optimizer.clip == "none" and meant:
+    if "max_norm" in reader.values and reader.good("max_norm") and "clip" not in reader.values:
         text = 'max_norm changes nothing without clip = "global"'
         reader.contradiction("RT064", "max_norm", text, help='write clip = "global", or remove max_norm')
 

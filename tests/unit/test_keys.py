@@ -146,7 +146,6 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
     ("changes", "key"),
     [
         ({"optimizer.max_norm": 1.0}, "optimizer.max_norm"),
-        ({"optimizer.max_norm": 2.0, "optimizer.clip": "none"}, "optimizer.max_norm"),
         ({"optimizer.min_lr": 1e-5}, "optimizer.min_lr"),
         ({"batch.head_chunk": 7}, "batch.head_chunk"),
         ({"batch.mlp_chunk": 7}, "batch.mlp_chunk"),

@@ -146,9 +146,9 @@ def test_planning_from_a_plan_agrees_with_its_schedule(
     command: str, name: str, said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, model, _, plan = files(tmp_path, said)
-    sizes = ["--clusters", "2", "--seq-len", "4", "--strategy", name, "--json"]
+    sizes = ["--clusters", "2", "--strategy", name, "--json"]
     one = ["--sequences-per-cluster", "2", "--plan", plan] if command == "scale" else ["--global-batch", "4"]
-    like = ["--like", plan, "--quick"] if command == "plan" else []
+    like = ["--seq-len", "4", "--like", plan, "--quick"] if command == "plan" else []
     code = main([command, "--model", model, *sizes, *one, *like])
     error = capsys.readouterr().err
     places = next(item for item in STRATEGIES if item.name == name).schedule
