@@ -193,7 +193,7 @@ def page() -> str:
         "Refused unless they are switched off:\n\n"
         + "\n".join(f"- `{key}`: {what}" for key, (_, what) in NEUTRAL.items())
         + "\n",
-        "Known to change nothing that is trained here, and therefore not read: "
+        "Known to change nothing that is trained here; kept, and exported as they came in: "
         + ", ".join(f"`{key}`" for key in sorted(HARMLESS))
         + ".\n",
         _table("A machine file", MACHINE),

@@ -198,6 +198,7 @@ def test_every_key_of_a_model_has_its_entry() -> None:
         "qkv_bias",
         "normalised_head",
         "packed_qkv",
+        "inert",
     }
     assert {item.name for item in attrs.fields(ModelConfig)} == set(RENAMED) | by_rule
 
