@@ -101,7 +101,19 @@ OPTIONS = {
         },
     ),
     "diff": Command("x.rtir other.rtir", {"--json": _JSON}),
-    "verify": Command("x.rtir", {"--json": _JSON}),
+    "verify": Command(
+        "x.rtir",
+        {
+            "--machine": Option(
+                "what the workspace of a schedule is held against",
+                "--machine slow.toml",
+                None,
+                "ratrainc.api:check",
+                ("x.rtx", "placed.rtir"),
+            ),
+            "--json": _JSON,
+        },
+    ),
     "lint": Command(
         "s.csv", {"--format": Option("the format that is read: there is one", "--format other"), "--json": _JSON}
     ),
@@ -372,6 +384,12 @@ OPTIONS = {
                 "goes on from a checkpoint",
                 "--resume ckpt",
                 "x.rtx --steps 2 --threads 1 --log l.jsonl --data book.txt",
+            ),
+            "--new-data": Option(
+                "goes on with other data than so far",
+                "--new-data",
+                "x.rtx --steps 2 --threads 1 --log l.jsonl --data other.txt --resume ckpt",
+                idle=("x.rtx",),
             ),
             "--run-dir": Option("where ranks say where they are", "--run-dir where"),
             "--hang-timeout": Option("how long no progress is borne", "--hang-timeout 3", None, SETTINGS),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.commands.options import Source, json_option, machine_option
+from ratrainc.commands.options import Source, json_option, machine_option, refuse_idle
 from ratrainc.terminal import echo
 
 _EPILOG = """\b
@@ -52,6 +52,8 @@ def _verify_schedule(file: str, machine: str | None) -> str:
     from ratrainc.commands.loading import checked_schedule
 
     module, _ = checked_schedule(file, machine)
+    if module.target is None:
+        refuse_idle("is for a schedule that was sized for a machine: this one was not", "machine")
     ops = sum(len(stage.ops) for stage in module.stages)
     return f"level {module.level.value}, {len(module.stages)} stages, {ops} ops"
 
