@@ -59,9 +59,7 @@ OPTIONS = {
             "--plan": Option(
                 "how it is cut and replicated", "--plan p2.toml", "--model m.json -o out.rtir", idle=("x.rtir",)
             ),
-            "--machine": Option(
-                "sizes, times and capacity; the name in what is written", "--machine slow.toml", idle=("x.rtir",)
-            ),
+            "--machine": Option("sizes, times and capacity; the name in what is written", "--machine slow.toml"),
             "--strategy": Option(
                 "the pipeline, by name",
                 "--strategy full-save",
