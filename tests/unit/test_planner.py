@@ -217,7 +217,8 @@ def test_wrong_changes_are_refused(text):
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ("--model", str(ROOT / "examples/tiny.json"))
 TINY_PLAN = str(ROOT / "examples/tiny.toml")
-SMALL = (*TINY, "--clusters", "4", "--global-batch", "16", "--seq-len", "64", "--jobs", "1", "--seconds", "1")
+QUICK = (*TINY, "--clusters", "4", "--global-batch", "16", "--seq-len", "64")
+SMALL = (*QUICK, "--jobs", "1", "--seconds", "1")
 
 
 def test_plan_says_what_scripts_rely_on(capsys, tmp_path):
@@ -441,7 +442,7 @@ def test_the_plan_that_is_written_is_that_of_the_machine_asked_about(capsys, tmp
     """It has the shape and the peak that `--json` tells, and compiles for the machine beside it as its comments say."""
     monkeypatch.chdir(tmp_path)
     asked = ("--what-if", change) if change else ()
-    found = planned(capsys, *SMALL, *level, *asked, "--tokens", "1e9", "-o", "P.toml")
+    found = planned(capsys, *(QUICK if level else SMALL), *level, *asked, "--tokens", "1e9", "-o", "P.toml")
     told = found["what_if"][0]["plan"] if change else found["plans"][0]
     text = Path("P.toml").read_text()
     plan = parse_plan(text, file="P.toml", model=load_model(TINY[1]))
