@@ -118,7 +118,7 @@ def _of_one_schedule(plan: Plan, path: str, chosen: Sequence[Strategy], *, named
     fitting = [item for item in chosen if plan.schedule is None or item.schedule in (None, plan.schedule)]
     others = ", ".join(item.name for item in chosen if item not in fitting)
     if others:
-        click.echo(f'left out, as the plan says schedule = "{plan.schedule}": {others}', err=True)
+        echo(f'left out, as the plan says schedule = "{plan.schedule}": {others}', err=True)
     return fitting
 
 
