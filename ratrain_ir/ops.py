@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any, ClassVar, TypeVar, final
+from typing import Any, ClassVar, TypeVar, final, get_args
 
 import attrs
 from attrs import define, field
@@ -379,6 +379,7 @@ class Release(Op):
 
 
 BlockOp = Forward | Recompute | Backward | BackwardInput | BackwardWeight
+BLOCK_OPS: tuple[type[Op], ...] = get_args(BlockOp)
 """What computes on one block of one micro-batch: the ops that run a routine."""
 
 InputGradientOp = Backward | BackwardInput
@@ -407,6 +408,10 @@ OP_CLASSES: dict[str, type[Op]] = {
         Release,
     )
 }
+
+COLLECTIVE_OPS = tuple(cls for cls in OP_CLASSES.values() if cls.default_engine is Engine.COLLECTIVE)
+LONE_OPS = tuple(cls for cls in OP_CLASSES.values() if cls not in COLLECTIVE_OPS)
+"""What one rank does, with a partner at most."""
 
 _BASE_FIELDS = {a.name for a in attrs.fields(Op)}
 

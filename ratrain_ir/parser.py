@@ -145,12 +145,12 @@ class _Builder:
         model = self.described(ModelConfig, "model", headers)
         plan = None if model is None else self.described(Plan, "plan", headers, model=model)
         target = self.target(headers)
+        pipeline = self.pipeline()
         stages = self.stages(plan)
         self.diagnostics.check()
         assert level is not None
         assert model is not None
         assert plan is not None
-        pipeline = record.pipelines[-1] if record.pipelines else ""
         return Module(record.name, level, model, plan, stages, target, pipeline, self.source)
 
     def error(self, code: str, message: str, line: int, word: str | None = None, **more: Any) -> None:
@@ -207,6 +207,16 @@ class _Builder:
         if machine and digest is None:
             self.error("RT005", "a machine is given, so 'target' must have its digest", header.line, "target")
         return TargetInfo(name, capacity, digest or "", machine, header.line)
+
+    def pipeline(self) -> str:
+        """The passes that made the module; empty where it says none."""
+        for again in self.record.pipelines[1:]:
+            self.error("RT006", "'pipeline' is given twice", again.line, "pipeline")
+        for found in self.record.pipelines:
+            if not found.text.isprintable():
+                text = f"the pipeline has characters that cannot be shown: {found.text[:60]!a}"
+                self.error("RT005", text, found.line, "pipeline")
+        return self.record.pipelines[0].text if self.record.pipelines else ""
 
     def machine(self) -> str:
         """The text of the machine; empty where there is none."""

@@ -40,12 +40,14 @@ from ratrain_ir.ops import (
     Recompute,
     Recv,
     ReduceScatter,
+    Release,
     ScaleUpdate,
     Send,
     Tensor,
     Tensors,
     Update,
 )
+from ratrain_ir.per_op import PerOp
 from ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
 
 if TYPE_CHECKING:
@@ -141,7 +143,7 @@ Candidates = Sequence[tuple[bool, Signature]]
 
 def signatures(op: Op, model: ModelConfig, plan: Plan) -> Candidates:
     """The signatures an op may have: (whether it accumulates, operands), the likelier first."""
-    found = _MAKERS[type(op)](op, model, plan)
+    found = _MAKERS.by_kind[type(op)](op, model, plan)
     return found[::-1] if op.updates else found
 
 
@@ -335,26 +337,30 @@ def _scale_update() -> Candidates:
     return [(True, Signature((_scalar("overflow", Dtype.U32),), (), (_scale(),)))]
 
 
-_MAKERS: dict[type[Op], Callable[[Any, ModelConfig, Plan], Candidates]] = {
-    LoadInput: lambda _op, _model, plan: _load_input(plan),
-    Forward: lambda op, model, plan: _forward(model, plan, op.block),
-    Recompute: lambda op, model, plan: _recompute(model, plan, op.block),
-    Backward: lambda op, model, plan: _backward(model, plan, op.block),
-    BackwardInput: lambda op, model, plan: _backward_input(model, plan, op.block),
-    BackwardWeight: lambda op, model, plan: _backward_weight(model, plan, op.block),
-    Send: lambda _op, model, plan: _send(model, plan),
-    Recv: lambda _op, model, plan: _recv(model, plan),
-    ReduceScatter: lambda op, model, plan: _reduce_scatter(model, plan, op.blocks),
-    AllReduce: lambda op, model, plan: _all_reduce(model, plan, op.blocks, op.group),
-    AllReduceScalar: lambda op, model, plan: (
-        _norm(model, plan, op.blocks)
-        if op.quantity is Quantity.NORM
-        else _all_reduce_scalar(op.quantity, len(op.reads))
-    ),
-    AllGather: lambda op, model, plan: _all_gather(model, plan, op.blocks),
-    Update: lambda op, model, plan: _update(model, plan, op.block),
-    ScaleUpdate: lambda _op, _model, _plan: _scale_update(),
-}
+_MAKERS: PerOp[Callable[[Any, ModelConfig, Plan], Candidates]] = PerOp(
+    "signature",
+    {
+        LoadInput: lambda _op, _model, plan: _load_input(plan),
+        Forward: lambda op, model, plan: _forward(model, plan, op.block),
+        Recompute: lambda op, model, plan: _recompute(model, plan, op.block),
+        Backward: lambda op, model, plan: _backward(model, plan, op.block),
+        BackwardInput: lambda op, model, plan: _backward_input(model, plan, op.block),
+        BackwardWeight: lambda op, model, plan: _backward_weight(model, plan, op.block),
+        Send: lambda _op, model, plan: _send(model, plan),
+        Recv: lambda _op, model, plan: _recv(model, plan),
+        ReduceScatter: lambda op, model, plan: _reduce_scatter(model, plan, op.blocks),
+        AllReduce: lambda op, model, plan: _all_reduce(model, plan, op.blocks, op.group),
+        AllReduceScalar: lambda op, model, plan: (
+            _norm(model, plan, op.blocks)
+            if op.quantity is Quantity.NORM
+            else _all_reduce_scalar(op.quantity, len(op.reads))
+        ),
+        AllGather: lambda op, model, plan: _all_gather(model, plan, op.blocks),
+        Update: lambda op, model, plan: _update(model, plan, op.block),
+        ScaleUpdate: lambda _op, _model, _plan: _scale_update(),
+    },
+    never=(Release,),
+)
 """Each by the fields that the signature of its kind depends on; the makers remember what they made.
 
 Where there are two candidates, the one that does not accumulate stands first.

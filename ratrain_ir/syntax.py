@@ -35,6 +35,14 @@ class MachineRecord:
     lines: tuple[str, ...]
 
 
+@frozen
+class PipelineRecord:
+    """`pipeline "text"`."""
+
+    line: int
+    text: str
+
+
 @define
 class DeclarationRecord:
     """`kind %name : type [carried] [at offset]`."""
@@ -83,7 +91,7 @@ class ModuleRecord:
     line: int
     headers: list[HeaderRecord]
     machines: list[MachineRecord]
-    pipelines: list[str]
+    pipelines: list[PipelineRecord]
     stages: Iterable[StageRecord]
 
 
@@ -99,7 +107,7 @@ class _Records(Transformer[Token, ModuleRecord]):
             line=name.line,
             headers=[i for i in items if isinstance(i, HeaderRecord)],
             machines=[i for i in items if isinstance(i, MachineRecord)],
-            pipelines=[i for i in items if isinstance(i, str)],
+            pipelines=[i for i in items if isinstance(i, PipelineRecord)],
             stages=[i for i in items if isinstance(i, StageRecord)],
         )
 
@@ -136,8 +144,8 @@ class _Records(Transformer[Token, ModuleRecord]):
         keyword, *lines = children
         return MachineRecord(keyword.line, tuple(str(line)[1:].removeprefix(" ").rstrip(" \t\r") for line in lines))
 
-    def pipeline(self, children: list[Any]) -> str:
-        return str(children[0])[1:-1]
+    def pipeline(self, children: list[Any]) -> PipelineRecord:
+        return PipelineRecord(children[0].line, str(children[0])[1:-1])
 
     def stage(self, children: list[Any]) -> StageRecord:
         return StageRecord(str(children[0])[1:], children[0].line, children[1:])

@@ -33,7 +33,7 @@ from ratrain_ir.verifier.workspace import check_workspace
 from ratrainc.strategies import DEFAULT_STRATEGY, strategy
 from targets.mt3000.emitter import emit as emit_module
 from targets.mt3000.machine import Machine, load_machine
-from targets.mt3000.machine_record import check_carried, compiled_for, target_info
+from targets.mt3000.machine_record import check_carried, check_on_machine, compiled_for, target_info
 from targets.mt3000.simulation import Figures, simulated
 from targets.mt3000.target import Mt3000Target
 from targets.rtx import read_program
@@ -184,6 +184,7 @@ def load(path: str, *, machine: str | Machine | None = None) -> Program:
     with paused_gc():
         program = read_program(path)
     check_carried(program.info, path)
+    check_on_machine(program, path)
     return program
 
 

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from attrs import define, frozen
 
+from ratrain_ir import ops
 from ratrain_ir.ops import ENGINES, Engine
+from ratrain_ir.per_op import PerOp
 from targets import idle_walk
 from targets.flat_program import STREAMS, Float64s, Int64s
 from targets.program import Instruction
@@ -38,18 +40,27 @@ class Cause(Enum):
 _CAUSES = tuple(Cause)
 """By number, as `idle_walk` has them."""
 _TAIL = (Cause.GRAD_SYNC, Cause.UPDATE, Cause.PREFETCH, Cause.BARRIER)
-_KINDS = {
-    "send": idle_walk.LINK,
-    "recv": idle_walk.LINK,
-    "reduce_scatter": idle_walk.GRAD_SYNC,
-    "all_reduce": idle_walk.GRAD_SYNC,
-    "update": idle_walk.UPDATE,
-    "all_gather": idle_walk.PREFETCH,
-    "all_reduce_scalar": idle_walk.BARRIER,
-    "scale_update": idle_walk.BARRIER,
-    "load_input": idle_walk.INPUT,
-}
-"""What ops are to those who wait for them; the others compute."""
+_KINDS = PerOp(
+    "cause of waiting",
+    {
+        ops.Forward: idle_walk.COMPUTE,
+        ops.Recompute: idle_walk.COMPUTE,
+        ops.Backward: idle_walk.COMPUTE,
+        ops.BackwardInput: idle_walk.COMPUTE,
+        ops.BackwardWeight: idle_walk.COMPUTE,
+        ops.Send: idle_walk.LINK,
+        ops.Recv: idle_walk.LINK,
+        ops.ReduceScatter: idle_walk.GRAD_SYNC,
+        ops.AllReduce: idle_walk.GRAD_SYNC,
+        ops.Update: idle_walk.UPDATE,
+        ops.AllGather: idle_walk.PREFETCH,
+        ops.AllReduceScalar: idle_walk.BARRIER,
+        ops.ScaleUpdate: idle_walk.BARRIER,
+        ops.LoadInput: idle_walk.INPUT,
+    },
+    never=(ops.Release,),
+)
+"""What ops are to those who wait for them."""
 
 
 @frozen
@@ -182,7 +193,7 @@ class Bubbles:
     def _walked(self) -> tuple[Int64s, Float64s, Int64s]:
         """Pieces as arrays, and the stream of each."""
         timeline = self.timeline
-        kinds = np.array([_KINDS.get(item.keyword, idle_walk.COMPUTE) for item in timeline.instructions], np.int64)
+        kinds = np.array([_KINDS[item.keyword] for item in timeline.instructions], np.int64)
         intervals, bounds = self._idle_intervals()
         numbers, times = idle_walk.walk(
             timeline.flat, timeline.starts, timeline.ends, self._reuse, kinds, timeline.rendezvous, intervals, bounds

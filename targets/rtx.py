@@ -178,7 +178,7 @@ class _Reader:
             raise ValueError("the header is longer than the file")
         self.header = json.loads(body[_PREFIX.size : _PREFIX.size + length])
         self.columns = self.read_columns(body[_PREFIX.size + length :])
-        self.strings = [item and word(item) for item in self.header["strings"]]
+        self.strings = [item if item == "" else word(item) for item in self.header["strings"]]
         self.at = dict.fromkeys(self.columns, 0)
 
     def read_columns(self, data: bytes) -> dict[str, Int32s]:

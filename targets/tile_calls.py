@@ -86,6 +86,10 @@ def _options_problem(step: Step, schedule: TileSchedule) -> str | None:
     expected: dict[str, Axes] = {"a": a, "b": b, "out": (("m",), ("n",))}
     expected |= {name: c for name, c in (("bias", (("n",),)), ("residual", (("m",), ("n",)))) if name in step.operands}
     adds = any(isinstance(s, Load) and s.source == "out" for s in statements(schedule.body))
-    if axes != expected or adds != bool(step.options.get("accumulate")):
+    if (
+        axes != expected
+        or {name for name, _ in schedule.dims} != {"m", "n", "k"}
+        or adds != bool(step.options.get("accumulate"))
+    ):
         return "they are for another product"
     return None

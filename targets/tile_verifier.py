@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING
 
 from attrs import define, field
 
+from ratrain_ir.types import Dtype
 from targets.tile_hazards import check_hazards
 from targets.tile_kernels import MICRO_KERNELS
 from targets.tile_meaning import check_meaning
@@ -41,11 +41,12 @@ from targets.tiles import (
     statements,
 )
 
-if TYPE_CHECKING:
-    from ratrain_ir.types import Dtype
-
 _MOST_CORES = 1024
 _MOST_COPIES = 4
+_MOST_CHANNELS = 1024
+"""Far above any machine's: numbers beyond are no channels."""
+_SUMS = {"zero": 1, "product": 1, "add_product": 1, "start_softmax": 3, "softmax": 3}
+"""How many of the buffers that a micro-kernel writes, from the first on, hold sums."""
 
 
 @lru_cache(maxsize=4096)
@@ -109,6 +110,9 @@ class _Structure:
         for name, count in Counter([*named, *(f"dimension {dim}" for dim, _ in schedule.dims)]).items():
             if count > 1 or not name:
                 yield f"'{name}' has {count} meanings"
+        unused = self.dims.keys() - {dim for axes in self.operands.values() for dim in flat(axes)}
+        if unused:
+            yield f"no operand runs over its dimension '{min(unused)}'"
         for axes in (*self.operands.values(), *(buffer.axes for buffer in schedule.buffers)):
             named_dims = flat(axes)
             if len({*named_dims}) != len(named_dims) or not {*named_dims} <= self.dims.keys():
@@ -139,6 +143,8 @@ class _Structure:
         channels = Counter(
             b.channel + copy for b in self.schedule.buffers if b.name in moved for copy in range(b.copies)
         )
+        if max(channels, default=0) >= _MOST_CHANNELS:
+            yield f"it uses DMA channel {max(channels)}: there are {_MOST_CHANNELS} at the most"
         yield from (f"DMA channel {channel} serves {count} copies" for channel, count in channels.items() if count > 1)
 
     def statement(self, statement: Statement) -> str | None:
@@ -202,6 +208,9 @@ class _Structure:
                 return f"'{compute.kernel}' cannot take '{name}' from {self.buffers[name].level.value}"
         if len({*names}) < len(names):
             return f"'{compute.kernel}' takes a buffer twice: {', '.join(names)}"
+        for name in compute.writes[: _SUMS.get(compute.kernel, 0)]:
+            if self.buffers[name].dtype not in (Dtype.F32, Dtype.F64):
+                return f"'{compute.kernel}' sums in '{name}', which is {self.buffers[name].dtype.value}: sums are f32"
         if compute.kernel in ("product", "add_product"):
             return self.product(compute)
         return None if compute.micro == (0, 0) else f"'{compute.kernel}' has no register tile: {compute}"

@@ -23,7 +23,7 @@ from ratrain_ir.blocks import (
     pending_slots,
     reduces_each_micro_batch,
 )
-from ratrain_ir.module import Module, Stage
+from ratrain_ir.module import Level, Module, Stage
 from ratrain_ir.ops import (
     AllGather,
     AllReduce,
@@ -31,20 +31,24 @@ from ratrain_ir.ops import (
     Backward,
     BackwardInput,
     BackwardWeight,
+    BlockOp,
     Forward,
     Group,
     LoadInput,
     Op,
     Payload,
+    Phase,
     Quantity,
     Recompute,
     Recv,
     ReduceScatter,
+    Release,
     ScaleUpdate,
     Send,
     Tensor,
     Update,
 )
+from ratrain_ir.per_op import PerOp
 from ratrain_ir.signatures import bind
 from ratrain_ir.types import StateKind
 from ratrain_ir.verifier.report import MAX_REPORTS, Reporter
@@ -68,6 +72,14 @@ class _SymbolicRun:
     """What happened, as (what, block, m) to op: each may happen once."""
     carried_in: dict[Tensor, Value] = field(factory=dict)
     """The value a carried tensor had at the step's start: what its first reader took it for."""
+    owned: dict[Tensor, Value] = field(factory=dict)
+    """What a carried tensor holds, without the step: one thing, from whose initial value a run starts."""
+    recovered: dict[Tensor, Op] = field(factory=dict)
+    """Activations that a recovery made, and which."""
+    gathers: dict[Tensor, AllGather] = field(factory=dict)
+    """The op that last made a view whole."""
+    op: Op | None = None
+    """The op that is visited."""
     blocks: tuple[Block, ...] = ()
     split: list[tuple[Block, int]] = field(factory=list)
     """Blocks and micro-batches whose backward is in two halves."""
@@ -75,9 +87,9 @@ class _SymbolicRun:
     def run(self) -> None:
         self.blocks = self.module.topology.stage_blocks[self.stage.index]
         for op in self.stage.ops:
-            visit = _VISITS.get(type(op))
-            if visit is not None:
-                visit(self, op)
+            if type(op) is not Release:
+                self.op = op
+                _VISITS.by_kind[type(op)](self, op)
         self.check_complete()
 
     def roles(self, op: Op) -> dict[str, Tensor]:
@@ -98,6 +110,7 @@ class _SymbolicRun:
         held = self.values.get(tensor)
         if held is None and tensor.carried and value[-1] == "this step":
             held = self.values[tensor] = self.carried_in[tensor] = value
+            self.own(tensor, value)
         if held != value:
             absent = ("what the step before left",) if tensor.carried else ("nothing",)
             text = f"'{op!r}' needs {_words(value)} in %{tensor.name}, which holds {_words(held or absent)}"
@@ -105,9 +118,40 @@ class _SymbolicRun:
 
     def set(self, tensor: Tensor, *value: object) -> None:
         self.values[tensor] = value
+        self.recovered.pop(tensor, None)
+        if tensor.carried:
+            self.own(tensor, value)
 
-    def view(self, op: Op, roles: dict[str, Tensor], unit: Block) -> None:
-        self.expect("RT030", op, roles["w"], "view", unit, "this step")
+    def own(self, tensor: Tensor, value: Value) -> None:
+        """RT024: a carried tensor holds one thing, also within the step."""
+        owned = self.owned.setdefault(tensor, value[:-1])
+        if owned != value[:-1]:
+            assert self.op is not None
+            text = f"%{tensor.name} carries {_words(owned)}, and '{self.op!r}' takes it for {_words(value[:-1])}"
+            self.report.at_op("RT024", text, self.stage, self.op, tensor, help="use a tensor of its own")
+
+    def expect_made_forward(self, code: str, op: Op, tensor: Tensor) -> None:
+        """What goes forward was made by a forward: an evaluation has no recoveries."""
+        if tensor in self.recovered:
+            text = f"'{op!r}' takes %{tensor.name} from a recovery, which is for the backward"
+            note = self.report.note("recovered here", self.recovered[tensor])
+            way_out = "take what the forward before it wrote"
+            self.report.at_op(code, text, self.stage, op, tensor, notes=[note], help=way_out)
+
+    def view(self, op: BlockOp, roles: dict[str, Tensor], unit: Block) -> None:
+        view = roles["w"]
+        self.expect("RT030", op, view, "view", unit, "this step")
+        gather = self.gathers.get(view)
+        if self.module.level is not Level.DATAFLOW or gather is None or gather.phase is None:
+            return
+        use = (op.micro_batch, Phase.FORWARD if type(op) is Forward else Phase.BACKWARD)
+        if (gather.micro_batch, gather.phase) != use:
+            note = self.report.note("gathered here", gather)
+            text = (
+                f"'{op!r}' uses %{view.name}, which was gathered for the {gather.phase.value} of m{gather.micro_batch}"
+            )
+            way_out = "at level dataflow, where no order is claimed, each use has a gather of its own"
+            self.report.at_op("RT030", text, self.stage, op, view, notes=[note], help=way_out)
 
     # forward, recovery and backward
 
@@ -121,6 +165,8 @@ class _SymbolicRun:
         self.once(op, "RT030", "forward", unit, m)
         self.view(op, roles, unit)
         self.block_input(op, roles, unit, m)
+        if "x" in roles:
+            self.expect_made_forward("RT030", op, roles["x"])
         if unit.kind == "head":
             self.expect("RT030", op, roles["labels"], "labels", m)
             self.add_loss(op, roles["loss"], m)
@@ -163,6 +209,7 @@ class _SymbolicRun:
         self.expect_saved(op, roles, unit, m)
         if "y" in roles:
             self.set(roles["y"], "x", next_block(self.module.model, unit), m)
+            self.recovered[roles["y"]] = op
         self.set_saved(op, roles, unit, m)
 
     def backward(self, op: Backward) -> None:
@@ -226,6 +273,7 @@ class _SymbolicRun:
     def send(self, op: Send) -> None:
         what, unit = self.crossing(op)
         self.expect("RT040", op, op.reads[0], what, unit, op.micro_batch)
+        self.expect_made_forward("RT040", op, op.reads[0])
 
     def recv(self, op: Recv) -> None:
         what, unit = self.crossing(op)
@@ -306,6 +354,7 @@ class _SymbolicRun:
         for unit in op.blocks:
             self.expect("RT031", op, roles[f"p.{unit}"], "p", unit, step)
             self.set(roles[f"w.{unit}"], "view", unit, step)
+            self.gathers[roles[f"w.{unit}"]] = op
 
     def all_reduce_scalar(self, op: AllReduceScalar) -> None:
         self.once(op, "RT030", "all_reduce_scalar", op.quantity)
@@ -427,19 +476,23 @@ def _word(part: object) -> str:
     return str(part.value) if isinstance(part, Enum) else str(part)
 
 
-_VISITS: dict[type[Op], Callable[[_SymbolicRun, Any], None]] = {
-    LoadInput: _SymbolicRun.load_input,
-    Forward: _SymbolicRun.forward,
-    Recompute: _SymbolicRun.recompute,
-    Backward: _SymbolicRun.backward,
-    BackwardInput: _SymbolicRun.backward_input,
-    BackwardWeight: _SymbolicRun.backward_weight,
-    Send: _SymbolicRun.send,
-    Recv: _SymbolicRun.recv,
-    ReduceScatter: _SymbolicRun.reduce_scatter,
-    AllReduce: _SymbolicRun.all_reduce,
-    AllReduceScalar: _SymbolicRun.all_reduce_scalar,
-    Update: _SymbolicRun.update,
-    AllGather: _SymbolicRun.all_gather,
-    ScaleUpdate: _SymbolicRun.scale_update,
-}
+_VISITS: PerOp[Callable[[_SymbolicRun, Any], None]] = PerOp(
+    "meaning in the symbolic run",
+    {
+        LoadInput: _SymbolicRun.load_input,
+        Forward: _SymbolicRun.forward,
+        Recompute: _SymbolicRun.recompute,
+        Backward: _SymbolicRun.backward,
+        BackwardInput: _SymbolicRun.backward_input,
+        BackwardWeight: _SymbolicRun.backward_weight,
+        Send: _SymbolicRun.send,
+        Recv: _SymbolicRun.recv,
+        ReduceScatter: _SymbolicRun.reduce_scatter,
+        AllReduce: _SymbolicRun.all_reduce,
+        AllReduceScalar: _SymbolicRun.all_reduce_scalar,
+        Update: _SymbolicRun.update,
+        AllGather: _SymbolicRun.all_gather,
+        ScaleUpdate: _SymbolicRun.scale_update,
+    },
+    never=(Release,),
+)

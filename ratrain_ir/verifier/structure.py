@@ -96,8 +96,13 @@ def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> 
             stage,
             op,
         )
-    if type(op) is AllGather and (op.phase is not None) is not gathers_within_step(module.plan):
-        wanted = "within the step, for each use" if gathers_within_step(module.plan) else "once, at the step's end"
+    within_step = gathers_within_step(module.plan)
+    if type(op) is AllGather and {op.phase is not None, op.micro_batch is not None} != {within_step}:
+        wanted = (
+            "within the step, for the forward or backward of a micro-batch"
+            if within_step
+            else "once, at the step's end"
+        )
         report.at_op("RT026", f"under zero = {module.plan.zero} views are gathered {wanted}", stage, op)
     if type(op) is AllReduceScalar and (op.quantity is Quantity.NORM) is not bool(op.blocks):
         report.at_op("RT026", "the norm names the blocks it covers, other scalars name none", stage, op)

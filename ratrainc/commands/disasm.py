@@ -55,6 +55,9 @@ def command(
         raise click.UsageError(f"there is no stage {stage}: the program has stages 0 to {len(program.stages) - 1}")
     if tiles:
         from ratrainc.tile_listing import tile_lines
+        from targets.program_verifier import check_program
+
+        check_program(program)  # of schedules that are not sound the events need not end
 
         lines = tile_lines(program, core, limit)
     else:

@@ -9,11 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cache
+from typing import TYPE_CHECKING
 
 from ratrain_ir.diagnostics import DiagnosticError, Location, fail
 from ratrain_ir.module import TargetInfo
 from targets.mt3000.machine import Machine, load_machine, machine_names, parse_machine
 from targets.mt3000.machine_writer import machine_lines
+from targets.mt3000.placement import placement_of
+from targets.mt3000.tiling.core import cluster_of
+
+if TYPE_CHECKING:
+    from targets.program import Program
 
 _WAY_OUT = "give the machine's file with --machine"
 
@@ -63,10 +69,11 @@ def check_carried(info: TargetInfo, file: str, line: str | None = None) -> None:
 
     `line` is the text of the target's line, where there is one.
     """
-    if not info.machine:
-        return
     try:
-        carried_machine(info)
+        if info.machine:
+            carried_machine(info)
+        elif info.name in machine_names() and info.digest in ("", _built_in_digest(info.name)):
+            _check_capacity(info, load_machine(info.name))
     except DiagnosticError as error:
         place = Location(file, info.line) if line is not None else None
         first, message = error.diagnostics[0], f"the machine in '{file}': {error.diagnostics[0].message}"
@@ -93,8 +100,28 @@ def carried_machine(info: TargetInfo) -> Machine:
             message,
             help=f'undo the change; or write its file and compile again with --machine, digest = "{digest}"',
         )
-    capacity = found.whole("ddr_capacity")
+    _check_capacity(info, found)
+    return found
+
+
+def _check_capacity(info: TargetInfo, machine: Machine) -> None:
+    capacity = machine.whole("ddr_capacity")
     if info.capacity_bytes > capacity:
         message = f"the target may use {info.capacity_bytes} bytes; its machine has a ddr_capacity of {capacity}"
         fail("RT065", message, help=f"lower the capacity to {capacity} or less")
-    return found
+
+
+def check_on_machine(program: Program, file: str) -> None:
+    """See that a program with tiles or a mapping is one for its machine.
+
+    Raises `DiagnosticError` RT080 where its tiles are for other on-chip memories, RT064 where its mapping is for other groups of
+    clusters, RT065 where the machine is not known here.
+    """
+    memories = {
+        tiles.memories for routine in program.routines for step in routine.steps for tiles in step.tiles.values()
+    }
+    if program.plan.mapping is not None:
+        placement_of(program.plan, compiled_for(program.info))
+    if memories and memories != {cluster_of(compiled_for(program.info)).memories}:
+        message = f"the tile schedules in '{file}' are for other on-chip memories than those of '{program.target}'"
+        fail("RT080", message, help="compile it again")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from ratrain_ir import ops
 from ratrain_ir.ops import Engine, Group
+from ratrain_ir.per_op import PerOp
 from ratrain_ir.topology import mesh_of
 from ratrain_ir.types import StateKind, TensorType
 from targets.mt3000.collective_cost import all_gathers, all_reduces, cheapest, reduce_scatters
@@ -80,17 +82,7 @@ def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
         measured = machine.table.seconds(op_key(op, plan), size)
         if measured is not None:
             return ResourceWork(measured)
-    if modelled is not None:
-        return modelled
-    if op.keyword == "send":
-        return _message_work(op, plan, machine)
-    if op.keyword == "update":
-        return update_work(op.own_bytes, machine, on_host=op.engine is Engine.HOST)
-    if op.keyword in ("reduce_scatter", "all_gather", "all_reduce", "all_reduce_scalar"):
-        return _collective_work(op, plan, machine)
-    if op.engine is Engine.HOST:
-        return host_work(op.payload_bytes, machine)
-    return copy_work(op.payload_bytes, machine)
+    return modelled if modelled is not None else _WORKS[op.keyword](op, plan, machine)
 
 
 def op_key(op: TimedOp, plan: Plan) -> str:
@@ -148,6 +140,36 @@ def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
     if op.keyword == "all_reduce_scalar":  # what it is computed from is read first; the number itself is small
         return copy_work(op.payload_bytes, machine) + way.work(machine, 0)
     return way.work(machine, op.own_bytes)
+
+
+def _update_work(op: TimedOp, _plan: Plan, machine: Machine) -> ResourceWork:
+    return update_work(op.own_bytes, machine, on_host=op.engine is Engine.HOST)
+
+
+def _host_work(op: TimedOp, _plan: Plan, machine: Machine) -> ResourceWork:
+    return host_work(op.payload_bytes, machine)
+
+
+def _copy_work(op: TimedOp, _plan: Plan, machine: Machine) -> ResourceWork:
+    return copy_work(op.payload_bytes, machine)
+
+
+_WORKS: PerOp[Callable[[TimedOp, Plan, Machine], ResourceWork]] = PerOp(
+    "work on the machine",
+    {
+        ops.Send: _message_work,
+        ops.Recv: _copy_work,
+        ops.LoadInput: _host_work,
+        ops.Update: _update_work,
+        ops.ReduceScatter: _collective_work,
+        ops.AllReduce: _collective_work,
+        ops.AllGather: _collective_work,
+        ops.AllReduceScalar: _collective_work,
+        ops.ScaleUpdate: _host_work,
+    },
+    never=(*ops.BLOCK_OPS, ops.Release),
+)
+"""Of ops that call no routine."""
 
 
 def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | None:

@@ -8,20 +8,32 @@ unchanged master weights; no other carried byte is written. So training goes on 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from attrs import evolve, frozen
 
+from ratrain_ir import ops
 from ratrain_ir.diagnostics import fail
 from ratrain_ir.ops import Payload, Quantity
+from ratrain_ir.per_op import PerOp
 from targets.runtime.data import Batches, TokenStream, part_of_stream
 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.plan import Plan
     from targets.program import Instruction
 
-_ALWAYS = frozenset({"load_input", "forward", "all_gather", "update"})
-_MESSAGES = frozenset({"send", "recv"})
+_SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
+    "part in evaluation",
+    {
+        **dict.fromkeys((ops.LoadInput, ops.Forward, ops.AllGather, ops.Update), lambda _: True),
+        **dict.fromkeys((ops.Recompute, ops.Backward, ops.BackwardInput, ops.BackwardWeight), lambda _: False),
+        **dict.fromkeys((ops.ReduceScatter, ops.AllReduce, ops.ScaleUpdate), lambda _: False),
+        **dict.fromkeys((ops.Send, ops.Recv), lambda item: item.variant == Payload.ACTIVATION.value),
+        ops.AllReduceScalar: lambda item: item.variant == Quantity.LOSS.value,
+    },
+    never=(ops.Release,),
+)
 
 
 class Evaluator(Protocol):
@@ -50,11 +62,7 @@ class HeldOut:
 
 def serves_the_loss(instruction: Instruction) -> bool:
     """Whether an engine that evaluates executes an instruction; of an update, the writing of the view alone."""
-    if instruction.keyword in _MESSAGES:
-        return instruction.variant == Payload.ACTIVATION.value
-    if instruction.keyword == "all_reduce_scalar":
-        return instruction.variant == Quantity.LOSS.value
-    return instruction.keyword in _ALWAYS
+    return _SERVES_LOSS[instruction.keyword](instruction)
 
 
 def held_out(stream: TokenStream, plan: Plan, most: int | None = None) -> HeldOut:

@@ -14,14 +14,16 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from attrs import define, frozen
 from numpy.typing import NDArray
 
+from ratrain_ir import ops
 from ratrain_ir.diagnostics import Diagnostic, Note, fail
-from ratrain_ir.ops import ENGINES, Engine, Group, Part, Payload
+from ratrain_ir.ops import ENGINES, Engine, Group, Part, Payload, Quantity
+from ratrain_ir.per_op import PerOp
 from targets.runtime import collectives
 from targets.runtime.evaluation import serves_the_loss
 from targets.runtime.kernels import KernelSet, Scratch
@@ -304,27 +306,28 @@ class LocalEngine:
 
     def _run_alone(self, rank: Rank, instruction: Instruction, step: int) -> None:
         """Run an instruction that needs no partner."""
-        if instruction.routine is not None:
-            self.bound[rank.stage_index, rank.replica, id(instruction)]()
-        elif instruction.keyword == "send":
-            self._send(rank, instruction)
-        elif instruction.keyword == "recv":
-            self._recv(rank, instruction)
-        elif instruction.keyword == "load_input":
-            assert instruction.micro_batch is not None
-            out = rank.by_role(instruction)["data"]
-            batches, number = self.evaluated or (self.batches, step)
-            batches.fill(number, rank.replica, instruction.micro_batch, Part(instruction.variant), out)
-        elif instruction.keyword == "update" and self.evaluated is not None:
-            self.updater.refresh_view(rank, instruction, self.scratch_of(rank, Engine.HOST))
-        elif instruction.keyword == "update":
-            # an engine of its own in a machine that updates beside its compute engine
-            self.updater.update(rank, instruction, self.scratch_of(rank, Engine.HOST))
-        else:
-            assert instruction.keyword == "scale_update"
-            LossScale(rank.by_role(instruction)["scale"]).advance(
-                overflow=bool(rank.by_role(instruction)["overflow"][0])
-            )
+        _ALONE[instruction.keyword](self, rank, instruction, step)
+
+    def call_routine(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+        """Run the routine of a block op, bound to its tensors."""
+        self.bound[rank.stage_index, rank.replica, id(instruction)]()
+
+    def load_input(self, rank: Rank, instruction: Instruction, step: int) -> None:
+        """Copy the tokens or labels of a micro-batch into the arena."""
+        assert instruction.micro_batch is not None
+        out = rank.by_role(instruction)["data"]
+        batches, number = self.evaluated or (self.batches, step)
+        batches.fill(number, rank.replica, instruction.micro_batch, Part(instruction.variant), out)
+
+    def update(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+        """Update a block on the host's scratch: an engine of its own in a machine that updates beside its compute engine."""
+        update = self.updater.update if self.evaluated is None else self.updater.refresh_view
+        update(rank, instruction, self.scratch_of(rank, Engine.HOST))
+
+    def update_scale(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+        """Set the next step's loss scale."""
+        views = rank.by_role(instruction)
+        LossScale(views["scale"]).advance(overflow=bool(views["overflow"][0]))
 
     def _channel(self, rank: Rank, instruction: Instruction) -> deque[NDArray[Any]]:
         """The messages of a replica on their way that a send of this rank joins, or a receive takes from."""
@@ -338,7 +341,8 @@ class LocalEngine:
         assert hop is not None  # the verifier has refused messages between stages that are no neighbours
         return hop
 
-    def _send(self, rank: Rank, instruction: Instruction) -> None:
+    def send(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+        """Copy a message out."""
         data = rank.by_role(instruction)["data"]
         self._count_transport(data.nbytes)
         with self._transport_lock:
@@ -347,7 +351,8 @@ class LocalEngine:
         np.copyto(message, data)
         self._channel(rank, instruction).append(message)
 
-    def _recv(self, rank: Rank, instruction: Instruction) -> None:
+    def receive(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+        """Copy a message in that has arrived."""
         data = self._channel(rank, instruction).popleft()
         np.copyto(rank.by_role(instruction)["data"], data)
         self._count_transport(-data.nbytes)
@@ -377,22 +382,31 @@ class LocalEngine:
         return members
 
     def _run_collective(self, instruction: Instruction, members: list[Member], step: int) -> None:
-        keyword = instruction.keyword
-        scratch = self.scratch_of(members[0][0], Engine.COLLECTIVE)
-        if keyword == "reduce_scatter":
-            collectives.reduce_scatter(members, self.kernels, scratch)
-        elif keyword == "all_gather":
-            collectives.all_gather(members, self.kernels, scratch)
-        elif keyword == "all_reduce" and instruction.group == "replicas":
-            collectives.all_reduce_replicas(members, self.kernels, scratch)
-        elif keyword == "all_reduce":
-            collectives.all_reduce_ends(members, self.kernels, scratch)
-        elif instruction.variant == "loss":
-            self.losses[step] = collectives.total_loss(members)
-        elif instruction.variant == "norm":
-            self.norms[step] = collectives.gradient_norm(members) / self.loss_scale[0]
-        else:
-            collectives.any_flag(members)
+        _TOGETHER[instruction.keyword](self, instruction, members, step)
+
+    def reduce_scatter(self, _instruction: Instruction, members: list[Member], _step: int) -> None:
+        """Reduce gradients into the shards of all members."""
+        collectives.reduce_scatter(members, self.kernels, self.scratch_of(members[0][0], Engine.COLLECTIVE))
+
+    def all_gather(self, _instruction: Instruction, members: list[Member], _step: int) -> None:
+        """Make the views of all members whole."""
+        collectives.all_gather(members, self.kernels, self.scratch_of(members[0][0], Engine.COLLECTIVE))
+
+    def all_reduce(self, instruction: Instruction, members: list[Member], _step: int) -> None:
+        """Sum gradients on all members: of the replicas, or of both ends."""
+        ends = Group(instruction.group) is Group.ENDS
+        reduce = collectives.all_reduce_ends if ends else collectives.all_reduce_replicas
+        reduce(members, self.kernels, self.scratch_of(members[0][0], Engine.COLLECTIVE))
+
+    def all_reduce_scalar(self, instruction: Instruction, members: list[Member], step: int) -> None:
+        """Combine losses, norms or flags."""
+        match Quantity(instruction.variant):
+            case Quantity.LOSS:
+                self.losses[step] = collectives.total_loss(members)
+            case Quantity.NORM:
+                self.norms[step] = collectives.gradient_norm(members) / self.loss_scale[0]
+            case Quantity.FLAGS:
+                collectives.any_flag(members)
 
     def enter(self, phase: RankPhase, step: int) -> None:
         """Say for all ranks of this process what they do as a whole."""
@@ -414,6 +428,34 @@ class LocalEngine:
         found = diagnose(self.program, self.positions(), time.time(), lambda _: Liveness.ALIVE)
         text = f"the program hangs: {'; '.join(cause.text for cause in found.causes)}"
         fail("RT093", text, notes=[Note(line) for line in (*found.ranks, found.verdict)])
+
+
+_Alone: TypeAlias = Callable[[LocalEngine, Rank, "Instruction", int], None]
+_Together: TypeAlias = Callable[[LocalEngine, "Instruction", "list[Member]", int], None]
+
+_ALONE: PerOp[_Alone] = PerOp(
+    "execution by one rank",
+    {
+        **dict.fromkeys(ops.BLOCK_OPS, LocalEngine.call_routine),
+        ops.LoadInput: LocalEngine.load_input,
+        ops.Send: LocalEngine.send,
+        ops.Recv: LocalEngine.receive,
+        ops.Update: LocalEngine.update,
+        ops.ScaleUpdate: LocalEngine.update_scale,
+    },
+    never=(*ops.COLLECTIVE_OPS, ops.Release),
+)
+
+_TOGETHER: PerOp[_Together] = PerOp(
+    "execution by the members of a group",
+    {
+        ops.ReduceScatter: LocalEngine.reduce_scatter,
+        ops.AllReduce: LocalEngine.all_reduce,
+        ops.AllGather: LocalEngine.all_gather,
+        ops.AllReduceScalar: LocalEngine.all_reduce_scalar,
+    },
+    never=ops.LONE_OPS,
+)
 
 
 def scratch_bytes(program: Program, kernels: KernelSet) -> int:

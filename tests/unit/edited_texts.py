@@ -26,6 +26,8 @@ DEEP = attrs.evolve(MODEL, layers=3)
 PLAN = Plan(2, 2, (1,), 1, 2, 4)
 EACH = attrs.evolve(PLAN, zero=2, reduce="each-micro-batch")
 THREE = attrs.evolve(PLAN, pp=3, cuts=(1, 2))
+ONE = attrs.evolve(PLAN, pp=1, cuts=())
+GATHERED = attrs.evolve(PLAN, zero=3)
 WHOLE = attrs.evolve(PLAN, zero=0)
 CLIPPED = attrs.evolve(PLAN, optimizer=Optimizer(clip="global"))
 
@@ -38,6 +40,8 @@ def sound(base: str) -> str:
     model, plan, pipeline = {
         "dataflow": (MODEL, PLAN, ""),
         "each": (MODEL, EACH, ""),
+        "one": (MODEL, ONE, ""),
+        "gathered": (MODEL, GATHERED, ""),
         "whole": (MODEL, WHOLE, ""),
         "tied": (TIED, PLAN, ""),
         "clipped": (MODEL, CLIPPED, ""),

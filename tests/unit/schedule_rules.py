@@ -7,6 +7,41 @@ from tests.unit.edited_texts import Broken, change, drop, insert, move, repeat
 SCHEDULES = [
     Broken(
         "RT030",
+        "a forward fed by a recovery",
+        "dataflow",
+        (
+            insert("activation %r : f16[4, 8]", after="activation %x.mlp.0.m1"),
+            insert(
+                "%r = recompute attention.0 m0 (%x.attention.0.m0, %w.attention.0)",
+                after="%x.mlp.0.m0, %s.attention.0.m0.* = forward",
+            ),
+            change("%x.attention.1.m0, %s.mlp.0.m0.* = forward", "(%x.mlp.0.m0,", "(%r,"),
+        ),
+        "%x.attention.1.m0, %s.mlp.0.m0.* = forward",
+        "takes %r from a recovery, which is for the backward",
+        underlined="%r",
+        note="recovered here",
+    ),
+    Broken(
+        "RT030",
+        "a view gathered for another use, where no order is claimed",
+        "gathered",
+        (change("%w.embed.m1.forward = all_gather", "m1 forward", "m0 forward"),),
+        "%x.attention.0.m1 = forward embed m1",
+        "which was gathered for the forward of m0",
+        note="gathered here",
+    ),
+    Broken(
+        "RT024",
+        "a carried view that holds another one for a while",
+        "one",
+        (insert("%w.mlp.0 = all_gather mlp.1 (%p.mlp.1)", after="%w.attention.0 = all_gather"),),
+        "%w.mlp.0 = all_gather mlp.1",
+        "%w.mlp.0 carries the view of mlp.0, and",
+        underlined="%w.mlp.0",
+    ),
+    Broken(
+        "RT030",
         "a loss nobody reports",
         "dataflow",
         (drop("all_reduce_scalar loss"),),

@@ -6,6 +6,14 @@ from tests.unit.edited_texts import Broken, change, drop, insert, move, repeat
 
 STRUCTURE = [
     Broken(
+        "RT026",
+        "a gather of the step's end for a micro-batch",
+        "dataflow",
+        (change("%w.embed = all_gather embed", "embed (", "embed m0 ("),),
+        "%w.embed = all_gather embed m0",
+        "views are gathered once, at the step's end",
+    ),
+    Broken(
         "RT020",
         "an input that is never loaded",
         "dataflow",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
+import json
+import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +21,7 @@ from ratrainc import api
 from targets.kernel_calls import CALLS, IN_PLACE
 from targets.program import Access, CountWait, Instruction, Program, ProgramStage
 from targets.program_verifier import check_program
-from targets.rtx import parse_program, program_bytes
+from targets.rtx import VERSION, parse_program, program_bytes
 from targets.runtime.kernels.interface import KernelSet
 from targets.runtime.kernels.shared import KERNELS
 from tests.unit.tiny_runs import MODEL, make_plan, make_program, swap_neighbours
@@ -469,3 +472,34 @@ def test_kernels_outside_the_table_are_those_of_the_runtime() -> None:
 @pytest.mark.parametrize("name", ["ratrain", "full-save"])
 def test_every_emitted_routine_passes(name: str, keys: dict[str, Any]) -> None:
     check_program(make_program(name=name, **keys))
+
+
+# Figures and strings of a header
+
+
+@pytest.mark.parametrize("claim", [0, 1 << 40])
+def test_live_bytes_that_no_order_has_are_refused(sound: bytes, claim: int) -> None:
+    program = parse_program(sound, "sound.rtx")
+    program.stages[0].peak_live_bytes = claim
+    assert codes_of(program) == ["RT080"]
+
+
+@pytest.mark.parametrize("odd", [0, None, False, 0.0, [], {}, "*/", "\ud800", "a b", "x" * 70_000])
+def test_a_string_that_is_no_name_is_refused_when_it_is_read(sound: bytes, odd: object) -> None:
+    head, columns = header_of(sound)
+    head["strings"][head["strings"].index("embed")] = odd
+    with pytest.raises(DiagnosticError, match="RT080"):
+        parse_program(container(head, columns), "odd.rtx")
+
+
+def header_of(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header and the columns of a container."""
+    length = int.from_bytes(data[12:20], "little")
+    return json.loads(data[20 : 20 + length]), data[20 + length : -32]
+
+
+def container(head: dict[str, Any], columns: bytes) -> bytes:
+    """A container with a digest that is right."""
+    text = json.dumps(head).encode()
+    body = b"RATRAINX" + struct.pack("<IQ", VERSION, len(text)) + text + columns
+    return body + hashlib.sha256(body).digest()

@@ -397,3 +397,38 @@ def test_diff_tells_machines_apart(files: dict[str, str], tmp_path: Path, capsys
     assert re.match(r"compiled for: elsewhere \(\w+\), \d+ bytes a stage -> mt3000 \(\w+\), ", shown)
     assert main(["diff", files["rtir"], files["rtir"]]) == 0
     assert capsys.readouterr().out == "no difference\n"
+
+
+@pytest.mark.parametrize("kind", ["rtir", "rtx"])
+def test_a_capacity_beyond_a_built_in_machine_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    path = str(tmp_path / f"a.{kind}")
+    assert main(["compile", "--model", MODEL, "--plan", PLAN, "-o", path]) == 0
+    rewrite(path, path, lambda info: evolve(info, capacity_bytes=1 << 50))
+    assert main(["verify", path]) == 1
+    assert "its machine has a ddr_capacity of 21474836480" in capsys.readouterr().err
+
+
+def test_tiles_for_other_memories_than_the_machines_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "t.rtx")
+    assert main(["compile", "--model", MODEL, "--plan", PLAN, "--machine", "mt3000-tiles", "-o", path]) == 0
+    program = read_program(path)
+    for number, routine in enumerate(program.routines):
+        steps = tuple(
+            evolve(
+                step,
+                tiles={
+                    part: evolve(tiles, memories=evolve(tiles.memories, gsm_bytes=1 << 49))
+                    for part, tiles in step.tiles.items()
+                },
+            )
+            for step in routine.steps
+        )
+        program.routines[number] = evolve(routine, steps=steps)
+    write_program(program, path)
+    for command in (["verify", path], ["simulate", path], ["run", path, "--steps", "1", "--kernels", "tiled"]):
+        assert main(command) == 1
+        assert "for other on-chip memories than those of 'mt3000-tiles'" in capsys.readouterr().err

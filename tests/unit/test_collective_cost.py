@@ -7,6 +7,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratrain_ir.topology import grid
 from targets.mt3000.collective_cost import (
     Rounds,
     all_gathers,
@@ -34,7 +35,7 @@ ALONE = machine(clusters_per_chip=1)
 
 def members_of(count: int, on: Machine) -> Members:
     """The replicas of a stage, without a mapping."""
-    return Placement(on.link_groups, 1, count, None).members("replicas")
+    return Placement(on.link_groups, grid(1, count), None).members("replicas")
 
 
 @pytest.mark.parametrize("members", [2, 3, 8, 128])

@@ -51,7 +51,7 @@ def breaks(name: str) -> Callable[[pytest.MonkeyPatch, Path], dict[str, Any]]:
         if name == "log":
             return {"log": "/dev/full"}
         if name in ("plot", "profile"):
-            patch.setattr(training, {"plot": "write_svg", "profile": "write_profile"}[name], refused)
+            patch.setattr(training, {"plot": "write_losses", "profile": "write_profile"}[name], refused)
             return {{"plot": "plot", "profile": "profile_path"}[name]: str(folder / name)}
         if name == "live":
             patch.setattr(training, "errors", Terminal)

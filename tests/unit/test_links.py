@@ -317,6 +317,6 @@ def test_a_mapping_is_part_of_plan_files_and_schedules() -> None:
     assert parse_plan(plan_to_toml(plan), file="p.toml", model=MODEL) == plan
     module = api.compile(MODEL, plan, machine=NODES)
     assert 'mapping = "chip 1x4, node 2x4"' in print_module(module)
-    assert parse_module(print_module(module), file="m.rtir").plan == plan
+    assert parse_module(print_module(module), file="m.rtir").plan == evolve(plan, schedule="1f1b")
     assert "mapping" not in make_plan(pp=2, dp=4).to_fields(), "texts without one stay as they are"
     assert api.emit(module, machine=NODES).stages[0].streams[Engine.COLLECTIVE]

@@ -405,3 +405,16 @@ def test_what_no_schedule_has_is_refused_at_once(text: str, place: str | None) -
     assert found.location is not None
     if place is not None:
         assert str(found.location).endswith(f":{place}")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [('pipeline "a\x1b[2J"', "RT005"), ('pipeline "a"\n  pipeline "b"', "RT006")],
+)
+def test_a_pipeline_is_said_once_and_can_be_shown(text: str, code: str) -> None:
+    source = sound("place-1f1b").replace('pipeline "place-1f1b"', text)
+    with pytest.raises(DiagnosticError) as caught:
+        parse_module(source, file="p.rtir")
+    (problem,) = caught.value.diagnostics
+    assert problem.code == code
+    assert problem.location is not None

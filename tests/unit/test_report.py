@@ -229,7 +229,10 @@ def test_the_plan_is_shown_in_the_words_of_a_plan_file(data: st.DataObject) -> N
     )
     mapping = data.draw(st.sampled_from((None, RankMapping.parse("chip 1x1"))))
     program.plan = evolve(
-        drawn, optimizer=optimizer, mapping=mapping, mlp_chunk=data.draw(st.none() | st.integers(1, 9))
+        drawn,
+        optimizer=optimizer,
+        mapping=mapping,
+        mlp_chunk=data.draw(st.none() | st.integers(1, drawn.micro_batch_size * drawn.seq_len)),
     )
     shown = tables.plan_tables(program).split("<caption>Model")[0]
     rows = dict(re.findall(r'<th scope="row">(\w+)</th><td>(.*?)</td>', shown))

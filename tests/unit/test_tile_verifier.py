@@ -223,3 +223,24 @@ def test_a_wait_after_the_use_is_too_late() -> None:
     (factors,) = (s for s in plain(product) if isinstance(s, Compute) and s.kernel == "add_product")
     late = replaced(replaced(product, Wait("a_strip")), factors, factors, Wait("a_strip"))
     assert "before it has arrived" in (schedule_problem(late) or "")
+
+
+def test_a_dimension_that_no_operand_has_is_refused() -> None:
+    """A loop over it would do a sum several times, or never end."""
+    for schedule in SOUND.values():
+        more = evolve(schedule, dims=(*schedule.dims, ("z", 2)))
+        assert "no operand runs over its dimension 'z'" in (schedule_problem(more) or "")
+        looped = evolve(more, body=(*more.body, Loop("z", 1, ())))
+        assert schedule_problem(looped) is not None
+
+
+def test_sums_are_not_kept_in_halves() -> None:
+    for schedule in SOUND.values():
+        kernels = {"add_product", "start_softmax", "product"}
+        summed = {s.writes[0] for s in plain(schedule) if isinstance(s, Compute) and s.kernel in kernels}
+        assert summed
+        for number, buffer in enumerate(schedule.buffers):
+            if buffer.name in summed:
+                buffers = list(schedule.buffers)
+                buffers[number] = evolve(buffer, dtype=Dtype.F16)
+                assert "sums are f32" in (schedule_problem(evolve(schedule, buffers=tuple(buffers))) or "")

@@ -54,7 +54,7 @@ def test_what_people_read_for_each_rule(golden):
     golden("verifier-diagnostics.txt", "\n\n".join(shown) + "\n")
 
 
-BASES = ("dataflow", "each", "whole", "tied", "placed", "three", "released", "sized", "allocated")
+BASES = ("dataflow", "each", "one", "gathered", "whole", "tied", "placed", "three", "released", "sized", "allocated")
 
 
 @pytest.mark.parametrize("base", BASES)

@@ -8,7 +8,7 @@ copies in the order it likes.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,7 +17,9 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ratrain_ir.ops import Engine
+from ratrain_ir import ops
+from ratrain_ir.ops import Engine, Group, Quantity
+from ratrain_ir.per_op import PerOp
 from targets.runtime import collectives
 from targets.runtime.kernels import Scratch
 
@@ -66,18 +68,25 @@ class GroupCollectives:
     def start(self, instruction: Instruction) -> Phases:
         """The phases of a collective that this rank has reached."""
         self.staging.reset()
-        keyword = instruction.keyword
-        if keyword == "reduce_scatter":
-            return self._reduce_scatter(instruction)
-        if keyword == "all_gather":
-            return self._all_gather(instruction)
-        if keyword == "all_reduce":
-            return self._sum_replicas(instruction) if instruction.group == "replicas" else self._sum_ends(instruction)
-        if instruction.variant == "loss":
-            return self._sum_loss(instruction)
-        return self._norm(instruction) if instruction.variant == "norm" else self._any_flag(instruction)
+        return _PHASES[instruction.keyword](self, instruction)
 
-    def _reduce_scatter(self, instruction: Instruction) -> Phases:
+    def all_reduce(self, instruction: Instruction) -> Phases:
+        """Sum gradients on all members: of the replicas, or of both ends."""
+        ends = Group(instruction.group) is Group.ENDS
+        return self._sum_ends(instruction) if ends else self._sum_replicas(instruction)
+
+    def all_reduce_scalar(self, instruction: Instruction) -> Phases:
+        """Combine losses, norms or flags."""
+        match Quantity(instruction.variant):
+            case Quantity.LOSS:
+                return self._sum_loss(instruction)
+            case Quantity.NORM:
+                return self._norm(instruction)
+            case Quantity.FLAGS:
+                return self._any_flag(instruction)
+
+    def reduce_scatter(self, instruction: Instruction) -> Phases:
+        """Reduce gradients into the shards of all members."""
         views = self.rank.by_role(instruction)
         shards = {unit: views[f"gs.{unit}"] for unit in instruction.blocks}
         yield from self._reduce(views, shards, accumulate=instruction.accumulates)
@@ -158,7 +167,7 @@ class GroupCollectives:
             finite = self.kernels.all_finite(mine[:shared], scratch=self.scratch)
         flag[0] = max(int(flag[0]), int(flags[0]), int(not finite))
 
-    def _all_gather(self, instruction: Instruction) -> Phases:
+    def all_gather(self, instruction: Instruction) -> Phases:
         """Each rank rounds its shard into its place of its own view; the views then exchange places."""
         views = self.rank.by_role(instruction)
         replicas = self.communicators.replicas
@@ -204,6 +213,18 @@ class GroupCollectives:
         norm = collectives.norm_of_stages(list(stages.values()), overflow=overflow)
         self.norm = norm / float(self.rank.carried("scale")[0])
         views["norm"][0] = norm
+
+
+_PHASES: PerOp[Callable[[GroupCollectives, Instruction], Phases]] = PerOp(
+    "phases over MPI",
+    {
+        ops.ReduceScatter: GroupCollectives.reduce_scatter,
+        ops.AllReduce: GroupCollectives.all_reduce,
+        ops.AllGather: GroupCollectives.all_gather,
+        ops.AllReduceScalar: GroupCollectives.all_reduce_scalar,
+    },
+    never=ops.LONE_OPS,
+)
 
 
 def whole_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
