@@ -222,6 +222,9 @@ class _Builder:
         """The text of the machine; empty where there is none."""
         for again in self.record.machines[1:]:
             self.error("RT006", "'machine' is given twice", again.line, "machine")
+        for empty in self.record.machines:
+            if not empty.lines:
+                self.error("RT005", "the machine has no lines", empty.line, "machine")
         return "\n".join(self.record.machines[0].lines) if self.record.machines else ""
 
     def stages(self, plan: Plan | None) -> list[Stage]:

@@ -24,7 +24,7 @@ from ratrain_ir.frontend.lowering import lower
 from ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model
 from ratrain_ir.frontend.plan import Plan, check_plan, load_plan
 from ratrain_ir.gc import paused_gc
-from ratrain_ir.module import Level, Module
+from ratrain_ir.module import Level, Module, TargetInfo
 from ratrain_ir.parser import read_module
 from ratrain_ir.verifier import verify as verify_module
 from ratrain_ir.verifier.memory import check_capacity
@@ -112,10 +112,14 @@ def check(module: Module, *, machine: str | Machine | None = None) -> None:
     """
     found = Diagnostics()
     with paused_gc():
-        verify_module(module, found)
-        found.check()
-        if module.target is not None:
-            check_workspace(module, Mt3000Target(machine_for(module, machine)), Reporter(module, found))
+        if module.target is None:
+            verify_module(module, found)
+        else:
+            chosen = machine_for(module, machine)
+            there = evolve(module, target=_info_on(module.target, chosen))
+            verify_module(there, found)
+            found.check()
+            check_workspace(there, Mt3000Target(chosen), Reporter(there, found))
     found.check()
 
 
@@ -132,16 +136,24 @@ def emit(module: Module, *, machine: str | Machine | None = None) -> Program:
         return emit_module(module, Mt3000Target(chosen))
 
 
+def _info_on(own: TargetInfo, machine: Machine) -> TargetInfo:
+    """What a module for one machine says on another; the same where that is the one it was made for."""
+    info = target_info(machine)
+    if own.digest == info.digest:
+        return own
+    if not own.digest and own.name == info.name:  # a text that does not say more of its machine than the name
+        return evolve(info, capacity_bytes=min(own.capacity_bytes, info.capacity_bytes))
+    return info
+
+
 def make_for(module: Module, machine: Machine) -> None:
     """Let a module that has a target be for this machine from now on; whether its workspace is large enough there, `emit` finds out.
 
     Raises `DiagnosticError` RT052 where an arena does not fit there.
     """
-    info, own = target_info(machine), module.target
-    if own is None or own.digest == info.digest:
+    own = module.target
+    if own is None or (info := _info_on(own, machine)) is own:
         return
-    if not own.digest and own.name == info.name:  # a text that does not say more of its machine than the name
-        info = evolve(info, capacity_bytes=min(own.capacity_bytes, info.capacity_bytes))
     module.target = info
     if module.level is Level.ALLOCATED:
         found = Diagnostics()

@@ -6,6 +6,7 @@ what these classes assume where a key is absent. `hf_keys` says what happens to 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from attrs import define, field
@@ -366,12 +367,23 @@ def inert_keys(data: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in data.items() if key in INERT or key in unused}
 
 
+def _is_finite(value: object) -> bool:
+    """Whether all numbers in a JSON value are: a number too large to be held is none that could be written again."""
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def check_inert(data: Mapping[str, object], report: Report) -> None:
     """Report, as RT062, what cannot be among `inert_keys`."""
     for key, value in data.items():
         allowed = NEUTRAL[key][0] if key in NEUTRAL else None
         if (key not in INERT and key not in _WINDOW_OF_QWEN2) or (key == "use_sliding_window" and value):
             report.error("RT062", key, f"'config.{key}' is no key that leaves the mathematics of a model as it is")
+        elif not _is_finite(value):
+            report.error("RT062", key, f"'config.{key}' has a number that cannot be held: {shown(value)}")
         elif allowed is not None and value not in allowed:
             report.error("RT062", key, f"'config.{key}' is {shown(value)}, which would change what the model computes")
 
@@ -379,6 +391,9 @@ def check_inert(data: Mapping[str, object], report: Report) -> None:
 def _other_keys(data: Mapping[str, object], report: Report) -> None:
     """Neutral keys must be switched off; a key that is not known at all is refused, never ignored."""
     for key, value in data.items():
+        if not _is_finite(value):
+            report.error("RT062", key, f"'{key}' has a number that cannot be held: {shown(value)}")
+            continue
         if key in READ or key in HARMLESS:
             continue
         if key in NEUTRAL:

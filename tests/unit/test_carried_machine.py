@@ -376,6 +376,8 @@ def test_a_schedule_is_not_compiled_for_a_machine_that_cannot_run_it(
 ) -> None:
     small = f'base = "mt3000"\nname = "small"\n{constant} = {{ value = {value}, unit = "bytes", certainty = "assumed", source = "s" }}\n'
     (tmp_path / "small.toml").write_text(small)
+    assert main(["verify", files["rtir"], "--machine", str(tmp_path / "small.toml")]) == 1
+    assert f"error[{code}]" in capsys.readouterr().err
     for kind in ("rtir", "rtx"):
         path = tmp_path / f"a.{kind}"
         assert main(["compile", files["rtir"], "--machine", str(tmp_path / "small.toml"), "-o", str(path)]) == 1

@@ -247,6 +247,8 @@ REFUSED = [
     ({**LLAMA, "residual_scale": 0.5}, "RT061", '"residual_scale" is not known'),
     ({**LLAMA, "\ud800": 1}, "RT061", '"\\ud800" is not known'),
     # RT062: contradictions
+    ({**LLAMA, "bos_token_id": float("inf")}, "RT062", "'bos_token_id' has a number that cannot be held"),
+    ({**LLAMA, "pad_token_id": [{"a": -float("inf")}]}, "RT062", "'pad_token_id' has a number that cannot be held"),
     ({**LLAMA, "num_attention_heads": 12}, "RT062", "'hidden_size' 64 is not a multiple of 'num_attention_heads' 12"),
     ({**LLAMA, "num_key_value_heads": 3}, "RT062", "is not a multiple of 'num_key_value_heads' 3"),
     ({**LLAMA, "num_key_value_heads": 8}, "RT062", "is not a multiple of 'num_key_value_heads' 8"),
