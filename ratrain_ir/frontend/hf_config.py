@@ -391,10 +391,12 @@ def check_inert(data: Mapping[str, object], report: Report) -> None:
 def _other_keys(data: Mapping[str, object], report: Report) -> None:
     """Neutral keys must be switched off; a key that is not known at all is refused, never ignored."""
     for key, value in data.items():
+        if key in READ:
+            continue
         if not _is_finite(value):
             report.error("RT062", key, f"'{key}' has a number that cannot be held: {shown(value)}")
             continue
-        if key in READ or key in HARMLESS:
+        if key in HARMLESS:
             continue
         if key in NEUTRAL:
             allowed, meaning = NEUTRAL[key]
