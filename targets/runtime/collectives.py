@@ -27,15 +27,23 @@ Views = dict[str, NDArray[Any]]
 Member = tuple[Rank, Instruction]
 
 
+def shard_slice(rank: Rank, unit: str) -> slice:
+    """Where a rank's shard of a block lies in the block's flat tensors."""
+    found = parse_block(unit)
+    assert found is not None
+    owned = rank.program.topology.shard_range(found, rank.replica)
+    return slice(owned.start, owned.stop)
+
+
 def reduce_scatter(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
     """Each replica's shard becomes (or grows by) the mean of that part of all replicas' gradients."""
     views = [rank.by_role(instruction) for rank, instruction in members]
     accumulate = members[0][1].accumulates
     for unit in members[0][1].blocks:
         finite = True
-        for index, mine in enumerate(views):
+        for (rank, _), mine in zip(members, views, strict=True):
             shard = mine[f"gs.{unit}"]
-            part = slice(index * shard.size, (index + 1) * shard.size)
+            part = shard_slice(rank, unit)
             parts = [other[f"g.{unit}"][part] for other in views]
             scratch.reset()
             finite &= kernels.mean_of_replicas(
@@ -91,10 +99,9 @@ def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) 
     views = [rank.by_role(instruction) for rank, instruction in members]
     for unit in members[0][1].blocks:
         whole = views[0][f"w.{unit}"]
-        for index, mine in enumerate(views):
-            shard = mine[f"p.{unit}"]
+        for (rank, _), mine in zip(members, views, strict=True):
             scratch.reset()
-            kernels.cast(shard, whole[index * shard.size : (index + 1) * shard.size], scratch=scratch)
+            kernels.cast(mine[f"p.{unit}"], whole[shard_slice(rank, unit)], scratch=scratch)
         for other in views[1:]:
             np.copyto(other[f"w.{unit}"], whole)
 
@@ -166,11 +173,12 @@ def norm_chunks(program: Program, unit: str, replica: int, elements: int) -> Ite
     assert owner is not None
     if replica and not is_sharded(program.plan):
         return
-    for parameter, low, high in parameters_within(model, owner, replica * elements, elements):
+    start = program.topology.shard_range(owner, replica).start
+    for parameter, low, high in parameters_within(model, owner, start, elements):
         if model.tied_embeddings and owner.kind == "head" and parameter.weight == "table":
             continue  # counted with embed
-        for start in range(low, high, _NORM_CHUNK):
-            yield start, min(start + _NORM_CHUNK, high)
+        for first in range(low, high, _NORM_CHUNK):
+            yield first, min(first + _NORM_CHUNK, high)
 
 
 def total_loss(members: Sequence[Member]) -> float:

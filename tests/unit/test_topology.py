@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -140,3 +142,35 @@ def test_shards_part_a_block_in_equal_ranges(zero: int) -> None:
 def test_what_is_asked_twice_is_the_same_object() -> None:
     plan = make_plan()
     assert topology_of(MODEL, plan) is topology_of(MODEL, evolve(plan))
+
+
+ASKS = {
+    "which stage is the last": r"\bpp - 1\b|stages - 1\b(?!\})",
+    "which stage is beside another": r"stage\.index [+-] 1\b|stage_index [+-] 1\b",
+    "where a shard begins": r"\breplica \* (?!self\.plan)|index \* shard",
+}
+"""What nobody but the topology works out, and what that looks like."""
+EXCUSED = {
+    "ratrain_ir/topology.py",
+    "ratrain_ir/frontend/balance.py",  # chooses the cuts that make the stages
+    "ratrain_ir/frontend/plan.py",  # counts the cuts that are given
+    "ratrain_ir/testing/strategies.py",  # draws them
+    "passes/place_1f1b.py",  # how far warm-up runs ahead: the schedule's own
+    "passes/recompute_placement.py",  # where 1F1B leaves idle windows: its closed form
+}
+
+
+@pytest.mark.parametrize("what", ASKS)
+def test_nobody_else_works_out_who_is_where(what: str) -> None:
+    root = Path(__file__).resolve().parents[2]
+    found = [
+        f"{path.relative_to(root)}:{number}: {line.strip()}"
+        for package in ("ratrain_ir", "passes", "targets", "ratrainc")
+        for path in sorted((root / package).rglob("*.py"))
+        if str(path.relative_to(root)) not in EXCUSED
+        and "planner" not in path.parts
+        and "calibration" not in path.parts
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(ASKS[what], line)
+    ]
+    assert not found, f"ask the topology {what}:\n" + "\n".join(found)
