@@ -107,6 +107,7 @@ def commands() -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit code: 0, 1 the input is at fault, 2 usage, 70 internal error, 130 interrupted."""
     words = sys.argv[1:] if arguments is None else arguments
+    _write_whole()
     try:
         put_own_packages_first()
         from ratrainc.terminal import warnings_in_words
@@ -119,6 +120,14 @@ def main(arguments: list[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - none may show a traceback
         return show_failure(error, as_json="--json" in words)
     return result if isinstance(result, int) else 0
+
+
+def _write_whole() -> None:
+    """Put a buffer behind stdout where there is none (PYTHONUNBUFFERED): a write that the system cuts short would lose its rest unsaid."""
+    raw = getattr(sys.stdout, "buffer", None)
+    if isinstance(raw, io.RawIOBase):
+        whole = io.BufferedWriter(raw)
+        sys.stdout = io.TextIOWrapper(whole, sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
 
 
 def show_failure(error: BaseException, *, as_json: bool) -> int:

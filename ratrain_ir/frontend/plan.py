@@ -25,6 +25,7 @@ from ratrain_ir.frontend.balance import balance_cuts
 from ratrain_ir.frontend.fields import FieldReader, Report, Value
 from ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain_ir.frontend.text import Place, Places, Source, nowhere, read_text, shown, toml_places
+from ratrain_ir.frontend.toml_text import parse_toml
 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.model_config import ModelConfig
@@ -260,7 +261,7 @@ def _toml_value(value: object) -> str:
 def _toml(source: Source) -> dict[str, Any]:
     """The parsed TOML text; RT063 at the place the parser stopped."""
     try:
-        return tomllib.loads(source.text)
+        return parse_toml(source.text)
     except tomllib.TOMLDecodeError as error:
         match = _TOML_PLACE.match(str(error))
         message = match[1] if match else str(error)

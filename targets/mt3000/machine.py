@@ -12,6 +12,7 @@ from attrs import field, frozen
 
 from ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain_ir.files import is_there, read_text
+from ratrain_ir.frontend.toml_text import parse_toml
 from ratrain_ir.ops import Engine
 from targets.mt3000.link_groups import GROUP_UNITS, SHORT_KEYS, LinkGroup, chip_and_system, named_groups, size_error
 from targets.mt3000.op_table import MeasuredOp, OpTable, is_op_key
@@ -194,7 +195,7 @@ def parse_machine(text: str, *, file: str) -> Machine:
     Raises `DiagnosticError` RT065 with everything that is wrong with it.
     """
     try:
-        data = tomllib.loads(text)
+        data = parse_toml(text)
     except (
         ValueError,
         RecursionError,

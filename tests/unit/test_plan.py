@@ -466,3 +466,10 @@ def test_any_text_reads_or_is_diagnosed(data):
         diagnostics = []
     assert {diagnostic.code for diagnostic in diagnostics} <= {"RT063", "RT064"}
     "".join(diagnostic.render() for diagnostic in diagnostics).encode()
+
+
+def test_a_key_of_very_many_parts_is_refused_at_once() -> None:
+    """The library would take minutes for it."""
+    with pytest.raises(DiagnosticError, match="RT063") as caught:
+        parse_plan("[parallel]\n" + "a." * 100_000 + "b = 1", file="p.toml", model=MODEL)
+    assert "more than 1000 dots" in caught.value.diagnostics[0].message

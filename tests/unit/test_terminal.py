@@ -7,7 +7,9 @@ import io
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.live import Live
@@ -177,3 +179,33 @@ def test_tables_progress_and_panels_on_a_terminal(monkeypatch: pytest.MonkeyPatc
     assert not STEERING.search(OWN.sub("", found))
     rows = [OWN.sub("", line) for line in found.splitlines() if "┃" in line or "│" in line or "┏" in line]
     assert len({len(row) for row in rows if len(row) < 200}) == 1
+
+
+class ShortWrites(io.RawIOBase):
+    """A file that takes a few bytes of each write, as one on a nearly full disk does."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        taken = bytes(data[: min(100, len(data))])
+        self.data += taken
+        return len(taken)
+
+
+def test_nothing_is_lost_where_a_write_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with PYTHONUNBUFFERED, where stdout has no buffer that would go on."""
+    shown = []
+    for _ in range(2):
+        raw = ShortWrites()
+        unbuffered = io.TextIOWrapper(raw, "utf-8", write_through=True)  # type: ignore[arg-type]
+        monkeypatch.setattr(sys, "stdout", unbuffered)
+        assert main(["schedule", "--kind", "gpipe", "--stages", "4", "--micro-batches", "200"]) == 0
+        sys.stdout.flush()
+        shown.append(bytes(raw.data).decode())
+    assert shown[0] == shown[1]
+    assert len(shown[0].splitlines()) == 4
+    assert shown[0].splitlines()[3].endswith("3B199")
