@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from errno import EDQUOT, EIO, ENOSPC
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import click
 
@@ -54,8 +57,28 @@ EXIT_SAVED, EXIT_TERMINATED, EXIT_HUNG_UP = 75, 143, 129
 """After SIGTERM or SIGHUP with the state saved (`EX_TEMPFAIL` of sysexits.h: try again later), and after each without."""
 
 
+class _ReaderGoneError(Exception):
+    """Nobody reads what a command writes. click would make an exit code of a `BrokenPipeError`."""
+
+
+@contextmanager
+def _seeing_lost_readers() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise _ReaderGoneError from None
+
+
 class _Commands(click.Group):
     """A group that knows its commands' names and summaries, and imports one when it is called."""
+
+    def make_context(self, *words: Any, **options: Any) -> click.Context:
+        with _seeing_lost_readers():
+            return super().make_context(*words, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _seeing_lost_readers():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -114,8 +137,10 @@ def main(arguments: list[str] | None = None) -> int:
 
         with warnings_in_words():
             result = commands.main(args=words, prog_name="ratrainc", standalone_mode=False)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (_ReaderGoneError, BrokenPipeError):
+        from ratrainc.terminal import leave_lost_readers
+
+        leave_lost_readers()
         return 0
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - none may show a traceback
         return show_failure(error, as_json="--json" in words)

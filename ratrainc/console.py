@@ -37,6 +37,10 @@ class PlainConsole(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
+    def on_broken_pipe(self) -> None:
+        """Called while a `BrokenPipeError` is handled, and raises it: that its reader is gone need not end what a command does."""
+        raise  # noqa: PLE0704 - inside the console's handler
+
 
 @cache
 def errors() -> Console:

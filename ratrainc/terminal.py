@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import current_process
 from typing import Any
 
@@ -24,6 +25,18 @@ def echo_document(text: str) -> None:
     """Write a file's content to stdout: printable on a terminal, and as it is for whoever reads it from a pipe or file."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def leave_lost_readers() -> None:
+    """Send what is left for a reader who is gone to nowhere, so that the end of the process does not fail for it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError, ValueError):  # ValueError: a stream without a file
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except ValueError:  # it is closed
+            pass
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Literal
 
@@ -311,8 +310,9 @@ def command(
 
 
 def _report(result: RunResult, *, as_json: bool) -> None:
-    """Say what the run did; after a signal, whose exit code counts, there may be nobody left to hear it."""
+    """Say what the run did, whose exit code counts: there may be nobody left to hear it, after a signal above all."""
     from ratrainc.console import print_json
+    from ratrainc.terminal import leave_lost_readers
     from ratrainc.training import show_run
 
     try:
@@ -321,7 +321,7 @@ def _report(result: RunResult, *, as_json: bool) -> None:
         else:
             show_run(result)
         sys.stdout.flush()
-    except OSError:
-        if not result.interrupted:
+    except OSError as error:
+        if not result.interrupted and not isinstance(error, BrokenPipeError):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        leave_lost_readers()

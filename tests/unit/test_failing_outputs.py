@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from ratrain_ir.diagnostics import Diagnostic, fail
 from ratrainc import console, run_log, training
 from ratrainc.training import RunResult, run_training
 from ratrainc.training_data import DataChoice
+from targets.rtx import write_program
 from targets.runtime.checkpoint import load_checkpoint
 from targets.runtime.training import RunSettings
 from tests.unit.tiny_runs import MODEL, make_program
@@ -83,6 +86,33 @@ def test_a_failing_output_never_costs_the_state(
     said = capfd.readouterr().err
     assert said.count("warning[RT002]") == (0 if kind in ("plot", "profile") else 1)
     assert said.count("error[RT002]") == KINDS[kind]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_run_whose_reader_is_gone_goes_on_and_saves(as_json: bool, tmp_path: Path) -> None:
+    place, file = tmp_path / "run1", tmp_path / "t.rtx"
+    write_program(PROGRAM, str(file))
+    inbox, outbox = os.pipe()
+    os.close(inbox)
+    words = ["run", str(file), "--steps", "3", "--save", str(place), *(["--json"] if as_json else [])]
+    done = subprocess.run(
+        [sys.executable, "-m", "ratrainc", *words], check=False, stdout=outbox, stderr=subprocess.PIPE, text=True
+    )
+    os.close(outbox)
+    assert load_checkpoint(str(place), SMALL)[0].step == 3
+    assert (done.returncode, done.stderr.count("goes on unseen")) == (0, 0 if as_json else 1)
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["passes"], ["passes", "--help"]])
+def test_a_command_whose_reader_is_gone_ends_quietly(words: list[str]) -> None:
+    inbox, outbox = os.pipe()
+    os.close(inbox)
+    done = subprocess.run(
+        [sys.executable, "-m", "ratrainc", *words], check=False, stdout=outbox, stderr=subprocess.PIPE, text=True
+    )
+    os.close(outbox)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_log_goes_on_where_it_stopped_when_there_is_space_again(
