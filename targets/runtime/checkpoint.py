@@ -29,6 +29,7 @@ from attrs import fields, frozen
 
 from ratrain_ir.blocks import Block, block, block_chain, parameters
 from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Severity, fail
+from ratrain_ir.files import made_directory
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.text import shown
 from targets.runtime.checkpoint_places import (
@@ -117,33 +118,53 @@ def save_checkpoint(
         clear_leftovers(directory, lock)
 
 
-def hold_checkpoint_place(directory: str) -> Lock:
-    """Lock the place of a checkpoint, or of a series of them. Raises RT002 (no such path) and RT092 (another process writes there)."""
+def hold_checkpoint_place(directory: str, *, make_parents: bool = False) -> Lock:
+    """Lock the place of a checkpoint, or of a series of them, in whose parents the lock stands: they may have to be made.
+
+    Raises RT002 (no such path) and RT092 (another process writes there).
+    """
     _check_path(directory)
+    if make_parents:
+        made_directory(os.path.dirname(os.path.realpath(directory)))  # noqa: PTH120 - of the real path
     return hold(lock_beside(directory), "RT092", directory)
 
 
 def clear_leftovers(directory: str, lock: Lock) -> list[Diagnostic]:
     """Remove what interrupted saves have left beside a checkpoint, and say so.
 
-    Only under a lock, which proves that nobody writes there, and where the checkpoint stands in its place: without it the next save
-    removes them, once there is one.
+    Only under a lock, which proves that nobody writes there. Whole ones are kept until a checkpoint stands in its place: the next save
+    removes them then.
     """
     found = _leftovers(directory)
     try:
         read_manifest(directory)
+        stands = True
     except DiagnosticError:
-        return [
-            *(_left(path, "kept until a checkpoint stands in its place") for path in found.ours),
-            *(_left(path, "kept") for path in found.earlier),
-        ]
+        stands = False
     said = []
     for path in found.ours:
+        if not stands and is_sealed(path):
+            said.append(_left(path, "kept until a checkpoint stands in its place"))
+            continue
         if lock.is_held:
             shutil.rmtree(path, ignore_errors=True)
         is_gone = not path.exists()
         said.append(_left(path, "removed" if is_gone else "remove it, if no run writes there"))
-    return said + [_left(path, "remove it, if you do not want it") for path in found.earlier]
+    return said + [_left(path, "remove it, if you do not want it" if stands else "kept") for path in found.earlier]
+
+
+def is_sealed(folder: Path) -> bool:
+    """Whether a directory may be a whole checkpoint, of whatever version: its manifest is written last, and ends as JSON does.
+
+    One that cannot be looked at may be one.
+    """
+    try:
+        data = (folder / MANIFEST_FILE).read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return data.rstrip().endswith(b"}")
 
 
 def _left(path: Path, what: str) -> Diagnostic:

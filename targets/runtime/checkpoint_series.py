@@ -63,23 +63,34 @@ class CheckpointSeries:
     directory: str
     keep_last: int
 
-    def open(self, processes: Processes, lock: Lock | None) -> list[Diagnostic]:
-        """Make the directory, or see that it is one of a series; remove what an interrupted save left, and say so.
+    def open(self, processes: Processes) -> None:
+        """Make the directory, or see that it is one of a series, and can be written. Raises `DiagnosticError` RT002 or RT092 on all processes."""
+        processes.first_only(self._open)
 
-        The lock, of process 0, proves that nobody else writes there. Raises `DiagnosticError` RT002 or RT092 on all processes.
+    def _open(self) -> None:
+        place = made_directory(self.directory)
+        try:
+            if os.path.lexists(place / MANIFEST_FILE):
+                text = f"'{self.directory}' is a single checkpoint, not a directory of several"
+                fail("RT092", text, help="save to a new directory; --resume takes the one that is there")
+            Path(tempfile.mkdtemp(dir=place, prefix=_WRITING)).rmdir()
+        except OSError as error:
+            cannot_write(self.directory, error)
+
+    def clear_leftovers(self, processes: Processes, lock: Lock | None) -> list[Diagnostic]:
+        """Remove what an interrupted save left, once a run may go on there, and say so.
+
+        The lock, of process 0, proves that nobody else writes there. Raises `DiagnosticError` RT002 on all processes.
         """
         said: list[Diagnostic] = []
-        processes.first_only(lambda: said.extend(self._open(is_locked=lock is not None and lock.is_held)))
+        processes.first_only(lambda: said.extend(self._clear(is_locked=lock is not None and lock.is_held)))
         return said
 
-    def _open(self, *, is_locked: bool) -> list[Diagnostic]:
-        place = made_directory(self.directory)
+    def _clear(self, *, is_locked: bool) -> list[Diagnostic]:
+        place = Path(self.directory)
         said = []
         try:
             entries = [entry.name for entry in place.iterdir()]
-            if MANIFEST_FILE in entries:
-                text = f"'{self.directory}' is a single checkpoint, not a directory of several"
-                fail("RT092", text, help="save to a new directory; --resume takes the one that is there")
             for name in entries:
                 if name.startswith(_WRITING) or (
                     name.startswith(_REPLACED) and name.removeprefix(_REPLACED) in entries
@@ -89,7 +100,6 @@ class CheckpointSeries:
                     what = "removed" if is_locked else "remove it, if no run writes there"
                     text = f"an interrupted save left '{place / name}': {what}"
                     said.append(Diagnostic("RT092", text, severity=Severity.WARNING))
-            Path(tempfile.mkdtemp(dir=place, prefix=_WRITING)).rmdir()
         except OSError as error:
             cannot_write(self.directory, error)
         return said

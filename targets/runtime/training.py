@@ -322,16 +322,17 @@ def _prepared(
     utilisation: Utilisation | None,
     tokenizer: Mapping[str, bytes] | None,
 ) -> TrainingRun:
-    series, said = _open_place(settings, processes, places)
+    series, lock, said = _open_place(settings, processes, places)
     seed = program.plan.seed if settings.seed is None else settings.seed
     batches = Batches(stream, program.plan, settings.order, seed)
-    warnings = said
     first_step = 0
     loaded = load_latest(settings.resume, program.model, processes) if settings.resume is not None else None
     if loaded is not None:
         first_step = loaded.state.step
     if series is not None:
         series.check_start(processes, first_step, loaded.damaged if loaded else ())
+        said += series.clear_leftovers(processes, lock)
+    warnings = said
     if loaded is not None:
         now = run_manifest(program, stream, settings, seed)
         new_scale = _scale_that_starts_anew(loaded.run.get("plan"), program.plan)
@@ -382,23 +383,28 @@ def _prepared(
 
 def _open_place(
     settings: RunSettings, processes: Processes, places: ExitStack
-) -> tuple[CheckpointSeries | None, list[Diagnostic]]:
-    """Lock the place of checkpoints and see that they can be written there; the series, if it is one, and what there is to say.
+) -> tuple[CheckpointSeries | None, Lock | None, list[Diagnostic]]:
+    """Lock the place of checkpoints and see that they can be written there; the series, if it is one, process 0's lock, and what there is to say.
 
     Raises `DiagnosticError` RT002 or RT092 on all processes.
     """
     directory = settings.save
     if directory is None:
-        return None, []
+        return None, None, []
+    is_series = settings.save_every is not None or processes.count > 1
     locks: list[Lock] = []
-    processes.first_only(lambda: locks.append(places.enter_context(hold_checkpoint_place(directory))))
+    processes.first_only(
+        lambda: locks.append(places.enter_context(hold_checkpoint_place(directory, make_parents=is_series)))
+    )
     said = [lock.warning for lock in locks if lock.warning is not None]
-    if settings.save_every is not None or processes.count > 1:
+    lock = locks[0] if locks else None
+    if is_series:
         series = CheckpointSeries(directory, settings.keep_last)
-        return series, said + series.open(processes, locks[0] if locks else None)
+        series.open(processes)
+        return series, lock, said
     check_no_series(directory)
     check_checkpoint_place(directory)
-    return None, said + clear_leftovers(directory, locks[0])
+    return None, lock, said + clear_leftovers(directory, locks[0])
 
 
 def _leave_positions(run: TrainingRun, folder: RunFolder | None, places: ExitStack) -> None:

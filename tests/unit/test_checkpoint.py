@@ -584,6 +584,22 @@ class TestLeftovers:
         save_checkpoint(str(saved), LLAMA, evolve(make_state(LLAMA), step=50), {})
         assert list(saved.parent.iterdir()) == [saved]
 
+    def test_half_of_one_is_cleared_before_a_checkpoint_stands(self, saved):
+        """It would fill the disk for ever; what may be whole, also of a later version, stays."""
+        whole, later, half, torn = (saved.with_name(f"ck.tmp-ab12cd3{number}") for number in range(4))
+        for path in (whole, later, half, torn):
+            shutil.copytree(saved, path)
+        (later / "manifest.json").write_text('{"version": 99}')
+        (half / "manifest.json").unlink()
+        (torn / "manifest.json").write_text('{"version": 1, ')
+        shutil.rmtree(saved)
+        with hold_checkpoint_place(str(saved)) as lock:
+            said = clear_leftovers(str(saved), lock)
+        assert sorted(saved.parent.iterdir()) == sorted([whole, later])
+        assert [("kept" in text.message, "removed" in text.message) for text in said] == [(True, False)] * 2 + [
+            (False, True)
+        ] * 2
+
     def test_the_newest_whole_one_is_used_and_said(self, saved):
         old = saved.rename(saved.with_name("ck.old-ab12cd34"))
         (saved.with_name("ck.tmp-00000000")).mkdir()

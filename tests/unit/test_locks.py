@@ -99,6 +99,27 @@ def test_a_run_keeps_its_place_until_it_is_closed(tmp_path: Path) -> None:
     assert not (tmp_path / ".place.lock").exists()
 
 
+def test_a_series_below_a_folder_that_is_not_there_yet_is_locked(tmp_path: Path) -> None:
+    place = tmp_path / "not" / "there" / "place"
+    run = start(PROGRAM, 1, save=str(place), save_every=1)
+    assert not run.warnings
+    assert (place.parent / ".place.lock").exists()
+    run.close()
+
+
+def test_a_series_that_a_run_may_not_add_to_is_left_as_it_is(tmp_path: Path) -> None:
+    """What a save has left there too."""
+    place = tmp_path / "place"
+    train(PROGRAM, 1, save=str(place), save_every=1).close()
+    left = place / ".writing-00000002"
+    left.mkdir()
+    with pytest.raises(DiagnosticError, match="this run starts after step 0"):
+        start(PROGRAM, 1, save=str(place), save_every=1)
+    assert left.exists()
+    start(PROGRAM, 1, save=str(place), save_every=1, resume=str(place)).close()
+    assert not left.exists()
+
+
 def test_a_run_that_cannot_start_keeps_nothing(tmp_path: Path) -> None:
     with pytest.raises(DiagnosticError) as caught:
         start(PROGRAM, 1, save=str(tmp_path / "place"), resume=str(tmp_path / "missing"))
