@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,10 +128,26 @@ def commands() -> None:
     """
 
 
+@contextmanager
+def _keeping_ctrl_c() -> Iterator[None]:
+    """Have Ctrl-C do after the block what it did before."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is not before and before is not None:
+            signal.signal(signal.SIGINT, before)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit code: 0, 1 the input is at fault, 2 usage, 70 internal error, 130 interrupted."""
     words = sys.argv[1:] if arguments is None else arguments
     _write_whole()
+    with _keeping_ctrl_c():
+        return _exit_code_of(words)
+
+
+def _exit_code_of(words: list[str]) -> int:
     try:
         put_own_packages_first()
         from ratrainc.terminal import warnings_in_words
@@ -175,7 +192,7 @@ def show_failure(error: BaseException, *, as_json: bool) -> int:
         return EXIT_DIAGNOSED
     if isinstance(error, KeyboardInterrupt | click.Abort):
         said = str(error.__cause__ or error)  # click raises an Abort from a KeyboardInterrupt
-        echo(said or "interrupted; nothing was left half-written", err=True)
+        echo(said or "interrupted; no file was replaced by half of one", err=True)
         return EXIT_INTERRUPTED
     if isinstance(error, OSError) and error.errno in _FULL:
         echo(f"error: the output cannot be written: {error.strerror}", err=True)

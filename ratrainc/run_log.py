@@ -66,7 +66,7 @@ def run_log(
         yield None
         return
     with _held(path, tell):
-        _cut(path, first_step)
+        _cut(path, first_step, tell)
         try:
             handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except (OSError, ValueError) as error:  # a ValueError: no path has a zero byte
@@ -103,14 +103,22 @@ def _held(path: str, tell: Callable[[Diagnostic], None]) -> Iterator[None]:
         yield
 
 
-def _cut(path: str, first_step: int) -> None:
-    """Leave in a log only the steps before this one: the others come again, and the last line may be half of one."""
+def _cut(path: str, first_step: int, tell: Callable[[Diagnostic], None]) -> None:
+    """Leave in a log only the steps before this one: the others come again, and the last line may be half of one.
+
+    Where the last ones before it are missing, that is told.
+    """
     if not is_regular(path):
         return
     text = read_text(path, "log")
     lines = text.splitlines()
     whole = len(lines) if text.endswith("\n") else len(lines) - 1
-    kept = [line for number, line in enumerate(lines, 1) if _step_of(path, number, line, whole) < first_step]
+    steps = [_step_of(path, number, line, whole) for number, line in enumerate(lines, 1)]
+    kept = [line for line, step in zip(lines, steps, strict=True) if step < first_step]
+    last = max((step for step in steps if step < first_step), default=first_step - 1)
+    if last < first_step - 1:
+        text = f"the log '{path}' ends with step {last}, and this run begins with step {first_step}: those between are missing in it"
+        tell(Diagnostic("RT002", text, severity=Severity.WARNING))
     if min(len(kept), whole) < len(lines):  # a last line without its end would be gone on with
         write_lines(path, kept)
 

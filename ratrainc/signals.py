@@ -17,17 +17,24 @@ if TYPE_CHECKING:
 
 @define
 class StopAsked:
-    """The signal that asked for an end, or 0; a second Ctrl-C stops at once."""
+    """The signal that asked for an end, or 0; a second Ctrl-C stops at once, and those that follow it change nothing."""
 
     signal: int = 0
+    answer: str = "ending after this step; Ctrl-C again stops at once"
+    """what is said to it"""
+    is_at_once: bool = False
+    """whether it stops at once: what was begun is undone, and it is said what is saved"""
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Take a signal. Raises KeyboardInterrupt at the second Ctrl-C."""
         del frame
+        if self.is_at_once:
+            return
         if self.signal and number == signal.SIGINT:
+            self.is_at_once = True
             raise KeyboardInterrupt
         self.signal = number
-        _say_at_once("ending after this step; Ctrl-C again stops at once")
+        _say_at_once(self.answer)
 
 
 def ending_signals() -> list[signal.Signals]:
@@ -38,13 +45,17 @@ def ending_signals() -> list[signal.Signals]:
 
 @contextmanager
 def ending_in_order(stop: StopAsked) -> Iterator[None]:
-    """Ask for an orderly end on the first Ctrl-C, on SIGTERM and on SIGHUP."""
+    """Ask for an orderly end on the first Ctrl-C, on SIGTERM and on SIGHUP.
+
+    After a second Ctrl-C further ones stay without effect, so that it is said what is lost, until the command ends (`cli.main`).
+    """
     before = {number: signal.signal(number, stop.handle) for number in ending_signals()}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if number != signal.SIGINT or not stop.is_at_once:
+                signal.signal(number, handler)
 
 
 @contextmanager

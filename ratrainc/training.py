@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -142,13 +143,18 @@ def run_training(
         stop = StopAsked()
         start = time.perf_counter()
         problems: list[Diagnostic] = []
+        ending.enter_context(ending_in_order(stop))
+        ending.enter_context(_counting_losses(run))
         with run_log(log, run.first_step, tell) as open_log:
-            with ending_in_order(stop), _counting_losses(run), threadpool_limits(limits=1), _watching(run):
+            with threadpool_limits(limits=1), _watching(run):
                 telling = Telling()
                 if not quiet:
                     telling(lambda: _say_start(run))
-                stop_signal = _run_steps(run, stop, open_log, telling, quiet=quiet, live=live)
+                should_stop = run.engine.agreed_stop(lambda: stop.signal)
+                _run_steps(run, should_stop, open_log, telling, quiet=quiet, live=live)
+                stop.answer = "no step is to come: ending when all is written; Ctrl-C again stops at once"
                 saved = run.save()
+                stop_signal = should_stop()
                 run.engine.enter(RankPhase.ENDED, run.steps_done - 1)
             if open_log is not None and open_log.problem is not None:
                 problems.append(open_log.problem)
@@ -172,7 +178,7 @@ def run_training(
             run.stream.name,
             held_out.batches.stream.name if held_out else None,
             saved,
-            stop_signal,
+            stop_signal or stop.signal,
             tuple(problems),
             run.stream.token,
         )
@@ -260,10 +266,15 @@ def _say_start(run: TrainingRun) -> None:
 
 
 def _run_steps(
-    run: TrainingRun, stop: StopAsked, log: RunLog | None, telling: Telling, *, quiet: bool, live: bool
-) -> int:
-    """Run all steps, or those before a signal asks for the end; that signal, or 0."""
-    should_stop = run.engine.agreed_stop(lambda: stop.signal)
+    run: TrainingRun,
+    should_stop: Callable[[], int],
+    log: RunLog | None,
+    telling: Telling,
+    *,
+    quiet: bool,
+    live: bool,
+) -> None:
+    """Run all steps, or those before a signal asks for the end."""
     total = run.settings.steps
     shown_every = max(1, total // 10)
     remaining = RemainingTime(total)
@@ -280,7 +291,6 @@ def _run_steps(
             if index % shown_every == 0 or index == total - 1 or timed.eval_loss is not None:
                 line = _step_line(timed, remaining.seconds)
                 telling(partial(say, line))
-    return should_stop()
 
 
 @contextmanager
@@ -386,16 +396,17 @@ def _counting_losses(run: TrainingRun) -> Iterator[None]:
 
 def _lost_words(run: TrainingRun) -> str:
     """What a run that stopped at once has saved, what it has lost, and what it left half-written."""
-    saved, left = run.newest_saved(), run.half_written()
+    saved, (half, whole) = run.newest_saved(), run.left_over()
     kept = saved[0] if saved else run.first_step
     if saved:
         where = f"'{saved[1]}' has the state after {kept} steps"
-    elif run.settings.resume is not None:
+    elif run.settings.resume is not None and Path(run.settings.resume).exists():
         where = f"this run has saved nothing, and '{run.settings.resume}' is as it was"
     else:
         where = "this run has saved nothing"
     words = [f"interrupted at once: {where}; steps done since and lost: {run.steps_done - kept}"]
-    words += [f"'{path}' is left half-written: the next save there removes it" for path in left]
+    words += [f"'{path}' is left half-written: the next save there removes it" for path in half]
+    words += [f"'{path}' is left, and whole: the next save there removes it" for path in whole]
     return "\n".join(words)
 
 

@@ -191,9 +191,9 @@ def left_checkpoints(directory: str) -> list[tuple[int, str]]:
     return sorted(found, key=lambda each: each[0], reverse=True)
 
 
-def half_written(directory: str) -> list[str]:
+def left_over(directory: str) -> list[Path]:
     """What a save that was interrupted has left beside the place of a checkpoint, whole or not."""
-    return [str(path) for path in _leftovers(directory).ours]
+    return list(_leftovers(directory).ours)
 
 
 def _check_path(directory: str) -> None:

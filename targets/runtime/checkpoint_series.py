@@ -104,9 +104,13 @@ class CheckpointSeries:
             cannot_write(self.directory, error)
         return said
 
-    def half_written(self) -> list[str]:
+    def place_of(self, step: int) -> str:
+        """The directory of the state after so many steps."""
+        return str(Path(self.directory) / f"step-{step:08d}")
+
+    def left_over(self) -> list[Path]:
         """What a save that was interrupted has left."""
-        return [str(path) for path in sorted(Path(self.directory).glob(f"{_WRITING}*"))]
+        return sorted(Path(self.directory).glob(f"{_WRITING}*"))
 
     def check_start(self, processes: Processes, step: int, damaged: Collection[str]) -> None:
         """See that a run that starts after `step` steps does not add to a series that has gone further.
@@ -142,7 +146,7 @@ class CheckpointSeries:
         Raises `DiagnosticError` RT002 on all processes where any cannot write; the checkpoints before stand.
         """
         folder = Path(self.directory) / f"{_WRITING}{step:08d}"
-        target = Path(self.directory) / f"step-{step:08d}"
+        target = Path(self.place_of(step))
         try:
             processes.first_only(lambda: self._begin(folder))
             ranks = [rank for ranks in engine.ranks for rank in ranks if holds_own_state(rank)]

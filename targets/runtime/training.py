@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, field, frozen
 
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Note, Severity, fail
+from ratrain_ir.diagnostics import Diagnostic, Note, Severity, fail
 from targets.program import Program
 from targets.rtx import write_program
 from targets.runtime.checkpoint import (
     check_checkpoint_place,
     clear_leftovers,
-    half_written,
     hold_checkpoint_place,
-    read_manifest,
+    is_sealed,
+    left_over,
     save_checkpoint,
 )
 from targets.runtime.checkpoint_series import (
@@ -35,7 +35,6 @@ from targets.runtime.checkpoint_series import (
     check_no_series,
     facts_of,
     load_latest,
-    saved_steps,
 )
 from targets.runtime.data import Batches, Order, TokenStream, in_words
 from targets.runtime.evaluation import HeldOut
@@ -136,6 +135,33 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
 
+@frozen
+class _Save:
+    """A save that was begun: steps done, directory, and what stood there before."""
+
+    step: int
+    directory: str
+    before: tuple[int, int] | None
+
+    @classmethod
+    def begun(cls, step: int, directory: str) -> _Save:
+        """The save that begins now."""
+        return cls(step, directory, _identity(directory))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether what it has written stands in its place."""
+        return _identity(self.directory) not in (None, self.before)
+
+
+def _identity(directory: str) -> tuple[int, int] | None:
+    """Which directory has this name; None where there is none."""
+    with suppress(OSError, ValueError):
+        found = Path(directory).stat()
+        return found.st_dev, found.st_ino
+    return None
+
+
 @define(eq=False)
 class TrainingRun:
     """One run. Make it with `prepare`, iterate `steps()`, then `save()` and `close()`."""
@@ -161,8 +187,8 @@ class TrainingRun:
     """Where the ranks say where they are."""
     folder_is_temporary: bool = False
     done: list[TimedStep] = field(factory=list)
-    manifest_before: dict[str, Any] | None = None
-    """that of a single checkpoint which stood in its place at the start"""
+    _saving: _Save | None = None
+    """the save that was begun last"""
     places: ExitStack = field(factory=ExitStack)
     """The locks on the places it writes to."""
 
@@ -221,29 +247,24 @@ class TrainingRun:
         directory = self.settings.save
         if directory is not None:
             self.engine.enter(RankPhase.SAVING, self.steps_done - 1)
+            self._saving = _Save.begun(self.steps_done, directory)
             state = training_state(self.engine, self.steps_done)
             save_checkpoint(directory, self.program.model, state, self.manifest(), self.tokenizer)
         return directory
 
     def newest_saved(self) -> tuple[int, str] | None:
         """Steps done and directory of the newest checkpoint that this run has written, as it stands on the disk."""
-        directory = self.settings.save
-        if directory is None:
-            return None
-        try:
-            if self.series is not None:
-                return next((found for found in saved_steps(directory) if found[0] > self.first_step), None)
-            manifest = read_manifest(directory)
-        except DiagnosticError:
-            return None
-        return (int(manifest["step"]), directory) if manifest != self.manifest_before else None
+        if self._saving is not None and self._saving.is_done:
+            return self._saving.step, self._saving.directory
+        return (self.saved_step, self.saved_to) if self.saved_step is not None else None
 
-    def half_written(self) -> list[str]:
-        """What a save that was interrupted has left where it writes."""
+    def left_over(self) -> tuple[list[str], list[str]]:
+        """What a save that was interrupted has left where it writes: half of a checkpoint, and whole ones."""
         directory = self.settings.save
         if directory is None:
-            return []
-        return self.series.half_written() if self.series is not None else half_written(directory)
+            return [], []
+        found = self.series.left_over() if self.series is not None else left_over(directory)
+        return [str(path) for path in found if not is_sealed(path)], [str(path) for path in found if is_sealed(path)]
 
     def remove_temporary_folder(self) -> None:
         """Remove the positions where nobody asked for them and nothing went wrong."""
@@ -268,6 +289,7 @@ class TrainingRun:
         """Write a checkpoint of a series unless that of this step was written already."""
         if self.saved_step != self.steps_done:
             self.engine.enter(RankPhase.SAVING, self.steps_done - 1)
+            self._saving = _Save.begun(self.steps_done, series.place_of(self.steps_done))
             self.saved_to = series.save(self.processes, self.engine, self.steps_done, self.manifest(), self.tokenizer)
             self.saved_step = self.steps_done
         return self.saved_to
@@ -368,9 +390,6 @@ def _prepared(
         utilisation,
         tokenizer or {},
     )
-    if settings.save is not None and series is None:
-        with suppress(DiagnosticError):
-            run.manifest_before = read_manifest(settings.save)
     place = settings.run_folder or (str(Path(series.directory) / RUN_FOLDER) if series else None)
     if place is None and processes.count > 1:
         place = processes.exchange(tempfile.mkdtemp(prefix="ratrain-") if processes.number == 0 else "")[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ratrain_ir.diagnostics import DiagnosticError
+from ratrain_ir.diagnostics import Diagnostic, DiagnosticError
 from ratrainc.run_log import run_log
 from tests.unit.tiny_runs import make_program, start
 
@@ -40,6 +40,18 @@ def test_a_resumed_run_goes_on_behind_the_steps_before_it(tmp_path: Path, place:
 def test_a_resumed_run_may_begin_a_log(tmp_path: Path, place: str) -> None:
     logged(tmp_path / "before.jsonl", 1, place)
     assert logged(tmp_path / "losses.jsonl", 2, place, resume=True) == [1, 2]
+
+
+def test_steps_that_are_missing_before_a_resumed_run_are_told(tmp_path: Path) -> None:
+    """The disk was full under the log, and the state was saved elsewhere."""
+    path = tmp_path / "losses.jsonl"
+    for steps, told in ((3, "ends with step 2, and this run begins with step 5"), (5, "")):
+        said: list[Diagnostic] = []
+        path.write_text("".join(f'{{"step": {step}}}\n' for step in range(steps)), "utf-8")
+        with run_log(str(path), 5, said.append):
+            pass
+        assert [told in warning.message for warning in said] == [True] * bool(told)
+        assert path.read_text("utf-8").count("\n") == steps
 
 
 def test_a_run_from_the_start_begins_its_log_anew(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import pytest
 from attrs import evolve
 
 from ratrainc import training
-from ratrainc.cli import main
+from ratrainc.cli import main, show_failure
 from ratrainc.signals import StopAsked, ending_signals
 from ratrainc.training import run_training
 from ratrainc.training_data import DataChoice
+from targets.rtx import write_program
+from targets.runtime import checkpoint_places
 from targets.runtime.checkpoint_series import saved_steps
 from targets.runtime.local import LocalEngine, StepReport
 from targets.runtime.training import RunSettings, TrainingRun
@@ -152,6 +155,108 @@ def test_who_asks_before_or_after_the_steps_is_answered(
     program = make_program(evolve(MODEL, vocab_size=256))
     run_training(program, DataChoice(), RunSettings(steps=1), None, quiet=True)
     assert ("being prepared" if when == "prepare" else "all steps are done") in capfd.readouterr().err
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_as_before() -> Iterator[None]:
+    """A second Ctrl-C leaves it without effect until the command ends."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("when", ["TrainingRun.save", "_draw"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75)])
+def test_a_signal_after_the_last_step_ends_with_its_code_when_all_is_written(
+    when: str,
+    number: int,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    owner, name = (TrainingRun, "save") if "." in when else (training, when)
+    original = getattr(owner, name)
+
+    def signalled_first(*words: Any) -> Any:
+        os.kill(os.getpid(), number)
+        return original(*words)
+
+    monkeypatch.setattr(owner, name, signalled_first)
+    plot = tmp_path / "loss.svg"
+    program = make_program(evolve(MODEL, vocab_size=256), pp=1, dp=1, micro_batches=1)
+    settings = RunSettings(steps=1, save=str(tmp_path / "run1"))
+    result = run_training(program, DataChoice(), settings, None, quiet=True, plot=str(plot))
+    assert result.exit_code == code
+    assert plot.exists()
+    assert (tmp_path / "run1").exists()
+    assert "no step is to come" in capfd.readouterr().err
+
+
+def test_only_what_this_run_wrote_is_called_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a damaged checkpoint of a later step that an earlier run has left."""
+    place = str(tmp_path / "series")
+    program = make_program(evolve(MODEL, vocab_size=256), pp=1, dp=1, micro_batches=1)
+    run_training(program, DataChoice(), RunSettings(steps=2, save=place, save_every=1), None, quiet=True)
+    for path in (tmp_path / "series" / "step-00000002").glob("*.safetensors"):
+        path.write_bytes(b"damaged")
+    signalled(monkeypatch, 1, number=signal.SIGINT)
+    original = LocalEngine.run_step
+    monkeypatch.setattr(
+        LocalEngine, "run_step", lambda engine, step: (os.kill(os.getpid(), signal.SIGINT), original(engine, step))[1]
+    )
+    settings = RunSettings(steps=2, save=place, save_every=1, resume=place)
+    with pytest.raises(KeyboardInterrupt, match=f"saved nothing, and '{place}' is as it was; .* lost: 0$"):
+        run_training(program, DataChoice(), settings, None, quiet=True)
+
+
+@pytest.mark.parametrize("exchanging", [False, True])
+def test_a_key_that_is_held_loses_neither_the_undoing_nor_the_words(
+    exchanging: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C comes with every call from a rename of the save on, until the command has ended."""
+    place, file = tmp_path / "run1", tmp_path / "t.rtx"
+    write_program(make_program(evolve(MODEL, vocab_size=256), pp=1, dp=1, micro_batches=1), str(file))
+    words = ["run", str(file), "--steps", "1", "--save", str(place)]
+    assert main(words) == 0
+    before = (place / "manifest.json").read_bytes()
+    if not exchanging:
+        monkeypatch.setattr(checkpoint_places, "_renameat2", lambda: None)
+
+    def hold_key(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and "/rat" in frame.f_code.co_filename:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    original = checkpoint_places.sync_folder if exchanging else Path.rename
+
+    def held(path: Path, *others: Any) -> Any:
+        found = original(path, *others)
+        if exchanging or path == place:
+            sys.setprofile(hold_key)
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(*((checkpoint_places, "sync_folder") if exchanging else (Path, "rename")), held)
+    monkeypatch.setattr("ratrainc.cli.show_failure", stopping_profile(show_failure))
+    capfd.readouterr()
+    assert main([*words, "--seed", "9"]) == 130
+    said = capfd.readouterr().err
+    assert "this run has saved nothing; steps done since and lost: 1" in said
+    assert (place / "manifest.json").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run1", "t.rtx"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def stopping_profile(action: Any) -> Any:
+    """The same action; after it no key is held any more."""
+
+    def stopped(*words: Any, **named: Any) -> Any:
+        found = action(*words, **named)
+        sys.setprofile(None)
+        return found
+
+    return stopped
 
 
 PLACES: dict[str, dict[str, Any]] = {"nothing": {}, "single": {"save": True}, "series": {"save": True, "save_every": 2}}
