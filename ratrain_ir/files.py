@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from errno import EISDIR, ENOENT, ENOTDIR
+from errno import EINVAL, EISDIR, ENOENT, ENOTDIR
 from pathlib import Path
 from typing import IO
 
@@ -82,13 +83,45 @@ def is_regular(path: str | Path) -> bool:
     return found is not None and stat.S_ISREG(found.st_mode)
 
 
+_FROM_SHELL = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/(self|\d+)/fd/\d+")
+"""What a shell calls the pipes it makes: `... | ratrainc lint /dev/stdin`, `ratrainc lint <(...)`."""
+
+
+def _without_waiting(path: str | Path, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def opened(path: str | Path) -> IO[bytes]:
+    """A file opened for reading, which waits for nobody: a named pipe would have its reader wait for a writer, perhaps for ever.
+
+    Raises OSError where it cannot be opened, or is a named pipe that no shell made for this command; ValueError for a zero byte.
+    """
+    # PTH116: a NUL in a path is a ValueError here, whatever the version of pathlib
+    if stat.S_ISFIFO(os.stat(path).st_mode) and not _FROM_SHELL.fullmatch(str(path)):  # noqa: PTH116
+        raise OSError(EINVAL, "it is a named pipe, not a file (/dev/stdin reads from a pipe)")
+    stream = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
+    os.set_blocking(stream.fileno(), True)
+    return stream
+
+
+def opened_regular(path: str | Path) -> IO[bytes]:
+    """A file with bytes of its own opened for reading: what else there is may have no end.
+
+    Raises OSError where it cannot be opened or is something else, and ValueError for a zero byte.
+    """
+    kind = os.stat(path).st_mode  # noqa: PTH116 - as in `opened`
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        raise OSError(EINVAL, "it is no regular file")
+    return opened(path)
+
+
 def read_bytes(path: str, what: str) -> bytes:
     """The bytes of a file; `what` is a kind in `MOST_BYTES`.
 
     Raises `DiagnosticError` RT002 when it cannot be read, or has more bytes than a file of that kind may have.
     """
     most = MOST_BYTES[what]
-    with path_errors(f"cannot read the {what} '{path}'"), open(path, "rb") as stream:  # noqa: PTH123 - as in `status_of`
+    with path_errors(f"cannot read the {what} '{path}'"), opened(path) as stream:
         data = stream.read(most + 1)
     if len(data) > most:
         fail(

@@ -10,6 +10,7 @@ from pathlib import Path
 from attrs import field, frozen
 
 from ratrain_ir.diagnostics import Location, fail
+from ratrain_ir.files import opened
 
 MAX_BYTES = 1 << 20
 """A configuration or a plan is a few kilobytes; anything beyond this is another kind of file."""
@@ -72,7 +73,7 @@ def read_text(path: str | Path, code: str, what: str) -> str:
     """
     file = str(path)
     try:
-        with open(path, "rb") as stream:  # noqa: PTH123 - a NUL in a path is a ValueError here, not inside pathlib
+        with opened(path) as stream:
             data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

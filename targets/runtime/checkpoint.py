@@ -29,7 +29,7 @@ from attrs import fields, frozen
 
 from ratrain_ir.blocks import Block, block, block_chain, parameters
 from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Severity, fail
-from ratrain_ir.files import made_directory
+from ratrain_ir.files import made_directory, opened_regular
 from ratrain_ir.frontend.model_config import ModelConfig
 from ratrain_ir.frontend.text import shown
 from targets.runtime.checkpoint_places import (
@@ -404,7 +404,7 @@ def read_manifest(directory: str, versions: Sequence[int] = (VERSION,)) -> dict[
     """
     path = Path(directory) / MANIFEST_FILE
     try:
-        with path.open("rb") as stream:
+        with opened_regular(path) as stream:
             data = stream.read(_MAX_MANIFEST + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -511,7 +511,7 @@ def check_content(path: str, entry: Mapping[str, Any]) -> None:
     sha256 = hashlib.sha256()
     size = 0
     try:
-        with Path(path).open("rb") as stream:
+        with opened_regular(path) as stream:
             while piece := stream.read(_HASHED):
                 size += len(piece)
                 sha256.update(piece)

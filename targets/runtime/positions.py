@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from ratrain_ir.diagnostics import fail
-from ratrain_ir.files import made_directory, replacing
+from ratrain_ir.files import made_directory, opened_regular, replacing
 from ratrain_ir.ops import ENGINES, Engine
 from targets.runtime.locks import Lock, hold
 
@@ -39,6 +39,8 @@ _ENGINE = struct.Struct("<QBd")  # completed, running, since
 _PHASE_AT, _BEAT_AT, _LONGEST_AT, _ENGINES_AT = 128, 160, 168, 192
 _ENGINE_BYTES = 32
 _SIZE = _ENGINES_AT + _ENGINE_BYTES * len(ENGINES)
+_MOST_SAID = 16 << 20
+"""Bytes of a note or a report."""
 
 
 class RankPhase(IntEnum):
@@ -161,10 +163,16 @@ def read_positions(folder: str) -> list[RankPosition]:
     """
     try:
         paths = sorted(Path(folder).glob("rank-*.position"))
-        found = [(path, path.read_bytes()) for path in paths]
+        found = [(path, _read(path, _SIZE + 1)) for path in paths]
     except (OSError, ValueError) as error:
         fail("RT002", f"cannot read '{folder}': {getattr(error, 'strerror', None) or error}")
     return [_parse(path, data) for path, data in found if not _is_blank(data)]
+
+
+def _read(path: Path, most: int) -> bytes:
+    """The first bytes of a regular file. Raises OSError where there is none."""
+    with opened_regular(path) as stream:
+        return stream.read(most)
 
 
 def _is_blank(data: bytes) -> bool:
@@ -230,7 +238,7 @@ class RunFolder:
     def lost(self) -> tuple[list[int], float] | None:
         """Which ranks were gone first, and when; None where nobody saw it."""
         try:
-            found = json.loads((self.path / _LOST_FILE).read_text(encoding="utf-8"))
+            found = json.loads(_read(self.path / _LOST_FILE, _MOST_SAID))
             return [int(number) for number in found["ranks"]], float(found["time"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -253,6 +261,6 @@ class RunFolder:
     def report(self) -> str:
         """What was said about the end of the run; empty where nothing was."""
         try:
-            return (self.path / _REPORT_FILE).read_text(encoding="utf-8")
+            return _read(self.path / _REPORT_FILE, _MOST_SAID).decode()
         except (OSError, ValueError):
             return ""

@@ -8,9 +8,9 @@ the library of that name, because that one hands numpy no bf16 and writes only w
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from math import prod
-from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain_ir.diagnostics import fail
+from ratrain_ir.files import opened_regular
 from ratrain_ir.frontend.text import shown
 
 Float32 = NDArray[np.float32]
@@ -75,8 +76,8 @@ def open_tensors(path: str, code: str) -> dict[str, StoredTensor]:
     Raises RT002 (cannot be read) and `code` (not a safetensors file, cut short, or contradicting itself).
     """
     try:
-        size = Path(path).stat().st_size
-        with Path(path).open("rb") as stream:
+        with opened_regular(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
             start = stream.read(_LENGTH_BYTES)
             length = int.from_bytes(start, "little")
             if size < _LENGTH_BYTES or length > min(_MAX_HEADER, size - _LENGTH_BYTES):

@@ -633,3 +633,11 @@ class TestModes:
         assert load_checkpoint(str(saved), LLAMA)[0].step == 50
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (saved, *saved.iterdir())}
         assert modes == {"ck": 0o700, "state.safetensors": 0o600, "manifest.json": 0o640}
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "manifest.json"])
+def test_a_device_in_place_of_a_file_is_not_read(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    (saved / name).symlink_to("/dev/zero")
+    with pytest.raises(DiagnosticError, match=r"RT002.*it is no regular file"):
+        load_checkpoint(str(saved), LLAMA)

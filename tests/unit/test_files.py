@@ -157,3 +157,23 @@ def test_a_file_as_long_as_allowed_is_read(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "log").write_bytes(b"x" * 1001)
     with pytest.raises(DiagnosticError, match="RT002"):
         read_bytes(str(tmp_path / "log"), "log")
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for read in (read_bytes, read_text):
+        with pytest.raises(DiagnosticError, match=r"RT002.*pipe': it is a named pipe"):
+            read(str(pipe), "schedule")
+
+
+@pytest.mark.parametrize("place", ["/dev/fd", "/proc/self/fd"])
+def test_a_pipe_of_the_shell_is_read_to_its_end(place: str) -> None:
+    reading, writing = os.pipe()
+    late = threading.Timer(0.1, lambda: (os.write(writing, b"text"), os.close(writing)))
+    late.start()
+    try:
+        assert read_text(f"{place}/{reading}", "schedule") == "text"
+    finally:
+        late.join()
+        os.close(reading)

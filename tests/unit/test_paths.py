@@ -213,6 +213,13 @@ def file_on_the_way(folder: Path, patch: pytest.MonkeyPatch) -> str:
     return str(folder / "file" / "inside")
 
 
+def pipe(folder: Path, patch: pytest.MonkeyPatch) -> str:
+    """A named pipe that nobody writes to or reads from."""
+    del patch
+    os.mkfifo(folder / "pipe")
+    return str(folder / "pipe")
+
+
 BAD: dict[str, Callable[[Path, pytest.MonkeyPatch], str]] = {
     "locked": locked,
     "loop": loop,
@@ -224,6 +231,7 @@ BAD: dict[str, Callable[[Path, pytest.MonkeyPatch], str]] = {
     "long word": lambda _, __: "n" * 5000,
     "zero byte": lambda folder, _: f"{folder}/a\0b",
     "missing": lambda folder, _: str(folder / "missing" / "too"),
+    "pipe": pipe,
     "full": lambda _, __: "/dev/full",
     "empty": lambda _, __: "",
 }
@@ -236,6 +244,12 @@ WELL = {(name, parameter, "directory") for name, parameter in FOLDERS} - {
 """What is no bad path there: an empty directory for results."""
 WELL |= {(name, parameter, "missing") for name, parameter in (("run", "run_dir"), ("quickstart", "keep"))}
 WELL |= {(name, parameter, "missing") for name, parameter in (("export-weights", "output"), ("opt", "dump_dir"))}
+WELL |= {
+    (name, str(parameter.name), "pipe")
+    for name, parameter in PATHS
+    if isinstance(parameter.type, Result) and (name, parameter.name) not in FOLDERS
+}
+"""A result is written to a pipe: it waits for a reader."""
 NOT_OPENED = {("launch", "file")}
 """By the command itself."""
 

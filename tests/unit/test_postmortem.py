@@ -497,3 +497,13 @@ def test_a_position_file_is_small_and_made_new(tmp_path: Path) -> None:
     assert position_path(tmp_path, 4).stat().st_size < 4096
     (found,) = read_positions(str(tmp_path))
     assert (found.number, found.stage, found.replica, found.phase) == (4, 0, 1, RankPhase.STARTING)
+
+
+def test_a_position_or_report_that_never_ends_is_not_read(tmp_path: Path) -> None:
+    position_path(tmp_path, 0).symlink_to("/dev/zero")
+    with pytest.raises(DiagnosticError, match=r"RT002.*no regular file"):
+        read_positions(str(tmp_path))
+    for name in ("lost.json", "postmortem.txt"):
+        (tmp_path / name).symlink_to("/dev/zero")
+    assert RunFolder(str(tmp_path)).lost() is None
+    assert RunFolder(str(tmp_path)).report() == ""
