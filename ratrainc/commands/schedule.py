@@ -32,6 +32,7 @@ def command(kind: str, stages: int, micro_batches: int, output: str | None) -> N
     """Print a well-known schedule as a table of forwards and backwards: one CSV row a stage, 0F0,0F1,0B0,..."""
     from ratrain_ir.files import write_lines
 
+    _check_size(kind, stages, micro_batches)
     lines = _lines(kind, stages, micro_batches)
     if output is None:
         for line in lines:
@@ -39,6 +40,20 @@ def command(kind: str, stages: int, micro_batches: int, output: str | None) -> N
     else:
         write_lines(output, lines)
         echo(f"wrote {output}", err=True)
+
+
+def _check_size(kind: str, stages: int, micro_batches: int) -> None:
+    """Refuse a table that `lint` could not read however short its actions are."""
+    from ratrain_ir.files import MIB, MOST_BYTES
+
+    most = MOST_BYTES["schedule table"] // len("0F0,")
+    actions = stages * micro_batches * (3 if kind == "zb-h1" else 2)
+    if actions > most:
+        size = MOST_BYTES["schedule table"] // MIB
+        raise click.UsageError(
+            f"a table of {stages:,} stages and {micro_batches:,} micro-batches has up to {actions:,} actions; "
+            f"one of more than {most:,} is longer than 'ratrainc lint' reads ({size} MiB)"
+        )
 
 
 def _lines(kind: str, stages: int, micro_batches: int) -> Iterator[str]:

@@ -133,6 +133,15 @@ def test_schedule_prints_a_row_a_stage(
     assert main(["lint", str(path), "--format", "torch-csv"]) == 0
 
 
+@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize(("stages", "micro_batches"), [("100000", "100000"), ("1", "9" * 30), ("9" * 30, "1")])
+def test_a_table_that_nobody_could_read_is_refused(
+    kind: str, stages: str, micro_batches: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["schedule", "--kind", kind, "--stages", stages, "--micro-batches", micro_batches]) == 2
+    assert "is longer than 'ratrainc lint' reads (8 MiB)" in capsys.readouterr().err
+
+
 def test_lint_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "s.csv"
 
