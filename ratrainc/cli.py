@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import EDQUOT, EIO, ENOSPC
+from errno import EDQUOT, EFBIG, EIO, ENOSPC
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -52,7 +52,7 @@ Examples:
   ratrainc compile 7b.rtir -o 7b.rtx && ratrainc simulate 7b.rtx
 """
 
-_FULL = (ENOSPC, EDQUOT, EIO)
+_FULL = (ENOSPC, EDQUOT, EIO, EFBIG)
 EXIT_DIAGNOSED, EXIT_USAGE, EXIT_INTERNAL, EXIT_INTERRUPTED = 1, 2, 70, 130
 EXIT_SAVED, EXIT_TERMINATED, EXIT_HUNG_UP = 75, 143, 129
 """After SIGTERM or SIGHUP with the state saved (`EX_TEMPFAIL` of sysexits.h: try again later), and after each without."""
@@ -178,7 +178,7 @@ def show_failure(error: BaseException, *, as_json: bool) -> int:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_DIAGNOSED
     from ratrain_ir.diagnostics import DiagnosticError
-    from ratrainc.terminal import echo
+    from ratrainc.terminal import echo, leave_lost_readers
 
     if isinstance(error, click.ClickException):
         shown = io.StringIO()
@@ -196,6 +196,7 @@ def show_failure(error: BaseException, *, as_json: bool) -> int:
         return EXIT_INTERRUPTED
     if isinstance(error, OSError) and error.errno in _FULL:
         echo(f"error: the output cannot be written: {error.strerror}", err=True)
+        leave_lost_readers()
         return EXIT_DIAGNOSED
     if isinstance(error, MemoryError):
         echo("error: this machine does not have the memory for that", err=True)

@@ -53,6 +53,7 @@ _OWN_CODES = (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
 )
+_FAILURES = (EXIT_DIAGNOSED, EXIT_USAGE, EXIT_INTERNAL)
 
 
 def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, str]]:
@@ -122,8 +123,9 @@ class Supervisor:
         code = process.returncode
         if lost or code not in _OWN_CODES:
             self._report(code)
-            return EXIT_DIAGNOSED
-        return code
+        if code in _FAILURES or code not in _OWN_CODES:
+            self._report_launcher(command[0], code)
+        return EXIT_DIAGNOSED if lost or code not in _OWN_CODES else code
 
     def _start(self, command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
         try:
@@ -204,6 +206,15 @@ class Supervisor:
             report = report_of(found, title, help_text=self.advice)
             tell(report)
             self.folder.keep_report(report.render())
+
+    def _report_launcher(self, launcher: str, code: int) -> None:
+        """Say that it ended before any rank had a position: there may be no other word on why."""
+        with suppress(DiagnosticError):
+            if read_positions(self.folder.directory) or self.folder.report():
+                return
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
+            text = f"'{launcher}' {how} before any rank had begun"
+            tell(Diagnostic("RT093", text, help="why is said above, if the launcher or a rank said it"))
 
 
 def examine(folder: RunFolder) -> Diagnosis:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -27,7 +27,44 @@ All options after FILE are those of 'ratrainc run'.
 """
 
 
-@click.command(epilog=_EPILOG, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+class _Launch(click.Command):
+    """A command whose own options stand before its first argument, and says so of one that stands behind."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As of any command, with a word on options that went to 'ratrainc run'."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as missing:
+            if missing.param is not None and any(_begins(word, missing.param.opts) for word in given):
+                self._refuse(missing.param, ctx)
+            raise
+
+    def invoke(self, ctx: click.Context) -> object:
+        """As of any command, where all its options came to it."""
+        for parameter in self.params:
+            if isinstance(parameter, click.Option) and any(
+                _begins(word, parameter.opts) for word in ctx.params["words"]
+            ):
+                self._refuse(parameter, ctx)
+        return super().invoke(ctx)
+
+    def _refuse(self, parameter: click.Parameter, ctx: click.Context) -> NoReturn:
+        option = max(parameter.opts, key=len)
+        raise click.UsageError(
+            f"{option} stands before FILE ('ratrainc launch {option} ... FILE'): the options after FILE are those of 'ratrainc run'",
+            ctx,
+        )
+
+
+def _begins(word: str, names: Collection[str]) -> bool:
+    """Whether a word gives an option, with its value or not: -n, -n4, --mpirun=PATH."""
+    return any(word.partition("=")[0] == name or (len(name) == 2 and word[:2] == name) for name in names)
+
+
+@click.command(
+    cls=_Launch, epilog=_EPILOG, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
 @click.option("-n", "ranks", type=click.IntRange(min=1), required=True, help="Processes: stages times replicas.")
 @click.option(
     "--mpirun",

@@ -164,6 +164,24 @@ def test_launch_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.Monk
     assert not list(places.iterdir())
 
 
+@pytest.mark.parametrize(("code", "how"), [("1", "status 1"), ("9", "status 9"), ("$(kill -9 $$)", "signal 9")])
+def test_a_launcher_that_fails_without_a_word_is_spoken_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: str, how: str
+) -> None:
+    launcher = tmp_path / "mpirun"
+    launcher.write_text(f'#!/bin/sh\n[ "$1" = --version ] || exit {code}\n')
+    launcher.chmod(0o755)
+    assert main(["launch", "-n", "1", "--mpirun", str(launcher), "a.rtx"]) == 1
+    shown = capsys.readouterr().err
+    assert f"mpirun' {'ended with' if code.isdigit() else 'was ended by'} {how} before any rank had begun" in shown
+
+
+@pytest.mark.parametrize("words", [("a.rtx", "-n", "4"), ("a.rtx", "-n4"), ("-n", "4", "a.rtx", "--mpirun=x")])
+def test_options_of_launch_stand_before_the_file(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", *words]) == 2
+    assert f"{'--mpirun' if len(words) > 3 else '-n'} stands before FILE" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "words"), [("junk", "cannot be started"), ("#!/bin/sh\nexec sleep 60\n", "did not end within")]
 )
@@ -197,14 +215,28 @@ def test_doctor_says_that_nothing_is_compiled() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("words", [("strategies",), ("simulate", "--json")])
-def test_output_that_finds_no_room_is_no_internal_error(program: str, words: tuple[str, ...]) -> None:
+def test_output_that_finds_no_room_is_no_internal_error(program: str, words: tuple[str, ...], unbuffered: str) -> None:
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     file = (program,) if words[0] == "simulate" else ()
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "ratrainc", words[0], *file, *words[1:]]
-        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        found = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=env
+        )
     assert found.returncode == 1
     assert found.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_longer_than_a_file_may_be_is_no_internal_error(tmp_path: Path, unbuffered: str) -> None:
+    script = 'ulimit -f 1; exec "$0" -m ratrainc schedule --kind gpipe --stages 1 --micro-batches 2000 > "$1"'
+    command = ["/bin/sh", "-c", script, sys.executable, str(tmp_path / "table.csv")]
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    found = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=env)
+    assert found.returncode == 1
+    assert found.stderr == "error: the output cannot be written: File too large\n"
 
 
 def test_json_for_a_closed_output_is_no_internal_error(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
