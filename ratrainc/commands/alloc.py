@@ -45,7 +45,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str) -> int
 @click.option(
     "-o",
     "--output",
-    type=Result("allocation problem"),
+    type=Result("allocation problem", ".csv"),
     callback=output_file,
     metavar="SOLUTION.csv",
     help="Write the problem with an offset for each buffer.",

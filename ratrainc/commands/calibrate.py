@@ -48,7 +48,7 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
 @click.option(
     "-o",
     "--output",
-    type=Result("machine"),
+    type=Result("machine", ".toml"),
     callback=output_file,
     metavar="machine.toml",
     help="Write the machine file.",

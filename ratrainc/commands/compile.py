@@ -47,7 +47,7 @@ Examples:
 @click.option(
     "-o",
     "--output",
-    type=Result("schedule"),
+    type=Result("schedule", ".rtir", ".rtx"),
     callback=output_file,
     metavar="X.rtir|X.rtx",
     help="Write the schedule (.rtir) or the program (.rtx).",

@@ -29,7 +29,7 @@ Compute only is what _load_csv(file, format="compute_only") reads; --lowered is 
 @click.option(
     "-o",
     "--output",
-    type=Result("table"),
+    type=Result("table", ".csv"),
     callback=output_file,
     metavar="F.csv",
     help="Write the table; without it the rows go to stdout.",

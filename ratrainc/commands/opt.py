@@ -93,7 +93,7 @@ def _write_reproducer(file: str, pipeline: str) -> str:
 @click.option(
     "-o",
     "--output",
-    type=Result("schedule"),
+    type=Result("schedule", ".rtir"),
     callback=output_file,
     metavar="F.rtir",
     help="Write the result; without it the text goes to stdout.",

@@ -79,7 +79,31 @@ class Source(FilePath):
 
 
 class Result(FilePath):
-    """What a command writes."""
+    """What a command writes; where that is a file, with the endings that such a file has.
+
+    No file that is there is replaced by one of another kind, as its ending tells: `opt X.rtir -o PLAN.toml`. An ending that nothing here
+    has says nothing, and devices and pipes take anything.
+    """
+
+    def __init__(self, kind: str, *endings: str) -> None:
+        super().__init__(kind)
+        self.endings = endings
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The path as it was given; a usage error where a file of another kind would be lost."""
+        path = super().convert(value, param, ctx)
+        found = _status(path)
+        if not self.endings or found is None or not stat.S_ISREG(found.st_mode):
+            return path
+        ending = os.path.splitext(os.path.realpath(path))[1].lower()  # noqa: PTH122
+        if ending in _ENDINGS and ending not in self.endings:
+            mine = " or ".join(self.endings)
+            self.fail(f"'{path}' is there, a {ending} file: it is not replaced by a {self.kind} ({mine})", param, ctx)
+        return path
+
+
+_ENDINGS = {".rtir", ".rtx", ".toml", ".json", ".jsonl", ".csv", ".html", ".svg", ".png", ".safetensors", ".bin"}
+"""Endings that tell what a file is."""
 
 
 def _would_replace(one: FilePath, path: str, other: FilePath, place: str) -> bool:

@@ -83,7 +83,7 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 @click.option(
     "-o",
     "--output",
-    type=Result("plan"),
+    type=Result("plan", ".toml"),
     callback=output_file,
     metavar="P.toml",
     help="Write the best plan; with --what-if, the best of the changed machine.",

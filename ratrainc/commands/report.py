@@ -18,7 +18,7 @@ Examples:
 @click.option(
     "-o",
     "--output",
-    type=Result("page"),
+    type=Result("page", ".html", ".htm"),
     callback=output_file,
     required=True,
     metavar="report.html",

@@ -169,13 +169,13 @@ _MOST_THREADS = 1 << 16
 @click.option(
     "--profile",
     "profile_path",
-    type=Result("profile"),
+    type=Result("profile", ".json"),
     metavar="FILE.json",
     help="Write the wall time of every op, for Perfetto and 'ratrainc calibrate'.",
 )
 @click.option(
     "--plot",
-    type=Result("picture"),
+    type=Result("picture", ".svg", ".png"),
     metavar="LOSS.svg|LOSS.png",
     help="Write the losses as a picture at the end (.png needs the extra 'plot').",
 )

@@ -67,7 +67,7 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 @jobs_option()
 @click.option(
     "--plot",
-    type=Result("picture"),
+    type=Result("picture", ".svg", ".png"),
     callback=output_file,
     metavar="OUT.png|OUT.svg",
     help="Draw the curve (needs the extra 'plot').",

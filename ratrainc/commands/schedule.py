@@ -23,7 +23,7 @@ Examples:
 @click.option(
     "-o",
     "--output",
-    type=Result("table"),
+    type=Result("table", ".csv"),
     callback=output_file,
     metavar="F.csv",
     help="Write the table; without it the rows go to stdout.",

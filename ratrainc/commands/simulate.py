@@ -50,7 +50,7 @@ Examples:
 )
 @click.option(
     "--trace",
-    type=Result("trace"),
+    type=Result("trace", ".json"),
     callback=output_file,
     metavar="out.json",
     help="Write a timeline for Perfetto or chrome://tracing.",

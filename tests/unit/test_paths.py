@@ -360,8 +360,49 @@ def test_no_result_replaces_what_the_command_reads_or_writes(
         assert "cannot write to the directory" in shown
     else:
         assert code == 2
-        assert "is the same file as that of" in shown
+        assert "is the same file as that of" in shown or "it is not replaced by a" in shown
     assert original.read_text() == "precious"
+
+
+FILE_RESULTS = [
+    (name, parameter)
+    for name, parameter in PATHS
+    if isinstance(parameter.type, Result) and (name, parameter.name) not in FOLDERS | {("run", "log")}
+]
+"""A log is not among them: what stands in its place is read before it is replaced."""
+
+
+@pytest.mark.parametrize(("name", "result"), FILE_RESULTS, ids=lambda item: getattr(item, "name", str(item)))
+def test_no_result_replaces_a_file_of_another_kind(
+    good: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    result: Any,
+) -> None:
+    monkeypatch.chdir(good)
+    for ending in {".rtir", ".toml", ".json", ".csv", ".safetensors", ".HTML"} - set(result.type.endings):
+        precious = tmp_path / f"precious{ending}"
+        precious.write_text("precious")
+        link = tmp_path / f"link{ending}{result.type.endings[0]}"
+        link.symlink_to(precious)
+        if ending.lower() in result.type.endings:
+            continue
+        for place in (precious, link):
+            assert main(words(name, **{result.name: str(place)})) == 2
+            assert f"a {ending.lower()} file: it is not replaced by a" in capsys.readouterr().err
+        assert precious.read_text() == "precious"
+
+
+def test_a_result_replaces_a_file_of_an_ending_nobody_knows(
+    good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(good)
+    place = tmp_path / "table.txt"
+    for _ in range(2):
+        assert main(words("schedule", output=str(place))) == 0
+    assert place.read_text() == "0F0,0B0\n"
 
 
 IN_PLACE = {
