@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from math import prod
 from typing import Any, NoReturn, Protocol
 
@@ -95,6 +96,16 @@ def open_tensors(path: str, code: str) -> dict[str, StoredTensor]:
         found[name] = StoredTensor(dtype, shape, data[begin:end])
     _check_ranges(path, code, sorted(ranges), len(data))
     return found
+
+
+def metadata_of(path: str) -> dict[str, object]:
+    """What a file says of itself beside its tensors; nothing where it is no such file, or cannot be read."""
+    with suppress(OSError, ValueError, RecursionError), opened_regular(path) as stream:
+        length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+        header = json.loads(stream.read(min(length, _MAX_HEADER)))
+        found = header.get("__metadata__") if isinstance(header, dict) else None
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def write_tensors(

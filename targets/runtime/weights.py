@@ -24,7 +24,7 @@ from ratrain_ir.files import is_directory, is_there, read_text, replacing
 from ratrain_ir.frontend.hf_keys import RENAMED
 from ratrain_ir.frontend.model_config import load_model
 from ratrain_ir.frontend.text import shown
-from targets.runtime.tensor_file import FLOAT_TYPES, Float32, StoredTensor, open_tensors, write_tensors
+from targets.runtime.tensor_file import FLOAT_TYPES, Float32, StoredTensor, metadata_of, open_tensors, write_tensors
 
 if TYPE_CHECKING:
     from ratrain_ir.frontend.model_config import ModelConfig
@@ -36,6 +36,8 @@ WeightSource = Callable[[str], Float32]
 _CONFIG = "config.json"
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_METADATA = {"format": "pt", "written_by": "ratrain"}
+"""Of the files that are written here. Readers of this format in PyTorch programs ask for the first entry, and none for the other."""
 _WEIGHTS_KEY = 1  # keeps the random numbers of the weights apart from those of the data order
 _RESIDUAL = ("o_proj", "down_proj")  # the matrices that write to the residual stream, 2 in each layer
 _HEAD = "lm_head.weight"
@@ -166,8 +168,12 @@ def write_weights(path: str, model: ModelConfig, source: WeightSource) -> None:
 
     shapes = {name: _stored_shape(parts) for name, parts in layout.items()}
     with replacing(path) as stream:
-        # Readers of this format in PyTorch programs ask for this entry.
-        write_tensors(stream, shapes, tensors(), {"format": "pt"})
+        write_tensors(stream, shapes, tensors(), _METADATA)
+
+
+def is_written_here(path: str) -> bool:
+    """Whether `write_weights` wrote a file, which a new one may replace."""
+    return metadata_of(path) == _METADATA
 
 
 def block_elements(model: ModelConfig, unit: Block) -> int:

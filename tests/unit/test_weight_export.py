@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from attrs import evolve
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from ratrain_ir.diagnostics import DiagnosticError
 from ratrain_ir.frontend.hf_export import hugging_face_config
@@ -150,6 +150,38 @@ def test_weights_do_not_go_into_a_checkpoint(tmp_path: Path):
     with pytest.raises(DiagnosticError, match="RT092"):
         export_weights(place, place)
     train(make_program(), 1, save=place)
+
+
+def test_only_what_an_export_wrote_is_replaced(tmp_path: Path):
+    place, folder = str(tmp_path / "checkpoint"), tmp_path / "exported"
+    train(make_program(), 1, save=place)
+    export_weights(place, str(folder))
+    (folder / "README.md").write_text("mine")
+    export_weights(place, str(folder))
+    assert (folder / "README.md").read_text() == "mine"
+    elsewhere = tmp_path / "config.json"
+    (folder / "config.json").rename(elsewhere)
+    (folder / "config.json").symlink_to(elsewhere)
+    elsewhere.write_text("precious")
+    with pytest.raises(DiagnosticError, match=r"RT091.*config.json' is a link"):
+        export_weights(place, str(folder))
+    assert elsewhere.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+def test_the_model_of_somebody_else_is_not_replaced(tmp_path: Path, name: str):
+    place, folder = str(tmp_path / "checkpoint"), tmp_path / "theirs"
+    train(make_program(), 1, save=place)
+    folder.mkdir()
+    if name == "model.safetensors":
+        save_file({"a": np.zeros(1, np.float32)}, folder / name, {"format": "pt"})
+    else:
+        (folder / name).write_text("{}")
+    content = (folder / name).read_bytes()
+    with pytest.raises(DiagnosticError, match=f"RT091.*did not write \\('{name}'"):
+        export_weights(place, str(folder))
+    assert (folder / name).read_bytes() == content
+    assert [entry.name for entry in folder.iterdir()] == [name]
 
 
 def test_another_model_is_refused_tensor_by_tensor(tmp_path: Path):

@@ -527,7 +527,7 @@ class TestWrite:
             assert found[name].dtype == np.float32
             assert np.array_equal(found[name], values)
         header = (tmp_path / "out.safetensors").read_bytes()
-        assert json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])["__metadata__"] == {"format": "pt"}
+        assert json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])["__metadata__"]["format"] == "pt"
 
     def test_from_flat_tensors(self, tmp_path):
         plan = make_plan(2, 3)
