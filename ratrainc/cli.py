@@ -166,8 +166,8 @@ def _exit_code_of(words: list[str]) -> int:
 
 def _write_whole() -> None:
     """Put a buffer behind stdout where there is none (PYTHONUNBUFFERED): a write that the system cuts short would lose its rest unsaid."""
-    raw = getattr(sys.stdout, "buffer", None)
-    if isinstance(raw, io.RawIOBase):
+    stream, raw = sys.stdout, getattr(sys.stdout, "buffer", None)
+    if stream is sys.__stdout__ and isinstance(raw, io.RawIOBase):  # one that somebody put there is theirs
         whole = io.BufferedWriter(raw)
         sys.stdout = io.TextIOWrapper(whole, sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
 

@@ -203,6 +203,7 @@ def test_nothing_is_lost_where_a_write_is_cut_short(monkeypatch: pytest.MonkeyPa
         raw = ShortWrites()
         unbuffered = io.TextIOWrapper(raw, "utf-8", write_through=True)  # type: ignore[arg-type]
         monkeypatch.setattr(sys, "stdout", unbuffered)
+        monkeypatch.setattr(sys, "__stdout__", unbuffered)
         assert main(["schedule", "--kind", "gpipe", "--stages", "4", "--micro-batches", "200"]) == 0
         sys.stdout.flush()
         shown.append(bytes(raw.data).decode())
