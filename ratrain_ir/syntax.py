@@ -273,10 +273,23 @@ def explain(error: UnexpectedInput, file: str, lines: tuple[str, ...]) -> Diagno
             length = len(str(error.token))
     words = sorted({_TERMINALS.get(name, f"'{name.lower()}'") for name in expected})
     message = f"unexpected {found}" + (f", expected {_either(words)}" if words else "")
-    hint = error.match_examples(_lark().parse, _examples(), token_type_match_fallback=True)
     return Diagnostic(
-        "RT001", message, Location(file, line, column, length), help=hint, source=lines[line - 1] if lines else ""
+        "RT001",
+        message,
+        Location(file, line, column, length),
+        help=_hint(error),
+        source=lines[line - 1] if lines else "",
     )
+
+
+def _hint(error: UnexpectedInput) -> str | None:
+    """The help for the mistake that an example shows, if one does."""
+    try:
+        return error.match_examples(_lark().parse, _examples(), token_type_match_fallback=True)
+    except (
+        TypeError
+    ):  # Lark fails at a message for its log, where an example stops at the same place and could go on otherwise
+        return None
 
 
 @cache

@@ -418,3 +418,17 @@ def test_a_pipeline_is_said_once_and_can_be_shown(text: str, code: str) -> None:
     (problem,) = caught.value.diagnostics
     assert problem.code == code
     assert problem.location is not None
+
+
+@pytest.mark.parametrize("mark", ["}", "="])
+def test_any_mark_at_any_word_of_an_op_is_an_error_at_its_place(mark: str) -> None:
+    """Also where the grammar's library has no example that goes on alike."""
+    lines = sound("place-1f1b").splitlines()
+    number = next(i for i, line in enumerate(lines) if "+= backward head" in line)
+    words = lines[number].split(" ")
+    for at, word in enumerate(words):
+        for spoilt in (f"{word[:3]}{mark}{word[3:]}", f"{mark}{word}", f"{word}{mark}"):
+            text = "\n".join([*lines[:number], " ".join([*words[:at], spoilt, *words[at + 1 :]]), *lines[number + 1 :]])
+            with pytest.raises(DiagnosticError) as caught:
+                parse_module(text, file="s.rtir")
+            assert all(problem.location is not None for problem in caught.value.diagnostics)
