@@ -175,7 +175,8 @@ def _levers(module: Module, stage: int, machine: Machine | None, seconds: float)
         return []
     # of a placed module the plan tells the order that its pipeline made
     plan = module.plan if module.level is Level.DATAFLOW else evolve(module.plan, schedule=None)
-    setting = Setting(module.model, plan, module.pipeline, api.machine_for(module, machine))
+    pipeline = module.pipeline if module.level is Level.ALLOCATED else f"{module.pipeline},allocate-ddr"
+    setting = Setting(module.model, plan, pipeline, api.machine_for(module, machine))
     with status("trying levers"):
         now = try_setting(setting, "as it is")
         if now is None:

@@ -37,6 +37,15 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> s
     return capsys.readouterr().out
 
 
+def test_explain_prices_changes_of_a_schedule_that_has_no_addresses_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placed = str(tmp_path / "placed.rtir")
+    assert main(["compile", *SOURCES, "--passes", "place-1f1b,recompute{policy=full}", "-o", placed]) == 0
+    levers = json.loads(printed(capsys, "explain", placed, "--seconds", "1", "--json"))["levers"]
+    assert levers[0]["name"] == "as it is"
+
+
 def test_explain_names_an_owner_for_every_byte(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
     facts = json.loads(printed(capsys, "explain", schedule, "--no-levers", "--json"))
     reuse = facts["byte_reuse"]
