@@ -324,9 +324,12 @@ def kept_tokenizer(directory: str) -> tuple[str, str] | None:
 
 
 def facts_of(run: object) -> Mapping[str, Any]:
-    """What a checkpoint's run recorded of its data; nothing where an older version wrote it."""
+    """What a checkpoint's run recorded of its data; nothing where an older version wrote it, or not all of it is there."""
     facts = run.get("stream") if isinstance(run, dict) else None
-    return facts if isinstance(facts, dict) else {}
+    texts = ("name", "part", "token")
+    if not isinstance(facts, dict) or not isinstance(facts.get("tokens"), int):
+        return {}
+    return facts if all(isinstance(facts.get(name), str) for name in texts) else {}
 
 
 def _latest(directory: str) -> tuple[str, dict[str, Any]]:

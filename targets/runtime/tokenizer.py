@@ -81,7 +81,10 @@ def tokenized(text: TokenStream, tokenizer: TokenizerChoice, *, vocab_size: int)
     found: list[NDArray[np.uint32]] = []
     pieces = iter(_pieces(text.tokens))
     while batch := list(islice(pieces, _TOGETHER)):
-        encodings = loaded.encode_batch(batch, add_special_tokens=False)
+        try:
+            encodings = loaded.encode_batch(batch, add_special_tokens=False)
+        except Exception as error:  # noqa: BLE001 - the package raises no class of its own
+            fail("RT090", f"the tokenizer '{tokenizer.name}' cannot take '{text.name}': {error}")
         found += [np.array(encoding.ids, np.uint32) for encoding in encodings]
     tokens = np.concatenate(found)
     token = f"one of the tokenizer '{tokenizer.name}'"

@@ -523,6 +523,8 @@ def _scale_that_starts_anew(saved: object, plan: Plan) -> list[Diagnostic]:
     """A warning where the loss scale of a checkpoint's run says nothing of this one: of other types, or fixed and not adapted."""
     if not isinstance(saved, dict) or not {"loss_scale", *_SCALED} <= saved.keys():
         return []
+    if not isinstance(saved["loss_scale"], int | float | None):
+        return []
     types = [
         f"{key} {saved[key]} then, {getattr(plan, key)} now" for key in _SCALED if saved[key] != getattr(plan, key)
     ]

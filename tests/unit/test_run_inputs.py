@@ -264,6 +264,31 @@ def test_a_checkpoint_from_before_data_had_a_name_is_resumed_by_its_content(plac
         begun(other, resume=str(checkpoint))
 
 
+@pytest.mark.parametrize("odd", ["gone", None, 3, "x", []])
+@pytest.mark.parametrize(
+    "where", ["stream", "stream.name", "stream.part", "stream.tokens", "stream.token", "plan.loss_scale"]
+)
+def test_records_of_a_run_that_are_not_whole_are_no_internal_error(place: Path, where: str, odd: object) -> None:
+    checkpoint = place / "checkpoint"
+    book, other = (DataChoice(str(place / f"{name}.txt")) for name in ("book", "other"))
+    ran(book, save=str(checkpoint))
+    path = checkpoint / MANIFEST_FILE
+    manifest = json.loads(path.read_text())
+    *folders, key = where.split(".")
+    held = manifest["run"]
+    for folder in folders:
+        held = held[folder]
+    if odd == "gone":
+        del held[key]
+    else:
+        held[key] = odd
+    manifest["manifest_sha256"] = manifest_digest(manifest)
+    path.write_text(json.dumps(manifest))
+    begun(book, resume=str(checkpoint))
+    with pytest.raises(DiagnosticError, match="RT092"):
+        begun(other, resume=str(checkpoint))
+
+
 def test_a_run_says_what_a_token_is(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program, book = str(place / "a.rtx"), str(place / "book.txt")
     write_program(wide_program(), program)

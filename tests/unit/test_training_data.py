@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,16 @@ class TestTokenizer:
         path.write_text(content)
         with pytest.raises(DiagnosticError, match="is no tokenizer"):
             tokenized(builtin_text_tokens(), TokenizerChoice(str(path), "other"), vocab_size=300)
+
+    def test_a_tokenizer_that_cannot_take_a_text(self, tokenizer: Any, tmp_path: Path) -> None:
+        path = tmp_path / "tokenizer.json"
+        content = json.loads(path.read_text())
+        content["model"]["unk_token"] = "nowhere"
+        content["model"]["vocab"] = {"a": 0}
+        content["model"]["merges"] = []
+        path.write_text(json.dumps(content))
+        with pytest.raises(DiagnosticError, match="RT090"):
+            tokenized(builtin_text_tokens(), TokenizerChoice(str(path), "odd"), vocab_size=300)
 
     def test_no_file(self, tmp_path: Path) -> None:
         with pytest.raises(DiagnosticError, match="RT002"):
