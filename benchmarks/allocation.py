@@ -18,8 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from passes.allocation import AllocationProblem, Effort, allocate, check_allocation
-from ratrainc.allocation_csv import read_problem
+from ratrain.passes.allocation import AllocationProblem, Effort, allocate, check_allocation
+from ratrain.ratrainc.allocation_csv import read_problem
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from passes.allocation import AllocationProblem
+from ratrain.passes.allocation import AllocationProblem
 
 STAGES = 8
 LAYERS = 8

@@ -31,19 +31,19 @@ import numpy as np
 from attrs import evolve, frozen
 from threadpoolctl import threadpool_limits
 
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Optimizer, Plan
-from ratrainc import api
-from ratrainc.job import Job, job_of
-from ratrainc.strategies import strategy
-from ratrainc.training_data import DataChoice, open_data
-from targets.runtime.checkpoint import save_checkpoint
-from targets.runtime.kernels import kernel_set
-from targets.runtime.state import training_state
-from targets.runtime.training import RunSettings, TrainingRun, blas_facts, prepare
+from ratrain import api
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
+from ratrain.ratrainc.job import Job, job_of
+from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrainc.training_data import DataChoice, open_data
+from ratrain.targets.runtime.checkpoint import save_checkpoint
+from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.state import training_state
+from ratrain.targets.runtime.training import RunSettings, TrainingRun, blas_facts, prepare
 
 if TYPE_CHECKING:
-    from targets.program import Program
+    from ratrain.targets.program import Program
 
 PAPER_TOKENS = 1.028e9
 PAPER_DEVIATION = 0.081  # percent

@@ -28,12 +28,12 @@ from typing import Any
 
 from attrs import asdict, define, field, frozen
 
-from ratrain_ir.ops import Engine
-from ratrainc import api
-from ratrainc.supervisor import Supervisor, mpi_command
-from targets.rtx import write_program
-from targets.runtime.checkpoint_series import saved_steps
-from targets.runtime.positions import RunFolder
+from ratrain import api
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrainc.supervisor import Supervisor, mpi_command
+from ratrain.targets.rtx import write_program
+from ratrain.targets.runtime.checkpoint_series import saved_steps
+from ratrain.targets.runtime.positions import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 RANKS, STEPS, SAVE_EVERY, HANG_TIMEOUT = 4, 8, 2, 4.0
@@ -98,7 +98,7 @@ class Bench:
         words = [str(self.program), "--steps", str(steps), "--save", str(save), "--save-every", str(SAVE_EVERY)]
         words += ["--engine", "mpi", "--hang-timeout", str(HANG_TIMEOUT), "--log", str(log)]
         words += ["--resume", str(resume)] if resume else []
-        start = [str(ROOT / "benchmarks" / "faulty_ranks.py"), json.dumps(fault)] if fault else ["-m", "ratrainc"]
+        start = [str(ROOT / "benchmarks" / "faulty_ranks.py"), json.dumps(fault)] if fault else ["-m", "ratrain"]
         launcher, variables = mpi_command(RANKS, None)
         command = [*launcher, sys.executable, *start, "run", *words]
         environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}

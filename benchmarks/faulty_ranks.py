@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain_ir.ops import Engine
-from ratrain_ir.types import StateKind
-from ratrainc.cli import main
-from targets.runtime.mpi.engine import MpiEngine
-from targets.runtime.mpi.processes import MpiProcesses
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrainc.cli import main
+from ratrain.targets.runtime.mpi.engine import MpiEngine
+from ratrain.targets.runtime.mpi.processes import MpiProcesses
 
 if TYPE_CHECKING:
-    from targets.program import Instruction
-    from targets.runtime.mpi.collectives import Phases
-    from targets.runtime.rank import Rank
+    from ratrain.targets.program import Instruction
+    from ratrain.targets.runtime.mpi.collectives import Phases
+    from ratrain.targets.runtime.rank import Rank
 
 
 @frozen

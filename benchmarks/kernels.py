@@ -14,14 +14,14 @@ from attrs import evolve, frozen
 from rich.console import Console
 from rich.table import Table
 
-from ratrain_ir.types import Dtype
-from targets.mt3000.machine import load_machine
-from targets.mt3000.tiling.attention import PARTS, AttentionShape
-from targets.mt3000.tiling.core import Cluster, cluster_of
-from targets.mt3000.tiling.gemm import GemmShape, GemmTiles, gemm_schedule
-from targets.mt3000.tiling.search import attention_tiles, gemm_tiles
-from targets.mt3000.tiling.timing import TileTime, tile_time
-from targets.tiles import Loop, TileSchedule, statements
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.mt3000.machine import load_machine
+from ratrain.targets.mt3000.tiling.attention import PARTS, AttentionShape
+from ratrain.targets.mt3000.tiling.core import Cluster, cluster_of
+from ratrain.targets.mt3000.tiling.gemm import GemmShape, GemmTiles, gemm_schedule
+from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles
+from ratrain.targets.mt3000.tiling.timing import TileTime, tile_time
+from ratrain.targets.tiles import Loop, TileSchedule, statements
 
 MT3000 = cluster_of(load_machine("mt3000"))
 FASTER = cluster_of(load_machine("mt3000-1.2ghz"))

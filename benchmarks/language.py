@@ -21,26 +21,26 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define
 
-from passes.manager import PassManager
-from ratrain_ir.analysis.dependence import stage_waits
-from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.diagnostics import Diagnostics
-from ratrain_ir.equality import first_difference
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.model_config import load_model
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.gc import paused_gc
-from ratrain_ir.parser import parse_module
-from ratrain_ir.printer import print_module
-from ratrain_ir.testing.fake_target import FakeTarget
-from ratrain_ir.verifier.communication import check_communication
-from ratrain_ir.verifier.dataflow import check_dataflow
-from ratrain_ir.verifier.memory import check_memory
-from ratrain_ir.verifier.report import Reporter
-from ratrain_ir.verifier.structure import check_structure
+from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.analysis.dependence import stage_waits
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.diagnostics import Diagnostics
+from ratrain.ratrain_ir.equality import first_difference
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.gc import paused_gc
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.verifier.communication import check_communication
+from ratrain.ratrain_ir.verifier.dataflow import check_dataflow
+from ratrain.ratrain_ir.verifier.memory import check_memory
+from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.verifier.structure import check_structure
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module
+    from ratrain.ratrain_ir.module import Module
 
 STAGES = 8
 LAYERS = 80

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ratrain_ir.analysis.lifetime import lifetimes
-from ratrainc import api
-from ratrainc.strategies import DEFAULT_STRATEGY, strategy
+from ratrain import api
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
 
 if TYPE_CHECKING:
-    from passes.manager import PassRun
-    from ratrain_ir.module import Module
+    from ratrain.passes.manager import PassRun
+    from ratrain.ratrain_ir.module import Module
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 DECIMAL_CAP = 20 * 10**9

@@ -19,23 +19,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import evolve
 
-from ratrain_ir.files import write_lines
-from ratrain_ir.frontend.model_config import load_model
-from ratrainc.planner.bounds import Columns, plan_bounds
-from ratrainc.planner.comparison import best_of_each, comparison_rows
-from ratrainc.planner.evaluation import Evaluation, Task, evaluate, folded_micro_batches
-from ratrainc.planner.profile import Profiles
-from ratrainc.planner.quick import quick_answer
-from ratrainc.planner.report import plan_file, plan_text, shape_text
-from ratrainc.planner.requests import planning_request
-from ratrainc.planner.search import Search
-from ratrainc.planner.smallest import smallest_clusters
-from ratrainc.planner.space import Shape
-from ratrainc.strategies import strategy
+from ratrain.ratrain_ir.files import write_lines
+from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrainc.planner.bounds import Columns, plan_bounds
+from ratrain.ratrainc.planner.comparison import best_of_each, comparison_rows
+from ratrain.ratrainc.planner.evaluation import Evaluation, Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.profile import Profiles
+from ratrain.ratrainc.planner.quick import quick_answer
+from ratrain.ratrainc.planner.report import plan_file, plan_text, shape_text
+from ratrain.ratrainc.planner.requests import planning_request
+from ratrain.ratrainc.planner.search import Search
+from ratrain.ratrainc.planner.smallest import smallest_clusters
+from ratrain.ratrainc.planner.space import Shape
+from ratrain.ratrainc.strategies import strategy
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.plan import Plan
-    from ratrainc.planner.answer import Request
+    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrainc.planner.answer import Request
 
 PAPER = {"llama-2-7b": 8, "baichuan2-13b": 16, "qwen2.5-32b": 64, "llama-2-70b": 96}
 """The models of the paper and the fewest clusters published for each."""

@@ -21,16 +21,16 @@ import click
 import numpy as np
 from attrs import evolve
 
-from ratrain_ir.frontend.model_config import load_model
-from ratrain_ir.frontend.plan import Plan, load_plan
-from ratrainc import api
-from ratrainc.calibration.from_profile import machine_from_profile
-from ratrainc.supervisor import mpi_command
-from targets.mt3000.simulation import shared_cores_step_seconds
-from targets.rtx import write_program
+from ratrain import api
+from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.plan import Plan, load_plan
+from ratrain.ratrainc.calibration.from_profile import machine_from_profile
+from ratrain.ratrainc.supervisor import mpi_command
+from ratrain.targets.mt3000.simulation import shared_cores_step_seconds
+from ratrain.targets.rtx import write_program
 
 if TYPE_CHECKING:
-    from targets.program import Program
+    from ratrain.targets.program import Program
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 PEAK = 1e11
@@ -55,7 +55,7 @@ def step_seconds(program: Program, steps: int, folder: Path, profile: Path | Non
     path = folder / "program.rtx"
     write_program(program, str(path))
     launcher, variables = mpi_command(program.plan.clusters, None)
-    words = ["-m", "ratrainc", "run", str(path), "--steps", str(steps), "--threads", "1", "--engine", "mpi", "--json"]
+    words = ["-m", "ratrain", "run", str(path), "--steps", str(steps), "--threads", "1", "--engine", "mpi", "--json"]
     words += ["--profile", str(profile)] if profile else []
     result = subprocess.run(
         [*launcher, sys.executable, *words],

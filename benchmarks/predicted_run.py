@@ -24,18 +24,18 @@ from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ratrain_ir.frontend.model_config import load_model
-from ratrain_ir.frontend.plan import Plan, load_plan
-from ratrainc import api
-from ratrainc.calibration.from_profile import ProfiledMachine, machine_from_profile
-from ratrainc.run_profile import write_profile
-from ratrainc.strategies import strategy
-from ratrainc.training_data import DataChoice, open_data
-from targets.mt3000.simulation import one_core_step_seconds
-from targets.program import Program
-from targets.runtime.kernels import kernel_set
-from targets.runtime.profile import Profile
-from targets.runtime.training import RunSettings, TimedStep, TrainingRun, prepare
+from ratrain import api
+from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.plan import Plan, load_plan
+from ratrain.ratrainc.calibration.from_profile import ProfiledMachine, machine_from_profile
+from ratrain.ratrainc.run_profile import write_profile
+from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrainc.training_data import DataChoice, open_data
+from ratrain.targets.mt3000.simulation import one_core_step_seconds
+from ratrain.targets.program import Program
+from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.profile import Profile
+from ratrain.targets.runtime.training import RunSettings, TimedStep, TrainingRun, prepare
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 PEAK = 1e11

@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from stopwatch import machine, medians, pools
 from training_step import SEED, Task
 
-from ratrain_ir.frontend.plan import Plan
-from ratrainc import api
-from targets.runtime.kernels import kernel_set
-from targets.runtime.training import RunSettings, TrainingRun, prepare
+from ratrain import api
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.training import RunSettings, TrainingRun, prepare
 
 LAYOUTS = {"1 rank": (1, 1), "2 replicas": (1, 2), "2 stages": (2, 1)}
 """Stages and replicas."""

@@ -14,11 +14,11 @@ from unittest import mock
 import numpy as np
 from attrs import define, field, frozen
 
-from targets.runtime.kernels import openblas
-from targets.runtime.kernels.shared import KERNELS
+from ratrain.targets.runtime.kernels import openblas
+from ratrain.targets.runtime.kernels.shared import KERNELS
 
 if TYPE_CHECKING:
-    from targets.runtime.kernels import KernelSet
+    from ratrain.targets.runtime.kernels import KernelSet
 
 ARRAYS = (7, 9, 12)
 """Which arguments of sgemm are arrays."""

@@ -11,14 +11,14 @@ import sys
 import time
 from pathlib import Path
 
-from passes.manager import PassManager
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.gc import paused_gc
-from ratrainc import api
-from ratrainc.strategies import STRATEGIES, Strategy
-from targets.mt3000.machine import load_machine
-from targets.mt3000.target import Mt3000Target
+from ratrain import api
+from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.gc import paused_gc
+from ratrain.ratrainc.strategies import STRATEGIES, Strategy
+from ratrain.targets.mt3000.machine import load_machine
+from ratrain.targets.mt3000.target import Mt3000Target
 
 DEFAULT = ("llama-2-70b", str(Path(__file__).resolve().parent.parent / "examples" / "llama-2-70b-96.toml"))
 

@@ -25,17 +25,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from step_profile import StepProfiler, products_alone
 from stopwatch import CLOCKS, machine, medians, pools
 
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Optimizer, Plan
-from ratrainc import api
-from targets.runtime.data import Batches, TokenStream
-from targets.runtime.kernels import kernel_set
-from targets.runtime.local import LocalEngine
-from targets.runtime.state import start_from_weights
-from targets.runtime.weights import named_parameters, random_weights
+from ratrain import api
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
+from ratrain.targets.runtime.data import Batches, TokenStream
+from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.local import LocalEngine
+from ratrain.targets.runtime.state import start_from_weights
+from ratrain.targets.runtime.weights import named_parameters, random_weights
 
 if TYPE_CHECKING:
-    from targets.runtime.kernels import KernelSet
+    from ratrain.targets.runtime.kernels import KernelSet
 
 SEED = 0
 PROFILED_STEPS = 3

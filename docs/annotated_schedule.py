@@ -6,11 +6,11 @@ import re
 
 from attrs import evolve
 
-from ratrain_ir.frontend.model_config import load_model
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.printer import module_lines
-from ratrainc import api
-from ratrainc.examples import example_path
+from ratrain import api
+from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.printer import module_lines
+from ratrain.ratrainc.examples import example_path
 
 _REMARKS = (
     (r"^rtir", "the version of the format"),

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import attrs
 
-from passes.pass_base import default_text, values_text
-from passes.registry import PASSES, pass_class
-from ratrain_ir.diagnostics import CODES
-from ratrain_ir.files import MIB, MOST_BYTES
-from ratrain_ir.frontend.text import MAX_BYTES
-from ratrainc.strategies import STRATEGIES
+from ratrain.passes.pass_base import default_text, values_text
+from ratrain.passes.registry import PASSES, pass_class
+from ratrain.ratrain_ir.diagnostics import CODES
+from ratrain.ratrain_ir.files import MIB, MOST_BYTES
+from ratrain.ratrain_ir.frontend.text import MAX_BYTES
+from ratrain.ratrainc.strategies import STRATEGIES
 
 DOCS = Path(__file__).resolve().parent
 

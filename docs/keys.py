@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ratrain_ir.frontend.hf_keys import HARMLESS, NEUTRAL
+from ratrain.ratrain_ir.frontend.hf_keys import HARMLESS, NEUTRAL
 
 DOCS = Path(__file__).resolve().parent
 

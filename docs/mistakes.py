@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.printer import print_module
-from ratrainc import api
-from ratrainc.cli import main
-from targets.program_verifier import check_program
-from targets.rtx import write_program
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrainc.cli import main
+from ratrain.targets.program_verifier import check_program
+from ratrain.targets.rtx import write_program
 
 if TYPE_CHECKING:
-    from targets.program import Program
+    from ratrain.targets.program import Program
 
 MODEL = ModelConfig("tiny", "llama", 256, 64, 3, 4, 2, 16, 160, 1e-5)
 PLAN = Plan(2, 2, (1,), 1, 3, 32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-SETTINGS, REQUEST = "ratrainc.training:run_training", "ratrainc.planner.requests:Request"
+SETTINGS, REQUEST = "ratrain.ratrainc.training:run_training", "ratrain.ratrainc.planner.requests:Request"
 
 
 @frozen
@@ -40,7 +40,7 @@ _SEARCH = "--model m.json --clusters 2 --global-batch 4 --seq-len 8"
 _JOBS = "processes of the search"
 _AUTO = "--model m.json --plan auto --clusters 2 --global-batch 4 --strategies zero3,ratrain"
 _QUICK = "--model m.json --plan auto --strategies full-save --seq-len 8 --seconds 0 --jobs 1"
-_FIT = "ratrainc.calibration.report:calibrate_rows"
+_FIT = "ratrain.ratrainc.calibration.report:calibrate_rows"
 _ROWS = "--rows rows.csv --fit launch"
 
 OPTIONS = {
@@ -77,7 +77,7 @@ OPTIONS = {
                 "verifies after every pass, to name the one that is at fault",
                 "--verify-each",
                 None,
-                "ratrainc.api:run_passes",
+                "ratrain.api:run_passes",
                 ("x.rtir",),
             ),
             "--json": _JSON,
@@ -92,7 +92,7 @@ OPTIONS = {
             "--print-ir-after-change": Option("prints it after every pass that changed it", "--print-ir-after-change"),
             "--dump-dir": Option("writes it after every pass", "--dump-dir steps"),
             "--list-passes": Option("lists the passes instead", "--list-passes"),
-            "--verify-each": Option("verifies after every pass", "--verify-each", None, "ratrainc.api:run_passes"),
+            "--verify-each": Option("verifies after every pass", "--verify-each", None, "ratrain.api:run_passes"),
             "--time-passes": Option("the seconds of each pass", "--time-passes"),
             "--stats": Option("what each pass reports", "--stats"),
             "--machine": Option("sizes, times and capacity", "--machine slow.toml"),
@@ -106,7 +106,7 @@ OPTIONS = {
                 "what the workspace of a schedule is held against",
                 "--machine slow.toml",
                 None,
-                "ratrainc.api:check",
+                "ratrain.api:check",
                 ("x.rtx", "placed.rtir"),
             ),
             "--json": _JSON,
@@ -142,7 +142,11 @@ OPTIONS = {
             "--stage": Option("the stage that is told of", "--stage 1"),
             "--levers": Option("whether changes are tried", "--levers", idle=("x.rtir --time",)),
             "--seconds": Option(
-                "how long", "--seconds 0", "x.rtir", "ratrainc.levers:outcomes", ("x.rtir --time", "x.rtir --no-levers")
+                "how long",
+                "--seconds 0",
+                "x.rtir",
+                "ratrain.ratrainc.levers:outcomes",
+                ("x.rtir --time", "x.rtir --no-levers"),
             ),
             "--machine": Option("times", "--machine slow.toml"),
             "--json": _JSON,
@@ -156,7 +160,7 @@ OPTIONS = {
                 "sends wait for their receives",
                 "--rendezvous",
                 None,
-                "ratrainc.api:simulate_with_timeline",
+                "ratrain.api:simulate_with_timeline",
                 ("x.rtx --one-core", "x.rtx --cores 2"),
             ),
             "--sharing": Option(
@@ -297,7 +301,7 @@ OPTIONS = {
                 "the name of the machine",
                 "--name mine",
                 None,
-                "ratrainc.calibration.from_profile:machine_from_profile",
+                "ratrain.ratrainc.calibration.from_profile:machine_from_profile",
                 (_ROWS,),
             ),
             "-o": Option("the machine file that is written", "-o missing/b.toml"),
@@ -417,7 +421,7 @@ OPTIONS = {
             "--seed": Option("initial weights and the order of the data", "--seed 5"),
             "--order": Option("the order of the data", "--order sequential"),
             "--machine": Option(
-                "what a .rtir is emitted for", "--machine slow.toml", "x.rtir --steps 1", "ratrainc.api:load"
+                "what a .rtir is emitted for", "--machine slow.toml", "x.rtir --steps 1", "ratrain.api:load"
             ),
             "--json": _JSON,
         },
@@ -427,7 +431,9 @@ OPTIONS = {
         "-n 4 --mpirun ./mpirun x.rtx",
         {
             "-n": Option("processes", "-n 2", "--mpirun ./mpirun x.rtx"),
-            "--mpirun": Option("the launcher", "--mpirun ./missing", "-n 4 x.rtx", "ratrainc.supervisor:mpi_command"),
+            "--mpirun": Option(
+                "the launcher", "--mpirun ./missing", "-n 4 x.rtx", "ratrain.ratrainc.supervisor:mpi_command"
+            ),
         },
     ),
     "postmortem": Command("where", {"--json": _JSON}),
@@ -453,7 +459,7 @@ OPTIONS = {
             "--model": Option("says what a run of it needs", "--model m.json", "--plan p.toml", idle=("",)),
             "--plan": Option("says what a run under it needs", "--plan p.toml", "--model m.json", idle=("", "x.rtx")),
             "--machine": Option(
-                "what the program is emitted for", "--machine slow.toml", "x.rtir", "ratrainc.api:load", ("",)
+                "what the program is emitted for", "--machine slow.toml", "x.rtir", "ratrain.api:load", ("",)
             ),
             "--json": _JSON,
         },
@@ -464,7 +470,7 @@ OPTIONS = {
         {
             "--capacity": Option("the bytes there are", "--capacity 10", "b.csv"),
             "-o": Option("the addresses that are written", "-o b2.csv"),
-            "--seconds": Option("time for the search", "--seconds 1", None, "passes.allocation:allocate"),
+            "--seconds": Option("time for the search", "--seconds 1", None, "ratrain.passes.allocation:allocate"),
             "--json": _JSON,
         },
         wall=True,

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import evolve, field, frozen
 
-from passes.allocation import Allocation, allocate
-from passes.overlap import Occupancy, occupancy
-from passes.pass_base import Fact, Pass, PassContext
-from passes.trial import allocation_problem
-from ratrain_ir.analysis.progress import blocking_cycle
-from ratrain_ir.diagnostics import Note, fail
-from ratrain_ir.module import Level, Module
-from ratrain_ir.ops import Forward, Op
-from ratrain_ir.types import StateKind
+from ratrain.passes.allocation import Allocation, allocate
+from ratrain.passes.overlap import Occupancy, occupancy
+from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.passes.trial import allocation_problem
+from ratrain.ratrain_ir.analysis.progress import blocking_cycle
+from ratrain.ratrain_ir.diagnostics import Note, fail
+from ratrain.ratrain_ir.module import Level, Module
+from ratrain.ratrain_ir.ops import Forward, Op
+from ratrain.ratrain_ir.types import StateKind
 
 if TYPE_CHECKING:
-    from ratrain_ir.analysis.lifetime import Lifetimes
+    from ratrain.ratrain_ir.analysis.lifetime import Lifetimes
 
 _MAX_TRIALS = 8
 

@@ -15,13 +15,22 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import define, field, frozen
 
-from passes.pass_base import Pass, PassContext
-from ratrain_ir.module import Stage
-from ratrain_ir.ops import AllReduce, Group, InputGradientOp, Op, ReduceScatter, Tensor, Tensors, WeightGradientOp
-from ratrain_ir.types import StateKind
+from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.ratrain_ir.module import Stage
+from ratrain.ratrain_ir.ops import (
+    AllReduce,
+    Group,
+    InputGradientOp,
+    Op,
+    ReduceScatter,
+    Tensor,
+    Tensors,
+    WeightGradientOp,
+)
+from ratrain.ratrain_ir.types import StateKind
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module
+    from ratrain.ratrain_ir.module import Module
 
 MIB = 1 << 20
 GradSync = ReduceScatter | AllReduce

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, ClassVar, TypeGuard
 
 from attrs import field, frozen
 
-from passes.pass_base import Pass, PassContext
-from ratrain_ir.blocks import Block, block_chain, gathers_within_step
-from ratrain_ir.ops import AllGather, Engine, Op, Tensor, Update
-from ratrain_ir.types import StateKind
+from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.ratrain_ir.blocks import Block, block_chain, gathers_within_step
+from ratrain.ratrain_ir.ops import AllGather, Engine, Op, Tensor, Update
+from ratrain.ratrain_ir.types import StateKind
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.module import Module, Stage
 
 
 @frozen

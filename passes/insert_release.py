@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
-from passes.pass_base import Pass, PassContext
-from ratrain_ir.ops import Op, Release, Tensor
+from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.ratrain_ir.ops import Op, Release, Tensor
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.module import Module, Stage
 
 
 @frozen

@@ -18,18 +18,18 @@ from typing import ClassVar
 
 from attrs import define, field, frozen
 
-from passes.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
-from passes.insert_prefetch import InsertPrefetchPass
-from passes.overlap import step_period
-from passes.pass_base import Pass, PassContext
-from passes.prefetch_depth import prefetch_depth
-from passes.recompute import POLICIES, RecomputePass, refuse_second_recovery
-from passes.schedule_update import ScheduleUpdatePass
-from passes.trial import seconds_at_own_addresses, with_workspace
-from ratrain_ir.blocks import gathers_within_step
-from ratrain_ir.copying import copy_module
-from ratrain_ir.module import Module, Stage
-from ratrain_ir.schedules import micro_batches_in_flight
+from ratrain.passes.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
+from ratrain.passes.insert_prefetch import InsertPrefetchPass
+from ratrain.passes.overlap import step_period
+from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.passes.prefetch_depth import prefetch_depth
+from ratrain.passes.recompute import POLICIES, RecomputePass, refuse_second_recovery
+from ratrain.passes.schedule_update import ScheduleUpdatePass
+from ratrain.passes.trial import seconds_at_own_addresses, with_workspace
+from ratrain.ratrain_ir.blocks import gathers_within_step
+from ratrain.ratrain_ir.copying import copy_module
+from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.schedules import micro_batches_in_flight
 
 _WORTH = 2e-3
 """What another order must gain to be tried on the whole module, which costs a second choice of what is recovered."""

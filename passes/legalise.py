@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
-from passes.pass_base import Fact, Pass, PassContext
-from ratrain_ir.ops import Op, Tensor, Tensors, Update
-from ratrain_ir.types import Dtype, StateKind, tensor_type
+from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.ratrain_ir.ops import Op, Tensor, Tensors, Update
+from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.module import Module, Stage
 
 
 @frozen

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
-from passes.pass_base import Fact, Pass, PassContext
-from ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module
+    from ratrain.ratrain_ir.module import Module
 
 
 @frozen

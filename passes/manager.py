@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from attrs import define, field, frozen
 
-from passes.pass_base import Fact, Pass, PassContext, facts_of
-from passes.pipeline_text import parse_pipeline, pass_text
-from passes.registry import PROVIDERS, pass_class
-from ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Note, fail
-from ratrain_ir.module import Module
-from ratrain_ir.schedules import DEFAULT_SCHEDULE
-from ratrain_ir.target import Target
+from ratrain.passes.pass_base import Fact, Pass, PassContext, facts_of
+from ratrain.passes.pipeline_text import parse_pipeline, pass_text
+from ratrain.passes.registry import PROVIDERS, pass_class
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Note, fail
+from ratrain.ratrain_ir.module import Module
+from ratrain.ratrain_ir.schedules import DEFAULT_SCHEDULE
+from ratrain.ratrain_ir.target import Target
 
 
 @frozen
@@ -100,7 +100,7 @@ def _refuse_illegal_order(item: Pass, facts: frozenset[Fact]) -> None:
 
 
 def _verify_after(module: Module, text: str, target: Target) -> None:
-    from ratrain_ir.verifier import verify
+    from ratrain.ratrain_ir.verifier import verify
 
     found = Diagnostics()
     verify(module, found, target)

@@ -16,11 +16,11 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from passes.pass_base import PassContext
-from ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
-from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import Engine, Release, Tensor
-from ratrain_ir.types import aligned
+from ratrain.passes.pass_base import PassContext
+from ratrain.ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
+from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.ops import Engine, Release, Tensor
+from ratrain.ratrain_ir.types import aligned
 
 _HALVINGS = 12
 

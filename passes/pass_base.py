@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import Attribute, define, field, frozen
 
-from ratrain_ir.diagnostics import Diagnostics
-from ratrain_ir.module import Level, Module
-from ratrain_ir.ops import Op, Recv, Release, Send, Tensor
-from ratrain_ir.target import Target
-from ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.diagnostics import Diagnostics
+from ratrain.ratrain_ir.module import Level, Module
+from ratrain.ratrain_ir.ops import Op, Recv, Release, Send, Tensor
+from ratrain.ratrain_ir.target import Target
+from ratrain.ratrain_ir.types import StateKind
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Stage
+    from ratrain.ratrain_ir.module import Stage
 
 
 class Fact(Enum):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 
-from passes.registry import pass_class
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location, nearest
+from ratrain.passes.registry import pass_class
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location, nearest
 
 if TYPE_CHECKING:
-    from passes.pass_base import Pass
+    from ratrain.passes.pass_base import Pass
 
 _SIZE = re.compile(r"(\d{1,15})\s*(B|KiB|MiB|GiB|KB|MB|GB)?")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
-from passes.pass_base import Fact, Pass, PassContext
-from passes.placed_schedule import begin_placing
-from passes.work_groups import WorkGroups, split_into_groups
-from ratrain_ir.module import Level, Module
-from ratrain_ir.ops import Recv, Send
-from ratrain_ir.schedules import Action, ActionKind, schedule_1f1b
+from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.passes.placed_schedule import begin_placing
+from ratrain.passes.work_groups import WorkGroups, split_into_groups
+from ratrain.ratrain_ir.module import Level, Module
+from ratrain.ratrain_ir.ops import Recv, Send
+from ratrain.ratrain_ir.schedules import Action, ActionKind, schedule_1f1b
 
 if TYPE_CHECKING:
-    from ratrain_ir.ops import Op
+    from ratrain.ratrain_ir.ops import Op
 
 
 @frozen

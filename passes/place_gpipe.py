@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
-from passes.pass_base import Fact, Pass, PassContext
-from passes.placed_schedule import begin_placing
-from passes.work_groups import split_into_groups
-from ratrain_ir.module import Level
+from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.passes.placed_schedule import begin_placing
+from ratrain.passes.work_groups import split_into_groups
+from ratrain.ratrain_ir.module import Level
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module
+    from ratrain.ratrain_ir.module import Module
 
 
 @frozen

@@ -32,17 +32,17 @@ from typing import ClassVar
 
 from attrs import define, field, frozen
 
-from passes.pass_base import Fact, Pass, PassContext
-from passes.placed_schedule import begin_placing
-from passes.recompute import NOTHING
-from passes.recompute_choice import rewritten
-from passes.split_backward import split_backwards
-from passes.trial import trial_excess_bytes
-from passes.unit_run import Computation, Message, unit_run
-from passes.work_groups import WorkGroups, split_into_groups
-from ratrain_ir.module import Level, Module, Stage
-from ratrain_ir.ops import Op, Payload, Recv, Send
-from ratrain_ir.schedules import Action, ActionKind, schedule_1f1b, schedule_zb_h1
+from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.passes.placed_schedule import begin_placing
+from ratrain.passes.recompute import NOTHING
+from ratrain.passes.recompute_choice import rewritten
+from ratrain.passes.split_backward import split_backwards
+from ratrain.passes.trial import trial_excess_bytes
+from ratrain.passes.unit_run import Computation, Message, unit_run
+from ratrain.passes.work_groups import WorkGroups, split_into_groups
+from ratrain.ratrain_ir.module import Level, Module, Stage
+from ratrain.ratrain_ir.ops import Op, Payload, Recv, Send
+from ratrain.ratrain_ir.schedules import Action, ActionKind, schedule_1f1b, schedule_zb_h1
 
 
 @frozen

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.frontend.text import Place
-from ratrain_ir.module import Level
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.frontend.text import Place
+from ratrain.ratrain_ir.module import Level
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.plan import Plan
-    from ratrain_ir.module import Module
+    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.module import Module
 
 
 def refuse_contradiction(plan: Plan, placed: str, by: str, place: Callable[[], Place] = Place) -> None:

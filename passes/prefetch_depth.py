@@ -11,16 +11,16 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING
 
-from passes.overlap import step_period
-from passes.recompute import NOTHING, same_for_all
-from passes.recompute_choice import rewritten
-from passes.trial import trial_excess_bytes, with_workspace
-from ratrain_ir.module import Stage
+from ratrain.passes.overlap import step_period
+from ratrain.passes.recompute import NOTHING, same_for_all
+from ratrain.passes.recompute_choice import rewritten
+from ratrain.passes.trial import trial_excess_bytes, with_workspace
+from ratrain.ratrain_ir.module import Stage
 
 if TYPE_CHECKING:
-    from passes.pass_base import PassContext
-    from passes.recompute import RecomputePass
-    from ratrain_ir.module import Module
+    from ratrain.passes.pass_base import PassContext
+    from ratrain.passes.recompute import RecomputePass
+    from ratrain.ratrain_ir.module import Module
 
 DEPTHS = (0, 1, 2, 3, 4)
 """What is chosen from, in block ops; 0: right before the use."""

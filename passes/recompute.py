@@ -25,12 +25,12 @@ from typing import ClassVar
 import attrs
 from attrs import define, field, frozen
 
-from passes.pass_base import Pass, PassContext
-from ratrain_ir.blocks import Block, block
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import AllGather, Forward, InputGradientOp, Op, Phase, Recompute, Tensor, Tensors
-from ratrain_ir.types import StateKind
+from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.ratrain_ir.blocks import Block, block
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.ops import AllGather, Forward, InputGradientOp, Op, Phase, Recompute, Tensor, Tensors
+from ratrain.ratrain_ir.types import StateKind
 
 POLICIES = ("full", "none", "attention", "mlp", "auto")
 
@@ -79,7 +79,7 @@ class RecomputePass(Pass):
 
         Raises `DiagnosticError` RT071 where recovery is placed already.
         """
-        from passes.recompute_placement import recover_forward_side
+        from ratrain.passes.recompute_placement import recover_forward_side
 
         refuse_second_recovery(module)
         recovered = moved = 0
@@ -100,7 +100,7 @@ class RecomputePass(Pass):
 
     def choice(self, module: Module, stage: Stage, context: PassContext) -> tuple[ChoiceOf, str]:
         """What to keep of each layer and micro-batch of a stage, and under `auto` the same in words."""
-        from passes.recompute_choice import choose
+        from ratrain.passes.recompute_choice import choose
 
         if self.policy != "auto":
             return same_for_all(*CHOICES[self.policy]), ""

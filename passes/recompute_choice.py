@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from passes.recompute import CHOICES, LEAN_SLOTS, NOTHING, ChoiceOf, LayerChoice, rewrite
-from passes.trial import trial_excess_bytes, trial_occupancy
-from ratrain_ir.blocks import Block, Slot, block, saved_slots
-from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import Forward, Recompute, Tensor
-from ratrain_ir.schedules import micro_batches_in_flight
-from ratrain_ir.types import StateKind, aligned
+from ratrain.passes.recompute import CHOICES, LEAN_SLOTS, NOTHING, ChoiceOf, LayerChoice, rewrite
+from ratrain.passes.trial import trial_excess_bytes, trial_occupancy
+from ratrain.ratrain_ir.blocks import Block, Slot, block, saved_slots
+from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.ops import Forward, Recompute, Tensor
+from ratrain.ratrain_ir.schedules import micro_batches_in_flight
+from ratrain.ratrain_ir.types import StateKind, aligned
 
 if TYPE_CHECKING:
-    from passes.overlap import Occupancy
-    from passes.pass_base import PassContext
+    from ratrain.passes.overlap import Occupancy
+    from ratrain.passes.pass_base import PassContext
 
 _MAX_TRIALS = 40
 

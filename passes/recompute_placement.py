@@ -17,12 +17,12 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from passes.pass_base import PassContext
-from passes.trial import trial_excess_bytes, trial_occupancy
-from ratrain_ir.blocks import gathers_within_step
-from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import InputGradientOp, Op, Recompute
-from ratrain_ir.types import aligned
+from ratrain.passes.pass_base import PassContext
+from ratrain.passes.trial import trial_excess_bytes, trial_occupancy
+from ratrain.ratrain_ir.blocks import gathers_within_step
+from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.ops import InputGradientOp, Op, Recompute
+from ratrain.ratrain_ir.types import aligned
 
 
 def recover_forward_side(module: Module, stage: Stage, context: PassContext, budget: int) -> int:

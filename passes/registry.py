@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from passes.pass_base import Fact, Pass
-from ratrain_ir.diagnostics import fail, nearest
+from ratrain.passes.pass_base import Fact, Pass
+from ratrain.ratrain_ir.diagnostics import fail, nearest
 
 PASSES: dict[str, str] = {
-    "place-1f1b": "passes.place_1f1b:Place1F1BPass",
-    "place-gpipe": "passes.place_gpipe:PlaceGpipePass",
-    "place-zb-h1": "passes.place_zb_h1:PlaceZbH1Pass",
-    "lifetime": "passes.lifetime:LifetimePass",
-    "recompute": "passes.recompute:RecomputePass",
-    "bucket-grad-sync": "passes.bucket_grad_sync:BucketGradSyncPass",
-    "schedule-update": "passes.schedule_update:ScheduleUpdatePass",
-    "insert-prefetch": "passes.insert_prefetch:InsertPrefetchPass",
-    "joint-order": "passes.joint_order:JointOrderPass",
-    "insert-release": "passes.insert_release:InsertReleasePass",
-    "legalise": "passes.legalise:LegalisePass",
-    "allocate-ddr": "passes.allocate_ddr:AllocateDdrPass",
+    "place-1f1b": "ratrain.passes.place_1f1b:Place1F1BPass",
+    "place-gpipe": "ratrain.passes.place_gpipe:PlaceGpipePass",
+    "place-zb-h1": "ratrain.passes.place_zb_h1:PlaceZbH1Pass",
+    "lifetime": "ratrain.passes.lifetime:LifetimePass",
+    "recompute": "ratrain.passes.recompute:RecomputePass",
+    "bucket-grad-sync": "ratrain.passes.bucket_grad_sync:BucketGradSyncPass",
+    "schedule-update": "ratrain.passes.schedule_update:ScheduleUpdatePass",
+    "insert-prefetch": "ratrain.passes.insert_prefetch:InsertPrefetchPass",
+    "joint-order": "ratrain.passes.joint_order:JointOrderPass",
+    "insert-release": "ratrain.passes.insert_release:InsertReleasePass",
+    "legalise": "ratrain.passes.legalise:LegalisePass",
+    "allocate-ddr": "ratrain.passes.allocate_ddr:AllocateDdrPass",
 }
 
 PROVIDERS: dict[Fact, str] = {

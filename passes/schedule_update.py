@@ -27,12 +27,12 @@ from typing import ClassVar
 
 from attrs import define, field, frozen
 
-from passes.overlap import ListTimes, list_times
-from passes.pass_base import Pass, PassContext
-from passes.trial import prepared, with_workspace
-from ratrain_ir.blocks import Block
-from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import Engine, Op, Tensor, Update
+from ratrain.passes.overlap import ListTimes, list_times
+from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.passes.trial import prepared, with_workspace
+from ratrain.ratrain_ir.blocks import Block
+from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.ops import Engine, Op, Tensor, Update
 
 
 @frozen

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain_ir.blocks import INPUT_HALF_SLOTS, SPLIT_KINDS, WEIGHT_HALF_SLOTS, pending_slots
-from ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Tensor
-from ratrain_ir.signatures import bind
-from ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.blocks import INPUT_HALF_SLOTS, SPLIT_KINDS, WEIGHT_HALF_SLOTS, pending_slots
+from ratrain.ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Tensor
+from ratrain.ratrain_ir.signatures import bind
+from ratrain.ratrain_ir.types import StateKind
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage
-    from ratrain_ir.ops import Op
+    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops import Op
 
 
 def split_backwards(module: Module, stage: Stage) -> int:

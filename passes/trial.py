@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from passes.allocation import AllocationProblem, Effort, allocate
-from passes.overlap import Occupancy, occupancy
-from ratrain_ir.module import Level, Module, Stage
-from ratrain_ir.ops import Op, Recv, Send, Tensor, Update
-from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
+from ratrain.passes.allocation import AllocationProblem, Effort, allocate
+from ratrain.passes.overlap import Occupancy, occupancy
+from ratrain.ratrain_ir.module import Level, Module, Stage
+from ratrain.ratrain_ir.ops import Op, Recv, Send, Tensor, Update
+from ratrain.ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
 
 if TYPE_CHECKING:
-    from passes.pass_base import PassContext
-    from ratrain_ir.analysis.lifetime import Lifetimes
+    from ratrain.passes.pass_base import PassContext
+    from ratrain.ratrain_ir.analysis.lifetime import Lifetimes
 
 
 def with_workspace(module: Module, stage: Stage, context: PassContext) -> Stage:

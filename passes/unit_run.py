@@ -11,8 +11,8 @@ from heapq import heappop, heappush
 
 from attrs import define, field, frozen
 
-from ratrain_ir.ops import Payload
-from ratrain_ir.schedules import Action, ActionKind
+from ratrain.ratrain_ir.ops import Payload
+from ratrain.ratrain_ir.schedules import Action, ActionKind
 
 
 @frozen

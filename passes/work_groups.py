@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops import (
     AllGather,
     Backward,
     BackwardInput,
@@ -23,7 +23,7 @@ from ratrain_ir.ops import (
 )
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Stage
+    from ratrain.ratrain_ir.module import Stage
 
 
 @define

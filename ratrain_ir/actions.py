@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import define, evolve, field, frozen
 
-from ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
-from ratrain_ir.files import read_text
-from ratrain_ir.module import Module, SourceText, Stage
-from ratrain_ir.ops import (
+from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
+from ratrain.ratrain_ir.files import read_text
+from ratrain.ratrain_ir.module import Module, SourceText, Stage
+from ratrain.ratrain_ir.ops import (
     AllReduce,
     Backward,
     BackwardInput,
@@ -35,7 +35,7 @@ from ratrain_ir.ops import (
     ReduceScatter,
     Send,
 )
-from ratrain_ir.schedules import Action, ActionKind
+from ratrain.ratrain_ir.schedules import Action, ActionKind
 
 FORWARDS = frozenset({ActionKind.FORWARD})
 BACKWARDS = frozenset({ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT})

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from ratrain_ir.types import Dtype, TensorType, tensor_type
+from ratrain.ratrain_ir.types import Dtype, TensorType, tensor_type
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
 
 PARAMETER_ALIGNMENT = 64
 """Elements: parameters start at multiples of this inside a block's flat tensor; shards are multiples of it too."""

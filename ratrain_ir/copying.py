@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.module import Module, Stage
 
 if TYPE_CHECKING:
-    from ratrain_ir.ops import Op, Tensor
+    from ratrain.ratrain_ir.ops import Op, Tensor
 
 
 def copy_module(module: Module) -> Module:

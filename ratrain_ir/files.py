@@ -12,7 +12,7 @@ from errno import EINVAL, EISDIR, ENOENT, ENOTDIR
 from pathlib import Path
 from typing import IO
 
-from ratrain_ir.diagnostics import Location, fail
+from ratrain.ratrain_ir.diagnostics import Location, fail
 
 MIB = 1 << 20
 MOST_BYTES: dict[str, int] = {

@@ -2,7 +2,7 @@
 
 This is the plain view, for people, for reports and as the oracle of the fast analyses: an edge for every pair of ops that
 must not swap, nothing left out, nothing clever. It is quadratic in the accesses to a byte; hot loops use
-`ratrain_ir.analysis.dependence` instead. networkx is imported when a graph is made.
+`ratrain.ratrain_ir.analysis.dependence` instead. networkx is imported when a graph is made.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attrs import frozen
 
-from ratrain_ir.analysis.progress import channels, meeting_stages
-from ratrain_ir.ops import Release, Tensor
+from ratrain.ratrain_ir.analysis.progress import channels, meeting_stages
+from ratrain.ratrain_ir.ops import Release, Tensor
 
 if TYPE_CHECKING:
     import networkx as nx
 
-    from ratrain_ir.module import Module, Stage
-    from ratrain_ir.ops import Op
+    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops import Op
 
 STEPS = 2
 """Consecutive steps that are unrolled, so that what crosses the step's end has edges too."""

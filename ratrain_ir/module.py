@@ -7,12 +7,12 @@ from enum import Enum
 
 from attrs import define, field, frozen
 
-from ratrain_ir.diagnostics import Location
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.ops import Op, Tensor
-from ratrain_ir.topology import Topology, topology_of
-from ratrain_ir.types import aligned
+from ratrain.ratrain_ir.diagnostics import Location
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.ops import Op, Tensor
+from ratrain.ratrain_ir.topology import Topology, topology_of
+from ratrain.ratrain_ir.types import aligned
 
 
 class Level(Enum):

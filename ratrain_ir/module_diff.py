@@ -11,9 +11,9 @@ from collections import Counter
 
 from attrs import frozen
 
-from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import Op, Release, Tensor
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.ops import Op, Release, Tensor
 
 
 @frozen

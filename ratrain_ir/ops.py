@@ -18,8 +18,8 @@ from typing import Any, ClassVar, TypeVar, final, get_args
 import attrs
 from attrs import define, field
 
-from ratrain_ir.blocks import Block, parse_block
-from ratrain_ir.types import StateKind, TensorType
+from ratrain.ratrain_ir.blocks import Block, parse_block
+from ratrain.ratrain_ir.types import StateKind, TensorType
 
 
 class Engine(Enum):

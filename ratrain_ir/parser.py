@@ -9,15 +9,15 @@ from typing import Any, NoReturn
 from attrs import define, field
 from lark.exceptions import UnexpectedInput
 
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Location, Note, fail, nearest
-from ratrain_ir.files import read_text
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.module import Level, Module, SourceText, Stage, TargetInfo
-from ratrain_ir.ops import OP_CLASSES, FieldError, Op, Tensor, Tensors, read_fields
-from ratrain_ir.quick_syntax import UnusualTextError, quick_records
-from ratrain_ir.syntax import DeclarationRecord, HeaderRecord, ModuleRecord, OpRecord, explain, parse_records
-from ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Location, Note, fail, nearest
+from ratrain.ratrain_ir.files import read_text
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.module import Level, Module, SourceText, Stage, TargetInfo
+from ratrain.ratrain_ir.ops import OP_CLASSES, FieldError, Op, Tensor, Tensors, read_fields
+from ratrain.ratrain_ir.quick_syntax import UnusualTextError, quick_records
+from ratrain.ratrain_ir.syntax import DeclarationRecord, HeaderRecord, ModuleRecord, OpRecord, explain, parse_records
+from ratrain.ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
 
 FORMAT_VERSION = 1
 _MAX_TENSOR_BYTES = 1 << 50

@@ -1,6 +1,6 @@
 """What a layer adds to the ops: a table with an entry for every kind, or it cannot be made.
 
-An op's class (`ratrain_ir.ops`) says all that the IR knows of it. What only a layer knows (its meaning in the symbolic run, its cost, its
+An op's class (`ratrain.ratrain_ir.ops`) says all that the IR knows of it. What only a layer knows (its meaning in the symbolic run, its cost, its
 execution) stands in a table of that layer. A new op that one of them forgets fails by name when that layer is imported, and never
 falls into a default.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from ratrain_ir.ops import OP_CLASSES, Op
+from ratrain.ratrain_ir.ops import OP_CLASSES, Op
 
 T = TypeVar("T")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ratrain_ir.ops import Op, Tensor, field_texts
-from ratrain_ir.parser import FORMAT_VERSION
-from ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.ops import Op, Tensor, field_texts
+from ratrain.ratrain_ir.parser import FORMAT_VERSION
+from ratrain.ratrain_ir.types import StateKind
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage, TargetInfo
+    from ratrain.ratrain_ir.module import Module, Stage, TargetInfo
 
 
 def print_module(module: Module) -> str:

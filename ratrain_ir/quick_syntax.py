@@ -1,4 +1,4 @@
-"""The records of `ratrain_ir.syntax` at many times the speed: one regular expression a statement.
+"""The records of `ratrain.ratrain_ir.syntax` at many times the speed: one regular expression a statement.
 
 Lark reads what stands around the statements: the head of the module, its sections, the stages without their content. The
 expressions are made of the grammar's own terminals. They only accept: a statement in another layout than usual, or with a
@@ -13,7 +13,7 @@ from functools import cache
 
 from attrs import evolve, frozen
 
-from ratrain_ir.syntax import (
+from ratrain.ratrain_ir.syntax import (
     DeclarationRecord,
     ModuleRecord,
     OpRecord,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attrs import frozen
 
-from ratrain_ir.blocks import (
+from ratrain.ratrain_ir.blocks import (
     INPUT_HALF_SLOTS,
     SPLIT_KINDS,
     WEIGHT_HALF_SLOTS,
@@ -25,7 +25,7 @@ from ratrain_ir.blocks import (
     shard_elements,
     token_type,
 )
-from ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops import (
     AllGather,
     AllReduce,
     AllReduceScalar,
@@ -47,12 +47,12 @@ from ratrain_ir.ops import (
     Tensors,
     Update,
 )
-from ratrain_ir.per_op import PerOp
-from ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
+from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
 
 ACTIVATIONS = frozenset({StateKind.ACTIVATION, StateKind.BOUNDARY, StateKind.CHECKPOINT})
 

@@ -1,6 +1,6 @@
 """From text to plain records: the Lark parser of `.rtir` and its errors in users' words.
 
-Records know lines and words only; `ratrain_ir.parser` gives them meaning.
+Records know lines and words only; `ratrain.ratrain_ir.parser` gives them meaning.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from attrs import define, frozen
 from lark import Lark, Token, Transformer
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
-import grammar
-from ratrain_ir.diagnostics import Diagnostic, Location
+from ratrain.grammar import grammar_text
+from ratrain.ratrain_ir.diagnostics import Diagnostic, Location
 
 
 @frozen
@@ -235,7 +235,7 @@ _FRAMES = [  # the parser compares how deep it is: behind a header and a stateme
 
 @cache
 def _lark() -> Lark:
-    return Lark(grammar.grammar_text(), parser="lalr", transformer=_Records(), maybe_placeholders=True)
+    return Lark(grammar_text(), parser="lalr", transformer=_Records(), maybe_placeholders=True)
 
 
 @cache

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage, TargetInfo
-    from ratrain_ir.ops import Engine, Op
+    from ratrain.ratrain_ir.module import Module, Stage, TargetInfo
+    from ratrain.ratrain_ir.ops import Engine, Op
 
 
 @frozen

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from attrs import frozen
 
-from ratrain_ir.blocks import Block, block, flat_elements, is_sharded, shard_elements
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.ops import Group, Payload
+from ratrain.ratrain_ir.blocks import Block, block, flat_elements, is_sharded, shard_elements
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.ops import Group, Payload
 
 
 class Rank(NamedTuple):

@@ -9,20 +9,20 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ratrain_ir.diagnostics import DiagnosticError, Note
-from ratrain_ir.frontend.plan import plan_words
-from ratrainc.console import seconds_text, size_text
-from ratrainc.levers import Outcome, Setting, outcomes, try_setting
-from ratrainc.planner.answer import Request
-from ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
-from ratrainc.planner.quick import quick_answer
-from ratrainc.planner.report import nearest_text
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Note
+from ratrain.ratrain_ir.frontend.plan import plan_words
+from ratrain.ratrainc.console import seconds_text, size_text
+from ratrain.ratrainc.levers import Outcome, Setting, outcomes, try_setting
+from ratrain.ratrainc.planner.answer import Request
+from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.quick import quick_answer
+from ratrain.ratrainc.planner.report import nearest_text
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.plan import Plan
-    from ratrainc.planner.answer import Answer, Candidate
-    from ratrainc.planner.evaluation import Evaluation
-    from ratrainc.strategies import Strategy
+    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrainc.planner.answer import Answer, Candidate
+    from ratrain.ratrainc.planner.evaluation import Evaluation
+    from ratrain.ratrainc.strategies import Strategy
 
 SECONDS = 45.0
 """After so many nothing new is tried."""

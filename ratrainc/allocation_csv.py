@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from passes.allocation import AllocationProblem
-from ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
-from ratrain_ir.files import read_text, write_lines
+from ratrain.passes.allocation import AllocationProblem
+from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
+from ratrain.ratrain_ir.files import read_text, write_lines
 
 if TYPE_CHECKING:
-    from ratrain_ir.analysis.lifetime import Interval
+    from ratrain.ratrain_ir.analysis.lifetime import Interval
 
 _NUMBERS = ("lower", "upper", "size")
 _COLUMNS = ("id", *_NUMBERS)

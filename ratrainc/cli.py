@@ -15,8 +15,6 @@ from typing import Any
 
 import click
 
-from ratrainc.own_packages import ShadowedError, put_own_packages_first
-
 _COMMANDS = {
     "quickstart": "Plan, compile and train a small LLaMA on real text, with a report.",
     "compile": "Compile a model and a plan into a schedule (.rtir) or a program (.rtx).",
@@ -89,13 +87,13 @@ class _Commands(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = import_module(f"ratrainc.commands.{cmd_name.replace('-', '_')}").command
+        command: click.Command = import_module(f"ratrain.ratrainc.commands.{cmd_name.replace('-', '_')}").command
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        from ratrain_ir.diagnostics import nearest
+        from ratrain.ratrain_ir.diagnostics import nearest
 
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in _COMMANDS:
@@ -149,13 +147,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _exit_code_of(words: list[str]) -> int:
     try:
-        put_own_packages_first()
-        from ratrainc.terminal import warnings_in_words
+        from ratrain.ratrainc.terminal import warnings_in_words
 
         with warnings_in_words():
             result = commands.main(args=words, prog_name="ratrainc", standalone_mode=False)
     except (_ReaderGoneError, BrokenPipeError):
-        from ratrainc.terminal import leave_lost_readers
+        from ratrain.ratrainc.terminal import leave_lost_readers
 
         leave_lost_readers()
         return 0
@@ -174,11 +171,8 @@ def _write_whole() -> None:
 
 def show_failure(error: BaseException, *, as_json: bool) -> int:
     """Say on stderr why a command failed; its exit code."""
-    if isinstance(error, ShadowedError):  # before anything is imported: it could be of a package that is not ours
-        sys.stderr.write(f"error: {error}\n")
-        return EXIT_DIAGNOSED
-    from ratrain_ir.diagnostics import DiagnosticError
-    from ratrainc.terminal import echo, leave_lost_readers
+    from ratrain.ratrain_ir.diagnostics import DiagnosticError
+    from ratrain.ratrainc.terminal import echo, leave_lost_readers
 
     if isinstance(error, click.ClickException):
         shown = io.StringIO()
@@ -186,7 +180,7 @@ def show_failure(error: BaseException, *, as_json: bool) -> int:
         echo(shown.getvalue(), err=True, nl=False)
         return EXIT_USAGE
     if isinstance(error, DiagnosticError):
-        from ratrainc.console import show_diagnostics
+        from ratrain.ratrainc.console import show_diagnostics
 
         show_diagnostics(error.diagnostics, as_json=as_json)
         return EXIT_DIAGNOSED

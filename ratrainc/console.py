@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from ratrain_ir.diagnostics import Diagnostic, Severity, printable
-from ratrainc.terminal import echo
+from ratrain.ratrain_ir.diagnostics import Diagnostic, Severity, printable
+from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from rich.segment import Segment

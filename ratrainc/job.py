@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import frozen
 
-from ratrain_ir.diagnostics import fail
-from ratrainc.terminal import echo
-from targets.runtime.mpi.layout import Layout, RankOrder, Reduction
-from targets.runtime.processes import Processes
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrainc.terminal import echo
+from ratrain.targets.runtime.mpi.layout import Layout, RankOrder, Reduction
+from ratrain.targets.runtime.processes import Processes
 
 if TYPE_CHECKING:
-    from targets.program import Program
+    from ratrain.targets.program import Program
 
 _HEAD_START = 1.0
 """Seconds that process 0 has to report a failure, and to end the job with it, before others that met the same one do."""
@@ -66,7 +66,7 @@ class MpiJob(Job):
 
         Raises `DiagnosticError` RT093 where MPI started another number of processes than the plan has ranks.
         """
-        from targets.runtime.mpi.processes import MpiProcesses
+        from ratrain.targets.runtime.mpi.processes import MpiProcesses
 
         return MpiProcesses(Layout.of_plan(program.plan, self.rank_order), self.reduction)
 
@@ -84,7 +84,7 @@ def _mpi_job(rank_order: RankOrder, reduction: Reduction, *, as_json: bool) -> I
     try:
         yield MpiJob(world, rank_order, reduction)
     except (Exception, KeyboardInterrupt) as error:  # whatever it is: the others would wait for this process for ever
-        from ratrainc.cli import show_failure
+        from ratrain.ratrainc.cli import show_failure
 
         if world.size == 1:
             raise

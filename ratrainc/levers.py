@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
-from passes.bucket_grad_sync import BucketGradSyncPass
-from passes.joint_order import JointOrderPass
-from passes.manager import PassManager
-from passes.pipeline_text import parse_pipeline, pipeline_text
-from passes.recompute import RecomputePass
-from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan, balance_cuts, check_plan
-from ratrain_ir.gc import paused_gc
-from targets.mt3000.emitter import emit
-from targets.mt3000.machine import Machine
-from targets.mt3000.simulation import simulated
-from targets.mt3000.target import Mt3000Target
+from ratrain.passes.bucket_grad_sync import BucketGradSyncPass
+from ratrain.passes.joint_order import JointOrderPass
+from ratrain.passes.manager import PassManager
+from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
+from ratrain.passes.recompute import RecomputePass
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan, balance_cuts, check_plan
+from ratrain.ratrain_ir.gc import paused_gc
+from ratrain.targets.mt3000.emitter import emit
+from ratrain.targets.mt3000.machine import Machine
+from ratrain.targets.mt3000.simulation import simulated
+from ratrain.targets.mt3000.target import Mt3000Target
 
 if TYPE_CHECKING:
-    from passes.pass_base import Pass
+    from ratrain.passes.pass_base import Pass
 
 
 @frozen

@@ -15,12 +15,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ratrainc.console import errors, size_text
-from ratrainc.loss_plot import Curves, chart_lines
-from ratrainc.remaining_time import RemainingTime
-from targets.program import Program
-from targets.runtime.progress import ProgressSource, StageWatch
-from targets.runtime.training import TimedStep
+from ratrain.ratrainc.console import errors, size_text
+from ratrain.ratrainc.loss_plot import Curves, chart_lines
+from ratrain.ratrainc.remaining_time import RemainingTime
+from ratrain.targets.program import Program
+from ratrain.targets.runtime.progress import ProgressSource, StageWatch
+from ratrain.targets.runtime.training import TimedStep
 
 if TYPE_CHECKING:
     from rich.console import ConsoleRenderable, RichCast

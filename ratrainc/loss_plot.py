@@ -9,8 +9,8 @@ from itertools import pairwise
 
 from attrs import frozen
 
-from ratrain_ir.files import write_lines
-from ratrainc.pictures import new_figure, picture_kind, write_figure
+from ratrain.ratrain_ir.files import write_lines
+from ratrain.ratrainc.pictures import new_figure, picture_kind, write_figure
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _COLUMNS, _ROWS = 64, 8

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, frozen
 
-from ratrainc.console import size_text
+from ratrain.ratrainc.console import size_text
 
 if TYPE_CHECKING:
-    from targets.program import Program
+    from ratrain.targets.program import Program
 
 _PINS = (
     "OPENBLAS_CORETYPE",
@@ -62,8 +62,8 @@ def machine_facts() -> dict[str, Fact]:
 
 def program_fact(program: Program) -> Fact:
     """Whether all ranks of a program fit the free memory, as the local engine runs them, and if not, how many do."""
-    from targets.runtime.kernels import kernel_set
-    from targets.runtime.local import scratch_bytes
+    from ratrain.targets.runtime.kernels import kernel_set
+    from ratrain.targets.runtime.local import scratch_bytes
 
     scratch = scratch_bytes(program, kernel_set("fast"))
     arenas = program.arena_bytes_of_all_ranks
@@ -114,7 +114,7 @@ def _available() -> int:
 def _blas() -> Fact:
     import numpy as np
 
-    from targets.runtime.training import blas_facts
+    from ratrain.targets.runtime.training import blas_facts
 
     facts = blas_facts()
     words = f"{facts['blas']}, core type {facts['blas_core_type']}, numpy {np.__version__}"
@@ -141,7 +141,7 @@ def _threads() -> Fact:
 def _matrix_products() -> Fact:
     from threadpoolctl import threadpool_limits
 
-    from targets.runtime.utilisation import measured_peak_flops
+    from ratrain.targets.runtime.utilisation import measured_peak_flops
 
     with threadpool_limits(limits=1):
         peak = measured_peak_flops()
@@ -153,8 +153,8 @@ def _kernel_cache() -> Fact:
     import numba
 
     version = f"numba {numba.__version__}"
-    from ratrain_ir.loops import WAY_OUT
-    from targets.runtime.kernels import fast_rows
+    from ratrain.ratrain_ir.loops import WAY_OUT
+    from ratrain.targets.runtime.kernels import fast_rows
 
     compiled = [value.stats for value in vars(fast_rows).values() if hasattr(value, "stats")]
     folder = next((stats.cache_path for stats in compiled if stats.cache_path is not None), None)

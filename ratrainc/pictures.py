@@ -8,8 +8,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.files import replacing
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

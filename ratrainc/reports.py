@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.schedules import micro_batches_in_flight
-from ratrainc.console import say, seconds_text, size_text, table
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.schedules import micro_batches_in_flight
+from ratrain.ratrainc.console import say, seconds_text, size_text, table
 
 if TYPE_CHECKING:
-    from passes.manager import PassRun
-    from ratrain_ir.module import Module
-    from targets.mt3000.simulation import Figures
-    from targets.program import Program
+    from ratrain.passes.manager import PassRun
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.targets.mt3000.simulation import Figures
+    from ratrain.targets.program import Program
 
 
 def show_inserted(runs: Sequence[PassRun]) -> None:

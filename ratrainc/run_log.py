@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import define, field
 
-from ratrain_ir.diagnostics import Diagnostic, Location, Severity, fail
-from ratrain_ir.files import check_writable, is_regular, is_there, read_text, write_lines
-from targets.runtime.locks import hold, lock_beside
+from ratrain.ratrain_ir.diagnostics import Diagnostic, Location, Severity, fail
+from ratrain.ratrain_ir.files import check_writable, is_regular, is_there, read_text, write_lines
+from ratrain.targets.runtime.locks import hold, lock_beside
 
 if TYPE_CHECKING:
-    from targets.runtime.training import TimedStep
+    from ratrain.targets.runtime.training import TimedStep
 
 
 @define(eq=False)

@@ -6,15 +6,15 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ratrain_ir.files import write_lines
-from ratrain_ir.ops import ENGINES, Group
-from ratrainc.trace import MICROSECONDS, instruction_event
-from targets.mt3000.simulation import timed_instruction
-from targets.mt3000.timing import op_key
+from ratrain.ratrain_ir.files import write_lines
+from ratrain.ratrain_ir.ops import ENGINES, Group
+from ratrain.ratrainc.trace import MICROSECONDS, instruction_event
+from ratrain.targets.mt3000.simulation import timed_instruction
+from ratrain.targets.mt3000.timing import op_key
 
 if TYPE_CHECKING:
-    from targets.program import Program
-    from targets.runtime.profile import Concurrency, Profile, RunSpan, StepSpan
+    from ratrain.targets.program import Program
+    from ratrain.targets.runtime.profile import Concurrency, Profile, RunSpan, StepSpan
 
 FORMAT = "ratrain run profile 2"
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from passes.placed_schedule import refuse_contradiction
-from ratrain_ir.diagnostics import fail, nearest
-from ratrain_ir.frontend.text import Place
+from ratrain.passes.placed_schedule import refuse_contradiction
+from ratrain.ratrain_ir.diagnostics import fail, nearest
+from ratrain.ratrain_ir.frontend.text import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.frontend.plan import Plan
 
 
 @frozen

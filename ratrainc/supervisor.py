@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import define, field
 
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity, fail
-from ratrainc.cli import (
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity, fail
+from ratrain.ratrainc.cli import (
     EXIT_DIAGNOSED,
     EXIT_HUNG_UP,
     EXIT_INTERNAL,
@@ -25,13 +25,13 @@ from ratrainc.cli import (
     EXIT_TERMINATED,
     EXIT_USAGE,
 )
-from ratrainc.signals import ending_signals
-from ratrainc.telling import tell
-from targets.rtx import read_program
-from targets.runtime.liveness import Departures, Liveness, liveness
-from targets.runtime.positions import RankPhase, RankPosition, RunFolder, read_positions
-from targets.runtime.postmortem import Diagnosis, diagnose, only_gone
-from targets.runtime.watchdog import getting_on, gone_ranks, report_of
+from ratrain.ratrainc.signals import ending_signals
+from ratrain.ratrainc.telling import tell
+from ratrain.targets.rtx import read_program
+from ratrain.targets.runtime.liveness import Departures, Liveness, liveness
+from ratrain.targets.runtime.positions import RankPhase, RankPosition, RunFolder, read_positions
+from ratrain.targets.runtime.postmortem import Diagnosis, diagnose, only_gone
+from ratrain.targets.runtime.watchdog import getting_on, gone_ranks, report_of
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 from attrs import define
 
-from ratrain_ir.diagnostics import Diagnostic, Severity
-from ratrainc.terminal import echo
+from ratrain.ratrain_ir.diagnostics import Diagnostic, Severity
+from ratrain.ratrainc.terminal import echo
 
 
 def tell(diagnostic: Diagnostic) -> None:

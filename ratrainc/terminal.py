@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from ratrain_ir.diagnostics import printable
-from ratrain_ir.loops import UncachedWarning
+from ratrain.ratrain_ir.diagnostics import printable
+from ratrain.ratrain_ir.loops import UncachedWarning
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:

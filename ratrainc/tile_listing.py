@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from targets.tile_program import Await, Event, Run, Transfer, core_events
-from targets.tiles import Barrier, Level
+from ratrain.targets.tile_program import Await, Event, Run, Transfer, core_events
+from ratrain.targets.tiles import Barrier, Level
 
 if TYPE_CHECKING:
-    from targets.program import Program
-    from targets.tiles import Axes, Ranges, TileSchedule
+    from ratrain.targets.program import Program
+    from ratrain.targets.tiles import Axes, Ranges, TileSchedule
 
 
 def tile_lines(program: Program, core: int, limit: int) -> Iterator[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ratrain_ir.ops import ENGINES, Engine
-from ratrainc.console import say, seconds_text, table
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrainc.console import say, seconds_text, table
 
 if TYPE_CHECKING:
-    from targets.bubbles import Bubbles, PathOp
-    from targets.simulator import Timeline
+    from ratrain.targets.bubbles import Bubbles, PathOp
+    from ratrain.targets.simulator import Timeline
 
 _SHOWN_CAUSES = 5
 _SHOWN_RUNS = 40

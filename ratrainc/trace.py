@@ -9,13 +9,13 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ratrain_ir.files import write_lines
-from ratrain_ir.ops import ENGINES, Engine
-from targets.live_curve import live_curve
+from ratrain.ratrain_ir.files import write_lines
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.targets.live_curve import live_curve
 
 if TYPE_CHECKING:
-    from targets.program import Instruction
-    from targets.simulator import Span, Timeline
+    from ratrain.targets.program import Instruction
+    from ratrain.targets.simulator import Span, Timeline
 
 MICROSECONDS = 1e6
 

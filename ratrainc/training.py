@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 from threadpoolctl import threadpool_limits
 
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError
-from ratrain_ir.files import check_directory_writable, check_writable
-from ratrain_ir.ops import Engine
-from ratrainc.cli import EXIT_DIAGNOSED, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED
-from ratrainc.console import errors, output, progress, say, size_text, status
-from ratrainc.loss_plot import Curves, chart_lines, write_losses
-from ratrainc.remaining_time import RemainingTime
-from ratrainc.run_log import RunLog, check_log, run_log
-from ratrainc.run_profile import write_profile
-from ratrainc.signals import StopAsked, ending_in_order, saying_where
-from ratrainc.telling import Telling, tell
-from ratrainc.training_data import DataChoice, open_data, tokenizer_files
-from targets.runtime.checkpoint import check_checkpoint_place
-from targets.runtime.checkpoint_series import check_no_series
-from targets.runtime.data import BYTE, in_words
-from targets.runtime.positions import RankPhase
-from targets.runtime.training import RunSettings, TimedStep, TrainingRun, prepare
-from targets.runtime.utilisation import Utilisation, measured_peak_flops
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
+from ratrain.ratrain_ir.files import check_directory_writable, check_writable
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrainc.cli import EXIT_DIAGNOSED, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED
+from ratrain.ratrainc.console import errors, output, progress, say, size_text, status
+from ratrain.ratrainc.loss_plot import Curves, chart_lines, write_losses
+from ratrain.ratrainc.remaining_time import RemainingTime
+from ratrain.ratrainc.run_log import RunLog, check_log, run_log
+from ratrain.ratrainc.run_profile import write_profile
+from ratrain.ratrainc.signals import StopAsked, ending_in_order, saying_where
+from ratrain.ratrainc.telling import Telling, tell
+from ratrain.ratrainc.training_data import DataChoice, open_data, tokenizer_files
+from ratrain.targets.runtime.checkpoint import check_checkpoint_place
+from ratrain.targets.runtime.checkpoint_series import check_no_series
+from ratrain.targets.runtime.data import BYTE, in_words
+from ratrain.targets.runtime.positions import RankPhase
+from ratrain.targets.runtime.training import RunSettings, TimedStep, TrainingRun, prepare
+from ratrain.targets.runtime.utilisation import Utilisation, measured_peak_flops
 
 if TYPE_CHECKING:
-    from targets.program import Program
-    from targets.runtime.processes import Processes
+    from ratrain.targets.program import Program
+    from ratrain.targets.runtime.processes import Processes
 
 
 LEAST_OPERATIONS = 2.5e8
@@ -104,7 +104,7 @@ class RunResult:
 
 def default_threads(program: Program) -> int:
     """Threads for a run that names no number: one a core, or one alone where blocks are smaller than `LEAST_OPERATIONS`."""
-    from targets.mt3000.simulation import model_flops_per_token
+    from ratrain.targets.mt3000.simulation import model_flops_per_token
 
     plan = program.plan
     blocks = sum(
@@ -188,7 +188,7 @@ def _prepare(
     program: Program, data: DataChoice, settings: RunSettings, processes: Processes | None
 ) -> tuple[TrainingRun, int]:
     """The run, ready for its first step, and the threads of its kernels."""
-    from targets.runtime.kernels import kernel_set
+    from ratrain.targets.runtime.kernels import kernel_set
 
     with status("preparing"), threadpool_limits(limits=1):
         stream, held_out = open_data(program, data)
@@ -240,7 +240,7 @@ def check_outputs(
 
 
 def _utilisation(program: Program) -> Utilisation:
-    from targets.mt3000.simulation import model_flops_per_token
+    from ratrain.targets.mt3000.simulation import model_flops_per_token
 
     return Utilisation(model_flops_per_token(program.model, program.plan.seq_len), measured_peak_flops())
 
@@ -309,8 +309,8 @@ def _display(run: TrainingRun, telling: Telling, *, live: bool) -> Iterator[Call
 
 @contextmanager
 def _live_view(run: TrainingRun) -> Iterator[Callable[[TimedStep], None]]:
-    from ratrainc.live_view import live_view
-    from targets.runtime.progress import LocalProgress
+    from ratrain.ratrainc.live_view import live_view
+    from ratrain.targets.runtime.progress import LocalProgress
 
     with live_view(run.program, LocalProgress(run.engine), run.settings.steps) as show:
         yield show

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.files import is_regular
-from targets.runtime.checkpoint_series import kept_tokenizer
-from targets.runtime.data import TEXT_VOCABULARY, TokenStream, builtin_text_tokens, open_tokens
-from targets.runtime.evaluation import HeldOut, held_out, split_stream
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.files import is_regular
+from ratrain.targets.runtime.checkpoint_series import kept_tokenizer
+from ratrain.targets.runtime.data import TEXT_VOCABULARY, TokenStream, builtin_text_tokens, open_tokens
+from ratrain.targets.runtime.evaluation import HeldOut, held_out, split_stream
 
 if TYPE_CHECKING:
-    from targets.program import Program
-    from targets.runtime.tokenizer import TokenizerChoice
+    from ratrain.targets.program import Program
+    from ratrain.targets.runtime.tokenizer import TokenizerChoice
 
 
 BYTES = "bytes"
@@ -65,7 +65,7 @@ def tokenizer_files(choice: DataChoice) -> dict[str, bytes]:
 
     Raises `DiagnosticError` RT002 where it cannot be read.
     """
-    from targets.runtime.tokenizer import TOKENIZER_FILE, files_of_tokenizer
+    from ratrain.targets.runtime.tokenizer import TOKENIZER_FILE, files_of_tokenizer
 
     if choice.tokenizer not in (None, BYTES):
         return files_of_tokenizer(choice.tokenizer)
@@ -92,14 +92,14 @@ def _open(path: str | None, choice: DataChoice, vocab_size: int) -> TokenStream:
     )
     if tokenizer is None:
         return text
-    from targets.runtime.tokenizer import tokenized
+    from ratrain.targets.runtime.tokenizer import tokenized
 
     return tokenized(text, tokenizer, vocab_size=vocab_size)
 
 
 def _tokenizer(choice: DataChoice) -> TokenizerChoice | None:
     """What makes tokens of a text; None: a byte is a token."""
-    from targets.runtime.tokenizer import TokenizerChoice, tokenizer_beside
+    from ratrain.targets.runtime.tokenizer import TokenizerChoice, tokenizer_beside
 
     if choice.tokenizer is not None:
         return None if choice.tokenizer == BYTES else TokenizerChoice(choice.tokenizer, choice.tokenizer)

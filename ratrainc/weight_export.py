@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.files import is_there, made_directory, replacing, write_lines
-from ratrain_ir.frontend.hf_export import hugging_face_config
-from targets.runtime.checkpoint import MANIFEST_FILE
-from targets.runtime.checkpoint_series import latest_tokenizer, latest_weights
-from targets.runtime.weights import is_written_here, write_weights
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.files import is_there, made_directory, replacing, write_lines
+from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
+from ratrain.targets.runtime.checkpoint import MANIFEST_FILE
+from ratrain.targets.runtime.checkpoint_series import latest_tokenizer, latest_weights
+from ratrain.targets.runtime.weights import is_written_here, write_weights
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 _SHARDS = "model.safetensors.index.json"

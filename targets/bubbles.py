@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from attrs import define, frozen
 
-from ratrain_ir import ops
-from ratrain_ir.ops import ENGINES, Engine
-from ratrain_ir.per_op import PerOp
-from targets import idle_walk
-from targets.flat_program import STREAMS, Float64s, Int64s
-from targets.program import Instruction
-from targets.simulator import Timeline
+from ratrain.ratrain_ir import ops
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.targets import idle_walk
+from ratrain.targets.flat_program import STREAMS, Float64s, Int64s
+from ratrain.targets.program import Instruction
+from ratrain.targets.simulator import Timeline
 
 
 class Cause(Enum):

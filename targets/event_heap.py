@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from passes.allocation.compiled import part
-from targets.run_state import HEAP
+from ratrain.passes.allocation.compiled import part
+from ratrain.targets.run_state import HEAP
 
 if TYPE_CHECKING:
-    from targets.flat_program import Int64s, Records
+    from ratrain.targets.flat_program import Int64s, Records
 
 
 @part

@@ -6,11 +6,11 @@ rates are shared anew before time goes on. Small runs go as plain Python, by `in
 
 from __future__ import annotations
 
-from passes.allocation.compiled import kernel, part
-from targets.event_heap import put, take_first
-from targets.flat_program import ALONE, NEVER, SEND, STREAMS, TOGETHER, FlatProgram, Float64s, Int64s, Records
-from targets.fluid import end_flow, share_anew, start_flow
-from targets.run_state import (
+from ratrain.passes.allocation.compiled import kernel, part
+from ratrain.targets.event_heap import put, take_first
+from ratrain.targets.flat_program import ALONE, NEVER, SEND, STREAMS, TOGETHER, FlatProgram, Float64s, Int64s, Records
+from ratrain.targets.fluid import end_flow, share_anew, start_flow
+from ratrain.targets.run_state import (
     AGENDA,
     CHANGED,
     DDR_FLOW,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain_ir.ops import ENGINES, Engine, Group, Payload
+from ratrain.ratrain_ir.ops import ENGINES, Engine, Group, Payload
 
 if TYPE_CHECKING:
-    from ratrain_ir.topology import Hop, Topology
-    from targets.program import Instruction, Program
+    from ratrain.ratrain_ir.topology import Hop, Topology
+    from ratrain.targets.program import Instruction, Program
 
 Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]

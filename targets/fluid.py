@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from passes.allocation.compiled import part
-from targets.event_heap import put
-from targets.run_state import CHANGED
+from ratrain.passes.allocation.compiled import part
+from ratrain.targets.event_heap import put
+from ratrain.targets.run_state import CHANGED
 
 if TYPE_CHECKING:
-    from targets.flat_program import Int64s, Records
+    from ratrain.targets.flat_program import Int64s, Records
 
 
 @part

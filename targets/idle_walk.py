@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from passes.allocation.compiled import kernel
-from targets.flat_program import RECV, SEND, STREAMS, TOGETHER, FlatProgram, Float64s, Int64s
+from ratrain.passes.allocation.compiled import kernel
+from ratrain.targets.flat_program import RECV, SEND, STREAMS, TOGETHER, FlatProgram, Float64s, Int64s
 
 FILL, DRAIN, STAGE, LINK, BYTE_REUSE, GRAD_SYNC, UPDATE, PREFETCH, BARRIER, INPUT, COMPUTE = range(11)
 """What an engine waits for. COMPUTE is its own stage's compute engine, STAGE anything on another stage."""

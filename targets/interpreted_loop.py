@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from attrs import define
 
-from targets import event_loop
-from targets.flat_program import FlatProgram, Float64s, Records
-from targets.run_state import RunState
+from ratrain.targets import event_loop
+from ratrain.targets.flat_program import FlatProgram, Float64s, Records
+from ratrain.targets.run_state import RunState
 
 _OPS = 10_000
 """About 0.3 s of plain Python, and as long as it takes to load a loop that was compiled before; compiling takes seconds."""

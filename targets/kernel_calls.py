@@ -3,7 +3,7 @@
 An operand is written `name:type[dims]`, then `=` where it is written, `+` where it is written and, with `accumulate`, read first,
 `~` where it is updated, and `?` where it may be left out. Types: `i32`, `f32`, `f64`; `s` is the one storage type (f16 or f32)
 that such operands of a call share, `*` any storage type. A dimension is a symbol, equal wherever it stands, a number, or a product
-of options. Meanings are those of `targets.runtime.kernels.interface.KernelSet`, whose method names and arguments these are.
+of options. Meanings are those of `ratrain.targets.runtime.kernels.interface.KernelSet`, whose method names and arguments these are.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.types import Dtype
 
 if TYPE_CHECKING:
-    from targets.routine import Shape, Step
+    from ratrain.targets.routine import Shape, Step
 
 Types = Mapping[str, tuple[Dtype, "Shape"]]
 """Dtype and shape of what each operand of a step refers to."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from passes.insert_release import insert_releases
-from ratrain_ir.blocks import Block, parse_block
-from ratrain_ir.module import Level, Module, Stage
-from ratrain_ir.ops import (
+from ratrain.passes.insert_release import insert_releases
+from ratrain.ratrain_ir.blocks import Block, parse_block
+from ratrain.ratrain_ir.module import Level, Module, Stage
+from ratrain.ratrain_ir.ops import (
     ENGINES,
     FIELDS,
     OP_CLASSES,
@@ -38,11 +38,11 @@ from ratrain_ir.ops import (
     Tensors,
     Update,
 )
-from ratrain_ir.signatures import Binding, bind
-from targets.program import Access, Instruction, Operand, Program, ProgramStage
+from ratrain.ratrain_ir.signatures import Binding, bind
+from ratrain.targets.program import Access, Instruction, Operand, Program, ProgramStage
 
 if TYPE_CHECKING:
-    from ratrain_ir.diagnostics import Diagnostics
+    from ratrain.ratrain_ir.diagnostics import Diagnostics
 
 
 @frozen

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from ratrain_ir.types import aligned
-from targets.program import Access, ProgramStage
+from ratrain.ratrain_ir.types import aligned
+from ratrain.targets.program import Access, ProgramStage
 
 if TYPE_CHECKING:
-    from ratrain_ir.ops import Engine
+    from ratrain.ratrain_ir.ops import Engine
 
 _BEGINS = (Access.WRITE, Access.SCRATCH)
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ratrain_ir.ops import ENGINES
-from ratrain_ir.types import aligned
-from targets.program import Access
+from ratrain.ratrain_ir.ops import ENGINES
+from ratrain.ratrain_ir.types import aligned
+from ratrain.targets.program import Access
 
 if TYPE_CHECKING:
-    from targets.flat_program import Float64s, Int64s
-    from targets.program import ProgramStage
-    from targets.simulator import Timeline
+    from ratrain.targets.flat_program import Float64s, Int64s
+    from ratrain.targets.program import ProgramStage
+    from ratrain.targets.simulator import Timeline
 
 _DEFINING = (Access.WRITE, Access.SCRATCH)
 OUTSIDE = -1

@@ -11,13 +11,13 @@ from functools import cached_property
 
 from attrs import define, field, frozen
 
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.module import TargetInfo
-from ratrain_ir.ops import ENGINES, Engine
-from ratrain_ir.topology import Topology, topology_of
-from ratrain_ir.types import StateKind, TensorType, aligned
-from targets.routine import Routine
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.module import TargetInfo
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.topology import Topology, topology_of
+from ratrain.ratrain_ir.types import StateKind, TensorType, aligned
+from ratrain.targets.routine import Routine
 
 
 class Access(Enum):

@@ -1,12 +1,12 @@
 """What a program must satisfy beyond a sound container, so that it runs to its end and computes one training step.
 
-1. Instructions are ops, with the operands that the model and the plan give them (`targets.lifting`): RT080.
-2. Routines name what exists, within bounds, and call kernels with operands that fit (`targets.routine_verifier`), and are those
-   that the header's model and plan give their ops (`targets.codegen.derivation`): RT080.
-3. The schedule it executes is sound by the rules of schedules: the lifted module goes through `ratrain_ir.verifier`, with the
+1. Instructions are ops, with the operands that the model and the plan give them (`ratrain.targets.lifting`): RT080.
+2. Routines name what exists, within bounds, and call kernels with operands that fit (`ratrain.targets.routine_verifier`), and are those
+   that the header's model and plan give their ops (`ratrain.targets.codegen.derivation`): RT080.
+3. The schedule it executes is sound by the rules of schedules: the lifted module goes through `ratrain.ratrain_ir.verifier`, with the
    codes that it has there, addresses included.
 4. Its own waits let it end, with buffered and with rendezvous sends: RT042.
-5. Its waits suffice: no two instructions race, whatever the timing (`targets.races`): RT081.
+5. Its waits suffice: no two instructions race, whatever the timing (`ratrain.targets.races`): RT081.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from ratrain_ir.blocks import parameters, parse_block
-from ratrain_ir.diagnostics import Diagnostics
-from ratrain_ir.gc import paused_gc
-from ratrain_ir.module import Level
-from ratrain_ir.ops import BLOCK_OPS, Engine
-from ratrain_ir.types import aligned
-from ratrain_ir.verifier import verify
-from ratrain_ir.verifier.memory import check_memory
-from ratrain_ir.verifier.report import Reporter
-from targets.codegen.derivation import derivation_problem, form_of
-from targets.codegen.routines import representative
-from targets.lifting import lift
-from targets.program import Access, Program
-from targets.races import check_races
-from targets.routine_verifier import routine_problem
-from targets.simulator import simulate
+from ratrain.ratrain_ir.blocks import parameters, parse_block
+from ratrain.ratrain_ir.diagnostics import Diagnostics
+from ratrain.ratrain_ir.gc import paused_gc
+from ratrain.ratrain_ir.module import Level
+from ratrain.ratrain_ir.ops import BLOCK_OPS, Engine
+from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrain_ir.verifier import verify
+from ratrain.ratrain_ir.verifier.memory import check_memory
+from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.targets.codegen.derivation import derivation_problem, form_of
+from ratrain.targets.codegen.routines import representative
+from ratrain.targets.lifting import lift
+from ratrain.targets.program import Access, Program
+from ratrain.targets.races import check_races
+from ratrain.targets.routine_verifier import routine_problem
+from ratrain.targets.simulator import simulate
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module
-    from targets.program import Instruction, ProgramStage
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.targets.program import Instruction, ProgramStage
 
 _CALLS_ROUTINE = frozenset(kind.keyword for kind in BLOCK_OPS)
 

@@ -13,9 +13,9 @@ from bisect import bisect_left
 
 from attrs import define, field, frozen
 
-from ratrain_ir.diagnostics import Diagnostics, Note
-from ratrain_ir.ops import ENGINES, Engine
-from targets.program import Access, Instruction, Program, ProgramStage
+from ratrain.ratrain_ir.diagnostics import Diagnostics, Note
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.targets.program import Access, Instruction, Program, ProgramStage
 
 _NEVER = -1
 _MAX_REPORTS = 20

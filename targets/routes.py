@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from targets.flat_program import SEND, STREAMS, Float64s, Int64s
+from ratrain.targets.flat_program import SEND, STREAMS, Float64s, Int64s
 
 if TYPE_CHECKING:
-    from targets.flat_program import FlatProgram, Records
-    from targets.resource_work import Bandwidths
+    from ratrain.targets.flat_program import FlatProgram, Records
+    from ratrain.targets.resource_work import Bandwidths
 
 
 @frozen(eq=False)

@@ -15,9 +15,9 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
-from ratrain_ir.types import Dtype
-from targets.json_values import option, whole, word
-from targets.tiles import TileSchedule
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.json_values import option, whole, word
+from ratrain.targets.tiles import TileSchedule
 
 Shape = tuple[int, ...]
 

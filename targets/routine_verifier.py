@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from ratrain_ir.types import ALIGNMENT_BYTES
-from targets.kernel_calls import CALLS, IN_PLACE, step_problem
-from targets.program import Access
-from targets.routine import Routine, parse_reference
-from targets.tile_calls import tiles_problem
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES
+from ratrain.targets.kernel_calls import CALLS, IN_PLACE, step_problem
+from ratrain.targets.program import Access
+from ratrain.targets.routine import Routine, parse_reference
+from ratrain.targets.tile_calls import tiles_problem
 
 if TYPE_CHECKING:
-    from ratrain_ir.blocks import Parameter
-    from targets.routine import Intermediate, Step
+    from ratrain.ratrain_ir.blocks import Parameter
+    from ratrain.targets.routine import Intermediate, Step
 
 Rows = tuple[int, int]
 """From a first, up to one that is not among them."""

@@ -18,17 +18,17 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from ratrain_ir.diagnostics import DiagnosticError, fail
-from ratrain_ir.files import read_bytes, replacing
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.ops import ENGINES, OP_CLASSES
-from ratrain_ir.types import Dtype, StateKind, tensor_type
-from targets.json_values import shown, text, whole, word
-from targets.program import Access, CountWait, Instruction, Operand, Program, ProgramStage, ProgramTensor
-from targets.routine import routine_from_json
-from targets.tile_verifier import structure_problem
-from targets.tiles import TileSchedule, tiles_from_json
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
+from ratrain.ratrain_ir.files import read_bytes, replacing
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.ops import ENGINES, OP_CLASSES
+from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
+from ratrain.targets.json_values import shown, text, whole, word
+from ratrain.targets.program import Access, CountWait, Instruction, Operand, Program, ProgramStage, ProgramTensor
+from ratrain.targets.routine import routine_from_json
+from ratrain.targets.tile_verifier import structure_problem
+from ratrain.targets.tiles import TileSchedule, tiles_from_json
 
 MAGIC = b"RATRAINX"
 VERSION = 1

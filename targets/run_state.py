@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ratrain_ir.ops import ENGINES, Engine
-from targets.flat_program import STREAMS, FlatProgram, Float64s, Int64s, Records
-from targets.routes import own_resources
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.targets.flat_program import STREAMS, FlatProgram, Float64s, Int64s, Records
+from ratrain.targets.routes import own_resources
 
 if TYPE_CHECKING:
-    from targets.routes import Routes
+    from ratrain.targets.routes import Routes
 
 TIMER, DDR_FLOW, LINK_FLOW = range(3)
 """The works of a running op; a stream runs one op, so that each stream has one slot for each."""

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import define, field, frozen
 
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.ops import ENGINES, Engine
-from targets.flat_program import STREAMS, FlatProgram, Float64s, Records, flatten, instructions_in_order
-from targets.program import Instruction, Program
-from targets.resource_work import Bandwidths, LinkLevel, ResourceWork
-from targets.routes import routes_of
-from targets.run_state import WORK, RunState, moved_bytes, new_state
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.targets.flat_program import STREAMS, FlatProgram, Float64s, Records, flatten, instructions_in_order
+from ratrain.targets.program import Instruction, Program
+from ratrain.targets.resource_work import Bandwidths, LinkLevel, ResourceWork
+from ratrain.targets.routes import routes_of
+from ratrain.targets.run_state import WORK, RunState, moved_bytes, new_state
 
 if TYPE_CHECKING:
-    from targets.bubbles import Bubbles
+    from ratrain.targets.bubbles import Bubbles
 
 DurationOf = Callable[[int, Instruction], float]
 """Seconds of an instruction of a stage that runs alone."""
@@ -116,14 +116,14 @@ class Timeline:
     @cached_property
     def bubbles(self) -> Bubbles:
         """Why engines are idle in the last step."""
-        from targets.bubbles import Bubbles
+        from ratrain.targets.bubbles import Bubbles
 
         return Bubbles(self)
 
     @cached_property
     def cold_bubbles(self) -> Bubbles:
         """Why engines are idle in the first step, which starts from cold."""
-        from targets.bubbles import Bubbles
+        from ratrain.targets.bubbles import Bubbles
 
         return Bubbles(self, cold=True)
 
@@ -154,7 +154,7 @@ def simulate_work(
 
     Raises `DiagnosticError` RT042 when the program cannot end, naming who waits.
     """
-    from targets import event_loop, interpreted_loop
+    from ratrain.targets import event_loop, interpreted_loop
 
     flat = flatten(program)
     works = _works(program, work_of)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from targets.tile_verifier import operands_problem, schedule_problem
-from targets.tiles import Load, statements
+from ratrain.targets.tile_verifier import operands_problem, schedule_problem
+from ratrain.targets.tiles import Load, statements
 
 if TYPE_CHECKING:
-    from targets.kernel_calls import Types
-    from targets.routine import Step
-    from targets.tiles import Axes, TileSchedule
+    from ratrain.targets.kernel_calls import Types
+    from ratrain.targets.routine import Step
+    from ratrain.targets.tiles import Axes, TileSchedule
 
 PARTS = {
     "gemm": ("gemm",),

@@ -7,9 +7,9 @@ from math import lcm, prod
 
 from attrs import define, field
 
-from targets.tile_kernels import MICRO_KERNELS
-from targets.tile_program import Await, Run, Transfer, core_events
-from targets.tiles import (
+from ratrain.targets.tile_kernels import MICRO_KERNELS
+from ratrain.targets.tile_program import Await, Run, Transfer, core_events
+from ratrain.targets.tiles import (
     Axes,
     Barrier,
     Buffer,

@@ -2,7 +2,7 @@
 
 Signatures: what is written, then what is read, as `name:levels`, with `=` where the whole tile is made anew, `~` where what was there is
 changed, `*` where there may be any number. Levels: `a` AM, `s` SM. Names are those of the arguments in
-`targets.runtime.kernels.tiled_compute`; scores are [keys, queries] or [queries, keys].
+`ratrain.targets.runtime.kernels.tiled_compute`; scores are [keys, queries] or [queries, keys].
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 
 from attrs import frozen
 
-from targets.tiles import Level
+from ratrain.targets.tiles import Level
 
 _LEVELS = {"a": Level.AM, "s": Level.SM}
 _TEXT = re.compile(r"(\w+):([as]+)([=~]?)(\*?)")

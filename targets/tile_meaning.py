@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attrs import define, evolve, field
 
-from targets.tile_kernels import MICRO_KERNELS
-from targets.tiles import (
+from ratrain.targets.tile_kernels import MICRO_KERNELS
+from ratrain.targets.tiles import (
     Axes,
     Barrier,
     Compute,

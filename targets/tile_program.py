@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from attrs import define, field, frozen
 
-from targets.tiles import (
+from ratrain.targets.tiles import (
     Barrier,
     Buffer,
     Claim,

@@ -19,11 +19,11 @@ from itertools import chain, pairwise
 
 from attrs import define, field
 
-from ratrain_ir.types import Dtype
-from targets.tile_hazards import check_hazards
-from targets.tile_kernels import MICRO_KERNELS
-from targets.tile_meaning import check_meaning
-from targets.tiles import (
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.tile_hazards import check_hazards
+from ratrain.targets.tile_kernels import MICRO_KERNELS
+from ratrain.targets.tile_meaning import check_meaning
+from ratrain.targets.tiles import (
     COPY_ALIGNMENT,
     Axes,
     Buffer,

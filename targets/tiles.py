@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
-from ratrain_ir.types import Dtype
-from targets.json_values import text, whole, word
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.json_values import text, whole, word
 
 Axes: TypeAlias = tuple[tuple[str, ...], ...]
 """The dimensions each axis of an array runs over: (("b", "q"), ("h", "d")) has row b * |q| + q and column h * |d| + d."""

@@ -16,12 +16,12 @@ from time import perf_counter
 import attrs
 import numpy as np
 
-from passes.allocation.attempt import Attempt
-from passes.allocation.bound import LowerBound, lower_bound
-from passes.allocation.checker import Violation, check_allocation
-from passes.allocation.effort import Effort
-from passes.allocation.exact import search_exactly
-from passes.allocation.portfolio import (
+from ratrain.passes.allocation.attempt import Attempt
+from ratrain.passes.allocation.bound import LowerBound, lower_bound
+from ratrain.passes.allocation.checker import Violation, check_allocation
+from ratrain.passes.allocation.effort import Effort
+from ratrain.passes.allocation.exact import search_exactly
+from ratrain.passes.allocation.portfolio import (
     COMPILED_FROM,
     large_portfolio,
     more_beams,
@@ -29,7 +29,7 @@ from passes.allocation.portfolio import (
     small_portfolio,
     small_promotions,
 )
-from passes.allocation.problem import Allocation, AllocationProblem, instance_of
+from ratrain.passes.allocation.problem import Allocation, AllocationProblem, instance_of
 
 __all__ = [
     "Allocation",

@@ -7,8 +7,8 @@ from time import perf_counter
 import numpy as np
 from attrs import define, field
 
-from passes.allocation.effort import Effort
-from passes.allocation.problem import Instance, Int64s
+from ratrain.passes.allocation.effort import Effort
+from ratrain.passes.allocation.problem import Instance, Int64s
 
 _SLOWEST = 4_000_000
 """Placements a second on a slow machine: nothing is begun that would run far beyond the outer limit."""

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from passes.allocation.problem import AllocationProblem
+    from ratrain.passes.allocation.problem import AllocationProblem
 
 
 @frozen

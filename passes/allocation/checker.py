@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from passes.allocation.problem import AllocationProblem
+    from ratrain.passes.allocation.problem import AllocationProblem
 
 MOST = 1000
 """Faults that are reported at most."""

@@ -1,6 +1,6 @@
 """The compiler of inner loops. Importing this module imports numba: do it late, and only where it pays.
 
-Compiled loops are cached on disk, by `ratrain_ir.loops`. The cache notices a change of the file a loop stands in, but not of a function it takes from
+Compiled loops are cached on disk, by `ratrain.ratrain_ir.loops`. The cache notices a change of the file a loop stands in, but not of a function it takes from
 another file: after editing one of those, delete the `__pycache__` folder.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from numba.extending import register_jitable
 
-from ratrain_ir.loops import compiled
+from ratrain.ratrain_ir.loops import compiled
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import define
 
-from passes.allocation.problem import Instance, Int64s
+from ratrain.passes.allocation.problem import Instance, Int64s
 
 if TYPE_CHECKING:
-    from passes.allocation.attempt import Attempt
+    from ratrain.passes.allocation.attempt import Attempt
 
 MOST_BUFFERS = 500
 """Buffers of a range that the search may take on."""
@@ -74,7 +74,14 @@ def _ranges(attempt: Attempt) -> list[_Range]:
 
 def _climb(attempt: Attempt, found: _Range) -> None:
     """Search on the ladder until the range is low enough, its height is proved the lowest, or the nodes are used up."""
-    from passes.allocation.search import AREA_SECOND, EXHAUSTED, FOUND, WIDTH_FIRST, WIDTH_SECOND, canonical_search
+    from ratrain.passes.allocation.search import (
+        AREA_SECOND,
+        EXHAUSTED,
+        FOUND,
+        WIDTH_FIRST,
+        WIDTH_SECOND,
+        canonical_search,
+    )
 
     part = found.instance
     limit = _FIRST_LIMIT

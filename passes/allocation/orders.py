@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from passes.allocation.problem import Instance, Int64s
+    from ratrain.passes.allocation.problem import Instance, Int64s
 
 
 def by_size(instance: Instance) -> Int64s:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from passes.allocation import orders
-from passes.allocation.small import greedy, neighbours
+from ratrain.passes.allocation import orders
+from ratrain.passes.allocation.small import greedy, neighbours
 
 if TYPE_CHECKING:
-    from passes.allocation.attempt import Attempt
-    from passes.allocation.problem import Instance, Int64s
+    from ratrain.passes.allocation.attempt import Attempt
+    from ratrain.passes.allocation.problem import Instance, Int64s
 
 COMPILED_FROM = 1024
 """Buffers from which on compiled loops are worth importing the compiler."""
@@ -124,7 +124,7 @@ def promotions(attempt: Attempt) -> None:
 
 def _sweeps(attempt: Attempt) -> None:
     """Two-ended sweeps, and with no short-lived buffers time-order first and best fit."""
-    from passes.allocation.sweep import HIGHEST, LOWEST, TIGHTEST, sweep
+    from ratrain.passes.allocation.sweep import HIGHEST, LOWEST, TIGHTEST, sweep
 
     instance = attempt.instance
     events, widths = _events(instance, backwards=False), instance.widths()
@@ -143,7 +143,7 @@ def _sweeps(attempt: Attempt) -> None:
 
 def _beams(attempt: Attempt, width: int, tries: int, pieces: int, *, seed: int) -> None:
     """A beam of sweeps forwards and one backwards."""
-    from passes.allocation.sweep import beam_sweep
+    from ratrain.passes.allocation.sweep import beam_sweep
 
     instance = attempt.instance
     widths = instance.widths()
@@ -172,7 +172,7 @@ def _events(instance: Instance, *, backwards: bool) -> Int64s:
 
 
 def _tree(attempt: Attempt, name: str, order: Int64s) -> Int64s:
-    from passes.allocation.tree import first_fit
+    from ratrain.passes.allocation.tree import first_fit
 
     found = attempt.instance
     offsets = np.empty(found.count, np.int64)

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain_ir.analysis.lifetime import Interval
+from ratrain.ratrain_ir.analysis.lifetime import Interval
 
 Int64s = NDArray[np.int64]
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from passes.allocation.compiled import kernel
+from ratrain.passes.allocation.compiled import kernel
 
 if TYPE_CHECKING:
-    from passes.allocation.problem import Int64s
+    from ratrain.passes.allocation.problem import Int64s
 
 FOUND, EXHAUSTED, STOPPED = 1, 0, -1
 """A placement was found; there is none; the limit on nodes was reached."""

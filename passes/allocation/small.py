@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from passes.allocation.problem import Instance
+    from ratrain.passes.allocation.problem import Instance
 
 
 def neighbours(instance: Instance) -> list[list[int]]:

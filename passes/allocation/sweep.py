@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from passes.allocation.compiled import kernel
+from ratrain.passes.allocation.compiled import kernel
 
 if TYPE_CHECKING:
-    from passes.allocation.problem import Int64s
+    from ratrain.passes.allocation.problem import Int64s
 
 LOWEST, HIGHEST, TIGHTEST = 0, 1, 2
 POLICIES = 3

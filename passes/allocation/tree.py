@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from passes.allocation.compiled import kernel
+from ratrain.passes.allocation.compiled import kernel
 
 if TYPE_CHECKING:
-    from passes.allocation.problem import Int64s
+    from ratrain.passes.allocation.problem import Int64s
 
 FIRST_ROOM = 4
 """Ranges a list has room for when it is made; the room doubles when it is full."""

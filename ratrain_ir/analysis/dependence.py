@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
-from ratrain_ir.ops import ENGINES, Engine, Op, Release, Tensor
-from ratrain_ir.types import aligned
+from ratrain.ratrain_ir.ops import ENGINES, Engine, Op, Release, Tensor
+from ratrain.ratrain_ir.types import aligned
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Stage
+    from ratrain.ratrain_ir.module import Stage
 
 ENGINE_INDEX = {engine: index for index, engine in enumerate(ENGINES)}
 _NONE = -1

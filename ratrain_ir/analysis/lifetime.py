@@ -11,9 +11,9 @@ import numpy as np
 from attrs import define, frozen
 from numpy.typing import NDArray
 
-from ratrain_ir.module import Stage
-from ratrain_ir.ops import Release, Tensor
-from ratrain_ir.types import StateKind, aligned
+from ratrain.ratrain_ir.module import Stage
+from ratrain.ratrain_ir.ops import Release, Tensor
+from ratrain.ratrain_ir.types import StateKind, aligned
 
 Interval = tuple[int, int]
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
-from ratrain_ir.analysis.dependence import stage_waits
-from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import AllReduce, AllReduceScalar, Engine, Group, Op, Recv, Release, Send
+from ratrain.ratrain_ir.analysis.dependence import stage_waits
+from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.ops import AllReduce, AllReduceScalar, Engine, Group, Op, Recv, Release, Send
 
 if TYPE_CHECKING:
-    from ratrain_ir.topology import Hop, Topology
+    from ratrain.ratrain_ir.topology import Hop, Topology
 
 
 @frozen

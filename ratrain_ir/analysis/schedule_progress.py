@@ -13,8 +13,8 @@ from collections import defaultdict
 
 from attrs import define, field, frozen
 
-from ratrain_ir.actions import BACKWARDS, MESSAGES, RECVS, SENDS, ActionTable, PlacedAction
-from ratrain_ir.schedules import ActionKind
+from ratrain.ratrain_ir.actions import BACKWARDS, MESSAGES, RECVS, SENDS, ActionTable, PlacedAction
+from ratrain.ratrain_ir.schedules import ActionKind
 
 Key = tuple[ActionKind, int, int | None]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.diagnostics import fail
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 
 
 def layer_flops(model: ModelConfig, seq_len: int) -> int:

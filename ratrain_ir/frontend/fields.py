@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attrs import define, field
 
-from ratrain_ir.diagnostics import Diagnostics, nearest
-from ratrain_ir.frontend.text import Places, nowhere, shown
+from ratrain.ratrain_ir.diagnostics import Diagnostics, nearest
+from ratrain.ratrain_ir.frontend.text import Places, nowhere, shown
 
 Value = int | float | str | bool | None | tuple[int, ...] | tuple[float, ...]
 """What a field of the IR text's header can be."""

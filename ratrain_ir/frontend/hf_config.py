@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from attrs import define, field
 
-from ratrain_ir.diagnostics import nearest
-from ratrain_ir.frontend.fields import Report, as_float
-from ratrain_ir.frontend.hf_keys import (
+from ratrain.ratrain_ir.diagnostics import nearest
+from ratrain.ratrain_ir.frontend.fields import Report, as_float
+from ratrain.ratrain_ir.frontend.hf_keys import (
     ARCHITECTURES,
     FAMILIES,
     HARMLESS,
@@ -24,7 +24,7 @@ from ratrain_ir.frontend.hf_keys import (
     RMS_NORM_EPS,
     ROPE_THETA,
 )
-from ratrain_ir.frontend.text import shown
+from ratrain.ratrain_ir.frontend.text import shown
 
 
 @define

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ratrain_ir.frontend.hf_keys import ARCHITECTURES, RENAMED
+from ratrain.ratrain_ir.frontend.hf_keys import ARCHITECTURES, RENAMED
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 
 
 def hugging_face_config(model: ModelConfig) -> dict[str, Any]:

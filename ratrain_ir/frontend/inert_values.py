@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.fields import Value
+    from ratrain.ratrain_ir.frontend.fields import Value
 
 _JSON = "json:"
 """Before a value that a header cannot hold as it is."""

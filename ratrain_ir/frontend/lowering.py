@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from attrs import define
 
-from ratrain_ir.blocks import (
+from ratrain.ratrain_ir.blocks import (
     Block,
     activation_type,
     block,
@@ -23,10 +23,10 @@ from ratrain_ir.blocks import (
     shard_elements,
     token_type,
 )
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.module import Level, Module, Stage
-from ratrain_ir.ops import (
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.module import Level, Module, Stage
+from ratrain.ratrain_ir.ops import (
     AllGather,
     AllReduce,
     AllReduceScalar,
@@ -46,8 +46,8 @@ from ratrain_ir.ops import (
     Tensor,
     Update,
 )
-from ratrain_ir.topology import Topology, topology_of
-from ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
+from ratrain.ratrain_ir.topology import Topology, topology_of
+from ratrain.ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
 
 
 def lower(model: ModelConfig, plan: Plan) -> Module:

@@ -12,13 +12,13 @@ from typing import Any, NoReturn
 
 from attrs import asdict, evolve, field, fields, frozen
 
-from ratrain_ir.diagnostics import Note, fail, nearest
-from ratrain_ir.files import is_directory, is_there
-from ratrain_ir.frontend.fields import FieldReader, Report, Value
-from ratrain_ir.frontend.hf_config import check_inert, inert_keys, translate
-from ratrain_ir.frontend.hf_keys import FAMILIES, INITIALIZER_RANGE, ROPE_THETA
-from ratrain_ir.frontend.inert_values import as_field, of_field
-from ratrain_ir.frontend.text import Place, Places, Source, json_places, nowhere, read_text, shown
+from ratrain.ratrain_ir.diagnostics import Note, fail, nearest
+from ratrain.ratrain_ir.files import is_directory, is_there
+from ratrain.ratrain_ir.frontend.fields import FieldReader, Report, Value
+from ratrain.ratrain_ir.frontend.hf_config import check_inert, inert_keys, translate
+from ratrain.ratrain_ir.frontend.hf_keys import FAMILIES, INITIALIZER_RANGE, ROPE_THETA
+from ratrain.ratrain_ir.frontend.inert_values import as_field, of_field
+from ratrain.ratrain_ir.frontend.text import Place, Places, Source, json_places, nowhere, read_text, shown
 
 POSITIONS = ("rope", "alibi")
 
@@ -205,7 +205,7 @@ def parse_config(data: Mapping[str, object], *, name: str, file: str, places: Pl
 
 
 def _presets() -> resources.abc.Traversable:
-    return resources.files("ratrain_ir.frontend") / "presets"
+    return resources.files("ratrain.ratrain_ir.frontend") / "presets"
 
 
 def _no_such_model(name: str) -> NoReturn:

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, evolve, fields, frozen
 
-from ratrain_ir.diagnostics import Location, fail, nearest
-from ratrain_ir.frontend.balance import balance_cuts
-from ratrain_ir.frontend.fields import FieldReader, Report, Value
-from ratrain_ir.frontend.rank_mapping import RankMapping
-from ratrain_ir.frontend.text import Place, Places, Source, nowhere, read_text, shown, toml_places
-from ratrain_ir.frontend.toml_text import parse_toml
+from ratrain.ratrain_ir.diagnostics import Location, fail, nearest
+from ratrain.ratrain_ir.frontend.balance import balance_cuts
+from ratrain.ratrain_ir.frontend.fields import FieldReader, Report, Value
+from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
+from ratrain.ratrain_ir.frontend.text import Place, Places, Source, nowhere, read_text, shown, toml_places
+from ratrain.ratrain_ir.frontend.toml_text import parse_toml
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 
 __all__ = [
     "Optimizer",

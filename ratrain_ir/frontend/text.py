@@ -9,8 +9,8 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from ratrain_ir.diagnostics import Location, fail
-from ratrain_ir.files import opened
+from ratrain.ratrain_ir.diagnostics import Location, fail
+from ratrain.ratrain_ir.files import opened
 
 MAX_BYTES = 1 << 20
 """A configuration or a plan is a few kilobytes; anything beyond this is another kind of file."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain_ir.module import TargetInfo
-from ratrain_ir.ops import (
+from ratrain.ratrain_ir.module import TargetInfo
+from ratrain.ratrain_ir.ops import (
     AllGather,
     AllReduce,
     BlockOp,
@@ -18,11 +18,11 @@ from ratrain_ir.ops import (
     Send,
     Update,
 )
-from ratrain_ir.target import WorkspaceRequest
+from ratrain.ratrain_ir.target import WorkspaceRequest
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage
-    from ratrain_ir.ops import Op
+    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops import Op
 
 _WORKSPACE_ROWS = 3
 """Rows of an op's largest operand that its workspace holds, where it has one: any number that is not a round one."""
@@ -30,7 +30,7 @@ _WORKSPACE_ROWS = 3
 
 @frozen
 class FakeTarget:
-    """Implements `ratrain_ir.target.Target`. Block ops and collectives need workspace, some of it shared between engines' ops.
+    """Implements `ratrain.ratrain_ir.target.Target`. Block ops and collectives need workspace, some of it shared between engines' ops.
 
     Workspace depends on the routine (kind of op and of block) and on the types of its operands only, as a target's must.
     """

@@ -1,6 +1,6 @@
 """What must hold of every sound module, checked by brute force; each function raises AssertionError saying what does not.
 
-Nothing here uses `ratrain_ir.analysis` or the verifier's sweeps, except where their result is what is checked: these are
+Nothing here uses `ratrain.ratrain_ir.analysis` or the verifier's sweeps, except where their result is what is checked: these are
 second opinions, slow and plain. `check_pass` runs them all on what a pipeline makes of generated modules.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.equality import first_difference
-from ratrain_ir.module import Level
-from ratrain_ir.ops import (
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.equality import first_difference
+from ratrain.ratrain_ir.module import Level
+from ratrain.ratrain_ir.ops import (
     AllGather,
     AllReduce,
     Forward,
@@ -27,15 +27,15 @@ from ratrain_ir.ops import (
     Tensor,
     WeightGradientOp,
 )
-from ratrain_ir.parser import parse_module
-from ratrain_ir.printer import print_module
-from ratrain_ir.testing.fake_target import FakeTarget
-from ratrain_ir.testing.strategies import Case, cases, targets
-from ratrain_ir.types import StateKind, aligned
-from ratrain_ir.verifier import check
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.testing.strategies import Case, cases, targets
+from ratrain.ratrain_ir.types import StateKind, aligned
+from ratrain.ratrain_ir.verifier import check
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.module import Module, Stage
 
 Runner = Callable[["Module", str, FakeTarget], object]
 """Runs a pipeline string on a module in place: `lambda m, text, target: PassManager(target, verify_each=True).run(m, text)`."""

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 from hypothesis import strategies as st
 
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.model_config import ModelConfig, check_model
-from ratrain_ir.frontend.plan import Plan, check_plan
-from ratrain_ir.ops import Engine
-from ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
+from ratrain.ratrain_ir.frontend.plan import Plan, check_plan
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 
 if TYPE_CHECKING:
-    from ratrain_ir.analysis.lifetime import Interval
-    from ratrain_ir.module import Module
+    from ratrain.ratrain_ir.analysis.lifetime import Interval
+    from ratrain.ratrain_ir.module import Module
 
 MAX_LAYERS = 6
 MAX_STAGES = 4

@@ -19,17 +19,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ratrain_ir.diagnostics import Diagnostics
-from ratrain_ir.verifier.communication import check_communication
-from ratrain_ir.verifier.dataflow import check_dataflow
-from ratrain_ir.verifier.memory import check_memory
-from ratrain_ir.verifier.report import Reporter
-from ratrain_ir.verifier.structure import check_structure
-from ratrain_ir.verifier.workspace import check_workspace
+from ratrain.ratrain_ir.diagnostics import Diagnostics
+from ratrain.ratrain_ir.verifier.communication import check_communication
+from ratrain.ratrain_ir.verifier.dataflow import check_dataflow
+from ratrain.ratrain_ir.verifier.memory import check_memory
+from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.verifier.structure import check_structure
+from ratrain.ratrain_ir.verifier.workspace import check_workspace
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module
-    from ratrain_ir.target import Target
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrain_ir.target import Target
 
 LAYERS: tuple[Callable[[Module, Reporter], None], ...] = (
     check_structure,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ratrain_ir.analysis.progress import Event, blocking_cycle, channels, meeting_stages
-from ratrain_ir.diagnostics import Location, Note
-from ratrain_ir.module import Level, Module, Stage
-from ratrain_ir.ops import (
+from ratrain.ratrain_ir.analysis.progress import Event, blocking_cycle, channels, meeting_stages
+from ratrain.ratrain_ir.diagnostics import Location, Note
+from ratrain.ratrain_ir.module import Level, Module, Stage
+from ratrain.ratrain_ir.ops import (
     AllReduce,
     AllReduceScalar,
     BackwardInput,
@@ -19,10 +19,10 @@ from ratrain_ir.ops import (
     Recv,
     Send,
 )
-from ratrain_ir.schedules import SCHEDULES, ActionKind, micro_batches_in_flight
+from ratrain.ratrain_ir.schedules import SCHEDULES, ActionKind, micro_batches_in_flight
 
 if TYPE_CHECKING:
-    from ratrain_ir.verifier.report import Reporter
+    from ratrain.ratrain_ir.verifier.report import Reporter
 
 
 def check_communication(module: Module, report: Reporter) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 from attrs import define, field
 
-from ratrain_ir.analysis.progress import hop_of
-from ratrain_ir.blocks import (
+from ratrain.ratrain_ir.analysis.progress import hop_of
+from ratrain.ratrain_ir.blocks import (
     WEIGHT_HALF_SLOTS,
     Block,
     block,
@@ -23,8 +23,8 @@ from ratrain_ir.blocks import (
     pending_slots,
     reduces_each_micro_batch,
 )
-from ratrain_ir.module import Level, Module, Stage
-from ratrain_ir.ops import (
+from ratrain.ratrain_ir.module import Level, Module, Stage
+from ratrain.ratrain_ir.ops import (
     AllGather,
     AllReduce,
     AllReduceScalar,
@@ -48,10 +48,10 @@ from ratrain_ir.ops import (
     Tensor,
     Update,
 )
-from ratrain_ir.per_op import PerOp
-from ratrain_ir.signatures import bind
-from ratrain_ir.types import StateKind
-from ratrain_ir.verifier.report import MAX_REPORTS, Reporter
+from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.ratrain_ir.signatures import bind
+from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.verifier.report import MAX_REPORTS, Reporter
 
 Value = tuple[object, ...]
 

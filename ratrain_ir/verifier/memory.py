@@ -6,13 +6,13 @@ from bisect import bisect_left, insort
 
 from attrs import define, field
 
-from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.diagnostics import Note
-from ratrain_ir.module import Level, Module, Stage
-from ratrain_ir.ops import Release, Tensor
-from ratrain_ir.printer import declaration_text
-from ratrain_ir.types import ALIGNMENT_BYTES, aligned
-from ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.diagnostics import Note
+from ratrain.ratrain_ir.module import Level, Module, Stage
+from ratrain.ratrain_ir.ops import Release, Tensor
+from ratrain.ratrain_ir.printer import declaration_text
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, aligned
+from ratrain.ratrain_ir.verifier.report import Reporter
 
 
 def check_memory(module: Module, report: Reporter) -> None:

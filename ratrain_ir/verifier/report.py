@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from attrs import define
 
-from ratrain_ir.diagnostics import Diagnostics, Location, Note
-from ratrain_ir.module import Module, Stage
-from ratrain_ir.printer import declaration_text, op_text
+from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, Note
+from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.printer import declaration_text, op_text
 
 if TYPE_CHECKING:
-    from ratrain_ir.ops import Op, Tensor
+    from ratrain.ratrain_ir.ops import Op, Tensor
 
 MAX_REPORTS = 200
 """More errors than this help nobody."""

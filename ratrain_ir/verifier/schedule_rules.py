@@ -21,11 +21,11 @@ from itertools import pairwise
 
 from attrs import define, field
 
-from ratrain_ir.actions import BACKWARDS, COMPUTES, MESSAGES, SENDS, ActionTable, PlacedAction
-from ratrain_ir.analysis.schedule_progress import ActionIndex, Blocked, peer_stage, waiting_circle
-from ratrain_ir.diagnostics import Diagnostics, Note
-from ratrain_ir.schedules import ActionKind
-from ratrain_ir.verifier.report import MAX_REPORTS
+from ratrain.ratrain_ir.actions import BACKWARDS, COMPUTES, MESSAGES, SENDS, ActionTable, PlacedAction
+from ratrain.ratrain_ir.analysis.schedule_progress import ActionIndex, Blocked, peer_stage, waiting_circle
+from ratrain.ratrain_ir.diagnostics import Diagnostics, Note
+from ratrain.ratrain_ir.schedules import ActionKind
+from ratrain.ratrain_ir.verifier.report import MAX_REPORTS
 
 _HALVES = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
 _MAX_RANGES = 6

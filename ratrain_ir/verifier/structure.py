@@ -6,10 +6,10 @@ from typing import Any
 
 from attrs import define, field
 
-from ratrain_ir.analysis.progress import hop_of
-from ratrain_ir.blocks import Block, gathers_within_step, is_sharded
-from ratrain_ir.module import Level, Module, Stage
-from ratrain_ir.ops import (
+from ratrain.ratrain_ir.analysis.progress import hop_of
+from ratrain.ratrain_ir.blocks import Block, gathers_within_step, is_sharded
+from ratrain.ratrain_ir.module import Level, Module, Stage
+from ratrain.ratrain_ir.ops import (
     AllGather,
     AllReduce,
     AllReduceScalar,
@@ -31,9 +31,9 @@ from ratrain_ir.ops import (
     Tensor,
     Update,
 )
-from ratrain_ir.signatures import SignatureError, bind
-from ratrain_ir.types import StateKind
-from ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.signatures import SignatureError, bind
+from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.verifier.report import Reporter
 
 
 def check_structure(module: Module, report: Reporter) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain_ir.ops import Release
+from ratrain.ratrain_ir.ops import Release
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage
-    from ratrain_ir.ops import Op
-    from ratrain_ir.target import Target
-    from ratrain_ir.verifier.report import Reporter
+    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops import Op
+    from ratrain.ratrain_ir.target import Target
+    from ratrain.ratrain_ir.verifier.report import Reporter
 
 
 def check_workspace(module: Module, target: Target, report: Reporter) -> None:

@@ -14,11 +14,11 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from ratrain_ir.diagnostics import fail
-from targets.mt3000.machine import Machine, largest_value
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.targets.mt3000.machine import Machine, largest_value
 
 if TYPE_CHECKING:
-    from ratrain_ir.diagnostics import Location
+    from ratrain.ratrain_ir.diagnostics import Location
 
 Seconds: TypeAlias = NDArray[np.float64]
 Predict: TypeAlias = Callable[[Machine], Seconds]

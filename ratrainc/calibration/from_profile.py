@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 from attrs import define, frozen
 
-from ratrain_ir.diagnostics import Location, fail
-from ratrain_ir.files import read_text
-from ratrain_ir.ops import Engine
-from ratrainc.calibration.fitting import Errors, Seconds, errors, fitted
-from ratrainc.run_profile import FORMAT
-from ratrainc.trace import MICROSECONDS
-from targets.json_values import text, whole
-from targets.mt3000.cost import routine_work
-from targets.mt3000.machine import Constant, Machine
-from targets.mt3000.op_table import MeasuredOp, OpTable, line_through
-from targets.routine import Routine, routine_from_json
-from targets.runtime.profile import CONCURRENCIES, Concurrency
+from ratrain.ratrain_ir.diagnostics import Location, fail
+from ratrain.ratrain_ir.files import read_text
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrainc.calibration.fitting import Errors, Seconds, errors, fitted
+from ratrain.ratrainc.run_profile import FORMAT
+from ratrain.ratrainc.trace import MICROSECONDS
+from ratrain.targets.json_values import text, whole
+from ratrain.targets.mt3000.cost import routine_work
+from ratrain.targets.mt3000.machine import Constant, Machine
+from ratrain.targets.mt3000.op_table import MeasuredOp, OpTable, line_through
+from ratrain.targets.routine import Routine, routine_from_json
+from ratrain.targets.runtime.profile import CONCURRENCIES, Concurrency
 
 _WARM_UP = 2
 """Steps that are left out where more follow: kernels are compiled and memory is touched for the first time."""

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain_ir.types import Dtype
-from targets.mt3000.collective_cost import all_reduces, cheapest
-from targets.mt3000.cost import message_work, routine_work, update_work
-from targets.mt3000.placement import Members
-from targets.routine import Formal, Routine, Shape, Step
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.mt3000.collective_cost import all_reduces, cheapest
+from ratrain.targets.mt3000.cost import message_work, routine_work, update_work
+from ratrain.targets.mt3000.placement import Members
+from ratrain.targets.routine import Formal, Routine, Shape, Step
 
 if TYPE_CHECKING:
-    from targets.mt3000.machine import Machine
+    from ratrain.targets.mt3000.machine import Machine
 
 VOCAB = 51_200
 """50,257 words, padded."""

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
-from ratrainc.calibration.gpt_block import BlockSeconds, GptRun, block_seconds, iteration_seconds
-from ratrainc.calibration.tables import TableLine, read_table
+from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
+from ratrain.ratrainc.calibration.gpt_block import BlockSeconds, GptRun, block_seconds, iteration_seconds
+from ratrain.ratrainc.calibration.tables import TableLine, read_table
 
 if TYPE_CHECKING:
-    from ratrainc.calibration.fitting import Seconds
-    from targets.mt3000.machine import Machine
+    from ratrain.ratrainc.calibration.fitting import Seconds
+    from ratrain.targets.mt3000.machine import Machine
 
 _COUNTS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "tp", "dp", "pp")
 _MEASURE = "iter_ms"

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import evolve, frozen
 
-from ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Location, fail, nearest
-from ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model
-from ratrain_ir.frontend.plan import Plan, check_plan, load_plan
-from ratrainc.calibration.tables import TableLine, read_table
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Location, fail, nearest
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model
+from ratrain.ratrain_ir.frontend.plan import Plan, check_plan, load_plan
+from ratrain.ratrainc.calibration.tables import TableLine, read_table
 
 if TYPE_CHECKING:
-    from ratrainc.calibration.fitting import Seconds
-    from targets.mt3000.machine import Machine
-    from targets.program import Program
+    from ratrain.ratrainc.calibration.fitting import Seconds
+    from ratrain.targets.mt3000.machine import Machine
+    from ratrain.targets.program import Program
 
 _REQUIRED = ("model", "plan")
 _MEASURES = ("step_seconds", "tokens_per_second")
@@ -142,14 +142,14 @@ def compiled(rows: Sequence[Row], machine: Machine, passes: str | None = None) -
 
     Raises `DiagnosticError` where a row's plan does not fit the machine.
     """
-    from ratrainc import api
+    from ratrain import api
 
     return [api.emit(api.compile(row.model, row.plan, machine=machine, passes=passes), machine=machine) for row in rows]
 
 
 def predicted(programs: Sequence[Program], machine: Machine) -> Seconds:
     """Simulated seconds of a steady step of each program."""
-    from ratrainc import api
+    from ratrain import api
 
     return np.array([api.simulate(program, machine=machine).step_seconds for program in programs])
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from attrs import evolve, frozen
 
-from ratrain_ir.diagnostics import DiagnosticError, Location, fail
-from ratrain_ir.files import read_text
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Location, fail
+from ratrain.ratrain_ir.files import read_text
 
 
 @frozen

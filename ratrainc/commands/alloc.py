@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import FiniteRange, Result, Source, json_option, output_file
+from ratrain.ratrainc.commands.options import FiniteRange, Result, Source, json_option, output_file
 
 if TYPE_CHECKING:
-    from passes.allocation import Allocation, Effort, LowerBound
-    from ratrain_ir.diagnostics import Diagnostic
-    from ratrainc.allocation_csv import Table
+    from ratrain.passes.allocation import Allocation, Effort, LowerBound
+    from ratrain.ratrain_ir.diagnostics import Diagnostic
+    from ratrain.ratrainc.allocation_csv import Table
 
 _EPILOG = """\b
 Examples:
@@ -31,7 +31,7 @@ _UNLIMITED = 1 << 60
 
 def _size(context: click.Context, parameter: click.Parameter, value: str) -> int:
     """Bytes, as a number or like 20GiB."""
-    from passes.pipeline_text import size_in_bytes
+    from ratrain.passes.pipeline_text import size_in_bytes
 
     size = size_in_bytes(value)
     if size is None:
@@ -63,9 +63,9 @@ def command(file: str, capacity: int, output: str | None, seconds: float | None,
     Tries greedy placements from the cheapest to the dearest, then searches where the capacity is still exceeded. The lower bound is the
     largest number of bytes that live at once; no placement can need less.
     """
-    from passes.allocation import allocate, check_allocation, lower_bound
-    from ratrainc.allocation_csv import read_problem, write_solution
-    from ratrainc.console import status
+    from ratrain.passes.allocation import allocate, check_allocation, lower_bound
+    from ratrain.ratrainc.allocation_csv import read_problem, write_solution
+    from ratrain.ratrainc.console import status
 
     with status(f"reading {file}"):
         table = read_problem(file)
@@ -84,13 +84,13 @@ def command(file: str, capacity: int, output: str | None, seconds: float | None,
 
 
 def _effort(seconds: float | None) -> Effort:
-    from passes.allocation import Effort
+    from ratrain.passes.allocation import Effort
 
     return Effort() if seconds is None else Effort(work=_UNLIMITED, nodes=_UNLIMITED, seconds=seconds)
 
 
 def _too_much_live(table: Table, bound: LowerBound, capacity: int) -> Diagnostic:
-    from ratrain_ir.diagnostics import Diagnostic, Note
+    from ratrain.ratrain_ir.diagnostics import Diagnostic, Note
 
     sizes = table.problem.sizes
     largest = sorted(bound.live, key=lambda i: (-sizes[i], i))
@@ -105,7 +105,7 @@ def _too_much_live(table: Table, bound: LowerBound, capacity: int) -> Diagnostic
 
 
 def _not_found(found: Allocation, capacity: int) -> Diagnostic:
-    from ratrain_ir.diagnostics import Diagnostic
+    from ratrain.ratrain_ir.diagnostics import Diagnostic
 
     short = f"{found.arena_bytes - capacity} more than the capacity of {capacity}"
     if found.proved_bytes > capacity:
@@ -123,7 +123,7 @@ def _not_found(found: Allocation, capacity: int) -> Diagnostic:
 
 
 def _refused(table: Table, bound: LowerBound, found: Allocation | None, problem: Diagnostic, *, as_json: bool) -> int:
-    from ratrainc.console import print_json, show_diagnostics
+    from ratrain.ratrainc.console import print_json, show_diagnostics
 
     if as_json:
         data = {
@@ -144,7 +144,7 @@ def _refused(table: Table, bound: LowerBound, found: Allocation | None, problem:
 
 
 def _report(file: str, table: Table, found: Allocation, output: str | None, *, as_json: bool) -> None:
-    from ratrainc.console import print_json, say, seconds_text
+    from ratrain.ratrainc.console import print_json, say, seconds_text
 
     if as_json:
         data = {

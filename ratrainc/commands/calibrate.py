@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import Result, Source, json_option, machine_option, output_file, refuse_idle
-from ratrainc.terminal import echo
+from ratrain.ratrainc.commands.options import Result, Source, json_option, machine_option, output_file, refuse_idle
+from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
-    from ratrainc.calibration.report import Calibration
+    from ratrain.ratrainc.calibration.report import Calibration
 
 _EPILOG = """\b
 Examples:
@@ -96,11 +96,11 @@ def command(
         _calibrate_profile(profile, name, output, as_json=as_json)
         return
     assert rows is not None
-    from ratrainc.calibration.report import calibrate_rows
-    from ratrainc.console import print_json, status
-    from ratrainc.strategies import DEFAULT_STRATEGY, strategy
-    from targets.mt3000.machine import load_machine
-    from targets.mt3000.machine_writer import write_machine
+    from ratrain.ratrainc.calibration.report import calibrate_rows
+    from ratrain.ratrainc.console import print_json, status
+    from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
+    from ratrain.targets.mt3000.machine import load_machine
+    from ratrain.targets.mt3000.machine_writer import write_machine
 
     if not names:
         raise click.UsageError("--fit names no constant")
@@ -120,10 +120,10 @@ def command(
 def _calibrate_profile(path: str, name: str, output: str | None, *, as_json: bool) -> None:
     from threadpoolctl import threadpool_limits
 
-    from ratrainc.calibration.from_profile import machine_from_profile
-    from ratrainc.console import print_json, seconds_text, status
-    from targets.mt3000.machine_writer import write_machine
-    from targets.runtime.utilisation import measured_peak_flops
+    from ratrain.ratrainc.calibration.from_profile import machine_from_profile
+    from ratrain.ratrainc.console import print_json, seconds_text, status
+    from ratrain.targets.mt3000.machine_writer import write_machine
+    from ratrain.targets.runtime.utilisation import measured_peak_flops
 
     with status("fitting rates"):
         with threadpool_limits(limits=1):
@@ -146,7 +146,7 @@ def _calibrate_profile(path: str, name: str, output: str | None, *, as_json: boo
 
 
 def _show(found: Calibration) -> None:
-    from ratrainc.console import table
+    from ratrain.ratrainc.console import table
 
     constants = [
         [name, f"{start:.6g}", f"{found.machine[name]:.6g}", found.machine.constants[name].unit]

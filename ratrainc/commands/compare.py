@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratrainc.commands.options import (
+from ratrain.ratrainc.commands.options import (
     Source,
     jobs_option,
     json_option,
@@ -15,16 +15,16 @@ from ratrainc.commands.options import (
     refuse_idle,
     seconds_option,
 )
-from ratrainc.terminal import echo
+from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain_ir.frontend.plan import Plan
-    from ratrainc.levers import Outcome
-    from ratrainc.strategies import Strategy
-    from targets.mt3000.machine import Machine
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrainc.levers import Outcome
+    from ratrain.ratrainc.strategies import Strategy
+    from ratrain.targets.mt3000.machine import Machine
 
 _EPILOG = """\b
 Examples:
@@ -80,10 +80,10 @@ def command(
     if not automatic:
         refuse_idle("goes with --plan auto: a plan file says it", "seq_len")
         refuse_idle("is of a search: it goes with --plan auto", "seconds", "jobs")
-    from ratrainc import api
-    from ratrainc.console import print_json
-    from ratrainc.strategies import STRATEGIES, strategy
-    from targets.mt3000.machine import load_machine
+    from ratrain import api
+    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.strategies import STRATEGIES, strategy
+    from ratrain.targets.mt3000.machine import load_machine
 
     chosen = [strategy(name.strip()) for name in names.split(",")] if names else _yardstick_first(STRATEGIES)
     target = load_machine(machine)
@@ -110,7 +110,7 @@ def _of_one_schedule(plan: Plan, path: str, chosen: Sequence[Strategy], *, named
 
     Raises `DiagnosticError` RT064 for one that was asked for and does not.
     """
-    from ratrain_ir.frontend.plan import place_in_plan
+    from ratrain.ratrain_ir.frontend.plan import place_in_plan
 
     if named:
         for item in chosen:
@@ -125,8 +125,8 @@ def _of_one_schedule(plan: Plan, path: str, chosen: Sequence[Strategy], *, named
 def _on_one_plan(
     config: ModelConfig, resolved: Plan, chosen: Sequence[Strategy], target: Machine
 ) -> list[dict[str, Any]]:
-    from ratrainc.console import progress
-    from ratrainc.levers import Setting, try_setting
+    from ratrain.ratrainc.console import progress
+    from ratrain.ratrainc.levers import Setting, try_setting
 
     found = []
     with progress(len(chosen), "comparing") as (bar, task):
@@ -149,10 +149,10 @@ def _each_on_its_best(
     seconds: float,
     jobs: int,
 ) -> list[dict[str, Any]]:
-    from ratrain_ir.frontend.model_config import load_model
-    from ratrainc.console import progress
-    from ratrainc.planner.comparison import best_of_each, comparison_rows
-    from ratrainc.planner.requests import planning_request
+    from ratrain.ratrain_ir.frontend.model_config import load_model
+    from ratrain.ratrainc.console import progress
+    from ratrain.ratrainc.planner.comparison import best_of_each, comparison_rows
+    from ratrain.ratrainc.planner.requests import planning_request
 
     request = planning_request(
         load_model(model),
@@ -186,7 +186,7 @@ def _row(outcome: Outcome, yardstick: Outcome, tokens: int) -> dict[str, Any]:
 
 
 def _show(rows: list[dict[str, Any]], capacity: int, where: str) -> None:
-    from ratrainc.console import seconds_text, size_text, table
+    from ratrain.ratrainc.console import seconds_text, size_text, table
 
     planned = any("plan" in row for row in rows)
     shown = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratrainc.commands.options import (
+from ratrain.ratrainc.commands.options import (
     Result,
     Source,
     json_option,
@@ -17,16 +17,16 @@ from ratrainc.commands.options import (
     plan_option,
     refuse_idle,
 )
-from ratrainc.terminal import echo
+from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
-    from ratrain_ir.diagnostics import DiagnosticError
-    from ratrain_ir.frontend.plan import Plan
-    from ratrain_ir.frontend.text import Place
-    from ratrain_ir.module import Module
-    from ratrainc.levers import Setting
-    from ratrainc.strategies import Strategy
-    from targets.mt3000.machine import Machine
+    from ratrain.ratrain_ir.diagnostics import DiagnosticError
+    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.frontend.text import Place
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrainc.levers import Setting
+    from ratrain.ratrainc.strategies import Strategy
+    from ratrain.targets.mt3000.machine import Machine
 
 _EPILOG = """\b
 Examples:
@@ -74,13 +74,13 @@ def command(
     Given a schedule (.rtir) instead, verify it, allocate it if it is not yet, and emit its program.
     """
     _check_usage(schedule, model, plan, strategy, passes, output)
-    from ratrain_ir.diagnostics import DiagnosticError
-    from ratrainc import api
-    from ratrainc.commands.loading import checked_schedule
-    from ratrainc.console import print_json, status
-    from ratrainc.strategies import DEFAULT_STRATEGY, Strategy
-    from ratrainc.strategies import strategy as named
-    from targets.mt3000.machine import load_machine
+    from ratrain import api
+    from ratrain.ratrain_ir.diagnostics import DiagnosticError
+    from ratrain.ratrainc.commands.loading import checked_schedule
+    from ratrain.ratrainc.console import print_json, status
+    from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, Strategy
+    from ratrain.ratrainc.strategies import strategy as named
+    from ratrain.targets.mt3000.machine import load_machine
 
     chosen = named(strategy or DEFAULT_STRATEGY)
     pipeline = chosen.passes if passes is None else passes
@@ -103,7 +103,7 @@ def command(
             try:
                 runs = api.run_passes(module, pipeline, machine=target, verify_each=verify_each)
             except DiagnosticError as error:
-                from ratrainc.levers import Setting
+                from ratrain.ratrainc.levers import Setting
 
                 if advice and {d.code for d in error.diagnostics} & _DOES_NOT_FIT:
                     setting = Setting(config, resolved, pipeline, target)
@@ -115,7 +115,7 @@ def command(
     if as_json:
         print_json(summary(module) | {"output": written, "passes": [run.text for run in runs]})
         return
-    from ratrainc.reports import show_inserted, show_module
+    from ratrain.ratrainc.reports import show_inserted, show_module
 
     show_inserted(runs)
     show_module(module)
@@ -147,9 +147,9 @@ def _check_usage(
 
 def _check_schedule(plan: Plan, path: str, chosen: Strategy, passes: str | None) -> None:
     """The plan's schedule and the one that strategy or passes name are the same."""
-    from passes.pipeline_text import parse_pipeline
-    from passes.placed_schedule import refuse_contradiction
-    from ratrain_ir.frontend.plan import place_in_plan
+    from ratrain.passes.pipeline_text import parse_pipeline
+    from ratrain.passes.placed_schedule import refuse_contradiction
+    from ratrain.ratrain_ir.frontend.plan import place_in_plan
 
     def place() -> Place:
         return place_in_plan(path, "schedule")
@@ -167,8 +167,8 @@ def _with_advice(error: DiagnosticError, setting: Setting, strategy: Strategy, a
     """The refusal with what would fit."""
     import attrs
 
-    from ratrain_ir.diagnostics import DiagnosticError
-    from ratrainc.advice import advice
+    from ratrain.ratrain_ir.diagnostics import DiagnosticError
+    from ratrain.ratrainc.advice import advice
 
     *others, last = error.diagnostics
     notes = advice(setting, strategy, asking)
@@ -185,17 +185,17 @@ def _planner_command(model: str, plan: str, found: Plan, strategy: str | None, m
 
 
 def _write(module: Module, output: str | None, machine: Machine | None) -> str | None:
-    from ratrainc import api
+    from ratrain import api
 
     if output is None:
         return None
     if output.endswith(".rtx"):
-        from targets.rtx import write_program
+        from ratrain.targets.rtx import write_program
 
         write_program(api.emit(module, machine=machine), output)
     else:
-        from ratrain_ir.files import write_lines
-        from ratrain_ir.printer import module_lines
+        from ratrain.ratrain_ir.files import write_lines
+        from ratrain.ratrain_ir.printer import module_lines
 
         write_lines(output, module_lines(module))
     return output
@@ -203,7 +203,7 @@ def _write(module: Module, output: str | None, machine: Machine | None) -> str |
 
 def summary(module: Module) -> dict[str, Any]:
     """The figures of a compiled module, as `--json` prints them."""
-    from ratrain_ir.analysis.lifetime import lifetimes
+    from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 
     stages = []
     for stage in module.stages:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import Source, json_option
+from ratrain.ratrainc.commands.options import Source, json_option
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module
-    from ratrain_ir.module_diff import StageDiff
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrain_ir.module_diff import StageDiff
 
 _EPILOG = """\b
 Examples:
@@ -28,9 +28,9 @@ _SHOWN = 12
 @json_option
 def command(before: str, after: str, as_json: bool) -> None:
     """Show what differs between two schedules, in schedule terms: ops added, dropped, moved; tensors; peaks."""
-    from ratrain_ir.module_diff import diff_modules
-    from ratrainc import api
-    from ratrainc.console import print_json, say
+    from ratrain import api
+    from ratrain.ratrain_ir.module_diff import diff_modules
+    from ratrain.ratrainc.console import print_json, say
 
     modules = api.load_schedule(before), api.load_schedule(after)
     stages = diff_modules(*modules)

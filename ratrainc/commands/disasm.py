@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import Source, refuse_idle
-from ratrainc.terminal import echo
+from ratrain.ratrainc.commands.options import Source, refuse_idle
+from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
-    from targets.program import Instruction, Program, ProgramStage
+    from ratrain.targets.program import Instruction, Program, ProgramStage
 
 _EPILOG = """\b
 Examples:
@@ -38,8 +38,8 @@ def command(
     file: str, stage: int | None, engine: str | None, routines: bool, tiles: bool, core: int, limit: int
 ) -> None:
     """Print a program: each engine's stream with addresses and waits, the routines it calls, or their tile schedules."""
-    from ratrain_ir.ops import ENGINES
-    from ratrainc import api
+    from ratrain import api
+    from ratrain.ratrain_ir.ops import ENGINES
 
     names = [item.value for item in ENGINES]
     if engine is not None and engine not in names:
@@ -54,8 +54,8 @@ def command(
     if stage is not None and stage >= len(program.stages):
         raise click.UsageError(f"there is no stage {stage}: the program has stages 0 to {len(program.stages) - 1}")
     if tiles:
-        from ratrainc.tile_listing import tile_lines
-        from targets.program_verifier import check_program
+        from ratrain.ratrainc.tile_listing import tile_lines
+        from ratrain.targets.program_verifier import check_program
 
         check_program(program)  # of schedules that are not sound the events need not end
 

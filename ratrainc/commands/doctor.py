@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import Source, json_option, machine_option, model_option, plan_option
+from ratrain.ratrainc.commands.options import Source, json_option, machine_option, model_option, plan_option
 
 if TYPE_CHECKING:
-    from targets.program import Program
+    from ratrain.targets.program import Program
 
 _EPILOG = """\b
 Examples:
@@ -38,8 +38,8 @@ def command(file: str | None, model: str | None, plan: str | None, machine: str 
         raise click.UsageError(
             "--machine goes with a file or with --model and --plan: nothing is compiled without them"
         )
-    from ratrainc.console import print_json, say, status
-    from ratrainc.machine_facts import machine_facts, program_fact
+    from ratrain.ratrainc.console import print_json, say, status
+    from ratrain.ratrainc.machine_facts import machine_facts, program_fact
 
     with status("compiling"):
         program = _program(file, model, plan, machine)
@@ -59,8 +59,8 @@ def command(file: str | None, model: str | None, plan: str | None, machine: str 
 
 def _program(file: str | None, model: str | None, plan: str | None, machine: str | None) -> Program | None:
     """The program at hand, if there is one."""
-    from ratrainc import api
-    from targets.program_verifier import check_program
+    from ratrain import api
+    from ratrain.targets.program_verifier import check_program
 
     if file is not None:
         program = api.load(file, machine=machine)

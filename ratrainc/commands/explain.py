@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratrainc.commands.options import Source, json_option, machine_option, refuse_idle, seconds_option
+from ratrain.ratrainc.commands.options import Source, json_option, machine_option, refuse_idle, seconds_option
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage
-    from targets.mt3000.machine import Machine
+    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.targets.mt3000.machine import Machine
 
 _EPILOG = """\b
 Examples:
@@ -62,9 +62,9 @@ def command(
         raise click.UsageError("--cold goes with --time")
     if file.endswith(".rtx"):
         raise click.UsageError("bytes are explained of a schedule: give the .rtir, or --time")
-    from ratrain_ir.analysis.lifetime import lifetimes
-    from ratrainc.commands.loading import checked_schedule
-    from ratrainc.console import print_json
+    from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+    from ratrain.ratrainc.commands.loading import checked_schedule
+    from ratrain.ratrainc.console import print_json
 
     module, given = checked_schedule(file, machine)
     _check_stage(stage, len(module.stages))
@@ -80,10 +80,10 @@ def command(
 
 
 def _explain_time(file: str, stage: int | None, machine: str | None, *, cold: bool, as_json: bool) -> None:
-    from ratrainc import api
-    from ratrainc.commands.loading import checked_program
-    from ratrainc.console import print_json, status
-    from ratrainc.time_report import show_time, time_facts
+    from ratrain import api
+    from ratrain.ratrainc.commands.loading import checked_program
+    from ratrain.ratrainc.console import print_json, status
+    from ratrain.ratrainc.time_report import show_time, time_facts
 
     with status(f"simulating {file}"):
         program, chosen = checked_program(file, machine)
@@ -101,8 +101,8 @@ def _check_stage(stage: int | None, stages: int) -> None:
 
 
 def _facts(module: Module, stage: Stage) -> dict[str, Any]:
-    from ratrain_ir.analysis.lifetime import lifetimes
-    from ratrain_ir.types import aligned
+    from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+    from ratrain.ratrain_ir.types import aligned
 
     lives = lifetimes(stage)
     position = lives.peak_position
@@ -148,12 +148,12 @@ def _grouped(by_owner: dict[str, int]) -> list[tuple[str, int]]:
 
 def _byte_reuse(module: Module, machine: Machine | None) -> dict[str, float] | None:
     """Seconds of a step as placed, and were no bytes used twice; None where nothing has an address yet."""
-    from passes.trial import give_own_addresses
-    from ratrain_ir.copying import copy_module
-    from ratrain_ir.module import Level
-    from ratrainc import api
-    from ratrainc.console import status
-    from targets.mt3000.target import Mt3000Target
+    from ratrain import api
+    from ratrain.passes.trial import give_own_addresses
+    from ratrain.ratrain_ir.copying import copy_module
+    from ratrain.ratrain_ir.module import Level
+    from ratrain.ratrainc.console import status
+    from ratrain.targets.mt3000.target import Mt3000Target
 
     if module.level is not Level.ALLOCATED:
         return None
@@ -166,10 +166,10 @@ def _byte_reuse(module: Module, machine: Machine | None) -> dict[str, float] | N
 def _levers(module: Module, stage: int, machine: Machine | None, seconds: float) -> list[dict[str, Any]]:
     from attrs import evolve
 
-    from ratrain_ir.module import Level
-    from ratrainc import api
-    from ratrainc.console import status
-    from ratrainc.levers import Setting, outcomes, try_setting
+    from ratrain import api
+    from ratrain.ratrain_ir.module import Level
+    from ratrain.ratrainc.console import status
+    from ratrain.ratrainc.levers import Setting, outcomes, try_setting
 
     if not module.pipeline:
         return []
@@ -196,7 +196,7 @@ def _levers(module: Module, stage: int, machine: Machine | None, seconds: float)
 
 
 def _show(facts: dict[str, Any]) -> None:
-    from ratrainc.console import say, seconds_text, size_text, table
+    from ratrain.ratrainc.console import say, seconds_text, size_text, table
 
     peak, arena = facts["peak_live_bytes"], facts["arena_bytes"]
     say(f"stage @{facts['stage']}: {peak} bytes ({size_text(peak)}) live at '{facts['peak_op']}'")
@@ -220,7 +220,7 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def _show_levers(levers: list[dict[str, Any]]) -> None:
-    from ratrainc.console import seconds_text, size_text, table
+    from ratrain.ratrainc.console import seconds_text, size_text, table
 
     now = levers[0]["step_seconds"]
     rows = []

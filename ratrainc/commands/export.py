@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.commands.options import Result, Source, output_file
-from ratrainc.terminal import echo, echo_document
+from ratrain.ratrainc.commands.options import Result, Source, output_file
+from ratrain.ratrainc.terminal import echo, echo_document
 
 _EPILOG = """\b
 Examples:
@@ -44,11 +44,11 @@ def command(file: str, table_format: str, output: str | None, lowered: bool) -> 
     actions one by one, so a schedule that needs engines running side by side is refused when it is lowered.
     """
     del table_format  # there is one
-    from ratrain_ir.actions import actions_of_module, compute_only, torch_csv_lines, with_gathered_parameters
-    from ratrain_ir.files import write_lines
-    from ratrain_ir.verifier import check
-    from ratrain_ir.verifier.schedule_rules import check_schedule
-    from ratrainc import api
+    from ratrain import api
+    from ratrain.ratrain_ir.actions import actions_of_module, compute_only, torch_csv_lines, with_gathered_parameters
+    from ratrain.ratrain_ir.files import write_lines
+    from ratrain.ratrain_ir.verifier import check
+    from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
 
     module = api.load_schedule(file)
     check(module)

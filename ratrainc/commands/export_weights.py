@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.commands.options import Result, Source, json_option, output_directory
+from ratrain.ratrainc.commands.options import Result, Source, json_option, output_directory
 
 _EPILOG = """\b
 Examples:
@@ -31,8 +31,8 @@ def command(checkpoint: str, output: str, as_json: bool) -> int:
 
     The names and packing are those of the model's family. Optimizer state stays behind; --resume takes the checkpoint itself.
     """
-    from ratrainc.console import print_json, say
-    from ratrainc.weight_export import export_weights
+    from ratrain.ratrainc.console import print_json, say
+    from ratrain.ratrainc.weight_export import export_weights
 
     model = export_weights(checkpoint, output)
     if as_json:

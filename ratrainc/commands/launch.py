@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from ratrainc.commands.options import Source
+from ratrain.ratrainc.commands.options import Source
 
 if TYPE_CHECKING:
-    from targets.runtime.positions import RunFolder
+    from ratrain.targets.runtime.positions import RunFolder
 
 _EPILOG = """\b
 Examples:
@@ -80,22 +80,22 @@ def command(ranks: int, mpirun: str | None, file: str, words: tuple[str, ...]) -
     Ctrl-C, SIGTERM and SIGHUP let the ranks end their step and save; SIGUSR1 has them say where they are. When a rank is lost (killed, out
     of memory), the others are ended, and a report says where it was. Exit codes are those of 'ratrainc run', 1 where ranks were lost.
     """
-    from ratrainc.supervisor import Supervisor, mpi_command
-    from targets.runtime.positions import RunFolder
+    from ratrain.ratrainc.supervisor import Supervisor, mpi_command
+    from ratrain.targets.runtime.positions import RunFolder
 
     launcher, variables = mpi_command(ranks, mpirun)
     save, given = _value_of("--save", words), _value_of("--run-dir", words)
     place = given or _beside_checkpoints(save, ranks, words)
     advice = f"nothing that was saved is lost: go on with --resume {save}" if save else None
     with nullcontext(RunFolder(place)) if place else _temporary_folder() as folder:
-        run = [sys.executable, "-m", "ratrainc", "run", file, *words, "--run-dir", folder.directory, "--engine", "mpi"]
+        run = [sys.executable, "-m", "ratrain", "run", file, *words, "--run-dir", folder.directory, "--engine", "mpi"]
         return Supervisor(folder, advice).run([*launcher, *run], variables)
 
 
 @contextmanager
 def _temporary_folder() -> Iterator[RunFolder]:
     """A folder for the ranks' positions; it stays only where there is something to look into."""
-    from targets.runtime.positions import RunFolder
+    from ratrain.targets.runtime.positions import RunFolder
 
     folder = RunFolder(tempfile.mkdtemp(prefix="ratrain-"))
     try:
@@ -107,7 +107,7 @@ def _temporary_folder() -> Iterator[RunFolder]:
 
 def _beside_checkpoints(save: str | None, ranks: int, words: tuple[str, ...]) -> str | None:
     """The ranks' own place in a directory of checkpoints. One process without --save-every writes a single one, where nothing else may be."""
-    from targets.runtime.checkpoint_series import RUN_FOLDER
+    from ratrain.targets.runtime.checkpoint_series import RUN_FOLDER
 
     is_series = ranks > 1 or _value_of("--save-every", words) is not None
     return str(Path(save) / RUN_FOLDER) if save is not None and is_series else None

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import Source, json_option
-from ratrainc.terminal import echo
+from ratrain.ratrainc.commands.options import Source, json_option
+from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
-    from ratrain_ir.actions import ActionTable
+    from ratrain.ratrain_ir.actions import ActionTable
 
 _EPILOG = """\b
 Examples:
@@ -43,11 +43,11 @@ def command(file: str, table_format: str, as_json: bool) -> int:
     forever, with buffered or with rendezvous sends; parameters are gathered where they are used, gradients reduced once.
     """
     del table_format  # there is one
-    from ratrain_ir.actions import read_torch_csv
-    from ratrain_ir.diagnostics import DiagnosticError
-    from ratrain_ir.gc import paused_gc
-    from ratrain_ir.verifier.schedule_rules import check_schedule
-    from ratrainc.console import print_json, show_diagnostics, status
+    from ratrain.ratrain_ir.actions import read_torch_csv
+    from ratrain.ratrain_ir.diagnostics import DiagnosticError
+    from ratrain.ratrain_ir.gc import paused_gc
+    from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
+    from ratrain.ratrainc.console import print_json, show_diagnostics, status
 
     table: ActionTable | None = None
     try:

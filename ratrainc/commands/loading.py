@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrainc.terminal import echo
+from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, TargetInfo
-    from targets.mt3000.machine import Machine
-    from targets.program import Program
+    from ratrain.ratrain_ir.module import Module, TargetInfo
+    from ratrain.targets.mt3000.machine import Machine
+    from ratrain.targets.program import Program
 
 
 def checked_schedule(file: str, machine: str | None) -> tuple[Module, Machine | None]:
@@ -17,7 +17,7 @@ def checked_schedule(file: str, machine: str | None) -> tuple[Module, Machine | 
 
     Raises `DiagnosticError` where either is not sound.
     """
-    from ratrainc import api
+    from ratrain import api
 
     chosen = _given(machine)
     module = api.load_schedule(file)
@@ -32,8 +32,8 @@ def checked_program(file: str, machine: str | None) -> tuple[Program, Machine]:
 
     Raises `DiagnosticError` where either is not sound, or the machine is not known here.
     """
-    from ratrainc import api
-    from targets.program_verifier import check_program
+    from ratrain import api
+    from ratrain.targets.program_verifier import check_program
 
     if file.endswith(".rtir"):
         module, chosen = checked_schedule(file, machine)
@@ -47,14 +47,14 @@ def checked_program(file: str, machine: str | None) -> tuple[Program, Machine]:
 
 
 def _given(machine: str | None) -> Machine | None:
-    from targets.mt3000.machine import load_machine
+    from ratrain.targets.mt3000.machine import load_machine
 
     return load_machine(machine) if machine else None
 
 
 def _state(file: str, info: TargetInfo, chosen: Machine | None) -> None:
     """Say that --machine takes the place of the machine that a file was compiled for."""
-    from targets.mt3000.machine_record import machine_digest
+    from ratrain.targets.mt3000.machine_record import machine_digest
 
     if chosen is None or info.digest == machine_digest(chosen):
         return

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import Result, Source, machine_option, output_directory, output_file
-from ratrainc.terminal import echo, echo_document
+from ratrain.ratrainc.commands.options import Result, Source, machine_option, output_directory, output_file
+from ratrain.ratrainc.terminal import echo, echo_document
 
 if TYPE_CHECKING:
-    from passes.manager import PassRun
-    from ratrain_ir.module import Module
+    from ratrain.passes.manager import PassRun
+    from ratrain.ratrain_ir.module import Module
 
 _EPILOG = """\b
 Examples:
@@ -25,7 +25,7 @@ Examples:
 
 def _list_passes(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from ratrainc.commands.passes import list_passes
+        from ratrain.ratrainc.commands.passes import list_passes
 
         list_passes()
         context.exit()
@@ -35,7 +35,7 @@ class _Observer:
     """Prints and writes the module between passes."""
 
     def __init__(self, module: Module, after: str | None, after_change: bool, folder: str | None) -> None:
-        from ratrain_ir.files import made_directory
+        from ratrain.ratrain_ir.files import made_directory
 
         self.wanted = after
         self.after_change = after_change
@@ -55,28 +55,28 @@ class _Observer:
             echo(f"// after {run.text}", err=True)
             echo(_text(module), err=True, nl=False)
         if self.folder is not None:
-            from ratrain_ir.files import write_lines
-            from ratrain_ir.printer import module_lines
+            from ratrain.ratrain_ir.files import write_lines
+            from ratrain.ratrain_ir.printer import module_lines
 
             write_lines(str(self.folder / f"{self.count:03d}-{name}.rtir"), module_lines(module))
 
 
 def _text(module: Module) -> str:
-    from ratrain_ir.printer import print_module
+    from ratrain.ratrain_ir.printer import print_module
 
     return print_module(module)
 
 
 def _schedule_text(module: Module) -> str:
     """The text without the list of passes, which grows even where nothing else changes."""
-    from ratrain_ir.printer import module_lines
+    from ratrain.ratrain_ir.printer import module_lines
 
     return "\n".join(line for line in module_lines(module) if not line.startswith("  pipeline "))
 
 
 def _write_reproducer(file: str, pipeline: str) -> str:
     """The input with the command that failed as its first line, in one runnable file."""
-    from ratrain_ir.files import read_text, write_lines
+    from ratrain.ratrain_ir.files import read_text, write_lines
 
     path = f"{file}.reproducer.rtir"
     write_lines(
@@ -132,12 +132,12 @@ def command(
     machine: str | None,
 ) -> None:
     """Run passes over a schedule and write the result."""
-    from passes.registry import pass_class
-    from ratrain_ir.diagnostics import DiagnosticError
-    from ratrain_ir.files import write_lines
-    from ratrain_ir.printer import module_lines, print_module
-    from ratrainc import api
-    from ratrainc.commands.loading import checked_schedule
+    from ratrain import api
+    from ratrain.passes.registry import pass_class
+    from ratrain.ratrain_ir.diagnostics import DiagnosticError
+    from ratrain.ratrain_ir.files import write_lines
+    from ratrain.ratrain_ir.printer import module_lines, print_module
+    from ratrain.ratrainc.commands.loading import checked_schedule
 
     if print_ir_after not in (None, "all"):
         pass_class(print_ir_after)

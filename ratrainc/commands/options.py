@@ -32,7 +32,7 @@ class FiniteRange(click.FloatRange):
 def output_file(_context: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
     """The callback of an option that names a file to write: a place where none can be written is refused before the work."""
     if path is not None:
-        from ratrain_ir.files import check_writable
+        from ratrain.ratrain_ir.files import check_writable
 
         check_writable(path)
     return path
@@ -41,7 +41,7 @@ def output_file(_context: click.Context, _parameter: click.Parameter, path: str 
 def output_directory(_context: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
     """The callback of an option that names a directory to write: one that cannot be written is refused before the work."""
     if path is not None:
-        from ratrain_ir.files import check_directory_writable
+        from ratrain.ratrain_ir.files import check_directory_writable
 
         check_directory_writable(path)
     return path
@@ -125,7 +125,7 @@ def _is_one_file(path: str, other: str) -> bool:
 
 def _status(path: str) -> os.stat_result | None:
     with suppress(OSError, ValueError):  # whoever opens it says why
-        return os.stat(path)  # noqa: PTH116 - as in `ratrain_ir.files`
+        return os.stat(path)  # noqa: PTH116 - as in `ratrain.ratrain_ir.files`
     return None
 
 

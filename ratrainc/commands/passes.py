@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.terminal import echo
+from ratrain.ratrainc.terminal import echo
 
 
 @click.command()
@@ -17,8 +17,8 @@ def list_passes() -> None:
     """Print every pass with its summary and options."""
     import attrs
 
-    from passes.pass_base import default_text, values_text
-    from passes.registry import PASSES, pass_class
+    from ratrain.passes.pass_base import default_text, values_text
+    from ratrain.passes.registry import PASSES, pass_class
 
     for name in PASSES:
         cls = pass_class(name)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import (
+from ratrain.ratrainc.commands.options import (
     FiniteRange,
     Result,
     Source,
@@ -18,12 +18,12 @@ from ratrainc.commands.options import (
     refuse_idle,
     seconds_option,
 )
-from ratrainc.terminal import echo
+from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
-    from ratrainc.planner.answer import Answer, Request
-    from ratrainc.planner.scenarios import Scenario
-    from ratrainc.planner.smallest import Smallest
+    from ratrain.ratrainc.planner.answer import Answer, Request
+    from ratrain.ratrainc.planner.scenarios import Scenario
+    from ratrain.ratrainc.planner.smallest import Smallest
 
 _EPILOG = """\b
 Examples:
@@ -133,13 +133,13 @@ def command(
         raise click.UsageError(
             "-o writes one plan: give one --what-if with it, or none for the plan of the machine as it is"
         )
-    from ratrain_ir.files import check_writable
-    from ratrain_ir.frontend.model_config import load_model
-    from ratrainc.console import print_json
-    from ratrainc.planner.machines import parse_changes
-    from ratrainc.planner.report import answer_json, no_plan, show_answer
-    from ratrainc.planner.requests import planning_request
-    from ratrainc.planner.scenarios import scenario_json, show_scenarios
+    from ratrain.ratrain_ir.files import check_writable
+    from ratrain.ratrain_ir.frontend.model_config import load_model
+    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.planner.machines import parse_changes
+    from ratrain.ratrainc.planner.report import answer_json, no_plan, show_answer
+    from ratrain.ratrainc.planner.requests import planning_request
+    from ratrain.ratrainc.planner.scenarios import scenario_json, show_scenarios
 
     changed_file = _machine_beside(output) if output is not None and what_ifs else None
     if changed_file is not None:
@@ -210,9 +210,9 @@ def _write(answer: Answer, model: str, output: str, machine: str | None, changed
 
     Raises `DiagnosticError` RT053 where the changed machine has none, RT065 where its constants contradict each other.
     """
-    from ratrain_ir.files import write_lines
-    from ratrainc.planner.report import no_plan, plan_file
-    from targets.mt3000.machine_writer import write_machine
+    from ratrain.ratrain_ir.files import write_lines
+    from ratrain.ratrainc.planner.report import no_plan, plan_file
+    from ratrain.targets.mt3000.machine_writer import write_machine
 
     if answer.best is None:
         no_plan(answer)
@@ -223,11 +223,11 @@ def _write(answer: Answer, model: str, output: str, machine: str | None, changed
 
 def _answer(request: Request, *, quick: bool) -> Answer:
     if quick:
-        from ratrainc.planner.quick import quick_answer
+        from ratrain.ratrainc.planner.quick import quick_answer
 
         return quick_answer(request)
-    from ratrainc.console import progress
-    from ratrainc.planner.search import Search
+    from ratrain.ratrainc.console import progress
+    from ratrain.ratrainc.planner.search import Search
 
     with progress(None, "planning") as (bar, task):
         return Search(request, lambda text: bar.update(task, advance=1, status=text)).run()
@@ -236,8 +236,8 @@ def _answer(request: Request, *, quick: bool) -> Answer:
 def _scenario(answer: Answer, text: str, values: dict[str, float], *, quick: bool) -> Scenario:
     from attrs import evolve
 
-    from ratrainc.planner.machines import changed_machine
-    from ratrainc.planner.scenarios import Scenario, kept_plan
+    from ratrain.ratrainc.planner.machines import changed_machine
+    from ratrain.ratrainc.planner.scenarios import Scenario, kept_plan
 
     machine = changed_machine(answer.request.machine, values)
     changed = _answer(evolve(answer.request, machine=machine), quick=quick)
@@ -245,10 +245,10 @@ def _scenario(answer: Answer, text: str, values: dict[str, float], *, quick: boo
 
 
 def _smallest(request: Request, model: str, output: str | None, machine: str | None, *, as_json: bool) -> None:
-    from ratrain_ir.diagnostics import Note, fail
-    from ratrainc.console import print_json, progress, say, size_text
-    from ratrainc.planner.report import candidate_json, plan_text, shape_text
-    from ratrainc.planner.smallest import SEQUENCES, smallest_clusters
+    from ratrain.ratrain_ir.diagnostics import Note, fail
+    from ratrain.ratrainc.console import print_json, progress, say, size_text
+    from ratrain.ratrainc.planner.report import candidate_json, plan_text, shape_text
+    from ratrain.ratrainc.planner.smallest import SEQUENCES, smallest_clusters
 
     with progress(request.clusters, "fewest clusters") as (bar, task):
         found = smallest_clusters(request, lambda text: bar.update(task, advance=1, status=text))
@@ -262,7 +262,7 @@ def _smallest(request: Request, model: str, output: str | None, machine: str | N
             help="allow more clusters",
         )
     if output is not None:
-        from ratrain_ir.files import write_lines
+        from ratrain.ratrain_ir.files import write_lines
 
         head = [
             f"The fewest clusters on which {request.model.name} was found to fit {request.machine.name}: {clusters}."

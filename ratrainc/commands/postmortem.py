@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from ratrainc.commands.options import Source, json_option
-from ratrainc.terminal import echo
+from ratrain.ratrainc.commands.options import Source, json_option
+from ratrain.ratrainc.terminal import echo
 
 _EPILOG = """\b
 Examples:
@@ -24,11 +24,11 @@ def command(directory: str, as_json: bool) -> int:
 
     Also of a run that goes on. Exit code 1 where it was lost or cannot go on.
     """
-    from ratrain_ir.files import is_directory
-    from ratrainc.console import print_json
-    from ratrainc.supervisor import describe
-    from targets.runtime.checkpoint_series import RUN_FOLDER
-    from targets.runtime.positions import RunFolder
+    from ratrain.ratrain_ir.files import is_directory
+    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.supervisor import describe
+    from ratrain.targets.runtime.checkpoint_series import RUN_FOLDER
+    from ratrain.targets.runtime.positions import RunFolder
 
     inside = Path(directory) / RUN_FOLDER
     found, well = describe(RunFolder(str(inside if is_directory(inside) else directory)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ratrainc.commands.options import Result, output_directory, steps_option
+from ratrain.ratrainc.commands.options import Result, output_directory, steps_option
 
 _EPILOG = """\b
 Examples:
@@ -33,7 +33,7 @@ def command(steps: int, keep: str | None) -> int:
     import tempfile
 
     if keep is not None:
-        from ratrain_ir.files import made_directory
+        from ratrain.ratrain_ir.files import made_directory
 
         return _quickstart(steps, made_directory(keep))
     with tempfile.TemporaryDirectory(prefix="ratrain-") as folder:
@@ -41,16 +41,16 @@ def command(steps: int, keep: str | None) -> int:
 
 
 def _quickstart(steps: int, folder: Path) -> int:
-    from ratrain_ir.files import write_lines
-    from ratrain_ir.printer import module_lines
-    from ratrainc import api
-    from ratrainc.console import say
-    from ratrainc.examples import example_path
-    from ratrainc.reports import show_figures, show_module
-    from ratrainc.training import default_threads, run_training, show_run
-    from ratrainc.training_data import DataChoice
-    from targets.program_verifier import check_program
-    from targets.runtime.training import RunSettings
+    from ratrain import api
+    from ratrain.ratrain_ir.files import write_lines
+    from ratrain.ratrain_ir.printer import module_lines
+    from ratrain.ratrainc.console import say
+    from ratrain.ratrainc.examples import example_path
+    from ratrain.ratrainc.reports import show_figures, show_module
+    from ratrain.ratrainc.training import default_threads, run_training, show_run
+    from ratrain.ratrainc.training_data import DataChoice
+    from ratrain.targets.program_verifier import check_program
+    from ratrain.targets.runtime.training import RunSettings
 
     say("1. compile: examples/tiny.json under examples/tiny.toml")
     module = api.compile(str(example_path("tiny.json")), str(example_path("tiny.toml")), verify_each=True)
@@ -61,7 +61,7 @@ def _quickstart(steps: int, folder: Path) -> int:
     again = api.load_schedule(str(folder / "tiny.rtir"))
     api.check(again)
     program = api.emit(again)
-    from targets.rtx import read_program, write_program
+    from ratrain.targets.rtx import read_program, write_program
 
     write_program(program, str(folder / "tiny.rtx"))
     program = read_program(str(folder / "tiny.rtx"))

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.commands.options import Result, Source, machine_option, output_file, rendezvous_option, sharing_option
+from ratrain.ratrainc.commands.options import (
+    Result,
+    Source,
+    machine_option,
+    output_file,
+    rendezvous_option,
+    sharing_option,
+)
 
 _EPILOG = """\b
 Examples:
@@ -33,10 +40,10 @@ def command(file: str, output: str, machine: str | None, rendezvous: bool, shari
     It shows when every op runs on every engine, where every tensor lies in DDR and when, the live bytes against the capacity, the
     bubbles by cause, the plan and the machine. All times are simulated.
     """
-    from ratrainc import api
-    from ratrainc.commands.loading import checked_program
-    from ratrainc.console import say, size_text, status
-    from ratrainc.report.page import write_report
+    from ratrain import api
+    from ratrain.ratrainc.commands.loading import checked_program
+    from ratrain.ratrainc.console import say, size_text, status
+    from ratrain.ratrainc.report.page import write_report
 
     with status(f"simulating {file}"):
         program, chosen = checked_program(file, machine)

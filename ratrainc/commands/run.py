@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ratrainc.commands.options import (
+from ratrain.ratrainc.commands.options import (
     FiniteRange,
     Result,
     Source,
@@ -19,8 +19,8 @@ from ratrainc.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from ratrainc.training import RunResult
-    from targets.runtime.kernels import KernelName
+    from ratrain.ratrainc.training import RunResult
+    from ratrain.targets.runtime.kernels import KernelName
 
 _EPILOG = """\b
 Examples:
@@ -243,14 +243,14 @@ def command(
         refuse_idle("cuts --data for --eval-every: it does not go with --eval-data", "eval_fraction")
     from attrs import evolve
 
-    from ratrainc import api
-    from ratrainc.job import job_of
-    from ratrainc.loss_plot import loss_plot_kind
-    from ratrainc.signals import saying_where
-    from ratrainc.training import check_outputs, default_threads, run_training
-    from ratrainc.training_data import DataChoice
-    from targets.program_verifier import check_program
-    from targets.runtime.training import RunSettings
+    from ratrain import api
+    from ratrain.ratrainc.job import job_of
+    from ratrain.ratrainc.loss_plot import loss_plot_kind
+    from ratrain.ratrainc.signals import saying_where
+    from ratrain.ratrainc.training import check_outputs, default_threads, run_training
+    from ratrain.ratrainc.training_data import DataChoice
+    from ratrain.targets.program_verifier import check_program
+    from ratrain.targets.runtime.training import RunSettings
 
     if plot is not None:
         loss_plot_kind(plot)
@@ -311,9 +311,9 @@ def command(
 
 def _report(result: RunResult, *, as_json: bool) -> None:
     """Say what the run did, whose exit code counts: there may be nobody left to hear it, after a signal above all."""
-    from ratrainc.console import print_json
-    from ratrainc.terminal import leave_lost_readers
-    from ratrainc.training import show_run
+    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.terminal import leave_lost_readers
+    from ratrain.ratrainc.training import show_run
 
     try:
         if as_json:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import (
+from ratrain.ratrainc.commands.options import (
     Result,
     Source,
     jobs_option,
@@ -17,12 +17,12 @@ from ratrainc.commands.options import (
     refuse_idle,
     seconds_option,
 )
-from ratrainc.terminal import echo
+from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ratrainc.planner.scaling import Point
+    from ratrain.ratrainc.planner.scaling import Point
 
 _EPILOG = """\b
 Examples:
@@ -88,12 +88,12 @@ def command(
     as_json: bool,
 ) -> None:
     """Show how throughput grows with the number of clusters when each has as much to do. All times are simulated."""
-    from ratrain_ir.frontend.model_config import load_model
-    from ratrain_ir.frontend.plan import load_plan, place_in_plan
-    from ratrainc.console import print_json, progress
-    from ratrainc.pictures import picture_kind
-    from ratrainc.planner.requests import planning_request
-    from ratrainc.planner.scaling import draw, fixed_points, planned_points, point_json
+    from ratrain.ratrain_ir.frontend.model_config import load_model
+    from ratrain.ratrain_ir.frontend.plan import load_plan, place_in_plan
+    from ratrain.ratrainc.console import print_json, progress
+    from ratrain.ratrainc.pictures import picture_kind
+    from ratrain.ratrainc.planner.requests import planning_request
+    from ratrain.ratrainc.planner.scaling import draw, fixed_points, planned_points, point_json
 
     if plan is not None:
         refuse_idle("does not go with --plan: the plan says it", "seq_len")
@@ -141,7 +141,7 @@ def command(
 
 
 def _show(points: Sequence[Point], model: str) -> None:
-    from ratrainc.console import seconds_text, table
+    from ratrain.ratrainc.console import seconds_text, table
 
     rows = []
     for point in points:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import click
 
-from ratrainc.commands.options import Result, output_file
-from ratrainc.terminal import echo
+from ratrain.ratrainc.commands.options import Result, output_file
+from ratrain.ratrainc.terminal import echo
 
 _EPILOG = """\b
 Examples:
@@ -30,7 +30,7 @@ Examples:
 )
 def command(kind: str, stages: int, micro_batches: int, output: str | None) -> None:
     """Print a well-known schedule as a table of forwards and backwards: one CSV row a stage, 0F0,0F1,0B0,..."""
-    from ratrain_ir.files import write_lines
+    from ratrain.ratrain_ir.files import write_lines
 
     _check_size(kind, stages, micro_batches)
     lines = _lines(kind, stages, micro_batches)
@@ -44,7 +44,7 @@ def command(kind: str, stages: int, micro_batches: int, output: str | None) -> N
 
 def _check_size(kind: str, stages: int, micro_batches: int) -> None:
     """Refuse a table that `lint` could not read however short its actions are."""
-    from ratrain_ir.files import MIB, MOST_BYTES
+    from ratrain.ratrain_ir.files import MIB, MOST_BYTES
 
     most = MOST_BYTES["schedule table"] // len("0F0,")
     actions = stages * micro_batches * (3 if kind == "zb-h1" else 2)
@@ -58,8 +58,8 @@ def _check_size(kind: str, stages: int, micro_batches: int) -> None:
 
 def _lines(kind: str, stages: int, micro_batches: int) -> Iterator[str]:
     """The rows one by one: a large table need not be in memory."""
-    from ratrain_ir.actions import order_row, torch_csv_row
-    from ratrain_ir.schedules import SCHEDULES
+    from ratrain.ratrain_ir.actions import order_row, torch_csv_row
+    from ratrain.ratrain_ir.schedules import SCHEDULES
 
     for stage in range(stages):
         yield torch_csv_row(order_row(stage, SCHEDULES[kind](stages, micro_batches, stage)))

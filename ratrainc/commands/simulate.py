@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrainc.commands.options import (
+from ratrain.ratrainc.commands.options import (
     Result,
     Source,
     json_option,
@@ -16,11 +16,11 @@ from ratrainc.commands.options import (
     rendezvous_option,
     sharing_option,
 )
-from ratrainc.terminal import echo
+from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
-    from targets.mt3000.machine import Machine
-    from targets.program import Program
+    from ratrain.targets.mt3000.machine import Machine
+    from ratrain.targets.program import Program
 
 _EPILOG = """\b
 Examples:
@@ -70,9 +70,9 @@ def command(
 
     `ratrainc explain FILE --time` says where the time goes.
     """
-    from ratrainc import api
-    from ratrainc.commands.loading import checked_program
-    from ratrainc.console import print_json, status
+    from ratrain import api
+    from ratrain.ratrainc.commands.loading import checked_program
+    from ratrain.ratrainc.console import print_json, status
 
     if sum((one_core, cores is not None, trace is not None)) > 1:
         raise click.UsageError("--one-core and --cores give a step time alone: they exclude each other and --trace")
@@ -86,21 +86,21 @@ def command(
     with status(f"simulating {file}"):
         figures, timeline = api.simulate_with_timeline(program, machine=chosen, rendezvous=rendezvous, sharing=sharing)
     if trace is not None:
-        from ratrainc.trace import write_trace
+        from ratrain.ratrainc.trace import write_trace
 
         write_trace(timeline, trace)
     if as_json:
         print_json(figures.to_json() | {"machine": chosen.name})
         return
-    from ratrainc.reports import show_figures
+    from ratrain.ratrainc.reports import show_figures
 
     show_figures(program, figures, chosen.name)
 
 
 def _show_step(program: Program, machine: Machine, cores: int | None, *, as_json: bool) -> None:
     """The step time on shared cores, or, without them, on one core for all engines in turn."""
-    from ratrainc.console import print_json
-    from targets.mt3000.simulation import one_core_step_seconds, shared_cores_step_seconds
+    from ratrain.ratrainc.console import print_json
+    from ratrain.targets.mt3000.simulation import one_core_step_seconds, shared_cores_step_seconds
 
     if cores is None:
         key, where, seconds = "one_core_step_seconds", "on one core", one_core_step_seconds(program, machine)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.commands.options import json_option
-from ratrainc.terminal import echo
+from ratrain.ratrainc.commands.options import json_option
+from ratrain.ratrainc.terminal import echo
 
 
 @click.command()
 @json_option
 def command(as_json: bool) -> None:
     """List the named pass pipelines. Under one plan all of them compute the same training."""
-    from ratrainc.console import print_json
-    from ratrainc.strategies import DEFAULT_STRATEGY, STRATEGIES
+    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, STRATEGIES
 
     if as_json:
         items = [{"name": s.name, "passes": s.passes, "summary": s.summary} for s in STRATEGIES]

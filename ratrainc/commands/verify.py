@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ratrainc.commands.options import Source, json_option, machine_option, refuse_idle
-from ratrainc.terminal import echo
+from ratrain.ratrainc.commands.options import Source, json_option, machine_option, refuse_idle
+from ratrain.ratrainc.terminal import echo
 
 _EPILOG = """\b
 Examples:
@@ -27,8 +27,8 @@ def command(file: str, machine: str | None, as_json: bool) -> int:
     A schedule: types, completeness, dataflow, memory, messages, collectives, progress with buffered and rendezvous sends, and that
     every op has the workspace that the machine needs. A program: its container and routines, the schedule it executes by the same rules, progress, and that no two instructions race.
     """
-    from ratrain_ir.diagnostics import DiagnosticError
-    from ratrainc.console import print_json, show_diagnostics, status
+    from ratrain.ratrain_ir.diagnostics import DiagnosticError
+    from ratrain.ratrainc.console import print_json, show_diagnostics, status
 
     is_program = file.endswith(".rtx")
     if is_program and machine is not None:
@@ -49,7 +49,7 @@ def command(file: str, machine: str | None, as_json: bool) -> int:
 
 
 def _verify_schedule(file: str, machine: str | None) -> str:
-    from ratrainc.commands.loading import checked_schedule
+    from ratrain.ratrainc.commands.loading import checked_schedule
 
     module, _ = checked_schedule(file, machine)
     if module.target is None:
@@ -59,8 +59,8 @@ def _verify_schedule(file: str, machine: str | None) -> str:
 
 
 def _verify_program(file: str) -> str:
-    from ratrainc import api
-    from targets.program_verifier import check_program
+    from ratrain import api
+    from ratrain.targets.program_verifier import check_program
 
     program = api.load(file)
     check_program(program)

@@ -6,15 +6,15 @@ from math import isinf
 
 from attrs import define, field, frozen
 
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan
-from ratrainc.planner.evaluation import Evaluation
-from ratrainc.planner.losers import Loser
-from ratrainc.planner.profile import Setting
-from ratrainc.planner.space import STATE_MODES, Shape, template
-from ratrainc.planner.variants import recompute_policy
-from ratrainc.strategies import Strategy
-from targets.mt3000.machine import Machine
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrainc.planner.evaluation import Evaluation
+from ratrain.ratrainc.planner.losers import Loser
+from ratrain.ratrainc.planner.profile import Setting
+from ratrain.ratrainc.planner.space import STATE_MODES, Shape, template
+from ratrain.ratrainc.planner.variants import recompute_policy
+from ratrain.ratrainc.strategies import Strategy
+from ratrain.targets.mt3000.machine import Machine
 
 
 @frozen

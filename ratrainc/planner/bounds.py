@@ -30,12 +30,12 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain_ir.types import ALIGNMENT_BYTES
-from ratrainc.planner.profile import state_key
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES
+from ratrain.ratrainc.planner.profile import state_key
 
 if TYPE_CHECKING:
-    from ratrainc.planner.profile import Profiles
-    from ratrainc.planner.space import Shape
+    from ratrain.ratrainc.planner.profile import Profiles
+    from ratrain.ratrainc.planner.space import Shape
 
 Numbers = NDArray[np.float64]
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from ratrainc.planner.report import candidate_json
-from ratrainc.planner.search import Search
+from ratrain.ratrainc.planner.report import candidate_json
+from ratrain.ratrainc.planner.search import Search
 
 if TYPE_CHECKING:
-    from ratrainc.planner.answer import Answer, Request
-    from ratrainc.strategies import Strategy
+    from ratrain.ratrainc.planner.answer import Answer, Request
+    from ratrain.ratrainc.strategies import Strategy
 
 
 def best_of_each(request: Request, strategies: Sequence[Strategy], tick: Callable[[str], None]) -> list[Answer]:

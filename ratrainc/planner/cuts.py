@@ -10,7 +10,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrainc.planner.bounds import Columns, Numbers, plan_bounds, stage_bounds
+from ratrain.ratrainc.planner.bounds import Columns, Numbers, plan_bounds, stage_bounds
 
 ENUMERATED = 4096
 """Cuts of a shape that are listed one by one; of more, only those that dynamic programming and its neighbours find."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from ratrainc.planner.bounds import Columns, Numbers, plan_bounds, recovery_seconds, unit_sum
+from ratrain.ratrainc.planner.bounds import Columns, Numbers, plan_bounds, recovery_seconds, unit_sum
 
 _USABLE = 0.97
 """share of the capacity that is planned with: the rest is left to padding, transients and gaps between tensors"""

@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
-from passes.manager import PassManager
-from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.diagnostics import DiagnosticError, Diagnostics
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan, check_plan
-from ratrain_ir.gc import paused_gc
-from ratrain_ir.ops import Engine
-from ratrain_ir.verifier import verify
-from ratrainc.planner.disturbance import Disturbance, disturbance_of
-from targets.mt3000.emitter import emit
-from targets.mt3000.machine import Machine
-from targets.mt3000.simulation import simulated
-from targets.mt3000.target import Mt3000Target
-from targets.program_verifier import check_program
+from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan, check_plan
+from ratrain.ratrain_ir.gc import paused_gc
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.verifier import verify
+from ratrain.ratrainc.planner.disturbance import Disturbance, disturbance_of
+from ratrain.targets.mt3000.emitter import emit
+from ratrain.targets.mt3000.machine import Machine
+from ratrain.targets.mt3000.simulation import simulated
+from ratrain.targets.mt3000.target import Mt3000Target
+from ratrain.targets.program_verifier import check_program
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module
-    from targets.program import Program
-    from targets.simulator import Timeline
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.targets.program import Program
+    from ratrain.targets.simulator import Timeline
 
 _SMALL_PIPELINE = 8
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ratrainc.console import seconds_text, size_text
-from ratrainc.planner.cuts import best_cuts
+from ratrain.ratrainc.console import seconds_text, size_text
+from ratrain.ratrainc.planner.cuts import best_cuts
 
 if TYPE_CHECKING:
-    from ratrainc.planner.answer import Candidate
-    from ratrainc.planner.search import Search
-    from ratrainc.planner.space import Shape
+    from ratrain.ratrainc.planner.answer import Candidate
+    from ratrain.ratrainc.planner.search import Search
+    from ratrain.ratrainc.planner.space import Shape
 
 _SHOWN = 12
 _TRIED = 24

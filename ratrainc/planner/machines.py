@@ -7,8 +7,8 @@ import re
 
 from attrs import evolve
 
-from ratrain_ir.diagnostics import fail, nearest
-from targets.mt3000.machine import Constant, Machine
+from ratrain.ratrain_ir.diagnostics import fail, nearest
+from ratrain.targets.mt3000.machine import Constant, Machine
 
 _SHORT = {
     "ddr": "ddr_capacity",

@@ -14,9 +14,9 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
-from passes.pass_base import PassContext
-from passes.recompute import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, rewrite, same_for_all
-from ratrain_ir.blocks import (
+from ratrain.passes.pass_base import PassContext
+from ratrain.passes.recompute import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, rewrite, same_for_all
+from ratrain.ratrain_ir.blocks import (
     Block,
     activation_type,
     block,
@@ -27,12 +27,12 @@ from ratrain_ir.blocks import (
     shard_elements,
     token_type,
 )
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.frontend.rank_mapping import RankMapping, Tile
-from ratrain_ir.module import Module, Stage
-from ratrain_ir.ops import (
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
+from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.ops import (
     AllGather,
     AllReduce,
     Backward,
@@ -45,16 +45,16 @@ from ratrain_ir.ops import (
     Tensors,
     Update,
 )
-from ratrain_ir.topology import grid
-from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
-from ratrainc.planner.tilings import Tiles
-from targets.mt3000.link_groups import Link
-from targets.mt3000.machine import Machine
-from targets.mt3000.placement import Placement
-from targets.mt3000.target import Mt3000Target
+from ratrain.ratrain_ir.topology import grid
+from ratrain.ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
+from ratrain.ratrainc.planner.tilings import Tiles
+from ratrain.targets.mt3000.link_groups import Link
+from ratrain.targets.mt3000.machine import Machine
+from ratrain.targets.mt3000.placement import Placement
+from ratrain.targets.mt3000.target import Mt3000Target
 
 if TYPE_CHECKING:
-    from ratrainc.planner.space import Shape
+    from ratrain.ratrainc.planner.space import Shape
 
 Vector = NDArray[np.float64]
 

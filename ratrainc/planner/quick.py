@@ -7,14 +7,14 @@ import time
 import numpy as np
 from attrs import evolve
 
-from ratrainc.planner.answer import Answer, Candidate, Rejected, Request
-from ratrainc.planner.bounds import Columns, shape_bounds, state_bytes
-from ratrainc.planner.cuts import best_cuts, cuts_of
-from ratrainc.planner.estimates import plan_estimates
-from ratrainc.planner.profile import Profiles
-from ratrainc.planner.search import partition_count
-from ratrainc.planner.space import shapes
-from ratrainc.planner.variants import schedule_of
+from ratrain.ratrainc.planner.answer import Answer, Candidate, Rejected, Request
+from ratrain.ratrainc.planner.bounds import Columns, shape_bounds, state_bytes
+from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of
+from ratrain.ratrainc.planner.estimates import plan_estimates
+from ratrain.ratrainc.planner.profile import Profiles
+from ratrain.ratrainc.planner.search import partition_count
+from ratrain.ratrainc.planner.space import shapes
+from ratrain.ratrainc.planner.variants import schedule_of
 
 SECONDS = 3.0
 """of computing for the cuts of shapes, once one fits; what is left then is covered by its bound. Others' work changes no answer"""

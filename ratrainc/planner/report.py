@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from attrs import asdict, evolve
 
-from ratrain_ir.diagnostics import Note, fail
-from ratrain_ir.frontend.plan import plan_to_toml
-from ratrainc.console import say, seconds_text, size_text, table
-from ratrainc.planner.crossings import Crossing, crossings
-from ratrainc.planner.variants import placed_by
-from targets.mt3000.link_groups import are_uniform
+from ratrain.ratrain_ir.diagnostics import Note, fail
+from ratrain.ratrain_ir.frontend.plan import plan_to_toml
+from ratrain.ratrainc.console import say, seconds_text, size_text, table
+from ratrain.ratrainc.planner.crossings import Crossing, crossings
+from ratrain.ratrainc.planner.variants import placed_by
+from ratrain.targets.mt3000.link_groups import are_uniform
 
 if TYPE_CHECKING:
-    from ratrainc.planner.answer import Answer, Candidate, Request
+    from ratrain.ratrainc.planner.answer import Answer, Candidate, Request
 
 _SHOWN = 5
 _SECONDS_OF_DAY = 86400.0

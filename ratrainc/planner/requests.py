@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from passes.placed_schedule import refuse_contradiction
-from ratrain_ir.frontend.plan import load_plan, place_in_plan
-from ratrainc.planner.answer import Request
-from ratrainc.planner.variants import schedule_of
-from ratrainc.strategies import DEFAULT_STRATEGY, strategy
-from targets.mt3000.machine import Machine, load_machine
+from ratrain.passes.placed_schedule import refuse_contradiction
+from ratrain.ratrain_ir.frontend.plan import load_plan, place_in_plan
+from ratrain.ratrainc.planner.answer import Request
+from ratrain.ratrainc.planner.variants import schedule_of
+from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
+from ratrain.targets.mt3000.machine import Machine, load_machine
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 
 
 def planning_request(

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.frontend.plan import Plan
-from ratrainc.pictures import new_figure, picture_kind, write_figure
-from ratrainc.planner.evaluation import Task, evaluate
-from ratrainc.planner.search import Search
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrainc.pictures import new_figure, picture_kind, write_figure
+from ratrain.ratrainc.planner.evaluation import Task, evaluate
+from ratrain.ratrainc.planner.search import Search
 
 if TYPE_CHECKING:
-    from ratrainc.planner.answer import Request
+    from ratrain.ratrainc.planner.answer import Request
 
 
 @frozen

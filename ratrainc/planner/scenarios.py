@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrainc.console import seconds_text, table
-from ratrainc.planner.answer import Answer, Candidate
-from ratrainc.planner.evaluation import Evaluation, Task, evaluate
-from ratrainc.planner.report import candidate_json, shape_text, training_cost
+from ratrain.ratrainc.console import seconds_text, table
+from ratrain.ratrainc.planner.answer import Answer, Candidate
+from ratrain.ratrainc.planner.evaluation import Evaluation, Task, evaluate
+from ratrain.ratrainc.planner.report import candidate_json, shape_text, training_cost
 
 if TYPE_CHECKING:
-    from targets.mt3000.machine import Machine
+    from ratrain.targets.mt3000.machine import Machine
 
 
 @frozen

@@ -23,18 +23,18 @@ import attrs
 import numpy as np
 from attrs import define, field, frozen
 
-from ratrainc.planner.answer import Answer, Candidate, Rejected, Request
-from ratrainc.planner.bounds import Columns, Numbers, shape_bounds, state_bytes
-from ratrainc.planner.cuts import BestCuts, best_cuts, can_be_listed, cuts_of, listed, neighbours, partitions
-from ratrainc.planner.evaluation import Evaluation, Task, evaluate, folded_micro_batches
-from ratrainc.planner.losers import losers
-from ratrainc.planner.profile import Profiles
-from ratrainc.planner.space import Shape, shapes
-from ratrainc.planner.variants import schedule_of, variants
-from ratrainc.terminal import warnings_of_worker
+from ratrain.ratrainc.planner.answer import Answer, Candidate, Rejected, Request
+from ratrain.ratrainc.planner.bounds import Columns, Numbers, shape_bounds, state_bytes
+from ratrain.ratrainc.planner.cuts import BestCuts, best_cuts, can_be_listed, cuts_of, listed, neighbours, partitions
+from ratrain.ratrainc.planner.evaluation import Evaluation, Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.losers import losers
+from ratrain.ratrainc.planner.profile import Profiles
+from ratrain.ratrainc.planner.space import Shape, shapes
+from ratrain.ratrainc.planner.variants import schedule_of, variants
+from ratrain.ratrainc.terminal import warnings_of_worker
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.frontend.plan import Plan
 
 _WORTH_TRYING = 1.03
 """What is expected to take longer than this many times the best is left to an exhaustive search."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve, frozen
 
-from ratrainc.planner.answer import Candidate
-from ratrainc.planner.cuts import best_cuts, cuts_of
-from ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
-from ratrainc.planner.search import Search
+from ratrain.ratrainc.planner.answer import Candidate
+from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of
+from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.search import Search
 
 if TYPE_CHECKING:
-    from ratrainc.planner.answer import Request
+    from ratrain.ratrainc.planner.answer import Request
 
 SEQUENCES = 8
 """of a cluster in a step; a step needs enough micro-batches that its pipeline is full, beyond that they change no peak"""

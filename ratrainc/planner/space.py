@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.frontend.rank_mapping import RankMapping, Tile
-from ratrainc.planner.tilings import divisors, tilings
-from targets.mt3000.link_groups import Link, LinkGroup
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
+from ratrain.ratrainc.planner.tilings import divisors, tilings
+from ratrain.targets.mt3000.link_groups import Link, LinkGroup
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.model_config import ModelConfig
-    from ratrainc.planner.profile import Setting
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrainc.planner.profile import Setting
 
 STATE_MODES = ((0, "last"), (1, "last"), (2, "each-micro-batch"), (3, "last"), (3, "each-micro-batch"))
 """ZeRO levels and reduce modes. Level 2 with `last` is left out: its program is that of level 1."""

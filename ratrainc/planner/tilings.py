@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ratrain_ir.frontend.rank_mapping import Tile
-from targets.mt3000.link_groups import are_uniform
+from ratrain.ratrain_ir.frontend.rank_mapping import Tile
+from ratrain.targets.mt3000.link_groups import are_uniform
 
 if TYPE_CHECKING:
-    from targets.mt3000.link_groups import LinkGroup
+    from ratrain.targets.mt3000.link_groups import LinkGroup
 
 Tiles = tuple[Tile, ...]
 

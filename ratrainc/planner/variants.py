@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import attrs
 
-from passes.joint_order import JointOrderPass
-from passes.pipeline_text import parse_pipeline, pipeline_text
-from passes.recompute import RecomputePass
-from ratrain_ir.schedules import DEFAULT_SCHEDULE
+from ratrain.passes.joint_order import JointOrderPass
+from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
+from ratrain.passes.recompute import RecomputePass
+from ratrain.ratrain_ir.schedules import DEFAULT_SCHEDULE
 
 
 def recompute_policy(pipeline: str) -> str:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from attrs import define
 
-from ratrain_ir.ops import ENGINES
-from ratrain_ir.types import ALIGNMENT_BYTES, StateKind, aligned
-from ratrainc.report.packing import packed_columns, packed_lines
-from targets.bubbles import Bubbles, Cause
-from targets.flat_program import STREAMS
-from targets.live_curve import OUTSIDE, LiveIntervals
-from targets.simulator import Timeline
+from ratrain.ratrain_ir.ops import ENGINES
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, StateKind, aligned
+from ratrain.ratrainc.report.packing import packed_columns, packed_lines
+from ratrain.targets.bubbles import Bubbles, Cause
+from ratrain.targets.flat_program import STREAMS
+from ratrain.targets.live_curve import OUTSIDE, LiveIntervals
+from ratrain.targets.simulator import Timeline
 
 if TYPE_CHECKING:
-    from targets.flat_program import Float64s, Int64s
+    from ratrain.targets.flat_program import Float64s, Int64s
 
 KINDS = tuple(StateKind)
 CAUSES = tuple(Cause)

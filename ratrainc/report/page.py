@@ -8,16 +8,16 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from ratrain_ir.files import replacing
-from ratrain_ir.ops import ENGINES
-from ratrainc.report import tables
-from ratrainc.report.columns import CAUSES, KINDS, StepView, op_elements, tensor_elements
-from targets.live_curve import live_intervals
+from ratrain.ratrain_ir.files import replacing
+from ratrain.ratrain_ir.ops import ENGINES
+from ratrain.ratrainc.report import tables
+from ratrain.ratrainc.report.columns import CAUSES, KINDS, StepView, op_elements, tensor_elements
+from ratrain.targets.live_curve import live_intervals
 
 if TYPE_CHECKING:
-    from targets.mt3000.machine import Machine
-    from targets.mt3000.simulation import Figures
-    from targets.simulator import Timeline
+    from ratrain.targets.mt3000.machine import Machine
+    from ratrain.targets.mt3000.simulation import Figures
+    from ratrain.targets.simulator import Timeline
 
 _BODY = "<!--ratrain-body-->"
 _TITLE = "<!--ratrain-title-->"

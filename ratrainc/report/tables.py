@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ratrain_ir.frontend.plan import plan_words
-from ratrain_ir.ops import ENGINES, Engine
-from ratrainc.console import seconds_text, size_text
+from ratrain.ratrain_ir.frontend.plan import plan_words
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrainc.console import seconds_text, size_text
 
 if TYPE_CHECKING:
-    from targets.bubbles import Bubbles, Cause
-    from targets.mt3000.machine import Machine
-    from targets.mt3000.simulation import Figures
-    from targets.program import Program
+    from ratrain.targets.bubbles import Bubbles, Cause
+    from ratrain.targets.mt3000.machine import Machine
+    from ratrain.targets.mt3000.simulation import Figures
+    from ratrain.targets.program import Program
 
 
 def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> str:

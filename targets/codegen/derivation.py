@@ -1,8 +1,8 @@
 """Whether a routine is the one that its op has under its model and plan: what a program stores of it is no source of its own.
 
-Routines follow from the op, the model and the plan (`targets.codegen.routines`). A program carries them so that it runs without
+Routines follow from the op, the model and the plan (`ratrain.targets.codegen.routines`). A program carries them so that it runs without
 being compiled, and its header carries the model and the plan so that people, exports and checkpoints know what it trains; here the
-two are held against each other. Where intermediates lie in the workspace is free: `targets.routine_verifier` proves of any place
+two are held against each other. Where intermediates lie in the workspace is free: `ratrain.targets.routine_verifier` proves of any place
 that nothing is overwritten before it was read.
 """
 
@@ -11,20 +11,20 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from ratrain_ir.types import StateKind
-from targets.codegen.routines import RoutineForm, derived_routine, mlp_chunk_starts, representative
-from targets.program import Access
+from ratrain.ratrain_ir.types import StateKind
+from ratrain.targets.codegen.routines import RoutineForm, derived_routine, mlp_chunk_starts, representative
+from ratrain.targets.program import Access
 
 if TYPE_CHECKING:
-    from ratrain_ir.blocks import Block
-    from ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain_ir.frontend.plan import Plan
-    from targets.program import Instruction, ProgramStage
-    from targets.routine import Routine, Step
+    from ratrain.ratrain_ir.blocks import Block
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.targets.program import Instruction, ProgramStage
+    from ratrain.targets.routine import Routine, Step
 
 
 def form_of(unit: Block, instruction: Instruction, stage: ProgramStage) -> RoutineForm:
-    """The form of the routine that an instruction on a block calls; its operands are those of an op (`targets.lifting`)."""
+    """The form of the routine that an instruction on a block calls; its operands are those of an op (`ratrain.targets.lifting`)."""
     operands = [operand for operand in instruction.operands if operand.access is not Access.SCRATCH]
     given = tuple(
         operand.role

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
-from passes.allocation import AllocationProblem, allocate
-from ratrain_ir.blocks import (
+from ratrain.passes.allocation import AllocationProblem, allocate
+from ratrain.ratrain_ir.blocks import (
     Block,
     block,
     flat_elements,
@@ -22,15 +22,15 @@ from ratrain_ir.blocks import (
     saved_slots,
     tokens_per_micro_batch,
 )
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.ops import BlockOp, Recompute
-from ratrain_ir.signatures import bind
-from ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
-from targets.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step, parse_reference
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.ops import BlockOp, Recompute
+from ratrain.ratrain_ir.signatures import bind
+from ratrain.ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
+from ratrain.targets.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step, parse_reference
 
 if TYPE_CHECKING:
-    from ratrain_ir.analysis.lifetime import Interval
+    from ratrain.ratrain_ir.analysis.lifetime import Interval
 
 
 def routine_of(op: BlockOp, model: ModelConfig, plan: Plan) -> Routine:

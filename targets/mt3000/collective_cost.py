@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from targets.mt3000.link_groups import Link
-from targets.resource_work import ResourceWork
+from ratrain.targets.mt3000.link_groups import Link
+from ratrain.targets.resource_work import ResourceWork
 
 if TYPE_CHECKING:
-    from targets.mt3000.machine import Machine
-    from targets.mt3000.placement import Members
+    from ratrain.targets.mt3000.machine import Machine
+    from ratrain.targets.mt3000.placement import Members
 
 _SUM_BYTES = 4
 """Partial sums are f32."""

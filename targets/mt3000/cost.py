@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from targets.mt3000.tiling.select import tiled_call
-from targets.resource_work import ResourceWork
-from targets.tile_calls import PARTS
+from ratrain.targets.mt3000.tiling.select import tiled_call
+from ratrain.targets.resource_work import ResourceWork
+from ratrain.targets.tile_calls import PARTS
 
 if TYPE_CHECKING:
-    from targets.mt3000.link_groups import Link
-    from targets.mt3000.machine import Machine
-    from targets.routine import Routine, Step
+    from ratrain.targets.mt3000.link_groups import Link
+    from ratrain.targets.mt3000.machine import Machine
+    from ratrain.targets.routine import Routine, Step
 
 _HEAD_KERNELS = ("head_forward", "head_backward")
 _ATTENTION_KERNELS = ("attention_forward", "attention_backward")

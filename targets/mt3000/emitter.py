@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain_ir.analysis.dependence import Wait, stage_waits
-from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.diagnostics import Diagnostics, fail
-from ratrain_ir.module import Level, Module, Stage
-from ratrain_ir.ops import (
+from ratrain.ratrain_ir.analysis.dependence import Wait, stage_waits
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.diagnostics import Diagnostics, fail
+from ratrain.ratrain_ir.module import Level, Module, Stage
+from ratrain.ratrain_ir.ops import (
     BlockOp,
     Engine,
     Op,
     Release,
     Tensor,
 )
-from ratrain_ir.signatures import bind
-from ratrain_ir.verifier.report import Reporter
-from ratrain_ir.verifier.workspace import check_op_workspace
-from targets.lifting import stored_fields, stored_operands
-from targets.program import CountWait, Instruction, Program, ProgramStage, ProgramTensor
+from ratrain.ratrain_ir.signatures import bind
+from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.verifier.workspace import check_op_workspace
+from ratrain.targets.lifting import stored_fields, stored_operands
+from ratrain.targets.program import CountWait, Instruction, Program, ProgramStage, ProgramTensor
 
 if TYPE_CHECKING:
-    from targets.mt3000.target import Mt3000Target
-    from targets.routine import Routine
+    from ratrain.targets.mt3000.target import Mt3000Target
+    from ratrain.targets.routine import Routine
 
 
 def emit(module: Module, target: Mt3000Target) -> Program:

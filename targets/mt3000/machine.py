@@ -10,12 +10,19 @@ from typing import Any, TypeGuard
 
 from attrs import field, frozen
 
-from ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
-from ratrain_ir.files import is_there, read_text
-from ratrain_ir.frontend.toml_text import parse_toml
-from ratrain_ir.ops import Engine
-from targets.mt3000.link_groups import GROUP_UNITS, SHORT_KEYS, LinkGroup, chip_and_system, named_groups, size_error
-from targets.mt3000.op_table import MeasuredOp, OpTable, is_op_key
+from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
+from ratrain.ratrain_ir.files import is_there, read_text
+from ratrain.ratrain_ir.frontend.toml_text import parse_toml
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.targets.mt3000.link_groups import (
+    GROUP_UNITS,
+    SHORT_KEYS,
+    LinkGroup,
+    chip_and_system,
+    named_groups,
+    size_error,
+)
+from ratrain.targets.mt3000.op_table import MeasuredOp, OpTable, is_op_key
 
 CERTAINTIES = ("stated", "derived", "assumed", "unverified", "measured", "fitted")
 _UNITS = {
@@ -160,7 +167,7 @@ class Machine:
 
 def machine_names() -> list[str]:
     """Names of the machine files that come with the project."""
-    folder = resources.files("targets.mt3000") / "machines"
+    folder = resources.files("ratrain.targets.mt3000") / "machines"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
@@ -179,7 +186,7 @@ def load_machine(name_or_path: str | None) -> Machine:
 
 
 def _built_in_text(name: str) -> str:
-    return (resources.files("targets.mt3000") / "machines" / f"{name}.toml").read_text(encoding="utf-8")
+    return (resources.files("ratrain.targets.mt3000") / "machines" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def _built_in(name: str) -> dict[str, Any]:

@@ -11,15 +11,15 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ratrain_ir.diagnostics import DiagnosticError, Location, fail
-from ratrain_ir.module import TargetInfo
-from targets.mt3000.machine import Machine, load_machine, machine_names, parse_machine
-from targets.mt3000.machine_writer import machine_lines
-from targets.mt3000.placement import placement_of
-from targets.mt3000.tiling.core import cluster_of
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Location, fail
+from ratrain.ratrain_ir.module import TargetInfo
+from ratrain.targets.mt3000.machine import Machine, load_machine, machine_names, parse_machine
+from ratrain.targets.mt3000.machine_writer import machine_lines
+from ratrain.targets.mt3000.placement import placement_of
+from ratrain.targets.mt3000.tiling.core import cluster_of
 
 if TYPE_CHECKING:
-    from targets.program import Program
+    from ratrain.targets.program import Program
 
 _WAY_OUT = "give the machine's file with --machine"
 

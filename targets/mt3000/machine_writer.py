@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ratrain_ir.files import write_lines
-from targets.mt3000.link_groups import GROUP_UNITS
-from targets.mt3000.machine import parse_machine
+from ratrain.ratrain_ir.files import write_lines
+from ratrain.targets.mt3000.link_groups import GROUP_UNITS
+from ratrain.targets.mt3000.machine import parse_machine
 
 if TYPE_CHECKING:
-    from targets.mt3000.machine import Constant, Machine
+    from ratrain.targets.mt3000.machine import Constant, Machine
 
 
 def machine_lines(machine: Machine) -> Iterator[str]:

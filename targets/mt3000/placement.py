@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.frontend.rank_mapping import Tile
-from ratrain_ir.ops import Group
-from ratrain_ir.topology import Mesh, mesh_of
-from targets.mt3000.link_groups import Link, LinkGroup
-from targets.resource_work import LinkLevel
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.frontend.rank_mapping import Tile
+from ratrain.ratrain_ir.ops import Group
+from ratrain.ratrain_ir.topology import Mesh, mesh_of
+from ratrain.targets.mt3000.link_groups import Link, LinkGroup
+from ratrain.targets.resource_work import LinkLevel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ratrain_ir.frontend.plan import Plan
-    from ratrain_ir.frontend.rank_mapping import RankMapping
-    from targets.mt3000.machine import Machine
+    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
+    from ratrain.targets.mt3000.machine import Machine
 
 
 @frozen

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
-from ratrain_ir.ops import Engine
-from targets.mt3000.machine import Machine
-from targets.mt3000.placement import placement_of
-from targets.mt3000.timing import TimedOp, op_work, timed_op
-from targets.program import Instruction, Program
-from targets.resource_work import Bandwidths, ResourceWork
-from targets.simulator import STEPS, UNLIMITED, Timeline, simulate_work
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.targets.mt3000.machine import Machine
+from ratrain.targets.mt3000.placement import placement_of
+from ratrain.targets.mt3000.timing import TimedOp, op_work, timed_op
+from ratrain.targets.program import Instruction, Program
+from ratrain.targets.resource_work import Bandwidths, ResourceWork
+from ratrain.targets.simulator import STEPS, UNLIMITED, Timeline, simulate_work
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 
 
 @frozen

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops import (
     AllReduce,
     BlockOp,
     Engine,
@@ -17,25 +17,25 @@ from ratrain_ir.ops import (
     ReduceScatter,
     Send,
 )
-from ratrain_ir.target import WorkspaceRequest
-from targets.codegen.routines import routine_of
-from targets.lifting import group_name
-from targets.mt3000.machine import Machine
-from targets.mt3000.machine_record import target_info
-from targets.mt3000.tiling.core import cluster_of
-from targets.mt3000.tiling.select import with_tiles
-from targets.mt3000.timing import TimedOp, message_seconds, op_work, timed_op
-from targets.program import Access
+from ratrain.ratrain_ir.target import WorkspaceRequest
+from ratrain.targets.codegen.routines import routine_of
+from ratrain.targets.lifting import group_name
+from ratrain.targets.mt3000.machine import Machine
+from ratrain.targets.mt3000.machine_record import target_info
+from ratrain.targets.mt3000.tiling.core import cluster_of
+from ratrain.targets.mt3000.tiling.select import with_tiles
+from ratrain.targets.mt3000.timing import TimedOp, message_seconds, op_work, timed_op
+from ratrain.targets.program import Access
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage, TargetInfo
-    from targets.mt3000.link_groups import Link
-    from targets.routine import Routine
+    from ratrain.ratrain_ir.module import Module, Stage, TargetInfo
+    from ratrain.targets.mt3000.link_groups import Link
+    from ratrain.targets.routine import Routine
 
 
 @frozen
 class Mt3000Target:
-    """Implements `ratrain_ir.target.Target` for a machine file."""
+    """Implements `ratrain.ratrain_ir.target.Target` for a machine file."""
 
     machine: Machine
 
@@ -78,8 +78,8 @@ class Mt3000Target:
 
         Raises `DiagnosticError` where the module cannot be emitted.
         """
-        from targets.mt3000.emitter import emit
-        from targets.mt3000.simulation import simulated
+        from ratrain.targets.mt3000.emitter import emit
+        from ratrain.targets.mt3000.simulation import simulated
 
         figures, _ = simulated(emit(module, self), self.machine)
         return figures.step_seconds

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain_ir import ops
-from ratrain_ir.ops import Engine, Group
-from ratrain_ir.per_op import PerOp
-from ratrain_ir.topology import mesh_of
-from ratrain_ir.types import StateKind, TensorType
-from targets.mt3000.collective_cost import all_gathers, all_reduces, cheapest, reduce_scatters
-from targets.mt3000.cost import copy_work, host_work, message_work, routine_work, update_work
-from targets.mt3000.op_table import MEMBERS_MARK, SHAPES_MARK
-from targets.mt3000.placement import placement_of
-from targets.program import Access
-from targets.resource_work import ResourceWork
-from targets.routine import Routine, Step, parse_reference
+from ratrain.ratrain_ir import ops
+from ratrain.ratrain_ir.ops import Engine, Group
+from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.ratrain_ir.topology import mesh_of
+from ratrain.ratrain_ir.types import StateKind, TensorType
+from ratrain.targets.mt3000.collective_cost import all_gathers, all_reduces, cheapest, reduce_scatters
+from ratrain.targets.mt3000.cost import copy_work, host_work, message_work, routine_work, update_work
+from ratrain.targets.mt3000.op_table import MEMBERS_MARK, SHAPES_MARK
+from ratrain.targets.mt3000.placement import placement_of
+from ratrain.targets.program import Access
+from ratrain.targets.resource_work import ResourceWork
+from ratrain.targets.routine import Routine, Step, parse_reference
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.plan import Plan
-    from targets.mt3000.collective_cost import Algorithm
-    from targets.mt3000.link_groups import Link
-    from targets.mt3000.machine import Machine
+    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.targets.mt3000.collective_cost import Algorithm
+    from ratrain.targets.mt3000.link_groups import Link
+    from ratrain.targets.mt3000.machine import Machine
 
 _SCALAR_BYTES = 8
 _WRITTEN_PAYLOAD = ("all_gather", "load_input", "recv")

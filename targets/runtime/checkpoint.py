@@ -27,12 +27,12 @@ from typing import IO, Any, NoReturn
 import numpy as np
 from attrs import fields, frozen
 
-from ratrain_ir.blocks import Block, block, block_chain, parameters
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Severity, fail
-from ratrain_ir.files import made_directory, opened_regular
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.text import shown
-from targets.runtime.checkpoint_places import (
+from ratrain.ratrain_ir.blocks import Block, block, block_chain, parameters
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Severity, fail
+from ratrain.ratrain_ir.files import made_directory, opened_regular
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.targets.runtime.checkpoint_places import (
     Leftovers,
     aside_of,
     leftovers,
@@ -40,10 +40,10 @@ from targets.runtime.checkpoint_places import (
     sync_folder,
     written_beside,
 )
-from targets.runtime.locks import Lock, hold, lock_beside
-from targets.runtime.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
-from targets.runtime.tokenizer import TOKENIZER_FILES
-from targets.runtime.weights import WeightSource, block_elements, named_parameters_of
+from ratrain.targets.runtime.locks import Lock, hold, lock_beside
+from ratrain.targets.runtime.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
+from ratrain.targets.runtime.tokenizer import TOKENIZER_FILES
+from ratrain.targets.runtime.weights import WeightSource, block_elements, named_parameters_of
 
 FORMAT = "ratrain-checkpoint"
 VERSION = 1

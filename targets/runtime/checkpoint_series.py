@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
 
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity, fail
-from ratrain_ir.files import is_directory, is_there, made_directory, read_bytes
-from targets.runtime.checkpoint import (
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity, fail
+from ratrain.ratrain_ir.files import is_directory, is_there, made_directory, read_bytes
+from ratrain.targets.runtime.checkpoint import (
     MANIFEST_FILE,
     VERSION,
     TrainingState,
@@ -32,8 +32,8 @@ from targets.runtime.checkpoint import (
     read_manifest,
     saved_model,
 )
-from targets.runtime.checkpoint_places import move_into_place
-from targets.runtime.checkpoint_shards import (
+from ratrain.targets.runtime.checkpoint_places import move_into_place
+from ratrain.targets.runtime.checkpoint_shards import (
     SHARDED_VERSION,
     holds_own_state,
     load_shards,
@@ -41,14 +41,14 @@ from targets.runtime.checkpoint_shards import (
     shard_weights,
     write_shard,
 )
-from targets.runtime.tokenizer import TOKENIZER_FILE
+from ratrain.targets.runtime.tokenizer import TOKENIZER_FILE
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.model_config import ModelConfig
-    from targets.runtime.local import LocalEngine
-    from targets.runtime.locks import Lock
-    from targets.runtime.processes import Processes
-    from targets.runtime.weights import WeightSource
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.targets.runtime.local import LocalEngine
+    from ratrain.targets.runtime.locks import Lock
+    from ratrain.targets.runtime.processes import Processes
+    from ratrain.targets.runtime.weights import WeightSource
 
 _NAME = re.compile(r"step-(\d{8,})")
 _WRITING, _REPLACED = ".writing-", ".replaced-"

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import define, frozen
 
-from ratrain_ir.blocks import Block, block_chain, is_sharded, parameters
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.text import shown
-from targets.runtime.checkpoint import (
+from ratrain.ratrain_ir.blocks import Block, block_chain, is_sharded, parameters
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.targets.runtime.checkpoint import (
     FORMAT,
     STATE_KINDS,
     BlockState,
@@ -35,11 +35,11 @@ from targets.runtime.checkpoint import (
     sync_file,
     write_manifest,
 )
-from targets.runtime.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
-from targets.runtime.weights import WeightSource, block_elements, named_parameters_of
+from ratrain.targets.runtime.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
+from ratrain.targets.runtime.weights import WeightSource, block_elements, named_parameters_of
 
 if TYPE_CHECKING:
-    from targets.runtime.rank import Rank
+    from ratrain.targets.runtime.rank import Rank
 
 SHARDED_VERSION = 2
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain_ir.blocks import block, is_sharded, parameters_within, parse_block
-from targets.program import Instruction
-from targets.runtime.rank import Rank
-from targets.runtime.weights import block_elements
+from ratrain.ratrain_ir.blocks import block, is_sharded, parameters_within, parse_block
+from ratrain.targets.program import Instruction
+from ratrain.targets.runtime.rank import Rank
+from ratrain.targets.runtime.weights import block_elements
 
 if TYPE_CHECKING:
-    from targets.program import Program
-    from targets.runtime.kernels import KernelSet, Scratch
+    from ratrain.targets.program import Program
+    from ratrain.targets.runtime.kernels import KernelSet, Scratch
 
 Views = dict[str, NDArray[Any]]
 Member = tuple[Rank, Instruction]

@@ -17,10 +17,10 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
-from ratrain_ir.diagnostics import Diagnostics, Location, Note, fail
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.ops import Part
-from targets.runtime.token_file import FileTokens, better_type, check_width, file_bytes
+from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, Note, fail
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.ops import Part
+from ratrain.targets.runtime.token_file import FileTokens, better_type, check_width, file_bytes
 
 Tokens = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32] | FileTokens
 Order = Literal["shuffled", "sequential"]

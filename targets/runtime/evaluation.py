@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from attrs import evolve, frozen
 
-from ratrain_ir import ops
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.ops import Payload, Quantity
-from ratrain_ir.per_op import PerOp
-from targets.runtime.data import Batches, TokenStream, part_of_stream
+from ratrain.ratrain_ir import ops
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.ops import Payload, Quantity
+from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.targets.runtime.data import Batches, TokenStream, part_of_stream
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.plan import Plan
-    from targets.program import Instruction
+    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.targets.program import Instruction
 
 _SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
     "part in evaluation",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from targets.runtime.positions import RankPosition
+    from ratrain.targets.runtime.positions import RankPosition
 
 
 class Liveness(Enum):

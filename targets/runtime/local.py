@@ -20,27 +20,27 @@ import numpy as np
 from attrs import define, frozen
 from numpy.typing import NDArray
 
-from ratrain_ir import ops
-from ratrain_ir.diagnostics import Diagnostic, Note, fail
-from ratrain_ir.ops import ENGINES, Engine, Group, Part, Payload, Quantity
-from ratrain_ir.per_op import PerOp
-from targets.runtime import collectives
-from targets.runtime.evaluation import serves_the_loss
-from targets.runtime.kernels import KernelSet, Scratch
-from targets.runtime.liveness import Liveness
-from targets.runtime.memory_monitor import MemoryMonitor
-from targets.runtime.optimizer import LossScale, Updater
-from targets.runtime.positions import EnginePosition, RankPhase, RankPosition
-from targets.runtime.postmortem import diagnose
-from targets.runtime.profile import Concurrency, StepSpan
-from targets.runtime.rank import Rank, bind_routine, prepare_tables, routine_scratch_bytes
+from ratrain.ratrain_ir import ops
+from ratrain.ratrain_ir.diagnostics import Diagnostic, Note, fail
+from ratrain.ratrain_ir.ops import ENGINES, Engine, Group, Part, Payload, Quantity
+from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.targets.runtime import collectives
+from ratrain.targets.runtime.evaluation import serves_the_loss
+from ratrain.targets.runtime.kernels import KernelSet, Scratch
+from ratrain.targets.runtime.liveness import Liveness
+from ratrain.targets.runtime.memory_monitor import MemoryMonitor
+from ratrain.targets.runtime.optimizer import LossScale, Updater
+from ratrain.targets.runtime.positions import EnginePosition, RankPhase, RankPosition
+from ratrain.targets.runtime.postmortem import diagnose
+from ratrain.targets.runtime.profile import Concurrency, StepSpan
+from ratrain.targets.runtime.rank import Rank, bind_routine, prepare_tables, routine_scratch_bytes
 
 if TYPE_CHECKING:
-    from ratrain_ir.topology import Hop
-    from targets.program import Instruction, Program
-    from targets.runtime.collectives import Member
-    from targets.runtime.data import Batches
-    from targets.runtime.profile import Profile
+    from ratrain.ratrain_ir.topology import Hop
+    from ratrain.targets.program import Instruction, Program
+    from ratrain.targets.runtime.collectives import Member
+    from ratrain.targets.runtime.data import Batches
+    from ratrain.targets.runtime.profile import Profile
 
 
 @frozen

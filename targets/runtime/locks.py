@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Self
 
 from attrs import define
 
-from ratrain_ir.diagnostics import Diagnostic, Severity, fail
-from ratrain_ir.frontend.text import shown
+from ratrain.ratrain_ir.diagnostics import Diagnostic, Severity, fail
+from ratrain.ratrain_ir.frontend.text import shown
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.types import aligned
-from targets.program import Access, Instruction, ProgramStage
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.types import aligned
+from ratrain.targets.program import Access, Instruction, ProgramStage
 
 if TYPE_CHECKING:
-    from targets.runtime.rank import Rank
+    from ratrain.targets.runtime.rank import Rank
 
 POISON = 0xFF
 """A byte that makes NaNs of every float type."""

@@ -15,14 +15,14 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain_ir.blocks import block_chain, parameters_within, parse_block
-from ratrain_ir.types import Dtype, StateKind
-from targets.runtime.collectives import chunk_squares
-from targets.runtime.rank import Rank, shape_only
+from ratrain.ratrain_ir.blocks import block_chain, parameters_within, parse_block
+from ratrain.ratrain_ir.types import Dtype, StateKind
+from ratrain.targets.runtime.collectives import chunk_squares
+from ratrain.targets.runtime.rank import Rank, shape_only
 
 if TYPE_CHECKING:
-    from targets.program import Instruction, Program
-    from targets.runtime.kernels import KernelSet, Scratch
+    from ratrain.targets.program import Instruction, Program
+    from ratrain.targets.runtime.kernels import KernelSet, Scratch
 
 INITIAL_SCALE = 65536.0
 GROWTH_INTERVAL = 2000

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.files import made_directory, opened_regular, replacing
-from ratrain_ir.ops import ENGINES, Engine
-from targets.runtime.locks import Lock, hold
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.files import made_directory, opened_regular, replacing
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.targets.runtime.locks import Lock, hold
 
 if TYPE_CHECKING:
-    from targets.runtime.rank import Rank
+    from ratrain.targets.runtime.rank import Rank
 
 PROGRAM_FILE = "program.rtx"
 _LOST_FILE, _REPORT_FILE, _LOCK_FILE = "lost.json", "postmortem.txt", ".lock"

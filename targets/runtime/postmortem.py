@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import networkx as nx
 from attrs import frozen
 
-from ratrain_ir.ops import ENGINES, Engine, Group
-from ratrain_ir.topology import Rank
-from targets.runtime.liveness import Liveness
-from targets.runtime.positions import RankPhase, RankPosition
+from ratrain.ratrain_ir.ops import ENGINES, Engine, Group
+from ratrain.ratrain_ir.topology import Rank
+from ratrain.targets.runtime.liveness import Liveness
+from ratrain.targets.runtime.positions import RankPhase, RankPosition
 
 if TYPE_CHECKING:
-    from targets.program import CountWait, Instruction, Program
+    from ratrain.targets.program import CountWait, Instruction, Program
 
 Place: TypeAlias = tuple[int, int]
 """Stage and replica."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError
-from targets.runtime.local import LocalEngine
-from targets.runtime.profile import Profile
-from targets.runtime.threaded import ThreadedEngine
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
+from ratrain.targets.runtime.local import LocalEngine
+from ratrain.targets.runtime.profile import Profile
+from ratrain.targets.runtime.threaded import ThreadedEngine
 
 if TYPE_CHECKING:
-    from targets.program import Program
-    from targets.runtime.data import Batches
-    from targets.runtime.kernels import KernelSet
+    from ratrain.targets.program import Program
+    from ratrain.targets.runtime.data import Batches
+    from ratrain.targets.runtime.kernels import KernelSet
 
 T = TypeVar("T")
 

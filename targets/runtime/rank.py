@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain_ir.ops import ENGINES, Engine
-from ratrain_ir.topology import Rank as MeshRank
-from ratrain_ir.types import ALIGNMENT_BYTES, Dtype
-from targets.routine import parse_reference
-from targets.runtime.kernels import AttentionSpec, KernelSet, Scratch
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.topology import Rank as MeshRank
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype
+from ratrain.targets.routine import parse_reference
+from ratrain.targets.runtime.kernels import AttentionSpec, KernelSet, Scratch
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.model_config import ModelConfig
-    from targets.program import Instruction, Program, ProgramStage, ProgramTensor
-    from targets.routine import Reference, Routine, Step
-    from targets.runtime.positions import PositionFile
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.targets.program import Instruction, Program, ProgramStage, ProgramTensor
+    from ratrain.targets.routine import Reference, Routine, Step
+    from ratrain.targets.runtime.positions import PositionFile
 
 Bytes = NDArray[np.uint8]
 

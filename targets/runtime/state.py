@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain_ir.blocks import Block, flat_elements, is_sharded
-from ratrain_ir.diagnostics import fail
-from targets.runtime.checkpoint import BlockState, TrainingState
-from targets.runtime.optimizer import GROWTH_INTERVAL, LossScale
-from targets.runtime.weights import WeightSource, block_elements, flat_master
+from ratrain.ratrain_ir.blocks import Block, flat_elements, is_sharded
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.targets.runtime.checkpoint import BlockState, TrainingState
+from ratrain.targets.runtime.optimizer import GROWTH_INTERVAL, LossScale
+from ratrain.targets.runtime.weights import WeightSource, block_elements, flat_master
 
 if TYPE_CHECKING:
-    from targets.runtime.local import LocalEngine
-    from targets.runtime.rank import Rank
+    from ratrain.targets.runtime.local import LocalEngine
+    from ratrain.targets.runtime.rank import Rank
 
 Flat = NDArray[np.float32]
 _LEAST_SCALE = 2.0**-32

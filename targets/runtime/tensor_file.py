@@ -18,9 +18,9 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.files import opened_regular
-from ratrain_ir.frontend.text import shown
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.files import opened_regular
+from ratrain.ratrain_ir.frontend.text import shown
 
 Float32 = NDArray[np.float32]
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import define, field
 
-from ratrain_ir.ops import Engine
-from targets.runtime.kernels import Scratch
-from targets.runtime.local import LocalEngine
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.targets.runtime.kernels import Scratch
+from ratrain.targets.runtime.local import LocalEngine
 
 if TYPE_CHECKING:
-    from targets.program import Program
-    from targets.runtime.collectives import Member
-    from targets.runtime.data import Batches
-    from targets.runtime.kernels import KernelSet
-    from targets.runtime.local import Head
-    from targets.runtime.rank import Rank
+    from ratrain.targets.program import Program
+    from ratrain.targets.runtime.collectives import Member
+    from ratrain.targets.runtime.data import Batches
+    from ratrain.targets.runtime.kernels import KernelSet
+    from ratrain.targets.runtime.local import Head
+    from ratrain.targets.runtime.rank import Rank
 
 
 _RankKey = tuple[int, int]

@@ -16,7 +16,7 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.diagnostics import fail
 
 
 @frozen(eq=False)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import evolve, frozen
 
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.files import is_regular, is_there, read_bytes, read_text
-from targets.runtime.data import TokenStream, checked_stream
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.files import is_regular, is_there, read_bytes, read_text
+from ratrain.targets.runtime.data import TokenStream, checked_stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from targets.runtime.data import Tokens
+    from ratrain.targets.runtime.data import Tokens
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json")

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, field, frozen
 
-from ratrain_ir.diagnostics import Diagnostic, Note, Severity, fail
-from targets.program import Program
-from targets.rtx import write_program
-from targets.runtime.checkpoint import (
+from ratrain.ratrain_ir.diagnostics import Diagnostic, Note, Severity, fail
+from ratrain.targets.program import Program
+from ratrain.targets.rtx import write_program
+from ratrain.targets.runtime.checkpoint import (
     check_checkpoint_place,
     clear_leftovers,
     hold_checkpoint_place,
@@ -29,29 +29,29 @@ from targets.runtime.checkpoint import (
     left_over,
     save_checkpoint,
 )
-from targets.runtime.checkpoint_series import (
+from ratrain.targets.runtime.checkpoint_series import (
     RUN_FOLDER,
     CheckpointSeries,
     check_no_series,
     facts_of,
     load_latest,
 )
-from targets.runtime.data import Batches, Order, TokenStream, in_words
-from targets.runtime.evaluation import HeldOut
-from targets.runtime.kernels import KernelName
-from targets.runtime.local import LocalEngine, StepReport
-from targets.runtime.optimizer import INITIAL_SCALE
-from targets.runtime.positions import PositionFile, RankPhase, RunFolder
-from targets.runtime.processes import Processes
-from targets.runtime.state import start_from_state, start_from_weights, training_state
-from targets.runtime.utilisation import Utilisation
-from targets.runtime.watchdog import Watchdog, Watched
-from targets.runtime.weights import check_config_beside, random_weights, read_weights
+from ratrain.targets.runtime.data import Batches, Order, TokenStream, in_words
+from ratrain.targets.runtime.evaluation import HeldOut
+from ratrain.targets.runtime.kernels import KernelName
+from ratrain.targets.runtime.local import LocalEngine, StepReport
+from ratrain.targets.runtime.optimizer import INITIAL_SCALE
+from ratrain.targets.runtime.positions import PositionFile, RankPhase, RunFolder
+from ratrain.targets.runtime.processes import Processes
+from ratrain.targets.runtime.state import start_from_state, start_from_weights, training_state
+from ratrain.targets.runtime.utilisation import Utilisation
+from ratrain.targets.runtime.watchdog import Watchdog, Watched
+from ratrain.targets.runtime.weights import check_config_beside, random_weights, read_weights
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.plan import Plan
-    from targets.runtime.kernels import KernelSet
-    from targets.runtime.locks import Lock
+    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.targets.runtime.kernels import KernelSet
+    from ratrain.targets.runtime.locks import Lock
 
 
 @frozen
@@ -481,7 +481,7 @@ def run_manifest(program: Program, stream: TokenStream, settings: RunSettings, s
 
 def blas_facts() -> dict[str, Any]:
     """Which BLAS multiplies in `fast` kernels, for which core type, and that it uses one thread."""
-    from targets.runtime.kernels import openblas
+    from ratrain.targets.runtime.kernels import openblas
 
     return {"blas": openblas.VERSION, "blas_core_type": openblas.core_type(), "blas_threads": 1}
 

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attrs import frozen
 
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Note, Severity
-from targets.program import Program
-from targets.runtime.liveness import Departures, Liveness, liveness
-from targets.runtime.positions import PositionFile, RankPhase, RunFolder, read_positions
-from targets.runtime.postmortem import Diagnosis, Fault, diagnose, only_gone
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Note, Severity
+from ratrain.targets.program import Program
+from ratrain.targets.runtime.liveness import Departures, Liveness, liveness
+from ratrain.targets.runtime.positions import PositionFile, RankPhase, RunFolder, read_positions
+from ratrain.targets.runtime.postmortem import Diagnosis, Fault, diagnose, only_gone
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from targets.runtime.positions import RankPosition
+    from ratrain.targets.runtime.positions import RankPosition
 
 _Handler: TypeAlias = "Callable[[int, FrameType | None], Any] | int | signal.Handlers | None"
 """What `signal.signal` takes and gives back."""

@@ -18,17 +18,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain_ir.blocks import Block, Parameter, block_chain, flat_elements, parameters
-from ratrain_ir.diagnostics import Diagnostic, Diagnostics, Severity, fail
-from ratrain_ir.files import is_directory, is_there, read_text, replacing
-from ratrain_ir.frontend.hf_keys import RENAMED
-from ratrain_ir.frontend.model_config import load_model
-from ratrain_ir.frontend.text import shown
-from targets.runtime.tensor_file import FLOAT_TYPES, Float32, StoredTensor, metadata_of, open_tensors, write_tensors
+from ratrain.ratrain_ir.blocks import Block, Parameter, block_chain, flat_elements, parameters
+from ratrain.ratrain_ir.diagnostics import Diagnostic, Diagnostics, Severity, fail
+from ratrain.ratrain_ir.files import is_directory, is_there, read_text, replacing
+from ratrain.ratrain_ir.frontend.hf_keys import RENAMED
+from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.targets.runtime.tensor_file import (
+    FLOAT_TYPES,
+    Float32,
+    StoredTensor,
+    metadata_of,
+    open_tensors,
+    write_tensors,
+)
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
 
 WeightSource = Callable[[str], Float32]
 """From the Hugging Face name of a parameter, as `blocks.parameters` has it, to its values in f32, in its shape."""

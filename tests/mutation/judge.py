@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.module import Level, Module
-from ratrain_ir.parser import parse_module
-from ratrain_ir.printer import print_module
-from ratrainc import api
-from targets.program_verifier import check_program
-from targets.rtx import parse_program, program_bytes
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.module import Level, Module
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.targets.program_verifier import check_program
+from ratrain.targets.rtx import parse_program, program_bytes
 from tests.unit.tiny_runs import losses, start
 
 if TYPE_CHECKING:
-    from targets.program import Program
-    from targets.runtime.training import TrainingRun
+    from ratrain.targets.program import Program
+    from ratrain.targets.runtime.training import TrainingRun
     from tests.mutation.subjects import Subject
 
 STEPS = 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain_ir.copying import copy_op
-from ratrain_ir.ops import (
+from ratrain.ratrain_ir.copying import copy_op
+from ratrain.ratrain_ir.ops import (
     AllGather,
     AllReduce,
     AllReduceScalar,
@@ -26,7 +26,7 @@ from ratrain_ir.ops import (
     Tensor,
     Update,
 )
-from ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.types import StateKind
 from tests.mutation.module_parts import (
     BYTES,
     GROUPS,
@@ -46,8 +46,8 @@ from tests.mutation.module_parts import (
 if TYPE_CHECKING:
     from random import Random
 
-    from ratrain_ir.blocks import Block
-    from ratrain_ir.module import Module
+    from ratrain.ratrain_ir.blocks import Block
+    from ratrain.ratrain_ir.module import Module
 
 _BY_MICRO_BATCH = (LoadInput, Forward, Recompute, Backward, Send, Recv, ReduceScatter, AllGather)
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain_ir.blocks import Block, block
-from ratrain_ir.copying import copy_op
-from ratrain_ir.module import Level, Module, Stage
-from ratrain_ir.ops import (
+from ratrain.ratrain_ir.blocks import Block, block
+from ratrain.ratrain_ir.copying import copy_op
+from ratrain.ratrain_ir.module import Level, Module, Stage
+from ratrain.ratrain_ir.ops import (
     AllGather,
     AllReduce,
     AllReduceScalar,
@@ -26,7 +26,7 @@ from ratrain_ir.ops import (
     Send,
     Update,
 )
-from ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.types import StateKind
 from tests.mutation.module_parts import (
     BYTES,
     LIFE,

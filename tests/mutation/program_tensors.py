@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain_ir.types import ALIGNMENT_BYTES, Dtype, StateKind, aligned, tensor_type
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype, StateKind, aligned, tensor_type
 from tests.mutation.program_parts import (
     BYTES,
     NO_OP,
@@ -19,7 +19,7 @@ from tests.mutation.program_parts import (
 if TYPE_CHECKING:
     from random import Random
 
-    from targets.program import Program, ProgramStage, ProgramTensor
+    from ratrain.targets.program import Program, ProgramStage, ProgramTensor
 
 # Tensors
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from ratrain_ir.copying import copy_module
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.ops import Engine
-from ratrainc import api
-from ratrainc.strategies import strategy
-from targets.mt3000.machine import Machine, load_machine
-from targets.program import Program, ProgramStage
+from ratrain import api
+from ratrain.ratrain_ir.copying import copy_module
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrainc.strategies import strategy
+from ratrain.targets.mt3000.machine import Machine, load_machine
+from ratrain.targets.program import Program, ProgramStage
 from tests.unit.tiny_runs import OPTIMIZER, make_plan
 from tests.unit.toys import UNEVEN
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module
+    from ratrain.ratrain_ir.module import Module
 
 MODEL = evolve(UNEVEN, hidden_size=32, layers=2, head_dim=8, ffn_size=48)
 TIED = evolve(MODEL, tied_embeddings=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
-from ratrain_ir.copying import copy_module
-from ratrain_ir.module import Module
+from ratrain.ratrain_ir.copying import copy_module
+from ratrain.ratrain_ir.module import Module
 from tests.mutation import (  # those that are not used register their operators
     module_fields,  # noqa: F401
     module_order,  # noqa: F401
@@ -25,7 +25,7 @@ from tests.mutation.judge import Judgement, Verdict, judge_module, judge_program
 from tests.mutation.subjects import SUBJECTS, Subject, copy_program
 
 if TYPE_CHECKING:
-    from targets.program import Program
+    from ratrain.targets.program import Program
     from tests.mutation.operators import Operator
 
 OPERATORS: dict[str, Mapping[str, Operator[Any]]] = {

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import pytest
 from attrs import evolve
 
-from ratrain_ir.copying import copy_module
-from ratrain_ir.diagnostics import DiagnosticError, Diagnostics
-from ratrain_ir.ops import AllReduce, AllReduceScalar, Group, Op, Quantity, ReduceScatter, Release
-from ratrain_ir.verifier import verify
-from targets.program_verifier import check_program
+from ratrain.ratrain_ir.copying import copy_module
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.ops import AllReduce, AllReduceScalar, Group, Op, Quantity, ReduceScatter, Release
+from ratrain.ratrain_ir.verifier import verify
+from ratrain.targets.program_verifier import check_program
 from tests.mutation.judge import Verdict, judge_module
 from tests.mutation.subjects import SUBJECTS, copy_program
 from tests.unit.tiny_runs import instructions
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.module import Module, Stage
 
 
 def module_of(name: str) -> Module:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ratrain_ir.copying import copy_module
-from ratrain_ir.diagnostics import CODES
+from ratrain.ratrain_ir.copying import copy_module
+from ratrain.ratrain_ir.diagnostics import CODES
 from tests.mutation import judge
 from tests.mutation.judge import Verdict, finished_run, judge_module, judge_program, original_behaviour
 from tests.mutation.subjects import SUBJECTS, copy_program

@@ -96,7 +96,7 @@ def plan_text(layout: Layout, view_dtype: str) -> str:
 
 def ratrainc(folder: Path, *arguments: str) -> None:
     """Run the command line in a folder; fail with all it said unless it ends well."""
-    command = [sys.executable, "-m", "ratrainc", *arguments]
+    command = [sys.executable, "-m", "ratrain", *arguments]
     done = subprocess.run(
         command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT, check=False
     )

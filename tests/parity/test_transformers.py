@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain_ir.frontend.model_config import ModelConfig, load_model
-from ratrainc.weight_export import export_weights
-from targets.runtime.data import Batches
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, load_model
+from ratrain.ratrainc.weight_export import export_weights
+from ratrain.targets.runtime.data import Batches
 from tests.parity.harness import show
 from tests.unit.tiny_runs import MODEL, make_program, make_stream, start, train
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from passes.allocation import Allocation, AllocationProblem, allocate
-from passes.manager import PassManager
-from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.testing.fake_target import FakeTarget
-from ratrain_ir.testing.strategies import allocation_problems, cases
-from ratrain_ir.types import ALIGNMENT_BYTES
+from ratrain.passes.allocation import Allocation, AllocationProblem, allocate
+from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.testing.strategies import allocation_problems, cases
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES
 
 PROBLEMS = allocation_problems().map(lambda fields: AllocationProblem(**fields))
 

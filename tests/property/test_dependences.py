@@ -9,20 +9,20 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from passes.manager import PassManager
-from ratrain_ir.analysis.dependence import stage_waits
-from ratrain_ir.analysis.progress import blocking_cycle
-from ratrain_ir.diagnostics import Diagnostics
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.graph import critical_path, dependence_graph, finish_times, module_graph, op_at
-from ratrain_ir.module import Level, Module, Stage
-from ratrain_ir.ops import ENGINES, Forward, Op, Recv, Release, Send
-from ratrain_ir.testing.fake_target import FakeTarget
-from ratrain_ir.testing.strategies import cases, pipelines, targets
-from ratrain_ir.verifier.memory import check_memory
-from ratrain_ir.verifier.report import Reporter
+from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.analysis.dependence import stage_waits
+from ratrain.ratrain_ir.analysis.progress import blocking_cycle
+from ratrain.ratrain_ir.diagnostics import Diagnostics
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.graph import critical_path, dependence_graph, finish_times, module_graph, op_at
+from ratrain.ratrain_ir.module import Level, Module, Stage
+from ratrain.ratrain_ir.ops import ENGINES, Forward, Op, Recv, Release, Send
+from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.testing.strategies import cases, pipelines, targets
+from ratrain.ratrain_ir.verifier.memory import check_memory
+from ratrain.ratrain_ir.verifier.report import Reporter
 
 PASSES = (
     ("place-1f1b", {}),

@@ -10,23 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lark.exceptions import UnexpectedInput
 
-from passes.manager import PassManager
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.equality import first_difference
-from ratrain_ir.module import SourceText
-from ratrain_ir.ops import OP_CLASSES
-from ratrain_ir.parser import grammar_module, quick_module
-from ratrain_ir.printer import print_module
-from ratrain_ir.quick_syntax import UnusualTextError, quick_records
-from ratrain_ir.syntax import parse_records
-from ratrain_ir.testing.fake_target import FakeTarget
-from ratrain_ir.testing.strategies import cases, pipelines
-from ratrain_ir.types import StateKind
+from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.equality import first_difference
+from ratrain.ratrain_ir.module import SourceText
+from ratrain.ratrain_ir.ops import OP_CLASSES
+from ratrain.ratrain_ir.parser import grammar_module, quick_module
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.quick_syntax import UnusualTextError, quick_records
+from ratrain.ratrain_ir.syntax import parse_records
+from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.testing.strategies import cases, pipelines
+from ratrain.ratrain_ir.types import StateKind
 
 if TYPE_CHECKING:
     import random
 
-    from ratrain_ir.module import Module
+    from ratrain.ratrain_ir.module import Module
 
 PASSES = (("recompute", {"policy": ("full", "attention")}), ("insert-release", {}), ("allocate-ddr", {}))
 FRAGMENTS = (

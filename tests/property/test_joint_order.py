@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING
 import pytest
 from attrs import evolve
 
-from passes import bucket_grad_sync
-from passes.bucket_grad_sync import LIMITS, BucketGradSyncPass
-from passes.manager import PassManager
-from passes.overlap import step_period
-from passes.pass_base import PassContext
-from passes.prefetch_depth import DEPTHS
-from passes.trial import seconds_at_own_addresses, with_workspace
-from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.ops import Engine, Forward, ReduceScatter, Update
-from ratrain_ir.printer import print_module
-from targets.mt3000.machine import Machine, load_machine
-from targets.mt3000.target import Mt3000Target
+from ratrain.passes import bucket_grad_sync
+from ratrain.passes.bucket_grad_sync import LIMITS, BucketGradSyncPass
+from ratrain.passes.manager import PassManager
+from ratrain.passes.overlap import step_period
+from ratrain.passes.pass_base import PassContext
+from ratrain.passes.prefetch_depth import DEPTHS
+from ratrain.passes.trial import seconds_at_own_addresses, with_workspace
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.ops import Engine, Forward, ReduceScatter, Update
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.targets.mt3000.machine import Machine, load_machine
+from ratrain.targets.mt3000.target import Mt3000Target
 from tests.unit.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:
-    from passes.bucket_grad_sync import GradSync
-    from ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain_ir.module import Module
-    from ratrain_ir.ops import Tensors
+    from ratrain.passes.bucket_grad_sync import GradSync
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrain_ir.ops import Tensors
 
 MANY = evolve(MODEL, layers=60)
 LAYERS = evolve(MODEL, layers=4)

@@ -1,4 +1,4 @@
-"""Passes keep modules sound: every invariant of `ratrain_ir.testing`, over generated models, plans and pipelines."""
+"""Passes keep modules sound: every invariant of `ratrain.ratrain_ir.testing`, over generated models, plans and pipelines."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 
-from passes.manager import PassManager
-from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.ops import Forward, LoadInput, Release, Tensor, Update
-from ratrain_ir.testing import invariants
-from ratrain_ir.testing.fake_target import FakeTarget
-from ratrain_ir.testing.strategies import cases, pipelines, targets
+from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.ops import Forward, LoadInput, Release, Tensor, Update
+from ratrain.ratrain_ir.testing import invariants
+from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.testing.strategies import cases, pipelines, targets
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.module import Module, Stage
 
 PASSES = (
     ("place-1f1b", {}),

@@ -8,24 +8,24 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from passes.manager import PassManager
-from passes.pass_base import PassContext
-from passes.recompute import RecomputePass
-from passes.schedule_update import ScheduleUpdatePass
-from passes.trial import with_workspace
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.rank_mapping import RankMapping
-from ratrain_ir.ops import Engine, Release, Send, Update
-from ratrain_ir.testing.strategies import Case, cases
-from targets.mt3000.machine import load_machine
-from targets.mt3000.target import Mt3000Target
+from ratrain.passes.manager import PassManager
+from ratrain.passes.pass_base import PassContext
+from ratrain.passes.recompute import RecomputePass
+from ratrain.passes.schedule_update import ScheduleUpdatePass
+from ratrain.passes.trial import with_workspace
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
+from ratrain.ratrain_ir.ops import Engine, Release, Send, Update
+from ratrain.ratrain_ir.testing.strategies import Case, cases
+from ratrain.targets.mt3000.machine import load_machine
+from ratrain.targets.mt3000.target import Mt3000Target
 from tests.unit.test_links import group, machine
 from tests.unit.tiny_runs import make_plan
 from tests.unit.toys import UNEVEN
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage
-    from ratrain_ir.ops import Op
+    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops import Op
 
 PIPELINES = ("place-1f1b", "place-zb-h1", "recompute,bucket-grad-sync{bytes=1KiB},insert-prefetch")
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from passes.manager import PassManager
-from passes.overlap import Occupancy, list_times, occupancy
-from passes.pass_base import PassContext
-from passes.trial import with_workspace
-from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.ops import Engine, Release, Update
-from ratrain_ir.testing.fake_target import FakeTarget
-from ratrain_ir.testing.strategies import Case, cases
+from ratrain.passes.manager import PassManager
+from ratrain.passes.overlap import Occupancy, list_times, occupancy
+from ratrain.passes.pass_base import PassContext
+from ratrain.passes.trial import with_workspace
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.ops import Engine, Release, Update
+from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.testing.strategies import Case, cases
 from tests.unit.test_pipeline import MODEL, PLAN
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.module import Module, Stage
 
 PIPELINES = ("place-1f1b", "place-zb-h1", "recompute,bucket-grad-sync{bytes=1KiB},schedule-update,insert-prefetch")
 

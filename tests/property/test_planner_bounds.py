@@ -9,18 +9,18 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from passes.pipeline_text import parse_pipeline, pipeline_text
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrainc.planner.bounds import Columns, plan_bounds, shape_bounds
-from ratrainc.planner.cuts import best_cuts, cuts_of, partitions
-from ratrainc.planner.evaluation import Task, evaluate
-from ratrainc.planner.machines import with_constants
-from ratrainc.planner.profile import Profiles, Setting
-from ratrainc.planner.space import STATE_MODES, Shape, template
-from ratrainc.planner.tilings import tilings
-from ratrainc.planner.variants import recompute_policy, schedule_of
-from ratrainc.strategies import STRATEGIES, strategy
-from targets.mt3000.machine import load_machine
+from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrainc.planner.bounds import Columns, plan_bounds, shape_bounds
+from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of, partitions
+from ratrain.ratrainc.planner.evaluation import Task, evaluate
+from ratrain.ratrainc.planner.machines import with_constants
+from ratrain.ratrainc.planner.profile import Profiles, Setting
+from ratrain.ratrainc.planner.space import STATE_MODES, Shape, template
+from ratrain.ratrainc.planner.tilings import tilings
+from ratrain.ratrainc.planner.variants import recompute_policy, schedule_of
+from ratrain.ratrainc.strategies import STRATEGIES, strategy
+from ratrain.targets.mt3000.machine import load_machine
 from tests.unit.test_links import group
 from tests.unit.test_links import machine as grouped_machine
 

@@ -15,18 +15,18 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from passes.manager import PassManager
-from passes.recompute import LayerChoice
-from passes.recompute_choice import Option, _front, _pareto
-from ratrain_ir.analysis.lifetime import lifetimes
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.ops import Backward, Recompute
-from targets.mt3000.machine import load_machine
-from targets.mt3000.target import Mt3000Target
+from ratrain.passes.manager import PassManager
+from ratrain.passes.recompute import LayerChoice
+from ratrain.passes.recompute_choice import Option, _front, _pareto
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.ops import Backward, Recompute
+from ratrain.targets.mt3000.machine import load_machine
+from ratrain.targets.mt3000.target import Mt3000Target
 from tests.unit.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:
-    from ratrain_ir.module import Module
+    from ratrain.ratrain_ir.module import Module
 
 MACHINE = load_machine(None)
 SMALL_CHUNKS = {"collective_chunk": evolve(MACHINE.constants["collective_chunk"], value=1024.0)}

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from passes.manager import PassManager
-from ratrain_ir.graph import finish_times, module_graph, op_at
-from ratrain_ir.ops import Backward, Forward
-from ratrain_ir.schedules import Action, ActionKind, in_flight_bound, schedule_1f1b
-from ratrain_ir.testing.fake_target import FakeTarget
-from ratrain_ir.testing.strategies import cases
+from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.graph import finish_times, module_graph, op_at
+from ratrain.ratrain_ir.ops import Backward, Forward
+from ratrain.ratrain_ir.schedules import Action, ActionKind, in_flight_bound, schedule_1f1b
+from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.testing.strategies import cases
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 SHAPES = st.integers(1, 12).flatmap(

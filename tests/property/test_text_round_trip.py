@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from passes.manager import PassManager
-from ratrain_ir.equality import first_difference
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.module import Level, Module, TargetInfo
-from ratrain_ir.ops import FIELDS, OP_CLASSES, field_texts, read_fields
-from ratrain_ir.parser import parse_module
-from ratrain_ir.printer import module_lines, print_module
-from ratrain_ir.testing.fake_target import FakeTarget
-from ratrain_ir.testing.invariants import text_round_trip_is_exact
-from ratrain_ir.testing.strategies import cases, pipelines, targets
-from ratrain_ir.types import Dtype, StateKind, tensor_type
+from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.equality import first_difference
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.module import Level, Module, TargetInfo
+from ratrain.ratrain_ir.ops import FIELDS, OP_CLASSES, field_texts, read_fields
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import module_lines, print_module
+from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.testing.invariants import text_round_trip_is_exact
+from ratrain.ratrain_ir.testing.strategies import cases, pipelines, targets
+from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
 
 PASSES = (
     ("place-zb-h1", {}),

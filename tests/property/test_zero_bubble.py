@@ -7,16 +7,16 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from passes.manager import PassManager
-from passes.unit_run import Computation, unit_run
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.plan import Optimizer, Plan, check_plan
-from ratrain_ir.graph import finish_times, module_graph, op_at
-from ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Forward, Recv, Send
-from ratrain_ir.schedules import Action, ActionKind, in_flight_bound, schedule_1f1b, schedule_zb_h1
-from ratrain_ir.testing import invariants
-from ratrain_ir.testing.fake_target import FakeTarget
-from ratrain_ir.testing.strategies import cases
+from ratrain.passes.manager import PassManager
+from ratrain.passes.unit_run import Computation, unit_run
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan, check_plan
+from ratrain.ratrain_ir.graph import finish_times, module_graph, op_at
+from ratrain.ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Forward, Recv, Send
+from ratrain.ratrain_ir.schedules import Action, ActionKind, in_flight_bound, schedule_1f1b, schedule_zb_h1
+from ratrain.ratrain_ir.testing import invariants
+from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.testing.strategies import cases
 from tests.unit.toys import TOY
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD

@@ -11,14 +11,14 @@ from functools import cache
 import attrs
 from attrs import frozen
 
-from passes.manager import PassManager
-from ratrain_ir.diagnostics import Diagnostic, Diagnostics
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.plan import Optimizer, Plan
-from ratrain_ir.parser import parse_module
-from ratrain_ir.printer import print_module
-from ratrain_ir.testing.fake_target import FakeTarget
-from ratrain_ir.verifier import verify
+from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.diagnostics import Diagnostic, Diagnostics
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.verifier import verify
 from tests.unit.toys import TOY as MODEL
 
 TIED = attrs.evolve(MODEL, tied_embeddings=True)

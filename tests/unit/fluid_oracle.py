@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops import ENGINES, Engine
 
 if TYPE_CHECKING:
-    from targets.program import Instruction, Program
-    from targets.resource_work import Bandwidths, ResourceWork
+    from ratrain.targets.program import Instruction, Program
+    from ratrain.targets.resource_work import Bandwidths, ResourceWork
 
 Place = tuple[int, Engine]
 Flow = tuple[tuple[tuple[str, int], ...], float]

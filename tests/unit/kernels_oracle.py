@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from targets.runtime.kernels import AttentionSpec, Scratch, kernel_set
+from ratrain.targets.runtime.kernels import AttentionSpec, Scratch, kernel_set
 
 EPS = float(np.finfo(np.float32).eps)
 DTYPES = (np.float16, np.float32)

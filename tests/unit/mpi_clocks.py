@@ -8,7 +8,7 @@ import time
 
 from mpi4py import MPI
 
-from targets.runtime.mpi.clocks import measured_offset
+from ratrain.targets.runtime.mpi.clocks import measured_offset
 
 if __name__ == "__main__":
     world = MPI.COMM_WORLD

@@ -15,12 +15,12 @@ from attrs import asdict
 from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
-from targets.rtx import read_program
-from targets.runtime.kernels import kernel_set
-from targets.runtime.mpi.engine import MpiEngine
-from targets.runtime.mpi.layout import Layout
-from targets.runtime.mpi.processes import MpiProcesses
-from targets.runtime.training import RunSettings, prepare
+from ratrain.targets.rtx import read_program
+from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.mpi.engine import MpiEngine
+from ratrain.targets.runtime.mpi.layout import Layout
+from ratrain.targets.runtime.mpi.processes import MpiProcesses
+from ratrain.targets.runtime.training import RunSettings, prepare
 from tests.unit.tiny_runs import make_stream
 
 

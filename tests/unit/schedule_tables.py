@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from ratrain_ir.actions import parse_torch_csv
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics
-from ratrain_ir.verifier.schedule_rules import verify_schedule
+from ratrain.ratrain_ir.actions import parse_torch_csv
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.verifier.schedule_rules import verify_schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.plan import Plan, check_plan
-from ratrainc import advice as advice_module
-from ratrainc.advice import advice
-from ratrainc.cli import main
-from ratrainc.levers import Setting, try_setting
-from ratrainc.planner.answer import Answer, Request
-from ratrainc.planner.evaluation import evaluate
-from ratrainc.planner.losers import losers
-from ratrainc.planner.machines import with_constants
-from ratrainc.planner.quick import quick_answer
-from ratrainc.planner.report import certificate, no_plan
-from ratrainc.planner.search import Search
-from ratrainc.strategies import strategy
-from targets.mt3000.machine import load_machine
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.plan import Plan, check_plan
+from ratrain.ratrainc import advice as advice_module
+from ratrain.ratrainc.advice import advice
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.levers import Setting, try_setting
+from ratrain.ratrainc.planner.answer import Answer, Request
+from ratrain.ratrainc.planner.evaluation import evaluate
+from ratrain.ratrainc.planner.losers import losers
+from ratrain.ratrainc.planner.machines import with_constants
+from ratrain.ratrainc.planner.quick import quick_answer
+from ratrain.ratrainc.planner.report import certificate, no_plan
+from ratrain.ratrainc.planner.search import Search
+from ratrain.ratrainc.strategies import strategy
+from ratrain.targets.mt3000.machine import load_machine
 from tests.unit.test_planner import MODEL, SLOW, every_candidate
 
 GIVEN = Plan(pp=2, dp=1, cuts=(1,), micro_batch_size=2, micro_batches=1, seq_len=32, zero=0, head_chunk=64)

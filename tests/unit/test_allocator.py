@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from passes.allocation import AllocationProblem, Effort, Violation, allocate, check_allocation, lower_bound
-from passes.allocation.orders import by_size, by_start, costly_orders
-from passes.allocation.problem import instance_of
-from passes.allocation.small import greedy, neighbours
-from ratrainc.allocation_csv import read_problem
-from ratrainc.cli import main
+from ratrain.passes.allocation import AllocationProblem, Effort, Violation, allocate, check_allocation, lower_bound
+from ratrain.passes.allocation.orders import by_size, by_start, costly_orders
+from ratrain.passes.allocation.problem import instance_of
+from ratrain.passes.allocation.small import greedy, neighbours
+from ratrain.ratrainc.allocation_csv import read_problem
+from ratrain.ratrainc.cli import main
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "minimalloc"
 GAPPED = "b0,0,3,4\nb1,7,9,5\nb2,4,6,3\nb3,3,4,5\nb4,5,7,2\nb5,2,5,3\nb6,3,4,1\nb7,4,7,3\nb8,6,8,5\n"
@@ -132,7 +132,7 @@ def test_the_portfolio_stays_near_a_known_optimum(cuts):
 @pytest.mark.parametrize("sided", [False, True])
 def test_the_tree_places_like_the_plain_loop(several, sided):
     """Two implementations of first fit, one on sorted lists in a tree and one on all pairs, give the same offsets."""
-    from passes.allocation.tree import first_fit
+    from ratrain.passes.allocation.tree import first_fit
 
     for seed in range(8):
         problem = random_problem(seed, 30 + 40 * seed, several=several, sided=sided)

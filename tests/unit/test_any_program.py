@@ -15,14 +15,14 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.ops import ENGINES, Engine
-from targets.program_verifier import check_program
-from targets.rtx import parse_program, program_bytes
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.targets.program_verifier import check_program
+from ratrain.targets.rtx import parse_program, program_bytes
 from tests.unit.tiny_runs import MODEL, make_program, swap_neighbours, train
 
 if TYPE_CHECKING:
-    from targets.program import Program
+    from ratrain.targets.program import Program
 
 
 SMALL = evolve(MODEL, layers=1)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ratrain_ir.diagnostics import CODES
-from ratrainc.cli import main
+from ratrain.ratrain_ir.diagnostics import CODES
+from ratrain.ratrainc.cli import main
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -406,7 +406,7 @@ def test_wrong_weights(bench: Bench, change: str) -> None:
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
     """The digest a checkpoint's manifest carries of itself."""
-    from targets.runtime import checkpoint
+    from ratrain.targets.runtime import checkpoint
 
     return checkpoint.manifest_digest(manifest)
 

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from attrs import evolve
 
-from ratrain_ir.diagnostics import CODES, DiagnosticError
-from ratrain_ir.frontend.plan import Optimizer
-from ratrain_ir.ops import Engine
-from ratrain_ir.types import Dtype, StateKind, tensor_type
-from ratrainc import api
-from targets.kernel_calls import CALLS, IN_PLACE
-from targets.program import Access, CountWait, Instruction, Program, ProgramStage
-from targets.program_verifier import check_program
-from targets.rtx import VERSION, parse_program, program_bytes
-from targets.runtime.kernels.interface import KernelSet
-from targets.runtime.kernels.shared import KERNELS
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import CODES, DiagnosticError
+from ratrain.ratrain_ir.frontend.plan import Optimizer
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
+from ratrain.targets.kernel_calls import CALLS, IN_PLACE
+from ratrain.targets.program import Access, CountWait, Instruction, Program, ProgramStage
+from ratrain.targets.program_verifier import check_program
+from ratrain.targets.rtx import VERSION, parse_program, program_bytes
+from ratrain.targets.runtime.kernels.interface import KernelSet
+from ratrain.targets.runtime.kernels.shared import KERNELS
 from tests.unit.tiny_runs import MODEL, make_plan, make_program, swap_neighbours
 
 if TYPE_CHECKING:
-    from targets.routine import Routine, Step
+    from ratrain.targets.routine import Routine, Step
 
 SMALL = evolve(MODEL, layers=1)
 TIED = evolve(MODEL, layers=2, tied_embeddings=True)

@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain_ir.ops import ENGINES, Engine
-from ratrain_ir.testing.strategies import Case, cases
-from ratrainc.cli import main
-from targets.bubbles import Cause
-from targets.mt3000.machine import load_machine
-from targets.mt3000.simulation import simulated
-from targets.rtx import write_program
-from targets.simulator import Timeline, simulate
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.testing.strategies import Case, cases
+from ratrain.ratrainc.cli import main
+from ratrain.targets.bubbles import Cause
+from ratrain.targets.mt3000.machine import load_machine
+from ratrain.targets.mt3000.simulation import simulated
+from ratrain.targets.rtx import write_program
+from ratrain.targets.simulator import Timeline, simulate
 from tests.unit.test_simulator import SHAPES, compiled, layers_only, pipeline
 from tests.unit.tiny_runs import make_program
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from targets.program import Instruction
+    from ratrain.targets.program import Instruction
 
 F, B = 1.0, 2.0
 

@@ -14,17 +14,17 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrainc import api
-from ratrainc.calibration import fitting
-from ratrainc.calibration.fitting import fitted, with_values
-from ratrainc.calibration.from_profile import machine_from_profile
-from ratrainc.calibration.gpt_block import GptRun, block_seconds, iteration_seconds
-from ratrainc.calibration.report import calibrate_rows
-from ratrainc.cli import main
-from ratrainc.strategies import DEFAULT_STRATEGY, strategy
-from targets.mt3000.machine import Machine, load_machine, parse_machine
-from targets.mt3000.machine_writer import machine_lines, write_machine
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrainc.calibration import fitting
+from ratrain.ratrainc.calibration.fitting import fitted, with_values
+from ratrain.ratrainc.calibration.from_profile import machine_from_profile
+from ratrain.ratrainc.calibration.gpt_block import GptRun, block_seconds, iteration_seconds
+from ratrain.ratrainc.calibration.report import calibrate_rows
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
+from ratrain.targets.mt3000.machine import Machine, load_machine, parse_machine
+from ratrain.targets.mt3000.machine_writer import machine_lines, write_machine
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PASSES = strategy(DEFAULT_STRATEGY).passes

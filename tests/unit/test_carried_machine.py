@@ -15,21 +15,21 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.module import Module, TargetInfo
-from ratrain_ir.parser import parse_module
-from ratrain_ir.printer import print_module
-from ratrainc import api
-from ratrainc.cli import commands, main
-from ratrainc.examples import example_path
-from targets.mt3000.machine import Constant, Machine, is_whole, load_machine, machine_names, parse_machine
-from targets.mt3000.machine_record import compiled_for, machine_digest, target_info
-from targets.mt3000.op_table import MeasuredOp, OpTable
-from targets.rtx import parse_program, program_bytes, read_program, write_program
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.module import Module, TargetInfo
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrainc.cli import commands, main
+from ratrain.ratrainc.examples import example_path
+from ratrain.targets.mt3000.machine import Constant, Machine, is_whole, load_machine, machine_names, parse_machine
+from ratrain.targets.mt3000.machine_record import compiled_for, machine_digest, target_info
+from ratrain.targets.mt3000.op_table import MeasuredOp, OpTable
+from ratrain.targets.rtx import parse_program, program_bytes, read_program, write_program
 from tests.unit.tiny_runs import make_program
 
 if TYPE_CHECKING:
-    from targets.program import Program
+    from ratrain.targets.program import Program
 
 MODEL, PLAN = str(example_path("tiny.json")), str(example_path("tiny.toml"))
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from ratrain_ir.blocks import block, block_chain, flat_elements, parameters
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Plan
-from targets.runtime import checkpoint, checkpoint_places
-from targets.runtime.checkpoint import (
+from ratrain.ratrain_ir.blocks import block, block_chain, flat_elements, parameters
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.targets.runtime import checkpoint, checkpoint_places
+from ratrain.targets.runtime.checkpoint import (
     BlockState,
     TrainingState,
     check_checkpoint_place,
@@ -32,9 +32,9 @@ from targets.runtime.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from targets.runtime.checkpoint_series import latest_weights, load_latest
-from targets.runtime.processes import Processes
-from targets.runtime.weights import block_elements, named_parameters_of
+from ratrain.targets.runtime.checkpoint_series import latest_weights, load_latest
+from ratrain.targets.runtime.processes import Processes
+from ratrain.targets.runtime.weights import block_elements, named_parameters_of
 
 LLAMA = ModelConfig("tiny", "llama", 96, 32, 2, 4, 2, 8, 40, 1e-5)
 QWEN2 = evolve(LLAMA, family="qwen2", qkv_bias=True, tied_embeddings=True)

@@ -15,12 +15,12 @@ from pathlib import Path
 import click
 import pytest
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrainc import supervisor
-from ratrainc.cli import commands, main
-from ratrainc.examples import example_path
-from targets.runtime.liveness import Liveness
-from targets.runtime.positions import RunFolder
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrainc import supervisor
+from ratrain.ratrainc.cli import commands, main
+from ratrain.ratrainc.examples import example_path
+from ratrain.targets.runtime.liveness import Liveness
+from ratrain.targets.runtime.positions import RunFolder
 
 MODEL, PLAN = str(example_path("tiny.json")), str(example_path("tiny.toml"))
 SEARCH = ("--model", MODEL, "--clusters", "4")
@@ -207,7 +207,7 @@ def test_a_position_that_cannot_be_read_does_not_keep_the_supervisor_from_its_en
 
 
 def test_doctor_says_that_nothing_is_compiled() -> None:
-    words = [sys.executable, "-m", "ratrainc", "doctor", "--json"]
+    words = [sys.executable, "-m", "ratrain", "doctor", "--json"]
     variables = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
     found = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=60, check=False)
     assert found.returncode == 0, found.stderr
@@ -221,7 +221,7 @@ def test_output_that_finds_no_room_is_no_internal_error(program: str, words: tup
     env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     file = (program,) if words[0] == "simulate" else ()
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "ratrainc", words[0], *file, *words[1:]]
+        command = [sys.executable, "-m", "ratrain", words[0], *file, *words[1:]]
         found = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=env
         )
@@ -231,7 +231,7 @@ def test_output_that_finds_no_room_is_no_internal_error(program: str, words: tup
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_output_longer_than_a_file_may_be_is_no_internal_error(tmp_path: Path, unbuffered: str) -> None:
-    script = 'ulimit -f 1; exec "$0" -m ratrainc schedule --kind gpipe --stages 1 --micro-batches 2000 > "$1"'
+    script = 'ulimit -f 1; exec "$0" -m ratrain schedule --kind gpipe --stages 1 --micro-batches 2000 > "$1"'
     command = ["/bin/sh", "-c", script, sys.executable, str(tmp_path / "table.csv")]
     env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     found = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=env)
@@ -246,7 +246,7 @@ def test_json_for_a_closed_output_is_no_internal_error(program: str, monkeypatch
 
 def test_a_pipe_is_written_under_the_name_it_is_given(program: str, tmp_path: Path) -> None:
     """Where the output is a pipe, /dev/stdout leads to a name that no folder has."""
-    script = 'exec "$0" -m ratrainc simulate "$1" --json --trace /dev/stderr 2>&1 >/dev/null | cat > "$2"'
+    script = 'exec "$0" -m ratrain simulate "$1" --json --trace /dev/stderr 2>&1 >/dev/null | cat > "$2"'
     trace = tmp_path / "trace.json"
     subprocess.run(["/bin/sh", "-c", script, sys.executable, program, str(trace)], timeout=60, check=True)
     assert json.loads(trace.read_text())["traceEvents"]

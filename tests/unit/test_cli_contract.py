@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from attrs import frozen
 
-from ratrain_ir.diagnostics import CODES
-from ratrainc.cli import main
+from ratrain.ratrain_ir.diagnostics import CODES
+from ratrain.ratrainc.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = "place-1f1b,lifetime,insert-prefetch,recompute,bucket-grad-sync,allocate-ddr"
@@ -491,7 +491,7 @@ def test_every_command_has_help(cli: Cli, name: str) -> None:
 
 def process(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own."""
-    command = [sys.executable, "-m", "ratrainc", *words]
+    command = [sys.executable, "-m", "ratrain", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -510,7 +510,7 @@ def test_ctrl_c_ends_a_run_after_its_step(files: Path, tmp_path: Path, presses: 
     log, place = tmp_path / "losses.jsonl", tmp_path / "checkpoint"
     words = ["run", "a.rtx", "--data", "text.txt", "--steps", "100000", "--log", str(log), "--save", str(place)]
     with subprocess.Popen(
-        [sys.executable, "-m", "ratrainc", *words],
+        [sys.executable, "-m", "ratrain", *words],
         cwd=files,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from ratrain_ir.module_diff import diff_modules
-from ratrain_ir.parser import read_module
-from ratrainc import api, levers, machine_facts
-from ratrainc.cli import main
-from ratrainc.commands import compare
-from ratrainc.examples import example_path
-from targets.mt3000.machine import load_machine
-from targets.rtx import write_program
-from targets.runtime.kernels import kernel_set
-from targets.runtime.local import scratch_bytes
+from ratrain import api
+from ratrain.ratrain_ir.module_diff import diff_modules
+from ratrain.ratrain_ir.parser import read_module
+from ratrain.ratrainc import levers, machine_facts
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.commands import compare
+from ratrain.ratrainc.examples import example_path
+from ratrain.targets.mt3000.machine import load_machine
+from ratrain.targets.rtx import write_program
+from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.local import scratch_bytes
 
 MODEL, PLAN = str(example_path("tiny.json")), str(example_path("tiny.toml"))
 SOURCES = ("--model", MODEL, "--plan", PLAN)

@@ -7,17 +7,17 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain_ir.topology import grid
-from targets.mt3000.collective_cost import (
+from ratrain.ratrain_ir.topology import grid
+from ratrain.targets.mt3000.collective_cost import (
     Rounds,
     all_gathers,
     all_reduces,
     cheapest,
     reduce_scatters,
 )
-from targets.mt3000.link_groups import Link
-from targets.mt3000.machine import Constant, Machine, load_machine
-from targets.mt3000.placement import Members, Placement
+from ratrain.targets.mt3000.link_groups import Link
+from ratrain.targets.mt3000.machine import Constant, Machine, load_machine
+from ratrain.targets.mt3000.placement import Members, Placement
 
 MACHINE = load_machine(None)
 MIB = 1 << 20

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from attrs import evolve, fields
 
-from ratrain_ir.blocks import parse_block
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrain_ir.frontend.plan import Optimizer, Plan
-from targets.codegen.derivation import derivation_problem, form_of
-from targets.kernel_calls import CALLS
-from targets.program_verifier import check_program
-from targets.rtx import parse_program, program_bytes
+from ratrain.ratrain_ir.blocks import parse_block
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
+from ratrain.targets.codegen.derivation import derivation_problem, form_of
+from ratrain.targets.kernel_calls import CALLS
+from ratrain.targets.program_verifier import check_program
+from ratrain.targets.rtx import parse_program, program_bytes
 from tests.unit.tiny_runs import MODEL, make_program
 
 if TYPE_CHECKING:
-    from targets.codegen.routines import RoutineForm
-    from targets.program import Program
-    from targets.routine import Routine, Step
+    from ratrain.targets.codegen.routines import RoutineForm
+    from ratrain.targets.program import Program
+    from ratrain.targets.routine import Routine, Step
 
 GROUPED = evolve(MODEL, family="qwen2", layers=2, qkv_bias=True, sliding_window=4)
 ALIBI = evolve(MODEL, family="baichuan", layers=2, packed_qkv=True, kv_heads=4, position="alibi", rope_theta=0.0)

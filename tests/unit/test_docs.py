@@ -6,9 +6,9 @@ import importlib.util
 import re
 from pathlib import Path
 
-from ratrain_ir.diagnostics import CODES
-from ratrain_ir.parser import parse_module
-from ratrain_ir.verifier import check
+from ratrain.ratrain_ir.diagnostics import CODES
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.verifier import check
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.ops import Engine
-from ratrainc import api
-from targets.mt3000.machine import load_machine
-from targets.runtime import local
-from targets.runtime.optimizer import LossScale
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.targets.mt3000.machine import load_machine
+from ratrain.targets.runtime import local
+from ratrain.targets.runtime.optimizer import LossScale
 from tests.unit.tiny_runs import MODEL, instructions, losses, make_plan, make_program, same_bits, start, state, train
 
 if TYPE_CHECKING:
-    from targets.program import Program
-    from targets.runtime.training import TrainingRun
+    from ratrain.targets.program import Program
+    from ratrain.targets.runtime.training import TrainingRun
 
 TIED = evolve(MODEL, tied_embeddings=True)
 F32: dict[str, Any] = {"view_dtype": "f32"}

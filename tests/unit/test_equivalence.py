@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrainc import api
-from ratrainc.strategies import STRATEGIES
-from targets.runtime.state import training_state
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrainc.strategies import STRATEGIES
+from ratrain.targets.runtime.state import training_state
 from tests.unit.tiny_runs import MODEL, OPTIMIZER, losses, make_plan, start
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
 
 STEPS = 4
 

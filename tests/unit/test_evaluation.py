@@ -10,11 +10,11 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrainc import api
-from ratrainc.strategies import STRATEGIES
-from targets.runtime.data import Batches, TokenStream
-from targets.runtime.evaluation import held_out, split_stream
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrainc.strategies import STRATEGIES
+from ratrain.targets.runtime.data import Batches, TokenStream
+from ratrain.targets.runtime.evaluation import held_out, split_stream
 from tests.unit.tiny_runs import MODEL, OPTIMIZER, losses, make_plan, make_program, make_stream, same_bits, start
 
 STEPS = 3

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from ratrain_ir.diagnostics import Diagnostic, fail
-from ratrainc import console, run_log, training
-from ratrainc.training import RunResult, run_training
-from ratrainc.training_data import DataChoice
-from targets.rtx import write_program
-from targets.runtime.checkpoint import load_checkpoint
-from targets.runtime.training import RunSettings
+from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
+from ratrain.ratrainc import console, run_log, training
+from ratrain.ratrainc.training import RunResult, run_training
+from ratrain.ratrainc.training_data import DataChoice
+from ratrain.targets.rtx import write_program
+from ratrain.targets.runtime.checkpoint import load_checkpoint
+from ratrain.targets.runtime.training import RunSettings
 from tests.unit.tiny_runs import MODEL, make_program
 
 SMALL = evolve(MODEL, vocab_size=256)
@@ -96,7 +96,7 @@ def test_a_run_whose_reader_is_gone_goes_on_and_saves(as_json: bool, tmp_path: P
     os.close(inbox)
     words = ["run", str(file), "--steps", "3", "--save", str(place), *(["--json"] if as_json else [])]
     done = subprocess.run(
-        [sys.executable, "-m", "ratrainc", *words], check=False, stdout=outbox, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "ratrain", *words], check=False, stdout=outbox, stderr=subprocess.PIPE, text=True
     )
     os.close(outbox)
     assert load_checkpoint(str(place), SMALL)[0].step == 3
@@ -109,7 +109,7 @@ def test_a_command_whose_reader_is_gone_ends_quietly(words: list[str]) -> None:
     inbox, outbox = os.pipe()
     os.close(inbox)
     done = subprocess.run(
-        [sys.executable, "-m", "ratrainc", *words], check=False, stdout=outbox, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "ratrain", *words], check=False, stdout=outbox, stderr=subprocess.PIPE, text=True
     )
     os.close(outbox)
     assert (done.returncode, done.stderr) == (0, "")
@@ -152,7 +152,9 @@ def test_a_plot_that_was_there_stays_until_the_new_one_is_drawn(
         return original(*words, **named)
 
     monkeypatch.setattr(training, "prepare", prepare)
-    monkeypatch.setattr("targets.runtime.local.LocalEngine.run_step", lambda engine, step: fail("RT093", "diverged"))
+    monkeypatch.setattr(
+        "ratrain.targets.runtime.local.LocalEngine.run_step", lambda engine, step: fail("RT093", "diverged")
+    )
     with pytest.raises(Exception, match="diverged"):
         run_training(PROGRAM, DataChoice(), RunSettings(steps=1), None, quiet=True, plot=str(plot))
     assert plot.read_text() == "the old one"

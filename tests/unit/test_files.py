@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ratrain_ir import files
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.files import MIB, MOST_BYTES, made_directory, read_bytes, read_text, replacing, write_lines
+from ratrain.ratrain_ir import files
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.files import MIB, MOST_BYTES, made_directory, read_bytes, read_text, replacing, write_lines
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:

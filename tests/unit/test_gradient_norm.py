@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain_ir.blocks import block_chain
-from targets.runtime.state import training_state
-from targets.runtime.weights import named_parameters_of
+from ratrain.ratrain_ir.blocks import block_chain
+from ratrain.targets.runtime.state import training_state
+from ratrain.targets.runtime.weights import named_parameters_of
 from tests.unit.tiny_runs import MODEL, OPTIMIZER, make_program, same_bits, train
 
 KEYS: dict[str, dict[str, Any]] = {

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.parser import parse_module
-from ratrain_ir.printer import print_module
-from ratrainc import api
-from ratrainc.cli import main
-from targets.program_verifier import check_program
-from targets.rtx import parse_program, program_bytes
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrainc.cli import main
+from ratrain.targets.program_verifier import check_program
+from ratrain.targets.rtx import parse_program, program_bytes
 from tests.unit.tiny_runs import MODEL as TOY
 from tests.unit.tiny_runs import losses, make_plan, same_bits, state, train
 
 if TYPE_CHECKING:
-    from targets.program import Program
-    from targets.runtime.training import TrainingRun
+    from ratrain.targets.program import Program
+    from ratrain.targets.runtime.training import TrainingRun
 
 STEPS = 3
 ALLOCATION = "insert-release,legalise,allocate-ddr"

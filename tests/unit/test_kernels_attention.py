@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from targets.runtime.kernels import AttentionSpec, Scratch, kernel_set
-from targets.runtime.kernels.shared import alibi_slopes
+from ratrain.targets.runtime.kernels import AttentionSpec, Scratch, kernel_set
+from ratrain.targets.runtime.kernels.shared import alibi_slopes
 from tests.unit.kernels_oracle import (
     DTYPES,
     EPS,

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from targets.runtime.kernels import AttentionSpec, Scratch, kernel_set, openblas
-from targets.runtime.kernels.blas import multiply, multiply_transposed, share_product
-from targets.runtime.kernels.fast_numba import exact, power_of_two
-from targets.runtime.kernels.team import Team
+from ratrain.targets.runtime.kernels import AttentionSpec, Scratch, kernel_set, openblas
+from ratrain.targets.runtime.kernels.blas import multiply, multiply_transposed, share_product
+from ratrain.targets.runtime.kernels.fast_numba import exact, power_of_two
+from ratrain.targets.runtime.kernels.team import Team
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -93,7 +93,7 @@ def test_loops_add_to_the_result_or_do_not_read_it(m, n, k, apart, seed):
 def test_the_library_has_one_thread():
     code = """if True:
         from threadpoolctl import threadpool_info
-        from targets.runtime.kernels import openblas
+        from ratrain.targets.runtime.kernels import openblas
         folder = openblas.scipy_openblas64.get_lib_dir()
         (pool,) = (pool for pool in threadpool_info() if pool["filepath"].startswith(folder))
         assert openblas.VERSION == f"openblas {pool['version']}"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from targets.runtime.kernels import fast_flat, fast_numba
+from ratrain.targets.runtime.kernels import fast_flat, fast_numba
 from tests.unit.kernels_oracle import (
     DTYPES,
     EPS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from targets.runtime.kernels import fast_head
+from ratrain.targets.runtime.kernels import fast_head
 from tests.unit.kernels_oracle import DTYPES, EPS, SETS, call, close, f64, head, head_gradient, numeric_gradient
 
 TOKENS, HIDDEN, VOCAB = 37, 24, 330

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from targets.runtime.kernels import Scratch, kernel_set
-from targets.runtime.kernels.shared import KERNELS
+from ratrain.targets.runtime.kernels import Scratch, kernel_set
+from ratrain.targets.runtime.kernels.shared import KERNELS
 from tests.unit.kernels_oracle import (
     DTYPES,
     SETS,

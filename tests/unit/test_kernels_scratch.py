@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from targets.runtime.kernels import AttentionSpec, KernelSet, Scratch, kernel_set
-from targets.runtime.kernels.scratch import ALIGNMENT, Buffer, plan_bytes
-from targets.runtime.kernels.shared import KERNELS, decay_segments, token_keys
+from ratrain.targets.runtime.kernels import AttentionSpec, KernelSet, Scratch, kernel_set
+from ratrain.targets.runtime.kernels.scratch import ALIGNMENT, Buffer, plan_bytes
+from ratrain.targets.runtime.kernels.shared import KERNELS, decay_segments, token_keys
 from tests.unit.kernels_oracle import SETS
 
 BUFFERS = st.builds(

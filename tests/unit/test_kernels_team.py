@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from targets.runtime.kernels import AttentionSpec, Scratch, kernel_set, team
-from targets.runtime.kernels.team import Team
+from ratrain.targets.runtime.kernels import AttentionSpec, Scratch, kernel_set, team
+from ratrain.targets.runtime.kernels.team import Team
 from tests.unit.kernels_oracle import same_bits
 
 ROWS, WIDTH, OUT = 600, 24, 48

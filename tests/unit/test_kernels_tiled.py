@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.types import Dtype
-from targets.mt3000.tiling.attention import PARTS, AttentionShape
-from targets.mt3000.tiling.gemm import GemmShape
-from targets.mt3000.tiling.search import attention_tiles, gemm_tiles
-from targets.program_verifier import check_program
-from targets.rtx import parse_program, program_bytes
-from targets.runtime.kernels import AttentionSpec, Scratch, kernel_set
-from targets.runtime.kernels.tiled import Tiled
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.mt3000.tiling.attention import PARTS, AttentionShape
+from ratrain.targets.mt3000.tiling.gemm import GemmShape
+from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles
+from ratrain.targets.program_verifier import check_program
+from ratrain.targets.rtx import parse_program, program_bytes
+from ratrain.targets.runtime.kernels import AttentionSpec, Scratch, kernel_set
+from ratrain.targets.runtime.kernels.tiled import Tiled
 from tests.unit.kernels_oracle import Attention, f64
 from tests.unit.tile_shapes import MT3000, SMALL, attention_shapes, gemm_shapes
 from tests.unit.tiny_runs import losses, make_program, train
 
 if TYPE_CHECKING:
-    from targets.mt3000.tiling.core import Cluster
-    from targets.routine import Routine
+    from ratrain.targets.mt3000.tiling.core import Cluster
+    from ratrain.targets.routine import Routine
 
 NUMPY = {Dtype.F16: np.float16, Dtype.F32: np.float32}
 CLUSTERS = st.sampled_from([MT3000, SMALL])

@@ -12,15 +12,15 @@ from typing import Any
 import attrs
 import pytest
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.hf_keys import HARMLESS, NEUTRAL, READ, RENAMED
-from ratrain_ir.frontend.model_config import ModelConfig, parse_config
-from ratrain_ir.frontend.plan import _SECTIONS, Plan, parse_plan
-from ratrain_ir.printer import module_lines
-from ratrainc import api
-from targets.mt3000.link_groups import GROUP_UNITS
-from targets.mt3000.machine import _ALL_UNITS, _CONSTANT_KEYS, Machine, is_whole, load_machine, parse_machine
-from targets.mt3000.simulation import one_core_step_seconds
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.hf_keys import HARMLESS, NEUTRAL, READ, RENAMED
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, parse_config
+from ratrain.ratrain_ir.frontend.plan import _SECTIONS, Plan, parse_plan
+from ratrain.ratrain_ir.printer import module_lines
+from ratrain.targets.mt3000.link_groups import GROUP_UNITS
+from ratrain.targets.mt3000.machine import _ALL_UNITS, _CONSTANT_KEYS, Machine, is_whole, load_machine, parse_machine
+from ratrain.targets.mt3000.simulation import one_core_step_seconds
 from tests.unit.tiny_runs import losses, state, train
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -7,6 +7,7 @@ given to `importlib.import_module` and `__import__`.
 from __future__ import annotations
 
 import ast
+import os
 import tomllib
 from collections.abc import Iterator
 from importlib.util import resolve_name
@@ -15,9 +16,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src"
 LAYERS = ("grammar", "ratrain_ir", "passes", "targets", "ratrainc")  # each may import itself and those before it
-FORBIDDEN = (("targets.runtime", "targets.mt3000"),)  # the runtime executes programs of any target
-OUTSIDE = ("tests", "benchmarks")  # not installed: no package may need them
+FORBIDDEN = (("ratrain.targets.runtime", "ratrain.targets.mt3000"),)  # the runtime executes programs of any target
+OUTSIDE = ("tests", "benchmarks", "docs", *LAYERS)  # not installed, or not by this name: no package may need them
 
 
 def _literal_start(node: ast.expr) -> str | None:
@@ -54,63 +56,84 @@ def _within(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
 
 
+def _layer(module: str) -> int:
+    """Where a module of the package stands: `ratrain.passes.lifetime` by the word after the dot; the API is the driver's."""
+    name = module.split(".")[1]
+    return LAYERS.index("ratrainc" if name in {"api", "__main__"} else name)
+
+
 def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
     """Return one line for each import in `source`, the text of `module`, that runs the wrong way."""
     package = module if is_package else module.rpartition(".")[0]
-    layer = LAYERS.index(module.partition(".")[0])
+    layer = _layer(module)
     found = []
     for line, name in _imports(ast.parse(source), package):
-        top = name.partition(".")[0]
-        upwards = top in LAYERS and LAYERS.index(top) > layer
+        upwards = name.startswith("ratrain.") and _layer(name) > layer
         forbidden = any(_within(module, importer) and _within(name, imported) for importer, imported in FORBIDDEN)
-        if upwards or forbidden or top in OUTSIDE:
+        if upwards or forbidden or name.partition(".")[0] in OUTSIDE:
             found.append(f"{module}:{line} imports {name}")
     return found
 
 
 def _modules() -> Iterator[tuple[Path, str]]:
-    for layer in LAYERS:
-        for path in sorted((ROOT / layer).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            yield path, ".".join(parts[:-1] if path.stem == "__init__" else parts)
+    """Every module of the package with its name; links are followed."""
+    for folder, _, files in os.walk(SOURCE / "ratrain", followlinks=True):
+        for name in sorted(files):
+            path = Path(folder) / name
+            parts = path.relative_to(SOURCE).with_suffix("").parts
+            if path.suffix == ".py" and parts != ("ratrain", "__init__"):
+                yield path, ".".join(parts[:-1] if path.stem == "__init__" else parts)
 
 
 def test_imports_run_one_way() -> None:
     seen = dict.fromkeys(LAYERS, 0)
     found: list[str] = []
     for path, module in _modules():
-        seen[module.partition(".")[0]] += 1
+        seen[LAYERS[_layer(module)]] += 1
         found += violations(path.read_text(encoding="utf-8"), module, is_package=path.stem == "__init__")
     assert all(seen.values()), f"a package has no modules: {seen}"
     assert not found, "\n".join(found)
 
 
-def test_every_installed_package_has_its_layer() -> None:
+def test_every_folder_of_the_package_is_a_link_and_in_the_wheel() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert sorted(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == sorted(LAYERS)
+    sources = project["tool"]["hatch"]["build"]["targets"]["wheel"]["sources"]
+    links = {path.name: path.readlink() for path in (SOURCE / "ratrain").iterdir() if path.is_symlink()}
+    assert links == {name: Path("../..") / name for name in LAYERS}
+    examples = {"examples": "ratrain/ratrainc/examples"}
+    assert sources == {"src/ratrain": "ratrain"} | {name: f"ratrain/{name}" for name in links} | examples
 
 
 BAD = {
-    "plain": ("passes.lifetime", "import targets.program"),
-    "from": ("ratrain_ir.module", "from passes.manager import run"),
-    "package": ("ratrain_ir.module", "import ratrainc"),
-    "renamed": ("grammar.text", "import numpy, ratrain_ir.ops as ops"),
-    "in a function": ("passes.lifetime", "def f():\n    def g():\n        from targets import program"),
-    "for types only": ("ratrain_ir.ops", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import passes"),
-    "in a handler": ("targets.program", "try:\n    pass\nexcept ValueError:\n    import ratrainc.cli"),
-    "import_module": ("passes.lifetime", "import importlib\nimportlib.import_module('targets.simulator')"),
-    "bare import_module": ("passes.lifetime", "from importlib import import_module\nimport_module('targets')"),
-    "formatted": ("ratrain_ir.plug", "import importlib\nimportlib.import_module(f'passes.{name}')"),
-    "__import__": ("grammar.text", "__import__('passes')"),
-    "runtime to machine": ("targets.runtime.arena", "import targets.mt3000.cost"),
-    "runtime to machine, from": ("targets.runtime.arena", "from targets import mt3000"),
-    "runtime to machine, relative": ("targets.runtime.arena", "from ..mt3000 import cost"),
-    "runtime to machine, deeper": ("targets.runtime.kernels.fast", "from ...mt3000.cost import seconds"),
+    "plain": ("ratrain.passes.lifetime", "import ratrain.targets.program"),
+    "from": ("ratrain.ratrain_ir.module", "from ratrain.passes.manager import run"),
+    "package": ("ratrain.ratrain_ir.module", "import ratrain.ratrainc"),
+    "renamed": ("ratrain.grammar.text", "import numpy, ratrain.ratrain_ir.ops as ops"),
+    "in a function": ("ratrain.passes.lifetime", "def f():\n    def g():\n        from ratrain.targets import program"),
+    "for types only": (
+        "ratrain.ratrain_ir.ops",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ratrain.passes",
+    ),
+    "in a handler": ("ratrain.targets.program", "try:\n    pass\nexcept ValueError:\n    import ratrain.ratrainc.cli"),
+    "import_module": (
+        "ratrain.passes.lifetime",
+        "import importlib\nimportlib.import_module('ratrain.targets.simulator')",
+    ),
+    "bare import_module": (
+        "ratrain.passes.lifetime",
+        "from importlib import import_module\nimport_module('ratrain.targets')",
+    ),
+    "formatted": ("ratrain.ratrain_ir.plug", "import importlib\nimportlib.import_module(f'ratrain.passes.{name}')"),
+    "__import__": ("ratrain.grammar.text", "__import__('ratrain.passes')"),
+    "runtime to machine": ("ratrain.targets.runtime.arena", "import ratrain.targets.mt3000.cost"),
+    "runtime to machine, from": ("ratrain.targets.runtime.arena", "from ratrain.targets import mt3000"),
+    "runtime to machine, relative": ("ratrain.targets.runtime.arena", "from ..mt3000 import cost"),
+    "runtime to machine, deeper": ("ratrain.targets.runtime.kernels.fast", "from ...mt3000.cost import seconds"),
     "runtime to machine, by name": (
-        "targets.runtime.arena",
+        "ratrain.targets.runtime.arena",
         "import importlib\nimport_module('..mt3000', __package__)",
     ),
-    "tests": ("ratrain_ir.testing.strategies", "from tests.conftest import Golden"),
+    "tests": ("ratrain.ratrain_ir.testing.strategies", "from tests.conftest import Golden"),
 }
 
 
@@ -120,23 +143,38 @@ def test_a_wrong_import_is_caught(module: str, source: str) -> None:
 
 
 def test_a_wrong_relative_import_of_a_package_is_caught() -> None:
-    assert violations("from ..mt3000 import cost", "targets.runtime", is_package=True)
-    assert not violations("from .mt3000 import cost", "targets.runtime", is_package=True)
+    assert violations("from ..mt3000 import cost", "ratrain.targets.runtime", is_package=True)
+    assert not violations("from .mt3000 import cost", "ratrain.targets.runtime", is_package=True)
 
 
 def test_all_wrong_imports_of_a_module_are_named_with_their_lines() -> None:
-    source = "import numpy\nimport targets\nimport ratrain_ir\nfrom ratrainc import cli\n"
-    assert violations(source, "passes.x") == ["passes.x:2 imports targets", "passes.x:4 imports ratrainc.cli"]
+    source = "import numpy\nimport ratrain.targets\nimport ratrain.ratrain_ir\nfrom ratrain.ratrainc import cli\n"
+    assert violations(source, "ratrain.passes.x") == [
+        "ratrain.passes.x:2 imports ratrain.targets",
+        "ratrain.passes.x:4 imports ratrain.ratrainc.cli",
+    ]
 
 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("ratrainc.cli", "import grammar, ratrain_ir, passes.lifetime, targets.mt3000.cost, targets.runtime"),
-        ("passes.lifetime", "from ratrain_ir.analysis import live\nfrom passes import manager\nfrom . import manager"),
-        ("targets.mt3000.cost", "from targets.runtime import arena\nfrom ..program import Program"),
-        ("targets.runtime.arena", "from . import interpreter\nfrom ..program import Program\nimport targets.simulator"),
-        ("ratrain_ir.ops", "import passes_of_others\nimport numpy.testing\nprint('import targets')  # import ratrainc"),
+        (
+            "ratrain.ratrainc.cli",
+            "import ratrain.grammar, ratrain.ratrain_ir, ratrain.passes.lifetime, ratrain.targets.runtime",
+        ),
+        (
+            "ratrain.passes.lifetime",
+            "from ratrain.ratrain_ir.analysis import live\nfrom ratrain.passes import manager\nfrom . import manager",
+        ),
+        ("ratrain.targets.mt3000.cost", "from ratrain.targets.runtime import arena\nfrom ..program import Program"),
+        (
+            "ratrain.targets.runtime.arena",
+            "from . import interpreter\nfrom ..program import Program\nimport ratrain.targets.simulator",
+        ),
+        (
+            "ratrain.ratrain_ir.ops",
+            "import passes_of_others\nimport numpy.testing\nprint('import ratrain.targets')  # import ratrain.ratrainc",
+        ),
     ],
 )
 def test_a_right_import_is_not(module: str, source: str) -> None:

@@ -11,26 +11,26 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.plan import Plan, check_plan, parse_plan, plan_to_toml
-from ratrain_ir.frontend.rank_mapping import RankMapping, Tile
-from ratrain_ir.ops import Engine
-from ratrain_ir.parser import parse_module
-from ratrain_ir.printer import print_module
-from ratrain_ir.topology import grid
-from ratrainc import api
-from ratrainc.strategies import strategy
-from targets.mt3000.collective_cost import all_gathers, all_reduces, reduce_scatters
-from targets.mt3000.link_groups import Link, LinkGroup, are_uniform
-from targets.mt3000.machine import Machine, load_machine, parse_machine
-from targets.mt3000.machine_writer import machine_lines
-from targets.mt3000.placement import Placement, placement_of
-from targets.mt3000.simulation import simulated
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.plan import Plan, check_plan, parse_plan, plan_to_toml
+from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.topology import grid
+from ratrain.ratrainc.strategies import strategy
+from ratrain.targets.mt3000.collective_cost import all_gathers, all_reduces, reduce_scatters
+from ratrain.targets.mt3000.link_groups import Link, LinkGroup, are_uniform
+from ratrain.targets.mt3000.machine import Machine, load_machine, parse_machine
+from ratrain.targets.mt3000.machine_writer import machine_lines
+from ratrain.targets.mt3000.placement import Placement, placement_of
+from ratrain.targets.mt3000.simulation import simulated
 from tests.unit.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:
-    from targets.program import Program
-    from targets.simulator import Timeline
+    from ratrain.targets.program import Program
+    from ratrain.targets.simulator import Timeline
 
 NODES = str(Path(__file__).resolve().parents[2] / "examples" / "mt3000-nodes.toml")
 UNIFORM = load_machine(None)

@@ -11,18 +11,18 @@ import pytest
 from attrs import evolve
 from rich.console import Console
 
-from ratrain_ir.ops import ENGINES, Engine
-from ratrainc import console, live_view
-from ratrainc.cli import main
-from targets.live_bytes import live_bytes
-from targets.rtx import write_program
-from targets.runtime.memory_monitor import MemoryMonitor
-from targets.runtime.progress import LocalProgress, StageWatch
-from targets.runtime.rank import Rank
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrainc import console, live_view
+from ratrain.ratrainc.cli import main
+from ratrain.targets.live_bytes import live_bytes
+from ratrain.targets.rtx import write_program
+from ratrain.targets.runtime.memory_monitor import MemoryMonitor
+from ratrain.targets.runtime.progress import LocalProgress, StageWatch
+from ratrain.targets.runtime.rank import Rank
 from tests.unit.tiny_runs import make_program, start
 
 if TYPE_CHECKING:
-    from targets.program import Program
+    from ratrain.targets.program import Program
 
 
 @pytest.mark.parametrize("name", ["ratrain", "baseline-1f1b", "zero3", "zb-h1"])

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity
-from ratrainc.run_log import run_log
-from ratrainc.supervisor import Supervisor
-from targets.runtime import locks
-from targets.runtime.checkpoint_series import saved_steps
-from targets.runtime.locks import hold
-from targets.runtime.positions import RunFolder
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity
+from ratrain.ratrainc.run_log import run_log
+from ratrain.ratrainc.supervisor import Supervisor
+from ratrain.targets.runtime import locks
+from ratrain.targets.runtime.checkpoint_series import saved_steps
+from ratrain.targets.runtime.locks import hold
+from ratrain.targets.runtime.positions import RunFolder
 from tests.unit.tiny_runs import make_program, start, train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,9 +28,9 @@ PROGRAM = make_program(pp=1, dp=1, micro_batches=1)
 HOLDER = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from ratrainc.run_log import run_log
-from targets.runtime.checkpoint import hold_checkpoint_place
-from targets.runtime.positions import RunFolder
+from ratrain.ratrainc.run_log import run_log
+from ratrain.targets.runtime.checkpoint import hold_checkpoint_place
+from ratrain.targets.runtime.positions import RunFolder
 kind, place = sys.argv[2:]
 held = {"save": hold_checkpoint_place, "log": lambda p: run_log(p, 0), "run": lambda p: RunFolder(p).hold()}[kind](place)
 with held:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ratrainc.examples import example_path
+from ratrain.ratrainc.examples import example_path
 
 ROOT = Path(__file__).parents[2]
 MODEL, PLAN = str(example_path("tiny.json")), str(example_path("tiny.toml"))
@@ -22,7 +22,7 @@ def refuse(self):
     raise PermissionError(13, "Permission denied")
 
 _CacheLocator.ensure_cache_path = refuse
-from ratrainc.cli import main
+from ratrain.ratrainc.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 """A command in a process whose package folder and home cannot be written: not to be had for the superuser."""
@@ -65,9 +65,9 @@ def test_kernels_and_loops_import_and_agree_without_a_cache(tmp_path: Path) -> N
 import warnings
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
-    from targets.runtime.kernels import kernel_set
-    from targets.runtime.kernels import fast_flat, fast_head, fast_rows, attention_loops
-    from passes.allocation import compiled
+    from ratrain.targets.runtime.kernels import kernel_set
+    from ratrain.targets.runtime.kernels import fast_flat, fast_head, fast_rows, attention_loops
+    from ratrain.passes.allocation import compiled
     fast = kernel_set("fast", 1)
 assert [str(each.category.__name__) for each in said] == ["UncachedWarning"], said
 @compiled.kernel

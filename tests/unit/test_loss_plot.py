@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrainc import pictures
-from ratrainc.cli import main
-from ratrainc.loss_plot import Curves, chart_lines, write_losses
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrainc import pictures
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.loss_plot import Curves, chart_lines, write_losses
 
 SVG = "{http://www.w3.org/2000/svg}"
 LOSSES = st.lists(st.floats(0, 1e6) | st.just(math.nan), max_size=200)

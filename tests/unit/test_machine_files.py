@@ -8,11 +8,11 @@ import pytest
 from attrs import evolve
 from click.testing import CliRunner
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrainc.commands.disasm import command
-from targets.mt3000.machine import TILE_UNITS, load_machine, machine_names, parse_machine
-from targets.mt3000.tiling.core import cluster_of
-from targets.rtx import write_program
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrainc.commands.disasm import command
+from ratrain.targets.mt3000.machine import TILE_UNITS, load_machine, machine_names, parse_machine
+from ratrain.targets.mt3000.tiling.core import cluster_of
+from ratrain.targets.rtx import write_program
 from tests.unit.tiny_runs import make_program
 
 MACHINES = Path(__file__).resolve().parents[2] / "targets" / "mt3000" / "machines"

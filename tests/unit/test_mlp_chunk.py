@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain_ir.blocks import block, parameters
-from targets.program import Access
-from targets.routine import Routine, Step, routine_from_json
-from targets.routine_verifier import routine_problem
+from ratrain.ratrain_ir.blocks import block, parameters
+from ratrain.targets.program import Access
+from ratrain.targets.routine import Routine, Step, routine_from_json
+from ratrain.targets.routine_verifier import routine_problem
 from tests.unit.tiny_runs import MODEL, losses, make_program, train
 
 if TYPE_CHECKING:
-    from targets.tiles import TileSchedule
+    from ratrain.targets.tiles import TileSchedule
 
 ROWS = 20
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.hf_keys import HARMLESS, NEUTRAL, READ
-from ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model, parse_config, preset_names
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.hf_keys import HARMLESS, NEUTRAL, READ
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model, parse_config, preset_names
 
 FACTS = Path(__file__).parents[1] / "data" / "models"
 MODELS = sorted(path.stem for path in FACTS.glob("*.json") if path.stem != "gpt2")

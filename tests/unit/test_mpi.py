@@ -13,15 +13,15 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.hf_export import hugging_face_config
-from ratrain_ir.frontend.plan import Optimizer
-from ratrain_ir.frontend.rank_mapping import RankMapping
-from ratrain_ir.topology import grid
-from ratrainc.commands.run import command as run_command
-from ratrainc.weight_export import export_weights
-from targets.rtx import write_program
-from targets.runtime.mpi.layout import Layout
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
+from ratrain.ratrain_ir.frontend.plan import Optimizer
+from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
+from ratrain.ratrain_ir.topology import grid
+from ratrain.ratrainc.commands.run import command as run_command
+from ratrain.ratrainc.weight_export import export_weights
+from ratrain.targets.rtx import write_program
+from ratrain.targets.runtime.mpi.layout import Layout
 from tests.unit.mpi_tools import needs_mpi, run_ranks
 from tests.unit.tiny_runs import MODEL, make_plan, make_program, train
 
@@ -163,7 +163,7 @@ def test_an_evaluation_over_ranks_is_that_of_one_process(tmp_path: Path) -> None
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
     words = [out, "--data", text, "--steps", "4", "--eval-every", "2", "--eval-fraction", "0.1", "--json"]
     alone = CliRunner().invoke(run_command, list(map(str, words)), standalone_mode=False, catch_exceptions=False)
-    ranks = run_ranks(4, "-m", "ratrainc", "run", *words, "--engine", "mpi")
+    ranks = run_ranks(4, "-m", "ratrain", "run", *words, "--engine", "mpi")
     assert ranks.returncode == 0, ranks.stderr
     found, expected = (json.loads(output)["steps"] for output in (ranks.stdout, alone.stdout))
     for mine, theirs in zip(found, expected, strict=True):
@@ -182,7 +182,7 @@ def test_data_of_another_run_and_weights_of_another_model_are_refused_once(tmp_p
     texts = [tmp_path / name for name in ("one.txt", "other.txt")]
     for text in texts:
         text.write_text(f"{text.name}: the quick brown fox jumps over the lazy dog. " * 200)
-    words = ["-m", "ratrainc", "run", out, "--engine", "mpi", "--steps", "1", "--data"]
+    words = ["-m", "ratrain", "run", out, "--engine", "mpi", "--steps", "1", "--data"]
     saved = run_ranks(4, *words, texts[0], "--save", tmp_path / "run")
     assert saved.returncode == 0, saved.stderr
     export_weights(str(tmp_path / "run"), str(tmp_path / "weights"))

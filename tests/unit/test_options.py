@@ -15,7 +15,7 @@ import click
 import numpy as np
 import pytest
 
-from ratrainc.cli import _COMMANDS, commands, main
+from ratrain.ratrainc.cli import _COMMANDS, commands, main
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 OPTIONS = runpy.run_path(str(DOCS / "options.py"))["OPTIONS"]

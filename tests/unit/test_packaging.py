@@ -10,15 +10,16 @@ import tomllib
 import venv
 import zipfile
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-import ratrainc.__main__ as package_main
+import ratrain.__main__ as package_main
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PACKAGES: list[str] = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+PACKAGES = ("grammar", "ratrain_ir", "passes", "targets", "ratrainc")
 
 pytestmark = pytest.mark.xdist_group("packaging")  # one process builds the wheel, once
 
@@ -86,26 +87,29 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_wheel_holds_exactly_the_files_of_the_packages(wheel: Path) -> None:
-    expected = {
-        path.relative_to(ROOT).as_posix()
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+def files_of_the_package() -> set[str]:
+    """What the checkout holds of the package, by the path in it."""
+    source = ROOT / "src"
+    return {
+        (Path(folder) / name).relative_to(source).as_posix()
+        for folder, _, names in os.walk(source, followlinks=True)
+        for name in names
+        if not folder.endswith("__pycache__")
     }
+
+
+def test_the_wheel_holds_exactly_the_files_of_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.partition("/")[0].endswith(".dist-info")}
-    examples = {f"ratrainc/examples/{name}" for name in PROJECT_EXAMPLES}
-    assert names == expected | examples
+    assert names == files_of_the_package() | {f"ratrain/ratrainc/examples/{name}" for name in PROJECT_EXAMPLES}
 
 
 @pytest.mark.parametrize(
-    "pattern", ["grammar/*.lark", "ratrain_ir/frontend/presets/*.json", "targets/mt3000/machines/*.toml", "*/py.typed"]
+    "pattern",
+    ["grammar/*.lark", "ratrain_ir/frontend/presets/*.json", "targets/mt3000/machines/*.toml", "py.typed"],
 )
 def test_package_data_is_in_the_wheel(wheel: Path, pattern: str) -> None:
-    expected = {
-        path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern) if path.relative_to(ROOT).parts[0] in PACKAGES
-    }
+    expected = {name for name in files_of_the_package() if fnmatch(name, f"ratrain/{pattern}")}
     assert expected, f"the checkout has no {pattern}"
     with zipfile.ZipFile(wheel) as archive:
         assert expected <= set(archive.namelist())
@@ -115,20 +119,26 @@ def test_the_wheel_carries_license_and_entry_point(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         texts = {name.partition("/")[2]: name for name in archive.namelist() if ".dist-info/" in name}
         assert archive.read(texts["licenses/LICENSE"]) == (ROOT / "LICENSE").read_bytes()
-        assert "ratrainc = ratrainc.cli:main" in archive.read(texts["entry_points.txt"]).decode()
+        assert "ratrainc = ratrain.ratrainc.cli:main" in archive.read(texts["entry_points.txt"]).decode()
 
 
-def test_the_installed_packages_are_the_ones_imported(installed: Path, folder: Path) -> None:
-    program = f"import {', '.join(PACKAGES)}\nfor module in ({', '.join(PACKAGES)}): print(module.__file__)"
+def test_the_installed_package_is_the_one_imported(installed: Path, folder: Path) -> None:
+    modules = [f"ratrain.{name}" for name in (*PACKAGES, "api")]
+    program = f"import {', '.join(modules)}\nfor module in ({', '.join(modules)}): print(module.__file__)"
     files = run([installed / "python", "-P", "-c", program], folder, clean_environment()).split()
-    assert len(files) == len(PACKAGES)
+    assert len(files) == len(modules)
     assert all(Path(file).is_relative_to(installed.parent) for file in files), files
+
+
+def test_nothing_is_installed_by_an_everyday_name(installed: Path, tmp_path: Path) -> None:
+    program = f"from importlib.util import find_spec\nprint([name for name in {PACKAGES} if find_spec(name)])"
+    assert run([installed / "python", "-c", program], tmp_path, clean_environment()) == "[]\n"
 
 
 @pytest.mark.parametrize("start", ["script", "module"])
 def test_version_and_help(installed: Path, folder: Path, start: str) -> None:
     command: list[str | Path] = (
-        [installed / "ratrainc"] if start == "script" else [installed / "python", "-m", "ratrainc"]
+        [installed / "ratrainc"] if start == "script" else [installed / "python", "-m", "ratrain"]
     )
     environment = clean_environment()
     assert PROJECT["project"]["version"] in run([*command, "--version"], folder, environment)
@@ -164,7 +174,7 @@ def test_only_a_foreign_current_directory_leaves_the_import_path(
 def test_what_pythonsafepath_left_out_is_not_taken_from_another(installed: Path, tmp_path: Path) -> None:
     """A current directory that PYTHONPATH names was asked for; with PYTHONSAFEPATH it is the first entry, and stays."""
     program = (
-        "import os, sys; from ratrainc.__main__ import drop_current_directory as drop; drop(); "
+        "import os, sys; from ratrain.__main__ import drop_current_directory as drop; drop(); "
         "print(os.path.realpath(sys.path[0]) == os.getcwd())"
     )
     environment = {**clean_environment(), "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
@@ -174,5 +184,5 @@ def test_what_pythonsafepath_left_out_is_not_taken_from_another(installed: Path,
 def test_a_deleted_current_directory_is_no_reason_to_fail(installed: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    script = 'rmdir "$PWD" && exec "$0" -m ratrainc --version'
+    script = 'rmdir "$PWD" && exec "$0" -m ratrain --version'
     assert PROJECT["project"]["version"] in run(["sh", "-c", script, installed / "python"], gone, clean_environment())

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from passes.manager import PassManager
-from ratrain_ir import parser, quick_syntax
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.parser import parse_module, read_module
-from ratrain_ir.printer import print_module
-from ratrain_ir.testing.fake_target import FakeTarget
-from ratrain_ir.verifier import check
+from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir import parser, quick_syntax
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.parser import parse_module, read_module
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.verifier import check
 from tests.unit.toys import TOY as MODEL
 
 PLAN = Plan(2, 2, (1,), 1, 2, 4)

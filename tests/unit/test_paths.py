@@ -19,11 +19,11 @@ import click
 import pytest
 from attrs import frozen
 
-from ratrain_ir.files import MOST_BYTES
-from ratrainc import training
-from ratrainc.cli import commands, main
-from ratrainc.commands.options import FilePath, Result
-from targets.runtime import utilisation
+from ratrain.ratrain_ir.files import MOST_BYTES
+from ratrain.ratrainc import training
+from ratrain.ratrainc.cli import commands, main
+from ratrain.ratrainc.commands.options import FilePath, Result
+from ratrain.targets.runtime import utilisation
 
 CONFIG = {
     "model_type": "llama",

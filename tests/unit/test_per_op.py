@@ -8,18 +8,18 @@ from typing import final
 import pytest
 from attrs import define
 
-from ratrain_ir.ops import OP_CLASSES, Engine, Forward, Op, Release
-from ratrain_ir.per_op import TABLES, PerOp
+from ratrain.ratrain_ir.ops import OP_CLASSES, Engine, Forward, Op, Release
+from ratrain.ratrain_ir.per_op import TABLES, PerOp
 
 OWNERS = {
-    "signature": "ratrain_ir.signatures",
-    "meaning in the symbolic run": "ratrain_ir.verifier.dataflow",
-    "work on the machine": "targets.mt3000.timing",
-    "cause of waiting": "targets.bubbles",
-    "execution by one rank": "targets.runtime.local",
-    "execution by the members of a group": "targets.runtime.local",
-    "part in evaluation": "targets.runtime.evaluation",
-    "phases over MPI": "targets.runtime.mpi.collectives",
+    "signature": "ratrain.ratrain_ir.signatures",
+    "meaning in the symbolic run": "ratrain.ratrain_ir.verifier.dataflow",
+    "work on the machine": "ratrain.targets.mt3000.timing",
+    "cause of waiting": "ratrain.targets.bubbles",
+    "execution by one rank": "ratrain.targets.runtime.local",
+    "execution by the members of a group": "ratrain.targets.runtime.local",
+    "part in evaluation": "ratrain.targets.runtime.evaluation",
+    "phases over MPI": "ratrain.targets.runtime.mpi.collectives",
 }
 """What each layer knows of an op, and where."""
 NEEDS_MPI = {"phases over MPI"}

@@ -9,24 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from passes.bucket_grad_sync import BucketGradSyncPass
-from passes.manager import PassManager
-from passes.pass_base import Fact, Pass, PassContext, facts_of
-from passes.pipeline_text import parse_pipeline, pass_text, pipeline_text, size_in_bytes
-from passes.recompute import RecomputePass
-from passes.registry import PASSES, PROVIDERS, pass_class
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.plan import Plan
-from ratrain_ir.ops import Engine, Release, Update
-from ratrain_ir.parser import parse_module
-from ratrain_ir.printer import print_module
-from ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.passes.bucket_grad_sync import BucketGradSyncPass
+from ratrain.passes.manager import PassManager
+from ratrain.passes.pass_base import Fact, Pass, PassContext, facts_of
+from ratrain.passes.pipeline_text import parse_pipeline, pass_text, pipeline_text, size_in_bytes
+from ratrain.passes.recompute import RecomputePass
+from ratrain.passes.registry import PASSES, PROVIDERS, pass_class
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.ops import Engine, Release, Update
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from tests.unit.toys import TOY as MODEL
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain_ir.module import Module
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.module import Module
 
 PLAN = Plan(2, 2, (1,), 1, 2, 4)
 

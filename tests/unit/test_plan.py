@@ -11,10 +11,18 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.balance import head_flops, layer_flops
-from ratrain_ir.frontend.model_config import ModelConfig, load_model
-from ratrain_ir.frontend.plan import Optimizer, Plan, balance_cuts, check_plan, load_plan, parse_plan, plan_to_toml
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.balance import head_flops, layer_flops
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, load_model
+from ratrain.ratrain_ir.frontend.plan import (
+    Optimizer,
+    Plan,
+    balance_cuts,
+    check_plan,
+    load_plan,
+    parse_plan,
+    plan_to_toml,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = ModelConfig("test", "llama", 256, 64, 8, 4, 2, 16, 176, 1e-5)

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from passes.pipeline_text import parse_pipeline
-from ratrain_ir.frontend.model_config import load_model
-from ratrain_ir.frontend.plan import load_plan
-from ratrainc.planner.bounds import Columns, plan_bounds
-from ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
-from ratrainc.planner.profile import Profiles, Setting
-from ratrainc.planner.space import Shape
-from ratrainc.planner.variants import recompute_policy, schedule_of
-from ratrainc.strategies import DEFAULT_STRATEGY, strategy
-from targets.mt3000.machine import load_machine
+from ratrain.passes.pipeline_text import parse_pipeline
+from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.plan import load_plan
+from ratrain.ratrainc.planner.bounds import Columns, plan_bounds
+from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.profile import Profiles, Setting
+from ratrain.ratrainc.planner.space import Shape
+from ratrain.ratrainc.planner.variants import recompute_policy, schedule_of
+from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
+from ratrain.targets.mt3000.machine import load_machine
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODELS = ("llama-2-7b", "baichuan2-13b", "qwen2.5-32b", "llama-2-70b")

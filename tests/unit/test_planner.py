@@ -12,24 +12,24 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.model_config import load_model
-from ratrain_ir.frontend.plan import check_plan, parse_plan
-from ratrainc.cli import main
-from ratrainc.planner import quick, search
-from ratrainc.planner.answer import Request
-from ratrainc.planner.bounds import Columns, plan_bounds
-from ratrainc.planner.cuts import best_cuts, cuts_of, partitions
-from ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
-from ratrainc.planner.machines import parse_changes, with_constants
-from ratrainc.planner.profile import Profiles
-from ratrainc.planner.quick import quick_answer
-from ratrainc.planner.report import plan_file
-from ratrainc.planner.search import Search
-from ratrainc.planner.space import Shape, shapes
-from ratrainc.planner.variants import variants
-from ratrainc.strategies import strategy
-from targets.mt3000.machine import load_machine
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.plan import check_plan, parse_plan
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.planner import quick, search
+from ratrain.ratrainc.planner.answer import Request
+from ratrain.ratrainc.planner.bounds import Columns, plan_bounds
+from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of, partitions
+from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.machines import parse_changes, with_constants
+from ratrain.ratrainc.planner.profile import Profiles
+from ratrain.ratrainc.planner.quick import quick_answer
+from ratrain.ratrainc.planner.report import plan_file
+from ratrain.ratrainc.planner.search import Search
+from ratrain.ratrainc.planner.space import Shape, shapes
+from ratrain.ratrainc.planner.variants import variants
+from ratrain.ratrainc.strategies import strategy
+from ratrain.targets.mt3000.machine import load_machine
 from tests.unit.toys import UNEVEN
 
 MODEL = evolve(UNEVEN, name="small", vocab_size=1000, hidden_size=64, head_dim=16, ffn_size=160)
@@ -105,7 +105,7 @@ def test_plans_bounded_together_are_bounded_as_alone(monkeypatch):
         for size, m in ((2, 1), (1, 2), (1, 3), (4, 4), (1, 7))
     ]
     cuts = np.array(list(partitions(9, 3))[: len(chosen)], float)
-    monkeypatch.setattr("ratrainc.planner.bounds._BLOCK", 12)
+    monkeypatch.setattr("ratrain.ratrainc.planner.bounds._BLOCK", 12)
     together = plan_bounds(Columns.of(profiles, chosen), cuts)
     assert np.isfinite(together.seconds).any()
     for at, shape in enumerate(chosen):

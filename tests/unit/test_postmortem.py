@@ -18,17 +18,17 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError, fail
-from ratrain_ir.ops import ENGINES, Engine
-from ratrainc.commands.launch import command as launch_command
-from ratrainc.commands.postmortem import command as postmortem_command
-from ratrainc.supervisor import Supervisor, examine, mpi_command
-from ratrainc.training import run_training
-from ratrainc.training_data import DataChoice
-from targets.program import CountWait
-from targets.runtime import watchdog
-from targets.runtime.liveness import Liveness, liveness
-from targets.runtime.positions import (
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, fail
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrainc.commands.launch import command as launch_command
+from ratrain.ratrainc.commands.postmortem import command as postmortem_command
+from ratrain.ratrainc.supervisor import Supervisor, examine, mpi_command
+from ratrain.ratrainc.training import run_training
+from ratrain.ratrainc.training_data import DataChoice
+from ratrain.targets.program import CountWait
+from ratrain.targets.runtime import watchdog
+from ratrain.targets.runtime.liveness import Liveness, liveness
+from ratrain.targets.runtime.positions import (
     EnginePosition,
     PositionFile,
     RankPhase,
@@ -37,15 +37,15 @@ from targets.runtime.positions import (
     position_path,
     read_positions,
 )
-from targets.runtime.postmortem import Fault, diagnose
-from targets.runtime.training import RunSettings
+from ratrain.targets.runtime.postmortem import Fault, diagnose
+from ratrain.targets.runtime.training import RunSettings
 from tests.unit.tiny_runs import MODEL, instructions, make_program, start, train
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from targets.program import Program
-    from targets.runtime.local import LocalEngine
+    from ratrain.targets.program import Program
+    from ratrain.targets.runtime.local import LocalEngine
 
 PROGRAMS = {
     "2x2": make_program(),
@@ -358,10 +358,10 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from ratrain_ir.ops import Engine
-from targets.rtx import write_program
-from targets.runtime.positions import PositionFile, RankPhase
-from targets.runtime.rank import Rank
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.targets.rtx import write_program
+from ratrain.targets.runtime.positions import PositionFile, RankPhase
+from ratrain.targets.runtime.rank import Rank
 from tests.unit.tiny_runs import make_program
 folder = Path(sys.argv[2])
 program = make_program(pp=1, dp=1)
@@ -409,14 +409,14 @@ def test_a_run_that_said_why_it_failed_was_not_killed(
     def no_space(folder: RunFolder, text: str) -> None:
         fail("RT002", "No space left on device")
 
-    monkeypatch.setattr("targets.runtime.local.LocalEngine.run_step", fail_to_step)
+    monkeypatch.setattr("ratrain.targets.runtime.local.LocalEngine.run_step", fail_to_step)
     if disk_is_full:
         monkeypatch.setattr(RunFolder, "keep_report", no_space)
     program = make_program(evolve(MODEL, vocab_size=256))
     chosen = RunSettings(steps=2, save=str(tmp_path / "run1"), save_every=1)
     with pytest.raises(DiagnosticError, match="the reason"):
         run_training(program, DataChoice(), chosen, None, quiet=True)
-    monkeypatch.setattr("ratrainc.supervisor.liveness", lambda position: Liveness.GONE)
+    monkeypatch.setattr("ratrain.ratrainc.supervisor.liveness", lambda position: Liveness.GONE)
     afterwards = CliRunner().invoke(postmortem_command, [str(tmp_path / "run1")], standalone_mode=False)
     assert afterwards.return_value == 1
     assert "killed" not in afterwards.output
@@ -480,7 +480,7 @@ def test_positions_are_beside_checkpoints_where_these_are_several(
         return 0
 
     monkeypatch.setattr(Supervisor, "run", run)
-    monkeypatch.setattr("ratrainc.supervisor.mpi_command", lambda ranks, launcher: (["mpirun"], {}))
+    monkeypatch.setattr("ratrain.ratrainc.supervisor.mpi_command", lambda ranks, launcher: (["mpirun"], {}))
     save = str(tmp_path / "run1")
     CliRunner().invoke(
         launch_command, ["-n", ranks, "a.rtx", "--save", save, *words], standalone_mode=False, catch_exceptions=False

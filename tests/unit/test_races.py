@@ -11,13 +11,13 @@ import networkx as nx
 import pytest
 from attrs import evolve
 
-from ratrain_ir.diagnostics import DiagnosticError, Diagnostics
-from ratrain_ir.ops import ENGINES, Engine
-from ratrainc.cli import main
-from targets.program import Access, Instruction, Program, ProgramStage
-from targets.program_verifier import check_program
-from targets.races import check_races, stage_races
-from targets.rtx import write_program
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrainc.cli import main
+from ratrain.targets.program import Access, Instruction, Program, ProgramStage
+from ratrain.targets.program_verifier import check_program
+from ratrain.targets.races import check_races, stage_races
+from ratrain.targets.rtx import write_program
 from tests.mutation.subjects import SUBJECTS, copy_program
 from tests.unit.tiny_runs import losses, make_program, same_bits, start, train
 

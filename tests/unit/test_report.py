@@ -14,27 +14,27 @@ from attrs import evolve, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.plan import Optimizer, Plan, parse_plan, plan_to_toml, plan_words
-from ratrain_ir.frontend.rank_mapping import RankMapping
-from ratrain_ir.ops import ENGINES
-from ratrain_ir.testing.strategies import plans
-from ratrain_ir.types import ALIGNMENT_BYTES, aligned
-from ratrainc import api
-from ratrainc.cli import main
-from ratrainc.report import tables
-from ratrainc.report.columns import StepView
-from ratrainc.report.page import write_report
-from targets.flat_program import STREAMS
-from targets.live_curve import live_curve, live_intervals
-from targets.mt3000.machine import load_machine
-from targets.rtx import write_program
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan, parse_plan, plan_to_toml, plan_words
+from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
+from ratrain.ratrain_ir.ops import ENGINES
+from ratrain.ratrain_ir.testing.strategies import plans
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, aligned
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.report import tables
+from ratrain.ratrainc.report.columns import StepView
+from ratrain.ratrainc.report.page import write_report
+from ratrain.targets.flat_program import STREAMS
+from ratrain.targets.live_curve import live_curve, live_intervals
+from ratrain.targets.mt3000.machine import load_machine
+from ratrain.targets.rtx import write_program
 from tests.unit.report_page import Page
 from tests.unit.tiny_runs import make_program
 
 if TYPE_CHECKING:
-    from targets.program import Program
-    from targets.simulator import Timeline
+    from ratrain.targets.program import Program
+    from ratrain.targets.simulator import Timeline
 
 CASES = {
     "plain": {},

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ratrain_ir.ops import ENGINES
-from ratrainc import api
-from ratrainc.examples import example_path
-from ratrainc.report.page import write_report
-from targets.bubbles import Cause
-from targets.flat_program import STREAMS
-from targets.live_curve import live_curve
-from targets.mt3000.machine import load_machine
+from ratrain import api
+from ratrain.ratrain_ir.ops import ENGINES
+from ratrain.ratrainc.examples import example_path
+from ratrain.ratrainc.report.page import write_report
+from ratrain.targets.bubbles import Cause
+from ratrain.targets.flat_program import STREAMS
+from ratrain.targets.live_curve import live_curve
+from ratrain.targets.mt3000.machine import load_machine
 from tests.unit.report_page import Page
 
 if TYPE_CHECKING:
-    from targets.simulator import Timeline
+    from ratrain.targets.simulator import Timeline
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from ratrain_ir.frontend.plan import Plan
-from ratrainc import api
-from targets.rtx import write_program
+from ratrain import api
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.targets.rtx import write_program
 from tests.unit.tiny_runs import MODEL
 
 MIB = 1 << 20
@@ -39,7 +39,7 @@ def resident(folder: Path, layers: int, *, threads: int) -> tuple[int, dict[str,
     )
     path = folder / "one.rtx"
     write_program(api.emit(api.compile(model, Plan(1, 1, (), 4, 1, 512))), str(path))
-    command = [sys.executable, "-m", "ratrainc", "run", str(path), "--steps", "2", "--threads", str(threads), "--json"]
+    command = [sys.executable, "-m", "ratrain", "run", str(path), "--steps", "2", "--threads", str(threads), "--json"]
     measured = [sys.executable, "-c", _MEASURED, *command]
     result = subprocess.run(measured, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
     said, _, kibibytes = result.stdout.rstrip().rpartition("\n")

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ratrain_ir.blocks import block_chain, parameters
-from ratrain_ir.frontend.model_config import parse_config
+from ratrain.ratrain_ir.blocks import block_chain, parameters
+from ratrain.ratrain_ir.frontend.model_config import parse_config
 from tests.parity.harness import STEPS, Layout, Trainer, show, tiny_config, worst_relative
 
 CONFIG = tiny_config(num_key_value_heads=2)

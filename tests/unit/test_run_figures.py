@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrainc.remaining_time import RemainingTime
-from ratrainc.training import RunResult, show_run
+from ratrain.ratrainc.remaining_time import RemainingTime
+from ratrain.ratrainc.training import RunResult, show_run
 from tests.unit.tiny_runs import make_program, train
 
 if TYPE_CHECKING:

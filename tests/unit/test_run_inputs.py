@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from attrs import evolve, fields
 
-from ratrain_ir.diagnostics import DiagnosticError, Severity
-from ratrain_ir.frontend.hf_export import hugging_face_config
-from ratrain_ir.frontend.model_config import ModelConfig
-from ratrainc.cli import main
-from ratrainc.training_data import BYTES, DataChoice, open_data, tokenizer_files
-from ratrainc.weight_export import export_weights
-from targets.rtx import write_program
-from targets.runtime.checkpoint import MANIFEST_FILE, manifest_digest
-from targets.runtime.checkpoint_series import saved_steps
-from targets.runtime.kernels import kernel_set
-from targets.runtime.optimizer import INITIAL_SCALE
-from targets.runtime.training import RunSettings, TrainingRun, prepare
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Severity
+from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.training_data import BYTES, DataChoice, open_data, tokenizer_files
+from ratrain.ratrainc.weight_export import export_weights
+from ratrain.targets.rtx import write_program
+from ratrain.targets.runtime.checkpoint import MANIFEST_FILE, manifest_digest
+from ratrain.targets.runtime.checkpoint_series import saved_steps
+from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.optimizer import INITIAL_SCALE
+from ratrain.targets.runtime.training import RunSettings, TrainingRun, prepare
 from tests.unit.tiny_runs import MODEL, make_program, start, train
 
 # Weights and the model that computes with them
@@ -112,7 +112,7 @@ TEXT = "some words to learn, and to learn again " * 60
 
 
 class FakeTokenizer:
-    """What `targets.runtime.tokenizer` asks of the package: a token is a word's length and the file's number."""
+    """What `ratrain.targets.runtime.tokenizer` asks of the package: a token is a word's length and the file's number."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ratrain_ir.diagnostics import Diagnostic, DiagnosticError
-from ratrainc.run_log import run_log
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
+from ratrain.ratrainc.run_log import run_log
 from tests.unit.tiny_runs import make_program, start
 
 

@@ -14,26 +14,26 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.model_config import load_model
-from ratrain_ir.frontend.plan import load_plan
-from ratrain_ir.ops import Engine
-from ratrainc import api
-from ratrainc.calibration.from_profile import machine_from_profile
-from ratrainc.cli import main
-from ratrainc.run_profile import FORMAT, write_profile
-from ratrainc.trace import MICROSECONDS
-from targets.mt3000.machine import load_machine, parse_machine
-from targets.mt3000.op_table import MeasuredOp, OpTable
-from targets.mt3000.simulation import one_core_step_seconds, shared_cores_step_seconds, timed_instruction
-from targets.mt3000.timing import op_work, routine_key
-from targets.rtx import write_program
-from targets.runtime.profile import Profile, StepSpan
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.plan import load_plan
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrainc.calibration.from_profile import machine_from_profile
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.run_profile import FORMAT, write_profile
+from ratrain.ratrainc.trace import MICROSECONDS
+from ratrain.targets.mt3000.machine import load_machine, parse_machine
+from ratrain.targets.mt3000.op_table import MeasuredOp, OpTable
+from ratrain.targets.mt3000.simulation import one_core_step_seconds, shared_cores_step_seconds, timed_instruction
+from ratrain.targets.mt3000.timing import op_work, routine_key
+from ratrain.targets.rtx import write_program
+from ratrain.targets.runtime.profile import Profile, StepSpan
 from tests.unit.mpi_tools import needs_mpi, run_ranks
 from tests.unit.tiny_runs import make_program
 
 if TYPE_CHECKING:
-    from targets.program import Program
+    from ratrain.targets.program import Program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 4
@@ -341,7 +341,7 @@ def test_ranks_over_mpi_are_profiled_by_one_clock(profiled: tuple[Program, Path]
     file, path, out = tmp_path / "tiny.rtx", tmp_path / "profile.json", tmp_path / "here.toml"
     write_program(program, str(file))
     words = ["run", file, "--steps", str(STEPS), "--engine", "mpi", "--profile", path]
-    result = run_ranks(4, "-m", "ratrainc", *words)
+    result = run_ranks(4, "-m", "ratrain", *words)
     assert result.returncode == 0, result.stderr
     assert sorted(event["name"] for event in spans(path)) == sorted(event["name"] for event in spans(profiled[1]))
     ends: dict[tuple[str, str], list[dict[str, Any]]] = {}

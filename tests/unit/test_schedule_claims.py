@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.plan import BUILT_SCHEDULES, parse_plan, plan_to_toml
-from ratrain_ir.parser import parse_module
-from ratrain_ir.printer import print_module
-from ratrain_ir.verifier import check
-from ratrainc import api
-from ratrainc.cli import main
-from ratrainc.strategies import STRATEGIES
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.plan import BUILT_SCHEDULES, parse_plan, plan_to_toml
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.verifier import check
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.strategies import STRATEGIES
 from tests.unit.tiny_runs import make_plan
 from tests.unit.toys import UNEVEN as MODEL
 

@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from passes.manager import PassManager
-from ratrain_ir.actions import (
+from ratrain import api
+from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.actions import (
     actions_of_module,
     actions_of_orders,
     compute_only,
     torch_csv_lines,
     with_gathered_parameters,
 )
-from ratrain_ir.ops import Backward, Forward, Op, Payload, Send
-from ratrain_ir.schedules import SCHEDULES
-from ratrain_ir.testing.fake_target import FakeTarget
-from ratrain_ir.testing.strategies import cases
-from ratrain_ir.verifier.schedule_rules import check_schedule
-from ratrainc import api
-from ratrainc.cli import main
+from ratrain.ratrain_ir.ops import Backward, Forward, Op, Payload, Send
+from ratrain.ratrain_ir.schedules import SCHEDULES
+from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.testing.strategies import cases
+from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
+from ratrain.ratrainc.cli import main
 from tests.unit.schedule_tables import CROSSED, ROOT, runs
 
 # modules

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain_ir.actions import actions_of_orders, parse_torch_csv, read_torch_csv, torch_csv_lines
-from ratrain_ir.schedules import SCHEDULES
-from ratrain_ir.verifier.schedule_rules import check_schedule
+from ratrain.ratrain_ir.actions import actions_of_orders, parse_torch_csv, read_torch_csv, torch_csv_lines
+from ratrain.ratrain_ir.schedules import SCHEDULES
+from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
 from tests.unit.schedule_tables import CROSSED, ROOT, diagnose
 
 if TYPE_CHECKING:
-    from ratrain_ir.diagnostics import Diagnostic
+    from ratrain.ratrain_ir.diagnostics import Diagnostic
 
 SOUND = sorted((ROOT / "tests/data/schedules").glob("*.csv"))
 

@@ -8,9 +8,9 @@ from attrs import evolve
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ratrain_ir.actions import ActionTable, parse_torch_csv, torch_csv_lines
-from ratrain_ir.schedules import ActionKind
-from ratrainc.cli import main
+from ratrain.ratrain_ir.actions import ActionTable, parse_torch_csv, torch_csv_lines
+from ratrain.ratrain_ir.schedules import ActionKind
+from ratrain.ratrainc.cli import main
 from tests.unit.schedule_tables import Rows, diagnose, runs
 
 if TYPE_CHECKING:

@@ -12,23 +12,23 @@ from attrs import evolve, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain_ir.ops import ENGINES, Engine
-from ratrain_ir.testing.strategies import Case, cases
-from targets import interpreted_loop
-from targets.interpreted_loop import Allowance
-from targets.live_curve import live_curve
-from targets.mt3000.machine import load_machine
-from targets.mt3000.simulation import simulated
-from targets.program import Program
-from targets.resource_work import Bandwidths, LinkLevel, ResourceWork
-from targets.simulator import WorkOf, simulate_work
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.testing.strategies import Case, cases
+from ratrain.targets import interpreted_loop
+from ratrain.targets.interpreted_loop import Allowance
+from ratrain.targets.live_curve import live_curve
+from ratrain.targets.mt3000.machine import load_machine
+from ratrain.targets.mt3000.simulation import simulated
+from ratrain.targets.program import Program
+from ratrain.targets.resource_work import Bandwidths, LinkLevel, ResourceWork
+from ratrain.targets.simulator import WorkOf, simulate_work
 from tests.unit.fluid_oracle import Oracle, max_min
 from tests.unit.test_simulator import check_messages, check_order, compiled, pipeline
 from tests.unit.tiny_runs import MODEL, make_program
 
 if TYPE_CHECKING:
-    from targets.program import Instruction
-    from targets.simulator import Timeline
+    from ratrain.targets.program import Instruction
+    from ratrain.targets.simulator import Timeline
 
 SECONDS = (0.0, 0.5, 1.0, 3.0)
 BYTES = (0.0, 0.0, 1.0, 2.5, 8.0)
@@ -228,8 +228,8 @@ def test_the_host_has_its_own_share_of_the_bandwidth() -> None:
     machine = load_machine(None)
     program = make_program()
     host = evolve(machine, update_engine=Engine.HOST)
-    from ratrainc import api
-    from ratrainc.strategies import strategy
+    from ratrain import api
+    from ratrain.ratrainc.strategies import strategy
     from tests.unit.tiny_runs import make_plan
 
     plan = make_plan(MODEL)

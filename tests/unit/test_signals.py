@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from ratrainc import training
-from ratrainc.cli import main, show_failure
-from ratrainc.signals import StopAsked, ending_signals
-from ratrainc.training import run_training
-from ratrainc.training_data import DataChoice
-from targets.rtx import write_program
-from targets.runtime import checkpoint_places
-from targets.runtime.checkpoint_series import saved_steps
-from targets.runtime.local import LocalEngine, StepReport
-from targets.runtime.training import RunSettings, TrainingRun
+from ratrain.ratrainc import training
+from ratrain.ratrainc.cli import main, show_failure
+from ratrain.ratrainc.signals import StopAsked, ending_signals
+from ratrain.ratrainc.training import run_training
+from ratrain.ratrainc.training_data import DataChoice
+from ratrain.targets.rtx import write_program
+from ratrain.targets.runtime import checkpoint_places
+from ratrain.targets.runtime.checkpoint_series import saved_steps
+from ratrain.targets.runtime.local import LocalEngine, StepReport
+from ratrain.targets.runtime.training import RunSettings, TrainingRun
 from tests.unit.tiny_runs import MODEL, make_program
 
 
@@ -251,7 +251,7 @@ def test_a_key_that_is_held_loses_neither_the_undoing_nor_the_words(
         return found
 
     monkeypatch.setattr(*((checkpoint_places, "sync_folder") if exchanging else (Path, "rename")), held)
-    monkeypatch.setattr("ratrainc.cli.show_failure", show_and_release)
+    monkeypatch.setattr("ratrain.ratrainc.cli.show_failure", show_and_release)
     capfd.readouterr()
     assert main([*words, "--seed", "9"]) == 130
     said = capfd.readouterr().err
@@ -282,8 +282,8 @@ def test_a_second_ctrl_c_says_what_is_saved_and_what_is_lost(
     if during_save:
         if place == "single":
             run_training(program, DataChoice(), RunSettings(steps=5, **keys, seed=9), None, quiet=True)
-        monkeypatch.setattr("targets.runtime.checkpoint.write_manifest", interrupted)
-        monkeypatch.setattr("targets.runtime.checkpoint_shards.write_manifest", interrupted)
+        monkeypatch.setattr("ratrain.targets.runtime.checkpoint.write_manifest", interrupted)
+        monkeypatch.setattr("ratrain.targets.runtime.checkpoint_shards.write_manifest", interrupted)
         if place == "nothing":
             monkeypatch.setattr(TrainingRun, "save", interrupted)
     else:

@@ -10,20 +10,20 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from passes.manager import PassManager
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.ops import ENGINES, Engine
-from ratrain_ir.testing.strategies import Case, cases
-from ratrainc import api
-from targets.mt3000.emitter import emit
-from targets.mt3000.machine import load_machine
-from targets.mt3000.simulation import simulated
-from targets.mt3000.target import Mt3000Target
-from targets.simulator import Timeline, simulate
+from ratrain import api
+from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.testing.strategies import Case, cases
+from ratrain.targets.mt3000.emitter import emit
+from ratrain.targets.mt3000.machine import load_machine
+from ratrain.targets.mt3000.simulation import simulated
+from ratrain.targets.mt3000.target import Mt3000Target
+from ratrain.targets.simulator import Timeline, simulate
 from tests.unit.tiny_runs import MODEL, make_program
 
 if TYPE_CHECKING:
-    from targets.program import Instruction, Program
+    from ratrain.targets.program import Instruction, Program
 
 SHAPES = [(1, 1), (1, 4), (2, 1), (2, 2), (2, 5), (3, 3), (4, 2), (4, 8), (6, 9)]
 

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from attrs import evolve
 
-from passes.manager import PassManager
-from ratrain_ir.blocks import SPLIT_KINDS, pending_slots, saved_slots
-from ratrain_ir.diagnostics import Diagnostics
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Forward
-from ratrain_ir.parser import parse_module
-from ratrain_ir.printer import print_module
-from ratrain_ir.testing.fake_target import FakeTarget
-from ratrain_ir.types import Dtype
-from ratrain_ir.verifier import verify
-from ratrainc import api
-from targets.codegen.routines import routine_of
-from targets.program_verifier import check_program
-from targets.rtx import parse_program, program_bytes
+from ratrain import api
+from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.blocks import SPLIT_KINDS, pending_slots, saved_slots
+from ratrain.ratrain_ir.diagnostics import Diagnostics
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Forward
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.verifier import verify
+from ratrain.targets.codegen.routines import routine_of
+from ratrain.targets.program_verifier import check_program
+from ratrain.targets.rtx import parse_program, program_bytes
 from tests.unit.tiny_runs import MODEL, losses, make_plan, same_bits, train
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.model_config import ModelConfig
-    from targets.routine import Routine
-    from targets.runtime.training import TrainingRun
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.targets.routine import Routine
+    from ratrain.targets.runtime.training import TrainingRun
 
 BIASED = evolve(MODEL, family="qwen2", qkv_bias=True)
 ALIBI = evolve(MODEL, family="baichuan", heads=4, kv_heads=4, position="alibi", rope_theta=0.0, packed_qkv=True)

@@ -25,7 +25,7 @@ def heavy_imports(folder: Path, *arguments: str) -> list[str]:
 
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_help_imports_nothing_heavy(tmp_path: Path, option: str) -> None:
-    assert heavy_imports(tmp_path, "-m", "ratrainc", option) == []
+    assert heavy_imports(tmp_path, "-m", "ratrain", option) == []
 
 
 @pytest.mark.parametrize("name", HEAVY)

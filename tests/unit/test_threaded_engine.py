@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.ops import Engine
-from ratrainc import api
-from ratrainc.training import default_threads
-from targets.mt3000.machine import load_machine
-from targets.runtime.threaded import ThreadedEngine
-from targets.runtime.training import RunSettings
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrainc.training import default_threads
+from ratrain.targets.mt3000.machine import load_machine
+from ratrain.targets.runtime.threaded import ThreadedEngine
+from ratrain.targets.runtime.training import RunSettings
 from tests.unit.test_engine import LAYOUTS, updates_on_the_host
 from tests.unit.tiny_runs import MODEL, instructions, losses, make_plan, make_program, same_bits, start, train
 

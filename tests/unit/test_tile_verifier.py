@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain_ir.types import Dtype
-from targets.mt3000.tiling.attention import PARTS, AttentionShape
-from targets.mt3000.tiling.gemm import GemmShape
-from targets.mt3000.tiling.search import attention_tiles, gemm_tiles
-from targets.runtime.kernels.tiled_compute import Place
-from targets.runtime.kernels.tiled_memory import TiledMemory, memory_plan
-from targets.tile_verifier import schedule_problem
-from targets.tiles import (
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.mt3000.tiling.attention import PARTS, AttentionShape
+from ratrain.targets.mt3000.tiling.gemm import GemmShape
+from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles
+from ratrain.targets.runtime.kernels.tiled_compute import Place
+from ratrain.targets.runtime.kernels.tiled_memory import TiledMemory, memory_plan
+from ratrain.targets.tile_verifier import schedule_problem
+from ratrain.targets.tiles import (
     Barrier,
     Claim,
     Compute,

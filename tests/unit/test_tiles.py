@@ -12,24 +12,24 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain_ir.types import Dtype
-from targets.mt3000.tiling.attention import (
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.mt3000.tiling.attention import (
     PARTS,
     AttentionShape,
     attention_bound_seconds,
     attention_candidates,
     attention_schedule,
 )
-from targets.mt3000.tiling.gemm import GemmShape, gemm_bound_seconds, gemm_candidates, gemm_schedule
-from targets.mt3000.tiling.search import attention_tiles, gemm_tiles
-from targets.mt3000.tiling.timing import tile_time
-from targets.tile_program import Run, Transfer, core_events
-from targets.tile_verifier import schedule_problem
-from targets.tiles import Level, TileSchedule, elements, tiles_from_json
+from ratrain.targets.mt3000.tiling.gemm import GemmShape, gemm_bound_seconds, gemm_candidates, gemm_schedule
+from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles
+from ratrain.targets.mt3000.tiling.timing import tile_time
+from ratrain.targets.tile_program import Run, Transfer, core_events
+from ratrain.targets.tile_verifier import schedule_problem
+from ratrain.targets.tiles import Level, TileSchedule, elements, tiles_from_json
 from tests.unit.tile_shapes import MT3000, SMALL, attention_shapes, gemm_shapes
 
 if TYPE_CHECKING:
-    from targets.mt3000.tiling.core import Cluster
+    from ratrain.targets.mt3000.tiling.core import Cluster
 
 HALF = Dtype.F16
 CLUSTERS = st.sampled_from([MT3000, SMALL])

@@ -12,23 +12,23 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.plan import parse_plan
-from ratrain_ir.frontend.rank_mapping import RankMapping, Tile
-from ratrainc.cli import main
-from ratrainc.planner.answer import Request
-from ratrainc.planner.crossings import crossings
-from ratrainc.planner.cuts import cuts_of, partitions
-from ratrainc.planner.evaluation import Task, evaluate
-from ratrainc.planner.machines import parse_changes, with_constants
-from ratrainc.planner.report import plan_file
-from ratrainc.planner.search import Search
-from ratrainc.planner.space import Shape, shapes
-from ratrainc.planner.tilings import tilings
-from ratrainc.strategies import strategy
-from targets.mt3000.link_groups import Link, LinkGroup
-from targets.mt3000.machine import Machine, load_machine
-from targets.mt3000.placement import overfull
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.plan import parse_plan
+from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.planner.answer import Request
+from ratrain.ratrainc.planner.crossings import crossings
+from ratrain.ratrainc.planner.cuts import cuts_of, partitions
+from ratrain.ratrainc.planner.evaluation import Task, evaluate
+from ratrain.ratrainc.planner.machines import parse_changes, with_constants
+from ratrain.ratrainc.planner.report import plan_file
+from ratrain.ratrainc.planner.search import Search
+from ratrain.ratrainc.planner.space import Shape, shapes
+from ratrain.ratrainc.planner.tilings import tilings
+from ratrain.ratrainc.strategies import strategy
+from ratrain.targets.mt3000.link_groups import Link, LinkGroup
+from ratrain.targets.mt3000.machine import Machine, load_machine
+from ratrain.targets.mt3000.placement import overfull
 from tests.unit.test_links import NODES, group, machine
 from tests.unit.test_planner import MODEL, SLOW
 

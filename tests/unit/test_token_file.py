@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrainc.training_data import DataChoice, open_data
-from targets.runtime import data
-from targets.runtime.data import open_tokens
-from targets.runtime.kernels import kernel_set
-from targets.runtime.training import RunSettings, TrainingRun, prepare
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrainc.training_data import DataChoice, open_data
+from ratrain.targets.runtime import data
+from ratrain.targets.runtime.data import open_tokens
+from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.training import RunSettings, TrainingRun, prepare
 from tests.unit.tiny_runs import MODEL, make_program
 
 WIDE = 1 << 17

@@ -11,10 +11,10 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain_ir.blocks import block_chain, flat_elements
-from ratrain_ir.ops import Group, Payload
-from ratrain_ir.topology import Mesh, Rank, Topology, grid, topology_of
-from targets.runtime.weights import block_elements
+from ratrain.ratrain_ir.blocks import block_chain, flat_elements
+from ratrain.ratrain_ir.ops import Group, Payload
+from ratrain.ratrain_ir.topology import Mesh, Rank, Topology, grid, topology_of
+from ratrain.targets.runtime.weights import block_elements
 from tests.unit.tiny_runs import MODEL, make_plan
 
 

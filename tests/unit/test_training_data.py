@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrainc.training_data import DataChoice, open_data
-from targets.runtime import tokenizer as tokenizer_module
-from targets.runtime.data import builtin_text_tokens
-from targets.runtime.tokenizer import TokenizerChoice, tokenized
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrainc.training_data import DataChoice, open_data
+from ratrain.targets.runtime import tokenizer as tokenizer_module
+from ratrain.targets.runtime.data import builtin_text_tokens
+from ratrain.targets.runtime.tokenizer import TokenizerChoice, tokenized
 from tests.unit.tiny_runs import MODEL, make_program
 
 TEXT = "".join(f"line {number}: the quick brown fox, naïve and 狐; jumps\n\n" for number in range(400))

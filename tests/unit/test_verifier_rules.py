@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ratrain_ir.diagnostics import CODES, Diagnostics
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.verifier import verify
+from ratrain.ratrain_ir.diagnostics import CODES, Diagnostics
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.verifier import verify
 from tests.unit.edited_texts import MODEL, PLAN, change, drop, problems, repeat, sound, stage_of
 from tests.unit.schedule_rules import SCHEDULES
 from tests.unit.structure_rules import STRUCTURE

@@ -11,17 +11,17 @@ import pytest
 from attrs import evolve
 from safetensors.numpy import load_file, save_file
 
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.hf_export import hugging_face_config
-from ratrain_ir.frontend.hf_keys import INERT, NEUTRAL, READ_BY_RULE, RENAMED
-from ratrain_ir.frontend.model_config import ModelConfig, load_model, parse_config, preset_names
-from ratrain_ir.parser import parse_module
-from ratrain_ir.printer import print_module
-from ratrainc import api
-from ratrainc.cli import main
-from ratrainc.weight_export import export_weights
-from targets.rtx import read_program, write_program
-from targets.runtime.weights import read_weights
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
+from ratrain.ratrain_ir.frontend.hf_keys import INERT, NEUTRAL, READ_BY_RULE, RENAMED
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, load_model, parse_config, preset_names
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.weight_export import export_weights
+from ratrain.targets.rtx import read_program, write_program
+from ratrain.targets.runtime.weights import read_weights
 from tests.unit.tiny_runs import MODEL, make_plan, make_program, train
 
 BAICHUAN = evolve(
@@ -107,7 +107,7 @@ def test_nothing_is_made_up(name: str) -> None:
         model, given = MODEL, {}
     else:
         model = load_model(name)
-        given = json.loads((resources.files("ratrain_ir.frontend") / "presets" / f"{name}.json").read_text())
+        given = json.loads((resources.files("ratrain.ratrain_ir.frontend") / "presets" / f"{name}.json").read_text())
     written = hugging_face_config(model)
     computed = {key for keys in RENAMED.values() for key in keys} | {*READ_BY_RULE, "hidden_act", "torch_dtype"}
     assert written.keys() - computed == {key for key in given if key in INERT}

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save, save_file
 
-from ratrain_ir.blocks import block, block_chain, flat_elements, parameters
-from ratrain_ir.diagnostics import DiagnosticError
-from ratrain_ir.frontend.model_config import ModelConfig, check_model
-from ratrain_ir.frontend.plan import Plan
-from targets.runtime.tensor_file import open_tensors
-from targets.runtime.weights import (
+from ratrain.ratrain_ir.blocks import block, block_chain, flat_elements, parameters
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.targets.runtime.tensor_file import open_tensors
+from ratrain.targets.runtime.weights import (
     block_elements,
     flat_master,
     named_parameters,

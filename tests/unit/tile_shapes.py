@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from ratrain_ir.types import Dtype
-from targets.mt3000.tiling.attention import AttentionShape
-from targets.mt3000.tiling.core import Cluster
-from targets.mt3000.tiling.gemm import GemmShape
-from targets.tiles import Memories
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.mt3000.tiling.attention import AttentionShape
+from ratrain.targets.mt3000.tiling.core import Cluster
+from ratrain.targets.mt3000.tiling.gemm import GemmShape
+from ratrain.targets.tiles import Memories
 
 MT3000 = Cluster(Memories(24, 6 << 20, 768 << 10, 64 << 10), 8.1e12 / 9216, 30e9, 300e9, 512, 62, 26, 16, 10)
 SMALL = Cluster(Memories(6, 20 << 10, 24 << 10, 2 << 10), 1e9, 30e9, 300e9, 512, 62, 26, 16, 10)

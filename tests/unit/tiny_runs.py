@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ratrain_ir.frontend.model_config import ModelConfig, check_model
-from ratrain_ir.frontend.plan import Optimizer, Plan, check_plan
-from ratrainc import api
-from ratrainc.strategies import strategy
-from targets.runtime.data import TokenStream
-from targets.runtime.kernels import kernel_set
-from targets.runtime.training import RunSettings, TrainingRun, prepare
+from ratrain import api
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
+from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan, check_plan
+from ratrain.ratrainc.strategies import strategy
+from ratrain.targets.runtime.data import TokenStream
+from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.training import RunSettings, TrainingRun, prepare
 from tests.unit.toys import UNEVEN as MODEL
 
 if TYPE_CHECKING:
-    from ratrain_ir.ops import Engine
-    from targets.program import Instruction, Program
+    from ratrain.ratrain_ir.ops import Engine
+    from ratrain.targets.program import Instruction, Program
 
 
 OPTIMIZER = Optimizer(lr=5e-3, warmup_steps=3)

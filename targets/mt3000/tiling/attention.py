@@ -19,11 +19,11 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain_ir.types import Dtype
-from targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, registers, step_cycles
-from targets.mt3000.tiling.layout import Layout
-from targets.tile_calls import ATTENTION_OPERANDS
-from targets.tiles import (
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, registers, step_cycles
+from ratrain.targets.mt3000.tiling.layout import Layout
+from ratrain.targets.tile_calls import ATTENTION_OPERANDS
+from ratrain.targets.tiles import (
     Axes,
     Barrier,
     Claim,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain_ir.types import Dtype
-from targets.tiles import Memories
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.tiles import Memories
 
 if TYPE_CHECKING:
-    from targets.mt3000.machine import Machine
+    from ratrain.targets.mt3000.machine import Machine
 
 LANE_BYTES = 16 * 8
 """Bytes of a vector register."""

@@ -12,10 +12,10 @@ from math import prod
 
 from attrs import frozen
 
-from ratrain_ir.types import Dtype
-from targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, registers, step_cycles
-from targets.mt3000.tiling.layout import Layout
-from targets.tiles import (
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, registers, step_cycles
+from ratrain.targets.mt3000.tiling.layout import Layout
+from ratrain.targets.tiles import (
     Axes,
     Barrier,
     Claim,

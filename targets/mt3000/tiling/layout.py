@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from targets.tiles import Axes, Buffer, Level, Memories
+from ratrain.targets.tiles import Axes, Buffer, Level, Memories
 
 if TYPE_CHECKING:
-    from ratrain_ir.types import Dtype
+    from ratrain.ratrain_ir.types import Dtype
 
 
 @define

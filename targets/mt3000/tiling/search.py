@@ -7,7 +7,7 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from targets.mt3000.tiling.attention import (
+from ratrain.targets.mt3000.tiling.attention import (
     FORWARD,
     KEY_GRADIENT,
     PARTS,
@@ -17,12 +17,12 @@ from targets.mt3000.tiling.attention import (
     attention_candidates,
     attention_schedule,
 )
-from targets.mt3000.tiling.gemm import GemmShape, gemm_bound_seconds, gemm_candidates, gemm_schedule
-from targets.mt3000.tiling.timing import TileTime, tile_time
+from ratrain.targets.mt3000.tiling.gemm import GemmShape, gemm_bound_seconds, gemm_candidates, gemm_schedule
+from ratrain.targets.mt3000.tiling.timing import TileTime, tile_time
 
 if TYPE_CHECKING:
-    from targets.mt3000.tiling.core import Cluster
-    from targets.tiles import TileSchedule
+    from ratrain.targets.mt3000.tiling.core import Cluster
+    from ratrain.targets.tiles import TileSchedule
 
 _TIMED = 4
 """Candidates that are built and timed."""

@@ -15,9 +15,9 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from ratrain_ir.types import Dtype
-from targets.mt3000.tiling.core import LANE_BYTES, MULTIPLY_ADD_UNITS, Cluster, lanes, step_cycles
-from targets.tiles import (
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.mt3000.tiling.core import LANE_BYTES, MULTIPLY_ADD_UNITS, Cluster, lanes, step_cycles
+from ratrain.targets.tiles import (
     Axes,
     Barrier,
     Buffer,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal, TypeAlias
 
-from targets.runtime.kernels.interface import AttentionSpec, KernelSet
-from targets.runtime.kernels.scratch import Scratch
+from ratrain.targets.runtime.kernels.interface import AttentionSpec, KernelSet
+from ratrain.targets.runtime.kernels.scratch import Scratch
 
 __all__ = ["AttentionSpec", "KernelName", "KernelSet", "Scratch", "kernel_set"]
 
@@ -25,13 +25,13 @@ def kernel_set(name: KernelName, threads: int = 1) -> KernelSet:
 @cache
 def _kernel_set(name: KernelName, threads: int) -> KernelSet:
     if name == "fast":
-        from targets.runtime.kernels.fast import Fast
+        from ratrain.targets.runtime.kernels.fast import Fast
 
         return Fast(threads)
     if name == "tiled":
-        from targets.runtime.kernels.tiled import Tiled
+        from ratrain.targets.runtime.kernels.tiled import Tiled
 
         return Tiled()
-    from targets.runtime.kernels.reference import Reference
+    from ratrain.targets.runtime.kernels.reference import Reference
 
     return Reference()

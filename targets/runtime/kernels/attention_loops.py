@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from targets.runtime.kernels.blas import multiply, multiply_transposed
-from targets.runtime.kernels.fast_numba import SPLIT_SUMS, exact, inlined, load, maximum, narrow, power_of_two
+from ratrain.targets.runtime.kernels.blas import multiply, multiply_transposed
+from ratrain.targets.runtime.kernels.fast_numba import SPLIT_SUMS, exact, inlined, load, maximum, narrow, power_of_two
 
 QUERIES, KEYS = 256, 384
 """Rows and columns of a tile of scores at most: BLAS is near its speed, and two tiles are 0.75 MiB."""

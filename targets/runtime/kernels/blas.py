@@ -12,13 +12,13 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 
-from targets.runtime.kernels import openblas
-from targets.runtime.kernels.fast_numba import inlined, intrinsic
-from targets.runtime.kernels.openblas import AS_IS, ROWS_FIRST, TRANSPOSED
+from ratrain.targets.runtime.kernels import openblas
+from ratrain.targets.runtime.kernels.fast_numba import inlined, intrinsic
+from ratrain.targets.runtime.kernels.openblas import AS_IS, ROWS_FIRST, TRANSPOSED
 
 if TYPE_CHECKING:
-    from targets.runtime.kernels.interface import F32
-    from targets.runtime.kernels.team import Team
+    from ratrain.targets.runtime.kernels.interface import F32
+    from ratrain.targets.runtime.kernels.team import Team
 
 _I32, _I64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _FUNCTION = ir.FunctionType(ir.VoidType(), [_I32] * 3 + [_I64] * 3 + [_FLOAT] + [_I64] * 4 + [_FLOAT] + [_I64] * 2)

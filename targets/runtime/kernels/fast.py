@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from targets.runtime.kernels import fast_flat, fast_rows
-from targets.runtime.kernels.blas import share_product
-from targets.runtime.kernels.fast_attention import FastAttention, backward_plan, forward_plan
-from targets.runtime.kernels.fast_head import FastHead, head_backward_plan, head_forward_plan
-from targets.runtime.kernels.fast_numba import bits, flat
-from targets.runtime.kernels.scratch import Buffer, Plan, Scratch
-from targets.runtime.kernels.shared import KernelSetBase, check_indices, decay_segments, token_keys
+from ratrain.targets.runtime.kernels import fast_flat, fast_rows
+from ratrain.targets.runtime.kernels.blas import share_product
+from ratrain.targets.runtime.kernels.fast_attention import FastAttention, backward_plan, forward_plan
+from ratrain.targets.runtime.kernels.fast_head import FastHead, head_backward_plan, head_forward_plan
+from ratrain.targets.runtime.kernels.fast_numba import bits, flat
+from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.kernels.shared import KernelSetBase, check_indices, decay_segments, token_keys
 
 if TYPE_CHECKING:
-    from targets.runtime.kernels.interface import F32, I32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
 
 BLOCK = 1 << 15
 """Elements that pass through several loops while they stay in the second-level cache."""

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from targets.runtime.kernels import openblas
-from targets.runtime.kernels.attention_loops import KEYS, QUERIES, backward_head, forward_head
-from targets.runtime.kernels.fast_numba import bits
-from targets.runtime.kernels.scratch import Buffer, Plan, Scratch
-from targets.runtime.kernels.shared import alibi_slopes
+from ratrain.targets.runtime.kernels import openblas
+from ratrain.targets.runtime.kernels.attention_loops import KEYS, QUERIES, backward_head, forward_head
+from ratrain.targets.runtime.kernels.fast_numba import bits
+from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.kernels.shared import alibi_slopes
 
 if TYPE_CHECKING:
-    from targets.runtime.kernels.interface import F32, Array, AttentionSpec
-    from targets.runtime.kernels.team import Team
+    from ratrain.targets.runtime.kernels.interface import F32, Array, AttentionSpec
+    from ratrain.targets.runtime.kernels.team import Team
 
 
 def _mask(spec: AttentionSpec) -> tuple[np.float32, int, F32]:

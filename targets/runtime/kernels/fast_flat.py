@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from targets.runtime.kernels.fast_numba import bits_of_float, exact, load, narrow
+from ratrain.targets.runtime.kernels.fast_numba import bits_of_float, exact, load, narrow
 
 BLOCK = 4096
 """Elements that pass through several loops while they stay in the first-level cache."""

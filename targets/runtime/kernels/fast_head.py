@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from targets.runtime.kernels.blas import share_product
-from targets.runtime.kernels.fast_flat import cast
-from targets.runtime.kernels.fast_numba import bits, exact, exp32, flat, load, maximum, reducing
-from targets.runtime.kernels.fast_rows import store_product
-from targets.runtime.kernels.scratch import Buffer, Plan, Scratch
-from targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_indices
+from ratrain.targets.runtime.kernels.blas import share_product
+from ratrain.targets.runtime.kernels.fast_flat import cast
+from ratrain.targets.runtime.kernels.fast_numba import bits, exact, exp32, flat, load, maximum, reducing
+from ratrain.targets.runtime.kernels.fast_rows import store_product
+from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_indices
 
 if TYPE_CHECKING:
-    from targets.runtime.kernels.interface import F32, F64, I32, Array
-    from targets.runtime.kernels.team import Team
+    from ratrain.targets.runtime.kernels.interface import F32, F64, I32, Array
+    from ratrain.targets.runtime.kernels.team import Team
 
 TABLE_ELEMENTS = 1 << 22
 """Elements of a block of the table, 16 MiB in float32: enough rows for full BLAS speed."""

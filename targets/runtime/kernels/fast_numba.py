@@ -3,7 +3,7 @@
 Numba has no float16 on the CPU, so halves come as their bits (uint16) and are converted by the processor's own
 instructions. Loops run from 0 over slices of one row: other index forms are not vectorised.
 
-Compiled kernels are cached on disk, by `ratrain_ir.loops`. The cache notices a change of the file a kernel stands in, but not of this file,
+Compiled kernels are cached on disk, by `ratrain.ratrain_ir.loops`. The cache notices a change of the file a kernel stands in, but not of this file,
 whose functions become part of every kernel: after editing it, delete the `__pycache__` folders.
 """
 
@@ -20,7 +20,7 @@ from numba import extending
 from numba.core import types
 from numpy.typing import NDArray
 
-from ratrain_ir.loops import compiled
+from ratrain.ratrain_ir.loops import compiled
 
 intrinsic: Callable[[Callable[..., Any]], Any] = extending.intrinsic
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from targets.runtime.kernels.fast_numba import exact, exp32, load, narrow, reducing
+from ratrain.targets.runtime.kernels.fast_numba import exact, exp32, load, narrow, reducing
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from targets.runtime.kernels.reference_attention import ReferenceAttention
-from targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks
-from targets.runtime.kernels.reference_head import ReferenceHead, head_backward_plan, head_forward_plan
-from targets.runtime.kernels.scratch import Buffer, Plan, Scratch
-from targets.runtime.kernels.shared import KernelSetBase, check_indices, decay_segments, token_keys
+from ratrain.targets.runtime.kernels.reference_attention import ReferenceAttention
+from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks
+from ratrain.targets.runtime.kernels.reference_head import ReferenceHead, head_backward_plan, head_forward_plan
+from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.kernels.shared import KernelSetBase, check_indices, decay_segments, token_keys
 
 if TYPE_CHECKING:
-    from targets.runtime.kernels.interface import F32, I32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
 
 
 def _gemm_plan(a: Array, b: Array, out: Array, **_: object) -> Plan:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from targets.runtime.kernels.reference_common import f32, put, quiet
-from targets.runtime.kernels.shared import alibi_slopes
+from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet
+from ratrain.targets.runtime.kernels.shared import alibi_slopes
 
 if TYPE_CHECKING:
-    from targets.runtime.kernels.interface import F32, Array, AttentionSpec
-    from targets.runtime.kernels.scratch import Scratch
+    from ratrain.targets.runtime.kernels.interface import F32, Array, AttentionSpec
+    from ratrain.targets.runtime.kernels.scratch import Scratch
 
 TILE = 64
 """Queries, and keys, of one tile."""

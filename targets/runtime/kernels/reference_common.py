@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from targets.runtime.kernels.interface import F32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, Array
 
 BLOCK_ELEMENTS = 1 << 18
 """Largest temporary, in elements: 1 MiB of float32."""

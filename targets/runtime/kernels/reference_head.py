@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks
-from targets.runtime.kernels.scratch import Buffer, Plan, Scratch
-from targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_indices
+from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks
+from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_indices
 
 if TYPE_CHECKING:
-    from targets.runtime.kernels.interface import F32, F64, I32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, F64, I32, Array
 
 
 def head_forward_plan(table: Array, *, normalise: bool, **_: object) -> Plan:

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from ratrain_ir.diagnostics import fail
-from targets.runtime.kernels.fast import Fast
-from targets.runtime.kernels.reference_common import quiet
-from targets.runtime.kernels.scratch import plan_bytes
-from targets.runtime.kernels.shared import alibi_slopes
-from targets.runtime.kernels.tiled_compute import Place
-from targets.runtime.kernels.tiled_memory import PlaceOf, TiledMemory, memory_plan
-from targets.tile_calls import PARTS
-from targets.tiles import Level, Ranges, TileSchedule
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.targets.runtime.kernels.fast import Fast
+from ratrain.targets.runtime.kernels.reference_common import quiet
+from ratrain.targets.runtime.kernels.scratch import plan_bytes
+from ratrain.targets.runtime.kernels.shared import alibi_slopes
+from ratrain.targets.runtime.kernels.tiled_compute import Place
+from ratrain.targets.runtime.kernels.tiled_memory import PlaceOf, TiledMemory, memory_plan
+from ratrain.targets.tile_calls import PARTS
+from ratrain.targets.tiles import Level, Ranges, TileSchedule
 
 if TYPE_CHECKING:
-    from targets.runtime.kernels.interface import F32, Array, AttentionSpec
-    from targets.runtime.kernels.scratch import Scratch
+    from ratrain.targets.runtime.kernels.interface import F32, Array, AttentionSpec
+    from ratrain.targets.runtime.kernels.scratch import Scratch
 
 
 def _no_place(ranges: Ranges, keys_first: bool) -> Place:

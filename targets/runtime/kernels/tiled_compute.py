@@ -1,6 +1,6 @@
 """The micro-kernels of tile schedules in numpy: on tiles of on-chip buffers, float32 inside, rounded where they are stored.
 
-Each takes a `Place` and its tiles by the names of `targets.tile_kernels`, cut to the current ranges. Scores and what belongs to them
+Each takes a `Place` and its tiles by the names of `ratrain.targets.tile_kernels`, cut to the current ranges. Scores and what belongs to them
 are [keys, queries], or [queries, keys] where the place says so.
 """
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from targets.runtime.kernels.reference_common import f32, put
+from ratrain.targets.runtime.kernels.reference_common import f32, put
 
 if TYPE_CHECKING:
-    from targets.runtime.kernels.interface import F32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, Array
 
 
 @frozen

@@ -10,16 +10,16 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from targets.runtime.kernels import tiled_compute
-from targets.runtime.kernels.interface import Array
-from targets.runtime.kernels.scratch import Buffer as ScratchBuffer
-from targets.runtime.kernels.scratch import Plan
-from targets.tile_kernels import MICRO_KERNELS
-from targets.tile_program import Await, Event, Run, Transfer, core_events
-from targets.tiles import Barrier, Buffer, Level, Memories, Ranges, TileSchedule, axis_range, elements
+from ratrain.targets.runtime.kernels import tiled_compute
+from ratrain.targets.runtime.kernels.interface import Array
+from ratrain.targets.runtime.kernels.scratch import Buffer as ScratchBuffer
+from ratrain.targets.runtime.kernels.scratch import Plan
+from ratrain.targets.tile_kernels import MICRO_KERNELS
+from ratrain.targets.tile_program import Await, Event, Run, Transfer, core_events
+from ratrain.targets.tiles import Barrier, Buffer, Level, Memories, Ranges, TileSchedule, axis_range, elements
 
 if TYPE_CHECKING:
-    from ratrain_ir.types import Dtype
+    from ratrain.ratrain_ir.types import Dtype
 
 _TYPES = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 PlaceOf = Callable[[Ranges, bool], tiled_compute.Place]

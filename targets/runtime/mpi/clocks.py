@@ -10,7 +10,7 @@ import numpy as np
 from attrs import frozen
 from mpi4py import MPI
 
-from targets.runtime.mpi.communicators import finish
+from ratrain.targets.runtime.mpi.communicators import finish
 
 Clock: TypeAlias = Callable[[], float]
 _ROUNDS = 32

@@ -17,19 +17,19 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ratrain_ir import ops
-from ratrain_ir.ops import Engine, Group, Quantity
-from ratrain_ir.per_op import PerOp
-from targets.runtime import collectives
-from targets.runtime.kernels import Scratch
+from ratrain.ratrain_ir import ops
+from ratrain.ratrain_ir.ops import Engine, Group, Quantity
+from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.targets.runtime import collectives
+from ratrain.targets.runtime.kernels import Scratch
 
 if TYPE_CHECKING:
-    from targets.program import Instruction, Program, ProgramStage
-    from targets.runtime.collectives import Views
-    from targets.runtime.kernels import KernelSet
-    from targets.runtime.mpi.communicators import Communicators
-    from targets.runtime.mpi.layout import Reduction
-    from targets.runtime.rank import Rank
+    from ratrain.targets.program import Instruction, Program, ProgramStage
+    from ratrain.targets.runtime.collectives import Views
+    from ratrain.targets.runtime.kernels import KernelSet
+    from ratrain.targets.runtime.mpi.communicators import Communicators
+    from ratrain.targets.runtime.mpi.layout import Reduction
+    from ratrain.targets.runtime.rank import Rank
 
 Phases: TypeAlias = Generator[Sequence[MPI.Request], None, None]
 

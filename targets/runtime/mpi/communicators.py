@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 from mpi4py import MPI
 
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.ops import Group
-from ratrain_ir.topology import Rank
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.ops import Group
+from ratrain.ratrain_ir.topology import Rank
 
 if TYPE_CHECKING:
-    from targets.runtime.mpi.layout import Layout
+    from ratrain.targets.runtime.mpi.layout import Layout
 
 _YIELDS = 50
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3

@@ -18,22 +18,22 @@ from attrs import define
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.ops import Engine
-from ratrain_ir.types import Dtype, StateKind
-from targets.program import Instruction
-from targets.runtime.local import Head, LocalEngine, StepReport
-from targets.runtime.mpi.collectives import GroupCollectives, Phases, whole_bytes
-from targets.runtime.mpi.communicators import Patience, finish
-from targets.runtime.mpi.stragglers import Stragglers
-from targets.runtime.rank import shape_only
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.types import Dtype, StateKind
+from ratrain.targets.program import Instruction
+from ratrain.targets.runtime.local import Head, LocalEngine, StepReport
+from ratrain.targets.runtime.mpi.collectives import GroupCollectives, Phases, whole_bytes
+from ratrain.targets.runtime.mpi.communicators import Patience, finish
+from ratrain.targets.runtime.mpi.stragglers import Stragglers
+from ratrain.targets.runtime.rank import shape_only
 
 if TYPE_CHECKING:
-    from targets.program import Program
-    from targets.runtime.data import Batches
-    from targets.runtime.kernels import KernelSet
-    from targets.runtime.mpi.communicators import Communicators
-    from targets.runtime.mpi.layout import Reduction
+    from ratrain.targets.program import Program
+    from ratrain.targets.runtime.data import Batches
+    from ratrain.targets.runtime.kernels import KernelSet
+    from ratrain.targets.runtime.mpi.communicators import Communicators
+    from ratrain.targets.runtime.mpi.layout import Reduction
 
 _VISITED = (Engine.COLLECTIVE, Engine.RECV, Engine.SEND, Engine.HOST, Engine.COMPUTE)
 """Communication first, so that it is under way while the rank computes."""

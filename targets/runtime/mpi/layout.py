@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from attrs import frozen
 
-from ratrain_ir.diagnostics import fail
-from ratrain_ir.frontend.rank_mapping import RankMapping, Tile
-from ratrain_ir.topology import Mesh, mesh_of
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
+from ratrain.ratrain_ir.topology import Mesh, mesh_of
 
 if TYPE_CHECKING:
-    from ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.frontend.plan import Plan
 
 RankOrder: TypeAlias = Literal["pp-first", "dp-first", "mapping"]
 """What consecutive processes are: the stages of one replica, the replicas of one stage, or the ranks of one tile of the plan's mapping."""

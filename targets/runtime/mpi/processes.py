@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
-from targets.runtime.mpi.clocks import ClockOffset, measured_offset
-from targets.runtime.mpi.communicators import Communicators, finish
-from targets.runtime.mpi.engine import MpiEngine
-from targets.runtime.processes import Processes
-from targets.runtime.profile import Profile
+from ratrain.targets.runtime.mpi.clocks import ClockOffset, measured_offset
+from ratrain.targets.runtime.mpi.communicators import Communicators, finish
+from ratrain.targets.runtime.mpi.engine import MpiEngine
+from ratrain.targets.runtime.processes import Processes
+from ratrain.targets.runtime.profile import Profile
 
 if TYPE_CHECKING:
-    from targets.program import Program
-    from targets.runtime.data import Batches
-    from targets.runtime.kernels import KernelSet
-    from targets.runtime.mpi.layout import Layout, Reduction
+    from ratrain.targets.program import Program
+    from ratrain.targets.runtime.data import Batches
+    from ratrain.targets.runtime.kernels import KernelSet
+    from ratrain.targets.runtime.mpi.layout import Layout, Reduction
 
 T = TypeVar("T")
 

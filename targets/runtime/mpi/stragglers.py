@@ -9,7 +9,7 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from ratrain_ir.diagnostics import Diagnostic, Severity
+from ratrain.ratrain_ir.diagnostics import Diagnostic, Severity
 
 _FACTOR = 3.0
 _LEAST_EXCESS = 0.1

@@ -1,6 +1,6 @@
 """The Python API: what the command line does, for notebooks and scripts.
 
-from ratrainc import api
+from ratrain import api
 module = api.compile("llama-2-7b", "plan.toml")
 program = api.emit(module)
 figures = api.simulate(program)
@@ -8,39 +8,34 @@ figures = api.simulate(program)
 
 from __future__ import annotations
 
-# ruff: noqa: E402 - what is imported below is only ours after the check
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrainc.own_packages import check_own_packages
-
-check_own_packages()
-
-from passes.manager import AfterPass, PassManager, PassRun
-from ratrain_ir.diagnostics import Diagnostics
-from ratrain_ir.frontend.lowering import lower
-from ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model
-from ratrain_ir.frontend.plan import Plan, check_plan, load_plan
-from ratrain_ir.gc import paused_gc
-from ratrain_ir.module import Level, Module, TargetInfo
-from ratrain_ir.parser import read_module
-from ratrain_ir.verifier import verify as verify_module
-from ratrain_ir.verifier.memory import check_capacity
-from ratrain_ir.verifier.report import Reporter
-from ratrain_ir.verifier.workspace import check_workspace
-from ratrainc.strategies import DEFAULT_STRATEGY, strategy
-from targets.mt3000.emitter import emit as emit_module
-from targets.mt3000.machine import Machine, load_machine
-from targets.mt3000.machine_record import check_carried, check_on_machine, compiled_for, target_info
-from targets.mt3000.simulation import Figures, simulated
-from targets.mt3000.target import Mt3000Target
-from targets.rtx import read_program
+from ratrain.passes.manager import AfterPass, PassManager, PassRun
+from ratrain.ratrain_ir.diagnostics import Diagnostics
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model
+from ratrain.ratrain_ir.frontend.plan import Plan, check_plan, load_plan
+from ratrain.ratrain_ir.gc import paused_gc
+from ratrain.ratrain_ir.module import Level, Module, TargetInfo
+from ratrain.ratrain_ir.parser import read_module
+from ratrain.ratrain_ir.verifier import verify as verify_module
+from ratrain.ratrain_ir.verifier.memory import check_capacity
+from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.verifier.workspace import check_workspace
+from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
+from ratrain.targets.mt3000.emitter import emit as emit_module
+from ratrain.targets.mt3000.machine import Machine, load_machine
+from ratrain.targets.mt3000.machine_record import check_carried, check_on_machine, compiled_for, target_info
+from ratrain.targets.mt3000.simulation import Figures, simulated
+from ratrain.targets.mt3000.target import Mt3000Target
+from ratrain.targets.rtx import read_program
 
 if TYPE_CHECKING:
-    from targets.program import Program
-    from targets.simulator import Timeline
+    from ratrain.targets.program import Program
+    from ratrain.targets.simulator import Timeline
 
 
 def resolved(model: str | ModelConfig, plan: str | Plan) -> tuple[ModelConfig, Plan]:

@@ -1,4 +1,4 @@
-"""`python -m ratrainc`: the same command as the `ratrainc` script."""
+"""`python -m ratrain`: the same command as the `ratrainc` script."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NoReturn
 def drop_current_directory() -> None:
     """Remove the current directory from the import path, unless this package itself was found there.
 
-    `python -m` puts the current directory first on `sys.path`. This project's packages have everyday names
-    (`passes`, `targets`, `grammar`), so a file `passes.py` beside the user's data would be imported, and executed, in
-    place of ours. The installed `ratrainc` script does not have the problem; this gives `-m` the same behaviour.
-    With `PYTHONSAFEPATH` or `-P` Python did not add the directory: what stands first then was asked for, and stays.
+    `python -m` puts the current directory first on `sys.path`, so a file `numpy.py` beside the user's data would be
+    imported, and executed, in place of a library. The installed `ratrainc` script does not have the problem; this gives
+    `-m` the same behaviour. With `PYTHONSAFEPATH` or `-P` Python did not add the directory: what stands first then was
+    asked for, and stays.
     """
     if sys.flags.safe_path or not sys.path:
         return
@@ -30,7 +30,7 @@ def drop_current_directory() -> None:
 def _run() -> NoReturn:
     """Run the command line and leave with its exit code, as the script that pip generates does."""
     drop_current_directory()
-    from ratrainc.cli import main  # only now: it imports the packages that a foreign file could shadow
+    from ratrain.ratrainc.cli import main  # only now: it imports libraries that a foreign file could shadow
 
     command: Callable[[], int | None] = main
     sys.exit(command())
