@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ratrain.passes.allocation import AllocationProblem, Effort, allocate, check_allocation
+from ratrain.passes.memory.allocation import AllocationProblem, Effort, allocate, check_allocation
 from ratrain.ratrainc.allocation_csv import read_problem
 
 ROOT = Path(__file__).resolve().parents[1]

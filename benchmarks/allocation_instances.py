@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from ratrain.passes.allocation import AllocationProblem
+from ratrain.passes.memory.allocation import AllocationProblem
 
 STAGES = 8
 LAYERS = 8

@@ -43,7 +43,7 @@ from ratrain.targets.runtime.state import training_state
 from ratrain.targets.runtime.training import RunSettings, TrainingRun, blas_facts, prepare
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
 
 PAPER_TOKENS = 1.028e9
 PAPER_DEVIATION = 0.081  # percent

@@ -31,7 +31,7 @@ from attrs import asdict, define, field, frozen
 from ratrain import api
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.supervisor import Supervisor, mpi_command
-from ratrain.targets.rtx import write_program
+from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.checkpoint_series import saved_steps
 from ratrain.targets.runtime.positions import RunFolder
 

@@ -23,7 +23,7 @@ from ratrain.targets.runtime.mpi.engine import MpiEngine
 from ratrain.targets.runtime.mpi.processes import MpiProcesses
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Instruction
+    from ratrain.targets.program.program import Instruction
     from ratrain.targets.runtime.mpi.collectives import Phases
     from ratrain.targets.runtime.rank import Rank
 

@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ratrain.ratrain_ir.types import Dtype
-from ratrain.targets.mt3000.machine import load_machine
+from ratrain.targets.machine.machine import load_machine
+from ratrain.targets.mt3000.tiles.schedule import Loop, TileSchedule, statements
 from ratrain.targets.mt3000.tiling.attention import PARTS, AttentionShape
 from ratrain.targets.mt3000.tiling.core import Cluster, cluster_of
 from ratrain.targets.mt3000.tiling.gemm import GemmShape, GemmTiles, gemm_schedule
 from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles
 from ratrain.targets.mt3000.tiling.timing import TileTime, tile_time
-from ratrain.targets.tiles import Loop, TileSchedule, statements
 
 MT3000 = cluster_of(load_machine("mt3000"))
 FASTER = cluster_of(load_machine("mt3000-1.2ghz"))

@@ -26,11 +26,11 @@ from ratrain.ratrain_ir.frontend.model_config import load_model
 from ratrain.ratrain_ir.frontend.plan import Plan, load_plan
 from ratrain.ratrainc.calibration.from_profile import machine_from_profile
 from ratrain.ratrainc.supervisor import mpi_command
-from ratrain.targets.mt3000.simulation import shared_cores_step_seconds
-from ratrain.targets.rtx import write_program
+from ratrain.targets.program.rtx import write_program
+from ratrain.targets.simulator.figures import shared_cores_step_seconds
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 PEAK = 1e11

@@ -31,11 +31,11 @@ from ratrain.ratrainc.calibration.from_profile import ProfiledMachine, machine_f
 from ratrain.ratrainc.run_profile import write_profile
 from ratrain.ratrainc.strategies import strategy
 from ratrain.ratrainc.training_data import DataChoice, open_data
-from ratrain.targets.mt3000.simulation import one_core_step_seconds
-from ratrain.targets.program import Program
+from ratrain.targets.program.program import Program
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.profile import Profile
 from ratrain.targets.runtime.training import RunSettings, TimedStep, TrainingRun, prepare
+from ratrain.targets.simulator.figures import one_core_step_seconds
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 PEAK = 1e11

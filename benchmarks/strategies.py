@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrainc.strategies import STRATEGIES, Strategy
-from ratrain.targets.mt3000.machine import load_machine
+from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.mt3000.target import Mt3000Target
 
 DEFAULT = ("llama-2-70b", str(Path(__file__).resolve().parent.parent / "examples" / "llama-2-70b-96.toml"))

@@ -16,8 +16,8 @@ import numpy as np
 
 from ratrain.ratrainc.calibration.fitting import errors, fitted
 from ratrain.ratrainc.calibration.gpt_rows import predicted_gpt, read_gpt_rows
-from ratrain.targets.mt3000.machine import load_machine
-from ratrain.targets.mt3000.machine_writer import write_machine
+from ratrain.targets.machine.machine import load_machine
+from ratrain.targets.machine.writer import write_machine
 
 MACHINE = Path(__file__).resolve().parent / "a100.toml"
 NAMES = (

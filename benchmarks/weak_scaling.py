@@ -22,7 +22,7 @@ from ratrain.ratrainc.calibration.fitting import with_values
 from ratrain.ratrainc.calibration.report import Calibration, calibrate
 from ratrain.ratrainc.calibration.rows import Row
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
-from ratrain.targets.mt3000.machine import Machine, load_machine
+from ratrain.targets.machine.machine import Machine, load_machine
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 PUBLISHED = {256: 29_069.73, 512: 57_558.07, 768: 85_465.01, 1024: 112_790.55}

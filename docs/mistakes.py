@@ -24,11 +24,11 @@ from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrainc.cli import main
-from ratrain.targets.program_verifier import check_program
-from ratrain.targets.rtx import write_program
+from ratrain.targets.program.program_verifier import check_program
+from ratrain.targets.program.rtx import write_program
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
 
 MODEL = ModelConfig("tiny", "llama", 256, 64, 3, 4, 2, 16, 160, 1e-5)
 PLAN = Plan(2, 2, (1,), 1, 3, 32)

@@ -1,6 +1,6 @@
 """What each option of each command changes; the last part of `docs/keys.md`.
 
-`tests/unit/test_options.py` calls every command as its entry says, without and with each option, and looks for a difference in what is
+`tests/ratrainc/test_options.py` calls every command as its entry says, without and with each option, and looks for a difference in what is
 printed and written, or, for options that may not change what is computed, in what is called. An option without an entry fails it.
 """
 
@@ -470,7 +470,9 @@ OPTIONS = {
         {
             "--capacity": Option("the bytes there are", "--capacity 10", "b.csv"),
             "-o": Option("the addresses that are written", "-o b2.csv"),
-            "--seconds": Option("time for the search", "--seconds 1", None, "ratrain.passes.allocation:allocate"),
+            "--seconds": Option(
+                "time for the search", "--seconds 1", None, "ratrain.passes.memory.allocation:allocate"
+            ),
             "--json": _JSON,
         },
         wall=True,

@@ -8,18 +8,18 @@ from ratrain.passes.pass_base import Fact, Pass
 from ratrain.ratrain_ir.diagnostics import fail, nearest
 
 PASSES: dict[str, str] = {
-    "place-1f1b": "ratrain.passes.place_1f1b:Place1F1BPass",
-    "place-gpipe": "ratrain.passes.place_gpipe:PlaceGpipePass",
-    "place-zb-h1": "ratrain.passes.place_zb_h1:PlaceZbH1Pass",
-    "lifetime": "ratrain.passes.lifetime:LifetimePass",
-    "recompute": "ratrain.passes.recompute:RecomputePass",
-    "bucket-grad-sync": "ratrain.passes.bucket_grad_sync:BucketGradSyncPass",
-    "schedule-update": "ratrain.passes.schedule_update:ScheduleUpdatePass",
-    "insert-prefetch": "ratrain.passes.insert_prefetch:InsertPrefetchPass",
-    "joint-order": "ratrain.passes.joint_order:JointOrderPass",
-    "insert-release": "ratrain.passes.insert_release:InsertReleasePass",
-    "legalise": "ratrain.passes.legalise:LegalisePass",
-    "allocate-ddr": "ratrain.passes.allocate_ddr:AllocateDdrPass",
+    "place-1f1b": "ratrain.passes.placement.place_1f1b:Place1F1BPass",
+    "place-gpipe": "ratrain.passes.placement.place_gpipe:PlaceGpipePass",
+    "place-zb-h1": "ratrain.passes.placement.place_zb_h1:PlaceZbH1Pass",
+    "lifetime": "ratrain.passes.memory.lifetime:LifetimePass",
+    "recompute": "ratrain.passes.recovery.recompute:RecomputePass",
+    "bucket-grad-sync": "ratrain.passes.state.bucket_grad_sync:BucketGradSyncPass",
+    "schedule-update": "ratrain.passes.state.schedule_update:ScheduleUpdatePass",
+    "insert-prefetch": "ratrain.passes.state.insert_prefetch:InsertPrefetchPass",
+    "joint-order": "ratrain.passes.state.joint_order:JointOrderPass",
+    "insert-release": "ratrain.passes.memory.insert_release:InsertReleasePass",
+    "legalise": "ratrain.passes.memory.legalise:LegalisePass",
+    "allocate-ddr": "ratrain.passes.memory.allocate_ddr:AllocateDdrPass",
 }
 
 PROVIDERS: dict[Fact, str] = {

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ratrain.passes.allocation import AllocationProblem, Effort, allocate
-from ratrain.passes.overlap import Occupancy, occupancy
+from ratrain.passes.memory.allocation import AllocationProblem, Effort, allocate
+from ratrain.passes.memory.overlap import Occupancy, occupancy
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import Op, Recv, Send, Tensor, Update
 from ratrain.ratrain_ir.types import Dtype, StateKind, aligned, tensor_type

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.passes.allocation import AllocationProblem
+from ratrain.passes.memory.allocation import AllocationProblem
 from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain.ratrain_ir.files import read_text, write_lines
 

@@ -16,7 +16,7 @@ from ratrain.targets.runtime.mpi.layout import Layout, RankOrder, Reduction
 from ratrain.targets.runtime.processes import Processes
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
 
 _HEAD_START = 1.0
 """Seconds that process 0 has to report a failure, and to end the job with it, before others that met the same one do."""

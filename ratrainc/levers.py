@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
-from ratrain.passes.bucket_grad_sync import BucketGradSyncPass
-from ratrain.passes.joint_order import JointOrderPass
 from ratrain.passes.manager import PassManager
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
-from ratrain.passes.recompute import RecomputePass
+from ratrain.passes.recovery.recompute import RecomputePass
+from ratrain.passes.state.bucket_grad_sync import BucketGradSyncPass
+from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan, balance_cuts, check_plan
 from ratrain.ratrain_ir.gc import paused_gc
-from ratrain.targets.mt3000.emitter import emit
-from ratrain.targets.mt3000.machine import Machine
-from ratrain.targets.mt3000.simulation import simulated
+from ratrain.targets.codegen.emitter import emit
+from ratrain.targets.machine.machine import Machine
 from ratrain.targets.mt3000.target import Mt3000Target
+from ratrain.targets.simulator.figures import simulated
 
 if TYPE_CHECKING:
     from ratrain.passes.pass_base import Pass

@@ -18,7 +18,7 @@ from rich.text import Text
 from ratrain.ratrainc.console import errors, size_text
 from ratrain.ratrainc.loss_plot import Curves, chart_lines
 from ratrain.ratrainc.remaining_time import RemainingTime
-from ratrain.targets.program import Program
+from ratrain.targets.program.program import Program
 from ratrain.targets.runtime.progress import ProgressSource, StageWatch
 from ratrain.targets.runtime.training import TimedStep
 

@@ -15,7 +15,7 @@ from attrs import asdict, frozen
 from ratrain.ratrainc.console import size_text
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
 
 _PINS = (
     "OPENBLAS_CORETYPE",

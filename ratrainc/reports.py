@@ -12,8 +12,8 @@ from ratrain.ratrainc.console import say, seconds_text, size_text, table
 if TYPE_CHECKING:
     from ratrain.passes.manager import PassRun
     from ratrain.ratrain_ir.module import Module
-    from ratrain.targets.mt3000.simulation import Figures
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.simulator.figures import Figures
 
 
 def show_inserted(runs: Sequence[PassRun]) -> None:

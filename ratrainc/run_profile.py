@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ratrain.ratrain_ir.files import write_lines
 from ratrain.ratrain_ir.ops import ENGINES, Group
 from ratrain.ratrainc.trace import MICROSECONDS, instruction_event
-from ratrain.targets.mt3000.simulation import timed_instruction
-from ratrain.targets.mt3000.timing import op_key
+from ratrain.targets.machine.timing import op_key
+from ratrain.targets.simulator.figures import timed_instruction
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.profile import Concurrency, Profile, RunSpan, StepSpan
 
 FORMAT = "ratrain run profile 2"

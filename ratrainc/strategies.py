@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ratrain.passes.placed_schedule import refuse_contradiction
+from ratrain.passes.placement.placed_schedule import refuse_contradiction
 from ratrain.ratrain_ir.diagnostics import fail, nearest
 from ratrain.ratrain_ir.frontend.text import Place
 

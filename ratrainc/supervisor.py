@@ -27,7 +27,7 @@ from ratrain.ratrainc.cli import (
 )
 from ratrain.ratrainc.signals import ending_signals
 from ratrain.ratrainc.telling import tell
-from ratrain.targets.rtx import read_program
+from ratrain.targets.program.rtx import read_program
 from ratrain.targets.runtime.liveness import Departures, Liveness, liveness
 from ratrain.targets.runtime.positions import RankPhase, RankPosition, RunFolder, read_positions
 from ratrain.targets.runtime.postmortem import Diagnosis, diagnose, only_gone

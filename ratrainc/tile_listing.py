@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ratrain.targets.tile_program import Await, Event, Run, Transfer, core_events
-from ratrain.targets.tiles import Barrier, Level
+from ratrain.targets.mt3000.tiles.core_program import Await, Event, Run, Transfer, core_events
+from ratrain.targets.mt3000.tiles.schedule import Barrier, Level
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
-    from ratrain.targets.tiles import Axes, Ranges, TileSchedule
+    from ratrain.targets.mt3000.tiles.schedule import Axes, Ranges, TileSchedule
+    from ratrain.targets.program.program import Program
 
 
 def tile_lines(program: Program, core: int, limit: int) -> Iterator[str]:

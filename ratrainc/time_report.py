@@ -9,8 +9,8 @@ from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrainc.console import say, seconds_text, table
 
 if TYPE_CHECKING:
-    from ratrain.targets.bubbles import Bubbles, PathOp
-    from ratrain.targets.simulator import Timeline
+    from ratrain.targets.simulator.bubbles import Bubbles, PathOp
+    from ratrain.targets.simulator.timed_run import Timeline
 
 _SHOWN_CAUSES = 5
 _SHOWN_RUNS = 40

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.files import write_lines
 from ratrain.ratrain_ir.ops import ENGINES, Engine
-from ratrain.targets.live_curve import live_curve
+from ratrain.targets.simulator.live_curve import live_curve
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Instruction
-    from ratrain.targets.simulator import Span, Timeline
+    from ratrain.targets.program.program import Instruction
+    from ratrain.targets.simulator.timed_run import Span, Timeline
 
 MICROSECONDS = 1e6
 

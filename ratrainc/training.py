@@ -34,7 +34,7 @@ from ratrain.targets.runtime.training import RunSettings, TimedStep, TrainingRun
 from ratrain.targets.runtime.utilisation import Utilisation, measured_peak_flops
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.processes import Processes
 
 
@@ -104,7 +104,7 @@ class RunResult:
 
 def default_threads(program: Program) -> int:
     """Threads for a run that names no number: one a core, or one alone where blocks are smaller than `LEAST_OPERATIONS`."""
-    from ratrain.targets.mt3000.simulation import model_flops_per_token
+    from ratrain.targets.simulator.figures import model_flops_per_token
 
     plan = program.plan
     blocks = sum(
@@ -240,7 +240,7 @@ def check_outputs(
 
 
 def _utilisation(program: Program) -> Utilisation:
-    from ratrain.targets.mt3000.simulation import model_flops_per_token
+    from ratrain.targets.simulator.figures import model_flops_per_token
 
     return Utilisation(model_flops_per_token(program.model, program.plan.seq_len), measured_peak_flops())
 

@@ -14,7 +14,7 @@ from ratrain.targets.runtime.data import TEXT_VOCABULARY, TokenStream, builtin_t
 from ratrain.targets.runtime.evaluation import HeldOut, held_out, split_stream
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.tokenizer import TokenizerChoice
 
 

@@ -1,1 +1,1 @@
-"""What every target shares: the executable program and its container, its verifier, the simulator, the runtime."""
+"""A program, and everything that can be done with one."""

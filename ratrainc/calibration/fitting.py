@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.targets.mt3000.machine import Machine, largest_value
+from ratrain.targets.machine.machine import Machine, largest_value
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.diagnostics import Location

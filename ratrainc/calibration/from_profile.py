@@ -19,11 +19,11 @@ from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.calibration.fitting import Errors, Seconds, errors, fitted
 from ratrain.ratrainc.run_profile import FORMAT
 from ratrain.ratrainc.trace import MICROSECONDS
-from ratrain.targets.json_values import text, whole
-from ratrain.targets.mt3000.cost import routine_work
-from ratrain.targets.mt3000.machine import Constant, Machine
-from ratrain.targets.mt3000.op_table import MeasuredOp, OpTable, line_through
-from ratrain.targets.routine import Routine, routine_from_json
+from ratrain.targets.machine.cost import routine_work
+from ratrain.targets.machine.machine import Constant, Machine
+from ratrain.targets.machine.op_table import MeasuredOp, OpTable, line_through
+from ratrain.targets.program.json_values import text, whole
+from ratrain.targets.program.routine import Routine, routine_from_json
 from ratrain.targets.runtime.profile import CONCURRENCIES, Concurrency
 
 _WARM_UP = 2

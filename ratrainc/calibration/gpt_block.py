@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.types import Dtype
-from ratrain.targets.mt3000.collective_cost import all_reduces, cheapest
-from ratrain.targets.mt3000.cost import message_work, routine_work, update_work
-from ratrain.targets.mt3000.placement import Members
-from ratrain.targets.routine import Formal, Routine, Shape, Step
+from ratrain.targets.machine.collective_cost import all_reduces, cheapest
+from ratrain.targets.machine.cost import message_work, routine_work, update_work
+from ratrain.targets.machine.placement import Members
+from ratrain.targets.program.routine import Formal, Routine, Shape, Step
 
 if TYPE_CHECKING:
-    from ratrain.targets.mt3000.machine import Machine
+    from ratrain.targets.machine.machine import Machine
 
 VOCAB = 51_200
 """50,257 words, padded."""

@@ -18,7 +18,7 @@ from ratrain.ratrainc.calibration.tables import TableLine, read_table
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.calibration.fitting import Seconds
-    from ratrain.targets.mt3000.machine import Machine
+    from ratrain.targets.machine.machine import Machine
 
 _COUNTS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "tp", "dp", "pp")
 _MEASURE = "iter_ms"

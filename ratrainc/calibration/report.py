@@ -14,7 +14,7 @@ from ratrain.ratrainc.calibration.fitting import Errors, Seconds, errors, fitted
 from ratrain.ratrainc.calibration.gpt_rows import is_gpt_header, predicted_gpt, read_gpt_rows
 from ratrain.ratrainc.calibration.rows import Row, compiled, held_out, predicted, read_rows
 from ratrain.ratrainc.calibration.tables import read_table
-from ratrain.targets.mt3000.machine import Machine, is_whole
+from ratrain.targets.machine.machine import Machine, is_whole
 
 _ROUNDS = 3
 """Programs depend on the machine they are compiled for: they are compiled anew until the constants settle."""

@@ -21,8 +21,8 @@ from ratrain.ratrainc.calibration.tables import TableLine, read_table
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.calibration.fitting import Seconds
-    from ratrain.targets.mt3000.machine import Machine
-    from ratrain.targets.program import Program
+    from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.program.program import Program
 
 _REQUIRED = ("model", "plan")
 _MEASURES = ("step_seconds", "tokens_per_second")

@@ -9,7 +9,7 @@ import click
 from ratrain.ratrainc.commands.options import FiniteRange, Result, Source, json_option, output_file
 
 if TYPE_CHECKING:
-    from ratrain.passes.allocation import Allocation, Effort, LowerBound
+    from ratrain.passes.memory.allocation import Allocation, Effort, LowerBound
     from ratrain.ratrain_ir.diagnostics import Diagnostic
     from ratrain.ratrainc.allocation_csv import Table
 
@@ -63,7 +63,7 @@ def command(file: str, capacity: int, output: str | None, seconds: float | None,
     Tries greedy placements from the cheapest to the dearest, then searches where the capacity is still exceeded. The lower bound is the
     largest number of bytes that live at once; no placement can need less.
     """
-    from ratrain.passes.allocation import allocate, check_allocation, lower_bound
+    from ratrain.passes.memory.allocation import allocate, check_allocation, lower_bound
     from ratrain.ratrainc.allocation_csv import read_problem, write_solution
     from ratrain.ratrainc.console import status
 
@@ -84,7 +84,7 @@ def command(file: str, capacity: int, output: str | None, seconds: float | None,
 
 
 def _effort(seconds: float | None) -> Effort:
-    from ratrain.passes.allocation import Effort
+    from ratrain.passes.memory.allocation import Effort
 
     return Effort() if seconds is None else Effort(work=_UNLIMITED, nodes=_UNLIMITED, seconds=seconds)
 

@@ -99,8 +99,8 @@ def command(
     from ratrain.ratrainc.calibration.report import calibrate_rows
     from ratrain.ratrainc.console import print_json, status
     from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
-    from ratrain.targets.mt3000.machine import load_machine
-    from ratrain.targets.mt3000.machine_writer import write_machine
+    from ratrain.targets.machine.machine import load_machine
+    from ratrain.targets.machine.writer import write_machine
 
     if not names:
         raise click.UsageError("--fit names no constant")
@@ -122,7 +122,7 @@ def _calibrate_profile(path: str, name: str, output: str | None, *, as_json: boo
 
     from ratrain.ratrainc.calibration.from_profile import machine_from_profile
     from ratrain.ratrainc.console import print_json, seconds_text, status
-    from ratrain.targets.mt3000.machine_writer import write_machine
+    from ratrain.targets.machine.writer import write_machine
     from ratrain.targets.runtime.utilisation import measured_peak_flops
 
     with status("fitting rates"):

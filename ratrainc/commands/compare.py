@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.ratrainc.levers import Outcome
     from ratrain.ratrainc.strategies import Strategy
-    from ratrain.targets.mt3000.machine import Machine
+    from ratrain.targets.machine.machine import Machine
 
 _EPILOG = """\b
 Examples:
@@ -83,7 +83,7 @@ def command(
     from ratrain import api
     from ratrain.ratrainc.console import print_json
     from ratrain.ratrainc.strategies import STRATEGIES, strategy
-    from ratrain.targets.mt3000.machine import load_machine
+    from ratrain.targets.machine.machine import load_machine
 
     chosen = [strategy(name.strip()) for name in names.split(",")] if names else _yardstick_first(STRATEGIES)
     target = load_machine(machine)

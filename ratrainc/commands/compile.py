@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
     from ratrain.ratrainc.levers import Setting
     from ratrain.ratrainc.strategies import Strategy
-    from ratrain.targets.mt3000.machine import Machine
+    from ratrain.targets.machine.machine import Machine
 
 _EPILOG = """\b
 Examples:
@@ -80,7 +80,7 @@ def command(
     from ratrain.ratrainc.console import print_json, status
     from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, Strategy
     from ratrain.ratrainc.strategies import strategy as named
-    from ratrain.targets.mt3000.machine import load_machine
+    from ratrain.targets.machine.machine import load_machine
 
     chosen = named(strategy or DEFAULT_STRATEGY)
     pipeline = chosen.passes if passes is None else passes
@@ -148,7 +148,7 @@ def _check_usage(
 def _check_schedule(plan: Plan, path: str, chosen: Strategy, passes: str | None) -> None:
     """The plan's schedule and the one that strategy or passes name are the same."""
     from ratrain.passes.pipeline_text import parse_pipeline
-    from ratrain.passes.placed_schedule import refuse_contradiction
+    from ratrain.passes.placement.placed_schedule import refuse_contradiction
     from ratrain.ratrain_ir.frontend.plan import place_in_plan
 
     def place() -> Place:
@@ -190,7 +190,7 @@ def _write(module: Module, output: str | None, machine: Machine | None) -> str |
     if output is None:
         return None
     if output.endswith(".rtx"):
-        from ratrain.targets.rtx import write_program
+        from ratrain.targets.program.rtx import write_program
 
         write_program(api.emit(module, machine=machine), output)
     else:

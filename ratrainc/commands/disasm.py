@@ -11,7 +11,7 @@ from ratrain.ratrainc.commands.options import Source, refuse_idle
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Instruction, Program, ProgramStage
+    from ratrain.targets.program.program import Instruction, Program, ProgramStage
 
 _EPILOG = """\b
 Examples:
@@ -55,7 +55,7 @@ def command(
         raise click.UsageError(f"there is no stage {stage}: the program has stages 0 to {len(program.stages) - 1}")
     if tiles:
         from ratrain.ratrainc.tile_listing import tile_lines
-        from ratrain.targets.program_verifier import check_program
+        from ratrain.targets.program.program_verifier import check_program
 
         check_program(program)  # of schedules that are not sound the events need not end
 

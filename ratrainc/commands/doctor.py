@@ -9,7 +9,7 @@ import click
 from ratrain.ratrainc.commands.options import Source, json_option, machine_option, model_option, plan_option
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
 
 _EPILOG = """\b
 Examples:
@@ -60,7 +60,7 @@ def command(file: str | None, model: str | None, plan: str | None, machine: str 
 def _program(file: str | None, model: str | None, plan: str | None, machine: str | None) -> Program | None:
     """The program at hand, if there is one."""
     from ratrain import api
-    from ratrain.targets.program_verifier import check_program
+    from ratrain.targets.program.program_verifier import check_program
 
     if file is not None:
         program = api.load(file, machine=machine)

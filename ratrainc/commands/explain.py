@@ -10,7 +10,7 @@ from ratrain.ratrainc.commands.options import Source, json_option, machine_optio
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.targets.mt3000.machine import Machine
+    from ratrain.targets.machine.machine import Machine
 
 _EPILOG = """\b
 Examples:

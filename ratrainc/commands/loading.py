@@ -8,8 +8,8 @@ from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, TargetInfo
-    from ratrain.targets.mt3000.machine import Machine
-    from ratrain.targets.program import Program
+    from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.program.program import Program
 
 
 def checked_schedule(file: str, machine: str | None) -> tuple[Module, Machine | None]:
@@ -33,7 +33,7 @@ def checked_program(file: str, machine: str | None) -> tuple[Program, Machine]:
     Raises `DiagnosticError` where either is not sound, or the machine is not known here.
     """
     from ratrain import api
-    from ratrain.targets.program_verifier import check_program
+    from ratrain.targets.program.program_verifier import check_program
 
     if file.endswith(".rtir"):
         module, chosen = checked_schedule(file, machine)
@@ -47,14 +47,14 @@ def checked_program(file: str, machine: str | None) -> tuple[Program, Machine]:
 
 
 def _given(machine: str | None) -> Machine | None:
-    from ratrain.targets.mt3000.machine import load_machine
+    from ratrain.targets.machine.machine import load_machine
 
     return load_machine(machine) if machine else None
 
 
 def _state(file: str, info: TargetInfo, chosen: Machine | None) -> None:
     """Say that --machine takes the place of the machine that a file was compiled for."""
-    from ratrain.targets.mt3000.machine_record import machine_digest
+    from ratrain.targets.machine.record import machine_digest
 
     if chosen is None or info.digest == machine_digest(chosen):
         return

@@ -212,7 +212,7 @@ def _write(answer: Answer, model: str, output: str, machine: str | None, changed
     """
     from ratrain.ratrain_ir.files import write_lines
     from ratrain.ratrainc.planner.report import no_plan, plan_file
-    from ratrain.targets.mt3000.machine_writer import write_machine
+    from ratrain.targets.machine.writer import write_machine
 
     if answer.best is None:
         no_plan(answer)

@@ -49,7 +49,7 @@ def _quickstart(steps: int, folder: Path) -> int:
     from ratrain.ratrainc.reports import show_figures, show_module
     from ratrain.ratrainc.training import default_threads, run_training, show_run
     from ratrain.ratrainc.training_data import DataChoice
-    from ratrain.targets.program_verifier import check_program
+    from ratrain.targets.program.program_verifier import check_program
     from ratrain.targets.runtime.training import RunSettings
 
     say("1. compile: examples/tiny.json under examples/tiny.toml")
@@ -61,7 +61,7 @@ def _quickstart(steps: int, folder: Path) -> int:
     again = api.load_schedule(str(folder / "tiny.rtir"))
     api.check(again)
     program = api.emit(again)
-    from ratrain.targets.rtx import read_program, write_program
+    from ratrain.targets.program.rtx import read_program, write_program
 
     write_program(program, str(folder / "tiny.rtx"))
     program = read_program(str(folder / "tiny.rtx"))

@@ -249,7 +249,7 @@ def command(
     from ratrain.ratrainc.signals import saying_where
     from ratrain.ratrainc.training import check_outputs, default_threads, run_training
     from ratrain.ratrainc.training_data import DataChoice
-    from ratrain.targets.program_verifier import check_program
+    from ratrain.targets.program.program_verifier import check_program
     from ratrain.targets.runtime.training import RunSettings
 
     if plot is not None:

@@ -19,8 +19,8 @@ from ratrain.ratrainc.commands.options import (
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
-    from ratrain.targets.mt3000.machine import Machine
-    from ratrain.targets.program import Program
+    from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.program.program import Program
 
 _EPILOG = """\b
 Examples:
@@ -100,7 +100,7 @@ def command(
 def _show_step(program: Program, machine: Machine, cores: int | None, *, as_json: bool) -> None:
     """The step time on shared cores, or, without them, on one core for all engines in turn."""
     from ratrain.ratrainc.console import print_json
-    from ratrain.targets.mt3000.simulation import one_core_step_seconds, shared_cores_step_seconds
+    from ratrain.targets.simulator.figures import one_core_step_seconds, shared_cores_step_seconds
 
     if cores is None:
         key, where, seconds = "one_core_step_seconds", "on one core", one_core_step_seconds(program, machine)

@@ -60,7 +60,7 @@ def _verify_schedule(file: str, machine: str | None) -> str:
 
 def _verify_program(file: str) -> str:
     from ratrain import api
-    from ratrain.targets.program_verifier import check_program
+    from ratrain.targets.program.program_verifier import check_program
 
     program = api.load(file)
     check_program(program)

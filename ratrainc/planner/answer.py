@@ -14,7 +14,7 @@ from ratrain.ratrainc.planner.profile import Setting
 from ratrain.ratrainc.planner.space import STATE_MODES, Shape, template
 from ratrain.ratrainc.planner.variants import recompute_policy
 from ratrain.ratrainc.strategies import Strategy
-from ratrain.targets.mt3000.machine import Machine
+from ratrain.targets.machine.machine import Machine
 
 
 @frozen

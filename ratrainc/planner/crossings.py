@@ -11,14 +11,14 @@ from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain.ratrain_ir.ops import AllGather, AllReduce, Payload, ReduceScatter
 from ratrain.ratrainc.console import size_text
-from ratrain.targets.mt3000.placement import placement_of
+from ratrain.targets.machine.placement import placement_of
+from ratrain.targets.machine.timing import collective_way
 from ratrain.targets.mt3000.target import Mt3000Target
-from ratrain.targets.mt3000.timing import collective_way
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
-    from ratrain.targets.mt3000.machine import Machine
+    from ratrain.targets.machine.machine import Machine
 
 _SHOWN_BOUNDARIES = 4
 

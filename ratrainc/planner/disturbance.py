@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ratrain.targets.simulator import simulate
+from ratrain.targets.simulator.timed_run import simulate
 
 if TYPE_CHECKING:
-    from ratrain.targets.mt3000.simulation import Figures
-    from ratrain.targets.program import Instruction
-    from ratrain.targets.simulator import Timeline
+    from ratrain.targets.program.program import Instruction
+    from ratrain.targets.simulator.figures import Figures
+    from ratrain.targets.simulator.timed_run import Timeline
 
 SLOWER = 1.10
 """How much longer the slow stage's compute takes."""

@@ -23,16 +23,16 @@ from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.verifier import verify
 from ratrain.ratrainc.planner.disturbance import Disturbance, disturbance_of
-from ratrain.targets.mt3000.emitter import emit
-from ratrain.targets.mt3000.machine import Machine
-from ratrain.targets.mt3000.simulation import simulated
+from ratrain.targets.codegen.emitter import emit
+from ratrain.targets.machine.machine import Machine
 from ratrain.targets.mt3000.target import Mt3000Target
-from ratrain.targets.program_verifier import check_program
+from ratrain.targets.program.program_verifier import check_program
+from ratrain.targets.simulator.figures import simulated
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
-    from ratrain.targets.program import Program
-    from ratrain.targets.simulator import Timeline
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.simulator.timed_run import Timeline
 
 _SMALL_PIPELINE = 8
 

@@ -8,7 +8,7 @@ import re
 from attrs import evolve
 
 from ratrain.ratrain_ir.diagnostics import fail, nearest
-from ratrain.targets.mt3000.machine import Constant, Machine
+from ratrain.targets.machine.machine import Constant, Machine
 
 _SHORT = {
     "ddr": "ddr_capacity",

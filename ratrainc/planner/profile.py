@@ -15,7 +15,7 @@ from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.passes.pass_base import PassContext
-from ratrain.passes.recompute import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, rewrite, same_for_all
+from ratrain.passes.recovery.recompute import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, rewrite, same_for_all
 from ratrain.ratrain_ir.blocks import (
     Block,
     activation_type,
@@ -48,9 +48,9 @@ from ratrain.ratrain_ir.ops import (
 from ratrain.ratrain_ir.topology import grid
 from ratrain.ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
 from ratrain.ratrainc.planner.tilings import Tiles
-from ratrain.targets.mt3000.link_groups import Link
-from ratrain.targets.mt3000.machine import Machine
-from ratrain.targets.mt3000.placement import Placement
+from ratrain.targets.machine.link_groups import Link
+from ratrain.targets.machine.machine import Machine
+from ratrain.targets.machine.placement import Placement
 from ratrain.targets.mt3000.target import Mt3000Target
 
 if TYPE_CHECKING:

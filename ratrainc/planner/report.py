@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.frontend.plan import plan_to_toml
 from ratrain.ratrainc.console import say, seconds_text, size_text, table
 from ratrain.ratrainc.planner.crossings import Crossing, crossings
 from ratrain.ratrainc.planner.variants import placed_by
-from ratrain.targets.mt3000.link_groups import are_uniform
+from ratrain.targets.machine.link_groups import are_uniform
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.answer import Answer, Candidate, Request

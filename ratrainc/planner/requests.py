@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.passes.placed_schedule import refuse_contradiction
+from ratrain.passes.placement.placed_schedule import refuse_contradiction
 from ratrain.ratrain_ir.frontend.plan import load_plan, place_in_plan
 from ratrain.ratrainc.planner.answer import Request
 from ratrain.ratrainc.planner.variants import schedule_of
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
-from ratrain.targets.mt3000.machine import Machine, load_machine
+from ratrain.targets.machine.machine import Machine, load_machine
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig

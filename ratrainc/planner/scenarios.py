@@ -13,7 +13,7 @@ from ratrain.ratrainc.planner.evaluation import Evaluation, Task, evaluate
 from ratrain.ratrainc.planner.report import candidate_json, shape_text, training_cost
 
 if TYPE_CHECKING:
-    from ratrain.targets.mt3000.machine import Machine
+    from ratrain.targets.machine.machine import Machine
 
 
 @frozen

@@ -12,7 +12,7 @@ from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
 from ratrain.ratrainc.planner.tilings import divisors, tilings
-from ratrain.targets.mt3000.link_groups import Link, LinkGroup
+from ratrain.targets.machine.link_groups import Link, LinkGroup
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig

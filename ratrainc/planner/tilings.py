@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.frontend.rank_mapping import Tile
-from ratrain.targets.mt3000.link_groups import are_uniform
+from ratrain.targets.machine.link_groups import are_uniform
 
 if TYPE_CHECKING:
-    from ratrain.targets.mt3000.link_groups import LinkGroup
+    from ratrain.targets.machine.link_groups import LinkGroup
 
 Tiles = tuple[Tile, ...]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import attrs
 
-from ratrain.passes.joint_order import JointOrderPass
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
-from ratrain.passes.recompute import RecomputePass
+from ratrain.passes.recovery.recompute import RecomputePass
+from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.schedules import DEFAULT_SCHEDULE
 
 

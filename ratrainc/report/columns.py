@@ -12,13 +12,13 @@ from attrs import define
 from ratrain.ratrain_ir.ops import ENGINES
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, StateKind, aligned
 from ratrain.ratrainc.report.packing import packed_columns, packed_lines
-from ratrain.targets.bubbles import Bubbles, Cause
-from ratrain.targets.flat_program import STREAMS
-from ratrain.targets.live_curve import OUTSIDE, LiveIntervals
-from ratrain.targets.simulator import Timeline
+from ratrain.targets.simulator.bubbles import Bubbles, Cause
+from ratrain.targets.simulator.flat_program import STREAMS
+from ratrain.targets.simulator.live_curve import OUTSIDE, LiveIntervals
+from ratrain.targets.simulator.timed_run import Timeline
 
 if TYPE_CHECKING:
-    from ratrain.targets.flat_program import Float64s, Int64s
+    from ratrain.targets.simulator.flat_program import Float64s, Int64s
 
 KINDS = tuple(StateKind)
 CAUSES = tuple(Cause)

@@ -12,12 +12,12 @@ from ratrain.ratrain_ir.files import replacing
 from ratrain.ratrain_ir.ops import ENGINES
 from ratrain.ratrainc.report import tables
 from ratrain.ratrainc.report.columns import CAUSES, KINDS, StepView, op_elements, tensor_elements
-from ratrain.targets.live_curve import live_intervals
+from ratrain.targets.simulator.live_curve import live_intervals
 
 if TYPE_CHECKING:
-    from ratrain.targets.mt3000.machine import Machine
-    from ratrain.targets.mt3000.simulation import Figures
-    from ratrain.targets.simulator import Timeline
+    from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.simulator.figures import Figures
+    from ratrain.targets.simulator.timed_run import Timeline
 
 _BODY = "<!--ratrain-body-->"
 _TITLE = "<!--ratrain-title-->"

@@ -11,10 +11,10 @@ from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrainc.console import seconds_text, size_text
 
 if TYPE_CHECKING:
-    from ratrain.targets.bubbles import Bubbles, Cause
-    from ratrain.targets.mt3000.machine import Machine
-    from ratrain.targets.mt3000.simulation import Figures
-    from ratrain.targets.program import Program
+    from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.simulator.bubbles import Bubbles, Cause
+    from ratrain.targets.simulator.figures import Figures
 
 
 def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> str:

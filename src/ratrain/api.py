@@ -26,16 +26,16 @@ from ratrain.ratrain_ir.verifier.memory import check_capacity
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrain_ir.verifier.workspace import check_workspace
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
-from ratrain.targets.mt3000.emitter import emit as emit_module
-from ratrain.targets.mt3000.machine import Machine, load_machine
-from ratrain.targets.mt3000.machine_record import check_carried, check_on_machine, compiled_for, target_info
-from ratrain.targets.mt3000.simulation import Figures, simulated
+from ratrain.targets.codegen.emitter import emit as emit_module
+from ratrain.targets.machine.machine import Machine, load_machine
+from ratrain.targets.machine.record import check_carried, check_on_machine, compiled_for, target_info
 from ratrain.targets.mt3000.target import Mt3000Target
-from ratrain.targets.rtx import read_program
+from ratrain.targets.program.rtx import read_program
+from ratrain.targets.simulator.figures import Figures, simulated
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
-    from ratrain.targets.simulator import Timeline
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.simulator.timed_run import Timeline
 
 
 def resolved(model: str | ModelConfig, plan: str | Plan) -> tuple[ModelConfig, Plan]:

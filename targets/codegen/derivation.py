@@ -2,7 +2,7 @@
 
 Routines follow from the op, the model and the plan (`ratrain.targets.codegen.routines`). A program carries them so that it runs without
 being compiled, and its header carries the model and the plan so that people, exports and checkpoints know what it trains; here the
-two are held against each other. Where intermediates lie in the workspace is free: `ratrain.targets.routine_verifier` proves of any place
+two are held against each other. Where intermediates lie in the workspace is free: `ratrain.targets.program.routine_verifier` proves of any place
 that nothing is overwritten before it was read.
 """
 
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.types import StateKind
 from ratrain.targets.codegen.routines import RoutineForm, derived_routine, mlp_chunk_starts, representative
-from ratrain.targets.program import Access
+from ratrain.targets.program.program import Access
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.blocks import Block
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
-    from ratrain.targets.program import Instruction, ProgramStage
-    from ratrain.targets.routine import Routine, Step
+    from ratrain.targets.program.program import Instruction, ProgramStage
+    from ratrain.targets.program.routine import Routine, Step
 
 
 def form_of(unit: Block, instruction: Instruction, stage: ProgramStage) -> RoutineForm:
-    """The form of the routine that an instruction on a block calls; its operands are those of an op (`ratrain.targets.lifting`)."""
+    """The form of the routine that an instruction on a block calls; its operands are those of an op (`ratrain.targets.program.lifting`)."""
     operands = [operand for operand in instruction.operands if operand.access is not Access.SCRATCH]
     given = tuple(
         operand.role

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
-from ratrain.passes.allocation import AllocationProblem, allocate
+from ratrain.passes.memory.allocation import AllocationProblem, allocate
 from ratrain.ratrain_ir.blocks import (
     Block,
     block,
@@ -27,7 +27,7 @@ from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.ops import BlockOp, Recompute
 from ratrain.ratrain_ir.signatures import bind
 from ratrain.ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
-from ratrain.targets.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step, parse_reference
+from ratrain.targets.program.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step, parse_reference
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.lifetime import Interval

@@ -1,1 +1,1 @@
-"""The MT-3000 target: machine files, costs and the emitter."""
+"""What only the MT-3000 has: its machine files, its on-chip tiles, their search and their proof."""

@@ -19,18 +19,18 @@ from ratrain.ratrain_ir.ops import (
 )
 from ratrain.ratrain_ir.target import WorkspaceRequest
 from ratrain.targets.codegen.routines import routine_of
-from ratrain.targets.lifting import group_name
-from ratrain.targets.mt3000.machine import Machine
-from ratrain.targets.mt3000.machine_record import target_info
+from ratrain.targets.machine.machine import Machine
+from ratrain.targets.machine.record import target_info
+from ratrain.targets.machine.timing import TimedOp, message_seconds, op_work, timed_op
 from ratrain.targets.mt3000.tiling.core import cluster_of
 from ratrain.targets.mt3000.tiling.select import with_tiles
-from ratrain.targets.mt3000.timing import TimedOp, message_seconds, op_work, timed_op
-from ratrain.targets.program import Access
+from ratrain.targets.program.lifting import group_name
+from ratrain.targets.program.program import Access
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage, TargetInfo
-    from ratrain.targets.mt3000.link_groups import Link
-    from ratrain.targets.routine import Routine
+    from ratrain.targets.machine.link_groups import Link
+    from ratrain.targets.program.routine import Routine
 
 
 @frozen
@@ -78,8 +78,8 @@ class Mt3000Target:
 
         Raises `DiagnosticError` where the module cannot be emitted.
         """
-        from ratrain.targets.mt3000.emitter import emit
-        from ratrain.targets.mt3000.simulation import simulated
+        from ratrain.targets.codegen.emitter import emit
+        from ratrain.targets.simulator.figures import simulated
 
         figures, _ = simulated(emit(module, self), self.machine)
         return figures.step_seconds

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.blocks import block, is_sharded, parameters_within, parse_block
-from ratrain.targets.program import Instruction
+from ratrain.targets.program.program import Instruction
 from ratrain.targets.runtime.rank import Rank
 from ratrain.targets.runtime.weights import block_elements
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
 
 Views = dict[str, NDArray[Any]]

@@ -37,7 +37,7 @@ from ratrain.targets.runtime.rank import Rank, bind_routine, prepare_tables, rou
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Hop
-    from ratrain.targets.program import Instruction, Program
+    from ratrain.targets.program.program import Instruction, Program
     from ratrain.targets.runtime.collectives import Member
     from ratrain.targets.runtime.data import Batches
     from ratrain.targets.runtime.profile import Profile

@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.types import aligned
-from ratrain.targets.program import Access, Instruction, ProgramStage
+from ratrain.targets.program.program import Access, Instruction, ProgramStage
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.rank import Rank

@@ -21,7 +21,7 @@ from ratrain.targets.runtime.collectives import chunk_squares
 from ratrain.targets.runtime.rank import Rank, shape_only
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Instruction, Program
+    from ratrain.targets.program.program import Instruction, Program
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
 
 INITIAL_SCALE = 65536.0

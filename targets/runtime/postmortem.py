@@ -21,7 +21,7 @@ from ratrain.targets.runtime.liveness import Liveness
 from ratrain.targets.runtime.positions import RankPhase, RankPosition
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import CountWait, Instruction, Program
+    from ratrain.targets.program.program import CountWait, Instruction, Program
 
 Place: TypeAlias = tuple[int, int]
 """Stage and replica."""

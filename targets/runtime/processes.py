@@ -11,7 +11,7 @@ from ratrain.targets.runtime.profile import Profile
 from ratrain.targets.runtime.threaded import ThreadedEngine
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.data import Batches
     from ratrain.targets.runtime.kernels import KernelSet
 

@@ -13,10 +13,10 @@ from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.ops import Engine
-from ratrain.targets.program import Instruction
+from ratrain.targets.program.program import Instruction
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
 
 Concurrency: TypeAlias = Literal["ordered", "threads", "mpi"]
 """What ran at a time: one instruction; the engines of all ranks, a thread each; the ranks, a process each."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 from attrs import frozen
 
 from ratrain.ratrain_ir.ops import ENGINES, Engine
-from ratrain.targets.live_bytes import live_bytes
+from ratrain.targets.program.live_bytes import live_bytes
 from ratrain.targets.runtime.local import LocalEngine
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
 
 Completed = Mapping[Engine, int]
 """Instructions that each engine of a rank has completed, over all steps."""

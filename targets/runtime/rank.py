@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrain_ir.topology import Rank as MeshRank
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype
-from ratrain.targets.routine import parse_reference
+from ratrain.targets.program.routine import parse_reference
 from ratrain.targets.runtime.kernels import AttentionSpec, KernelSet, Scratch
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.targets.program import Instruction, Program, ProgramStage, ProgramTensor
-    from ratrain.targets.routine import Reference, Routine, Step
+    from ratrain.targets.program.program import Instruction, Program, ProgramStage, ProgramTensor
+    from ratrain.targets.program.routine import Reference, Routine, Step
     from ratrain.targets.runtime.positions import PositionFile
 
 Bytes = NDArray[np.uint8]

@@ -19,7 +19,7 @@ from ratrain.targets.runtime.kernels import Scratch
 from ratrain.targets.runtime.local import LocalEngine
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.collectives import Member
     from ratrain.targets.runtime.data import Batches
     from ratrain.targets.runtime.kernels import KernelSet

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, evolve, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic, Note, Severity, fail
-from ratrain.targets.program import Program
-from ratrain.targets.rtx import write_program
+from ratrain.targets.program.program import Program
+from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.checkpoint import (
     check_checkpoint_place,
     clear_leftovers,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Note, Severity
-from ratrain.targets.program import Program
+from ratrain.targets.program.program import Program
 from ratrain.targets.runtime.liveness import Departures, Liveness, liveness
 from ratrain.targets.runtime.positions import PositionFile, RankPhase, RunFolder, read_positions
 from ratrain.targets.runtime.postmortem import Diagnosis, Fault, diagnose, only_gone

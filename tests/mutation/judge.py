@@ -19,12 +19,12 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
-from ratrain.targets.program_verifier import check_program
-from ratrain.targets.rtx import parse_program, program_bytes
-from tests.unit.tiny_runs import losses, start
+from ratrain.targets.program.program_verifier import check_program
+from ratrain.targets.program.rtx import parse_program, program_bytes
+from tests.end_to_end.tiny_runs import losses, start
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.training import TrainingRun
     from tests.mutation.subjects import Subject
 

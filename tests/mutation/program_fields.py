@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ratrain.ratrain_ir.ops import OP_CLASSES
-from ratrain.targets.program import Access, Instruction, Program, ProgramStage
+from ratrain.targets.program.program import Access, Instruction, Program, ProgramStage
 from tests.mutation.program_parts import (
     BYTES,
     HANG,

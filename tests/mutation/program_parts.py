@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ratrain.ratrain_ir.ops import ENGINES, Engine
-from ratrain.targets.program import Instruction, Program, ProgramStage
+from ratrain.targets.program.program import Instruction, Program, ProgramStage
 from tests.mutation.operators import Registry
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain.ratrain_ir.ops import ENGINES, Engine
-from ratrain.targets.program import CountWait, Instruction, Program, ProgramStage
+from ratrain.targets.program.program import CountWait, Instruction, Program, ProgramStage
 from tests.mutation.program_parts import (
     BYTES,
     COLLECTIVES,

@@ -19,7 +19,7 @@ from tests.mutation.program_parts import (
 if TYPE_CHECKING:
     from random import Random
 
-    from ratrain.targets.program import Program, ProgramStage, ProgramTensor
+    from ratrain.targets.program.program import Program, ProgramStage, ProgramTensor
 
 # Tensors
 

@@ -13,10 +13,10 @@ from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.strategies import strategy
-from ratrain.targets.mt3000.machine import Machine, load_machine
-from ratrain.targets.program import Program, ProgramStage
-from tests.unit.tiny_runs import OPTIMIZER, make_plan
-from tests.unit.toys import UNEVEN
+from ratrain.targets.machine.machine import Machine, load_machine
+from ratrain.targets.program.program import Program, ProgramStage
+from tests.end_to_end.tiny_runs import OPTIMIZER, make_plan
+from tests.end_to_end.toys import UNEVEN
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module

@@ -25,7 +25,7 @@ from tests.mutation.judge import Judgement, Verdict, judge_module, judge_program
 from tests.mutation.subjects import SUBJECTS, Subject, copy_program
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
     from tests.mutation.operators import Operator
 
 OPERATORS: dict[str, Mapping[str, Operator[Any]]] = {

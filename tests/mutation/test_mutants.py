@@ -7,11 +7,11 @@ import pytest
 
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.diagnostics import CODES
+from tests.end_to_end.tiny_runs import instructions, start
 from tests.mutation import judge
 from tests.mutation.judge import Verdict, finished_run, judge_module, judge_program, original_behaviour
 from tests.mutation.subjects import SUBJECTS, copy_program
 from tests.mutation.table import OPERATORS, mutant, mutants, table_of
-from tests.unit.tiny_runs import instructions, start
 
 EACH = 1
 """Mutants of each operator and subject in the gate: about 1,500 in all; `full` takes more."""

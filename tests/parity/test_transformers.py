@@ -12,8 +12,8 @@ from attrs import evolve
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, load_model
 from ratrain.ratrainc.weight_export import export_weights
 from ratrain.targets.runtime.data import Batches
+from tests.end_to_end.tiny_runs import MODEL, make_program, make_stream, start, train
 from tests.parity.harness import show
-from tests.unit.tiny_runs import MODEL, make_program, make_stream, start, train
 
 pytestmark = [
     pytest.mark.parity,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.passes.allocation import Allocation, AllocationProblem, allocate
 from ratrain.passes.manager import PassManager
+from ratrain.passes.memory.allocation import Allocation, AllocationProblem, allocate
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import allocation_problems, cases

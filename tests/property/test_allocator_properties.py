@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ratrain.passes.allocation import AllocationProblem, Effort, allocate, check_allocation, lower_bound
+from ratrain.passes.memory.allocation import AllocationProblem, Effort, allocate, check_allocation, lower_bound
 from ratrain.ratrain_ir.testing.strategies import allocation_problems
 
 pytestmark = pytest.mark.xdist_group("allocator")  # one process compiles the search where no cache has it

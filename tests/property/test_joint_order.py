@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 import pytest
 from attrs import evolve
 
-from ratrain.passes import bucket_grad_sync
-from ratrain.passes.bucket_grad_sync import LIMITS, BucketGradSyncPass
 from ratrain.passes.manager import PassManager
-from ratrain.passes.overlap import step_period
+from ratrain.passes.memory.overlap import step_period
 from ratrain.passes.pass_base import PassContext
-from ratrain.passes.prefetch_depth import DEPTHS
+from ratrain.passes.state import bucket_grad_sync
+from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass
+from ratrain.passes.state.prefetch_depth import DEPTHS
 from ratrain.passes.trial import seconds_at_own_addresses, with_workspace
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.ops import Engine, Forward, ReduceScatter, Update
 from ratrain.ratrain_ir.printer import print_module
-from ratrain.targets.mt3000.machine import Machine, load_machine
+from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.mt3000.target import Mt3000Target
-from tests.unit.tiny_runs import MODEL, make_plan
+from tests.end_to_end.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:
-    from ratrain.passes.bucket_grad_sync import GradSync
+    from ratrain.passes.state.bucket_grad_sync import GradSync
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.module import Module
     from ratrain.ratrain_ir.ops import Tensors

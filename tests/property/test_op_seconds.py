@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
 from ratrain.passes.pass_base import PassContext
-from ratrain.passes.recompute import RecomputePass
-from ratrain.passes.schedule_update import ScheduleUpdatePass
+from ratrain.passes.recovery.recompute import RecomputePass
+from ratrain.passes.state.schedule_update import ScheduleUpdatePass
 from ratrain.passes.trial import with_workspace
 from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain.ratrain_ir.ops import Engine, Release, Send, Update
 from ratrain.ratrain_ir.testing.strategies import Case, cases
-from ratrain.targets.mt3000.machine import load_machine
+from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.mt3000.target import Mt3000Target
-from tests.unit.test_links import group, machine
-from tests.unit.tiny_runs import make_plan
-from tests.unit.toys import UNEVEN
+from tests.end_to_end.tiny_runs import make_plan
+from tests.end_to_end.toys import UNEVEN
+from tests.targets.machine.test_links import group, machine
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.overlap import Occupancy, list_times, occupancy
+from ratrain.passes.memory.overlap import Occupancy, list_times, occupancy
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.trial import with_workspace
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.ops import Engine, Release, Update
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import Case, cases
-from tests.unit.test_pipeline import MODEL, PLAN
+from tests.passes.test_pipeline import MODEL, PLAN
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage

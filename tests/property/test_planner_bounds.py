@@ -20,9 +20,9 @@ from ratrain.ratrainc.planner.space import STATE_MODES, Shape, template
 from ratrain.ratrainc.planner.tilings import tilings
 from ratrain.ratrainc.planner.variants import recompute_policy, schedule_of
 from ratrain.ratrainc.strategies import STRATEGIES, strategy
-from ratrain.targets.mt3000.machine import load_machine
-from tests.unit.test_links import group
-from tests.unit.test_links import machine as grouped_machine
+from ratrain.targets.machine.machine import load_machine
+from tests.targets.machine.test_links import group
+from tests.targets.machine.test_links import machine as grouped_machine
 
 ROUNDING = 1e-9
 

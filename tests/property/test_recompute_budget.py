@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.recompute import LayerChoice
-from ratrain.passes.recompute_choice import Option, _front, _pareto
+from ratrain.passes.recovery.recompute import LayerChoice
+from ratrain.passes.recovery.recompute_choice import Option, _front, _pareto
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.ops import Backward, Recompute
-from ratrain.targets.mt3000.machine import load_machine
+from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.mt3000.target import Mt3000Target
-from tests.unit.tiny_runs import MODEL, make_plan
+from tests.end_to_end.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module

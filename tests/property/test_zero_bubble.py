@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.unit_run import Computation, unit_run
+from ratrain.passes.placement.unit_run import Computation, unit_run
 from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan, check_plan
 from ratrain.ratrain_ir.graph import finish_times, module_graph, op_at
@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.schedules import Action, ActionKind, in_flight_bound, sc
 from ratrain.ratrain_ir.testing import invariants
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases
-from tests.unit.toys import TOY
+from tests.end_to_end.toys import TOY
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 HALF_I, HALF_W = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT

@@ -20,10 +20,8 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.types import Dtype
-from ratrain.targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, registers, step_cycles
-from ratrain.targets.mt3000.tiling.layout import Layout
-from ratrain.targets.tile_calls import ATTENTION_OPERANDS
-from ratrain.targets.tiles import (
+from ratrain.targets.mt3000.tiles.calls import ATTENTION_OPERANDS
+from ratrain.targets.mt3000.tiles.schedule import (
     Axes,
     Barrier,
     Claim,
@@ -38,6 +36,8 @@ from ratrain.targets.tiles import (
     TileSchedule,
     Wait,
 )
+from ratrain.targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, registers, step_cycles
+from ratrain.targets.mt3000.tiling.layout import Layout
 
 
 @frozen

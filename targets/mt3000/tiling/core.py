@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.types import Dtype
-from ratrain.targets.tiles import Memories
+from ratrain.targets.mt3000.tiles.schedule import Memories
 
 if TYPE_CHECKING:
-    from ratrain.targets.mt3000.machine import Machine
+    from ratrain.targets.machine.machine import Machine
 
 LANE_BYTES = 16 * 8
 """Bytes of a vector register."""

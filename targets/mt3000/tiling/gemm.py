@@ -13,9 +13,7 @@ from math import prod
 from attrs import frozen
 
 from ratrain.ratrain_ir.types import Dtype
-from ratrain.targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, registers, step_cycles
-from ratrain.targets.mt3000.tiling.layout import Layout
-from ratrain.targets.tiles import (
+from ratrain.targets.mt3000.tiles.schedule import (
     Axes,
     Barrier,
     Claim,
@@ -30,6 +28,8 @@ from ratrain.targets.tiles import (
     TileSchedule,
     Wait,
 )
+from ratrain.targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, registers, step_cycles
+from ratrain.targets.mt3000.tiling.layout import Layout
 
 
 @frozen

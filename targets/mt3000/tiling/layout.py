@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from ratrain.targets.tiles import Axes, Buffer, Level, Memories
+from ratrain.targets.mt3000.tiles.schedule import Axes, Buffer, Level, Memories
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.types import Dtype

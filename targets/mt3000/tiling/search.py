@@ -21,8 +21,8 @@ from ratrain.targets.mt3000.tiling.gemm import GemmShape, gemm_bound_seconds, ge
 from ratrain.targets.mt3000.tiling.timing import TileTime, tile_time
 
 if TYPE_CHECKING:
+    from ratrain.targets.mt3000.tiles.schedule import TileSchedule
     from ratrain.targets.mt3000.tiling.core import Cluster
-    from ratrain.targets.tiles import TileSchedule
 
 _TIMED = 4
 """Candidates that are built and timed."""

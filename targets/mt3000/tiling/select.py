@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
+from ratrain.targets.mt3000.tiles.calls import PARTS
 from ratrain.targets.mt3000.tiling.attention import AttentionShape
 from ratrain.targets.mt3000.tiling.core import cluster_of
 from ratrain.targets.mt3000.tiling.gemm import GemmShape
 from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles, timed
-from ratrain.targets.tile_calls import PARTS
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.types import Dtype
-    from ratrain.targets.mt3000.machine import Machine
+    from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.mt3000.tiles.schedule import TileSchedule
     from ratrain.targets.mt3000.tiling.core import Cluster
-    from ratrain.targets.routine import Routine, Step
-    from ratrain.targets.tiles import TileSchedule
+    from ratrain.targets.program.routine import Routine, Step
 
 
 @frozen

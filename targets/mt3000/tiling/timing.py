@@ -16,8 +16,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.types import Dtype
-from ratrain.targets.mt3000.tiling.core import LANE_BYTES, MULTIPLY_ADD_UNITS, Cluster, lanes, step_cycles
-from ratrain.targets.tiles import (
+from ratrain.targets.mt3000.tiles.schedule import (
     Axes,
     Barrier,
     Buffer,
@@ -31,6 +30,7 @@ from ratrain.targets.tiles import (
     Wait,
     statements,
 )
+from ratrain.targets.mt3000.tiling.core import LANE_BYTES, MULTIPLY_ADD_UNITS, Cluster, lanes, step_cycles
 
 PerCore: TypeAlias = NDArray[np.float64]
 """One number a core."""

@@ -29,7 +29,7 @@ def _kernel_set(name: KernelName, threads: int) -> KernelSet:
 
         return Fast(threads)
     if name == "tiled":
-        from ratrain.targets.runtime.kernels.tiled import Tiled
+        from ratrain.targets.mt3000.kernels.tiled import Tiled
 
         return Tiled()
     from ratrain.targets.runtime.kernels.reference import Reference

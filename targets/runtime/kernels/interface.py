@@ -17,8 +17,8 @@ from attrs import field, frozen, validators
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from ratrain.targets.mt3000.tiles.schedule import TileSchedule
     from ratrain.targets.runtime.kernels.scratch import Scratch
-    from ratrain.targets.tiles import TileSchedule
 
 Array: TypeAlias = NDArray[Any]
 """float16 or float32."""

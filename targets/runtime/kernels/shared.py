@@ -11,8 +11,8 @@ from ratrain.targets.runtime.kernels.scratch import Plan, plan_bytes
 from ratrain.targets.runtime.kernels.team import Team
 
 if TYPE_CHECKING:
+    from ratrain.targets.mt3000.tiles.schedule import TileSchedule
     from ratrain.targets.runtime.kernels.interface import F32, I32, I64
-    from ratrain.targets.tiles import TileSchedule
 
 NORM_EPS = 1e-12
 """Least norm a row is divided by: the default of `torch.nn.functional.normalize`, which Baichuan 2's head uses."""

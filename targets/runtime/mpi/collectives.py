@@ -24,7 +24,7 @@ from ratrain.targets.runtime import collectives
 from ratrain.targets.runtime.kernels import Scratch
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Instruction, Program, ProgramStage
+    from ratrain.targets.program.program import Instruction, Program, ProgramStage
     from ratrain.targets.runtime.collectives import Views
     from ratrain.targets.runtime.kernels import KernelSet
     from ratrain.targets.runtime.mpi.communicators import Communicators

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.types import Dtype, StateKind
-from ratrain.targets.program import Instruction
+from ratrain.targets.program.program import Instruction
 from ratrain.targets.runtime.local import Head, LocalEngine, StepReport
 from ratrain.targets.runtime.mpi.collectives import GroupCollectives, Phases, whole_bytes
 from ratrain.targets.runtime.mpi.communicators import Patience, finish
@@ -29,7 +29,7 @@ from ratrain.targets.runtime.mpi.stragglers import Stragglers
 from ratrain.targets.runtime.rank import shape_only
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.data import Batches
     from ratrain.targets.runtime.kernels import KernelSet
     from ratrain.targets.runtime.mpi.communicators import Communicators

@@ -13,7 +13,7 @@ from ratrain.targets.runtime.processes import Processes
 from ratrain.targets.runtime.profile import Profile
 
 if TYPE_CHECKING:
-    from ratrain.targets.program import Program
+    from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.data import Batches
     from ratrain.targets.runtime.kernels import KernelSet
     from ratrain.targets.runtime.mpi.layout import Layout, Reduction

@@ -1,0 +1,1 @@
+"""Lifetimes, releases, workspace, and the bytes of every tensor."""

@@ -1,0 +1,161 @@
+"""`allocate-ddr{capacity=...}`: gives every tensor its bytes in the stage's arena, under the capacity.
+
+When the live bytes alone exceed the capacity no allocation can help: the refusal names the op at the peak, who holds the bytes
+there, and what would free some.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from attrs import evolve, field, frozen
+
+from ratrain.passes.memory.allocation import Allocation, allocate
+from ratrain.passes.memory.overlap import Occupancy, occupancy
+from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.passes.trial import allocation_problem
+from ratrain.ratrain_ir.analysis.progress import blocking_cycle
+from ratrain.ratrain_ir.diagnostics import Note, fail
+from ratrain.ratrain_ir.module import Level, Module
+from ratrain.ratrain_ir.ops import Forward, Op
+from ratrain.ratrain_ir.types import StateKind
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.analysis.lifetime import Lifetimes
+
+_MAX_TRIALS = 8
+
+
+@frozen
+class AllocateDdrPass(Pass):
+    """Place every tensor in DDR, as low as a portfolio of methods can."""
+
+    name: ClassVar[str] = "allocate-ddr"
+    requires: ClassVar[frozenset[Fact]] = frozenset({Fact.PLACED, Fact.RELEASED, Fact.LEGALISED})
+    forbids: ClassVar[frozenset[Fact]] = frozenset({Fact.ALLOCATED})
+    capacity: int | None = field(default=None, metadata={"unit": "bytes"})
+    overlap: str = field(default="keep", metadata={"choices": ("keep", "ignore")})
+    """Whether bytes that another engine still works on are left alone as far as the capacity lets, so that nothing waits for them."""
+
+    def run(self, module: Module, context: PassContext) -> None:
+        """Allocate every stage.
+
+        Raises `DiagnosticError` RT053 or RT052 for every stage that does not fit.
+        """
+        capacity = self._capacity(module, context)
+        for stage in module.stages:
+            stage.prune()  # bytes that nothing touches would only make the arena larger
+        found = [occupancy(module, stage, context) for stage in module.stages]
+        for occupied in found:
+            if occupied.lives.peak_bytes > capacity:
+                _refuse(occupied.lives, capacity, context, module)
+        context.diagnostics.check()
+        placed = _place_without_hangs(module, found, capacity, context, keep=self.overlap == "keep")
+        for occupied, placement in zip(found, placed, strict=True):
+            _check_arena(occupied.lives, placement, capacity, context, module)
+        context.diagnostics.check()
+        module.level = Level.ALLOCATED
+        module.target = evolve(context.target.info, capacity_bytes=capacity)
+
+    def _capacity(self, module: Module, context: PassContext) -> int:
+        """The bytes a stage may use: those asked for, else those that a module sized for this target names, else all of the target's.
+
+        Raises `DiagnosticError` RT052 where more are asked for than the target has.
+        """
+        info, named = context.target.info, module.target
+        if self.capacity is not None and self.capacity > info.capacity_bytes:
+            text = f"'{self.name}' is to use {self.capacity} bytes; the machine '{info.name}' has {info.capacity_bytes}"
+            fail("RT052", text, help="lower the capacity, or give a machine file that has so many with --machine")
+        if self.capacity is None and named is not None and (named.name, named.digest) == (info.name, info.digest):
+            return named.capacity_bytes
+        return info.capacity_bytes if self.capacity is None else self.capacity
+
+
+def _place_without_hangs(
+    module: Module, found: list[Occupancy], capacity: int, context: PassContext, *, keep: bool
+) -> list[Allocation]:
+    """Place every stage so that byte reuse makes no cycle of waits, even when sends wait for their receives.
+
+    The placement passes order all stages so that reuse in list order closes no cycle. A schedule that was reordered by hand may
+    let two neighbours each receive into what they are still sending to the other; then what is received takes no bytes of what
+    is sent. What hangs even so hangs by its order, and verification says where.
+    """
+    placed = [_place(occupied, capacity, keep=keep, apart=False) for occupied in found]
+    if blocking_cycle(module, rendezvous=True) is None:
+        return placed
+    context.statistics["messages"] = (
+        "what is received keeps apart from what is sent, so that no reuse of bytes can hang"
+    )
+    return [_place(occupied, capacity, keep=keep, apart=True) for occupied in found]
+
+
+def _place(occupied: Occupancy, capacity: int, *, keep: bool, apart: bool) -> Allocation:
+    """Place a stage; `keep`: so that as few ops as the capacity lets wait for bytes that another engine still works on."""
+    room = capacity
+    for trials_left in range(_MAX_TRIALS if keep else 0, -1, -1):
+        lag = occupied.lag_within(room) if trials_left else 0.0
+        placement = allocate(allocation_problem(occupied.within(lag), apart=apart), capacity=capacity)
+        excess = placement.arena_bytes - capacity
+        if excess <= 0 or lag <= 0:
+            break
+        room -= excess
+    for tensor, offset in zip(occupied.lives.stage.tensors.values(), placement.offsets, strict=True):
+        tensor.offset = offset
+    return placement
+
+
+def _check_arena(lives: Lifetimes, placement: Allocation, capacity: int, context: PassContext, module: Module) -> None:
+    stage = lives.stage
+    ratio = stage.arena_bytes / max(1, placement.lower_bound_bytes)
+    overlap = placement.lower_bound_bytes - lives.peak_bytes
+    context.statistics[f"stage {stage.index}"] = (
+        f"arena {stage.arena_bytes} bytes, lower bound {placement.lower_bound_bytes} ({lives.peak_bytes} live, {overlap} more "
+        f"so that nothing waits for other engines), ratio {ratio:.4f}, {placement.method}, {placement.seconds:.3f} s"
+    )
+    if stage.arena_bytes > capacity:
+        short = stage.arena_bytes - capacity
+        context.diagnostics.error(
+            "RT052",
+            f"stage @{stage.index} needs an arena of {stage.arena_bytes} bytes, {short} more than the capacity "
+            f"of {capacity}, though only {lives.peak_bytes} are live at once",
+            help=_way_out(module),
+        )
+
+
+def _refuse(found: Lifetimes, capacity: int, context: PassContext, module: Module) -> None:
+    position = found.peak_position
+    stage = found.stage
+    notes = [
+        Note(f"{kind.value}: {size} bytes ({size / 2**30:.2f} GiB)")
+        for kind, size in found.bytes_by_kind(position).items()
+    ]
+    context.diagnostics.error(
+        "RT053",
+        f"stage @{stage.index} has {found.peak_bytes} bytes live at '{stage.ops[position]!r}', "
+        f"{found.peak_bytes - capacity} more than the capacity of {capacity}",
+        notes=notes,
+        help=_way_out(module),
+    )
+
+
+def _keeps_saved(op: Op) -> bool:
+    """Whether a layer's forward keeps tensors for its backward that could be recovered instead."""
+    return type(op) is Forward and op.block.layer is not None and any(t.kind is StateKind.SAVED for t in op.writes)
+
+
+def _way_out(module: Module) -> str:
+    """Levers that lower the peak of this plan, cheapest first."""
+    plan = module.plan
+    levers = []
+    if any(_keeps_saved(op) for stage in module.stages for op in stage.ops):
+        levers.append("recompute{policy=full}")
+    if plan.zero == 0 and plan.dp > 1:
+        levers.append("zero = 1 in the plan")
+    elif plan.dp > 1 and plan.reduce == "last":
+        levers.append('zero = 2 with reduce = "each-micro-batch"')
+    if plan.micro_batch_size > 1:
+        levers.append("a smaller micro_batch_size")
+    if plan.pp < module.model.layers:
+        levers.append("more stages (pp)")
+    free = "; ".join(levers) or "nothing in this plan; 'ratrainc plan' looks for another one"
+    return f"what would free bytes: {free}"

@@ -1,0 +1,84 @@
+"""The best placement so far, and what is left of the effort."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+from attrs import define, field
+
+from ratrain.passes.memory.allocation.effort import Effort
+from ratrain.passes.memory.allocation.problem import Instance, Int64s
+
+_SLOWEST = 4_000_000
+"""Placements a second on a slow machine: nothing is begun that would run far beyond the outer limit."""
+_PARTS = 1_000_000
+"""Gaps are compared in integers, in parts per million, so that scaling all sizes changes nothing."""
+
+
+@define(eq=False)
+class Attempt:
+    """Placing one instance, above `base` bytes that are taken."""
+
+    instance: Instance
+    base: int
+    room: int | None
+    """The height that is enough, where there is a capacity; may be negative."""
+    effort: Effort
+    deadline: float
+    bound: int
+    """A height no placement can be under."""
+    offsets: Int64s
+    height: int
+    method: str
+    work: int = field(init=False)
+    nodes: int = field(init=False)
+
+    @classmethod
+    def of(cls, instance: Instance, base: int, room: int | None, effort: Effort, deadline: float) -> Attempt:
+        """Begin with everything on top of everything else."""
+        stacked = np.cumsum(instance.sizes) - instance.sizes
+        height = int(instance.sizes.sum())
+        return cls(instance, base, room, effort, deadline, instance.bound(), stacked, height, "stacked")
+
+    def __attrs_post_init__(self) -> None:
+        self.work, self.nodes = self.effort.work, self.effort.nodes
+
+    def offer(self, method: str, offsets: Int64s, height: int) -> None:
+        """Keep a placement if it is better than the best so far."""
+        if height < self.height:
+            self.offsets, self.height, self.method = offsets, height, method
+
+    def close(self, height: int) -> bool:
+        """Whether a height is as near the bound as was asked."""
+        whole = self.base + self.bound
+        return (self.base + height - whole) * _PARTS <= whole * round(self.effort.gap * _PARTS)
+
+    def good(self) -> bool:
+        """Whether the best is as near the bound as was asked, and fits."""
+        return self.close(self.height) and self.fits()
+
+    def fits(self) -> bool:
+        """Whether the best fits the capacity, if there is one."""
+        return self.room is None or self.height <= self.room
+
+    def enough(self) -> bool:
+        """Whether search may end: the best fits the capacity, or without one is as near the bound as was asked; or no better can be."""
+        if self.height <= self.bound or (self.room is not None and self.room < self.bound):
+            return True
+        return self.good() if self.room is None else self.fits()
+
+    def seconds(self) -> float:
+        """What is left before the outer limit."""
+        return max(0.0, self.deadline - perf_counter())
+
+    def late(self) -> bool:
+        """Whether the outer limit is reached."""
+        return self.seconds() == 0
+
+    def afford(self, work: int) -> bool:
+        """Spend work, if so much is left and there is time for it."""
+        if work > self.work or work > self.seconds() * _SLOWEST:
+            return False
+        self.work -= work
+        return True

@@ -1,0 +1,54 @@
+"""The bound that needs no search: bytes that live at one time have to be in the arena at that time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from ratrain.passes.memory.allocation.problem import AllocationProblem
+
+
+@frozen
+class LowerBound:
+    """The largest number of live bytes, and the witness."""
+
+    nbytes: int
+    position: int
+    """The first time at which so many bytes live."""
+    live: tuple[int, ...]
+    """The buffers that live then, by index; their sizes add up to `nbytes`."""
+
+
+def lower_bound(problem: AllocationProblem) -> LowerBound:
+    """The largest number of bytes that live at once: no arena is smaller."""
+    spans = [(start, stop, i) for i, found in enumerate(problem.intervals) for start, stop in _union(found)]
+    if not spans:
+        return LowerBound(0, 0, ())
+    table = np.array(spans, np.int64)
+    sizes = np.array(problem.sizes, np.int64)[table[:, 2]]
+    times, places = np.unique(table[:, :2], return_inverse=True)
+    curve = np.zeros(len(times), np.int64)
+    places = places.reshape(table.shape[0], 2)
+    np.add.at(curve, places[:, 0], sizes)
+    np.subtract.at(curve, places[:, 1], sizes)
+    live = np.cumsum(curve)
+    peak = int(live.argmax())
+    position = int(times[peak])
+    holders = table[(table[:, 0] <= position) & (table[:, 1] > position) & (sizes > 0), 2]
+    return LowerBound(int(live[peak]), position, tuple(sorted(holders.tolist())))
+
+
+def _union(spans: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+    """Intervals without those that are empty, joined where they overlap."""
+    if len(spans) == 1:
+        return [spans[0]] if spans[0][0] < spans[0][1] else []
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(stop, found[-1][1]))
+        elif start < stop:
+            found.append((start, stop))
+    return found

@@ -1,0 +1,106 @@
+"""A checker of placements that shares nothing with what makes them: a sweep over time with the live buffers by address."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from ratrain.passes.memory.allocation.problem import AllocationProblem
+
+MOST = 1000
+"""Faults that are reported at most."""
+_STOP, _START = 0, 1
+"""At one time stops come first: intervals are half-open."""
+
+
+@frozen
+class Violation:
+    """Two buffers that share bytes although they may not, and a time at which they do; or one buffer without a place."""
+
+    first: int
+    second: int
+    """The same as `first` where an offset is missing or negative."""
+    position: int
+
+
+def check_allocation(problem: AllocationProblem, offsets: list[int]) -> list[Violation]:
+    """What is wrong with a placement, in O(n log n) where it is sound; nothing when it is.
+
+    When a buffer is born its bytes must be free. One that meets others is reported with each of them and kept apart, to be
+    compared with everything else that is born while it lives. After `MOST` faults the rest is left unsaid.
+    """
+    missing = [i for i in range(len(problem.sizes)) if i >= len(offsets) or offsets[i] < 0]
+    if missing:
+        return [Violation(i, i, problem.intervals[i][0][0] if problem.intervals[i] else 0) for i in missing]
+    return _in_time(problem, offsets) + _across_sides(problem, offsets)
+
+
+def _in_time(problem: AllocationProblem, offsets: list[int]) -> list[Violation]:
+    events = []
+    for index, spans in enumerate(problem.intervals):
+        if problem.sizes[index]:
+            for start, stop in spans:
+                if start < stop:
+                    events += [(start, _START, index), (stop, _STOP, index)]
+    events.sort()
+    found = []
+    live: list[tuple[int, int]] = []  # offset and buffer; their bytes are disjoint
+    apart: list[int] = []  # live buffers that share bytes with others
+    times: dict[int, int] = {}  # of a live buffer, how many of its intervals are open: they may overlap each other
+    for position, kind, index in events:
+        key = (offsets[index], index)
+        if kind == _STOP:
+            times[index] -= 1
+            if times[index] == 0:
+                del times[index]
+                if index in apart:
+                    apart.remove(index)
+                else:
+                    live.pop(bisect_left(live, key))
+            continue
+        times[index] = times.get(index, 0) + 1
+        if times[index] > 1:
+            continue
+        end = offsets[index] + problem.sizes[index]
+        met = [i for i in apart if offsets[i] < end and offsets[index] < offsets[i] + problem.sizes[i]]
+        at = bisect_left(live, key)
+        fits = at == 0 or live[at - 1][0] + problem.sizes[live[at - 1][1]] <= offsets[index]
+        if not fits:
+            met.append(live[at - 1][1])
+        while at < len(live) and live[at][0] < end:
+            met.append(live[at][1])
+            fits = False
+            at += 1
+        found += [Violation(other, index, position) for other in met]
+        if len(found) >= MOST:
+            return found[:MOST]
+        if fits:
+            insort(live, key)
+        else:
+            apart.append(index)
+    return found
+
+
+def _across_sides(problem: AllocationProblem, offsets: list[int]) -> list[Violation]:
+    if not problem.sides:
+        return []
+    ranges = sorted(
+        (offsets[i], i)
+        for i, side in enumerate(problem.sides)
+        if side and problem.sizes[i] and any(start < stop for start, stop in problem.intervals[i])
+    )
+    found = []
+    reached: dict[int, tuple[int, int]] = {}  # of each side, the highest end so far and whose it is
+    for low, index in ranges:
+        side = problem.sides[index]
+        if -side in reached and reached[-side][0] > low:
+            other = reached[-side][1]
+            position = max(problem.intervals[i][0][0] for i in (other, index))
+            found.append(Violation(other, index, position))
+        end = low + problem.sizes[index]
+        if side not in reached or reached[side][0] < end:
+            reached[side] = (end, index)
+    return found

@@ -1,0 +1,53 @@
+"""Static orders for first fit. No one of them is best everywhere, so several are tried; ties go by start, then by index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ratrain.passes.memory.allocation.problem import Instance, Int64s
+
+
+def by_size(instance: Instance) -> Int64s:
+    """Largest first."""
+    return np.lexsort((instance.births(), -instance.sizes))
+
+
+def by_start(instance: Instance) -> Int64s:
+    """Earliest start first, longest first among those."""
+    return np.lexsort((-instance.widths(), instance.births()))
+
+
+def costly_orders(instance: Instance) -> Iterator[tuple[str, Int64s]]:
+    """Orders by what a buffer meets, with their names."""
+    births, sizes, widths = instance.births(), instance.sizes, instance.widths()
+    conflicts = _conflicts(instance)
+    yield "conflicts", np.lexsort((births, -conflicts))
+    yield "conflicts x size", np.lexsort((births, -conflicts * sizes))
+    yield "total, area, width", np.lexsort((births, -widths, -widths * sizes, -_totals(instance)))
+    yield "width, area, total", np.lexsort((births, -_totals(instance), -widths * sizes, -widths))
+
+
+def _conflicts(instance: Instance) -> Int64s:
+    """How many intervals each buffer's lifetime meets, from its first to its last section: two binary searches, no list of pairs."""
+    started = np.searchsorted(np.sort(instance.starts), instance.deaths(), "left")
+    return started - np.searchsorted(np.sort(instance.stops), instance.births(), "right")
+
+
+def _totals(instance: Instance) -> Int64s:
+    """The largest load among the sections of each interval's buffer, from a table of maxima over powers of two."""
+    load = instance.load()
+    levels = [load]
+    while 2 << (len(levels) - 1) <= len(load):
+        step = 1 << (len(levels) - 1)
+        levels.append(np.maximum(levels[-1][:-step], levels[-1][step:]))
+    spans = instance.stops - instance.starts
+    level = np.frexp(spans.astype(np.float64))[1] - 1  # floor of log2, exact for integers
+    most = np.empty(len(spans), np.int64)
+    for k, table in enumerate(levels):
+        at = level == k
+        most[at] = np.maximum(table[instance.starts[at]], table[instance.stops[at] - (1 << k)])
+    return np.maximum.reduceat(most, instance.first[:-1])

@@ -1,0 +1,226 @@
+"""First fit in a given order, in near-linear time: a tree over sections whose nodes keep sorted lists of occupied bytes.
+
+Every buffer is kept at the nodes that make up its sections (there are O(log sections) of them). A node has two lists of
+disjoint byte ranges: `over`, buffers that fill the node's sections entirely, and `within`, everything kept at the node or
+below it. What a buffer meets in time is then `within` of its own nodes and `over` of the nodes above them. Neighbouring
+ranges join, so that well packed regions have short lists.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ratrain.passes.memory.allocation.compiled import kernel
+
+if TYPE_CHECKING:
+    from ratrain.passes.memory.allocation.problem import Int64s
+
+FIRST_ROOM = 4
+"""Ranges a list has room for when it is made; the room doubles when it is full."""
+MOST_LISTS = 256
+"""More than the lists that one interval can meet: two nodes and two of their ancestors at each level."""
+
+
+@kernel
+def first_fit(
+    order: Int64s,
+    sizes: Int64s,
+    sides: Int64s,
+    first: Int64s,
+    starts: Int64s,
+    stops: Int64s,
+    sections: int,
+    offsets: Int64s,
+) -> int:
+    """Place buffers in `order`, each at the lowest offset that is free in all its sections; the height.
+
+    Fills `offsets`.
+    """
+    leaves = 1
+    while leaves < sections:
+        leaves *= 2
+    lists = 4 * leaves + 2  # 2v and 2v + 1 are `over` and `within` of node v; the last two hold the bytes of each side
+    base = np.zeros(lists, np.int64)
+    used = np.zeros(lists, np.int64)
+    room = np.zeros(lists, np.int64)
+    marked = np.full(lists, -1, np.int64)
+    lows = np.empty(64 * len(order) + 64, np.int64)
+    highs = np.empty(64 * len(order) + 64, np.int64)
+    met = np.empty(2 * MOST_LISTS, np.int64)
+    at = np.empty(2 * MOST_LISTS, np.int64)
+    top = 0
+    free = 0
+    for turn in range(len(order)):
+        buffer = order[turn]
+        count = 0
+        for span in range(first[buffer], first[buffer + 1]):
+            if count + MOST_LISTS > len(met):
+                met, at = doubled(met), doubled(at)
+            count = meeting(starts[span], stops[span], leaves, turn, marked, used, met, count)
+        if sides[buffer] != 0:
+            opposite = lists - 1 if sides[buffer] > 0 else lists - 2
+            if used[opposite] > 0:
+                met[count] = opposite
+                count += 1
+        low = lowest_gap(sizes[buffer], met, at, count, base, used, lows, highs)
+        high = low + sizes[buffer]
+        offsets[buffer] = low
+        top = max(top, high)
+        for span in range(first[buffer], first[buffer + 1]):
+            left, right = starts[span] + leaves, stops[span] + leaves
+            while left < right:
+                for end in range(2):
+                    if end == 0:
+                        if not left & 1:
+                            continue
+                        node = left
+                        left += 1
+                    else:
+                        if not right & 1:
+                            continue
+                        right -= 1
+                        node = right
+                    if node < leaves:
+                        while free + 2 * room[2 * node] + FIRST_ROOM > len(lows):
+                            lows, highs = doubled(lows), doubled(highs)
+                        held, free = insert(2 * node, low, high, base, used, room, lows, highs, free)
+                    held = False
+                    while node > 0 and not held:  # what a node holds its ancestors hold too
+                        while free + 2 * room[2 * node + 1] + FIRST_ROOM > len(lows):
+                            lows, highs = doubled(lows), doubled(highs)
+                        held, free = insert(2 * node + 1, low, high, base, used, room, lows, highs, free)
+                        node //= 2
+                left //= 2
+                right //= 2
+        if sides[buffer] != 0:
+            own = lists - 2 if sides[buffer] > 0 else lists - 1
+            while free + 2 * room[own] + FIRST_ROOM > len(lows):
+                lows, highs = doubled(lows), doubled(highs)
+            held, free = insert(own, low, high, base, used, room, lows, highs, free)
+    return top
+
+
+@kernel
+def doubled(values: Int64s) -> Int64s:
+    """A copy with room for twice as many."""
+    found = np.empty(2 * len(values), np.int64)
+    found[: len(values)] = values
+    return found
+
+
+@kernel
+def meeting(
+    start: int, stop: int, leaves: int, turn: int, marked: Int64s, used: Int64s, met: Int64s, count: int
+) -> int:
+    """Append to `met` the lists that hold what is met in sections [start, stop); the new count."""
+    left, right = start + leaves, stop + leaves
+    while left < right:
+        if left & 1:
+            count = noted(2 * left + 1, turn, marked, used, met, count)
+            left += 1
+        if right & 1:
+            right -= 1
+            count = noted(2 * right + 1, turn, marked, used, met, count)
+        left //= 2
+        right //= 2
+    for end in range(2):
+        low = start if end == 0 else stop - 1
+        node, width = low + leaves, 1
+        while node > 1:
+            node //= 2
+            width *= 2
+            low = low // width * width
+            if low < start or low + width > stop:
+                if marked[2 * node] == turn:
+                    break  # from here up the other end has been
+                count = noted(2 * node, turn, marked, used, met, count)
+    return count
+
+
+@kernel
+def noted(index: int, turn: int, marked: Int64s, used: Int64s, met: Int64s, count: int) -> int:
+    """Append a list to `met` unless it is empty or there already; the new count."""
+    if marked[index] != turn:
+        marked[index] = turn
+        if used[index] > 0:
+            met[count] = index
+            count += 1
+    return count
+
+
+@kernel
+def lowest_gap(
+    size: int, met: Int64s, at: Int64s, count: int, base: Int64s, used: Int64s, lows: Int64s, highs: Int64s
+) -> int:
+    """The lowest offset with `size` bytes that are free in each of the first `count` lists of `met`.
+
+    Every list has a pointer that only moves up, so the work is at most the number of ranges below the answer.
+    """
+    for k in range(count):
+        at[k] = base[met[k]]
+    offset = 0
+    quiet = 0
+    k = 0
+    while quiet < count:
+        end = base[met[k]] + used[met[k]]
+        place = at[k]
+        while place < end and highs[place] <= offset:
+            place += 1
+        quiet += 1
+        while place < end and lows[place] < offset + size:
+            offset = highs[place]
+            place += 1
+            quiet = 1
+        at[k] = place
+        k += 1
+        if k == count:
+            k = 0
+    return offset
+
+
+@kernel
+def insert(
+    index: int, low: int, high: int, base: Int64s, used: Int64s, room: Int64s, lows: Int64s, highs: Int64s, free: int
+) -> tuple[bool, int]:
+    """Add bytes [low, high) to a list; whether it held them all already, and the end of the pool of ranges.
+
+    The caller has seen to it that the pool has room for the list at twice its size.
+    """
+    begin, length = base[index], used[index]
+    end = begin + length
+    left, right = begin, end
+    while left < right:  # the first range that ends at or above `low`
+        middle = (left + right) // 2
+        if highs[middle] < low:
+            left = middle + 1
+        else:
+            right = middle
+    if left < end and lows[left] <= low and highs[left] >= high:
+        return True, free
+    after = left
+    while after < end and lows[after] <= high:
+        low, high = min(low, lows[after]), max(high, highs[after])
+        after += 1
+    if after > left:
+        lows[left], highs[left] = low, high
+        shift = after - left - 1
+        if shift > 0:
+            for k in range(after, end):
+                lows[k - shift], highs[k - shift] = lows[k], highs[k]
+            used[index] = length - shift
+        return False, free
+    if length == room[index]:
+        room[index] = max(FIRST_ROOM, 2 * length)
+        for k in range(length):
+            lows[free + k], highs[free + k] = lows[begin + k], highs[begin + k]
+        base[index] = free
+        left += free - begin
+        begin = free
+        free += room[index]
+    for k in range(begin + length, left, -1):
+        lows[k], highs[k] = lows[k - 1], highs[k - 1]
+    lows[left], highs[left] = low, high
+    used[index] = length + 1
+    return False, free

@@ -1,0 +1,70 @@
+"""`place-1f1b`: one-forward-one-backward order of each stage's work.
+
+Stage s of P runs min(P - s - 1, M) warm-up forwards, then alternates one forward and one backward, then drains. So at most
+min(P - s, M) micro-batches are in flight. Any P, any M, any cuts. Micro-batches ascend in both directions, as the order of
+gradient accumulation demands.
+
+    F0 F1 F2 B0        becomes, on stage 0 of 2,        F0 F1 B0 F2 B1 B2
+    (dataflow: forwards, then backwards)
+
+Where a forward is followed by a backward, the gradient is received before the activation is sent, because the next stage sends
+the one before it receives the other. So one order of the whole program agrees with the lists of all stages, message by
+message, and whatever waits for something earlier in its list (for its bytes, say) cannot hang, even if a send ends only with
+its receive.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, ClassVar
+
+from attrs import frozen
+
+from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.passes.placement.placed_schedule import begin_placing
+from ratrain.passes.placement.work_groups import WorkGroups, split_into_groups
+from ratrain.ratrain_ir.module import Level, Module
+from ratrain.ratrain_ir.ops import Recv, Send
+from ratrain.ratrain_ir.schedules import Action, ActionKind, schedule_1f1b
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops import Op
+
+
+@frozen
+class Place1F1BPass(Pass):
+    """Put every stage's forwards and backwards into 1F1B order."""
+
+    name: ClassVar[str] = "place-1f1b"
+    requires: ClassVar[frozenset[Fact]] = frozenset()
+
+    def run(self, module: Module, context: PassContext) -> None:
+        """Reorder whole forward and backward groups of micro-batches; what belongs to the step's end stays there."""
+        begin_placing(module, "1f1b")
+        plan = module.plan
+        for stage in module.stages:
+            groups = split_into_groups(stage)
+            actions = schedule_1f1b(plan.pp, plan.micro_batches, stage.index)
+            stage.ops = _ordered(groups, actions, plan.pp - stage.index - 1)
+        module.level = Level.PLACED
+        context.statistics["stages"] = plan.pp
+
+
+def _ordered(groups: WorkGroups, actions: list[Action], ahead: int) -> list[Op]:
+    """The groups in the order of the actions; `ahead`: micro-batches by which forward leads where both alternate."""
+    ops: list[Op] = []
+    for before, action in pairwise([None, *actions]):
+        assert action is not None
+        m = action.micro_batch
+        group = groups.forward[m] if action.kind is ActionKind.FORWARD else groups.whole_backward(m)
+        alternates = (
+            before is not None
+            and (before.kind, action.kind) == (ActionKind.FORWARD, ActionKind.BACKWARD)
+            and before.micro_batch - m == ahead
+        )
+        if alternates and type(ops[-1]) is Send and type(group[0]) is Recv:
+            ops[-1:] = [group[0], ops[-1]]
+            group = group[1:]
+        ops.extend(group)
+    ops.extend(groups.step_end)
+    return ops

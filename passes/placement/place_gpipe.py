@@ -1,0 +1,35 @@
+"""`place-gpipe`: all forwards of a stage, then all its backwards, both in ascending micro-batch order.
+
+Every micro-batch of the step is in flight at once, so this needs the most memory of all schedules; it is the yardstick that 1F1B is
+measured by. Gradients accumulate in the same order, so training is the same bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from attrs import frozen
+
+from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.passes.placement.placed_schedule import begin_placing
+from ratrain.passes.placement.work_groups import split_into_groups
+from ratrain.ratrain_ir.module import Level
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Module
+
+
+@frozen
+class PlaceGpipePass(Pass):
+    """Put every stage's forwards before all its backwards (GPipe)."""
+
+    name: ClassVar[str] = "place-gpipe"
+    requires: ClassVar[frozenset[Fact]] = frozenset()
+
+    def run(self, module: Module, context: PassContext) -> None:
+        """Join the groups of all micro-batches; the plan's schedule becomes `gpipe`."""
+        begin_placing(module, "gpipe")
+        for stage in module.stages:
+            stage.ops = split_into_groups(stage).joined()
+        module.level = Level.PLACED
+        context.statistics["stages"] = module.plan.pp

@@ -1,0 +1,1 @@
+"""What is dropped after forward and computed again, and where."""

@@ -1,0 +1,1 @@
+"""When gradients are reduced, shards updated and views gathered."""

@@ -1,0 +1,189 @@
+"""`joint-order{policy=... placement=... reduction=buckets|bulk state=ordered|bulk}`: reductions, updates, gathers and recovery, decided together.
+
+They compete for one link, one DDR bandwidth and one byte budget, so what is best for one depends on the others. With ZeRO 3 it is decided first how
+many blocks ahead a stage gathers its views (`passes/state/prefetch_depth.py`). For each stage the bucket
+size and the order of updates are tried together and the stage's own period from step to step decides; then activations are kept in
+the bytes that buckets, prefetched views and lagging engines leave free. Last, the whole step is simulated beside that of the passes with their own
+defaults, one by one, and the faster is taken: deciding together never costs time.
+
+    joint-order   is one of   bucket-grad-sync{bytes=...},[schedule-update,]insert-prefetch{depth-blocks=...},recompute{policy=auto placement=forward-side}
+
+With `reduction=bulk` a stage's gradients are reduced at once after its whole backward; with `state=bulk` all updates come before all
+gathers, in the order of blocks. Both are there to see what each mechanism earns.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from attrs import define, field, frozen
+
+from ratrain.passes.memory.overlap import step_period
+from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.passes.recovery.recompute import POLICIES, RecomputePass, refuse_second_recovery
+from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
+from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
+from ratrain.passes.state.prefetch_depth import prefetch_depth
+from ratrain.passes.state.schedule_update import ScheduleUpdatePass
+from ratrain.passes.trial import seconds_at_own_addresses, with_workspace
+from ratrain.ratrain_ir.blocks import gathers_within_step
+from ratrain.ratrain_ir.copying import copy_module
+from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.schedules import micro_batches_in_flight
+
+_WORTH = 2e-3
+"""What another order must gain to be tried on the whole module, which costs a second choice of what is recovered."""
+
+
+@frozen
+class _StateOrder:
+    """How one stage's reductions, updates and gathers are ordered."""
+
+    buckets: BucketGradSyncPass
+    updates_when_final: bool
+    gathers_in_order: bool
+    prefetch: InsertPrefetchPass
+
+    def rewrite(self, module: Module, stage: Stage, context: PassContext) -> None:
+        """Rewrite a stage's list."""
+        self.buckets.rewrite(module, stage, context)
+        if self.updates_when_final:
+            ScheduleUpdatePass().rewrite(module, stage, context)
+        if self.gathers_in_order:
+            self.prefetch.rewrite(module, stage)
+
+    def __str__(self) -> str:
+        updates = ", updates as gradients become final" if self.updates_when_final else ""
+        ahead = f", views gathered {self.prefetch.depth_blocks} blocks ahead" if self.prefetch.depth_blocks > 1 else ""
+        return f"buckets of {self.buckets.bytes} bytes{updates}{ahead}"
+
+
+@frozen
+class JointOrderPass(Pass):
+    """Order reductions, updates and gathers, and choose what is recovered where, together."""
+
+    name: ClassVar[str] = "joint-order"
+    policy: str = field(default="auto", metadata={"choices": POLICIES})
+    placement: str = field(default="forward-side", metadata={"choices": ("inline", "forward-side")})
+    budget: int | None = field(default=None, metadata={"unit": "bytes"})
+    bucket_bytes: int = field(default=LIMITS[-1], metadata={"unit": "bytes"})
+    """The largest buckets that are tried."""
+    reduction: str = field(default="buckets", metadata={"choices": ("buckets", "bulk")})
+    state: str = field(default="ordered", metadata={"choices": ("ordered", "bulk")})
+
+    def run(self, module: Module, context: PassContext) -> None:
+        """Rewrite every stage.
+
+        Raises `DiagnosticError` RT071 where recovery is placed already.
+        """
+        refuse_second_recovery(module)
+        depths = self.depths(module, context)
+        chosen = self.choose(module, context, depths)
+        default = [self.orders(depth)[0] for depth in depths]
+        if chosen == default:
+            self.rewrite(module, context, default)
+            return
+        joint = _Trial(self, copy_module(module), chosen, context)
+        separate = _Trial(self, copy_module(module), default, context)
+        best = joint if joint.seconds < separate.seconds else separate
+        module.stages = best.module.stages
+        context.statistics |= best.statistics
+        context.statistics["simulated step"] = (
+            f"{joint.seconds:.6g} s ordered jointly, {separate.seconds:.6g} s one by one, "
+            f"{separate.seconds / best.seconds - 1:.3%} gained"
+        )
+
+    @property
+    def recovery(self) -> RecomputePass:
+        """The pass that chooses what is recovered."""
+        return RecomputePass(self.policy, self.budget, self.placement)
+
+    def depths(self, module: Module, context: PassContext) -> list[int]:
+        """How many blocks ahead each stage gathers views that are sharded within the step; like stages take the same."""
+        if self.state != "ordered" or not gathers_within_step(module.plan):
+            return [InsertPrefetchPass().depth_blocks] * len(module.stages)
+
+        def ordered(trial: Stage, depth: int) -> None:
+            self.orders(depth)[0].rewrite(module, trial, context)
+
+        known: dict[object, int] = {}
+        for key, stage in zip(_likenesses(module), module.stages, strict=True):
+            if key not in known:
+                known[key] = prefetch_depth(module, stage, context, self.recovery, ordered)
+        return [known[key] for key in _likenesses(module)]
+
+    def orders(self, depth: int) -> list[_StateOrder]:
+        """What a stage may take that gathers views so many blocks ahead, its default first."""
+        ordered = self.state == "ordered"
+        if self.reduction == "bulk":
+            buckets = [BucketGradSyncPass(unit="stage")]
+        else:
+            limits = (BucketGradSyncPass().bytes, *LIMITS)
+            buckets = [BucketGradSyncPass(min(int(limit), self.bucket_bytes)) for limit in limits]
+        when_final = (True, False) if ordered else (False,)
+        prefetch = InsertPrefetchPass(depth)
+        return list(
+            dict.fromkeys(_StateOrder(item, final, ordered, prefetch) for final in when_final for item in buckets)
+        )
+
+    def choose(self, module: Module, context: PassContext, depths: list[int]) -> list[_StateOrder]:
+        """The order with the shortest period for each stage; stages of like blocks take the same."""
+        known: dict[object, _StateOrder] = {}
+        chosen = []
+        for stage, depth in zip(module.stages, depths, strict=True):
+            likeness = (_kinds(module, stage), depth)
+            if likeness not in known:
+                known[likeness] = self.shortest(module, stage, context, self.orders(depth))
+            chosen.append(known[likeness])
+        return chosen
+
+    def shortest(self, module: Module, stage: Stage, context: PassContext, orders: list[_StateOrder]) -> _StateOrder:
+        """The order with the shortest period of a stage; the default where none is clearly shorter."""
+        best, best_seconds = orders[0], float("inf")
+        tried = set()
+        for order in orders:
+            trial = Stage(stage.index, dict(stage.tensors), list(stage.ops), stage.line)
+            order.rewrite(module, trial, context)
+            same = tuple(op.blocks for op in trial.ops if isinstance(op, GradSync)), order.updates_when_final
+            if same in tried:
+                continue
+            tried.add(same)
+            seconds = step_period(module, with_workspace(module, trial, context), context)
+            if seconds < best_seconds * (1 - _WORTH):
+                best, best_seconds = order, seconds
+        return best
+
+    def rewrite(self, module: Module, context: PassContext, orders: list[_StateOrder]) -> None:
+        """Give each stage its order, then choose what is recovered."""
+        for stage, order in zip(module.stages, orders, strict=True):
+            order.rewrite(module, stage, context)
+            context.statistics[f"state of stage {stage.index}"] = str(order)
+        self.recovery.run(module, context)
+
+
+def _kinds(module: Module, stage: Stage) -> tuple[str, ...]:
+    return tuple(unit.kind for unit in module.topology.stage_blocks[stage.index])
+
+
+def _likenesses(module: Module) -> list[object]:
+    """Equal for stages that have like blocks and hold as many micro-batches in flight."""
+    plan = module.plan
+    flights = [micro_batches_in_flight(plan.schedule, plan.pp, plan.micro_batches, s.index) for s in module.stages]
+    return [(_kinds(module, stage), flight) for stage, flight in zip(module.stages, flights, strict=True)]
+
+
+@define(eq=False)
+class _Trial:
+    """A copy of the module under an order for each stage, and its simulated step, were no bytes used twice."""
+
+    joint_order: JointOrderPass
+    module: Module
+    orders: list[_StateOrder]
+    context: PassContext
+    seconds: float = field(init=False)
+    statistics: dict[str, int | float | str] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.joint_order.rewrite(self.module, self.context, self.orders)
+        self.statistics = dict(self.context.statistics)
+        self.seconds = seconds_at_own_addresses(self.module, self.context)

@@ -1,0 +1,148 @@
+"""`schedule-update`: updates each block's shard as soon as its reduced gradient is final and the engine that updates is free.
+
+Gradients become final in backward order, the last layers' first; the next forward needs the views of the first layers first. So, by the
+target's own seconds, whenever the engine comes to its next update it takes, of those whose gradients are final, the one whose block
+the next forward visits first:
+
+    reduce_scatter mlp.1        reduce_scatter mlp.1
+    reduce_scatter attention.1  update mlp.1              (nothing else is final yet)
+    reduce_scatter mlp.0        reduce_scatter attention.1
+    reduce_scatter attention.0  reduce_scatter mlp.0
+    update attention.0     ->   reduce_scatter attention.0
+    update mlp.0                update mlp.0
+    update attention.1          update attention.0
+    update mlp.1                update attention.1
+
+On the compute engine updates come after all other work, which leads to the last gradient of the step and to the gradients
+other stages wait for. Where the machine updates on its host, they run while the backward goes on. Clipping by the global norm makes all
+gradients final at once, at the barrier that the norm is: the order is then that of the next forward.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import ClassVar
+
+from attrs import define, field, frozen
+
+from ratrain.passes.memory.overlap import ListTimes, list_times
+from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.passes.trial import prepared, with_workspace
+from ratrain.ratrain_ir.blocks import Block
+from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.ops import Engine, Op, Tensor, Update
+
+
+@frozen
+class ScheduleUpdatePass(Pass):
+    """Put updates where their gradients are final."""
+
+    name: ClassVar[str] = "schedule-update"
+
+    def run(self, module: Module, context: PassContext) -> None:
+        """Move the updates of every stage."""
+        overtaken = sum(self.rewrite(module, stage, context) for stage in module.stages)
+        context.statistics["updates before that of an earlier block"] = overtaken
+
+    def rewrite(self, module: Module, stage: Stage, context: PassContext) -> int:
+        """Rewrite one stage; the number of updates that overtake that of an earlier block."""
+        return _Rescheduling(module, stage, context).run()
+
+
+@frozen
+class _Window:
+    """Where an update may stand among the other ops, and when what it reads is final."""
+
+    update: Update
+    first: int
+    last: int
+    final_seconds: float
+
+
+@define(eq=False)
+class _Rescheduling:
+    """Moves the updates of one stage to where their gradients are final."""
+
+    module: Module
+    stage: Stage
+    context: PassContext
+    rank: Mapping[Block, int] = field(init=False)
+    rest: list[Op] = field(init=False)
+    """everything but the updates"""
+    times: ListTimes = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        blocks = self.module.topology.stage_blocks[self.stage.index]
+        self.rank = {unit: index for index, unit in enumerate(blocks)}
+        self.rest = [op for op in self.stage.ops if type(op) is not Update]
+        trial = Stage(self.stage.index, self.stage.tensors, self.rest, self.stage.line)
+        self.times = list_times(self.module, with_workspace(self.module, trial, self.context), self.context)
+
+    def run(self) -> int:
+        """Rewrite the stage; the number of updates that overtake that of an earlier block."""
+        free, position = self.engine_is_free()
+        placed: dict[int, list[Op]] = {}
+        ranks = []
+        for window in self.in_order(free):
+            position = min(max(position, window.first), window.last)
+            placed.setdefault(position, []).append(window.update)
+            ranks.append(self.rank[window.update.block])
+        self.stage.ops = []
+        for at, op in enumerate(self.rest):
+            self.stage.ops += [*placed.pop(at, ()), op]
+        self.stage.ops += placed.get(len(self.rest), ())
+        lowest_from = list(accumulate(reversed(ranks), min))[::-1]
+        return sum(lowest < rank for lowest, rank in zip(lowest_from, ranks, strict=True))
+
+    def engine_is_free(self) -> tuple[float, int]:
+        """When and where the engine that updates has done everything else."""
+        if self.context.target.update_engine is Engine.HOST:
+            return 0.0, 0
+        compute = [at for at, op in enumerate(self.rest) if op.engine is Engine.COMPUTE]
+        return (float(self.times.ends[compute[-1]]), compute[-1] + 1) if compute else (0.0, 0)
+
+    def in_order(self, now: float) -> list[_Window]:
+        """The windows in the order in which an engine that is free from `now` on takes their updates."""
+        coming = sorted(self.windows(), key=lambda window: window.final_seconds, reverse=True)
+        ready: list[tuple[int, int]] = []
+        """blocks by rank, and their places among the windows"""
+        windows = list(coming)
+        order = []
+        while coming or ready:
+            if not ready:
+                now = max(now, coming[-1].final_seconds)
+            while coming and coming[-1].final_seconds <= now:
+                window = coming.pop()
+                heapq.heappush(ready, (self.rank[window.update.block], len(coming)))
+            window = windows[heapq.heappop(ready)[1]]
+            order.append(window)
+            update = prepared(self.module, self.stage, window.update, self.context)
+            now += self.context.op_seconds(self.module, self.stage, update)
+        return order
+
+    def windows(self) -> list[_Window]:
+        """The window of each update: between the accesses before and after it that it must keep apart."""
+        wanted = {t for op in self.stage.ops if type(op) is Update for t in op.operands}
+        accesses: dict[Tensor, list[tuple[int, bool]]] = {tensor: [] for tensor in wanted}
+        found: list[tuple[Update, int]] = []
+        position = 0
+        for op in self.stage.ops:
+            if type(op) is Update:
+                found.append((op, position))
+                continue
+            for tensor in op.operands:
+                if tensor in wanted:
+                    accesses[tensor].append((position, tensor in op.writes or tensor in op.updates))
+            position += 1
+        windows = []
+        for update, stood in found:
+            changed = {*update.writes, *update.updates}
+            apart = [at for t in update.operands for at, writes in accesses[t] if writes or t in changed]
+            made = [at for t in update.reads for at, writes in accesses[t] if writes and at < stood]
+            first = max((at + 1 for at in apart if at < stood), default=0)
+            last = min((at for at in apart if at >= stood), default=len(self.rest))
+            final_seconds = max((float(self.times.ends[at]) for at in made), default=0.0)
+            windows.append(_Window(update, first, last, final_seconds))
+        return windows

@@ -1,0 +1,131 @@
+"""What kernels, messages, collectives and updates cost on a machine; links have latency and bandwidth.
+
+Products and attention take the time of their tile schedules where the machine file says cost = "tiles". Everything else, and they
+too with cost = "roofline", takes the longer of its arithmetic, at a fraction of the FP16 peak that the machine file gives, and of
+its DDR traffic, every operand once.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from ratrain.targets.machine.resource_work import ResourceWork
+from ratrain.targets.mt3000.tiles.calls import PARTS
+from ratrain.targets.mt3000.tiling.select import tiled_call
+
+if TYPE_CHECKING:
+    from ratrain.targets.machine.link_groups import Link
+    from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.program.routine import Routine, Step
+
+_HEAD_KERNELS = ("head_forward", "head_backward")
+_ATTENTION_KERNELS = ("attention_forward", "attention_backward")
+
+
+@frozen
+class Work:
+    """What a kernel does: floating-point operations and bytes to or from DDR."""
+
+    flops: float
+    ddr_bytes: float
+
+
+def step_work(routine: Routine, step: Step) -> Work:
+    """Operations and DDR bytes of one kernel of a routine."""
+    ddr = sum(_bytes(routine, reference) for reference in step.operands.values())
+    return Work(_flops(routine, step), ddr)
+
+
+def _bytes(routine: Routine, reference: str) -> int:
+    dtype, shape = routine.operand(reference)
+    return prod(shape) * dtype.itemsize
+
+
+def _flops(routine: Routine, step: Step) -> float:
+    if step.kernel == "gemm":
+        rows, columns = routine.shape_of(step.operands["out"])
+        return 2.0 * rows * columns * _inner(routine, step)
+    if step.kernel in _ATTENTION_KERNELS:
+        options = step.options
+        visible = _visible_keys(int(options["seq_len"]), options["window"])
+        products = 2 if step.kernel == "attention_forward" else 5
+        return 2.0 * products * int(options["batch"]) * int(options["heads"]) * int(options["head_dim"]) * visible
+    if step.kernel in _HEAD_KERNELS:
+        rows, hidden = routine.shape_of(step.operands["xn"])
+        vocab = routine.shape_of(step.operands["table"])[0]
+        return 2.0 * rows * hidden * vocab * (1 if step.kernel == "head_forward" else 3)
+    return 0.0
+
+
+def _inner(routine: Routine, step: Step) -> int:
+    """The extent that a product sums over."""
+    shape = routine.shape_of(step.operands["a"])
+    return shape[0] if step.options.get("trans_a") else shape[1]
+
+
+def _visible_keys(seq_len: int, window: int | None) -> float:
+    """Query-key pairs a causal mask leaves in one sequence."""
+    if window is None or window >= seq_len:
+        return seq_len * (seq_len + 1) / 2
+    return window * (window + 1) / 2 + (seq_len - window) * window
+
+
+def kernel_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
+    """Seconds of one kernel call that has the cluster and its DDR to itself, launch included, and the DDR bytes it moves."""
+    tiled = tiled_call(routine, step, machine)
+    if tiled is not None:
+        return ResourceWork(machine["launch"] * len(PARTS[step.kernel]) + tiled.seconds, tiled.ddr_bytes)
+    work = step_work(routine, step)
+    arithmetic = work.flops / (machine["fp16_peak"] * _efficiency(routine, step, machine))
+    return ResourceWork(machine["launch"] + max(arithmetic, copy_seconds(work.ddr_bytes, machine)), work.ddr_bytes)
+
+
+def _efficiency(routine: Routine, step: Step, machine: Machine) -> float:
+    """Fraction of the peak at which a kernel computes; of a product, it falls with each extent that is short."""
+    if step.kernel in _ATTENTION_KERNELS:
+        return machine["attention_efficiency"]
+    if step.kernel in _HEAD_KERNELS:
+        return machine.head_efficiency
+    half = machine.gemm_half_extent
+    if step.kernel != "gemm" or not half:
+        return machine["gemm_efficiency"]
+    inner, batch = _inner(routine, step), step.options.get("batch", 1)
+    rows, columns = routine.shape_of(step.operands["out"])
+    return machine["gemm_efficiency"] * prod(extent / (extent + half) for extent in (rows / batch, inner, columns))
+
+
+def routine_work(routine: Routine, machine: Machine) -> ResourceWork:
+    """All kernels of a routine, one after the other; no faster than they can be dispatched."""
+    whole = sum((kernel_work(routine, step, machine) for step in routine.steps), ResourceWork(0.0))
+    least = machine.dispatch * len(routine.steps)
+    return whole if least <= whole.seconds else evolve(whole, seconds=least)
+
+
+def message_work(nbytes: int, link: Link, level: int) -> ResourceWork:
+    """Sending a point-to-point message: it is read from DDR and crosses the link of a level."""
+    return ResourceWork(link.latency + nbytes / link.bandwidth, nbytes, nbytes, level)
+
+
+def update_work(nbytes: float, machine: Machine, *, on_host: bool) -> ResourceWork:
+    """AdamW on a shard, bound by the DDR bytes it moves, on the compute engine or on the host's cores."""
+    if on_host:
+        return host_work(nbytes, machine)
+    return ResourceWork(machine["launch"] + copy_seconds(nbytes, machine), nbytes)
+
+
+def host_work(nbytes: float, machine: Machine) -> ResourceWork:
+    """Something the host's cores do that is bound by DDR."""
+    return ResourceWork(machine.host_handover + nbytes / machine.host_bandwidth, nbytes)
+
+
+def copy_work(nbytes: float, machine: Machine) -> ResourceWork:
+    """Bytes read from or written to DDR."""
+    return ResourceWork(copy_seconds(nbytes, machine), nbytes)
+
+
+def copy_seconds(nbytes: float, machine: Machine) -> float:
+    """Seconds that bytes take that have the DDR to themselves."""
+    return nbytes / machine["ddr_bandwidth"]

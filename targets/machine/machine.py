@@ -1,0 +1,393 @@
+"""Machine files: TOML with one table a constant, each with its unit, source and certainty."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cached_property
+from importlib import resources
+from typing import Any, TypeGuard
+
+from attrs import field, frozen
+
+from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
+from ratrain.ratrain_ir.files import is_there, read_text
+from ratrain.ratrain_ir.frontend.toml_text import parse_toml
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.targets.machine.link_groups import (
+    GROUP_UNITS,
+    SHORT_KEYS,
+    LinkGroup,
+    chip_and_system,
+    named_groups,
+    size_error,
+)
+from ratrain.targets.machine.op_table import MeasuredOp, OpTable, is_op_key
+
+CERTAINTIES = ("stated", "derived", "assumed", "unverified", "measured", "fitted")
+_UNITS = {
+    "ddr_capacity": "bytes",
+    "ddr_bandwidth": "bytes/s",
+    "fp16_peak": "flop/s",
+    "gemm_efficiency": "fraction of fp16_peak",
+    "attention_efficiency": "fraction of fp16_peak",
+    "link_bandwidth": "bytes/s",
+    "link_latency": "s",
+    "launch": "s",
+    "collective_chunk": "bytes",
+}
+TILE_UNITS = {
+    "cores": "cores",
+    "gsm_capacity": "bytes",
+    "am_capacity": "bytes",
+    "sm_capacity": "bytes",
+    "clock": "cycles/s",
+    "gsm_bandwidth": "bytes/s",
+    "am_load": "bytes/cycle",
+    "dma_start": "cycles",
+    "micro_kernel_start": "cycles",
+    "transpose_rate": "elements/cycle",
+    "exp_operations": "vector operations",
+}
+"""Constants that cost = "tiles" needs, and that may be left out otherwise."""
+COSTS = ("roofline", "tiles", "table")
+_PEAK_SLACK = 0.01
+_HALF_FLOPS_A_CYCLE = 2 * 3 * 64
+"""Of a core on float16: three multiply-add units of 64 lanes."""
+_OPTIONAL_UNITS = {
+    "host_bandwidth": "bytes/s",
+    "host_handover": "s",
+    "clusters_per_chip": "clusters",
+    "chip_bandwidth": "bytes/s",
+    "chip_latency": "s",
+    "dispatch": "s",
+    "engine_gap": "s",
+    "gemm_half_extent": "elements",
+    "head_efficiency": "fraction of fp16_peak",
+}
+_ALL_UNITS = _UNITS | TILE_UNITS | _OPTIONAL_UNITS
+_WHOLE = (
+    "clusters",
+    "ddr_capacity",
+    "collective_chunk",
+    "clusters_per_chip",
+    "cores",
+    "gsm_capacity",
+    "am_capacity",
+    "sm_capacity",
+)
+_LEAST, _MOST = 1e-15, 1e30
+"""Bounds far beyond any machine, so that no sum or quotient of times overflows."""
+_MOST_WHOLE = (1 << 50) - 1
+_CONSTANT_KEYS = ("value", "unit", "certainty", "source")
+_MAY_BE_ZERO = (
+    "latency",
+    "link_latency",
+    "launch",
+    "host_handover",
+    "chip_latency",
+    "dispatch",
+    "engine_gap",
+    "gemm_half_extent",
+)
+DEFAULT_MACHINE = "mt3000"
+"""The machine of plans and programs that name none."""
+
+
+@frozen
+class Constant:
+    """One number of a machine, and where it comes from."""
+
+    value: float
+    unit: str
+    certainty: str
+    source: str
+
+
+@frozen
+class Machine:
+    """One compute cluster and its links. Bytes, seconds, operations per second."""
+
+    name: str
+    update_engine: Engine
+    constants: dict[str, Constant]
+    cost: str = "roofline"
+    """where the seconds of matrix kernels come from: tiles (their schedules) or roofline (a fraction of the peak); table: of all
+    ops, as they were measured, and roofline for those that were not"""
+    table: OpTable = field(factory=OpTable)
+    group_names: tuple[str, ...] = ()
+    """of [[link_group]] entries, from the inside out; their constants are named after them, like node.bandwidth"""
+
+    def __getitem__(self, name: str) -> float:
+        return self.constants[name].value
+
+    @cached_property
+    def link_groups(self) -> tuple[LinkGroup, ...]:
+        """The groups of clusters, from the inside out; those of a file without [[link_group]] are chip and system, or system alone."""
+        values = {name: constant.value for name, constant in self.constants.items()}
+        return named_groups(self.group_names, values) if self.group_names else chip_and_system(values)
+
+    def whole(self, name: str) -> int:
+        """A constant that counts something."""
+        return int(self.constants[name].value)
+
+    def _optional(self, name: str, default: float) -> float:
+        return self.constants[name].value if name in self.constants else default
+
+    @property
+    def host_bandwidth(self) -> float:
+        """Bytes a second that the host's cores take of the cluster's DDR; all of it where the file does not say."""
+        return min(self._optional("host_bandwidth", self["ddr_bandwidth"]), self["ddr_bandwidth"])
+
+    @property
+    def host_handover(self) -> float:
+        """Seconds to hand a task to the host and back; none where the file does not say."""
+        return self._optional("host_handover", 0.0)
+
+    @property
+    def dispatch(self) -> float:
+        """Seconds between kernels that are issued ahead of execution: a block op takes no less; none where the file does not say."""
+        return self._optional("dispatch", 0.0)
+
+    @property
+    def engine_gap(self) -> float:
+        """Seconds between two instructions of an interpreter that runs one after another; none where the file does not say."""
+        return self._optional("engine_gap", 0.0)
+
+    @property
+    def gemm_half_extent(self) -> float:
+        """Elements of an extent at which a product runs at half its efficiency; none where efficiency is the same for all shapes."""
+        return self._optional("gemm_half_extent", 0.0)
+
+    @property
+    def head_efficiency(self) -> float:
+        """Fraction of the peak of the head's products: as of others where the file does not say."""
+        return self._optional("head_efficiency", self["gemm_efficiency"])
+
+
+def machine_names() -> list[str]:
+    """Names of the machine files that come with the project."""
+    folder = resources.files("ratrain.targets.mt3000") / "machines"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_machine(name_or_path: str | None) -> Machine:
+    """A machine by the name of a built-in file or by the path of one; None is the MT-3000.
+
+    Raises `DiagnosticError` RT065 or RT002 with everything that is wrong with the file.
+    """
+    name = name_or_path or DEFAULT_MACHINE
+    if name in machine_names():
+        return parse_machine(_built_in_text(name), file=f"{name}.toml")
+    if not name.endswith(".toml") and not is_there(name):
+        known = ", ".join(machine_names())
+        fail("RT004", f"'{name}' is neither a machine ({known}) nor a file", help=nearest(name, machine_names()))
+    return parse_machine(read_text(name, "machine file"), file=name)
+
+
+def _built_in_text(name: str) -> str:
+    return (resources.files("ratrain.targets.mt3000") / "machines" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _built_in(name: str) -> dict[str, Any]:
+    """What a built-in machine file says, with what it has from its base."""
+    data = tomllib.loads(_built_in_text(name))
+    base = data.pop("base", None)
+    return data if base is None else _built_in(base) | data
+
+
+def parse_machine(text: str, *, file: str) -> Machine:
+    """The machine a TOML text describes; where it names a `base`, a built-in machine, what it does not say is as there.
+
+    Raises `DiagnosticError` RT065 with everything that is wrong with it.
+    """
+    try:
+        data = parse_toml(text)
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a ValueError that is no TOMLDecodeError: a number with too many digits
+        found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        place = Location(file, int(found[1]), int(found[2])) if found else Location(file, 1)
+        lines = text.split("\n")
+        fail("RT065", f"this is not TOML: {error}", place, source=lines[min(place.line, len(lines)) - 1])
+    return _Reader(file, text.split("\n")).machine_on_base(data)
+
+
+def _kind(key: str) -> str:
+    """What a constant is, whichever group it belongs to."""
+    return key.rpartition(".")[2]
+
+
+def is_whole(key: str) -> bool:
+    """Whether a constant counts something."""
+    return _kind(key) in _WHOLE
+
+
+def largest_value(key: str) -> float:
+    """The most a constant can be."""
+    if key.endswith("_efficiency"):
+        return 1.0
+    return float(_MOST_WHOLE) if is_whole(key) else _MOST
+
+
+def _is_sound(value: Any, key: str) -> TypeGuard[int | float]:
+    """Whether a value is a number within the bounds of its constant."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if value == 0:
+        return _kind(key) in _MAY_BE_ZERO
+    return 1 <= value <= _MOST_WHOLE if is_whole(key) else _LEAST <= value <= _MOST
+
+
+def _measured_op(entry: Any) -> MeasuredOp | None:
+    """An entry of a table of ops, or None where it is none."""
+    if not isinstance(entry, dict) or entry.keys() != {"key", "size", "seconds"}:
+        return None
+    key, size, seconds = entry["key"], entry["size"], entry["seconds"]
+    numbers = all(isinstance(v, int | float) and 0 <= v <= _MOST for v in (size, seconds))
+    return MeasuredOp(key, float(size), float(seconds)) if is_op_key(key) and numbers else None
+
+
+class _Reader:
+    """Reads the tables of a machine file and collects what is wrong."""
+
+    def __init__(self, file: str, lines: list[str]) -> None:
+        self.file = file
+        self.lines = lines
+        self.diagnostics = Diagnostics()
+
+    def error(self, key: str, message: str, help: str | None = None) -> None:  # noqa: A002
+        line = self.line_of(key)
+        place = Location(self.file, line, 1, max(1, len(self.lines[line - 1])))
+        self.diagnostics.error("RT065", message, place, help=help, source=self.lines[line - 1])
+
+    def line_of(self, key: str) -> int:
+        """The line of a constant, counted from 1; of a group's, after its name."""
+        group, _, kind = key.rpartition(".")
+        start = self.line_matching(rf"\s*name\s*=\s*[\"']{re.escape(group)}[\"']", 1) if group else 1
+        return self.line_matching(rf"\s*\[*(link_group\.)?{re.escape(kind)}\b", start, start)
+
+    def line_matching(self, pattern: str, first: int, default: int = 1) -> int:
+        """The first line from `first` on that matches."""
+        return next((i for i in range(first, len(self.lines) + 1) if re.match(pattern, self.lines[i - 1])), default)
+
+    def machine_on_base(self, data: dict[str, Any]) -> Machine:
+        base = data.pop("base", None)
+        if base is None:
+            return self.machine(data)
+        if base not in machine_names():
+            self.error("base", f"base is a machine that is built in ({', '.join(machine_names())}), got {base!r}")
+            self.diagnostics.check()
+        below = _built_in(base)
+        if "name" not in data:
+            below.pop("name")
+        if "link_group" in data:
+            below = {key: value for key, value in below.items() if key not in SHORT_KEYS}
+        return self.machine(below | data)
+
+    def machine(self, data: dict[str, Any]) -> Machine:
+        name, engine = data.get("name"), data.get("update_engine", "compute")
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.\-]+", name):
+            self.error("name", "a machine needs a name of letters, digits, '.', '-' and '_'")
+        if engine not in ("compute", "host"):
+            self.error("update_engine", f"update_engine is 'compute' or 'host', got {engine!r}")
+        for key in data:
+            if key not in _ALL_UNITS and key not in ("name", "update_engine", "cost", "op", "link_group"):
+                self.error(key, f"'{key}' is not a constant of a machine", nearest(key, _ALL_UNITS))
+        cost = data.get("cost", "roofline")
+        if cost not in COSTS:
+            self.error("cost", f"cost is one of {', '.join(COSTS)}, got {cost!r}")
+        wanted = _UNITS | TILE_UNITS if cost == "tiles" else _UNITS
+        if "link_group" in data:
+            wanted = {key: unit for key, unit in wanted.items() if key not in SHORT_KEYS}
+        constants = {key: self.constant(key, data.get(key)) for key in _ALL_UNITS if key in wanted or key in data}
+        table = self.table(data.get("op", []), cost)
+        groups = self.groups(data, constants)
+        self.diagnostics.check()
+        if cost == "tiles":
+            self.check_clock(constants)
+        found = Machine(str(name), Engine(engine), constants, cost, table, groups)
+        wrong = size_error(found.link_groups)
+        if wrong is not None:
+            self.error(f"{wrong[0]}.clusters", wrong[1])
+            self.diagnostics.check()
+        return found
+
+    def groups(self, data: dict[str, Any], constants: dict[str, Constant]) -> tuple[str, ...]:
+        """The names of the [[link_group]] entries; what they say is put among the constants."""
+        entries = data.get("link_group", [])
+        if not isinstance(entries, list) or ("link_group" in data and not entries):
+            self.error("link_group", "groups of clusters are written as [[link_group]] entries")
+            return ()
+        names: list[str] = []
+        for entry in entries:
+            name = entry.get("name") if isinstance(entry, dict) else None
+            if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_\-]*", name) or name in names:
+                self.error(
+                    "link_group", f"a [[link_group]] has a name of its own, of small letters, got {name!r}"[:200]
+                )
+                return ()
+            names.append(name)
+            for key in sorted(entry.keys() - {"name", *GROUP_UNITS}):
+                self.error(f"{name}.{key}", f"'{key}' is not a key of a [[link_group]]", nearest(key, GROUP_UNITS))
+            for key in GROUP_UNITS:
+                if key in entry or key in ("bandwidth", "latency"):
+                    constants[f"{name}.{key}"] = self.constant(f"{name}.{key}", entry.get(key))
+        if not names and ("clusters_per_chip" not in constants or constants["clusters_per_chip"].value == 1):
+            for key in ("chip_bandwidth", "chip_latency"):
+                if key in data:
+                    self.error(key, f"[{key}] changes nothing: no clusters share a chip", "say [clusters_per_chip]")
+        for key in SHORT_KEYS:
+            if names and key in data:
+                self.error(key, f"the file has [[link_group]] entries: they say what [{key}] would", "leave it out")
+        return tuple(names)
+
+    def table(self, entries: Any, cost: Any) -> OpTable:
+        """The measured ops of a file with cost = "table"."""
+        if (cost == "table") != bool(entries):
+            self.error("op", 'cost = "table" goes with a list of [[op]], and no other cost does')
+            return OpTable()
+        found = []
+        for entry in entries if isinstance(entries, list) else [None]:
+            op = _measured_op(entry)
+            if op is None:
+                self.error("op", f"an [[op]] has a key, a size in bytes and seconds, got {entry!r}"[:200])
+                return OpTable()
+            found.append(op)
+        return OpTable(tuple(found))
+
+    def check_clock(self, constants: dict[str, Constant]) -> None:
+        """The peak is what the cores do at their clock."""
+        peak = constants["cores"].value * constants["clock"].value * _HALF_FLOPS_A_CYCLE
+        stated = constants["fp16_peak"].value
+        if abs(peak - stated) > _PEAK_SLACK * stated:
+            text = f"{constants['cores'].value:g} cores at this clock make {peak:.4g} flop/s, [fp16_peak] says {stated:.4g}"
+            self.error("clock", text, help="change one of them: a core makes 384 flop a cycle")
+            self.diagnostics.check()
+
+    def constant(self, key: str, table: Any) -> Constant:
+        empty = Constant(1.0, "", "", "")
+        if not isinstance(table, dict):
+            self.error(key, f"the machine needs [{key}] with value, unit, certainty and source")
+            return empty
+        value = table.get("value")
+        if not _is_sound(value, key):
+            least, most = ("1", _MOST_WHOLE) if is_whole(key) else (f"{_LEAST:g}", f"{_MOST:g}")
+            zero = "0, or " if _kind(key) in _MAY_BE_ZERO else ""
+            self.error(key, f"value of [{key}] must be {zero}a number from {least} to {most}, got {value!r}")
+            return empty
+        if is_whole(key) and value != int(value):
+            self.error(key, f"value of [{key}] must be a whole number, got {value!r}")
+        for name in sorted(table.keys() - {*_CONSTANT_KEYS}):
+            self.error(key, f"'{name}' is not a key of [{key}]", nearest(name, _CONSTANT_KEYS))
+        if key.endswith("_efficiency") and value > 1:
+            self.error(key, f"value of [{key}] is a fraction, got {value!r}")
+        unit = (_ALL_UNITS | GROUP_UNITS)[_kind(key)]
+        if table.get("unit") != unit:
+            self.error(key, f"unit of [{key}] is '{unit}', got {table.get('unit')!r}")
+        if table.get("certainty") not in CERTAINTIES:
+            self.error(key, f"certainty of [{key}] is one of {', '.join(CERTAINTIES)}, got {table.get('certainty')!r}")
+        if not isinstance(table.get("source"), str) or not table.get("source"):
+            self.error(key, f"[{key}] must say its source")
+        return Constant(float(value), str(table.get("unit")), str(table.get("certainty")), str(table.get("source")))

@@ -1,0 +1,163 @@
+"""Where the ranks of a plan sit among the groups of a machine's clusters, and so which links their traffic crosses.
+
+With a mapping, the tiles say it. Without one, the replicas of a stage are neighbours and fill groups in rank order where they fill
+them evenly, and messages between stages cross the outermost group.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.frontend.rank_mapping import Tile
+from ratrain.ratrain_ir.ops import Group
+from ratrain.ratrain_ir.topology import Mesh, mesh_of
+from ratrain.targets.machine.link_groups import Link, LinkGroup
+from ratrain.targets.machine.resource_work import LinkLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
+    from ratrain.targets.machine.machine import Machine
+
+
+@frozen
+class Members:
+    """Who takes part in a collective."""
+
+    within: tuple[int, ...]
+    """members in one group of each level, from the inside out; the last are all"""
+    links: tuple[Link, ...]
+    """what a message meets that goes from one group of the level below to another, while all members send"""
+
+    @property
+    def count(self) -> int:
+        """All members."""
+        return self.within[-1]
+
+    @property
+    def level(self) -> int:
+        """The innermost level that has all of them in one group."""
+        return self.within.index(self.count)
+
+    def steps(self) -> list[tuple[int, int]]:
+        """(level, how many groups of the level below meet there), where more than one do."""
+        below = (1, *self.within)
+        return [(level, now // below[level]) for level, now in enumerate(self.within) if now > below[level]]
+
+
+@frozen
+class Placement:
+    """The ranks of a plan among the groups of a machine, whose levels count from the inside."""
+
+    groups: tuple[LinkGroup, ...]
+    mesh: Mesh
+    tiles: tuple[Tile, ...] | None
+    """of all levels but the outermost; None: the plan has no mapping"""
+
+    @property
+    def outermost(self) -> int:
+        """The level that holds all ranks."""
+        return len(self.groups) - 1
+
+    def level_between(self, stage: int, other: int) -> int:
+        """The innermost level whose groups hold both of two stages of a replica."""
+        tiles = self.tiles or ()
+        held = (level for level, tile in enumerate(tiles) if stage // tile.stages == other // tile.stages)
+        return next(held, self.outermost)
+
+    def message_link(self, level: int) -> Link:
+        """What a message between stages meets at a level, while the replicas of its stage send theirs."""
+        return self.link(level, self.senders())
+
+    def members(self, group: str) -> Members:
+        """The members of a collective by the name of its group: the replicas of a stage, both `ends` of a replica, or `all`."""
+        if group == "ends":
+            ends = self.mesh.stages_of(Group.ENDS, self.mesh.first_stage)
+            level = self.level_between(ends[0], ends[-1])
+            within = tuple(1 if at < level else len(ends) for at in range(len(self.groups)))
+            senders = self.senders()
+        else:
+            within = self.filled(self.mesh.group_size(Group(group)), whole=group == "all")
+            senders = self.senders() if self.tiles is None else within
+        return Members(within, tuple(self.link(level, senders) for level in range(len(self.groups))))
+
+    def filled(self, count: int, *, whole: bool) -> tuple[int, ...]:
+        """How many of the replicas of a stage, or of all ranks, are in one group of each level."""
+        if self.tiles is not None:
+            return (*(tile.clusters if whole else tile.replicas for tile in self.tiles), count)
+        found = [1]
+        for group in self.groups[:-1]:
+            size = group.clusters or count
+            found.append(count if size % count == 0 else size if count % size == 0 else found[-1])
+        return (*found[1:], count)
+
+    def senders(self) -> tuple[int, ...]:
+        """Clusters of a group of each level that send at once when a stage does: its replicas there; without a mapping, all."""
+        if self.tiles is not None:
+            return (*(tile.replicas for tile in self.tiles), self.mesh.replicas)
+        return tuple(min(group.clusters or self.mesh.size, self.mesh.size) for group in self.groups)
+
+    def link_levels(self) -> tuple[LinkLevel, ...]:
+        """What one replica of each stage has of links and uplinks."""
+        senders = self.senders()
+        stages = [tile.stages for tile in self.tiles] if self.tiles is not None else [1] * self.outermost
+        inner = [
+            LinkLevel(group.link.bandwidth, count, math.inf if group.uplink is None else group.uplink / sending)
+            for group, count, sending in zip(self.groups, stages, senders, strict=False)
+        ]
+        return (*inner, LinkLevel(self.groups[-1].link.bandwidth))
+
+    def link(self, level: int, senders: Sequence[int]) -> Link:
+        """The link of a level, no faster than each sender's even share of the uplinks of the groups that it leaves."""
+        link = self.groups[level].link
+        inner = zip(self.groups[:level], senders, strict=False)
+        shares = [group.uplink / count for group, count in inner if group.uplink is not None]
+        return evolve(link, bandwidth=min(link.bandwidth, *shares)) if shares else link
+
+
+def placement_of(plan: Plan, machine: Machine) -> Placement:
+    """Where a plan's ranks sit on a machine.
+
+    Raises `DiagnosticError` RT064 where the plan's mapping is not for the groups of the machine, or needs larger ones.
+    """
+    return _placement(mesh_of(plan), plan.mapping, machine.link_groups, machine.name)
+
+
+@lru_cache(maxsize=256)
+def _placement(mesh: Mesh, mapping: RankMapping | None, groups: tuple[LinkGroup, ...], machine: str) -> Placement:
+    most = groups[-1].clusters
+    if most is not None and mesh.size > most:
+        size = f"{mesh.stages} stages x {mesh.replicas} replicas are {mesh.size} clusters"
+        fail("RT064", f"{size}: the machine {machine} has {most}")
+    if mapping is None:
+        return Placement(groups, mesh, None)
+    wanted, given = [group.name for group in groups[:-1]], [tile.group for tile in mapping.tiles]
+    if given != wanted:
+        fail(
+            "RT064",
+            f"the plan maps its ranks to {', '.join(given)}, but the groups of the machine {machine} are "
+            f"{', '.join(group.name for group in groups)}",
+            help=f"give tiles for {', '.join(wanted)}" if wanted else "leave the mapping out: all links are equal",
+        )
+    tiles = mapping.tiles if most is None else (*mapping.tiles, Tile("plan", mesh.stages, mesh.replicas))
+    if (wrong := overfull(groups, tiles)) is not None:
+        fail("RT064", f"the mapping '{mapping}' does not fit {machine}: {wrong}")
+    return Placement(groups, mesh, mapping.tiles)
+
+
+def overfull(groups: Sequence[LinkGroup], tiles: Sequence[Tile]) -> str | None:
+    """Which tile is larger than its group, counted in groups of the level below; None where all fit."""
+    size, clusters, unit = 1, 1, "clusters"
+    for group, tile in zip(groups, tiles, strict=False):
+        room = (group.clusters or 0) // size
+        if tile.clusters // clusters > room:
+            return f"'{tile}' takes {tile.clusters // clusters} {unit}, one {group.name} has {room}"
+        size, clusters, unit = size * room, tile.clusters, f"groups '{group.name}'"
+    return None

@@ -1,0 +1,127 @@
+"""What schedules and programs carry of the machine they were compiled for, and the machine again from that.
+
+The digest is of what decides a program and its times: names and numbers, not sources and comments. The text of the whole machine
+goes along unless it is, by that digest, one of those that are built in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Location, fail
+from ratrain.ratrain_ir.module import TargetInfo
+from ratrain.targets.machine.machine import Machine, load_machine, machine_names, parse_machine
+from ratrain.targets.machine.placement import placement_of
+from ratrain.targets.machine.writer import machine_lines
+from ratrain.targets.mt3000.tiling.core import cluster_of
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program
+
+_WAY_OUT = "give the machine's file with --machine"
+
+
+def machine_digest(machine: Machine) -> str:
+    """The SHA-256 of a machine's names and numbers, in hexadecimal; equal for machines that differ in sources alone."""
+    content = {
+        "name": machine.name,
+        "update_engine": machine.update_engine.value,
+        "cost": machine.cost,
+        "constants": {name: constant.value for name, constant in machine.constants.items()},
+        "groups": machine.group_names,
+        "ops": [[op.key, op.size, op.seconds] for op in machine.table.ops],
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def _built_in_digest(name: str) -> str:
+    return machine_digest(load_machine(name)) if name in machine_names() else ""
+
+
+def target_info(machine: Machine) -> TargetInfo:
+    """What a module or a program that is made for a machine carries of it."""
+    digest = machine_digest(machine)
+    text = "" if digest == _built_in_digest(machine.name) else "\n".join(machine_lines(machine))
+    return TargetInfo(machine.name, machine.whole("ddr_capacity"), digest, text)
+
+
+def compiled_for(info: TargetInfo) -> Machine:
+    """The machine that a module or a program was made for.
+
+    Raises `DiagnosticError` RT065 where what it carries contradicts itself, or names a machine that this version does not have.
+    """
+    if info.machine:
+        return carried_machine(info)
+    if info.name not in machine_names():
+        fail("RT065", f"this was compiled for the machine '{info.name}', which is not built in", help=_WAY_OUT)
+    if info.digest not in ("", _built_in_digest(info.name)):
+        message = f"this was compiled for another '{info.name}' than is built in here: its numbers were others"
+        fail("RT065", message, help=f"{_WAY_OUT}, or take the one of this version with '--machine {info.name}'")
+    return load_machine(info.name)
+
+
+def check_carried(info: TargetInfo, file: str, line: str | None = None) -> None:
+    """Raise `DiagnosticError` RT065 where a file carries a machine that is not sound, or not the one its target speaks of.
+
+    `line` is the text of the target's line, where there is one.
+    """
+    try:
+        if info.machine:
+            carried_machine(info)
+        elif info.name in machine_names() and info.digest in ("", _built_in_digest(info.name)):
+            _check_capacity(info, load_machine(info.name))
+    except DiagnosticError as error:
+        place = Location(file, info.line) if line is not None else None
+        first, message = error.diagnostics[0], f"the machine in '{file}': {error.diagnostics[0].message}"
+        fail("RT065", message, place, help=first.help, source=line)
+
+
+def carried_machine(info: TargetInfo) -> Machine:
+    """The machine that a text gives.
+
+    Raises `DiagnosticError` RT065 where the text is no machine, cannot be shown, or has another digest or name, or less DDR than is
+    to be used.
+    """
+    odd = next((line for line in info.machine.split("\n") if not line.isprintable()), None)
+    if odd is not None:
+        fail("RT065", f"a line of the machine cannot be shown: {odd[:60]!a}", help="write such a character as \\uXXXX")
+    found = parse_machine(info.machine, file=f"machine '{info.name}'")
+    if found.name != info.name:
+        fail("RT065", f"the target is '{info.name}', its machine is '{found.name}'", help="give both one name")
+    digest = machine_digest(found)
+    if digest != info.digest:
+        message = f"the machine '{found.name}' is not the one that this was compiled for: their digests differ"
+        fail(
+            "RT065",
+            message,
+            help=f'undo the change; or write its file and compile again with --machine, digest = "{digest}"',
+        )
+    _check_capacity(info, found)
+    return found
+
+
+def _check_capacity(info: TargetInfo, machine: Machine) -> None:
+    capacity = machine.whole("ddr_capacity")
+    if info.capacity_bytes > capacity:
+        message = f"the target may use {info.capacity_bytes} bytes; its machine has a ddr_capacity of {capacity}"
+        fail("RT065", message, help=f"lower the capacity to {capacity} or less")
+
+
+def check_on_machine(program: Program, file: str) -> None:
+    """See that a program with tiles or a mapping is one for its machine.
+
+    Raises `DiagnosticError` RT080 where its tiles are for other on-chip memories, RT064 where its mapping is for other groups of
+    clusters, RT065 where the machine is not known here.
+    """
+    memories = {
+        tiles.memories for routine in program.routines for step in routine.steps for tiles in step.tiles.values()
+    }
+    if program.plan.mapping is not None:
+        placement_of(program.plan, compiled_for(program.info))
+    if memories and memories != {cluster_of(compiled_for(program.info)).memories}:
+        message = f"the tile schedules in '{file}' are for other on-chip memories than those of '{program.target}'"
+        fail("RT080", message, help="compile it again")

@@ -1,0 +1,186 @@
+"""Works of ops on the MT-3000: block ops by their routine, messages and collectives by link, updates by DDR."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ratrain.ratrain_ir import ops
+from ratrain.ratrain_ir.ops import Engine, Group
+from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.ratrain_ir.topology import mesh_of
+from ratrain.ratrain_ir.types import StateKind, TensorType
+from ratrain.targets.machine.collective_cost import all_gathers, all_reduces, cheapest, reduce_scatters
+from ratrain.targets.machine.cost import copy_work, host_work, message_work, routine_work, update_work
+from ratrain.targets.machine.op_table import MEMBERS_MARK, SHAPES_MARK
+from ratrain.targets.machine.placement import placement_of
+from ratrain.targets.machine.resource_work import ResourceWork
+from ratrain.targets.program.program import Access
+from ratrain.targets.program.routine import Routine, Step, parse_reference
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.targets.machine.collective_cost import Algorithm
+    from ratrain.targets.machine.link_groups import Link
+    from ratrain.targets.machine.machine import Machine
+
+_SCALAR_BYTES = 8
+_WRITTEN_PAYLOAD = ("all_gather", "load_input", "recv")
+_PASSES = {Access.READ: 1, Access.WRITE: 1, Access.UPDATE: 2, Access.SCRATCH: 0}
+"""How often an access moves a tensor to or from DDR."""
+
+
+@frozen
+class TimedOp:
+    """What the time of an op depends on, read off an IR op or an instruction."""
+
+    keyword: str
+    group: str
+    engine: Engine
+    routine: Routine | None
+    payload_bytes: int
+    """bytes of what travels or is loaded: boundary, gradients, gathered views"""
+    payload_elements: int
+    own_bytes: int
+    """bytes of its tensors that it reads and writes; what it updates counts twice"""
+    hop: tuple[int, int] | None = None
+    """of a message: the stages it goes from and to, in ascending order"""
+
+
+def timed_op(
+    keyword: str,
+    group: str,
+    engine: Engine,
+    routine: Routine | None,
+    tensors: Iterable[tuple[StateKind, TensorType, Access]],
+    hop: tuple[int, int] | None = None,
+) -> TimedOp:
+    """What the time of an op depends on, given the tensors it accesses and, of a message, the stages at its ends."""
+    carries = (Access.WRITE,) if keyword in _WRITTEN_PAYLOAD else (Access.READ, Access.UPDATE)
+    if keyword == "reduce_scatter":  # the shards it adds to stay where they are
+        carries = (Access.READ,)
+    nbytes = elements = own = 0
+    for kind, type_, access in tensors:
+        if kind is StateKind.SCALAR:
+            continue
+        if access in carries:
+            nbytes += type_.nbytes
+            elements += type_.elements
+        own += type_.nbytes * _PASSES[access]
+    ends = None if hop is None else (min(hop), max(hop))
+    return TimedOp(keyword, group, engine, routine, nbytes, elements, own, ends)
+
+
+def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
+    """What an op asks of its engine, of DDR and of the link."""
+    modelled = routine_work(op.routine, machine) if op.routine is not None else None
+    if machine.cost == "table":
+        size = modelled.seconds if modelled is not None else op.own_bytes
+        measured = machine.table.seconds(op_key(op, plan), size)
+        if measured is not None:
+            return ResourceWork(measured)
+    return modelled if modelled is not None else _WORKS[op.keyword](op, plan, machine)
+
+
+def op_key(op: TimedOp, plan: Plan) -> str:
+    """What ops have in common that take the same time where they are of one size: the routine, or the kind and who takes part."""
+    if op.routine is not None:
+        return routine_key(op.routine)
+    return f"{op.keyword}{MEMBERS_MARK}{mesh_of(plan).group_size(Group(op.group))}" if op.group else op.keyword
+
+
+def routine_key(routine: Routine) -> str:
+    """What a routine's time depends on: its kernels, and behind the mark the shapes and numbers they work with.
+
+    What they compute with (an epsilon, a denominator), what only pads a shard, and tile schedules, which a CPU does not follow, make no
+    difference.
+    """
+    steps = [step for step in routine.steps if not _pads(step)]
+    kernels = [(step.kernel, sorted(step.operands)) for step in steps]
+    shapes = [_sizes(routine, step) for step in steps]
+    return f"{routine.key}:{_digest(kernels)}{SHAPES_MARK}{_digest(shapes)}"
+
+
+def _sizes(routine: Routine, step: Step) -> list[object]:
+    """Shapes, counts and choices of a kernel call."""
+    operands = [routine.operand(step.operands[name]) for name in sorted(step.operands)]
+    options = sorted((name, value) for name, value in step.options.items() if not isinstance(value, float))
+    return [[(dtype.value, *shape) for dtype, shape in operands], options]
+
+
+def _pads(step: Step) -> bool:
+    """Whether a step only clears the padding of a gradient, some bytes that go with the number of replicas."""
+    return all(parse_reference(reference).part.startswith("gap") for reference in step.operands.values())
+
+
+def _digest(facts: object) -> str:
+    """A short name of plain data."""
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+
+def message_seconds(nbytes: int, link: Link, machine: Machine) -> float:
+    """Seconds of a message between stages that has its link to itself."""
+    measured = machine.table.seconds("send", nbytes) if machine.cost == "table" else None
+    return message_work(nbytes, link, 0).seconds if measured is None else measured
+
+
+def _message_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
+    placement = placement_of(plan, machine)
+    level = placement.outermost if op.hop is None else placement.level_between(*op.hop)
+    return message_work(op.payload_bytes, placement.message_link(level), level)
+
+
+def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
+    way = collective_way(op, plan, machine)
+    if way is None:
+        return copy_work(op.own_bytes, machine)
+    if op.keyword == "all_reduce_scalar":  # what it is computed from is read first; the number itself is small
+        return copy_work(op.payload_bytes, machine) + way.work(machine, 0)
+    return way.work(machine, op.own_bytes)
+
+
+def _update_work(op: TimedOp, _plan: Plan, machine: Machine) -> ResourceWork:
+    return update_work(op.own_bytes, machine, on_host=op.engine is Engine.HOST)
+
+
+def _host_work(op: TimedOp, _plan: Plan, machine: Machine) -> ResourceWork:
+    return host_work(op.payload_bytes, machine)
+
+
+def _copy_work(op: TimedOp, _plan: Plan, machine: Machine) -> ResourceWork:
+    return copy_work(op.payload_bytes, machine)
+
+
+_WORKS: PerOp[Callable[[TimedOp, Plan, Machine], ResourceWork]] = PerOp(
+    "work on the machine",
+    {
+        ops.Send: _message_work,
+        ops.Recv: _copy_work,
+        ops.LoadInput: _host_work,
+        ops.Update: _update_work,
+        ops.ReduceScatter: _collective_work,
+        ops.AllReduce: _collective_work,
+        ops.AllGather: _collective_work,
+        ops.AllReduceScalar: _collective_work,
+        ops.ScaleUpdate: _host_work,
+    },
+    never=(*ops.BLOCK_OPS, ops.Release),
+)
+"""Of ops that call no routine."""
+
+
+def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | None:
+    """The cheapest way to do a collective; None where its group has one member."""
+    members = placement_of(plan, machine).members(op.group)
+    if members.count == 1:
+        return None
+    if op.keyword == "all_reduce_scalar":
+        return cheapest(all_reduces(1, _SCALAR_BYTES, members), machine)
+    if op.keyword == "all_gather":
+        return cheapest(all_gathers(op.payload_bytes, members), machine)
+    itemsize = op.payload_bytes / max(1, op.payload_elements)
+    kinds = reduce_scatters if op.keyword == "reduce_scatter" else all_reduces
+    return cheapest(kinds(op.payload_elements, itemsize, members), machine)

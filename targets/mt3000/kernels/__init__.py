@@ -1,0 +1,1 @@
+"""Kernels that run by their tile schedules."""

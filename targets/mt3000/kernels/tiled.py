@@ -1,0 +1,138 @@
+"""Kernels that execute the tile schedules of a program: matrix products and attention tile by tile through on-chip buffers.
+
+The buffers have the sizes of the machine's GSM, AM and SM; a tile that does not fit cannot be computed. Everything else is `fast`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from copy import copy
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.targets.mt3000.kernels.tiled_compute import Place
+from ratrain.targets.mt3000.kernels.tiled_memory import PlaceOf, TiledMemory, memory_plan
+from ratrain.targets.mt3000.tiles.calls import PARTS
+from ratrain.targets.mt3000.tiles.schedule import Level, Ranges, TileSchedule
+from ratrain.targets.runtime.kernels.fast import Fast
+from ratrain.targets.runtime.kernels.reference_common import quiet
+from ratrain.targets.runtime.kernels.scratch import plan_bytes
+from ratrain.targets.runtime.kernels.shared import alibi_slopes
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.kernels.interface import F32, Array, AttentionSpec
+    from ratrain.targets.runtime.kernels.scratch import Scratch
+
+
+def _no_place(ranges: Ranges, keys_first: bool) -> Place:
+    """Of products, which do not depend on where they are."""
+    del ranges, keys_first
+    return Place((0, 0), (0, 0), np.float32(1), np.float32(0), None, keys_first=True)
+
+
+def _place_of(spec: AttentionSpec) -> PlaceOf:
+    slopes = alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads
+    scale = np.float32(1 / math.sqrt(spec.head_dim))
+
+    def place(ranges: Ranges, keys_first: bool) -> Place:
+        head = ranges["g"][0] * spec.group + ranges["h"][0]
+        return Place(ranges["q"], ranges["k"], scale, np.float32(slopes[head]), spec.window, keys_first=keys_first)
+
+    return place
+
+
+class Tiled(Fast):
+    """`KernelSet` bound to the tile schedules of one step; `scheduled` binds it to others."""
+
+    name = "tiled"
+
+    def __init__(self, tiles: Mapping[str, TileSchedule] | None = None) -> None:
+        super().__init__()
+        self.tiles: Mapping[str, TileSchedule] = tiles or {}
+        self.late = False
+        """transfers happen when they are waited for instead of when they are issued"""
+
+    def scheduled(self, tiles: Mapping[str, TileSchedule]) -> Self:
+        """The set bound to the tile schedules of a step; it shares the tables of this one."""
+        bound = copy(self)
+        bound.tiles = tiles
+        return bound
+
+    def scratch_bytes(self, kernel: str, **arguments: Any) -> int:
+        """Bytes of scratch that a kernel takes: the machine's memories; see `KernelSet.scratch_bytes`.
+
+        Raises `DiagnosticError` RT093 where a kernel that is executed by tiles has none.
+        """
+        if kernel in PARTS:
+            if not self.tiles:
+                text = f"a step '{kernel}' of this program has no tile schedule"
+                fail(
+                    "RT093", text, help="compile it for a machine whose cost is 'tiles', or run it with --kernels fast"
+                )
+            return max(plan_bytes(memory_plan(schedule.memories)) for schedule in self.tiles.values())
+        return super().scratch_bytes(kernel, **arguments)
+
+    def execute(
+        self, part: str, operands: Mapping[str, Array | None], scratch: Scratch, place_of: PlaceOf = _no_place
+    ) -> None:
+        """Execute one schedule on operands in DDR."""
+        schedule = self.tiles[part]
+        scratch.reset()
+        gsm, am, sm = scratch.take_all(memory_plan(schedule.memories))
+        levels = {Level.GSM: gsm[None], Level.AM: am, Level.SM: sm}
+        present = {name: operand for name, operand in operands.items() if operand is not None}
+        for operand in schedule.operands:
+            assert present[operand.name].shape == schedule.operand_shape(operand), operand.name
+        TiledMemory(schedule, present, place_of, levels, self.late).run()
+
+    @quiet
+    def gemm(
+        self,
+        a: Array,
+        b: Array,
+        out: Array,
+        *,
+        scratch: Scratch,
+        trans_a: bool = False,  # noqa: ARG002  the schedule knows
+        trans_b: bool = False,  # noqa: ARG002
+        accumulate: bool = False,  # noqa: ARG002
+        bias: Array | None = None,
+        residual: Array | None = None,
+    ) -> None:
+        """See `KernelSet.gemm`."""
+        operands = {"a": a, "b": b, "out": out, "bias": bias, "residual": residual}
+        self.execute("gemm", operands, scratch)
+
+    @quiet
+    def attention_forward(
+        self, q: Array, k: Array, v: Array, o: Array, lse: F32, *, scratch: Scratch, spec: AttentionSpec
+    ) -> None:
+        """See `KernelSet.attention_forward`."""
+        operands = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
+        self.execute("attention_forward", operands, scratch, _place_of(spec))
+
+    @quiet
+    def attention_backward(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        o: Array,
+        lse: F32,
+        do: Array,
+        dq: Array,
+        dk: Array,
+        dv: Array,
+        delta: F32,
+        *,
+        scratch: Scratch,
+        spec: AttentionSpec,
+    ) -> None:
+        """See `KernelSet.attention_backward`; first the gradient of queries, which makes delta, then that of keys and values."""
+        operands = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do, "dq": dq, "delta": delta}
+        self.execute("attention_query_gradient", operands, scratch, _place_of(spec))
+        operands = {"q": q, "k": k, "v": v, "lse": lse, "do": do, "delta": delta, "dk": dk, "dv": dv}
+        self.execute("attention_key_gradient", operands, scratch, _place_of(spec))

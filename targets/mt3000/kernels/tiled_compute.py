@@ -1,0 +1,139 @@
+"""The micro-kernels of tile schedules in numpy: on tiles of on-chip buffers, float32 inside, rounded where they are stored.
+
+Each takes a `Place` and its tiles by the names of `ratrain.targets.mt3000.tiles.micro_kernels`, cut to the current ranges. Scores and what belongs to them
+are [keys, queries], or [queries, keys] where the place says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from ratrain.targets.runtime.kernels.reference_common import f32, put
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.kernels.interface import F32, Array
+
+
+@frozen
+class Place:
+    """Where in the whole a micro-kernel is: positions of queries and keys, and what the head needs."""
+
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    scale: np.float32
+    slope: np.float32
+    """of the positional bias; 0: none"""
+    window: int | None
+    keys_first: bool
+
+    def scores(self, score: F32) -> F32:
+        """Scaled, biased and masked; a key that is not seen has minus infinity."""
+        i, j = np.arange(*self.queries, dtype=np.int32), np.arange(*self.keys, dtype=np.int32)
+        distance = j[:, None] - i[None, :] if self.keys_first else j[None, :] - i[:, None]
+        found: F32 = score * self.scale
+        if self.slope:
+            found += self.slope * distance.astype(np.float32)
+        seen = distance <= 0
+        if self.window is not None:
+            seen &= distance > -self.window
+        found[~seen] = -np.inf
+        return found
+
+    def along_queries(self, row: F32) -> F32:
+        """One number a query, so that it goes with scores."""
+        return row[None, :] if self.keys_first else row[:, None]
+
+
+def zero(place: Place, out: Array) -> None:
+    """Set out = 0."""
+    del place
+    out[...] = 0
+
+
+def product(place: Place, out: Array, scalars: Array, vectors: Array) -> None:
+    """Set out = scalars @ vectors."""
+    del place
+    out[...] = f32(scalars) @ f32(vectors)
+
+
+def add_product(place: Place, out: Array, scalars: Array, vectors: Array) -> None:
+    """Add scalars @ vectors to out."""
+    del place
+    out += f32(scalars) @ f32(vectors)
+
+
+def transpose(place: Place, out: Array, source: Array) -> None:
+    """Set out = source, transposed."""
+    del place
+    out[...] = source.T
+
+
+def round_sum(place: Place, out: Array, total: F32, *added: Array) -> None:
+    """Set out = total + everything added, rounded once."""
+    del place
+    result = total.copy()
+    for term in added:
+        result += f32(term)
+    put(out, result)
+
+
+def start_softmax(place: Place, total: F32, peak: F32, out: F32) -> None:
+    """No key has been seen yet."""
+    del place
+    total[...] = 0
+    peak[...] = -np.inf
+    out[...] = 0
+
+
+def softmax(place: Place, total: F32, peak: F32, out: F32, weight: Array, score: F32) -> None:
+    """Take a strip of keys into a running softmax over [keys, queries]; `weight` are its exponentials."""
+    found = place.scores(score)
+    new_peak = np.maximum(peak, found.max(axis=0))
+    # a query that has seen no key yet has no peak: 0 keeps its weights at exp(-inf) = 0
+    base = np.where(np.isneginf(new_peak), np.float32(0), new_peak)
+    exponentials, shrink = np.exp(found - base), np.exp(peak - base)
+    total[...] = total * shrink + exponentials.sum(axis=0)
+    out *= shrink
+    peak[...] = new_peak
+    put(weight, exponentials)
+
+
+def log_sum_exp(place: Place, lse: F32, total: F32, peak: F32) -> None:
+    """Set lse = peak + log(total)."""
+    del place
+    lse[...] = peak + np.log(total)
+
+
+def divide_turned(place: Place, result: Array, out: F32, total: F32) -> None:
+    """Set result = out / total, transposed and rounded."""
+    del place
+    put(result, (out / total).T)
+
+
+def row_product(place: Place, delta: F32, left: Array, right: Array) -> None:
+    """delta[r] = the product of row r of both."""
+    del place
+    delta[...] = (f32(left) * f32(right)).sum(axis=1)
+
+
+def score_gradient(place: Place, weight: Array, dscore: Array, score: F32, dweight: F32, lse: F32, delta: F32) -> None:
+    """Probabilities of a strip, and the gradient of its scores."""
+    found = place.scores(score)
+    seen = ~np.isneginf(found)
+    prob = np.where(seen, np.exp(found - place.along_queries(lse)), np.float32(0))
+    put(weight, prob)
+    put(dscore, np.where(seen, prob * (dweight - place.along_queries(delta)), np.float32(0)))
+
+
+def scale_turned(place: Place, result: Array, out: F32) -> None:
+    """Set result = out times the scale of scores, transposed and rounded."""
+    put(result, (out * place.scale).T)
+
+
+def round_turned(place: Place, result: Array, out: F32) -> None:
+    """Set result = out, transposed and rounded."""
+    del place
+    put(result, out.T)

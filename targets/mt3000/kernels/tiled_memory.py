@@ -1,0 +1,169 @@
+"""On-chip memory as numpy buffers of exactly its size, on which a tile schedule is executed with explicit copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from ratrain.targets.mt3000.kernels import tiled_compute
+from ratrain.targets.mt3000.tiles.core_program import Await, Event, Run, Transfer, core_events
+from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS
+from ratrain.targets.mt3000.tiles.schedule import (
+    Barrier,
+    Buffer,
+    Level,
+    Memories,
+    Ranges,
+    TileSchedule,
+    axis_range,
+    elements,
+)
+from ratrain.targets.runtime.kernels.interface import Array
+from ratrain.targets.runtime.kernels.scratch import Buffer as ScratchBuffer
+from ratrain.targets.runtime.kernels.scratch import Plan
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.types import Dtype
+
+_TYPES = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
+PlaceOf = Callable[[Ranges, bool], tiled_compute.Place]
+"""The place of a micro-kernel from its ranges, and from whether scores have keys first."""
+
+
+def memory_plan(memories: Memories) -> Plan:
+    """GSM of the cluster, AM and SM of all cores."""
+    sizes = [(memories.gsm_bytes,), (memories.cores, memories.am_bytes), (memories.cores, memories.sm_bytes)]
+    return [ScratchBuffer(size, np.uint8) for size in sizes]
+
+
+def _numpy(dtype: Dtype) -> type[Any]:
+    return _TYPES[dtype.value]
+
+
+@define(eq=False)
+class TiledMemory:
+    """The memories of a cluster, and what their buffers hold."""
+
+    schedule: TileSchedule
+    operands: Mapping[str, Array]
+    place_of: PlaceOf
+    levels: dict[Level, NDArray[np.uint8]]
+    """bytes, [owner, capacity]"""
+    late: bool = False
+    """transfers copy when they are waited for instead of when they are issued: both must give the same"""
+    held: dict[tuple[str, int, int], Ranges] = field(factory=dict)
+    """by buffer, owner and copy: the ranges of what is there"""
+    pending: dict[tuple[int, int], list[Callable[[], None]]] = field(factory=dict)
+    """by core and channel"""
+    buffers: dict[str, Buffer] = field(init=False)
+    axes: dict[str, Any] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.buffers = {buffer.name: buffer for buffer in self.schedule.buffers}
+        self.axes = {operand.name: operand.axes for operand in self.schedule.operands}
+
+    def run(self) -> None:
+        """Execute the schedule: every core from barrier to barrier."""
+        cores = [core_events(self.schedule, core) for core in range(self.schedule.memories.cores)]
+        running = True
+        while running:
+            met = [self.run_to_barrier(core, events) for core, events in enumerate(cores)]
+            running = met[0]
+            assert all(barrier == running for barrier in met), "cores disagree about their barriers"
+        for transfers in self.pending.values():
+            for transfer in transfers:
+                transfer()
+
+    def run_to_barrier(self, core: int, events: Iterator[Event]) -> bool:
+        """Execute a core up to its next barrier; False at its end."""
+        for event in events:
+            match event:
+                case Barrier():
+                    return True
+                case Transfer():
+                    self.issue(core, event)
+                case Await():
+                    for transfer in self.pending.pop((core, event.channel), ()):
+                        transfer()
+                case Run():
+                    self.compute(core, event)
+        return False
+
+    def issue(self, core: int, event: Transfer) -> None:
+        """Start a transfer."""
+
+        def copy() -> None:
+            self.load(core, event) if event.is_load else self.store(core, event)
+
+        if self.late:
+            self.pending.setdefault((core, event.channel), []).append(copy)
+        else:
+            copy()
+
+    def load(self, core: int, event: Transfer) -> None:
+        """Copy into a buffer."""
+        source = self.far_end(core, event)
+        self.held[self.key(core, event.buffer, event.copy)] = event.ranges
+        target = self.tile(core, event.buffer.name, event.copy, event.ranges)
+        target[...] = source.reshape(target.shape)
+
+    def store(self, core: int, event: Transfer) -> None:
+        """Copy out of a buffer."""
+        target = self.far_end(core, event)
+        target[...] = self.tile(core, event.buffer.name, event.copy, event.ranges).reshape(target.shape)
+
+    def far_end(self, core: int, event: Transfer) -> Array:
+        """The part of an operand, or of a buffer, that a transfer reads or writes."""
+        if event.other in self.buffers:
+            return self.tile(core, event.other, event.other_copy, event.ranges)
+        whole = self.schedule.ranges
+        cut = tuple(slice(*axis_range(axis, event.ranges, whole)) for axis in self.axes[event.other])
+        return self.operands[event.other][cut]
+
+    def key(self, core: int, buffer: Buffer, copy: int) -> tuple[str, int, int]:
+        """Buffer, owner and copy: all cores share what is in GSM."""
+        return buffer.name, 0 if buffer.level is Level.GSM else core, copy
+
+    def tile(self, core: int, name: str, copy: int, ranges: Ranges) -> Array:
+        """The part of a buffer's copy that ranges mean, counted from what it holds."""
+        buffer = self.buffers[name]
+        owner = 0 if buffer.level is Level.GSM else core
+        start = buffer.offset + copy * buffer.copy_bytes
+        nbytes = prod(buffer.shape) * buffer.dtype.itemsize
+        array = (
+            self.levels[buffer.level][owner, start : start + nbytes].view(_numpy(buffer.dtype)).reshape(buffer.shape)
+        )
+        held = self.held[name, owner, copy]
+        found: Array = array[tuple(slice(*axis_range(axis, ranges, held)) for axis in buffer.axes)]
+        assert found.size == elements(buffer.axes, ranges), f"'{name}' has no room for a tile"
+        return found
+
+    def compute(self, core: int, event: Run) -> None:
+        """Run a micro-kernel on its tiles."""
+        compute = event.compute
+        arguments = MICRO_KERNELS[compute.kernel].arguments(len(compute.writes), len(compute.reads))
+        assert arguments is not None
+        names = (*compute.writes, *compute.reads)
+        for argument, name in zip(arguments, names, strict=True):
+            if argument.mode == "=":
+                self.held[self.key(core, self.buffers[name], event.copies[name])] = event.ranges
+        tiles = [self.tile(core, name, event.copies[name], event.ranges) for name in names]
+        if compute.kernel in ("product", "add_product"):
+            tiles = self.factors(compute.writes[0], compute.reads, tiles)
+        keys_first = any(self.buffers[name].axes[0] == ("k",) for name in compute.reads[:1])
+        getattr(tiled_compute, compute.kernel)(self.place_of(event.ranges, keys_first), *tiles)
+
+    def factors(self, out: str, reads: tuple[str, ...], tiles: list[Array]) -> list[Array]:
+        """Scalars as [row, inner] and vectors as [inner, column], however they are stored."""
+        row, column = self.buffers[out].axes
+        scalars, vectors = (self.buffers[name].axes for name in reads)
+        return [
+            tiles[0],
+            tiles[1] if scalars[0] == row else tiles[1].T,
+            tiles[2] if vectors[1] == column else tiles[2].T,
+        ]

@@ -1,0 +1,1 @@
+"""Tile schedules of the MT-3000's on-chip memories, and their proof."""

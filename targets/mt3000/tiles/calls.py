@@ -1,0 +1,95 @@
+"""Which tile schedules a kernel call may have: those of its parts, for its shapes, types and options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ratrain.targets.mt3000.tiles.schedule import Load, statements
+from ratrain.targets.mt3000.tiles.verifier import operands_problem, schedule_problem
+
+if TYPE_CHECKING:
+    from ratrain.targets.mt3000.tiles.schedule import Axes, TileSchedule
+    from ratrain.targets.program.kernel_calls import Types
+    from ratrain.targets.program.routine import Step
+
+PARTS = {
+    "gemm": ("gemm",),
+    "attention_forward": ("attention_forward",),
+    "attention_backward": ("attention_query_gradient", "attention_key_gradient"),
+}
+"""The kernels that are tiled, and the parts that are computed one after the other."""
+
+_QUERY: Axes = (("b", "q"), ("g", "h", "d"))
+_KEY: Axes = (("b", "k"), ("g", "d"))
+_ROW: Axes = (("g", "h"), ("b", "q"))
+ATTENTION_OPERANDS: dict[str, dict[str, Axes]] = {
+    "attention_forward": {"q": _QUERY, "k": _KEY, "v": _KEY, "o": _QUERY, "lse": _ROW},
+    "attention_query_gradient": {
+        "q": _QUERY,
+        "k": _KEY,
+        "v": _KEY,
+        "o": _QUERY,
+        "lse": _ROW,
+        "do": _QUERY,
+        "dq": _QUERY,
+        "delta": _ROW,
+    },
+    "attention_key_gradient": {
+        "q": _QUERY,
+        "k": _KEY,
+        "v": _KEY,
+        "lse": _ROW,
+        "do": _QUERY,
+        "delta": _ROW,
+        "dk": _KEY,
+        "dv": _KEY,
+    },
+}
+"""Operands of the parts of attention: b sequences, g key-value heads of h query heads, q queries, k keys, d elements of a head."""
+
+
+def tiles_problem(step: Step, types: Types) -> str | None:
+    """Why the tile schedules of a step do not compute it, or None; a step may have none."""
+    if not step.tiles:
+        return None
+    parts = PARTS.get(step.kernel, ())
+    if sorted(step.tiles) != sorted(parts):
+        return f"'{step.kernel}' has tiles for {', '.join(step.tiles)}"
+    for part, schedule in step.tiles.items():
+        if schedule.kernel != part:
+            return f"the tiles for {part} are for {schedule.kernel}"
+        problem = operands_problem(schedule, types) or _options_problem(step, schedule) or schedule_problem(schedule)
+        if problem is not None:
+            return f"tiles of {part}: {problem}"
+    if len({schedule.memories for schedule in step.tiles.values()}) > 1:
+        return f"the parts of '{step.kernel}' have tiles for different machines"
+    return None
+
+
+def _options_problem(step: Step, schedule: TileSchedule) -> str | None:
+    axes = {operand.name: operand.axes for operand in schedule.operands}
+    if schedule.kernel != "gemm":
+        options = step.options
+        group = options["heads"] // options["kv_heads"]
+        extents = (
+            options["batch"],
+            options["kv_heads"],
+            group,
+            options["seq_len"],
+            options["seq_len"],
+            options["head_dim"],
+        )
+        fits = schedule.dims == tuple(zip("bghqkd", extents, strict=True)) and schedule.window == options["window"]
+        return None if fits and axes == ATTENTION_OPERANDS[schedule.kernel] else "they are for another attention"
+    a = (("k",), ("m",)) if step.options.get("trans_a") else (("m",), ("k",))
+    b = (("n",), ("k",)) if step.options.get("trans_b") else (("k",), ("n",))
+    expected: dict[str, Axes] = {"a": a, "b": b, "out": (("m",), ("n",))}
+    expected |= {name: c for name, c in (("bias", (("n",),)), ("residual", (("m",), ("n",)))) if name in step.operands}
+    adds = any(isinstance(s, Load) and s.source == "out" for s in statements(schedule.body))
+    if (
+        axes != expected
+        or {name for name, _ in schedule.dims} != {"m", "n", "k"}
+        or adds != bool(step.options.get("accumulate"))
+    ):
+        return "they are for another product"
+    return None

@@ -1,0 +1,221 @@
+"""A tile schedule as the program of one core: transfers, waits, barriers and micro-kernels in the order in which it issues them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from attrs import define, field, frozen
+
+from ratrain.targets.mt3000.tiles.schedule import (
+    Barrier,
+    Buffer,
+    Claim,
+    Compute,
+    Level,
+    Load,
+    Loop,
+    Ranges,
+    Statement,
+    Store,
+    TileSchedule,
+    Wait,
+    elements,
+    statements,
+)
+
+
+@frozen
+class Transfer:
+    """A DMA transfer is issued, into (`is_load`) or out of copy `copy` of a buffer."""
+
+    buffer: Buffer
+    copy: int
+    number: int
+    """counts the loads, or claims, of the buffer"""
+    other: str
+    """operand or buffer at the far end"""
+    other_copy: int
+    """its copy; 0 for an operand"""
+    other_number: int
+    ranges: Ranges
+    is_load: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it moves."""
+        return elements(self.buffer.axes, self.ranges) * self.buffer.dtype.itemsize
+
+    @property
+    def channel(self) -> int:
+        """The DMA channel."""
+        return self.buffer.channel + self.copy
+
+
+@frozen
+class Await:
+    """The core waits for the channel of a copy."""
+
+    buffer: Buffer
+    copy: int
+
+    @property
+    def channel(self) -> int:
+        """The DMA channel."""
+        return self.buffer.channel + self.copy
+
+
+@frozen
+class Run:
+    """A micro-kernel runs, on these copies of its buffers."""
+
+    compute: Compute
+    copies: dict[str, int]
+    ranges: Ranges
+
+
+Event: TypeAlias = Transfer | Await | Barrier | Run
+Piece: TypeAlias = tuple[int, int]
+_Visit: TypeAlias = tuple[Statement, Ranges]
+
+
+def seen(schedule: TileSchedule, loop: Loop, ranges: Ranges) -> Piece:
+    """The part of a loop's range that it visits: whole tiles, but for the last."""
+    start, stop = ranges[loop.dim]
+    if not loop.sees:
+        return start, stop
+    first, last = ranges[loop.sees]
+    if loop.sees == "q":  # keys that queries see
+        low = 0 if schedule.window is None else first - schedule.window + 1
+        high = last
+    else:  # queries that see keys
+        low = first
+        high = stop if schedule.window is None else last - 1 + schedule.window
+    low = max(start, low)
+    return low - (low - start) % loop.tile, min(stop, high)
+
+
+def pieces(
+    schedule: TileSchedule, loop: Loop, ranges: Ranges, core: int, period: int = 0, *, differ: bool = False
+) -> Iterator[Piece]:
+    """The pieces a core visits.
+
+    With a `period`, only as many as show every state of copies that are used in turn: a multiple of it is left out before the last
+    piece, or, where pieces `differ` in what they make of loops inside, in the middle.
+    """
+    start, stop = seen(schedule, loop, ranges)
+    count = max(0, -(-(stop - start) // loop.tile))
+    numbers = range(count) if loop.cores == 1 else _dealt(count, loop, core)
+    if period:
+        tail = period + 1 if differ else 1
+        left_out = max(0, len(numbers) - tail - period - 1) // period * period
+        numbers = [*numbers[: len(numbers) - tail - left_out], *numbers[len(numbers) - tail :]] if left_out else numbers
+    for number in numbers:
+        low = start + number * loop.tile
+        yield low, min(low + loop.tile, stop)
+
+
+def _dealt(count: int, loop: Loop, core: int) -> list[int]:
+    """Numbers of the pieces that fall to a core, there and back again."""
+    player = core // loop.stride % loop.cores
+    turns = range(-(-count // loop.cores))
+    numbers = [turn * loop.cores + (player if turn % 2 == 0 else loop.cores - 1 - player) for turn in turns]
+    return [number for number in numbers if number < count]
+
+
+def core_events(schedule: TileSchedule, core: int, period: int = 0) -> Iterator[Event]:
+    """What a core does, in order; `period` as in `pieces`."""
+    return _Core(schedule, core, period).events()
+
+
+@define(eq=False)
+class _Core:
+    """Walks the nest twice: to see which pieces each load will need, then to issue them ahead of time."""
+
+    schedule: TileSchedule
+    core: int
+    period: int
+    buffers: dict[str, Buffer] = field(init=False)
+    counts: dict[str, int] = field(factory=dict)
+    """by buffer, how many loads or claims of it were visited"""
+    needed: dict[str, list[tuple[int, Ranges]]] = field(factory=dict)
+    """by loaded buffer, all visits of its load: which load of its source they read, and the ranges"""
+    cut_inside: dict[int, bool] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.buffers = {buffer.name: buffer for buffer in self.schedule.buffers}
+
+    def visits(self) -> list[_Visit]:
+        found: list[_Visit] = []
+        self.visit(self.schedule.body, self.schedule.ranges, found)
+        return found
+
+    def visit(self, body: tuple[Statement, ...], ranges: Ranges, found: list[_Visit]) -> None:
+        for statement in body:
+            if isinstance(statement, Loop):
+                differ = self.decides_inner_counts(statement)
+                for piece in pieces(self.schedule, statement, ranges, self.core, self.period, differ=differ):
+                    self.visit(statement.body, {**ranges, statement.dim: piece}, found)
+            else:
+                found.append((statement, ranges))
+
+    def decides_inner_counts(self, loop: Loop) -> bool:
+        """Whether loops inside visit more or fewer pieces as this one goes on."""
+        if id(loop) not in self.cut_inside:
+            inner = (s for s in statements(loop.body) if isinstance(s, Loop) and s.sees)
+            self.cut_inside[id(loop)] = any(loop.dim in (s.sees, s.dim) for s in inner)
+        return self.cut_inside[id(loop)]
+
+    def events(self) -> Iterator[Event]:
+        found = self.visits()
+        loads = dict.fromkeys(self.buffers, 0)
+        for statement, ranges in found:
+            if isinstance(statement, Load):
+                loads[statement.buffer] += 1
+                scope = loads.get(statement.source, 0)
+                self.needed.setdefault(statement.buffer, []).append((scope, ranges))
+        for statement, ranges in found:
+            match statement:
+                case Load():
+                    yield from self.load(statement)
+                case Store(name, target):
+                    buffer = self.buffers[name]
+                    yield Transfer(buffer, self.copy(name), self.number(name), target, 0, 0, ranges, is_load=False)
+                case Claim(name):
+                    self.counts[name] = self.counts.get(name, 0) + 1
+                case Wait(name):
+                    if self.acts(self.buffers[name]):
+                        yield Await(self.buffers[name], self.copy(name))
+                case Barrier():
+                    yield statement
+                case Compute():
+                    names = (*statement.writes, *statement.reads)
+                    yield Run(statement, {name: self.copy(name) for name in names}, ranges)
+
+    def load(self, statement: Load) -> Iterator[Event]:
+        """A visit of a load: it looks ahead as far as what it reads from is there."""
+        name, buffer = statement.buffer, self.buffers[statement.buffer]
+        position = self.counts.get(name, 0)
+        self.counts[name] = position + 1
+        if not self.acts(buffer):
+            return
+        visits = self.needed[name]
+        scope = visits[position][0]
+        starts = position == 0 or visits[position - 1][0] != scope
+        source = self.copy(statement.source), self.number(statement.source)
+        for number in range(position + (0 if starts else statement.ahead), position + statement.ahead + 1):
+            if number < len(visits) and visits[number][0] == scope:
+                ranges = visits[number][1]
+                yield Transfer(buffer, number % buffer.copies, number, statement.source, *source, ranges, is_load=True)
+
+    def acts(self, buffer: Buffer) -> bool:
+        """Whether this core issues and awaits the transfers of a buffer: core 0 does it for the shared ones."""
+        return buffer.level is not Level.GSM or self.core == 0
+
+    def number(self, name: str) -> int:
+        """Which load or claim of a buffer is current; 0 for what is none."""
+        return max(0, self.counts.get(name, 0) - 1)
+
+    def copy(self, name: str) -> int:
+        """The current copy of a buffer; 0 for an operand."""
+        return self.number(name) % self.buffers[name].copies if name in self.buffers else 0

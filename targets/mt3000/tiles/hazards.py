@@ -1,0 +1,235 @@
+"""A tile schedule followed core by core: no buffer is overfilled, nor overwritten before its last reader is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import lcm, prod
+
+from attrs import define, field
+
+from ratrain.targets.mt3000.tiles.core_program import Await, Run, Transfer, core_events
+from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS
+from ratrain.targets.mt3000.tiles.schedule import (
+    Axes,
+    Barrier,
+    Buffer,
+    Level,
+    Loop,
+    Ranges,
+    Statement,
+    TileSchedule,
+    UnsoundTilesError,
+    flat,
+    is_contiguous,
+    statements,
+)
+
+_MOST_EVENTS = 1_000_000
+"""Of one core: a schedule that needs more cannot be followed in reasonable time."""
+_UNFINISHED = 1 << 60
+"""The barrier after which a transfer ends that was not waited for."""
+
+
+@define(eq=False)
+class _Copy:
+    """One copy of a buffer as a core sees it."""
+
+    held: Ranges | None = None
+    arriving: Ranges | None = None
+    leaving: int = 0
+    """transfers out of it that were not waited for"""
+
+
+@define
+class _Filling:
+    """A load of a GSM buffer: what came, between which barriers."""
+
+    ranges: Ranges
+    issued: int
+    arrived: int | None = None
+    last_read: int = -1
+
+
+_Fillings = dict[tuple[str, int], _Filling]
+
+
+def check_hazards(schedule: TileSchedule) -> None:
+    """Raise `UnsoundTilesError` unless every tile fits, arrives before it is used and stays until it was used."""
+    period = lcm(*(buffer.copies for buffer in schedule.buffers))
+    fillings: _Fillings = {}
+    barriers = None
+    for core in _representatives(schedule):
+        followed = _Follower(schedule, core, fillings)
+        for number, event in enumerate(core_events(schedule, core, period)):
+            followed.event(event)
+            if number > _MOST_EVENTS:
+                raise UnsoundTilesError("it is too long to be followed")
+        followed.end()
+        if followed.phase != (followed.phase if barriers is None else barriers):
+            raise UnsoundTilesError(f"core {core} meets {followed.phase} barriers, core 0 {barriers}")
+        barriers = followed.phase
+    for (name, number), filling in fillings.items():
+        copies = next(b.copies for b in schedule.buffers if b.name == name)
+        later = fillings.get((name, number + copies))
+        if later is not None and filling.last_read >= later.issued:
+            raise UnsoundTilesError(f"'{name}' is overwritten while a core reads it")
+
+
+def _representatives(schedule: TileSchedule) -> list[int]:
+    """Cores whose pieces differ in length from those of the cores before; core 0 first."""
+    found: dict[tuple[object, ...], int] = {}
+    for core in range(schedule.memories.cores):
+        found.setdefault(tuple(_lengths(schedule, schedule.body, dict(schedule.dims), core)), core)
+    return list(found.values())
+
+
+def _lengths(
+    schedule: TileSchedule, body: tuple[Statement, ...], last: dict[str, int], core: int
+) -> Iterator[tuple[int, ...]]:
+    """For each dealt loop, the lengths of a core's pieces, and which, in the first and the last iteration of the loops around."""
+    for loop in body:
+        if not isinstance(loop, Loop):
+            continue
+        if loop.cores > 1:
+            player = core // loop.stride % loop.cores
+            masked = any(isinstance(s, Loop) and loop.dim == s.sees for s in statements(loop.body))
+            rest = max(0, min(loop.tile, last[loop.dim] - player * loop.tile))
+            turns = last[loop.dim] > loop.tile * loop.cores
+            yield (player,) if masked or turns else (rest,)
+        inner = last[loop.dim] % loop.tile or min(loop.tile, last[loop.dim])
+        yield from _lengths(schedule, loop.body, {**last, loop.dim: inner if loop.cores == 1 else loop.tile}, core)
+
+
+@define(eq=False)
+class _Follower:
+    """Follows the events of one core."""
+
+    schedule: TileSchedule
+    core: int
+    fillings: _Fillings
+    phase: int = 0
+    copies: dict[tuple[str, int], _Copy] = field(factory=dict)
+    coming: dict[int, Transfer] = field(factory=dict)
+    """by channel, the transfer that was not waited for"""
+    whole: Ranges = field(init=False)
+    operands: dict[str, Axes] = field(init=False)
+    buffers: dict[str, Buffer] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.whole = self.schedule.ranges
+        self.operands = {operand.name: operand.axes for operand in self.schedule.operands}
+        self.buffers = {buffer.name: buffer for buffer in self.schedule.buffers}
+
+    def event(self, event: Transfer | Await | Barrier | Run) -> None:
+        match event:
+            case Transfer():
+                self.load(event) if event.is_load else self.store(event)
+            case Await():
+                self.wait(event)
+            case Run():
+                self.run(event)
+            case Barrier():
+                self.phase += 1
+
+    def end(self) -> None:
+        """Transfers that were never waited for end some time after the last barrier."""
+        for transfer in self.coming.values():
+            if transfer.other in self.buffers:
+                self.fillings[transfer.other, transfer.other_number].last_read = _UNFINISHED
+
+    def copy(self, name: str, number: int) -> _Copy:
+        return self.copies.setdefault((name, number), _Copy())
+
+    def load(self, event: Transfer) -> None:
+        buffer, copy = event.buffer, self.copy(event.buffer.name, event.copy)
+        self.fits(buffer, event.ranges)
+        if copy.arriving is not None or copy.leaving:
+            raise UnsoundTilesError(f"copy {event.copy} of '{buffer.name}' is overwritten while a transfer uses it")
+        if event.other in self.buffers:
+            self.read_shared(event)
+        else:
+            self.reaches(event, self.operands[event.other], self.whole)
+        copy.held, copy.arriving = None, event.ranges
+        self.coming[event.channel] = event
+        if buffer.level is Level.GSM:
+            self.fillings[buffer.name, event.number] = _Filling(event.ranges, self.phase)
+
+    def read_shared(self, event: Transfer) -> None:
+        """A transfer out of GSM: after the barrier that follows the arrival."""
+        filling = self.fillings.get((event.other, event.other_number))
+        if filling is None or filling.arrived is None or filling.arrived >= self.phase:
+            raise UnsoundTilesError(f"'{event.buffer.name}' is loaded from '{event.other}' before all cores may")
+        self.within(event.other, filling.ranges, event.ranges)
+        self.reaches(event, self.buffers[event.other].axes, filling.ranges)
+
+    def store(self, event: Transfer) -> None:
+        copy = self.ready(event.buffer.name, event.copy, event.ranges)
+        self.reaches(event, self.operands[event.other], self.whole)
+        if event.channel in self.coming:
+            raise UnsoundTilesError(f"channel {event.channel} of '{event.buffer.name}' is still busy")
+        copy.leaving += 1
+        self.coming[event.channel] = event
+
+    def wait(self, event: Await) -> None:
+        transfer = self.coming.pop(event.channel, None)
+        if transfer is None:
+            return
+        copy = self.copy(transfer.buffer.name, transfer.copy)
+        if not transfer.is_load:
+            copy.leaving -= 1
+            return
+        copy.held, copy.arriving = copy.arriving, None
+        if transfer.buffer.level is Level.GSM:
+            self.fillings[transfer.buffer.name, transfer.number].arrived = self.phase
+        if transfer.other in self.buffers:
+            filling = self.fillings[transfer.other, transfer.other_number]
+            filling.last_read = max(filling.last_read, self.phase)
+
+    def run(self, event: Run) -> None:
+        compute = event.compute
+        arguments = MICRO_KERNELS[compute.kernel].arguments(len(compute.writes), len(compute.reads))
+        assert arguments is not None
+        for argument, name in zip(arguments, (*compute.writes, *compute.reads), strict=True):
+            number = event.copies[name]
+            if argument.mode == "=":
+                copy = self.copy(name, number)
+                self.fits(self.buffers[name], event.ranges)
+                if copy.arriving is not None or copy.leaving:
+                    raise UnsoundTilesError(f"'{compute.kernel}' overwrites '{name}' while a transfer uses it")
+                copy.held = event.ranges
+            else:
+                copy = self.ready(name, number, event.ranges)
+                if argument.mode and copy.leaving:
+                    raise UnsoundTilesError(f"'{compute.kernel}' changes '{name}' while a transfer reads it")
+
+    def ready(self, name: str, number: int, ranges: Ranges) -> _Copy:
+        """A copy that holds these ranges."""
+        copy = self.copy(name, number)
+        if copy.arriving is not None:
+            raise UnsoundTilesError(f"'{name}' is used before it has arrived")
+        if copy.held is None:
+            raise UnsoundTilesError(f"'{name}' is used before anything is in it")
+        self.within(name, copy.held, ranges)
+        return copy
+
+    def within(self, name: str, held: Ranges, ranges: Ranges) -> None:
+        # of all dimensions: a tile [keys, head_dim] is that of its sequence and head only
+        for dim in held:
+            if not held[dim][0] <= ranges[dim][0] <= ranges[dim][1] <= held[dim][1]:
+                raise UnsoundTilesError(f"'{name}' holds {dim} = {held[dim]} where {ranges[dim]} is meant")
+
+    def fits(self, buffer: Buffer, ranges: Ranges) -> None:
+        for axis, room in zip(buffer.axes, buffer.shape, strict=True):
+            size = prod(ranges[dim][1] - ranges[dim][0] for dim in axis)
+            if size > room:
+                raise UnsoundTilesError(f"'{buffer.name}' has room for {room} along {axis}, the tile has {size}")
+
+    def reaches(self, event: Transfer, far: Axes, held: Ranges) -> None:
+        """The tile is a rectangle at the far end, of the same elements."""
+        near = {*flat(event.buffer.axes)}
+        for axis in far:
+            if not is_contiguous(axis, event.ranges, held):
+                raise UnsoundTilesError(f"a tile of '{event.other}' is no rectangle: {event.ranges}")
+            for dim in axis:
+                if dim not in near and event.ranges[dim][1] - event.ranges[dim][0] != 1:
+                    raise UnsoundTilesError(f"'{event.buffer.name}' has no dimension '{dim}' of '{event.other}'")

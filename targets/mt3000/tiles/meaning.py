@@ -1,0 +1,178 @@
+"""What a tile schedule computes, followed symbolically: each result must be its kernel's formula, every element of it made once."""
+
+from __future__ import annotations
+
+from attrs import define, evolve, field
+
+from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS
+from ratrain.targets.mt3000.tiles.schedule import (
+    Axes,
+    Barrier,
+    Compute,
+    Level,
+    Load,
+    Loop,
+    Statement,
+    Store,
+    TileSchedule,
+    UnsoundTilesError,
+    flat,
+)
+
+
+def check_meaning(schedule: TileSchedule) -> None:
+    """Raise `UnsoundTilesError` unless a schedule of sound structure computes its kernel."""
+    _Meaning(schedule).check()
+
+
+_ACCUMULATED = "Σ"
+_RESULTS: dict[str, dict[str, str]] = {
+    "gemm": {},
+    "attention_forward": {
+        "o": "divide_turned(Σsoftmax.out(k·q)+v·softmax.weight(k·q) Σsoftmax.total(k·q))",
+        "lse": "log_sum_exp(Σsoftmax.total(k·q) Σsoftmax.peak(k·q))",
+    },
+    "attention_query_gradient": {
+        "delta": "row_product(do o)",
+        "dq": "scale_turned(Σk·score_gradient.dscore(k·q v·do lse row_product(do o)))",
+    },
+    "attention_key_gradient": {
+        "dk": "scale_turned(Σq·score_gradient.dscore(q·k do·v lse delta))",
+        "dv": "round_turned(Σdo·score_gradient.weight(q·k do·v lse delta))",
+    },
+}
+"""What each result of a kernel must be, in the words of `_Meaning`: scalars before vectors. Of a product of matrices see `_Meaning.check`."""
+
+
+@define(eq=False)
+class _Meaning:
+    """Follows what buffers stand for through one pass over the nest."""
+
+    schedule: TileSchedule
+    terms: dict[str, str] = field(factory=dict)
+    results: dict[str, str] = field(factory=dict)
+    outer: dict[str, set[str]] = field(factory=dict)
+    """by buffer, the dimensions of loops around where it is made anew"""
+    deals: dict[str, tuple[Loop, ...]] = field(factory=dict)
+    """by buffer of a core, the loops around it that deal pieces out to cores, without their bodies"""
+    axes: dict[str, Axes] = field(init=False)
+    shared: set[str] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.shared = {buffer.name for buffer in self.schedule.buffers if buffer.level is Level.GSM}
+        self.axes = {operand.name: operand.axes for operand in self.schedule.operands}
+        self.axes |= {buffer.name: buffer.axes for buffer in self.schedule.buffers}
+
+    def check(self) -> None:
+        self.follow(self.schedule.body, ())
+        expected = _RESULTS.get(self.schedule.kernel)
+        if expected is None:
+            raise UnsoundTilesError(f"'{self.schedule.kernel}' is no kernel with tiles")
+        if self.schedule.kernel == "gemm":
+            added = [o.name for o in self.schedule.operands if o.name not in ("a", "b", "out")]
+            sums = ["Σa·b", *sorted({*added, "out"} & {*self.terms.values()})]
+            expected = {"out": f"round_sum({' '.join(sums)})"}
+            if not {*added} <= {*self.terms.values()}:
+                raise UnsoundTilesError(f"it does not add {', '.join(added)}")
+        for name in sorted(expected.keys() | self.results.keys()):
+            if self.results.get(name) != expected.get(name):
+                raise UnsoundTilesError(f"'{name}' becomes {self.results.get(name)}, not {expected.get(name)}")
+
+    def follow(self, body: tuple[Statement, ...], loops: tuple[Loop, ...]) -> None:
+        for statement in body:
+            for name in _buffers(statement):
+                self.same_deal(name, loops)
+            match statement:
+                case Loop():
+                    self.follow(statement.body, (*loops, statement))
+                case Load(name, source):
+                    self.terms[name] = self.terms.get(source, source)
+                case Store(name, target):
+                    self.results[target] = self.term(name)
+                    self.once(target, loops)
+                case Compute():
+                    self.compute(statement, loops)
+                case _:
+                    pass
+
+    def same_deal(self, name: str, loops: tuple[Loop, ...]) -> None:
+        """A core fills, changes and reads its buffer for the same pieces: no part of a sum is left to another core."""
+        if name in self.shared:
+            return
+        deal = tuple(evolve(loop, body=()) for loop in loops if loop.cores > 1)
+        if deal != self.deals.setdefault(name, deal):
+            raise UnsoundTilesError(f"'{name}' is used for pieces that are dealt out to cores in different ways")
+
+    def term(self, name: str) -> str:
+        if name not in self.terms:
+            raise UnsoundTilesError(f"'{name}' is used before anything is in it")
+        return self.terms[name]
+
+    def compute(self, compute: Compute, loops: tuple[Loop, ...]) -> None:
+        self.accumulators(compute, loops)
+        sources = [self.term(name) for name in compute.reads]
+        match compute.kernel, compute.writes:
+            case "zero", (out,):
+                self.terms[out] = ""
+            case "start_softmax", names:
+                self.terms |= dict.fromkeys(names, "")
+            case "product", (out,):
+                self.terms[out] = "·".join(sources)
+            case "add_product", (out,):
+                held = self.term(out)
+                factors = "·".join(sources)
+                self.terms[out] = f"{held}+{factors}" if held else _ACCUMULATED + factors
+            case "transpose", (out,):
+                self.terms[out] = sources[0]
+            case "softmax", (total, peak, out, weight):
+                for part, name in (("total", total), ("peak", peak), ("out", out)):
+                    if self.term(name):
+                        raise UnsoundTilesError(f"'{name}' is no new softmax")
+                    self.terms[name] = f"Σsoftmax.{part}({sources[0]})"
+                self.terms[weight] = f"softmax.weight({sources[0]})"
+            case "score_gradient", (weight, dscore):
+                self.terms[weight] = f"score_gradient.weight({' '.join(sources)})"
+                self.terms[dscore] = f"score_gradient.dscore({' '.join(sources)})"
+            case "round_sum", (out,):
+                self.terms[out] = f"round_sum({' '.join([sources[0], *sorted(sources[1:])])})"
+            case kernel, (out,):
+                self.terms[out] = f"{kernel}({' '.join(sources)})"
+            case _:
+                raise UnsoundTilesError(f"'{compute.kernel}' cannot be followed")
+
+    def accumulators(self, compute: Compute, loops: tuple[Loop, ...]) -> None:
+        """Sums begin and end within the same loops, but for those that cut the sum itself."""
+        arguments = MICRO_KERNELS[compute.kernel].arguments(len(compute.writes), len(compute.reads))
+        assert arguments is not None
+        for argument, name in zip(arguments, (*compute.writes, *compute.reads), strict=True):
+            around = {loop.dim for loop in loops} - {*flat(self.axes[name])}
+            if argument.mode == "=":
+                self.outer[name] = around
+            elif not argument.mode and _ACCUMULATED in self.terms.get(name, "") and around != self.outer.get(name):
+                raise UnsoundTilesError(f"'{name}' is begun and read in different loops")
+            elif argument.mode == "~" and not around >= self.outer.get(name, set()):
+                raise UnsoundTilesError(f"'{name}' is begun and added to in different loops")
+
+    def once(self, target: str, loops: tuple[Loop, ...]) -> None:
+        """A store visits every element of an operand once, by one core."""
+        if any(loop.sees or loop.dim not in flat(self.axes[target]) for loop in loops):
+            raise UnsoundTilesError(f"'{target}' is stored in a loop that does not belong to it")
+        grid = sorted((loop.stride, loop.cores) for loop in loops if loop.cores > 1)
+        reached = 1
+        for stride, cores in grid:
+            if stride != reached:
+                raise UnsoundTilesError(f"the cores that store '{target}' form no grid")
+            reached *= cores
+        if reached != self.schedule.memories.cores:
+            raise UnsoundTilesError(f"'{target}' is stored by {reached} of {self.schedule.memories.cores} cores")
+
+
+def _buffers(statement: Statement) -> tuple[str, ...]:
+    """The buffers that a statement by itself uses."""
+    match statement:
+        case Compute():
+            return (*statement.writes, *statement.reads)
+        case Loop() | Barrier():
+            return ()
+        case _:
+            return (statement.buffer,)

@@ -1,0 +1,68 @@
+"""The micro-kernels a tile schedule may run, with the levels their buffers must be in.
+
+Signatures: what is written, then what is read, as `name:levels`, with `=` where the whole tile is made anew, `~` where what was there is
+changed, `*` where there may be any number. Levels: `a` AM, `s` SM. Names are those of the arguments in
+`ratrain.targets.mt3000.kernels.tiled_compute`; scores are [keys, queries] or [queries, keys].
+"""
+
+from __future__ import annotations
+
+import re
+
+from attrs import frozen
+
+from ratrain.targets.mt3000.tiles.schedule import Level
+
+_LEVELS = {"a": Level.AM, "s": Level.SM}
+_TEXT = re.compile(r"(\w+):([as]+)([=~]?)(\*?)")
+
+
+@frozen
+class TileArgument:
+    """A buffer a micro-kernel takes."""
+
+    name: str
+    levels: tuple[Level, ...]
+    mode: str
+    """`=` made anew, `~` changed, empty: read"""
+    repeats: bool
+
+
+@frozen
+class MicroKernel:
+    """A micro-kernel's buffers: those written, then those read."""
+
+    writes: tuple[TileArgument, ...]
+    reads: tuple[TileArgument, ...]
+
+    def arguments(self, writes: int, reads: int) -> tuple[TileArgument, ...] | None:
+        """What each of so many buffers is, or None where it takes another number of them."""
+        found = list(self.reads)
+        if found and found[-1].repeats:
+            found = found[:-1] + [found[-1]] * max(0, reads - len(found) + 1)
+        return (*self.writes, *found) if (writes, reads) == (len(self.writes), len(found)) else None
+
+
+def _kernel(text: str) -> MicroKernel:
+    found = [
+        TileArgument(name, tuple(_LEVELS[level] for level in levels), mode, bool(star))
+        for name, levels, mode, star in _TEXT.findall(text)
+    ]
+    return MicroKernel(tuple(a for a in found if a.mode), tuple(a for a in found if not a.mode))
+
+
+MICRO_KERNELS: dict[str, MicroKernel] = {
+    "zero": _kernel("out:a="),
+    "product": _kernel("out:a= scalars:s vectors:a"),
+    "add_product": _kernel("out:a~ scalars:s vectors:a"),
+    "transpose": _kernel("out:a= source:a"),
+    "round_sum": _kernel("out:a= total:a added:a*"),
+    "start_softmax": _kernel("total:a= peak:a= out:a="),
+    "softmax": _kernel("total:a~ peak:a~ out:a~ weight:a= score:a"),
+    "log_sum_exp": _kernel("lse:a= total:a peak:a"),
+    "divide_turned": _kernel("result:a= out:a total:a"),
+    "row_product": _kernel("delta:a= left:a right:a"),
+    "score_gradient": _kernel("weight:a= dscore:a= score:a dweight:a lse:as delta:as"),
+    "scale_turned": _kernel("result:a= out:a"),
+    "round_turned": _kernel("result:a= out:a"),
+}

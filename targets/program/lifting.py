@@ -1,0 +1,219 @@
+"""Ops as instructions, and back: what a program stores of an op, and the schedule that a program executes.
+
+An emitter stores ops; a verifier lifts a program to a module again, each stage's streams merged into one list that keeps their
+waits, so that what is executed is judged by the rules of schedules, and no rule is written twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from ratrain.passes.memory.insert_release import insert_releases
+from ratrain.ratrain_ir.blocks import Block, parse_block
+from ratrain.ratrain_ir.module import Level, Module, Stage
+from ratrain.ratrain_ir.ops import (
+    ENGINES,
+    FIELDS,
+    OP_CLASSES,
+    AllGather,
+    AllReduce,
+    AllReduceScalar,
+    BlockOp,
+    Engine,
+    Group,
+    LoadInput,
+    Op,
+    Part,
+    Payload,
+    Phase,
+    Quantity,
+    Recv,
+    ReduceScatter,
+    Send,
+    Tensor,
+    Tensors,
+    Update,
+)
+from ratrain.ratrain_ir.signatures import Binding, bind
+from ratrain.targets.program.program import Access, Instruction, Operand, Program, ProgramStage
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.diagnostics import Diagnostics
+
+
+@frozen
+class StoredFields:
+    """The fields of an op as an instruction holds them."""
+
+    micro_batch: int | None
+    peer: int | None
+    variant: str
+    group: str
+    blocks: tuple[str, ...]
+
+
+def stored_fields(op: Op) -> StoredFields:
+    """The fields of an op as an instruction holds them."""
+    peer = op.peer if isinstance(op, Send | Recv) else None
+    return StoredFields(getattr(op, "micro_batch", None), peer, _variant(op), group_name(op), _blocks(op))
+
+
+def stored_operands(op: Op, binding: Binding, index: Mapping[Tensor, int]) -> tuple[Operand, ...]:
+    """The operands of an op as an instruction holds them: in the order of its signature, then its workspace."""
+    accesses = dict.fromkeys(op.reads, Access.READ)
+    accesses |= dict.fromkeys(op.writes, Access.WRITE) | dict.fromkeys(op.updates, Access.UPDATE)
+    operands = [Operand(role, index[tensor], accesses[tensor]) for role, tensor in binding.tensors.items()]
+    operands += [Operand("workspace", index[tensor], Access.SCRATCH) for tensor in op.scratch]
+    return tuple(operands)
+
+
+def _variant(op: Op) -> str:
+    if isinstance(op, Send | Recv):
+        return op.payload.value
+    if isinstance(op, LoadInput):
+        return op.part.value
+    if isinstance(op, AllGather):
+        return op.phase.value if op.phase is not None else ""
+    return op.quantity.value if isinstance(op, AllReduceScalar) else ""
+
+
+def group_name(op: Op) -> str:
+    """The group of a collective by name; empty for any other op."""
+    if isinstance(op, AllReduce | AllReduceScalar):
+        return op.group.value
+    return Group.REPLICAS.value if isinstance(op, ReduceScatter | AllGather) else ""
+
+
+def _blocks(op: Op) -> tuple[str, ...]:
+    if isinstance(op, BlockOp | Update):
+        return (str(op.block),)
+    if isinstance(op, ReduceScatter | AllReduce | AllGather | AllReduceScalar):
+        return tuple(map(str, op.blocks))
+    return ()
+
+
+def _block(name: str) -> Block:
+    found = parse_block(name)
+    if found is None:
+        raise ValueError(f"'{name}' is not a block")
+    return found
+
+
+def _only_block(instruction: Instruction) -> Block:
+    if len(instruction.blocks) != 1:
+        raise ValueError(f"it must name one block, not {len(instruction.blocks)}")
+    return _block(instruction.blocks[0])
+
+
+_FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
+    "block": lambda instruction, _engine: _only_block(instruction),
+    "blocks": lambda instruction, _engine: tuple(map(_block, instruction.blocks)),
+    "micro_batch": lambda instruction, _engine: instruction.micro_batch,
+    "peer": lambda instruction, _engine: instruction.peer,
+    "payload": lambda instruction, _engine: Payload(instruction.variant),
+    "part": lambda instruction, _engine: Part(instruction.variant),
+    "phase": lambda instruction, _engine: Phase(instruction.variant) if instruction.variant else None,
+    "quantity": lambda instruction, _engine: Quantity(instruction.variant),
+    "group": lambda instruction, _engine: Group(instruction.group),
+    "placement": lambda _instruction, engine: engine,
+}
+
+
+def lift(program: Program, found: Diagnostics) -> Module:
+    """The schedule a program executes: a `placed` module without addresses, streams merged in an order that keeps the waits.
+
+    It has the releases that a module sized for a target has; emission leaves them out, since they are no work.
+
+    Reports RT080 for every instruction that is no op (fields or operands missing, too many or of the wrong type), and RT042 where
+    the engines of a stage wait for each other.
+    """
+    stages = [_LiftedStage(program, index, stage, found).lift() for index, stage in enumerate(program.stages)]
+    for stage in stages:
+        insert_releases(stage)
+    return Module(program.name, Level.PLACED, program.model, program.plan, stages, program.info, program.pipeline)
+
+
+class _LiftedStage:
+    """Lifts one stage."""
+
+    def __init__(self, program: Program, number: int, stage: ProgramStage, found: Diagnostics) -> None:
+        self.program = program
+        self.number = number
+        self.source = stage
+        self.found = found
+        self.tensors = [Tensor(t.name, t.kind, t.type, t.carried) for t in stage.tensors]
+        self.index = {tensor: i for i, tensor in enumerate(self.tensors)}
+
+    def lift(self) -> Stage:
+        stage = Stage(self.number)
+        for tensor in self.tensors:
+            if tensor.name in stage.tensors:
+                self.found.error("RT080", f"stage @{self.number} has two tensors %{tensor.name}")
+            stage.tensors[tensor.name] = tensor
+        for engine, position in self.list_order():
+            instruction = self.source.streams[engine][position]
+            try:
+                stage.ops.append(self.op(instruction, engine))
+            except ValueError as error:  # a SignatureError among them
+                place = f"stage @{self.number}, {engine.value} engine, instruction {position + 1} '{instruction.title}'"
+                self.found.error("RT080", f"{place}: {error}")
+        return stage
+
+    def list_order(self) -> list[tuple[Engine, int]]:
+        """Instructions of all engines in an order in which each stands after all that it waits for in its step."""
+        order = self.source.execution_order()
+        if len(order) < self.source.instructions:
+            done = Counter(engine for engine, _ in order)
+            streams = self.source.streams
+            stuck = [f"'{streams[e][done[e]].title}' ({e.value})" for e in ENGINES if done[e] < len(streams[e])]
+            self.found.error("RT042", f"stage @{self.number} cannot end: {', '.join(stuck)} wait for each other")
+        return order
+
+    def op(self, instruction: Instruction, engine: Engine) -> Op:
+        """The op an instruction executes.
+
+        Raises ValueError where it is none.
+        """
+        cls = OP_CLASSES[instruction.keyword]
+        groups: dict[Access, Tensors] = {
+            access: tuple(self.tensors[o.tensor] for o in instruction.operands if o.access is access)
+            for access in Access
+        }
+        fields = {a.name: _FIELD_READERS[a.name](instruction, engine) for a in FIELDS[cls]}
+        for attribute in FIELDS[cls]:
+            if fields[attribute.name] is None and not attribute.metadata.get("optional"):
+                raise ValueError(f"it has no {attribute.name.replace('_', '-')}")
+        op = cls(
+            reads=groups[Access.READ],
+            writes=groups[Access.WRITE],
+            updates=groups[Access.UPDATE],
+            scratch=groups[Access.SCRATCH],
+            **fields,
+        )
+        self.compare(op, instruction, engine)
+        return op
+
+    def compare(self, op: Op, instruction: Instruction, engine: Engine) -> None:
+        """Raise ValueError unless storing the op gives this very instruction."""
+        if engine is not op.engine or engine not in _engines_of(op):
+            raise ValueError(f"it belongs on the {op.default_engine.value} engine")
+        mine = StoredFields(
+            instruction.micro_batch, instruction.peer, instruction.variant, instruction.group, instruction.blocks
+        )
+        if stored_fields(op) != mine:
+            raise ValueError(f"it has fields that '{op.keyword}' does not have")
+        binding = bind(op, self.program.model, self.program.plan)
+        if stored_operands(op, binding, self.index) != instruction.operands:
+            raise ValueError("its operands have other roles, or another order, than the op has")
+        if binding.accumulates is not instruction.accumulates:
+            raise ValueError("it must add to its result" if binding.accumulates else "it has nothing to add to")
+        if len(op.scratch) > 1:
+            raise ValueError("it has more than one workspace")
+
+
+def _engines_of(op: Op) -> tuple[Engine, ...]:
+    return (Engine.COMPUTE, Engine.HOST) if isinstance(op, Update) else (op.default_engine,)

@@ -1,0 +1,201 @@
+"""The executable program: for every stage and engine a stream of instructions with waits on the other engines.
+
+A wait names an engine and a count: so many instructions of that engine's stream must have completed, in this step or in the one
+before. Waits on the engine's own past are implied by its order. What is verified, run and timed is this very program.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import cached_property
+
+from attrs import define, field, frozen
+
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.module import TargetInfo
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.topology import Topology, topology_of
+from ratrain.ratrain_ir.types import StateKind, TensorType, aligned
+from ratrain.targets.program.routine import Routine
+
+
+class Access(Enum):
+    """What an instruction does to an operand's bytes."""
+
+    READ = 0
+    WRITE = 1
+    UPDATE = 2
+    SCRATCH = 3
+
+
+@frozen
+class ProgramTensor:
+    """A tensor with its place in the stage's arena."""
+
+    name: str
+    kind: StateKind
+    type: TensorType
+    carried: bool
+    offset: int
+
+    @property
+    def end(self) -> int:
+        """First byte after the tensor, alignment included."""
+        return self.offset + aligned(self.type.nbytes)
+
+
+@frozen
+class Operand:
+    """A bound operand: the role it plays, the tensor's index in the stage, how it is accessed."""
+
+    role: str
+    tensor: int
+    access: Access
+
+
+@frozen
+class CountWait:
+    """`count` instructions of an engine's stream must have completed, in this step or the previous one."""
+
+    engine: Engine
+    count: int
+    previous_step: bool
+
+
+@define(eq=False)
+class Instruction:
+    """One entry of a stream. `keyword` is the op's; only block ops call a routine."""
+
+    keyword: str
+    routine: int | None
+    micro_batch: int | None
+    peer: int | None
+    variant: str
+    """payload, part, quantity or group of the op; empty where it has none"""
+    group: str
+    """the group of a collective; empty elsewhere"""
+    blocks: tuple[str, ...]
+    accumulates: bool
+    operands: tuple[Operand, ...]
+    waits: tuple[CountWait, ...]
+
+    @property
+    def title_without_blocks(self) -> str:
+        """What must be equal on all members of a collective: ends hold different blocks."""
+        return " ".join([self.keyword, self.variant, self.group, str(self.micro_batch)])
+
+    @property
+    def title(self) -> str:
+        """The op in words, as the text writes it."""
+        return self._title(with_micro_batch=True)
+
+    @property
+    def title_without_micro_batch(self) -> str:
+        """The title, equal for all micro-batches."""
+        return self._title(with_micro_batch=False)
+
+    def _title(self, *, with_micro_batch: bool) -> str:
+        parts = [self.keyword]
+        if self.variant:
+            parts.append(self.variant)
+        if self.blocks:
+            parts.append("+".join(self.blocks))
+        if self.group and self.group != "replicas":
+            parts.append(self.group)
+        if with_micro_batch and self.micro_batch is not None:
+            parts.append(f"m{self.micro_batch}")
+        if self.peer is not None:
+            parts.append(f"@{self.peer}")
+        return " ".join(parts)
+
+
+@define(eq=False)
+class ProgramStage:
+    """One stage: its tensors and one stream an engine."""
+
+    tensors: list[ProgramTensor]
+    streams: dict[Engine, list[Instruction]] = field(factory=lambda: {engine: [] for engine in ENGINES})
+    peak_live_bytes: int = 0
+    """Most bytes live at once in list order: a lower bound of the arena."""
+
+    @cached_property
+    def carried(self) -> dict[tuple[str, str], list[int]]:
+        """Tensors that outlive the step by what they hold, ("p", "mlp.0") or ("scale", ""): names are free, roles are not."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for stream in self.streams.values():
+            for instruction in stream:
+                for operand in instruction.operands:
+                    if self.tensors[operand.tensor].carried:
+                        what, _, unit = operand.role.partition(".")
+                        owner = "" if what == "scale" else unit or instruction.blocks[0]
+                        numbers = found.setdefault((what, owner), [])
+                        if operand.tensor not in numbers:
+                            numbers.append(operand.tensor)
+        return found
+
+    def execution_order(self) -> list[tuple[Engine, int]]:
+        """One step's instructions, as (engine, position), each after all that it waits for in its step.
+
+        Shorter than the streams where engines wait for each other.
+        """
+        done = dict.fromkeys(ENGINES, 0)
+        order: list[tuple[Engine, int]] = []
+        running = True
+        while running:
+            running = False
+            for engine in ENGINES:
+                stream = self.streams[engine]
+                while done[engine] < len(stream) and _may_go(stream[done[engine]], done):
+                    order.append((engine, done[engine]))
+                    done[engine] += 1
+                    running = True
+        return order
+
+    @cached_property
+    def arena_bytes(self) -> int:
+        """Bytes of the stage's arena."""
+        return max((t.end for t in self.tensors), default=0)
+
+    @property
+    def instructions(self) -> int:
+        """Instructions of all engines together."""
+        return sum(len(stream) for stream in self.streams.values())
+
+
+def _may_go(instruction: Instruction, done: dict[Engine, int]) -> bool:
+    """Whether what an instruction waits for in its own step has been done."""
+    return all(wait.previous_step or done[wait.engine] >= wait.count for wait in instruction.waits)
+
+
+@define(eq=False)
+class Program:
+    """The whole program of one training step."""
+
+    name: str
+    model: ModelConfig
+    plan: Plan
+    target: str
+    capacity_bytes: int
+    pipeline: str
+    routines: list[Routine]
+    stages: list[ProgramStage]
+    machine_digest: str = ""
+    """of the machine it was compiled for; empty where the program does not say it"""
+    machine_text: str = ""
+    """that machine in its own words; empty where its name, `target`, says it all"""
+
+    @property
+    def info(self) -> TargetInfo:
+        """What the program says of the machine it was compiled for."""
+        return TargetInfo(self.target, self.capacity_bytes, self.machine_digest, self.machine_text)
+
+    @property
+    def topology(self) -> Topology:
+        """Who is where under its model and plan."""
+        return topology_of(self.model, self.plan)
+
+    @property
+    def arena_bytes_of_all_ranks(self) -> int:
+        """Bytes that all arenas of the job take together."""
+        return self.plan.dp * sum(stage.arena_bytes for stage in self.stages)

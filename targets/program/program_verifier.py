@@ -1,0 +1,160 @@
+"""What a program must satisfy beyond a sound container, so that it runs to its end and computes one training step.
+
+1. Instructions are ops, with the operands that the model and the plan give them (`ratrain.targets.program.lifting`): RT080.
+2. Routines name what exists, within bounds, and call kernels with operands that fit (`ratrain.targets.program.routine_verifier`), and are those
+   that the header's model and plan give their ops (`ratrain.targets.codegen.derivation`): RT080.
+3. The schedule it executes is sound by the rules of schedules: the lifted module goes through `ratrain.ratrain_ir.verifier`, with the
+   codes that it has there, addresses included.
+4. Its own waits let it end, with buffered and with rendezvous sends: RT042.
+5. Its waits suffice: no two instructions race, whatever the timing (`ratrain.targets.program.races`): RT081.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import define, field
+
+from ratrain.ratrain_ir.blocks import parameters, parse_block
+from ratrain.ratrain_ir.diagnostics import Diagnostics
+from ratrain.ratrain_ir.gc import paused_gc
+from ratrain.ratrain_ir.module import Level
+from ratrain.ratrain_ir.ops import BLOCK_OPS, Engine
+from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrain_ir.verifier import verify
+from ratrain.ratrain_ir.verifier.memory import check_memory
+from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.targets.codegen.derivation import derivation_problem, form_of
+from ratrain.targets.codegen.routines import representative
+from ratrain.targets.program.lifting import lift
+from ratrain.targets.program.program import Access, Program
+from ratrain.targets.program.races import check_races
+from ratrain.targets.program.routine_verifier import routine_problem
+from ratrain.targets.simulator.timed_run import simulate
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.targets.program.program import Instruction, ProgramStage
+
+_CALLS_ROUTINE = frozenset(kind.keyword for kind in BLOCK_OPS)
+
+
+def check_program(program: Program) -> None:
+    """Raise `DiagnosticError` with everything that is wrong with a program, one kind of fault after the other."""
+    found = Diagnostics()
+    with paused_gc():
+        _check_sizes(program, found)
+        found.check()
+        module = lift(program, found)
+        found.check()
+        _check_routines(program, found)
+        found.check()
+        verify(module, found)
+        found.check()
+        _check_addresses(program, module, found)
+        found.check()
+        for rendezvous in (False, True):
+            simulate(program, lambda _stage, _instruction: 1.0, rendezvous=rendezvous)
+        check_races(program, found)
+        found.check()
+
+
+def _check_sizes(program: Program, found: Diagnostics) -> None:
+    """The plan promises no more work than the streams hold: a number alone must not make the rules below work for ever."""
+    for index, stage in enumerate(program.stages):
+        blocks = program.topology.stage_blocks[index]
+        for keyword, keywords in (("forward", ("forward",)), ("backward", ("backward", "backward_input"))):
+            count = sum(1 for item in stage.streams[Engine.COMPUTE] if item.keyword in keywords)
+            wanted = len(blocks) * program.plan.micro_batches
+            if count != wanted:
+                text = f"stage @{index} has {count} {keyword} instructions; its {len(blocks)} blocks need {wanted}"
+                found.error("RT030", text)
+        if not _least_live_bytes(stage) <= stage.peak_live_bytes <= stage.arena_bytes:
+            text = f"stage @{index} cannot have {stage.peak_live_bytes} live bytes in its arena of {stage.arena_bytes}"
+            found.error("RT080", text)
+
+
+def _least_live_bytes(stage: ProgramStage) -> int:
+    """Bytes that are live at once in any order: what the largest instruction touches."""
+    sizes = [aligned(tensor.type.nbytes) for tensor in stage.tensors]
+    return max(
+        (
+            sum(sizes[number] for number in {operand.tensor for operand in instruction.operands})
+            for stream in stage.streams.values()
+            for instruction in stream
+        ),
+        default=0,
+    )
+
+
+def _check_routines(program: Program, found: Diagnostics) -> None:
+    """Every call is one of a routine that serves it, and every routine is called."""
+    calls = _Calls(program, found)
+    for index, stage in enumerate(program.stages):
+        for stream in stage.streams.values():
+            for instruction in stream:
+                calls.check(index, stage, instruction)
+    for number, routine in enumerate(program.routines):
+        if number not in calls.called:
+            found.error("RT080", f"no instruction calls routine {routine.key}")
+
+
+def _check_addresses(program: Program, module: Module, found: Diagnostics) -> None:
+    """RT050 - RT052 on the lifted module."""
+    for source, stage in zip(program.stages, module.stages, strict=True):
+        for tensor, placed in zip(stage.tensors.values(), source.tensors, strict=True):
+            tensor.offset = placed.offset
+    module.level = Level.ALLOCATED
+    check_memory(module, Reporter(module, found))
+
+
+@define
+class _Calls:
+    """Checks calls of routines, each distinct one once."""
+
+    program: Program
+    found: Diagnostics
+    known: set[tuple[object, ...]] = field(factory=set)
+    called: set[int] = field(factory=set)
+
+    def check(self, index: int, stage: ProgramStage, instruction: Instruction) -> None:
+        number = instruction.routine
+        needs_routine = instruction.keyword in _CALLS_ROUTINE
+        if needs_routine != (number is not None):
+            problem: str | None = "it must call a routine" if needs_routine else "it cannot call a routine"
+        elif number is None:
+            return
+        else:
+            self.called.add(number)
+            problem = self.problem(stage, instruction, number)
+        if problem is not None:
+            self.found.error("RT080", f"stage @{index}, '{instruction.title}': {problem}")
+
+    def problem(self, stage: ProgramStage, instruction: Instruction, number: int) -> str | None:
+        """What is wrong with a call, or None; also where an equal call was checked before."""
+        routine = self.program.routines[number]
+        unit = parse_block(instruction.blocks[0])
+        assert unit is not None  # lifting reports what is none
+        bound = {operand.role: stage.tensors[operand.tensor] for operand in instruction.operands}
+        accesses = {operand.role: operand.access for operand in instruction.operands}
+        types = {role: (tensor.kind, tensor.type) for role, tensor in bound.items()}
+        key = (number, instruction.keyword, instruction.accumulates, unit.kind, *accesses.items(), *types.items())
+        if key in self.known:
+            return None
+        self.known.add(key)
+        workspace = bound.get("workspace")
+        held = workspace.type.nbytes if workspace is not None else 0
+        if held < routine.workspace_bytes:
+            return f"routine {routine.key} needs {routine.workspace_bytes} bytes of workspace, the call has {held}"
+        for formal in routine.formals:
+            tensor = bound.get(formal.name)
+            if tensor is not None and (tensor.type.dtype, tensor.type.shape) != (formal.dtype, formal.shape):
+                return f"'{formal.name}' of routine {routine.key} is not {tensor.type}"
+        roles = {role: access for role, access in accesses.items() if access is not Access.SCRATCH}
+        layer = representative(unit)
+        problem = routine_problem(routine, roles, parameters(self.program.model, layer))
+        if problem is None:
+            form = form_of(unit, instruction, stage)
+            problem = derivation_problem(routine, form, self.program.model, self.program.plan)
+            return problem and f"routine {routine.key} is not the one of this op: {problem}"
+        return problem

@@ -1,0 +1,306 @@
+"""`.rtx`: the versioned container of a program. No pickle: a header of JSON, columns of int32, and a digest of it all.
+
+    RATRAINX | version u32 | header length u64 | header JSON | columns (int32, little endian) | sha256 of all before
+
+Columns of all stages and engines stand one after another; the header gives the counts. A damaged or foreign file is refused with a
+diagnostic that says what is wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from typing import Any
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
+from ratrain.ratrain_ir.files import read_bytes, replacing
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.ops import ENGINES, OP_CLASSES
+from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
+from ratrain.targets.mt3000.tiles.schedule import TileSchedule, tiles_from_json
+from ratrain.targets.mt3000.tiles.verifier import structure_problem
+from ratrain.targets.program.json_values import shown, text, whole, word
+from ratrain.targets.program.program import (
+    Access,
+    CountWait,
+    Instruction,
+    Operand,
+    Program,
+    ProgramStage,
+    ProgramTensor,
+)
+from ratrain.targets.program.routine import routine_from_json
+
+MAGIC = b"RATRAINX"
+VERSION = 1
+_PREFIX = struct.Struct("<8sIQ")
+_DIGEST_BYTES = 32
+_INSTRUCTION_COLUMNS = 10
+_MAX_HEADER_BYTES = 1 << 30
+_MAX_TENSOR_BYTES = 1 << 50
+_TENSOR_NAME = re.compile(r"[A-Za-z_][\w\-]*(\.[\w\-]+)*")
+"""As the schedule language has it, so that a program's tensors can be written there."""
+
+Int32s = NDArray[np.int32]
+
+
+def write_program(program: Program, path: str) -> None:
+    """Write a program, atomically.
+
+    Raises `DiagnosticError` RT002 when the file cannot be written.
+    """
+    with replacing(path) as stream:
+        stream.write(program_bytes(program))
+
+
+def program_bytes(program: Program) -> bytes:
+    """The container as bytes; equal programs give equal bytes."""
+    writer = _Writer()
+    stages = [writer.stage(stage) for stage in program.stages]
+    columns = {name: np.asarray(rows, dtype="<i4").reshape(-1) for name, rows in writer.columns.items()}
+    tiles: dict[TileSchedule, int] = {}
+    routines = [routine.to_json(tiles) for routine in program.routines]
+    header = {
+        "name": program.name,
+        "model": program.model.to_fields(),
+        "plan": program.plan.to_fields(),
+        "target": program.target,
+        "capacity_bytes": program.capacity_bytes,
+        "machine_digest": program.machine_digest,
+        "machine": program.machine_text.split("\n") if program.machine_text else [],
+        "pipeline": program.pipeline,
+        "tiles": [schedule.to_json() for schedule in tiles],
+        "routines": routines,
+        "strings": list(writer.strings),
+        "stages": stages,
+        "columns": {name: int(column.size) for name, column in columns.items()},
+    }
+    head = json.dumps(header, separators=(",", ":")).encode()
+    body = _PREFIX.pack(MAGIC, VERSION, len(head)) + head + b"".join(c.tobytes() for c in columns.values())
+    return body + hashlib.sha256(body).digest()
+
+
+@define(eq=False)
+class _Writer:
+    """Collects columns; strings are numbered in order of first use."""
+
+    strings: dict[str, int] = field(factory=dict)
+    columns: dict[str, list[int]] = field(
+        factory=lambda: {"instructions": [], "operands": [], "waits": [], "blocks": []}
+    )
+
+    def string(self, text: str) -> int:
+        return self.strings.setdefault(text, len(self.strings))
+
+    def stage(self, stage: ProgramStage) -> dict[str, Any]:
+        for engine in ENGINES:
+            for instruction in stage.streams[engine]:
+                self.instruction(instruction)
+        return {
+            "peak_live_bytes": stage.peak_live_bytes,
+            "streams": [len(stage.streams[engine]) for engine in ENGINES],
+            "tensors": [
+                [t.name, t.kind.value, t.type.dtype.value, list(t.type.shape), t.carried, t.offset]
+                for t in stage.tensors
+            ],
+        }
+
+    def instruction(self, item: Instruction) -> None:
+        columns = self.columns
+        columns["instructions"] += [
+            self.string(item.keyword),
+            _or_none(item.routine),
+            _or_none(item.micro_batch),
+            _or_none(item.peer),
+            self.string(item.variant),
+            self.string(item.group),
+            int(item.accumulates),
+            len(item.operands),
+            len(item.waits),
+            len(item.blocks),
+        ]
+        for operand in item.operands:
+            columns["operands"] += [self.string(operand.role), operand.tensor, operand.access.value]
+        for wait in item.waits:
+            columns["waits"] += [ENGINES.index(wait.engine), wait.count, int(wait.previous_step)]
+        columns["blocks"] += [self.string(name) for name in item.blocks]
+
+
+def _or_none(value: int | None) -> int:
+    return -1 if value is None else value
+
+
+def read_program(path: str) -> Program:
+    """Read a program.
+
+    Raises `DiagnosticError` RT080, or RT002 when the file cannot be read.
+    """
+    return parse_program(read_bytes(path, "program"), path)
+
+
+def parse_program(data: bytes, file: str) -> Program:
+    """The program in a container's bytes.
+
+    Raises `DiagnosticError` RT080, or RT003 for another version.
+    """
+    body = _checked_body(data, file)
+    try:
+        return _Reader(body).program()
+    except DiagnosticError:
+        raise
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        fail("RT080", f"'{file}' is whole, but its contents make no program ({reason})", help=_AGAIN)
+
+
+_AGAIN = "compile it again: 'ratrainc compile ... -o FILE.rtx'"
+
+
+def _checked_body(data: bytes, file: str) -> bytes:
+    """The bytes between prefix and digest, after the checks that need no parsing."""
+    if not data.startswith(MAGIC):
+        fail("RT080", f"'{file}' is not a RATrain program: it does not start with {MAGIC.decode()}", help=_AGAIN)
+    if len(data) < _PREFIX.size + _DIGEST_BYTES:
+        fail("RT080", f"'{file}' is cut off after {len(data)} bytes", help=_AGAIN)
+    _, version, _ = _PREFIX.unpack_from(data)
+    if version != VERSION:
+        fail("RT003", f"'{file}' has .rtx version {version}; this runtime reads version {VERSION}", help=_AGAIN)
+    if hashlib.sha256(data[:-_DIGEST_BYTES]).digest() != data[-_DIGEST_BYTES:]:
+        fail("RT080", f"'{file}' is damaged: its digest does not match (cut off or changed)", help=_AGAIN)
+    return data[:-_DIGEST_BYTES]
+
+
+class _Reader:
+    """Rebuilds the objects; every number is checked before it is used as an index."""
+
+    def __init__(self, body: bytes) -> None:
+        _, _, length = _PREFIX.unpack_from(body)
+        if not 0 < length <= min(len(body) - _PREFIX.size, _MAX_HEADER_BYTES):
+            raise ValueError("the header is longer than the file")
+        self.header = json.loads(body[_PREFIX.size : _PREFIX.size + length])
+        self.columns = self.read_columns(body[_PREFIX.size + length :])
+        self.strings = [item if item == "" else word(item) for item in self.header["strings"]]
+        self.at = dict.fromkeys(self.columns, 0)
+
+    def read_columns(self, data: bytes) -> dict[str, Int32s]:
+        sizes = {name: whole(self.header["columns"][name]) for name in ("instructions", "operands", "waits", "blocks")}
+        if sum(sizes.values()) * 4 != len(data):
+            raise ValueError("the columns do not have the sizes the header gives")
+        found: dict[str, Int32s] = {}
+        start = 0
+        for name, size in sizes.items():
+            found[name] = np.frombuffer(data, "<i4", size, start).astype(np.int32)
+            start += 4 * size
+        return found
+
+    def take(self, name: str, count: int, width: int) -> list[list[int]]:
+        start = self.at[name]
+        stop = start + count * width
+        if count < 0 or stop > self.columns[name].size:
+            raise ValueError(f"the column '{name}' is too short")
+        self.at[name] = stop
+        rows: list[list[int]] = self.columns[name][start:stop].reshape(count, width).tolist()
+        return rows
+
+    def program(self) -> Program:
+        header = self.header
+        model = ModelConfig.from_fields(_tuples(header["model"]))
+        plan = Plan.from_fields(_tuples(header["plan"]), model=model)
+        tiles = [_tiles(item) for item in header.get("tiles", [])]  # files from before there were any have none
+        routines = [routine_from_json(item, tiles) for item in header["routines"]]
+        if len(header["stages"]) != plan.pp:
+            raise ValueError(f"the plan has {plan.pp} stages, the file {len(header['stages'])}")
+        self.routines = len(routines)
+        self.stages = plan.pp
+        self.micro_batches = plan.micro_batches
+        stages = [self.stage(item) for item in header["stages"]]
+        if any(self.at[name] != column.size for name, column in self.columns.items()):
+            raise ValueError("the columns are longer than the instructions use")
+        capacity = header["capacity_bytes"]
+        if type(capacity) is not int or capacity <= 0:
+            raise ValueError(f"expected a capacity in bytes, got {capacity!r}")
+        names = word(header["name"]), word(header["target"])
+        digest, lines = text(header.get("machine_digest", "")), header.get("machine", [])  # older files have neither
+        machine = "\n".join([shown(line) for line in lines])
+        pipeline = text(header["pipeline"])
+        return Program(names[0], model, plan, names[1], capacity, pipeline, routines, stages, digest, machine)
+
+    def stage(self, item: dict[str, Any]) -> ProgramStage:
+        stage = ProgramStage([_tensor(entry) for entry in item["tensors"]])
+        stage.peak_live_bytes = whole(item["peak_live_bytes"])
+        counts = [whole(count) for count in item["streams"]]
+        if len(counts) != len(ENGINES):
+            raise ValueError("a stage has one stream an engine")
+        for engine, count in zip(ENGINES, counts, strict=True):
+            rows = self.take("instructions", count, _INSTRUCTION_COLUMNS)
+            stage.streams[engine] = [self.instruction(row, counts, len(stage.tensors)) for row in rows]
+        return stage
+
+    def instruction(self, row: list[int], counts: list[int], tensors: int) -> Instruction:
+        keyword, routine, micro_batch, peer, variant, group, accumulates, operands, waits, blocks = row
+        name = self.strings[_index(keyword, len(self.strings))]
+        if name not in OP_CLASSES:
+            raise ValueError(f"'{name}' is not an instruction")
+        return Instruction(
+            keyword=name,
+            routine=_optional(routine, self.routines),
+            micro_batch=_optional(micro_batch, self.micro_batches),
+            peer=_optional(peer, self.stages),
+            variant=self.strings[_index(variant, len(self.strings))],
+            group=self.strings[_index(group, len(self.strings))],
+            blocks=tuple(self.strings[_index(b, len(self.strings))] for (b,) in self.take("blocks", blocks, 1)),
+            accumulates=bool(_index(accumulates, 2)),
+            operands=tuple(self.operand(r, tensors) for r in self.take("operands", operands, 3)),
+            waits=tuple(_wait(r, counts) for r in self.take("waits", waits, 3)),
+        )
+
+    def operand(self, row: list[int], tensors: int) -> Operand:
+        role, tensor, access = row
+        return Operand(self.strings[_index(role, len(self.strings))], _index(tensor, tensors), Access(access))
+
+
+def _tiles(data: Any) -> TileSchedule:
+    schedule = tiles_from_json(data)
+    problem = structure_problem(schedule)
+    if problem is not None:
+        raise ValueError(f"tiles of {schedule.kernel}: {problem}")
+    return schedule
+
+
+def _wait(row: list[int], counts: list[int]) -> CountWait:
+    engine, count, previous = row
+    if not 0 < count <= counts[_index(engine, len(ENGINES))] or previous not in (0, 1):
+        raise ValueError("a wait names an instruction that does not exist")
+    return CountWait(ENGINES[engine], count, bool(previous))
+
+
+def _tensor(entry: list[Any]) -> ProgramTensor:
+    name, kind, dtype, shape, carried, offset = entry
+    type_ = tensor_type(Dtype(dtype), tuple(whole(extent) for extent in shape))
+    if type(carried) is not bool or not _TENSOR_NAME.fullmatch(text(name)):
+        raise ValueError(f"'{name}' is not the name of a tensor, or it does not say whether it is carried")
+    if type_.nbytes > _MAX_TENSOR_BYTES or not type_.shape:
+        raise ValueError(f"%{name} cannot be {type_}")
+    return ProgramTensor(name, StateKind(kind), type_, carried, whole(offset))
+
+
+def _index(value: int, size: int) -> int:
+    if not 0 <= value < size:
+        raise ValueError(f"index {value} is out of range")
+    return value
+
+
+def _optional(value: int, size: int) -> int | None:
+    return None if value == -1 else _index(value, size)
+
+
+def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows lists only; fields that were tuples become tuples again."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}

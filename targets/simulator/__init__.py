@@ -1,0 +1,1 @@
+"""The timed run of a program, and what it says."""

@@ -1,0 +1,273 @@
+"""Bubble accounting: every idle moment of every engine with its reason, and the chain of ops that makes the step as long as it is."""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from attrs import define, frozen
+
+from ratrain.ratrain_ir import ops
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.targets.program.program import Instruction
+from ratrain.targets.simulator import idle_walk
+from ratrain.targets.simulator.flat_program import STREAMS, Float64s, Int64s
+from ratrain.targets.simulator.timed_run import Timeline
+
+
+class Cause(Enum):
+    """What an idle engine waited for."""
+
+    FILL = "fill"
+    DRAIN = "drain"
+    STAGE = "another stage"
+    LINK = "link"
+    BYTE_REUSE = "byte reuse"
+    GRAD_SYNC = "GradSync"
+    UPDATE = "UpdateShard"
+    PREFETCH = "PrefetchW"
+    BARRIER = "barrier"
+    INPUT = "input"
+    COMPUTE = "own compute"
+    SETTLING = "settling"
+
+    __hash__ = object.__hash__
+
+
+_CAUSES = tuple(Cause)
+"""By number, as `idle_walk` has them."""
+_TAIL = (Cause.GRAD_SYNC, Cause.UPDATE, Cause.PREFETCH, Cause.BARRIER)
+_KINDS = PerOp(
+    "cause of waiting",
+    {
+        ops.Forward: idle_walk.COMPUTE,
+        ops.Recompute: idle_walk.COMPUTE,
+        ops.Backward: idle_walk.COMPUTE,
+        ops.BackwardInput: idle_walk.COMPUTE,
+        ops.BackwardWeight: idle_walk.COMPUTE,
+        ops.Send: idle_walk.LINK,
+        ops.Recv: idle_walk.LINK,
+        ops.ReduceScatter: idle_walk.GRAD_SYNC,
+        ops.AllReduce: idle_walk.GRAD_SYNC,
+        ops.Update: idle_walk.UPDATE,
+        ops.AllGather: idle_walk.PREFETCH,
+        ops.AllReduceScalar: idle_walk.BARRIER,
+        ops.ScaleUpdate: idle_walk.BARRIER,
+        ops.LoadInput: idle_walk.INPUT,
+    },
+    never=(ops.Release,),
+)
+"""What ops are to those who wait for them."""
+
+
+@frozen
+class IdlePiece:
+    """A part of an idle interval with one reason. `awaited_stage` is where that for which the engine waited took place."""
+
+    stage: int
+    engine: Engine
+    start: float
+    end: float
+    cause: Cause
+    awaited_stage: int
+
+
+class IdleArrays(NamedTuple):
+    """Idle pieces, one entry each."""
+
+    streams: Int64s
+    causes: Int64s
+    """in the order of `Cause`"""
+    awaited_stages: Int64s
+    starts: Float64s
+    ends: Float64s
+
+
+@frozen
+class PathOp:
+    """An instruction on the critical path, and the part of its time that is on it."""
+
+    instruction: Instruction
+    stage: int
+    engine: Engine
+    start: float
+    end: float
+    alone_seconds: float
+    """what the whole instruction takes where nothing shares with it"""
+
+
+@define(eq=False, slots=False)
+class Bubbles:
+    """Idle time of one step: the last one, or the first, which starts from cold.
+
+    The last step of an engine lasts from its last op's end in the step before to that in the last, `step_seconds` once the
+    program has settled; what is missing is called SETTLING. The first one lasts from 0 to the makespan.
+    """
+
+    timeline: Timeline
+    cold: bool = False
+
+    @property
+    def window_seconds(self) -> float:
+        """What busy and idle seconds of every engine add up to."""
+        return self.timeline.makespan_seconds if self.cold else self.timeline.step_seconds
+
+    def busy_seconds(self, stage: int, engine: Engine) -> float:
+        """Seconds an engine works in the step."""
+        return self.timeline.busy_seconds(stage, engine, 0 if self.cold else None)
+
+    def idle_seconds(self, stage: int, engine: Engine) -> dict[Cause, float]:
+        """Idle seconds of an engine by cause; causes that do not occur are left out."""
+        row = self._by_cause[stage * STREAMS + ENGINES.index(engine)]
+        found = {cause: float(seconds) for cause, seconds in zip(_CAUSES, row, strict=True) if seconds > 0}
+        first, stop = self.timeline.ops_of(stage, engine)
+        if stop > first and not self.cold:
+            last = self.timeline.steps * self.timeline.ops - self.timeline.ops + stop - 1
+            own_step = float(self.timeline.ends[last] - self.timeline.ends[last - self.timeline.ops])
+            if own_step < self.window_seconds:
+                found[Cause.SETTLING] = self.window_seconds - own_step
+        return found
+
+    def waited_for(self, stage: int, engine: Engine) -> dict[int, float]:
+        """Seconds an engine waited for each other stage, fill and drain apart."""
+        mine = (self._streams == stage * STREAMS + ENGINES.index(engine)) & (self._causes == idle_walk.STAGE)
+        seconds = np.bincount(self._stages[mine], (self._times[mine, 1] - self._times[mine, 0]))
+        return {int(other): float(seconds[other]) for other in np.flatnonzero(seconds)}
+
+    def exposed_tail_seconds(self, stage: int) -> float:
+        """Idle time of a stage's compute engine that its GradSync, UpdateShard, PrefetchW and barriers cost."""
+        idle = self.idle_seconds(stage, Engine.COMPUTE)
+        return sum(idle.get(cause, 0.0) for cause in _TAIL)
+
+    def pieces(self) -> list[IdlePiece]:
+        """All idle time, stream by stream, in the order of time; SETTLING has no place in time and is not among them."""
+        return [
+            IdlePiece(stream // STREAMS, ENGINES[stream % STREAMS], start, end, _CAUSES[cause], other)
+            for stream, cause, other, start, end in zip(
+                *(column.tolist() for column in self.piece_arrays()), strict=True
+            )
+        ]
+
+    def piece_arrays(self) -> IdleArrays:
+        """`pieces` as arrays."""
+        order = np.lexsort((self._times[:, 0], self._streams))
+        starts, ends = self._times[order].T
+        return IdleArrays(self._streams[order], self._causes[order], self._stages[order], starts, ends)
+
+    def critical_path(self) -> list[PathOp]:
+        """The ops whose times, one after the other, make up the step, the first one first.
+
+        From the end that the step is measured by, back along what each op waited for last, for one step.
+        """
+        timeline, flat = self.timeline, self.timeline.flat
+        event = self._last_event()
+        to = float(timeline.ends[event]) if event >= 0 else 0.0
+        begin = to - self.window_seconds
+        path: list[PathOp] = []
+        while event >= 0 and to > begin:
+            op = event % timeline.ops
+            start = max(begin, float(timeline.starts[event]))
+            if start < to:
+                stage, engine = divmod(int(flat.ops["stream"][op]), STREAMS)
+                alone = float(timeline.works["seconds"][op])
+                path.append(PathOp(timeline.instructions[op], stage, ENGINES[engine], start, to, alone))
+            to = start
+            _, event = idle_walk.last_awaited(
+                flat, timeline.ends, self._reuse, event, timeline.rendezvous, without_reuse=False
+            )
+        return path[::-1]
+
+    def _last_event(self) -> int:
+        timeline, flat = self.timeline, self.timeline.flat
+        if not timeline.ops:
+            return idle_walk.NOBODY
+        if self.cold:
+            return int(timeline.ends[: timeline.ops].argmax())
+        last = (timeline.steps - 1) * timeline.ops + flat.last_ops
+        return int(last[(timeline.ends[last] - timeline.ends[last - timeline.ops]).argmax()])
+
+    @cached_property
+    def _walked(self) -> tuple[Int64s, Float64s, Int64s]:
+        """Pieces as arrays, and the stream of each."""
+        timeline = self.timeline
+        kinds = np.array([_KINDS[item.keyword] for item in timeline.instructions], np.int64)
+        intervals, bounds = self._idle_intervals()
+        numbers, times = idle_walk.walk(
+            timeline.flat, timeline.starts, timeline.ends, self._reuse, kinds, timeline.rendezvous, intervals, bounds
+        )
+        return numbers, times, intervals[numbers[:, 0], 0]
+
+    @property
+    def _causes(self) -> Int64s:
+        return self._walked[0][:, 1]
+
+    @property
+    def _stages(self) -> Int64s:
+        return self._walked[0][:, 2]
+
+    @property
+    def _times(self) -> Float64s:
+        return self._walked[1]
+
+    @property
+    def _streams(self) -> Int64s:
+        return self._walked[2]
+
+    @cached_property
+    def _by_cause(self) -> Float64s:
+        """Idle seconds, [streams, causes]."""
+        count = len(_CAUSES)
+        seconds = self._times[:, 1] - self._times[:, 0]
+        table = np.bincount(self._streams * count + self._causes, seconds, len(self.timeline.flat.streams) * count)
+        return np.asarray(table, np.float64).reshape(-1, count)
+
+    def _idle_intervals(self) -> tuple[Int64s, Float64s]:
+        """Where engines that have work are idle, as `idle_walk.walk` takes it."""
+        timeline, flat = self.timeline, self.timeline.flat
+        step = 0 if self.cold else timeline.steps - 1
+        events = step * timeline.ops + np.arange(timeline.ops)
+        before = events - 1
+        first_ops, last_ops = flat.first_ops, flat.last_ops
+        before[first_ops] = events[last_ops] - timeline.ops
+        since = np.zeros(timeline.ops) if self.cold else timeline.ends[np.maximum(before, 0)]
+        if self.cold:
+            inner = before >= 0
+            inner[first_ops] = False
+            since[inner] = timeline.ends[before[inner]]
+        boundary = np.full(timeline.ops, idle_walk.INSIDE)
+        boundary[first_ops] = step
+        nobody = np.full(timeline.ops, idle_walk.NOBODY)
+        intervals = np.stack([flat.ops["stream"], events, nobody, boundary], axis=1)
+        bounds = np.stack([since, timeline.starts[events]], axis=1)
+        if self.cold:  # until the whole step is done; what runs then belongs to the drain
+            rows = np.empty((len(last_ops), 4), np.int64)
+            rows[:] = idle_walk.NOBODY, idle_walk.NOBODY, self._last_event(), step + 1
+            rows[:, 0] = flat.ops["stream"][last_ops]
+            ends = np.full(len(last_ops), timeline.makespan_seconds)
+            intervals = np.concatenate([intervals, rows])
+            bounds = np.concatenate([bounds, np.stack([timeline.ends[last_ops], ends], axis=1)])
+        idle = bounds[:, 1] > bounds[:, 0]
+        return np.ascontiguousarray(intervals[idle]), np.ascontiguousarray(bounds[idle])
+
+    @cached_property
+    def _reuse(self) -> Int64s:
+        """By wait: whether the two have no tensor in common, so that only bytes are waited for."""
+        timeline, flat = self.timeline, self.timeline.flat
+        items = timeline.instructions
+        counts = np.array([len(item.operands) for item in items], np.int64)
+        tensors = np.array([operand.tensor for item in items for operand in item.operands], np.int64)
+        stride = int(tensors.max(initial=0)) + 1
+        held = np.unique(np.repeat(np.arange(timeline.ops), counts) * stride + tensors)
+        waiting = np.repeat(np.arange(timeline.ops), flat.ops["wait_stop"] - flat.ops["wait_first"])
+        awaited = flat.streams["first"][flat.waits["stream"]] + flat.waits["count"] - 1
+        starts = np.cumsum(counts) - counts
+        sizes = counts[waiting]
+        firsts = np.cumsum(sizes) - sizes
+        places = np.arange(sizes.sum()) - np.repeat(firsts, sizes) + np.repeat(starts[waiting], sizes)
+        keys = np.repeat(awaited, sizes) * stride + tensors[places]
+        shared = np.isin(keys, held, kind="sort")
+        numbers = np.repeat(np.arange(len(waiting)), sizes)
+        return np.asarray(np.bincount(numbers[shared], minlength=len(waiting)) == 0, np.int64)

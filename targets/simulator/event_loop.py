@@ -1,0 +1,204 @@
+"""The timed run: which op starts when, by events in the order of time. A run of n events takes about n log(streams).
+
+Whenever an op ends, the streams it may have held up are looked at again. What is ready starts, its works are entered as events, and
+rates are shared anew before time goes on. Small runs go as plain Python, by `interpreted_loop`, all others compiled.
+"""
+
+from __future__ import annotations
+
+from ratrain.passes.memory.allocation.compiled import kernel, part
+from ratrain.targets.simulator.event_heap import put, take_first
+from ratrain.targets.simulator.flat_program import (
+    ALONE,
+    NEVER,
+    SEND,
+    STREAMS,
+    TOGETHER,
+    FlatProgram,
+    Float64s,
+    Int64s,
+    Records,
+)
+from ratrain.targets.simulator.fluid import end_flow, share_anew, start_flow
+from ratrain.targets.simulator.run_state import (
+    AGENDA,
+    CHANGED,
+    DDR_FLOW,
+    HEAP,
+    LINK_FLOW,
+    SLOTS,
+    TIMER,
+    RunState,
+)
+
+
+@kernel
+def run(
+    flat: FlatProgram, works: Records, state: RunState, steps: int, rendezvous: bool, starts: Float64s, ends: Float64s
+) -> int:
+    """Run `steps` steps; the number of events until no op could start or end any more.
+
+    Fills `starts` and `ends`, [steps * ops], in seconds.
+    """
+    streams, slots, resources, sizes = state.streams, state.slots, state.resources, state.sizes
+    for stream in range(len(streams)):
+        look_at(streams, sizes, stream)
+    now = 0.0
+    events = 0
+    while True:
+        while sizes[AGENDA]:
+            sizes[AGENDA] -= 1
+            stream = streams[sizes[AGENDA]].agenda
+            streams[stream].listed = 0
+            if is_ready(flat.ops, flat.waits, streams, stream, steps):
+                start_if_met(flat, works, state, stream, steps, rendezvous, now, starts)
+        if sizes[CHANGED] and (sizes[HEAP] == 0 or slots[slots[0].heap].time > now):
+            share_anew(slots, resources, state.routes, state.users, sizes, now)
+        if sizes[HEAP] == 0:
+            return events
+        slot = take_first(slots, sizes)
+        events += 1
+        now = slots[slot].time
+        if slot % SLOTS != TIMER:
+            end_flow(slots, resources, state.routes, sizes, slot)
+        leader = streams[slot // SLOTS].leader
+        streams[leader].works_left -= 1
+        if streams[leader].works_left == 0:
+            all_ended(flat, state, leader, rendezvous, now, ends)
+
+
+@part
+def look_at(streams: Records, sizes: Int64s, stream: int) -> None:
+    """The next op of a stream may have become ready."""
+    if not streams[stream].listed:
+        streams[stream].listed = 1
+        streams[sizes[AGENDA]].agenda = stream
+        sizes[AGENDA] += 1
+
+
+@part
+def next_op(streams: Records, stream: int) -> int:
+    """The op a stream is at; it may be running."""
+    op: int = streams[stream].first + streams[stream].done % (streams[stream].stop - streams[stream].first)
+    return op
+
+
+@part
+def is_ready(ops: Records, waits: Records, streams: Records, stream: int, steps: int) -> bool:
+    """Whether the next op of a stream has all it waits for on its own stage."""
+    length = streams[stream].stop - streams[stream].first
+    done = streams[stream].done
+    if streams[stream].running or done >= steps * length:
+        return False
+    op = streams[stream].first + done % length
+    step = done // length
+    for wait in range(ops[op].wait_first, ops[op].wait_stop):
+        at = step - waits[wait].previous
+        other = waits[wait].stream
+        others = streams[other].stop - streams[other].first
+        if at >= 0 and streams[other].done < at * others + waits[wait].count:
+            return False
+    ready: bool = ops[op].mode != NEVER
+    return ready
+
+
+@part
+def start_if_met(
+    flat: FlatProgram, works: Records, state: RunState, stream: int, steps: int, rendezvous: bool, now: float,
+    starts: Float64s,
+) -> None:  # fmt: skip
+    """Start the next op of a stream, which is ready, and those that start with it, if they are ready too."""
+    streams, traffic = state.streams, state.traffic
+    op = next_op(streams, stream)
+    mode, channel = flat.ops[op].mode, flat.ops[op].channel
+    if mode == ALONE:
+        start(flat, works, state, stream, stream, now, starts)
+    elif mode == TOGETHER:
+        meeting = flat.ops[op].meeting
+        for place in range(flat.meetings[meeting].first, flat.meetings[meeting].stop):
+            other = flat.ops[flat.members[place]].stream
+            if not is_ready(flat.ops, flat.waits, streams, other, steps):
+                return
+            if next_op(streams, other) != flat.members[place]:
+                return
+        for place in range(flat.meetings[meeting].first, flat.meetings[meeting].stop):
+            start(flat, works, state, flat.ops[flat.members[place]].stream, stream, now, starts)
+    elif rendezvous:
+        sender, receiver = flat.channels[channel].sender, flat.channels[channel].receiver
+        other = receiver if mode == SEND else sender
+        if not is_ready(flat.ops, flat.waits, streams, other, steps):
+            return
+        if flat.ops[next_op(streams, other)].channel == channel:
+            start(flat, works, state, sender, sender, now, starts)
+            start(flat, works, state, receiver, sender, now, starts)
+    elif mode == SEND:
+        start(flat, works, state, stream, stream, now, starts)
+        traffic[channel].sent_started += 1
+        look_at(streams, state.sizes, flat.channels[channel].receiver)
+    elif traffic[channel].sent_started > traffic[channel].recv_started:
+        if traffic[channel].sent_ended == traffic[channel].recv_started:
+            streams[stream].works_left += 1  # the message is on its way: to arrive is one more work
+        traffic[channel].recv_started += 1
+        start(flat, works, state, stream, stream, now, starts)
+
+
+@part
+def start(
+    flat: FlatProgram, works: Records, state: RunState, stream: int, leader: int, now: float, starts: Float64s
+) -> None:
+    """Start the next op of a stream: all its works begin."""
+    streams, slots, resources, routes, sizes = state.streams, state.slots, state.resources, state.routes, state.sizes
+    op = next_op(streams, stream)
+    step = streams[stream].done // (streams[stream].stop - streams[stream].first)
+    starts[step * len(flat.ops) + op] = now
+    streams[stream].running = 1
+    streams[stream].leader = leader
+    streams[leader].works_left += 1
+    first_slot = stream * SLOTS
+    put(slots, sizes, first_slot + TIMER, now + works[op].seconds)
+    if works[op].ddr_bytes > 0:
+        streams[leader].works_left += 1
+        nbytes, route = works[op].ddr_bytes, stream // STREAMS
+        start_flow(slots, resources, routes, sizes, first_slot + DDR_FLOW, nbytes, route, now)
+    if works[op].link_bytes > 0:
+        streams[leader].works_left += 1
+        nbytes, route = works[op].link_bytes, state.op_routes[op]
+        start_flow(slots, resources, routes, sizes, first_slot + LINK_FLOW, nbytes, route, now)
+
+
+@part
+def all_ended(flat: FlatProgram, state: RunState, leader: int, rendezvous: bool, now: float, ends: Float64s) -> None:
+    """The last work of a leader's op has ended: the op ends, and all that end with it."""
+    streams, traffic, sizes = state.streams, state.traffic, state.sizes
+    op = next_op(streams, leader)
+    mode, channel = flat.ops[op].mode, flat.ops[op].channel
+    if mode == TOGETHER:
+        meeting = flat.ops[op].meeting
+        for place in range(flat.meetings[meeting].first, flat.meetings[meeting].stop):
+            end(streams, sizes, flat.ops[flat.members[place]].stream, len(flat.ops), now, ends)
+        return
+    end(streams, sizes, leader, len(flat.ops), now, ends)
+    if mode != SEND:
+        return
+    receiver = flat.channels[channel].receiver
+    if rendezvous:
+        end(streams, sizes, receiver, len(flat.ops), now, ends)
+        return
+    traffic[channel].sent_ended += 1
+    if traffic[channel].recv_started >= traffic[channel].sent_ended:  # it is being received
+        streams[receiver].works_left -= 1
+        if streams[receiver].works_left == 0:
+            end(streams, sizes, receiver, len(flat.ops), now, ends)
+
+
+@part
+def end(streams: Records, sizes: Int64s, stream: int, ops: int, now: float, ends: Float64s) -> None:
+    """End the running op of a stream; what waits for it is on its stage."""
+    step = streams[stream].done // (streams[stream].stop - streams[stream].first)
+    ends[step * ops + next_op(streams, stream)] = now
+    streams[stream].running = 0
+    streams[stream].done += 1
+    first = stream - stream % STREAMS
+    for other in range(first, first + STREAMS):
+        if not streams[other].running:
+            look_at(streams, sizes, other)

@@ -1,0 +1,156 @@
+"""Simulated times of a program on an MT-3000-like machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field, frozen
+
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.targets.machine.machine import Machine
+from ratrain.targets.machine.placement import placement_of
+from ratrain.targets.machine.resource_work import Bandwidths, ResourceWork
+from ratrain.targets.machine.timing import TimedOp, op_work, timed_op
+from ratrain.targets.program.program import Instruction, Program
+from ratrain.targets.simulator.timed_run import STEPS, UNLIMITED, Timeline, simulate_work
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+
+
+@frozen
+class StageFigures:
+    """One stage in one steady step. Seconds are of the compute engine."""
+
+    busy_seconds: float
+    idle_seconds: float
+    peak_bytes: int
+    arena_bytes: int
+    index: int = field(eq=False, repr=False)
+    _timeline: Timeline = field(eq=False, repr=False)
+
+    @property
+    def exposed_tail_seconds(self) -> float:
+        """Idle time of the compute engine that is charged to this stage's GradSync, UpdateShard, PrefetchW and barriers."""
+        return self._timeline.bubbles.exposed_tail_seconds(self.index)
+
+
+@frozen
+class Figures:
+    """What a simulation says; every number is simulated."""
+
+    step_seconds: float
+    makespan_seconds: float
+    tokens_per_second: float
+    mfu: float
+    """Model operations (without recovery) a second, as a fraction of the FP16 peak of all clusters."""
+    stages: tuple[StageFigures, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as `--json` prints them."""
+        names = ("busy_seconds", "idle_seconds", "peak_bytes", "arena_bytes", "exposed_tail_seconds")
+        return {
+            "step_seconds": self.step_seconds,
+            "makespan_seconds": self.makespan_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "mfu": self.mfu,
+            "stages": [{name: getattr(stage, name) for name in names} for stage in self.stages],
+        }
+
+
+def simulated(
+    program: Program, machine: Machine, *, rendezvous: bool = False, sharing: bool = True, steps: int = STEPS
+) -> tuple[Figures, Timeline]:
+    """Figures and timeline of a program on a machine; without `sharing`, as if DDR and link carried any load."""
+    works = _Works(program, machine)
+    if sharing:
+        links = placement_of(program.plan, machine).link_levels()
+        bandwidths = Bandwidths(machine["ddr_bandwidth"], links, machine.host_bandwidth)
+        timeline = simulate_work(program, works, bandwidths, rendezvous=rendezvous, steps=steps)
+    else:
+        timeline = simulate_work(program, works.alone, UNLIMITED, rendezvous=rendezvous, steps=steps)
+    seconds = timeline.step_seconds
+    plan = program.plan
+    operations = model_flops_per_token(program.model, plan.seq_len) * plan.tokens_per_step
+    stages = []
+    for index, stage in enumerate(program.stages):
+        busy = timeline.busy_seconds(index, Engine.COMPUTE)
+        stages.append(StageFigures(busy, seconds - busy, stage.peak_live_bytes, stage.arena_bytes, index, timeline))
+    mfu = operations / (seconds * machine["fp16_peak"] * plan.clusters) if seconds else 0.0
+    tokens = plan.tokens_per_step / seconds if seconds else 0.0
+    return Figures(seconds, timeline.makespan_seconds, tokens, mfu, tuple(stages)), timeline
+
+
+@define
+class _Works:
+    """The works of a program's instructions, computed once a distinct one."""
+
+    program: Program
+    machine: Machine
+    known: dict[object, ResourceWork] = field(factory=dict)
+
+    def __call__(self, stage: int, engine: Engine, instruction: Instruction) -> ResourceWork:
+        """The works of an instruction."""
+        key: object = instruction.routine
+        timed = None
+        if key is None:
+            key = timed = timed_instruction(self.program, stage, engine, instruction)
+        if key not in self.known:
+            timed = timed or timed_instruction(self.program, stage, engine, instruction)
+            self.known[key] = op_work(timed, self.program.plan, self.machine)
+        return self.known[key]
+
+    def alone(self, stage: int, engine: Engine, instruction: Instruction) -> ResourceWork:
+        """The seconds of an instruction, and nothing that others could be short of."""
+        return ResourceWork(self(stage, engine, instruction).seconds)
+
+
+def timed_instruction(program: Program, stage: int, engine: Engine, instruction: Instruction) -> TimedOp:
+    """What the time of an instruction depends on."""
+    if instruction.routine is not None:
+        return timed_op(instruction.keyword, "", engine, program.routines[instruction.routine], ())
+    tensors = program.stages[stage].tensors
+    accesses = [(tensors[o.tensor].kind, tensors[o.tensor].type, o.access) for o in instruction.operands]
+    hop = None if instruction.peer is None else (stage, instruction.peer)
+    return timed_op(instruction.keyword, instruction.group, engine, None, accesses, hop)
+
+
+def one_core_step_seconds(program: Program, machine: Machine) -> float:
+    """Seconds of a step in which all engines of all ranks take turns on one core, as in the ordered local engine.
+
+    The sum of all ops, and the interpreter's gap after each. On a machine with a table a collective counts a member's share for each member;
+    on others a member's whole time, as each cluster has its own link.
+    """
+    works = _Works(program, machine)
+    seconds = 0.0
+    for index, stage in enumerate(program.stages):
+        for engine, stream in stage.streams.items():
+            seconds += sum(works(index, engine, each).seconds + machine.engine_gap for each in stream)
+    return seconds * program.plan.dp
+
+
+def shared_cores_step_seconds(program: Program, machine: Machine, cores: int) -> float:
+    """Seconds of a step in which the engines of a rank share one core, and all ranks so many, as processes over MPI do.
+
+    The longer of two: the program on a core for each rank, whose engines slow each other down where they overlap; and the work of all
+    ranks, spread evenly. What it leaves out: which ranks a core is given to, and that work may be badly spread.
+    """
+    works = _Works(program, machine)
+
+    def on_core(stage: int, engine: Engine, instruction: Instruction) -> ResourceWork:
+        seconds = works(stage, engine, instruction).seconds + machine.engine_gap
+        return ResourceWork(seconds, ddr_bytes=seconds)  # "bytes" of a DDR that moves one a second: a core
+
+    timeline = simulate_work(program, on_core, Bandwidths(1.0, UNLIMITED.links, UNLIMITED.host))
+    work = one_core_step_seconds(program, machine)
+    return max(timeline.step_seconds, work / min(cores, program.plan.clusters))
+
+
+def model_flops_per_token(model: ModelConfig, seq_len: int) -> float:
+    """Operations training needs for one token, forward and backward: 6 a matrix weight, and causal attention."""
+    window = min(model.sliding_window or seq_len, seq_len)
+    visible = (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len
+    attention = 3 * 4 * visible * model.heads * model.head_dim * model.layers
+    q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    layer = model.hidden_size * (2 * q_width + 2 * kv_width + 3 * model.ffn_size)
+    return 6.0 * (model.layers * layer + model.vocab_size * model.hidden_size) + attention

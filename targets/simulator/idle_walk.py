@@ -1,0 +1,139 @@
+"""Why an engine was idle: back along what ended last, from where it could go on. Compiled.
+
+An op starts at the moment the last thing it needs has ended, so that the chain of last things has no gap. Walked back over an idle
+interval, it says at each moment what was running that the engine waited for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ratrain.passes.memory.allocation.compiled import kernel
+from ratrain.targets.simulator.flat_program import RECV, SEND, STREAMS, TOGETHER, FlatProgram, Float64s, Int64s
+
+FILL, DRAIN, STAGE, LINK, BYTE_REUSE, GRAD_SYNC, UPDATE, PREFETCH, BARRIER, INPUT, COMPUTE = range(11)
+"""What an engine waits for. COMPUTE is its own stage's compute engine, STAGE anything on another stage."""
+NOBODY = -1
+INSIDE = -1
+"""`boundary` of an idle interval that lies between two ops of a step."""
+
+
+@kernel
+def last_awaited(
+    flat: FlatProgram, ends: Float64s, reuse: Int64s, event: int, rendezvous: bool, without_reuse: bool
+) -> tuple[float, int]:
+    """When what an event needed last ended, and which event that was; `without_reuse`: waits for bytes do not count."""
+    ops = len(flat.ops)
+    step, op = event // ops, event % ops
+    mode, channel = flat.ops[op].mode, flat.ops[op].channel
+    found = (-1.0, NOBODY)
+    if mode == TOGETHER:
+        meeting = flat.ops[op].meeting
+        for place in range(flat.meetings[meeting].first, flat.meetings[meeting].stop):
+            member = step * ops + flat.members[place]
+            found = later(found, own_last_awaited(flat, ends, reuse, member, without_reuse))
+        return found
+    found = own_last_awaited(flat, ends, reuse, event, without_reuse)
+    if mode == RECV or (mode == SEND and rendezvous):
+        partner = other_end(flat, step, op, mode, channel)
+        found = later(found, own_last_awaited(flat, ends, reuse, partner, without_reuse))
+    return found
+
+
+@kernel
+def later(one: tuple[float, int], other: tuple[float, int]) -> tuple[float, int]:
+    """What ended later; of equal ones the first."""
+    return other if other[0] > one[0] else one
+
+
+@kernel
+def other_end(flat: FlatProgram, step: int, op: int, mode: int, channel: int) -> int:
+    """The event at the other end of a message."""
+    ends = flat.channels[channel]
+    sends, recvs = ends.send_stop - ends.send_first, ends.recv_stop - ends.recv_first
+    place = flat.ops[op].place
+    if mode == RECV:
+        number = step * recvs + place
+        return int(number // sends * len(flat.ops) + flat.sends[ends.send_first + number % sends])
+    number = step * sends + place
+    return int(number // recvs * len(flat.ops) + flat.recvs[ends.recv_first + number % recvs])
+
+
+@kernel
+def own_last_awaited(
+    flat: FlatProgram, ends: Float64s, reuse: Int64s, event: int, without_reuse: bool
+) -> tuple[float, int]:
+    """`last_awaited`, on the event's own stage."""
+    ops = len(flat.ops)
+    step, op = event // ops, event % ops
+    found = (-1.0, NOBODY)
+    for wait in range(flat.ops[op].wait_first, flat.ops[op].wait_stop):
+        at = step - flat.waits[wait].previous
+        if at >= 0 and not (without_reuse and reuse[wait]):
+            awaited = at * ops + flat.streams[flat.waits[wait].stream].first + flat.waits[wait].count - 1
+            found = later(found, (ends[awaited], awaited))
+    stream = flat.ops[op].stream
+    if op > flat.streams[stream].first:
+        found = later(found, (ends[event - 1], event - 1))
+    elif step > 0:
+        before = (step - 1) * ops + flat.streams[stream].stop - 1
+        found = later(found, (ends[before], before))
+    return found
+
+
+@kernel
+def walk(
+    flat: FlatProgram, starts: Float64s, ends: Float64s, reuse: Int64s, kinds: Int64s, rendezvous: bool,
+    intervals: Int64s, bounds: Float64s,
+) -> tuple[Int64s, Float64s]:  # fmt: skip
+    """Take idle intervals apart by what the engine waited for.
+
+    `intervals` [n, 4]: stream; the event that starts at its end, or -1; the event that ends there, used where none starts;
+    `boundary`: the step that begins with it, or INSIDE. `bounds` [n, 2]: from, to. `kinds`: by op, what it is to those who wait.
+    Returns [m, 3] interval, cause, stage and [m, 2] from, to; the pieces of an interval come latest first.
+    """
+    numbers, times = np.empty((256, 3), np.int64), np.empty((256, 2))
+    count = 0
+    for number in range(len(intervals)):
+        begin, to = bounds[number]
+        event, awaited = intervals[number, 1], intervals[number, 2]
+        own, boundary = intervals[number, 0] // STREAMS, intervals[number, 3]
+        fresh = True
+        while to > begin:
+            cause, stage, since = COMPUTE, own, begin
+            if event >= 0:
+                ended, awaited = last_awaited(flat, ends, reuse, event, rendezvous, False)
+                sooner, other = last_awaited(flat, ends, reuse, event, rendezvous, True)
+                if sooner < ended:  # only the bytes were missing
+                    cause, stage = BYTE_REUSE, flat.ops[event % len(flat.ops)].stream // STREAMS
+                    since, awaited = max(begin, sooner), other
+                event = -1
+            if cause != BYTE_REUSE:
+                op = awaited % len(flat.ops)
+                stage = flat.ops[op].stream // STREAMS
+                since = max(begin, starts[awaited])
+                step = awaited // len(flat.ops)
+                cause = cause_of(kinds[op], stage == own, boundary, step)
+                event = awaited
+            if since < to:
+                same = not fresh and numbers[count - 1, 1] == cause and numbers[count - 1, 2] == stage
+                if not same:
+                    if count == len(times):
+                        numbers = np.concatenate((numbers, numbers))
+                        times = np.concatenate((times, times))
+                    numbers[count, 0], numbers[count, 1], numbers[count, 2] = number, cause, stage
+                    times[count, 1] = to
+                    count += 1
+                times[count - 1, 0] = since
+                fresh = False
+            to = since
+    return numbers[:count], times[:count]
+
+
+@kernel
+def cause_of(kind: int, own: bool, boundary: int, step: int) -> int:
+    """What waiting for an op of a kind is to be called."""
+    cause = kind if own or kind == LINK else STAGE
+    if boundary != INSIDE and (cause == STAGE or cause == LINK):  # noqa: PLR1714, SIM109 - compiled: no tuple here
+        return FILL if step >= boundary else DRAIN
+    return cause

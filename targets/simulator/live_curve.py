@@ -1,0 +1,100 @@
+"""Live bytes over simulated time: from when a tensor's first write starts until its last access has ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ratrain.ratrain_ir.ops import ENGINES
+from ratrain.ratrain_ir.types import aligned
+from ratrain.targets.program.program import Access
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import ProgramStage
+    from ratrain.targets.simulator.flat_program import Float64s, Int64s
+    from ratrain.targets.simulator.timed_run import Timeline
+
+_DEFINING = (Access.WRITE, Access.SCRATCH)
+OUTSIDE = -1
+"""In place of an event: before the first step, or after the last one."""
+
+
+class LiveIntervals(NamedTuple):
+    """When the tensors of a stage hold something, one entry an interval, those of a tensor together and in the order of time."""
+
+    tensors: Int64s
+    """numbers in the stage"""
+    first_events: Int64s
+    """whose start is the interval's; OUTSIDE where a carried tensor comes from before the first step"""
+    last_events: Int64s
+    """whose end is the interval's; OUTSIDE where a carried tensor is kept for a step that is not timed"""
+    starts: Float64s
+    ends: Float64s
+
+
+def live_intervals(timeline: Timeline, stage: int) -> LiveIntervals:
+    """The live intervals of a stage's tensors in all timed steps; tensors that no instruction accesses have none.
+
+    A carried tensor is live from the start until its last access before it is written anew, and from its last writing to the end.
+    """
+    tensors, events, defines = _accesses(timeline, stage)
+    if not len(tensors):
+        nothing = np.empty(0, np.int64)
+        return LiveIntervals(nothing, nothing, nothing, np.empty(0), np.empty(0))
+    carried = np.array([tensor.carried for tensor in timeline.program.stages[stage].tensors], bool)
+    heads = np.concatenate([[True], tensors[1:] != tensors[:-1]])
+    firsts = np.flatnonzero(heads | defines)
+    lengths = np.diff(np.append(firsts, len(tensors)))
+    owners, defined = tensors[firsts], defines[firsts]
+    # The access that ends last need not be the last one in the order: sorted by end, it is the last of its interval.
+    numbers = np.repeat(np.arange(len(firsts)), lengths)
+    by_end = np.lexsort((timeline.ends[events], numbers))
+    last_events = events[by_end[firsts + lengths - 1]]
+    starts = np.where(defined, timeline.starts[events[firsts]], 0.0)
+    ends = timeline.ends[last_events]
+    kept = np.append(owners[1:] != owners[:-1], True) & carried[owners]
+    ends = np.where(kept, timeline.ends.max(initial=0.0), ends)
+    live = defined | carried[owners]
+    return LiveIntervals(
+        owners[live],
+        np.where(defined, events[firsts], OUTSIDE)[live],
+        np.where(kept, OUTSIDE, last_events)[live],
+        starts[live],
+        ends[live],
+    )
+
+
+def live_curve(timeline: Timeline, stage: int) -> tuple[Float64s, Int64s]:
+    """Times, ascending, and the live bytes of a stage from each of them on."""
+    intervals = live_intervals(timeline, stage)
+    sizes = np.array([aligned(tensor.type.nbytes) for tensor in timeline.program.stages[stage].tensors], np.int64)
+    taken = sizes[intervals.tensors]
+    return _curve(np.concatenate([intervals.starts, intervals.ends]), np.concatenate([taken, -taken]))
+
+
+def _accesses(timeline: Timeline, stage: int) -> tuple[Int64s, Int64s, Int64s]:
+    """Tensor, event and whether it defines the tensor; tensor by tensor, in an order that keeps the program's waits."""
+    order = _operands_in_order(timeline, timeline.program.stages[stage], stage)
+    ops, tensors, defines = np.array(order, np.int64).reshape(-1, 3).T
+    events = (np.arange(timeline.steps)[:, None] * timeline.ops + ops).ravel()
+    tensors, defines = np.tile(tensors, timeline.steps), np.tile(defines, timeline.steps)
+    by_tensor = np.argsort(tensors, kind="stable")
+    return tensors[by_tensor], events[by_tensor], defines[by_tensor].astype(bool)
+
+
+def _operands_in_order(timeline: Timeline, held: ProgramStage, stage: int) -> list[tuple[int, int, bool]]:
+    firsts = {engine: timeline.ops_of(stage, engine)[0] for engine in ENGINES}
+    return [
+        (firsts[engine] + position, operand.tensor, operand.access in _DEFINING)
+        for engine, position in held.execution_order()
+        for operand in held.streams[engine][position].operands
+    ]
+
+
+def _curve(times: Float64s, changes: Int64s) -> tuple[Float64s, Int64s]:
+    """Bytes after all changes at each time; at one time bytes are freed before others are taken."""
+    moments, places = np.unique(times, return_inverse=True)
+    sums = np.zeros(len(moments), np.int64)
+    np.add.at(sums, places, changes)
+    return moments, np.cumsum(sums)

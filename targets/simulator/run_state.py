@@ -1,0 +1,110 @@
+"""Where a timed run stands: what the event loop reads and writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.targets.simulator.flat_program import STREAMS, FlatProgram, Float64s, Int64s, Records
+from ratrain.targets.simulator.routes import own_resources
+
+if TYPE_CHECKING:
+    from ratrain.targets.simulator.routes import Routes
+
+TIMER, DDR_FLOW, LINK_FLOW = range(3)
+"""The works of a running op; a stream runs one op, so that each stream has one slot for each."""
+SLOTS = 3
+"""Slots a stream has."""
+AGENDA, HEAP, CHANGED = range(3)
+"""Places in `RunState.sizes`."""
+_HOST = ENGINES.index(Engine.HOST)
+
+WORK = np.dtype(
+    [("seconds", np.float64), ("ddr_bytes", np.float64), ("link_bytes", np.float64), ("link_level", np.int64)]
+)
+_STREAM = np.dtype(
+    [
+        ("first", np.int64),  # its ops
+        ("stop", np.int64),
+        ("done", np.int64),  # ops that have ended, over all steps
+        ("running", np.int64),
+        ("leader", np.int64),  # who counts the works of what runs here: ops that end together have one leader
+        ("works_left", np.int64),
+        ("agenda", np.int64),  # a place of the list of streams whose next op may have become ready
+        ("listed", np.int64),  # whether this one is in that list
+    ]
+)
+_TRAFFIC = np.dtype([("sent_started", np.int64), ("sent_ended", np.int64), ("recv_started", np.int64)])
+_SLOT = np.dtype(
+    [
+        ("time", np.float64),  # when its work ends
+        ("heap", np.int64),  # a place of the heap: the slot that is there
+        ("heap_place", np.int64),  # where this one is, -1: nowhere
+        ("active", np.int64),  # whether bytes are flowing
+        ("remaining", np.float64),  # bytes left at `since`, and bytes a second from then on
+        ("rate", np.float64),
+        ("since", np.float64),
+        ("limit", np.float64),  # the most it takes, whatever is free
+        ("route", np.int64),  # the resources its bytes flow through, as a row of `RunState.routes`
+        ("reached", np.int64),  # a place of the list of flows whose rates are found anew
+    ]
+)
+_RESOURCE = np.dtype(
+    [
+        ("capacity", np.float64),  # bytes a second
+        ("moved", np.float64),  # bytes that have flowed
+        ("user_first", np.int64),  # the slots that may use it, as a range of `RunState.users`
+        ("user_stop", np.int64),
+        ("changed", np.int64),  # a place of the list of resources that have gained or lost a flow
+        ("changed_place", np.int64),  # where this one is, -1: nowhere
+        ("left", np.float64),  # while rates are found: bytes a second not given away, and flows without a rate
+        ("flows", np.int64),
+    ]
+)
+
+
+class RunState(NamedTuple):
+    """Streams, messages under way, events to come, and the flows of bytes that share resources."""
+
+    streams: Records
+    traffic: Records
+    """by channel"""
+    slots: Records
+    resources: Records
+    users: Int64s
+    routes: Int64s
+    """[routes, resources]: what bytes flow through, -1 for none"""
+    op_routes: Int64s
+    """by op, the route of its link bytes"""
+    sizes: Int64s
+    """how much of the agenda, the heap and the list of changed resources is in use"""
+
+
+def new_state(flat: FlatProgram, routes: Routes, host_bandwidth: float) -> RunState:
+    """The state before the first step; the host engine takes at most its bandwidth of the DDR."""
+    count = len(flat.streams)
+    streams = np.zeros(count, _STREAM)
+    streams["first"], streams["stop"] = flat.streams["first"], flat.streams["stop"]
+    slots = np.zeros(count * SLOTS, _SLOT)
+    slots["heap_place"] = -1
+    slots["limit"] = np.inf
+    slots["limit"][_HOST * SLOTS + DDR_FLOW :: STREAMS * SLOTS] = host_bandwidth
+    resources = np.zeros(len(routes.capacities), _RESOURCE)
+    resources["changed_place"] = -1
+    resources["capacity"] = routes.capacities
+    users = routes.users(flat, SLOTS, DDR_FLOW, LINK_FLOW)
+    resources["user_stop"] = np.cumsum([len(each) for each in users])
+    resources["user_first"] = resources["user_stop"] - [len(each) for each in users]
+    flat_users = np.array([slot for each in users for slot in each], np.int64)
+    traffic = np.zeros(len(flat.channels), _TRAFFIC)
+    sizes = np.zeros(3, np.int64)
+    return RunState(streams, traffic, slots, resources, flat_users, routes.rows, routes.of_ops, sizes)
+
+
+def moved_bytes(state: RunState, stages: int, levels: int) -> Float64s:
+    """Bytes that have flowed: [stages, DDR | link outwards | inwards, of each level]."""
+    own = own_resources(levels)
+    found: Float64s = state.resources["moved"][: stages * own].reshape(stages, own)
+    return found

@@ -1,0 +1,211 @@
+"""A timed run of a program's own streams: when each instruction starts and ends on every engine of every stage.
+
+Engines take their streams in order; an instruction starts when its engine is free and its waits are met. A buffered send occupies
+its engine for the message's time; its receive starts when it is posted and the message has started, and ends no earlier than the
+message. A rendezvous send starts and ends with its receive. A collective across stages starts and ends on all of them together.
+Instructions that overlap share the bandwidth of DDR and link. Replicas are alike, so one of each stage is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import define, field, frozen
+
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.targets.machine.resource_work import Bandwidths, LinkLevel, ResourceWork
+from ratrain.targets.program.program import Instruction, Program
+from ratrain.targets.simulator.flat_program import (
+    STREAMS,
+    FlatProgram,
+    Float64s,
+    Records,
+    flatten,
+    instructions_in_order,
+)
+from ratrain.targets.simulator.routes import routes_of
+from ratrain.targets.simulator.run_state import WORK, RunState, moved_bytes, new_state
+
+if TYPE_CHECKING:
+    from ratrain.targets.simulator.bubbles import Bubbles
+
+DurationOf = Callable[[int, Instruction], float]
+"""Seconds of an instruction of a stage that runs alone."""
+WorkOf = Callable[[int, Engine, Instruction], ResourceWork]
+"""The works of an instruction of a stage on an engine."""
+
+STEPS = 3
+"""Consecutive steps that are timed: the first from cold, the distance of the last two is the steady period."""
+UNLIMITED = Bandwidths(np.inf, (LinkLevel(np.inf),), np.inf)
+"""Nothing is short, where no instruction has bytes to move."""
+_SHOWN_WAITING = 20
+
+
+@frozen
+class Span:
+    """One executed instruction: seconds from the start of the first step."""
+
+    instruction: Instruction
+    start: float
+    end: float
+
+
+@define(eq=False, slots=False)
+class Timeline:
+    """When every instruction of every step started and ended: [steps * ops], in seconds; see `flat_program` for the numbers."""
+
+    program: Program
+    flat: FlatProgram
+    works: Records
+    """by op"""
+    steps: int
+    rendezvous: bool
+    starts: Float64s
+    ends: Float64s
+    moved_bytes: Float64s
+    """[stages, DDR | link outwards | link inwards | the same of outer levels]: bytes that have flowed in all steps"""
+    events: int = field(default=0)
+    """works that have ended, a measure of what the simulation had to do"""
+
+    @property
+    def ops(self) -> int:
+        """Ops of one step."""
+        return len(self.flat.ops)
+
+    @cached_property
+    def makespan_seconds(self) -> float:
+        """One step from cold: when the last instruction of the first step ends."""
+        return float(self.ends[: self.ops].max(initial=0.0))
+
+    @cached_property
+    def step_seconds(self) -> float:
+        """The steady period: the largest distance between the ends of equal streams in the last two steps."""
+        last = (self.steps - 1) * self.ops + self.flat.last_ops
+        return float((self.ends[last] - self.ends[last - self.ops]).max(initial=0.0))
+
+    @cached_property
+    def instructions(self) -> list[Instruction]:
+        """The instructions of a step, by op number."""
+        return instructions_in_order(self.program)
+
+    @cached_property
+    def spans(self) -> list[dict[Engine, list[Span]]]:
+        """Spans by stage and engine, in stream order, step after step."""
+        starts, ends = self.starts.tolist(), self.ends.tolist()
+        return [
+            {
+                engine: [Span(self.instructions[e % self.ops], starts[e], ends[e]) for e in self._events(s, engine)]
+                for engine in ENGINES
+            }
+            for s in range(len(self.program.stages))
+        ]
+
+    def _events(self, stage: int, engine: Engine) -> Iterator[int]:
+        first, stop = self.ops_of(stage, engine)
+        for step in range(self.steps):
+            yield from range(step * self.ops + first, step * self.ops + stop)
+
+    def ops_of(self, stage: int, engine: Engine) -> tuple[int, int]:
+        """The ops of a stream: the first, and the first that is not its."""
+        stream = stage * STREAMS + ENGINES.index(engine)
+        return int(self.flat.streams["first"][stream]), int(self.flat.streams["stop"][stream])
+
+    def busy_seconds(self, stage: int, engine: Engine, step: int | None = None) -> float:
+        """Seconds an engine works in a step, the last one where none is given."""
+        first, stop = self.ops_of(stage, engine)
+        begin = (self.steps - 1 if step is None else step) * self.ops
+        return float((self.ends[begin + first : begin + stop] - self.starts[begin + first : begin + stop]).sum())
+
+    @cached_property
+    def bubbles(self) -> Bubbles:
+        """Why engines are idle in the last step."""
+        from ratrain.targets.simulator.bubbles import Bubbles
+
+        return Bubbles(self)
+
+    @cached_property
+    def cold_bubbles(self) -> Bubbles:
+        """Why engines are idle in the first step, which starts from cold."""
+        from ratrain.targets.simulator.bubbles import Bubbles
+
+        return Bubbles(self, cold=True)
+
+
+def simulate(program: Program, duration_of: DurationOf, *, rendezvous: bool = False, steps: int = STEPS) -> Timeline:
+    """Time `steps` consecutive steps; nothing is shared, each instruction takes its time.
+
+    Raises `DiagnosticError` RT042 when the program cannot end, naming who waits.
+    """
+    return simulate_work(
+        program,
+        lambda s, _engine, item: ResourceWork(duration_of(s, item)),
+        UNLIMITED,
+        rendezvous=rendezvous,
+        steps=steps,
+    )
+
+
+def simulate_work(
+    program: Program,
+    work_of: WorkOf,
+    bandwidths: Bandwidths,
+    *,
+    rendezvous: bool = False,
+    steps: int = STEPS,
+) -> Timeline:
+    """Time `steps` consecutive steps of instructions that share what they overlap on.
+
+    Raises `DiagnosticError` RT042 when the program cannot end, naming who waits.
+    """
+    from ratrain.targets.simulator import event_loop, interpreted_loop
+
+    flat = flatten(program)
+    works = _works(program, work_of)
+    routes = routes_of(flat, works, bandwidths)
+    state = new_state(flat, routes, bandwidths.host)
+    starts, ends = np.zeros((2, steps * len(works)))
+    small = interpreted_loop.ALLOWANCE.take(steps * len(works))
+    run = interpreted_loop.run if small else event_loop.run
+    events = run(flat, works, state, steps, rendezvous, starts, ends)
+    if (state.streams["done"] < steps * (flat.streams["stop"] - flat.streams["first"])).any():
+        _hang(program, state, steps, rendezvous=rendezvous)
+    return Timeline(
+        program,
+        flat,
+        works,
+        steps,
+        rendezvous,
+        starts,
+        ends,
+        moved_bytes(state, len(program.stages), len(bandwidths.links)),
+        events,
+    )
+
+
+def _works(program: Program, work_of: WorkOf) -> Records:
+    found = [
+        work_of(index, engine, item)
+        for index, stage in enumerate(program.stages)
+        for engine in ENGINES
+        for item in stage.streams[engine]
+    ]
+    works = np.empty(len(found), WORK)
+    for name in WORK.names or ():
+        works[name] = [getattr(each, name) for each in found]
+    return works
+
+
+def _hang(program: Program, state: RunState, steps: int, *, rendezvous: bool) -> None:
+    waiting = []
+    for stream, done in enumerate(state.streams["done"].tolist()):
+        stage, engine = stream // STREAMS, ENGINES[stream % STREAMS]
+        items = program.stages[stage].streams[engine]
+        if done < steps * len(items):
+            waiting.append(f"stage @{stage} {engine.value} engine at '{items[done % len(items)].title}'")
+    mode = "rendezvous" if rendezvous else "buffered"
+    text = "; ".join(waiting[:_SHOWN_WAITING])
+    fail("RT042", f"the program cannot end with {mode} sends; these wait for ever: {text}")

@@ -1,0 +1,130 @@
+"""Every strategy trains exactly the same: losses, master weights and moments are equal bit for bit.
+
+Configurations are a pairwise covering array: every pair of values of any two factors occurs in some row. What may differ is
+only what the semantics says differs: the plan (P, D, M, reduce, clip, dtypes), never the order of work.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrainc.strategies import STRATEGIES
+from ratrain.targets.runtime.state import training_state
+from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_plan, start
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
+
+STEPS = 4
+
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "layout": ((1, 3, 2), (2, 1, 5), (2, 2, 3), (3, 2, 1), (3, 1, 4)),
+    "state": ((0, "last"), (1, "last"), (2, "each-micro-batch"), (3, "last"), (3, "each-micro-batch")),
+    "dtype": ("f16", "f32"),
+    "gradients": (None, ("f16", "f32"), ("f32", "f16")),
+    "tied": (False, True),
+    "clip": ("none", "global"),
+    "mlp_chunk": (None, 7),
+    "strategy": (
+        *(item.name for item in STRATEGIES if item.name not in ("baseline-1f1b", "tuned-1f1b")),
+        "place-zb-h1{delay=0},recompute{policy=full},bucket-grad-sync{bytes=1KiB},allocate-ddr",
+        "place-gpipe,recompute{policy=attention},bucket-grad-sync{bytes=1KiB},allocate-ddr",
+        "place-1f1b,bucket-grad-sync,insert-prefetch{depth-blocks=4},recompute{policy=auto budget=700KB},allocate-ddr",
+    ),
+}
+BASELINE = "place-1f1b,recompute{policy=full},allocate-ddr"
+
+
+def covering_rows() -> list[dict[str, Any]]:
+    """Rows such that each pair of values of two factors is in one, greedily and without chance."""
+    names = list(FACTORS)
+    missing = {
+        (a, i, b, j)
+        for a, b in combinations(names, 2)
+        for i, j in product(range(len(FACTORS[a])), range(len(FACTORS[b])))
+    }
+    rows: list[dict[str, int]] = []
+    while missing:
+        first = min(missing)
+        row = {first[0]: first[1], first[2]: first[3]}
+        for name in names:
+            if name not in row:
+                row[name] = max(range(len(FACTORS[name])), key=lambda value: (_gain(row, name, value, missing), -value))
+        rows.append(row)
+        missing -= {(a, row[a], b, row[b]) for a, b in combinations(names, 2)}
+    return [{name: FACTORS[name][value] for name, value in row.items()} for row in rows]
+
+
+def _gain(row: dict[str, int], name: str, value: int, missing: set[tuple[str, int, str, int]]) -> int:
+    pairs = ((other, known) for other, known in row.items())
+    return sum((o, k, name, value) in missing or (name, value, o, k) in missing for o, k in pairs)
+
+
+def _plan(row: dict[str, Any], model: ModelConfig) -> Plan:
+    """The plan of a row; one whose shards have a type of their own, but which has no shards, is refused."""
+    pp, dp, micro_batches = row["layout"]
+    zero, reduce = row["state"]
+    keys: dict[str, Any] = {"zero": zero, "reduce": reduce, "view_dtype": row["dtype"], "head_chunk": 8}
+    keys["mlp_chunk"] = row["mlp_chunk"]
+    keys |= {"pp": pp, "dp": dp, "micro_batches": micro_batches}
+    keys["optimizer"] = evolve(OPTIMIZER, clip=row["clip"], max_norm=0.3)
+    if row["gradients"] is not None:
+        keys["grad_dtype"], keys["grad_shard_dtype"] = row["gradients"]
+        if zero == 0 or dp == 1:
+            with pytest.raises(DiagnosticError, match=r"RT064.*there are no shards"):
+                make_plan(model, **keys)
+            keys["grad_shard_dtype"] = keys["grad_dtype"]
+    return make_plan(model, **keys)
+
+
+def _outcome(row: dict[str, Any], how: str) -> tuple[list[float], dict[str, bytes]]:
+    """Losses and state of a row under a strategy, which may set the plan's ZeRO level, or under passes."""
+    model = evolve(MODEL, tied_embeddings=row["tied"])
+    plan = _plan(row, model)
+    known = {item.name: item for item in STRATEGIES}
+    if how in known:
+        plan, how = known[how].adapted(plan), known[how].passes
+    run = start(api.emit(api.compile(model, plan, passes=how)), STEPS)
+    list(run.steps())
+    state = training_state(run.engine, STEPS)
+    arrays = {
+        f"{unit} {name}": getattr(state.blocks[unit], name) for unit in state.blocks for name in ("p", "m1", "m2")
+    }
+    return losses(run), {name: np.asarray(array).tobytes() for name, array in arrays.items()}
+
+
+ROWS = covering_rows()
+
+
+def test_the_array_covers_every_pair() -> None:
+    assert len(ROWS) <= 60
+    for a, b in combinations(FACTORS, 2):
+        assert {(str(row[a]), str(row[b])) for row in ROWS} == {
+            (str(x), str(y)) for x, y in product(FACTORS[a], FACTORS[b])
+        }
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(str(v)[:24] for v in row.values()))
+def test_training_is_the_same_bit_for_bit(row: dict[str, Any]) -> None:
+    expected_losses, expected_state = _outcome(row, BASELINE)
+    found_losses, found_state = _outcome(row, row["strategy"])
+    assert found_losses == expected_losses
+    different = [name for name, data in found_state.items() if data != expected_state[name]]
+    assert not different
+    assert expected_losses[-1] < expected_losses[0]
+
+
+def test_the_two_ways_to_reduce_agree_closely() -> None:
+    row = {"layout": (2, 2, 3), "dtype": "f16", "tied": False, "clip": "none", "mlp_chunk": None, "gradients": None}
+    last, _ = _outcome(row | {"state": (2, "last")}, BASELINE)
+    each, _ = _outcome(row | {"state": (2, "each-micro-batch")}, BASELINE)
+    assert last != each, "two orders of rounding should differ somewhere"
+    assert max(abs(a - b) / a for a, b in zip(last, each, strict=True)) < 1e-3

@@ -1,0 +1,117 @@
+"""Tiny models under all kinds of plans, compiled and trained inside the test process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ratrain import api
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
+from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan, check_plan
+from ratrain.ratrainc.strategies import strategy
+from ratrain.targets.runtime.data import TokenStream
+from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.training import RunSettings, TrainingRun, prepare
+from tests.end_to_end.toys import UNEVEN as MODEL
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops import Engine
+    from ratrain.targets.program.program import Instruction, Program
+
+
+OPTIMIZER = Optimizer(lr=5e-3, warmup_steps=3)
+
+
+def make_plan(model: ModelConfig = MODEL, **keys: Any) -> Plan:
+    """A plan of 2 stages, 2 replicas, 3 micro-batches of 2 sequences of 10 tokens, where `keys` do not say otherwise."""
+    pp = keys.get("pp", 2)
+    defaults: dict[str, Any] = {
+        "pp": pp,
+        "dp": 2,
+        "cuts": tuple(range(1, pp)),
+        "micro_batch_size": 2,
+        "micro_batches": 3,
+        "seq_len": 10,
+        "optimizer": OPTIMIZER,
+    }
+    if keys.get("view_dtype") == "f32":
+        defaults |= {"grad_dtype": "f32", "grad_shard_dtype": "f32", "loss_scale": 1.0}
+    plan = Plan(**{**defaults, **keys})
+    check_model(model)
+    check_plan(plan, model)
+    return plan
+
+
+def make_program(
+    model: ModelConfig = MODEL, name: str = "ratrain", *, machine: str | None = None, **keys: Any
+) -> Program:
+    """The program of a strategy under `make_plan`."""
+    module = api.compile(model, make_plan(model, **keys), passes=strategy(name).passes, machine=machine)
+    return api.emit(module, machine=machine)
+
+
+def make_stream(model: ModelConfig = MODEL, count: int = 2000) -> TokenStream:
+    """Tokens with something to learn: three in four follow from the one before."""
+    random = np.random.default_rng(5)
+    successor = random.permutation(model.vocab_size)
+    tokens = random.integers(0, model.vocab_size, count).astype(np.uint16)
+    follows = random.random(count) < 0.75
+    for i in range(1, count):
+        if follows[i]:
+            tokens[i] = successor[tokens[i - 1]]
+    return TokenStream("generated", tokens, "generated")
+
+
+def start(program: Program, steps: int, **settings: Any) -> TrainingRun:
+    """A run of a program, ready for its first step."""
+    chosen = RunSettings(steps=steps, **settings)
+    return prepare(program, make_stream(program.model), chosen, kernel_set(chosen.kernels))
+
+
+def train(program: Program, steps: int, **settings: Any) -> TrainingRun:
+    """A run of a program after all its steps, saved where the settings say so."""
+    run = start(program, steps, **settings)
+    list(run.steps())
+    run.save()
+    return run
+
+
+def losses(run: TrainingRun) -> list[float]:
+    """The losses of the steps done."""
+    return [step.report.loss for step in run.done]
+
+
+def state(run: TrainingRun) -> dict[str, npt.NDArray[Any]]:
+    """Every carried tensor of every rank: what the next step depends on."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    for ranks in run.engine.ranks:
+        for rank in ranks:
+            for number, tensor in enumerate(rank.stage.tensors):
+                if tensor.carried:
+                    found[f"{rank.stage_index}.{rank.replica}.{tensor.name}"] = rank.views[number]
+    return found
+
+
+def same_bits(one: TrainingRun, other: TrainingRun) -> None:
+    """Fail unless all carried state of two runs is equal, bit for bit."""
+    mine, theirs = state(one), state(other)
+    assert mine.keys() == theirs.keys()
+    different = [name for name, array in mine.items() if array.tobytes() != theirs[name].tobytes()]
+    assert not different
+
+
+def instructions(program: Program, keyword: str) -> Iterator[tuple[int, Engine, int, Instruction]]:
+    """Stage, engine, position and instruction of all instructions of a kind."""
+    for stage, held in enumerate(program.stages):
+        for engine, stream in held.streams.items():
+            for position, instruction in enumerate(stream):
+                if instruction.keyword == keyword:
+                    yield stage, engine, position, instruction
+
+
+def swap_neighbours(items: list[Any], first_one: int) -> None:
+    """Swap two neighbours of a list."""
+    items[first_one], items[first_one + 1] = items[first_one + 1], items[first_one]

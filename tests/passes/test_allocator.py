@@ -1,0 +1,346 @@
+"""The allocator: hard published instances, known optima, large problems, refusals, and the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ratrain.passes.memory.allocation import (
+    AllocationProblem,
+    Effort,
+    Violation,
+    allocate,
+    check_allocation,
+    lower_bound,
+)
+from ratrain.passes.memory.allocation.orders import by_size, by_start, costly_orders
+from ratrain.passes.memory.allocation.problem import instance_of
+from ratrain.passes.memory.allocation.small import greedy, neighbours
+from ratrain.ratrainc.allocation_csv import read_problem
+from ratrain.ratrainc.cli import main
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "minimalloc"
+GAPPED = "b0,0,3,4\nb1,7,9,5\nb2,4,6,3\nb3,3,4,5\nb4,5,7,2\nb5,2,5,3\nb6,3,4,1\nb7,4,7,3\nb8,6,8,5\n"
+GAPPED_BOUND = 10
+"""Nine buffers of which 10 bytes live at once, but which need 11 (tried in every order)."""
+HARD = ["A.1048576", "B.1048576", "C.1048576", "D.1048576"]
+
+pytestmark = pytest.mark.xdist_group("allocator")  # one process compiles the loops where no cache has them
+
+
+def random_problem(seed: int, count: int, *, several: bool = False, sided: bool = False) -> AllocationProblem:
+    chance = random.Random(seed)
+    positions = 2 * count
+    intervals = []
+    for _ in range(count):
+        times = sorted(chance.sample(range(positions), 2 * (chance.randint(1, 3) if several else 1)))
+        longest = chance.choice((3, 10, positions))
+        intervals.append(tuple((a, min(b, a + longest)) for a, b in zip(times[::2], times[1::2], strict=True)))
+    sizes = [chance.randint(1, 40) for _ in range(count)]
+    sides = [chance.choice((0, 0, 0, 1, -1)) for _ in range(count)] if sided else None
+    return AllocationProblem(sizes, intervals, positions, sides)
+
+
+def guillotine(seed: int, cuts: int, *, height: int = 1 << 16, width: int = 1 << 12) -> AllocationProblem:
+    """A full rectangle of bytes and time, cut again and again across one of its pieces: its height is the optimum."""
+    chance = random.Random(seed)
+    pieces = [(0, height, 0, width)]
+    while len(pieces) < cuts:
+        low, high, start, stop = pieces.pop(chance.randrange(len(pieces)))
+        if chance.random() < 0.5 and high - low > 1:
+            middle = chance.randrange(low + 1, high)
+            pieces += [(low, middle, start, stop), (middle, high, start, stop)]
+        elif stop - start > 1:
+            middle = chance.randrange(start + 1, stop)
+            pieces += [(low, high, start, middle), (low, high, middle, stop)]
+        else:
+            pieces.append((low, high, start, stop))
+    chance.shuffle(pieces)
+    return AllocationProblem([h - l for l, h, _, _ in pieces], [((a, b),) for _, _, a, b in pieces], width)  # noqa: E741
+
+
+def pipeline(micro_batches: int, depth: int = 4, layers: int = 6) -> AllocationProblem:
+    """1F1B in little: every layer saves two tensors for its backward, and has temporaries."""
+    sizes, intervals, open_, now = [], [], {}, 0
+    order = [("F", j) for j in range(depth)]
+    for j in range(micro_batches - depth):
+        order += [("B", j), ("F", j + depth)]
+    order += [("B", j) for j in range(micro_batches - depth, micro_batches)]
+    for op, j in order:
+        for layer in range(layers) if op == "F" else reversed(range(layers)):
+            for size, life in ((30, 1), (50, 2)):
+                sizes.append(size * 64)
+                intervals.append(((now, now + life),))
+            for part, size in enumerate((40, 11)):
+                if op == "F":
+                    open_[j, layer, part] = (now, size * 64)
+                else:
+                    start, nbytes = open_.pop((j, layer, part))
+                    sizes.append(nbytes)
+                    intervals.append(((start, now + 1 + part),))
+            now += 1
+    return AllocationProblem(sizes, intervals, now + 2)
+
+
+def assert_sound(problem, found):
+    assert check_allocation(problem, found.offsets) == []
+    placed = [i for i, spans in enumerate(problem.intervals) if spans]
+    assert found.arena_bytes == max(found.offsets[i] + problem.sizes[i] for i in placed)
+    assert lower_bound(problem).nbytes == found.lower_bound_bytes <= found.proved_bytes <= found.arena_bytes
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_instances_fit_their_capacity(name):
+    table = read_problem(str(DATA / f"{name}.csv"))
+    capacity = int(name.partition(".")[2])
+    found = allocate(table.problem, capacity=capacity)
+    assert_sound(table.problem, found)
+    assert found.arena_bytes <= capacity
+    assert found.method == "canonical search"
+    again = allocate(table.problem, capacity=capacity)
+    assert again.offsets == found.offsets
+
+
+def test_a_little_more_capacity_is_still_enough():
+    table = read_problem(str(DATA / "B.1048576.csv"))
+    assert allocate(table.problem, capacity=1048577).arena_bytes <= 1048577
+
+
+def test_the_published_example():
+    found = allocate(read_problem(str(DATA / "input.12.csv")).problem, capacity=12)
+    assert found.arena_bytes == found.lower_bound_bytes == 12
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_search_reaches_a_known_optimum(seed):
+    problem = guillotine(seed, 24)
+    found = allocate(problem, effort=Effort(gap=0))
+    assert_sound(problem, found)
+    assert found.arena_bytes == 1 << 16
+
+
+@pytest.mark.parametrize("cuts", [12, 60, 300, pytest.param(1500, marks=pytest.mark.full)])
+def test_the_portfolio_stays_near_a_known_optimum(cuts):
+    for seed in range(3):
+        problem = guillotine(seed, cuts)
+        found = allocate(problem)
+        assert_sound(problem, found)
+        assert found.arena_bytes <= 2 << 16
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("sided", [False, True])
+def test_the_tree_places_like_the_plain_loop(several, sided):
+    """Two implementations of first fit, one on sorted lists in a tree and one on all pairs, give the same offsets."""
+    from ratrain.passes.memory.allocation.tree import first_fit
+
+    for seed in range(8):
+        problem = random_problem(seed, 30 + 40 * seed, several=several, sided=sided)
+        instance, _ = instance_of(problem)
+        meets = neighbours(instance)
+        for order in (by_size(instance), by_start(instance), *(order for _, order in costly_orders(instance))):
+            offsets = np.full(instance.count, -1, np.int64)
+            first_fit(
+                order,
+                instance.sizes,
+                instance.sides,
+                instance.first,
+                instance.starts,
+                instance.stops,
+                instance.sections,
+                offsets,
+            )
+            assert offsets.tolist() == greedy(order.tolist(), instance.sizes.tolist(), meets, best=False)
+
+
+@pytest.mark.parametrize(
+    ("several", "sided"),
+    [
+        (True, True),
+        *(pytest.param(*flags, marks=pytest.mark.full) for flags in ((False, False), (False, True), (True, False))),
+    ],
+)
+def test_large_problems_are_sound(several, sided):
+    problem = random_problem(3, 1500, several=several, sided=sided)
+    found = allocate(problem, effort=Effort(work=4_000_000))
+    assert_sound(problem, found)
+    assert found.offsets == allocate(problem, effort=Effort(work=4_000_000)).offsets
+
+
+def test_whole_step_buffers_are_the_bottom():
+    problem = AllocationProblem([7, 64, 9, 5], [((0, 4),), ((4, 10),), ((0, 10),), ((0, 5), (5, 10))], 10)
+    found = allocate(problem)
+    assert [found.offsets[2], found.offsets[3]] == [0, 9]
+    assert found.offsets[0] == found.offsets[1] == 14
+
+
+def test_pipelines_come_within_a_thousandth():
+    problem = pipeline(200)
+    found = allocate(problem)
+    assert_sound(problem, found)
+    assert len(problem.sizes) > 5000
+    assert found.gap <= 0.001
+
+
+def test_what_stacks_trivially_takes_no_quadratic_time():
+    count = 100_000
+    problem = AllocationProblem([64] * count, [((i, i + 3),) for i in range(count)], count + 3)
+    found = allocate(problem)
+    assert found.arena_bytes == 192
+    assert found.seconds < 10
+    assert check_allocation(problem, found.offsets) == []
+
+
+def test_more_effort_is_never_worse():
+    table = read_problem(str(DATA / "C.1048576.csv"))
+    little = allocate(table.problem)
+    some = allocate(table.problem, effort=Effort(nodes=20_000))
+    much = allocate(table.problem, effort=Effort(nodes=2_000_000))
+    assert little.arena_bytes >= some.arena_bytes >= much.arena_bytes
+    assert much.arena_bytes == much.lower_bound_bytes < little.arena_bytes
+
+
+def test_the_outer_limit_is_kept():
+    table = read_problem(str(DATA / "D.1048576.csv"))
+    allocate(table.problem, capacity=1048576)  # compiled now, if it was not
+    found = allocate(table.problem, capacity=986112, effort=Effort(nodes=1 << 60, seconds=1.0))
+    assert found.seconds < 4
+    assert_sound(table.problem, found)
+
+
+def test_the_callers_random_numbers_are_left_alone():
+    random.seed(5)
+    np.random.seed(5)
+    allocate(random_problem(1, 200), effort=Effort(nodes=1000))
+    ours, numpys = random.random(), np.random.random()
+    random.seed(5)
+    np.random.seed(5)
+    assert (ours, numpys) == (random.random(), np.random.random())
+
+
+def test_small_problems_need_no_compiler():
+    code = (
+        "import sys\nfrom passes.allocation import AllocationProblem, allocate\n"
+        "allocate(AllocationProblem([3, 5, 4, 2] * 12, [((i, i + 5),) for i in range(48)], 60))\n"
+        "allocate(AllocationProblem([3, 5, 4, 2] * 100, [((i, i + 5),) for i in range(400)], 405), capacity=1000)\n"
+        "assert 'numba' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("problem", "offsets", "expected"),
+    [
+        (AllocationProblem([4, 4], [((0, 3),), ((2, 5),)], 5), [0, 3], [Violation(0, 1, 2)]),
+        (AllocationProblem([4, 4], [((0, 2),), ((2, 5),)], 5), [0, 3], []),
+        (AllocationProblem([4, 4], [((0, 1), (4, 5)), ((2, 5),)], 5), [0, 3], [Violation(1, 0, 4)]),
+        (AllocationProblem([4, 4], [((0, 2),), ((3, 5),)], 5, [1, -1]), [0, 3], [Violation(0, 1, 3)]),
+        (AllocationProblem([4, 4], [((0, 2),), ((3, 5),)], 5, [1, 1]), [0, 3], []),
+        (AllocationProblem([4, 4], [((0, 2),), ((3, 5),)], 5), [0, -64], [Violation(1, 1, 3)]),
+        (AllocationProblem([4, 4], [((0, 2),), ((3, 5),)], 5), [0], [Violation(1, 1, 3)]),
+        (AllocationProblem([9, 2], [((0, 9),), ((3, 5),)], 9), [0, 4], [Violation(0, 1, 3)]),
+        (AllocationProblem([0, 4], [((0, 9),), ((3, 5),)], 9), [2, 0], []),
+    ],
+)
+def test_the_checker_names_pair_and_time(problem, offsets, expected):
+    assert check_allocation(problem, offsets) == expected
+
+
+def run(capsys, *arguments: object) -> tuple[int, str, str]:
+    code = main(["alloc", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_command_writes_a_solution(tmp_path, capsys):
+    problem = tmp_path / "problem.csv"
+    problem.write_text('size,id,lower,upper\n4,"a,1",0,3\n4,b,3,9\n\n4,c,0,9\n')
+    solution = tmp_path / "solution.csv"
+    code, out, _ = run(capsys, problem, "--capacity", "8B", "-o", solution, "--json")
+    assert code == 0
+    data = json.loads(out)
+    assert data["arena_bytes"] == data["lower_bound_bytes"] == 8
+    assert data["fits"] is True
+    assert data["gap"] == 0
+    assert data["buffers"] == 3
+    assert data["seconds"] >= 0
+    with solution.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["id"] for row in rows] == ["a,1", "b", "c"]
+    assert [row["offset"] for row in rows] == ["4", "4", "0"]
+    again = tmp_path / "again.csv"
+    assert run(capsys, solution, "--capacity", 8, "-o", again)[0] == 0
+    assert again.read_bytes() == solution.read_bytes()
+
+
+def test_command_refuses_with_the_live_set(tmp_path, capsys):
+    solution = tmp_path / "solution.csv"
+    code, out, err = run(capsys, DATA / "input.12.csv", "--capacity", 11, "-o", solution, "--json")
+    assert code == 1
+    data = json.loads(out)
+    assert data["fits"] is False
+    assert data["lower_bound_bytes"] == 12
+    table = read_problem(str(DATA / "input.12.csv"))
+    sizes = dict(zip(table.ids, table.problem.sizes, strict=True))
+    assert sum(sizes[name] for name in data["live"]) == 12
+    assert "RT053" in err
+    assert f"time {data['position']}" in err
+    assert not solution.exists()
+
+
+def test_command_does_not_call_a_timeout_infeasible(tmp_path, capsys):
+    code, out, err = run(capsys, DATA / "D.1048576.csv", "--capacity", 986112, "--seconds", 0.5, "--json")
+    assert code == 1
+    assert json.loads(out)["diagnostics"][0]["code"] == "RT052"
+    assert "no placement that fits was found in" in err
+    assert "none fits" not in err
+
+
+def test_command_says_when_an_exhaustive_search_found_none(tmp_path, capsys):
+    problem = tmp_path / "problem.csv"
+    problem.write_text("id,lower,upper,size\n" + GAPPED)
+    code, out, err = run(capsys, problem, "--capacity", GAPPED_BOUND, "--json")
+    assert code == 1
+    assert json.loads(out)["lower_bound_bytes"] == GAPPED_BOUND
+    assert "exhaustive search showed that none fits" in err
+    assert run(capsys, problem, "--capacity", GAPPED_BOUND + 1)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "line"),
+    [
+        ("", "RT002", 1),
+        ("id,lower,upper\na,0,1\n", "RT002", 1),
+        ("id,lower,upper,size,alignment\na,0,1,2,3\n", "RT004", 1),
+        ("id,lower,upper,size,size\na,0,1,2,3\n", "RT006", 1),
+        ("id,lower,upper,size\na,0,1\n", "RT002", 2),
+        ("id,lower,upper,size\na,0,1,2.5\n", "RT005", 2),
+        ("id,lower,upper,size\na,0,1,2\nb,0,1,-2\n", "RT005", 3),
+        ("id,lower,upper,size\na,0,1,2\nb,1,1,2\n", "RT005", 3),
+        ("id,lower,upper,size\na,0,1,2\na,1,2,2\n", "RT006", 3),
+        (f"id,lower,upper,size\na,0,1,{1 << 59}\nb,0,1,{1 << 59}\n", "RT005", 1),
+        (f"id,lower,upper,size\na,0,{10**40},1\n", "RT005", 2),
+        ('id,lower,upper,size\n"a,0,1,2\n', "RT002", 2),
+    ],
+)
+def test_command_points_at_what_is_broken(tmp_path, capsys, text, code, line):
+    problem = tmp_path / "problem.csv"
+    problem.write_text(text)
+    exit_code, out, err = run(capsys, problem, "--capacity", "1GiB", "--json")
+    assert exit_code == 1
+    (found,) = json.loads(out)["diagnostics"]
+    assert (found["code"], found["line"]) == (code, line)
+    assert f"problem.csv:{line}:" in err
+
+
+def test_command_usage(capsys):
+    assert run(capsys, DATA / "input.12.csv")[0] == 2
+    assert run(capsys, DATA / "input.12.csv", "--capacity", "much")[0] == 2
+    assert run(capsys, DATA / "nowhere.csv", "--capacity", "1")[0] == 1

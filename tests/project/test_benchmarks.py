@@ -1,0 +1,158 @@
+"""Benchmarks run: a small one from beginning to end. What they measure is for people to read."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from tests.end_to_end.tiny_runs import instructions
+from tests.targets.runtime.mpi_tools import needs_mpi, run_ranks
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_language(capsys):
+    runpy.run_path(str(BENCHMARKS / "language.py"))["main"](["--ops", "1000", "--xdsl-ops", "0", "--repeat", "1"])
+    head, titles, *rows = capsys.readouterr().out.splitlines()
+    assert " ops, " in head
+    assert titles.split() == ["ops/s", "RATrain"]
+    assert [row.rsplit(maxsplit=1)[0].strip() for row in rows] == [
+        *("parse", "print", "verify: structure", "verify: dataflow", "verify: memory", "verify: communication"),
+        *("lifetimes", "dependence graph"),
+    ]
+    assert all(int(row.rsplit(maxsplit=1)[1].replace(",", "")) > 0 for row in rows)
+
+
+def run(name, capsys, *arguments):
+    runpy.run_path(str(BENCHMARKS / f"{name}.py"))["main"]([*arguments, "--repeat", "1", "--no-torch"])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("clock", ["wall", "cpu"])
+def test_training_step(capsys, clock):
+    size = ["--vocab", "64", "--layers", "1", "--seq-len", "32"]
+    threads = "2" if clock == "wall" else "1"
+    out = run("training_step", capsys, *size, "--threads", threads, "--clock", clock)
+    assert f"a team of {threads}" in out
+    inside = re.search(r"inside sgemm ([0-9.]+)% of a step", out)
+    assert inside
+    assert 0 < float(inside[1]) < 100
+    shares = re.findall(r"^  (\w+) +([0-9.]+)% +-?[0-9.]+%$", out, re.MULTILINE)
+    assert {"gemm", "attention_forward", "attention_backward", "adamw", "engine"} <= {name for name, _ in shares}
+    assert abs(sum(float(share) for _, share in shares) - 100) < 2
+
+
+def test_attention(capsys):
+    out = run("attention", capsys, "--threads", "1", "--only", "S=1024 H=16")
+    errors = re.search(r"errors in half ulps: o ([0-9.]+), dq ([0-9.]+), dk ([0-9.]+), dv ([0-9.]+)", out)
+    assert errors
+    assert all(0 < float(error) < 2 for error in errors.groups())
+
+
+@pytest.mark.parametrize("name", ["training_step", "attention"])
+def test_cpu_time_is_for_one_thread(capsys, name):
+    with pytest.raises(SystemExit):
+        run(name, capsys, "--threads", "2", "--clock", "cpu")
+    assert "one thread only" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_ranks(capsys):
+    size = ["--vocab", "64", "--layers", "2", "--seq-len", "16", "--threads", "2", "--repeat", "1"]
+    runpy.run_path(str(BENCHMARKS / "ranks.py"))["main"](size)
+    rates = re.findall(r"^  (\d \w+), \d threads? +(\d+) tokens/s", capsys.readouterr().out, re.MULTILINE)
+    assert [name for name, _ in rates] == ["1 rank"] * 2 + ["2 replicas"] * 2 + ["2 stages"] * 2
+    assert all(int(rate) > 0 for _, rate in rates)
+
+
+class TestCorrectnessRun:
+    """A smaller model than the benchmark's, a few steps."""
+
+    @pytest.fixture
+    def benchmark(self, monkeypatch: pytest.MonkeyPatch):
+        spec = importlib.util.spec_from_file_location("correctness_run", BENCHMARKS / "correctness_run.py")
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        module.MODEL = evolve(module.MODEL, hidden_size=32, head_dim=8, ffn_size=40)
+        module.PLAN = evolve(module.PLAN, seq_len=16)
+        return module
+
+    def steps(self, benchmark, count: int) -> list[str]:
+        return ["--tokens", str(count * benchmark.PLAN.tokens_per_step)]
+
+    @pytest.mark.full
+    def test_both_runs_are_equal_and_go_on(self, benchmark, tmp_path, capsys):
+        folder = ["--folder", str(tmp_path)]
+        assert benchmark.main([*self.steps(benchmark, 5), *folder]) == 0
+        whole = capsys.readouterr().out
+        assert "5 steps, 640 tokens in each run" in whole
+        assert "largest |loss - baseline| / baseline: 0 % " in whole
+        assert benchmark.main([*self.steps(benchmark, 7), *folder]) == 0
+        assert "7 steps" in capsys.readouterr().out
+        assert [place.name for place in tmp_path.iterdir()] == ["after-step-7"]
+        lines = (tmp_path / "after-step-7" / "losses.jsonl").read_text().splitlines()
+        assert [json.loads(line)[0] for line in lines] == list(range(7))
+        assert benchmark.main(self.steps(benchmark, 7)) == 0
+        assert capsys.readouterr().out.splitlines()[4] == "7 steps, 896 tokens in each run; " + loss_words(lines)
+
+    @needs_mpi
+    @pytest.mark.full
+    @pytest.mark.parametrize("words", [[], ["--replicas", "4", "--reduction", "mpi"]], ids=["ordered", "mpi"])
+    def test_ranks_over_mpi_stay_within_what_is_allowed(self, words):
+        tokens = ["--tokens", "4096", "--engine", "mpi"]
+        result = run_ranks(4, BENCHMARKS / "correctness_run.py", *tokens, *words)
+        assert result.returncode == 0, result.stderr
+        (deviation,) = re.findall(r"largest \|loss - baseline\| / baseline: (\S+) %", result.stdout)
+        assert float(deviation) <= (0.081 if words else 0)
+        assert "2 steps, 4,096 tokens in each run" in result.stdout
+
+    def test_recomputation_is_part_of_it(self, benchmark):
+        counts = [len(list(instructions(program, "recompute"))) for program in benchmark.programs(benchmark.PLAN)]
+        assert 0 < counts[0] < counts[1]
+
+    def test_a_difference_is_found(self, benchmark, monkeypatch, capsys):
+        started = benchmark.started
+
+        def spoilt(*arguments):
+            runs, lines = started(*arguments)
+            runs[0].engine.ranks[1][0].carried("m1", "head")[3] = 1e-3
+            return runs, lines
+
+        monkeypatch.setattr(benchmark, "started", spoilt)
+        assert benchmark.main(self.steps(benchmark, 1)) == 1
+        assert "differ in any bit: head" in capsys.readouterr().out
+
+
+def loss_words(lines: list[str]) -> str:
+    first, last = json.loads(lines[0]), json.loads(lines[-1])
+    return f"loss {first[1]:.4f} -> {last[1]:.4f}"
+
+
+def test_vtrain_reports_the_error_of_rows_held_out(capsys, tmp_path):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    rows = (Path(__file__).parents[1] / "data" / "vtrain" / "single_node.csv").read_text()
+    (folder / "calibration_single_node.csv").write_text(rows)
+    out_file = tmp_path / "a100.toml"
+    main = runpy.run_path(str(BENCHMARKS / "vtrain.py"))["main"]
+    main([str(folder), "-o", str(out_file)], standalone_mode=False)
+    out = capsys.readouterr().out
+    assert re.search(r"left out: \d+ with tensor parallelism", out)
+    coarse, fine = (float(error) for error in re.findall(r"held out: \d+ rows, error mean ([0-9.]+) %", out))
+    assert fine < coarse
+    assert out_file.exists()
+
+
+@pytest.mark.full
+def test_predicted_run(capsys):
+    runpy.run_path(str(BENCHMARKS / "predicted_run.py"))["main"](["--steps", "3"], standalone_mode=False)
+    out = capsys.readouterr().out
+    assert len(re.findall(r"predicted [0-9.]+ s, ran [0-9.]+ s: [+-][0-9.]+ %", out)) == 3

@@ -1,0 +1,187 @@
+"""Imports between the project's packages run one way only: grammar <- ratrain_ir <- passes <- targets <- ratrainc.
+
+Read from the syntax trees, so imports inside functions and `TYPE_CHECKING` blocks count, and so do the literal names
+given to `importlib.import_module` and `__import__`.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import tomllib
+from collections.abc import Iterator
+from importlib.util import resolve_name
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src"
+LAYERS = ("grammar", "ratrain_ir", "passes", "targets", "ratrainc")  # each may import itself and those before it
+FORBIDDEN = (("ratrain.targets.runtime", "ratrain.targets.mt3000"),)  # the runtime executes programs of any target
+OUTSIDE = ("tests", "benchmarks", "docs", *LAYERS)  # not installed, or not by this name: no package may need them
+
+
+def _literal_start(node: ast.expr) -> str | None:
+    """Return the text of a string literal, or that before the first `{` of an f-string."""
+    if isinstance(node, ast.JoinedStr) and node.values:
+        node = node.values[0]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return None
+
+
+def _imports(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, absolute name) of all a module imports; `package` is what its relative imports start from.
+
+    `from a import b` yields `a.b`: whether b is a module or a name in a makes no difference to the layers.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            source = resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module
+            for alias in node.names:
+                yield node.lineno, f"{source}.{alias.name}"
+        elif isinstance(node, ast.Call) and node.args:
+            function = node.func
+            called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", None)
+            name = _literal_start(node.args[0]) if called in {"import_module", "__import__"} else None
+            if name is not None:
+                yield node.lineno, resolve_name(name, package) if name.startswith(".") else name
+
+
+def _within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def _layer(module: str) -> int:
+    """Where a module of the package stands: `ratrain.passes.memory.lifetime` by the word after the dot; the API is the driver's."""
+    name = module.split(".")[1]
+    return LAYERS.index("ratrainc" if name in {"api", "__main__"} else name)
+
+
+def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """Return one line for each import in `source`, the text of `module`, that runs the wrong way."""
+    package = module if is_package else module.rpartition(".")[0]
+    layer = _layer(module)
+    found = []
+    for line, name in _imports(ast.parse(source), package):
+        upwards = name.startswith("ratrain.") and _layer(name) > layer
+        forbidden = any(_within(module, importer) and _within(name, imported) for importer, imported in FORBIDDEN)
+        if upwards or forbidden or name.partition(".")[0] in OUTSIDE:
+            found.append(f"{module}:{line} imports {name}")
+    return found
+
+
+def _modules() -> Iterator[tuple[Path, str]]:
+    """Every module of the package with its name; links are followed."""
+    for folder, _, files in os.walk(SOURCE / "ratrain", followlinks=True):
+        for name in sorted(files):
+            path = Path(folder) / name
+            parts = path.relative_to(SOURCE).with_suffix("").parts
+            if path.suffix == ".py" and parts != ("ratrain", "__init__"):
+                yield path, ".".join(parts[:-1] if path.stem == "__init__" else parts)
+
+
+def test_imports_run_one_way() -> None:
+    seen = dict.fromkeys(LAYERS, 0)
+    found: list[str] = []
+    for path, module in _modules():
+        seen[LAYERS[_layer(module)]] += 1
+        found += violations(path.read_text(encoding="utf-8"), module, is_package=path.stem == "__init__")
+    assert all(seen.values()), f"a package has no modules: {seen}"
+    assert not found, "\n".join(found)
+
+
+def test_every_folder_of_the_package_is_a_link_and_in_the_wheel() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    sources = project["tool"]["hatch"]["build"]["targets"]["wheel"]["sources"]
+    links = {path.name: path.readlink() for path in (SOURCE / "ratrain").iterdir() if path.is_symlink()}
+    assert links == {name: Path("../..") / name for name in LAYERS}
+    examples = {"examples": "ratrain/ratrainc/examples"}
+    assert sources == {"src/ratrain": "ratrain"} | {name: f"ratrain/{name}" for name in links} | examples
+
+
+BAD = {
+    "plain": ("ratrain.passes.memory.lifetime", "import ratrain.targets.program.program"),
+    "from": ("ratrain.ratrain_ir.module", "from ratrain.passes.manager import run"),
+    "package": ("ratrain.ratrain_ir.module", "import ratrain.ratrainc"),
+    "renamed": ("ratrain.grammar.text", "import numpy, ratrain.ratrain_ir.ops as ops"),
+    "in a function": (
+        "ratrain.passes.memory.lifetime",
+        "def f():\n    def g():\n        from ratrain.targets import program",
+    ),
+    "for types only": (
+        "ratrain.ratrain_ir.ops",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ratrain.passes",
+    ),
+    "in a handler": (
+        "ratrain.targets.program.program",
+        "try:\n    pass\nexcept ValueError:\n    import ratrain.ratrainc.cli",
+    ),
+    "import_module": (
+        "ratrain.passes.memory.lifetime",
+        "import importlib\nimportlib.import_module('ratrain.targets.simulator.timed_run')",
+    ),
+    "bare import_module": (
+        "ratrain.passes.memory.lifetime",
+        "from importlib import import_module\nimport_module('ratrain.targets')",
+    ),
+    "formatted": ("ratrain.ratrain_ir.plug", "import importlib\nimportlib.import_module(f'ratrain.passes.{name}')"),
+    "__import__": ("ratrain.grammar.text", "__import__('ratrain.passes')"),
+    "runtime to machine": ("ratrain.targets.runtime.arena", "import ratrain.targets.machine.cost"),
+    "runtime to machine, from": ("ratrain.targets.runtime.arena", "from ratrain.targets import mt3000"),
+    "runtime to machine, relative": ("ratrain.targets.runtime.arena", "from ..mt3000 import cost"),
+    "runtime to machine, deeper": ("ratrain.targets.runtime.kernels.fast", "from ...mt3000.cost import seconds"),
+    "runtime to machine, by name": (
+        "ratrain.targets.runtime.arena",
+        "import importlib\nimport_module('..mt3000', __package__)",
+    ),
+    "tests": ("ratrain.ratrain_ir.testing.strategies", "from tests.conftest import Golden"),
+}
+
+
+@pytest.mark.parametrize(("module", "source"), BAD.values(), ids=BAD.keys())
+def test_a_wrong_import_is_caught(module: str, source: str) -> None:
+    assert len(violations(source, module)) == 1
+
+
+def test_a_wrong_relative_import_of_a_package_is_caught() -> None:
+    assert violations("from ..mt3000 import cost", "ratrain.targets.runtime", is_package=True)
+    assert not violations("from .mt3000 import cost", "ratrain.targets.runtime", is_package=True)
+
+
+def test_all_wrong_imports_of_a_module_are_named_with_their_lines() -> None:
+    source = "import numpy\nimport ratrain.targets\nimport ratrain.ratrain_ir\nfrom ratrain.ratrainc import cli\n"
+    assert violations(source, "ratrain.passes.x") == [
+        "ratrain.passes.x:2 imports ratrain.targets",
+        "ratrain.passes.x:4 imports ratrain.ratrainc.cli",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        (
+            "ratrain.ratrainc.cli",
+            "import ratrain.grammar, ratrain.ratrain_ir, ratrain.passes.memory.lifetime, ratrain.targets.runtime",
+        ),
+        (
+            "ratrain.passes.memory.lifetime",
+            "from ratrain.ratrain_ir.analysis import live\nfrom ratrain.passes import manager\nfrom . import manager",
+        ),
+        ("ratrain.targets.machine.cost", "from ratrain.targets.runtime import arena\nfrom ..program import Program"),
+        (
+            "ratrain.targets.runtime.arena",
+            "from . import interpreter\nfrom ..program import Program\nimport ratrain.targets.simulator.timed_run",
+        ),
+        (
+            "ratrain.ratrain_ir.ops",
+            "import passes_of_others\nimport numpy.testing\nprint('import ratrain.targets')  # import ratrain.ratrainc",
+        ),
+    ],
+)
+def test_a_right_import_is_not(module: str, source: str) -> None:
+    assert violations(source, module) == []

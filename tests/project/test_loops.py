@@ -1,0 +1,107 @@
+"""Compiled loops where nothing can be kept: they compile, run, and one line says so."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ratrain.ratrainc.examples import example_path
+
+ROOT = Path(__file__).parents[2]
+MODEL, PLAN = str(example_path("tiny.json")), str(example_path("tiny.toml"))
+HOMELESS = """\
+import sys
+from numba.core.caching import _CacheLocator
+
+def refuse(self):
+    raise PermissionError(13, "Permission denied")
+
+_CacheLocator.ensure_cache_path = refuse
+from ratrain.ratrainc.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""A command in a process whose package folder and home cannot be written: not to be had for the superuser."""
+
+
+def run(folder: Path, script: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A process, in a folder."""
+    command = [sys.executable, "-c", script, *words]
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_a_compile_without_a_place_for_a_cache(tmp_path: Path) -> None:
+    found = run(tmp_path, HOMELESS, "compile", "--model", MODEL, "--plan", PLAN, "-o", "a.rtx")
+    assert found.returncode == 0, found.stderr
+    lines = found.stderr.splitlines()
+    assert len(lines) == 1, found.stderr
+    assert lines[0].startswith("warning: compiled loops are not kept")
+    assert "set NUMBA_CACHE_DIR" in lines[0]
+    assert (tmp_path / "a.rtx").exists()
+
+
+def test_workers_of_a_search_say_it_once(tmp_path: Path) -> None:
+    """They are processes of their own, which read the script again."""
+    words = ("plan", "--model", MODEL, "--clusters", "2", "--global-batch", "8", "--seq-len", "32", "--seconds", "2")
+    (tmp_path / "homeless.py").write_text(HOMELESS.replace("sys.exit", 'if __name__ == "__main__": sys.exit'))
+    command = [sys.executable, "homeless.py", *words, "--jobs", "2"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert found.returncode == 0, found.stderr
+    assert found.stderr.count("not kept") == 1, found.stderr
+    assert found.stderr.startswith("warning: compiled loops")
+
+
+def test_kernels_and_loops_import_and_agree_without_a_cache(tmp_path: Path) -> None:
+    """Every module that has compiled functions; one kernel and one loop are run."""
+    script = HOMELESS.replace("from ratrainc.cli import main\nsys.exit(main(sys.argv[1:]))\n", "")
+    script += """
+import warnings
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    from ratrain.targets.runtime.kernels import kernel_set
+    from ratrain.targets.runtime.kernels import fast_flat, fast_head, fast_rows, attention_loops
+    from ratrain.passes.memory.allocation import compiled
+    fast = kernel_set("fast", 1)
+assert [str(each.category.__name__) for each in said] == ["UncachedWarning"], said
+@compiled.kernel
+def total(n):
+    found = 0
+    for i in range(n):
+        found += i
+    return found
+assert total(5) == 10
+assert total.stats.cache_path is None
+print("compiled")
+"""
+    found = run(tmp_path, script)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == "compiled\n"
+
+
+def test_one_helper_keeps_compiled_functions() -> None:
+    """Nothing else asks numba to cache: that raises where there is no place."""
+    paths = [
+        path for package in ("ratrain_ir", "passes", "targets", "ratrainc") for path in (ROOT / package).rglob("*.py")
+    ]
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.keyword) and node.arg == "cache"
+    ]
+    assert found == ["ratrain_ir/loops.py"]
+
+
+@pytest.mark.parametrize("disabled", ["0", "1"])
+def test_doctor_says_where_kernels_are_kept(tmp_path: Path, disabled: str) -> None:
+    found = run(tmp_path, HOMELESS, "doctor", NUMBA_DISABLE_JIT=disabled)
+    assert "internal error" not in found.stderr
+    wanted = "compiles nothing" if disabled == "1" else "no place to keep kernels"
+    assert wanted in found.stdout

@@ -1,0 +1,494 @@
+"""The model front end: parameter counts against the facts files, and everything a config.json can get wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.hf_keys import HARMLESS, NEUTRAL, READ
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model, parse_config, preset_names
+
+FACTS = Path(__file__).parents[2] / "data" / "models"
+MODELS = sorted(path.stem for path in FACTS.glob("*.json") if path.stem != "gpt2")
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "initializer_range": 0.02,
+    "intermediate_size": 176,
+    "max_position_embeddings": 2048,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "transformers_version": "4.45.0",
+    "use_cache": True,
+    "vocab_size": 256,
+}
+MISTRAL = {**LLAMA, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 32}
+QWEN2 = {
+    **{key: value for key, value in LLAMA.items() if key != "attention_bias"},
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "use_sliding_window": False,
+    "sliding_window": 32,
+    "max_window_layers": 3,
+}
+BAICHUAN = {
+    "model_type": "baichuan",
+    "architectures": ["BaichuanForCausalLM"],
+    "vocab_size": 125696,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-6,
+    "z_loss_weight": 0,
+}
+
+
+def parse(data: object) -> ModelConfig:
+    return parse_config(data, name="test", file="config.json")
+
+
+def without(data: dict, *keys: str) -> dict:
+    return {key: value for key, value in data.items() if key not in keys}
+
+
+def refusal(action, *arguments, **options) -> list:
+    with pytest.raises(DiagnosticError) as caught:
+        action(*arguments, **options)
+    assert caught.value.diagnostics
+    return caught.value.diagnostics
+
+
+# -- what is right -----------------------------------------------------------------------------------------------------
+
+
+def test_presets_are_the_facts():
+    assert preset_names() == MODELS
+    assert len(MODELS) == 10
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameter_count(name):
+    facts = json.loads((FACTS / f"{name}.json").read_text())
+    preset = load_model(name)
+    assert preset.parameters == facts["parameters_expected"]
+    parts = facts["parameters_breakdown"]
+    assert preset.parameters_per_layer == parts["per_layer"]
+    assert preset.attention_parameters + preset.mlp_parameters == parts["per_layer"]
+    assert preset.embedding_parameters == parts["embedding"]
+    assert preset.head_parameters == parts["final_norm"] + preset.vocab_size * preset.hidden_size
+    assert load_model(str(FACTS / f"{name}.json")) == preset
+    check_model(preset)
+
+
+def test_family_traps():
+    assert load_model("qwen2.5-32b").norm_eps == 1e-5
+    assert load_model("qwen2.5-32b").qkv_bias
+    assert load_model("qwen2.5-32b").sliding_window is None
+    assert load_model("qwen2.5-0.5b").tied_embeddings
+    assert load_model("mistral-7b-v0.1").sliding_window == 4096
+    assert load_model("baichuan2-7b").position == "rope"
+    big = load_model("baichuan2-13b")
+    assert (big.position, big.rope_theta, big.normalised_head, big.packed_qkv) == ("alibi", 0.0, True, True)
+    assert not parse({**BAICHUAN, "vocab_size": 64000}).normalised_head
+
+
+def test_gpt2_is_refused_with_the_families():
+    (error,) = refusal(load_model, str(FACTS / "gpt2.json"))
+    assert (error.code, error.location.line) == ("RT061", 3)
+    assert error.source.strip() == '"model_type": "gpt2",'
+    assert "qwen2" in error.help
+
+
+def test_a_real_file_reads():
+    config = parse(LLAMA)
+    assert config == ModelConfig("test", "llama", 256, 64, 3, 4, 2, 16, 176, 1e-5)
+    assert (config.q_size, config.kv_size) == (64, 32)
+
+
+@pytest.mark.parametrize(
+    ("data", "field", "value"),
+    [
+        (without(LLAMA, "num_key_value_heads"), "kv_heads", 4),
+        ({**LLAMA, "num_key_value_heads": None}, "kv_heads", 4),
+        ({**LLAMA, "head_dim": None}, "head_dim", 16),
+        ({**LLAMA, "head_dim": 32}, "head_dim", 32),
+        (without(LLAMA, "rms_norm_eps"), "norm_eps", 1e-6),
+        (without(LLAMA, "rope_theta"), "rope_theta", 10000.0),
+        (without(LLAMA, "model_type"), "family", "llama"),
+        (without(LLAMA, "tie_word_embeddings"), "tied_embeddings", False),
+        ({**LLAMA, "rope_theta": 500000}, "rope_theta", 500000.0),
+        (
+            {**without(LLAMA, "rope_theta"), "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}},
+            "rope_theta",
+            5e5,
+        ),
+        ({**LLAMA, "rope_scaling": {"type": "default"}}, "rope_theta", 10000.0),
+        ({**LLAMA, "layer_types": ["full_attention"] * 3}, "sliding_window", None),
+        (without(MISTRAL, "sliding_window"), "sliding_window", 4096),
+        ({**MISTRAL, "sliding_window": None}, "sliding_window", None),
+        (MISTRAL, "sliding_window", 32),
+        (QWEN2, "sliding_window", None),
+        (QWEN2, "qkv_bias", True),
+        ({**QWEN2, "use_sliding_window": True}, "sliding_window", None),
+        ({**QWEN2, "use_sliding_window": True, "max_window_layers": 0}, "sliding_window", 32),
+        ({**QWEN2, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 3}, "sliding_window", 32),
+        ({**QWEN2, "use_sliding_window": True, "layer_types": ["full_attention"] * 3}, "sliding_window", None),
+        ({**BAICHUAN, "vocab_size": 300, "normalised_head": False}, "normalised_head", False),
+        ({**BAICHUAN, "position_embedding": "alibi"}, "position", "alibi"),
+        ({**BAICHUAN, "position_embedding": "alibi"}, "rope_theta", 0.0),
+    ],
+)
+def test_meaning_of_a_key(data, field, value):
+    got = getattr(parse(data), field)
+    assert got == value
+    assert type(got) is type(value)
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+REFUSED = [
+    # RT060: missing, mistyped, out of range
+    (without(LLAMA, "hidden_size"), "RT060", "'hidden_size' is missing"),
+    (without(LLAMA, "num_hidden_layers"), "RT060", "'num_hidden_layers' is missing"),
+    (without(LLAMA, "model_type", "architectures"), "RT060", "'model_type' is missing"),
+    (without(MISTRAL, "num_key_value_heads"), "RT060", "'num_key_value_heads' is missing"),
+    ({**LLAMA, "hidden_size": "64"}, "RT060", "'hidden_size' is \"64\""),
+    ({**LLAMA, "hidden_size": 64.0}, "RT060", "'hidden_size' is 64.0"),
+    ({**LLAMA, "hidden_size": True}, "RT060", "'hidden_size' is true"),
+    ({**LLAMA, "num_hidden_layers": 0}, "RT060", "'num_hidden_layers' is 0"),
+    ({**LLAMA, "vocab_size": -256}, "RT060", "'vocab_size' is -256"),
+    ({**LLAMA, "vocab_size": 10**30}, "RT060", "'vocab_size' is 1000000000000000000000000000000"),
+    ({**LLAMA, "vocab_size": 1 << 20000}, "RT060", "a number of 20001 bits"),
+    ({**LLAMA, "vocab_size": []}, "RT060", "'vocab_size' is []"),
+    ({**LLAMA, "vocab_size": None}, "RT060", "'vocab_size' is null"),
+    ({**LLAMA, "intermediate_size": {"a": 1}}, "RT060", "'intermediate_size' is {'a': 1}"),
+    ({**LLAMA, "rms_norm_eps": 0}, "RT060", "'rms_norm_eps' is 0"),
+    ({**LLAMA, "rms_norm_eps": float("inf")}, "RT060", "'rms_norm_eps' is inf"),
+    ({**LLAMA, "rms_norm_eps": 10**400}, "RT060", "'rms_norm_eps' is a number of"),
+    ({**LLAMA, "rope_theta": "1e4"}, "RT060", "'rope_theta' is \"1e4\""),
+    ({**LLAMA, "rope_theta": -1.0}, "RT060", "'rope_theta' is -1.0"),
+    ({**LLAMA, "tie_word_embeddings": "no"}, "RT060", "'tie_word_embeddings' is \"no\""),
+    ({**LLAMA, "model_type": 7}, "RT060", "'model_type' is 7"),
+    ({**LLAMA, "architectures": "LlamaForCausalLM"}, "RT060", "a list of names"),
+    ({**LLAMA, "rope_scaling": "linear"}, "RT060", "'rope_scaling' is \"linear\""),
+    ({**LLAMA, "layer_types": "full_attention"}, "RT060", "'layer_types' is"),
+    ({**MISTRAL, "sliding_window": 0}, "RT060", "'sliding_window' is 0"),
+    ({**QWEN2, "use_sliding_window": "yes"}, "RT060", "'use_sliding_window' is \"yes\""),
+    ({**QWEN2, "use_sliding_window": True, "max_window_layers": -1}, "RT060", "'max_window_layers' is -1"),
+    ({**BAICHUAN, "num_hidden_layers": 33}, "RT060", "position embedding cannot be told"),
+    ({**BAICHUAN, "vocab_size": 300}, "RT060", "kind of head cannot be told"),
+    ({**BAICHUAN, "vocab_size": [125696]}, "RT060", "'vocab_size' is [125696]"),
+    ({**BAICHUAN, "normalised_head": 1}, "RT060", "'normalised_head' is 1"),
+    # RT061: another mathematics
+    ({**LLAMA, "model_type": "gpt_neox"}, "RT061", 'family "gpt_neox" is not supported'),
+    ({**LLAMA, "model_type": "qwen3"}, "RT061", 'family "qwen3" is not supported'),
+    ({**LLAMA, "architectures": ["LlamaForSequenceClassification"]}, "RT061", "LlamaForSequenceClassification"),
+    ({**LLAMA, "architectures": ["MistralForCausalLM"]}, "RT061", "MistralForCausalLM"),
+    ({**LLAMA, "attention_bias": True}, "RT061", "output projections"),
+    ({**MISTRAL, "attention_bias": True}, "RT061", "output projections"),
+    ({**QWEN2, "attention_bias": False}, "RT061", "always has biases"),
+    ({**LLAMA, "attention_bias_qkv": True}, "RT061", "'attention_bias_qkv' is true"),
+    ({**QWEN2, "attention_bias_qkv": False}, "RT061", "'attention_bias_qkv' is false"),
+    ({**LLAMA, "attention_bias_out": True}, "RT061", "output projection"),
+    ({**LLAMA, "mlp_bias": True}, "RT061", "biases in the MLP"),
+    ({**LLAMA, "hidden_act": "gelu"}, "RT061", "'hidden_act' is \"gelu\""),
+    ({**LLAMA, "hidden_act": None}, "RT061", "'hidden_act' is null"),
+    ({**LLAMA, "norm_type": "layernorm"}, "RT061", "the kind of norm"),
+    ({**LLAMA, "attention_dropout": 0.1}, "RT061", "dropout is not supported"),
+    ({**LLAMA, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "RT061", '"llama3"'),
+    ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}}, "RT061", '"linear"'),
+    ({**LLAMA, "rope_scaling": {"rope_type": ["yarn"]}}, "RT061", "['yarn']"),
+    ({**LLAMA, "rope_scaling": {"type": "default", "factor": 2.0}}, "RT061", '"factor"'),
+    ({**LLAMA, "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "RT061", '"full_attention"'),
+    ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "RT061", '"partial_rotary_factor"'),
+    ({**LLAMA, "partial_rotary_factor": 0.5}, "RT061", "a part of each head"),
+    ({**LLAMA, "logit_softcapping": 30.0}, "RT061", "soft-capped logits"),
+    ({**LLAMA, "qk_norm": True}, "RT061", "norms of queries and keys"),
+    ({**LLAMA, "num_local_experts": 8}, "RT061", "mixture of experts"),
+    ({**LLAMA, "quantization_config": {"bits": 4}}, "RT061", "quantised"),
+    ({**LLAMA, "z_loss_weight": 1e-4}, "RT061", "z-loss"),
+    ({**LLAMA, "position_embedding": "learned"}, "RT061", '"learned"'),
+    ({**LLAMA, "position_embedding": "alibi"}, "RT061", '"alibi"'),
+    ({**BAICHUAN, "position_embedding": ["rope"]}, "RT061", "['rope']"),
+    ({**LLAMA, "normalised_head": True}, "RT061", "'normalised_head' is true"),
+    ({**LLAMA, "sliding_window": 32}, "RT061", "'sliding_window' 32"),
+    ({**LLAMA, "use_sliding_window": True}, "RT061", "only qwen2"),
+    ({**LLAMA, "max_window_layers": 3}, "RT061", "only qwen2"),
+    ({**MISTRAL, "use_sliding_window": False}, "RT061", "only qwen2"),
+    ({**QWEN2, "use_sliding_window": True, "max_window_layers": 1}, "RT061", "the first 1 layers"),
+    (
+        {**LLAMA, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+        "RT061",
+        "different attention",
+    ),
+    ({**LLAMA, "layer_types": ["linear_attention"] * 3}, "RT061", '"linear_attention"'),
+    ({**LLAMA, "residual_scale": 0.5}, "RT061", '"residual_scale" is not known'),
+    ({**LLAMA, "\ud800": 1}, "RT061", '"\\ud800" is not known'),
+    # RT062: contradictions
+    ({**LLAMA, "bos_token_id": float("inf")}, "RT062", "'bos_token_id' has a number that cannot be held"),
+    ({**LLAMA, "pad_token_id": [{"a": -float("inf")}]}, "RT062", "'pad_token_id' has a number that cannot be held"),
+    ({**LLAMA, "num_attention_heads": 12}, "RT062", "'hidden_size' 64 is not a multiple of 'num_attention_heads' 12"),
+    ({**LLAMA, "num_key_value_heads": 3}, "RT062", "is not a multiple of 'num_key_value_heads' 3"),
+    ({**LLAMA, "num_key_value_heads": 8}, "RT062", "is not a multiple of 'num_key_value_heads' 8"),
+    ({**LLAMA, "head_dim": 15}, "RT062", "15 is odd"),
+    ({**LLAMA, "norm_eps": 1e-6}, "RT062", "they mean the same"),
+    ({**LLAMA, "rope_parameters": {"rope_theta": 5e5}}, "RT062", "given twice"),
+    ({**LLAMA, "layer_types": ["full_attention"] * 2}, "RT062", "2 entries"),
+    ({**LLAMA, "layer_types": ["sliding_attention"] * 3}, "RT062", "no sliding window"),
+    ({**MISTRAL, "layer_types": ["full_attention"] * 3}, "RT062", "'layer_types' says full_attention"),
+    ({**QWEN2, "layer_types": ["sliding_attention"] * 3}, "RT062", "no sliding window"),
+    ({**LLAMA, "parameters_expected": 1}, "RT062", "'parameters_expected' is 1"),
+    ({**BAICHUAN, "position_embedding": "alibi", "rope_theta": 1e4}, "RT062", "uses ALiBi"),
+    ({**BAICHUAN, "num_key_value_heads": 8}, "RT062", "packed QKV"),
+    ({**BAICHUAN, "head_dim": 64}, "RT062", "packed QKV"),
+    ({**BAICHUAN, "tie_word_embeddings": True}, "RT062", "not with a normalised head"),
+]
+
+
+@pytest.mark.parametrize(("data", "code", "phrase"), REFUSED, ids=range(len(REFUSED)))
+def test_refusal(data, code, phrase):
+    (error,) = refusal(parse, data)
+    assert error.code == code
+    assert phrase in error.message
+    assert error.location.file == "config.json"
+    error.render().encode()
+
+
+def test_suggestion_for_a_misspelt_key():
+    (error,) = refusal(parse, {**LLAMA, "rope_thetta": 5e5})
+    assert "did you mean 'rope_theta'?" in error.help
+    (error,) = refusal(parse, {**LLAMA, "hidden_size": "64"})
+    assert error.help == "write 64, without quotes"
+
+
+def test_all_errors_at_once():
+    data = {**LLAMA, "hidden_size": -1, "vocab_size": "x", "mlp_bias": True, "num_key_value_heads": 3, "novelty": 1}
+    errors = refusal(parse, data)
+    assert [error.code for error in errors] == ["RT061", "RT061", "RT060", "RT060", "RT062"]
+
+
+def test_key_tables_do_not_overlap():
+    assert not READ & HARMLESS
+    assert not READ & NEUTRAL.keys()
+    assert not HARMLESS & NEUTRAL.keys()
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_file_and_directory(tmp_path):
+    (tmp_path / "My model!").mkdir()
+    path = tmp_path / "My model!" / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LLAMA).encode())
+    assert load_model(str(path)).name == "My-model"
+    assert load_model(str(path.parent)) == load_model(str(path))
+    other = path.rename(path.with_name("small.json"))
+    assert load_model(str(other)).name == "small"
+    (error,) = refusal(load_model, str(path.parent))
+    assert error.code == "RT002"
+    assert "holds no config.json" in error.message
+
+
+def test_place_of_an_error(tmp_path):
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps({**LLAMA, "rope_scaling": {"hidden_size": 3}, "hidden_size": -4}, indent=2))
+    errors = {error.code: error for error in refusal(load_model, str(path))}
+    text = path.read_text().split("\n")
+    for code, key in (("RT060", '"hidden_size": -4'), ("RT061", '"rope_scaling": {')):
+        place = errors[code].location
+        assert text[place.line - 1] == errors[code].source
+        assert errors[code].source[place.column - 1 :][: place.length] == key
+    assert f"{path}:{errors['RT060'].location.line}:3: error[RT060]" in errors["RT060"].render()
+
+
+GOOD = json.dumps(LLAMA, indent=1)
+BROKEN = [
+    (b"", "RT060", "empty", 1),
+    (b" \n\n", "RT060", "empty", 1),
+    (b"[1, 2]", "RT060", "not a list", 1),
+    (b"3", "RT060", "not 3", 1),
+    (GOOD[:100].encode(), "RT060", "not valid JSON", 7),
+    (GOOD.encode()[:-1], "RT060", "not valid JSON", GOOD.count("\n") + 1),
+    (b'{\n "hidden_size": 4\n "a": 2}', "RT060", "not valid JSON", 3),
+    (b'{"hidden_size": NaN}', "RT060", "NaN is not a JSON number", 1),
+    (b'{"hidden_size": ' + b"9" * 5000 + b"}", "RT060", "not usable JSON", 1),
+    (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "RT060", "nested too deeply", 1),
+    (b'{"vocab_size": 3,\n "vocab_size": 4}', "RT060", '"vocab_size" stands twice', 2),
+    (b'{"rope_scaling": {"type": 1, "type": 2}}', "RT060", '"type" stands twice inside', 1),
+    (b'{\n"name": "\xff"}', "RT060", "byte 0xff is not UTF-8", 2),
+    (bytes(range(1, 256)) * 10, "RT060", "is not UTF-8", 2),
+    (b"{}" + b" " * (1 << 20), "RT060", "larger than", 1),
+]
+
+
+@pytest.mark.parametrize(("content", "code", "phrase", "line"), BROKEN, ids=range(len(BROKEN)))
+def test_broken_file(tmp_path, content, code, phrase, line):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    (error,) = refusal(load_model, str(path))
+    assert error.code == code
+    assert phrase in error.message
+    assert (error.location.file, error.location.line) == (str(path), line)
+
+
+def test_unreadable_path(tmp_path):
+    (error,) = refusal(load_model, str(tmp_path / "llama-2-7.json"))
+    assert error.code == "RT002"
+    (tmp_path / "config.json").mkdir()
+    (error,) = refusal(load_model, str(tmp_path))
+    assert error.code == "RT002"
+    assert os.strerror(21) in error.message
+
+
+@pytest.mark.parametrize("name", ["llama2-7b", "Llama-2-7B", "meta-llama/Llama-2-7b-hf"])
+def test_misspelt_preset(name):
+    (error,) = refusal(load_model, name)
+    assert error.code == ("RT002" if "/" in name else "RT004")
+    assert "did you mean 'llama-2-7b'?" in error.help
+    assert "qwen2.5-32b" in error.help
+
+
+@pytest.mark.parametrize("name", ["", "\0", "x" * 5000, "💥"])
+def test_strange_name(name):
+    (error,) = refusal(load_model, name)
+    assert error.code == "RT004"
+    assert len(error.message) < 200
+
+
+# -- fields ------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def configs(draw) -> ModelConfig:
+    family = draw(st.sampled_from(["llama", "mistral", "qwen2", "baichuan"]))
+    kv_heads = draw(st.integers(1, 8))
+    heads = kv_heads * draw(st.integers(1, 8)) if family != "baichuan" else kv_heads
+    head_dim = 2 * draw(st.integers(1, 64))
+    position = draw(st.sampled_from(["rope", "alibi"])) if family == "baichuan" else "rope"
+    normalised = family == "baichuan" and draw(st.booleans())
+    return ModelConfig(
+        name=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)),
+        family=family,
+        vocab_size=draw(st.integers(2, 200_000)),
+        hidden_size=heads * head_dim if family == "baichuan" else draw(st.integers(1, 9000)),
+        layers=draw(st.integers(1, 100)),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn_size=draw(st.integers(1, 30_000)),
+        norm_eps=draw(st.floats(1e-12, 0.5)),
+        position=position,
+        rope_theta=0.0 if position == "alibi" else draw(st.floats(2, 1e9)),
+        sliding_window=draw(st.none() | st.integers(1, 9999)) if family in {"mistral", "qwen2"} else None,
+        qkv_bias=family == "qwen2",
+        tied_embeddings=not normalised and draw(st.booleans()),
+        normalised_head=normalised,
+        packed_qkv=family == "baichuan",
+    )
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(configs())
+def test_fields_round_trip(config):
+    assert ModelConfig.from_fields(config.to_fields()) == config
+    matrices = config.layers * (config.parameters_per_layer - 2 * config.hidden_size)
+    embeddings = config.vocab_size * config.hidden_size * (1 if config.tied_embeddings else 2)
+    assert config.parameters == matrices + embeddings + (2 * config.layers + 1) * config.hidden_size
+
+
+@pytest.mark.parametrize(
+    ("change", "phrase"),
+    [
+        ({"layers": 0}, "'layers' is 0"),
+        ({"layers": "3"}, "'layers' is \"3\""),
+        ({"family": "lama"}, "'family' is \"lama\""),
+        ({"name": "a b"}, "'name' is \"a b\""),
+        ({"name": None}, "'name' is null"),
+        ({"kv_heads": 3}, "not a multiple"),
+        ({"head_dim": 7}, "7 is odd"),
+        ({"qkv_bias": True}, "always in qwen2"),
+        ({"packed_qkv": True}, "always in baichuan"),
+        ({"sliding_window": 8}, "only in mistral and qwen2"),
+        ({"normalised_head": True}, "only in baichuan"),
+        ({"position": "alibi", "rope_theta": 0.0}, "only in baichuan"),
+        ({"position": "alibi"}, "ALiBi rotates nothing"),
+        ({"position": "learned"}, "'position' is \"learned\""),
+        ({"rope_theta": 0.0}, "'rope_theta' is 0.0"),
+        ({"layer": 3}, '"layer" is not a known field'),
+    ],
+)
+def test_wrong_fields(change, phrase):
+    errors = refusal(ModelConfig.from_fields, {**parse(LLAMA).to_fields(), **change})
+    assert {error.code for error in errors} == {"RT062"}
+    assert phrase in "\n".join(error.message for error in errors)
+
+
+@pytest.mark.parametrize(
+    "name", ["name", "family", "vocab_size", "hidden_size", "layers", "heads", "ffn_size", "norm_eps"]
+)
+def test_missing_field(name):
+    (error,) = refusal(ModelConfig.from_fields, without(parse(LLAMA).to_fields(), name))
+    assert f"'{name}' is missing" in error.message
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.sampled_from([LLAMA, MISTRAL, QWEN2, BAICHUAN]),
+    st.dictionaries(
+        st.sampled_from(sorted({*READ, *NEUTRAL})) | st.text(max_size=8), JSON_VALUES, min_size=1, max_size=4
+    ),
+)
+def test_any_value_reads_or_is_diagnosed(base, change):
+    try:
+        config = parse({**base, **change})
+    except DiagnosticError as error:
+        diagnostics = error.diagnostics
+    else:
+        diagnostics = []
+        check_model(config)
+    assert {diagnostic.code for diagnostic in diagnostics} <= {"RT060", "RT061", "RT062"}
+    "".join(diagnostic.render() for diagnostic in diagnostics).encode()
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.integers(0, len(GOOD) - 1), st.binary(max_size=4), st.integers(0, 6))
+def test_damaged_file_reads_or_is_diagnosed(tmp_path_factory, at, inserted, removed):
+    path = tmp_path_factory.getbasetemp() / "damaged.json"
+    data = GOOD.encode()
+    path.write_bytes(data[:at] + inserted + data[at + removed :])
+    try:
+        check_model(load_model(str(path)))
+    except DiagnosticError as error:
+        codes = {diagnostic.code for diagnostic in error.diagnostics}
+    else:
+        codes = set()
+    assert codes <= {"RT060", "RT061", "RT062"}

@@ -1,0 +1,77 @@
+"""What layers add to ops: a kind of op that a table forgets is named, and never falls into a default."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import final
+
+import pytest
+from attrs import define
+
+from ratrain.ratrain_ir.ops import OP_CLASSES, Engine, Forward, Op, Release
+from ratrain.ratrain_ir.per_op import TABLES, PerOp
+
+OWNERS = {
+    "signature": "ratrain.ratrain_ir.signatures",
+    "meaning in the symbolic run": "ratrain.ratrain_ir.verifier.dataflow",
+    "work on the machine": "ratrain.targets.machine.timing",
+    "cause of waiting": "ratrain.targets.simulator.bubbles",
+    "execution by one rank": "ratrain.targets.runtime.local",
+    "execution by the members of a group": "ratrain.targets.runtime.local",
+    "part in evaluation": "ratrain.targets.runtime.evaluation",
+    "phases over MPI": "ratrain.targets.runtime.mpi.collectives",
+}
+"""What each layer knows of an op, and where."""
+NEEDS_MPI = {"phases over MPI"}
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Compress(Op):
+    """An op that no layer has heard of."""
+
+    keyword = "compress"
+    default_engine = Engine.COMPUTE
+
+
+def tables() -> dict[str, PerOp[object]]:
+    for what, module in OWNERS.items():
+        if what in NEEDS_MPI:
+            continue
+        import_module(module)
+    return {table.what: table for table in TABLES}
+
+
+def test_a_new_op_is_missed_by_name_in_every_layer() -> None:
+    found = tables()
+    assert OWNERS.keys() - NEEDS_MPI <= found.keys() <= OWNERS.keys()
+    for what in OWNERS.keys() - NEEDS_MPI:
+        assert found[what].missing([*OP_CLASSES.values(), Compress]) == [f"'compress' has no {what}"]
+
+
+def test_the_phases_over_mpi_are_complete() -> None:
+    pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
+    import_module(OWNERS["phases over MPI"])
+    (table,) = [table for table in TABLES if table.what == "phases over MPI"]
+    assert table.missing([*OP_CLASSES.values(), Compress]) == ["'compress' has no phases over MPI"]
+
+
+def test_a_table_that_forgets_an_op_cannot_be_made() -> None:
+    known = {kind: 1 for kind in OP_CLASSES.values() if kind not in (Forward, Release)}
+    before = len(TABLES)
+    with pytest.raises(TypeError, match="'forward' has no colour; 'release' has no colour"):
+        PerOp("colour", known)
+    with pytest.raises(TypeError, match="'forward' has no colour"):
+        PerOp("colour", known, never=(Release,))
+    with pytest.raises(TypeError, match="'send' has colour, and never occurs there"):
+        PerOp("colour", {**known, Forward: 1}, never=(Release, OP_CLASSES["send"]))
+    assert len(TABLES) == before
+
+
+def test_entries_are_found_by_keyword_and_by_class() -> None:
+    entries = {kind: kind.keyword.upper() for kind in OP_CLASSES.values()}
+    table = PerOp("name in capitals", entries)
+    TABLES.remove(table)
+    assert table["forward"] == table.by_kind[Forward] == "FORWARD"
+    assert set(table) == OP_CLASSES.keys()
+    assert len(table) == len(OP_CLASSES)

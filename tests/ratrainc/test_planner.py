@@ -1,0 +1,497 @@
+"""The planner: its choice against brute force, its certificate, and the commands around it."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.plan import check_plan, parse_plan
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.planner import quick, search
+from ratrain.ratrainc.planner.answer import Request
+from ratrain.ratrainc.planner.bounds import Columns, plan_bounds
+from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of, partitions
+from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.machines import parse_changes, with_constants
+from ratrain.ratrainc.planner.profile import Profiles
+from ratrain.ratrainc.planner.quick import quick_answer
+from ratrain.ratrainc.planner.report import plan_file
+from ratrain.ratrainc.planner.search import Search
+from ratrain.ratrainc.planner.space import Shape, shapes
+from ratrain.ratrainc.planner.variants import variants
+from ratrain.ratrainc.strategies import strategy
+from ratrain.targets.machine.machine import load_machine
+from tests.end_to_end.toys import UNEVEN
+
+MODEL = evolve(UNEVEN, name="small", vocab_size=1000, hidden_size=64, head_dim=16, ffn_size=160)
+# As on the real machine a layer takes longer than its launches, and the link matters.
+SLOW = {"fp16_peak": 1e10, "ddr_bandwidth": 1e9, "link_bandwidth": 1e8, "collective_chunk": 4096.0}
+
+
+def small_request(*, capacity: float = 8e6, clusters: int = 3, batch: int = 4, name: str = "ratrain") -> Request:
+    machine = with_constants(load_machine(None), {**SLOW, "ddr_capacity": capacity})
+    return Request(MODEL, machine, clusters, batch, 32, strategy(name), seconds=math.inf, exhaustive=True)
+
+
+def every_candidate(request: Request):
+    """All plans of a space under all pipelines."""
+    for shape in shapes(request.model, request.clusters, request.global_batch, request.modes):
+        own = request.strategy.passes
+        for layers in partitions(request.model.layers, shape.pp):
+            plan = shape.plan(request.setting, cuts_of(layers))
+            for pipeline in (own, *variants(own, shape.zero, shape.pp)):
+                yield Task(request.model, plan, pipeline, request.machine)
+
+
+@pytest.mark.parametrize(
+    ("name", "clusters", "batch", "capacity"),
+    [
+        pytest.param("ratrain", 2, 4, 8e6, marks=pytest.mark.full),
+        ("ratrain", 2, 2, 2.6e6),
+        ("baseline-1f1b", 3, 4, 8e6),
+        pytest.param("baseline-1f1b", 3, 6, 2.6e6, marks=pytest.mark.full),
+    ],
+)
+def test_the_choice_is_that_of_brute_force(name, clusters, batch, capacity):
+    request = small_request(name=name, clusters=clusters, batch=batch, capacity=capacity)
+    answer = Search(request).run()
+    every = [evaluate(task).step_seconds for task in every_candidate(request)]
+    times = [seconds for seconds in every if seconds is not None]
+    assert answer.best is not None
+    assert answer.best.seconds == min(times)
+    assert answer.proven
+    assert answer.bound_seconds == answer.best.seconds
+    assert 0 < answer.relaxed_bound_seconds <= answer.best.seconds
+    assert answer.evaluations <= len(every)
+    assert (None in every) == (capacity < 8e6)
+
+
+def test_bounds_leave_most_of_a_space_untried():
+    request = small_request(name="baseline-1f1b", clusters=4, batch=8)
+    answer = Search(request).run()
+    assert answer.proven
+    assert answer.evaluations < 0.5 * sum(1 for _ in every_candidate(request))
+
+
+@pytest.mark.parametrize(
+    "shape", [Shape(2, 2, 1, 4, 1, "last"), Shape(3, 1, 2, 6, 0, "last"), Shape(2, 4, 1, 1, 3, "each-micro-batch")]
+)
+def test_cuts_found_by_dynamic_programming_are_the_best_of_all(shape):
+    request = small_request()
+    model = evolve(MODEL, layers=9)
+    columns = Columns.of(Profiles(evolve(request.setting, model=model)), [shape])
+    every = list(partitions(model.layers, shape.pp))
+    bounds = plan_bounds(columns.rows(np.zeros(len(every), int)), np.array(every, float)).seconds
+    best = best_cuts(columns)
+    assert best.seconds == pytest.approx(bounds.min(), rel=1e-12)
+    assert bounds[every.index(best.layers)] == pytest.approx(bounds.min(), rel=1e-9)
+
+
+def test_plans_bounded_together_are_bounded_as_alone(monkeypatch):
+    """Of several sizes, states, hulls and numbers of micro-batches, in blocks that end among them."""
+    profiles = Profiles(evolve(small_request(capacity=2e6).setting, model=evolve(MODEL, layers=9)))
+    chosen = [
+        Shape(3, dp, size, m, *state)
+        for dp, state in ((1, (0, "last")), (2, (1, "last")), (4, (3, "each-micro-batch")))
+        for size, m in ((2, 1), (1, 2), (1, 3), (4, 4), (1, 7))
+    ]
+    cuts = np.array(list(partitions(9, 3))[: len(chosen)], float)
+    monkeypatch.setattr("ratrain.ratrainc.planner.bounds._BLOCK", 12)
+    together = plan_bounds(Columns.of(profiles, chosen), cuts)
+    assert np.isfinite(together.seconds).any()
+    for at, shape in enumerate(chosen):
+        alone = plan_bounds(Columns.of(profiles, [shape]), cuts[[at]])
+        assert together.seconds[at] == pytest.approx(alone.seconds[0], rel=1e-12)
+        assert (together.peak_bytes[at] == alone.peak_bytes[0]).all()
+
+
+def test_cuts_that_cannot_fit_name_the_stage_that_lacks_least():
+    request = small_request(capacity=1e6)
+    shape = Shape(3, 1, 1, 4, 0, "last")
+    columns = Columns.of(Profiles(request.setting), [shape])
+    best = best_cuts(columns)
+    peaks = plan_bounds(columns, np.array([best.layers], float)).peak_bytes[0]
+    assert best.seconds == math.inf
+    assert best.short_bytes == pytest.approx(peaks.max() - 1e6)
+    assert best.stage == int(peaks.argmax())
+
+
+def test_bound_of_equal_stages_is_the_closed_form():
+    """Without links, updates and heads of any size, a step takes (M + P - 1) times a stage's forward and backward."""
+    free = {"link_bandwidth": 1e30, "link_latency": 0.0, "launch": 0.0, "fp16_peak": 1e10, "ddr_bandwidth": 1e20}
+    machine = with_constants(load_machine(None), free)
+    model = evolve(MODEL, layers=8, vocab_size=8)
+    request = evolve(small_request(), model=model, machine=machine)
+    profiles = Profiles(request.setting)
+    work = profiles.work(1)
+    bounds = plan_bounds(Columns.of(profiles, [Shape(4, 1, 1, 10, 0, "last")]), np.full((1, 4), 2.0))
+    stage = 2 * (work.forward[1] + work.backward[1])
+    assert bounds.seconds[0] == pytest.approx((10 + 3) * stage, rel=0.01)
+
+
+def test_shapes_share_out_the_batch_and_stay_within_the_clusters():
+    found = shapes(MODEL, 6, 12)
+    assert len(found) == len(set(found))
+    assert all(
+        s.clusters <= 6 and s.dp * s.micro_batch_size * s.micro_batches == 12 and s.pp <= MODEL.layers for s in found
+    )
+    assert {(s.pp, s.dp) for s in found} == {(p, d) for p in (1, 2, 3) for d in (1, 2, 3, 4, 6) if p * d <= 6}
+    assert {s.zero for s in found if s.dp == 1} == {0}
+
+
+@pytest.mark.parametrize("micro_batches", [10, 13])
+@pytest.mark.parametrize("name", ["ratrain", "baseline-1f1b"])
+def test_a_folded_step_says_what_the_whole_one_does(name, micro_batches):
+    request = small_request(name=name)
+    plan = Shape(2, 2, 1, micro_batches, 1, "last").plan(request.setting, (1,))
+    assert folded_micro_batches(plan) < micro_batches
+    folded, whole = (
+        evaluate(Task(MODEL, plan, request.strategy.passes, request.machine, fold)) for fold in (True, False)
+    )
+    assert folded.estimated
+    assert not whole.estimated
+    assert folded.step_seconds == pytest.approx(whole.step_seconds, rel=0.005)
+    assert folded.peak_bytes == whole.peak_bytes
+
+
+def test_the_quick_answer_takes_the_time_it_needs_for_one_plan(monkeypatch):
+    monkeypatch.setattr(quick, "SECONDS", 0.0)
+    answer = quick_answer(evolve(small_request(capacity=2.6e6), exhaustive=False))
+    assert answer.best is not None
+    assert answer.bound_seconds <= answer.best.seconds
+
+
+def test_the_quick_answer_brackets_the_full_one():
+    request = small_request(clusters=2, batch=2)
+    short, full = quick_answer(request), Search(request).run()
+    assert short.best is not None
+    assert full.best is not None
+    assert short.bound_seconds <= full.best.seconds
+    assert short.gap >= 0
+    assert short.best.seconds == pytest.approx(full.best.seconds, rel=0.5)
+
+
+def test_a_plan_file_is_read_back():
+    request = small_request(name="baseline-1f1b")
+    answer = Search(request).run()
+    text = plan_file(answer, answer.best, "small.json")
+    plan = parse_plan(text, file="P.toml", model=MODEL)
+    check_plan(plan, MODEL)
+    assert plan == evolve(answer.best.plan, schedule="1f1b"), "as the strategy, by its name, places"
+    assert text.startswith("# Planned for small on 3 x mt3000: 4 sequences of 32 tokens a step.")
+
+
+@pytest.mark.full
+def test_searching_in_processes_finds_the_same():
+    request = small_request(name="baseline-1f1b")
+    alone, together = Search(request).run(), Search(evolve(request, jobs=2)).run()
+    assert together.best.seconds == alone.best.seconds
+
+
+def test_changes_of_a_machine():
+    machine = load_machine(None)
+    found = parse_changes("ddr=16GiB, link=7.4GB/s,latency=5us,peak=11.06Tflop/s", machine)
+    expected = {"ddr_capacity": 16 * 2.0**30, "link_bandwidth": 7.4e9, "link_latency": 5e-6, "fp16_peak": 11.06e12}
+    assert found == pytest.approx(expected)
+    assert with_constants(machine, found)["link_bandwidth"] == pytest.approx(7.4e9)
+
+
+@pytest.mark.parametrize(
+    "text", ["ddr", "ddr=", "lnik=1GB/s", "link=-3GB/s", "link=7parsec", "link=7e999GB/s", "ddr=0"]
+)
+def test_wrong_changes_are_refused(text):
+    with pytest.raises(DiagnosticError) as caught:
+        parse_changes(text, load_machine(None))
+    assert [d.code for d in caught.value.diagnostics] == ["RT065"]
+
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ("--model", str(ROOT / "examples/tiny.json"))
+TINY_PLAN = str(ROOT / "examples/tiny.toml")
+QUICK = (*TINY, "--clusters", "4", "--global-batch", "16", "--seq-len", "64")
+SMALL = (*QUICK, "--jobs", "1", "--seconds", "1")
+
+
+def test_plan_says_what_scripts_rely_on(capsys, tmp_path):
+    out = tmp_path / "P.toml"
+    words = ("plan", *SMALL, "--tokens", "1e9", "--robust", "--what-if", "link=37GB/s", "-o", str(out), "--json")
+    assert main(list(words)) == 0
+    found = json.loads(capsys.readouterr().out)
+    first = found["plans"][0]
+    assert {"pp", "dp", "micro_batch_size", "micro_batches", "zero", "cuts"} <= first.keys()
+    assert first["predicted_step_seconds"] >= found["bound_step_seconds"] >= found["relaxed_bound_step_seconds"] > 0
+    assert found["relaxed_gap"] >= found["gap"] >= 0
+    assert first["tokens_per_second"] == pytest.approx(16 * 64 / first["predicted_step_seconds"])
+    assert first["days"] == pytest.approx(1e9 / first["tokens_per_second"] / 86400)
+    assert first["cluster_hours"] == pytest.approx(first["days"] * 24 * 4)
+    assert first["slow_stage_seconds"] > first["predicted_step_seconds"]
+    assert found["what_if"][0]["step_seconds_with_the_same_plan"] <= first["predicted_step_seconds"]
+    model = load_model(str(ROOT / "examples/tiny.json"))
+    plan = parse_plan(out.read_text(), file="P.toml", model=model)
+    assert (plan.pp, plan.dp, list(plan.cuts)) == (first["pp"], first["dp"], first["cuts"])
+
+
+def test_plan_shows_tables(capsys):
+    assert main(["plan", *SMALL]) == 0
+    shown = capsys.readouterr().out
+    assert "lower bound of every plan considered" in shown
+    assert "why not" in shown
+
+
+def test_quick_ends_within_its_time(capsys):
+    start = time.monotonic()
+    assert (
+        main(["plan", "--model", "llama-2-7b", "--clusters", "256", "--global-batch", "2048", "--quick", "--json"]) == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["considered"]["evaluations"] == 0
+    assert found["gap"] < 0.2
+    assert time.monotonic() - start < 60  # seconds here; the limit only guards against a search that runs away
+
+
+def test_plan_refuses_what_cannot_fit(capsys):
+    assert (
+        main(
+            [
+                "plan",
+                "--model",
+                "llama-2-70b",
+                "--clusters",
+                "8",
+                "--global-batch",
+                "8",
+                "--seconds",
+                "1",
+                "--jobs",
+                "1",
+            ]
+        )
+        == 1
+    )
+    shown = capsys.readouterr().err
+    assert "RT053" in shown
+    assert "lacks at least" in shown
+
+
+def test_compare_gives_each_strategy_its_best(capsys):
+    words = ("compare", *SMALL, "--plan", "auto", "--strategies", "tuned-1f1b,baseline-1f1b,ratrain", "--json")
+    assert main(list(words)) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["strategies"]}
+    assert rows["tuned-1f1b"]["step_seconds"] == rows["baseline-1f1b"]["step_seconds"]
+    assert rows["tuned-1f1b"]["speedup"] == 1.0
+    assert rows["ratrain"]["speedup"] >= 1.0
+    assert rows["ratrain"]["plan"]["pp"] >= 1
+
+
+def test_compare_says_what_a_strategy_lacks(capsys):
+    words = (
+        "compare",
+        "--model",
+        "llama-2-70b",
+        "--plan",
+        "auto",
+        "--clusters",
+        "8",
+        "--global-batch",
+        "8",
+        "--seconds",
+        "1",
+    )
+    assert main([*words, "--jobs", "1", "--strategies", "ratrain", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    row = found["strategies"][0]
+    assert not row["fits"]
+    assert row["speedup"] is None
+    assert row["peak_bytes"] > found["capacity_bytes"]
+
+
+def test_tuned_is_the_baseline_on_a_given_plan(capsys):
+    words = ("compare", *TINY, "--plan", TINY_PLAN, "--strategies", "baseline-1f1b,tuned-1f1b")
+    assert main(list(words)) == 0
+    assert "on a given plan tuned-1f1b is baseline-1f1b" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_scale(capsys, fixed):
+    words = [
+        "scale",
+        *TINY,
+        "--clusters",
+        "2,4",
+        "--sequences-per-cluster",
+        "4",
+        "--json",
+    ]
+    searched = ["--seq-len", "128", "--seconds", "1", "--jobs", "1"]
+    assert main([*words, *(["--plan", TINY_PLAN] if fixed else searched)]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert [p["clusters"] for p in points] == [2, 4]
+    assert points[0]["efficiency"] == 1.0
+    assert all(p["tokens_per_second"] == pytest.approx(4 * p["clusters"] * 128 / p["step_seconds"]) for p in points)
+    assert points[1]["efficiency"] == pytest.approx(points[1]["tokens_per_second"] / 2 / points[0]["tokens_per_second"])
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_scale_draws(tmp_path, kind):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / f"curve.{kind}"
+    words = ["scale", *TINY, "--clusters", "2,4", "--plan", TINY_PLAN, "--plot", str(out)]
+    assert main(words) == 0
+    assert out.read_bytes()[:5] in (b"<?xml", b"\x89PNG\r")
+
+
+def test_scale_refuses_stages_that_do_not_go_round(capsys):
+    assert main(["scale", *TINY, "--clusters", "3", "--plan", TINY_PLAN]) == 1
+    assert "do not go round" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", *TINY, "--clusters", "4"),
+        ("plan", *TINY, "--clusters", "0", "--global-batch", "4"),
+        ("plan", *TINY, "--clusters", "4", "--global-batch", "4", "--quick", "--exhaustive"),
+        ("plan", *TINY, "--clusters", "4", "--global-batch", "4", "--zero", "4"),
+        ("compare", *TINY, "--plan", "auto"),
+        ("compare", *TINY, "--plan", TINY_PLAN, "--clusters", "4"),
+        ("scale", *TINY, "--clusters", "4,x"),
+        ("scale", *TINY, "--clusters", "0"),
+    ],
+    ids=" ".join,
+)
+def test_usage_errors(words, capsys):
+    assert main([*words]) == 2
+    assert capsys.readouterr().err
+
+
+def test_fewest_clusters(capsys, tmp_path):
+    machine = tmp_path / "small.toml"
+    text = (ROOT / "targets/mt3000/machines/mt3000.toml").read_text()
+    machine.write_text(text.replace("21474836480", "12000000"))
+    out = tmp_path / "P.toml"
+    words = (
+        "plan",
+        *TINY,
+        "--clusters",
+        "8",
+        "--seq-len",
+        "64",
+        "--smallest",
+        "--machine",
+        str(machine),
+        "-o",
+        str(out),
+        "--json",
+    )
+    assert main([*words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 1 < found["clusters"] <= 8
+    assert found["plan"]["peak_bytes"] <= 12000000
+    assert (
+        parse_plan(out.read_text(), file="P.toml", model=load_model(str(ROOT / "examples/tiny.json"))).clusters
+        == found["clusters"]
+    )
+    fewer = [*words]
+    fewer[words.index("8")] = str(found["clusters"] - 1)
+    assert main(fewer) == 1
+    assert "RT053" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["curve.pdf", "curve"])
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_search(name, capsys):
+    assert main(["scale", "--model", "missing", "--clusters", "2,4", "--plot", name]) == 1
+    assert ".png or .svg" in capsys.readouterr().err
+
+
+def test_workers_start_with_interruptions_held_back():
+    """Ctrl-C while they import would end them with tracebacks."""
+    masks = []
+
+    class Executor:
+        def submit(self, *_words):
+            masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    search._Runner(Executor(), 2).submit(None)
+    assert signal.SIGINT in masks[0]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+# -- what -o and --json write is what is asked ---------------------------------------------------------------------------
+
+
+def planned(capsys, *words: str) -> dict[str, object]:
+    capsys.readouterr()
+    assert main(["plan", *words, "--json"]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize("level", [(), ("--quick",)])
+@pytest.mark.parametrize("change", [None, "ddr=9MB", "link=37GB/s,latency=1us"])
+def test_the_plan_that_is_written_is_that_of_the_machine_asked_about(capsys, tmp_path, monkeypatch, level, change):
+    """It has the shape and the peak that `--json` tells, and compiles for the machine beside it as its comments say."""
+    monkeypatch.chdir(tmp_path)
+    asked = ("--what-if", change) if change else ()
+    found = planned(capsys, *(QUICK if level else SMALL), *level, *asked, "--tokens", "1e9", "-o", "P.toml")
+    told = found["what_if"][0]["plan"] if change else found["plans"][0]
+    text = Path("P.toml").read_text()
+    plan = parse_plan(text, file="P.toml", model=load_model(TINY[1]))
+    keys = ("pp", "dp", "micro_batch_size", "micro_batches", "zero", "reduce")
+    assert {key: getattr(plan, key) for key in keys} == {key: told[key] for key in keys}
+    assert list(plan.cuts) == told["cuts"]
+    assert told["days"] > 0
+    assert found["output"] == "P.toml"
+    beside = Path("P.machine.toml")
+    assert beside.exists() == bool(change) == ("machine_output" in found)
+    assert ("--machine P.machine.toml" in text) == bool(change)
+    assert f"highest peak {'at least ' if level else ''}" in text
+    if change:
+        machine = load_machine(str(beside))
+        given = load_machine(None)
+        assert machine.name == "mt3000-what-if"
+        changed = parse_changes(change, given)
+        assert {key: c.value for key, c in machine.constants.items()} == {
+            key: changed.get(key, c.value) for key, c in given.constants.items()
+        }
+    if not level:
+        words = ["compile", *TINY, "--plan", "P.toml", "--passes", told["passes"], "-o", "best.rtx", "--json"]
+        assert main([*words, *(("--machine", str(beside)) if change else ())]) == 0
+        stages = json.loads(capsys.readouterr().out)["stages"]
+        assert max(stage["peak_live_bytes"] for stage in stages) == told["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*SMALL, "--what-if", "ddr=9MB", "--what-if", "ddr=8MB", "-o", "P.toml"),
+        (*SMALL, "--quick", "--robust"),
+        (*TINY, "--clusters", "4", "--smallest", "--global-batch", "16"),
+        (*TINY, "--clusters", "4", "--smallest", "--tokens", "1e9"),
+        (*TINY, "--clusters", "4", "--smallest", "--robust"),
+        (*TINY, "--clusters", "4", "--smallest", "--what-if", "ddr=9MB"),
+    ],
+)
+def test_questions_that_have_no_one_answer_are_refused(capsys, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", *words]) == 2
+    shown = capsys.readouterr()
+    assert "Error:" in shown.err
+    assert not shown.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_changed_machine_for_which_nothing_fits_writes_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", *SMALL, "--what-if", "ddr=1MB", "-o", "P.toml"]) == 1
+    assert "RT053" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

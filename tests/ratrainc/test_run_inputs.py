@@ -1,0 +1,332 @@
+"""What a run is given must be what it takes it for: weights of this model, data of this checkpoint, a loss scale of these types."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from itertools import permutations
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve, fields
+
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Severity
+from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.training_data import BYTES, DataChoice, open_data, tokenizer_files
+from ratrain.ratrainc.weight_export import export_weights
+from ratrain.targets.program.rtx import write_program
+from ratrain.targets.runtime.checkpoint import MANIFEST_FILE, manifest_digest
+from ratrain.targets.runtime.checkpoint_series import saved_steps
+from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.optimizer import INITIAL_SCALE
+from ratrain.targets.runtime.training import RunSettings, TrainingRun, prepare
+from tests.end_to_end.tiny_runs import MODEL, make_program, start, train
+
+# Weights and the model that computes with them
+
+BAICHUAN = evolve(MODEL, family="baichuan", kv_heads=4, packed_qkv=True)
+# Of every field that changes what a model computes: a model, and another value of the field in an otherwise possible model.
+OTHERS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
+    "vocab_size": (MODEL, {"vocab_size": 99}),
+    "hidden_size": (MODEL, {"hidden_size": 48, "head_dim": 6}),
+    "layers": (MODEL, {"layers": 5}),
+    "heads": (MODEL, {"heads": 2, "head_dim": 12, "kv_heads": 1}),
+    "kv_heads": (MODEL, {"kv_heads": 1}),
+    "head_dim": (MODEL, {"head_dim": 10}),
+    "ffn_size": (MODEL, {"ffn_size": 41}),
+    "norm_eps": (MODEL, {"norm_eps": 3e-5}),
+    "position": (BAICHUAN, {"position": "alibi", "rope_theta": 0.0}),
+    "rope_theta": (MODEL, {"rope_theta": 5e5}),
+    "sliding_window": (evolve(MODEL, family="mistral"), {"sliding_window": 4}),
+    "qkv_bias": (MODEL, {"qkv_bias": True, "family": "qwen2"}),
+    "tied_embeddings": (MODEL, {"tied_embeddings": True}),
+    "normalised_head": (BAICHUAN, {"normalised_head": True}),
+}
+SAME = {
+    "name": (MODEL, {"name": "another"}),
+    "family": (MODEL, {"family": "mistral"}),
+    "inert": (MODEL, {"inert": {"max_position_embeddings": 77, "eos_token_id": 3}}),
+}
+UNSEEN = {"packed_qkv", "initializer_range"}
+"""How weights are stored, which their names and shapes say, and how others are drawn."""
+
+
+def test_every_field_of_a_model_is_among_them() -> None:
+    assert {field.name for field in fields(ModelConfig)} - UNSEEN == OTHERS.keys() | SAME.keys()
+
+
+def folder_of(model: ModelConfig, described: ModelConfig, place: Path) -> str:
+    """A directory with weights of one model, and the config.json of another."""
+    train(make_program(model), 1, save=str(place / "checkpoint"))
+    export_weights(str(place / "checkpoint"), str(place / "weights"))
+    (place / "weights" / "config.json").write_text(json.dumps(hugging_face_config(described)))
+    return str(place / "weights")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_weights_of_a_model_that_computes_another_thing_are_refused(name: str, tmp_path: Path) -> None:
+    model, change = OTHERS[name]
+    described = evolve(model, **change)
+    weights = folder_of(model, described, tmp_path)
+    with pytest.raises(DiagnosticError) as caught:
+        start(make_program(model), 1, init=weights)
+    differing = {field for field, *_ in described.differences(model)}
+    assert name in differing
+    assert len(caught.value.diagnostics) == len(differing)
+    for problem in caught.value.diagnostics:
+        assert problem.code == "RT091"
+        assert f"{weights}/config.json" in problem.message
+    values = [json.dumps(getattr(each, name)) for each in (described, model)]
+    assert any(all(value in problem.message for value in values) for problem in caught.value.diagnostics)
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_weights_of_a_model_that_computes_the_same_serve(name: str, tmp_path: Path) -> None:
+    model, change = SAME[name]
+    run = start(make_program(model), 1, init=folder_of(model, evolve(model, **change), tmp_path))
+    assert not run.warnings
+
+
+def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
+    weights = Path(folder_of(MODEL, MODEL, tmp_path))
+    assert not start(make_program(), 1, init=str(weights / "model.safetensors")).warnings
+    (weights / "config.json").unlink()
+    (warning,) = start(make_program(), 1, init=str(weights)).warnings
+    assert (warning.code, warning.severity) == ("RT091", Severity.WARNING)
+    assert "config.json" in warning.message
+    (weights / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(DiagnosticError, match="RT061"):
+        start(make_program(), 1, init=str(weights))
+
+
+# Data and tokens
+
+WIDE = evolve(MODEL, vocab_size=300)
+TEXT = "some words to learn, and to learn again " * 60
+
+
+class FakeTokenizer:
+    """What `ratrain.targets.runtime.tokenizer` asks of the package: a token is a word's length and the file's number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    @staticmethod
+    def from_str(content: str) -> FakeTokenizer:
+        return FakeTokenizer(json.loads(content)["number"])
+
+    def no_truncation(self) -> None: ...
+
+    def no_padding(self) -> None: ...
+
+    def encode_batch(self, texts: list[str], *, add_special_tokens: bool) -> list[Any]:
+        assert not add_special_tokens
+        encoding = type("Encoding", (), {})
+        found = []
+        for text in texts:
+            found.append(encoding())
+            found[-1].ids = [(self.number + 7 * len(word) + ord(word[0])) % 300 for word in text.split()]
+        return found
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with data, weights and tokenizers, and the package that reads them."""
+    package = ModuleType("tokenizers")
+    package.Tokenizer = FakeTokenizer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tokenizers", package)
+    (tmp_path / "book.txt").write_text(TEXT)
+    (tmp_path / "other.txt").write_text(TEXT.upper())
+    numbers = np.frombuffer(TEXT.encode(), np.uint8)
+    (tmp_path / "narrow.bin").write_bytes(numbers.astype("<u2").tobytes())
+    (tmp_path / "wide.bin").write_bytes(numbers.astype("<u4").tobytes())
+    for number in (1, 2):
+        folder = tmp_path / f"model{number}"
+        folder.mkdir()
+        (folder / "tokenizer.json").write_text(json.dumps({"number": number}))
+        (folder / "tokenizer_config.json").write_text("{}")
+    return tmp_path
+
+
+def choices(place: Path) -> dict[str, DataChoice]:
+    """Data of as many kinds, no two of which are the same tokens; the name is in what is said of it."""
+    book = str(place / "book.txt")
+    return {
+        "book.txt, 2,400 tokens; a token is a byte": DataChoice(book, tokenizer=BYTES),
+        "other.txt, 2,400": DataChoice(str(place / "other.txt"), tokenizer=BYTES),
+        "without its last 20 %": DataChoice(book, tokenizer=BYTES, evaluated=True, eval_fraction=0.2),
+        "model1/tokenizer.json": DataChoice(book, tokenizer=str(place / "model1" / "tokenizer.json")),
+        "model2/tokenizer.json": DataChoice(book, tokenizer=str(place / "model2" / "tokenizer.json")),
+        "narrow.bin, 2,400 tokens; a token is a uint16": DataChoice(str(place / "narrow.bin")),
+        "wide.bin, 2,400 tokens; a token is a uint32": DataChoice(str(place / "wide.bin"), dtype="uint32"),
+    }
+
+
+@cache
+def wide_program() -> Any:
+    return make_program(WIDE, pp=1, dp=1)
+
+
+def begun(choice: DataChoice, **settings: Any) -> TrainingRun:
+    program = wide_program()
+    choice = evolve(choice, weights=settings.get("init"), resume=settings.get("resume"))
+    stream, held = open_data(program, choice)
+    chosen = RunSettings(1, kernels="reference", **settings)
+    kernels = kernel_set("reference")
+    return prepare(program, stream, chosen, kernels, held_out=held, tokenizer=tokenizer_files(choice))
+
+
+def ran(choice: DataChoice, **settings: Any) -> TrainingRun:
+    run = begun(choice, **settings)
+    list(run.steps())
+    run.save()
+    return run
+
+
+def test_a_resume_with_other_tokens_is_refused_unless_told(place: Path) -> None:
+    known = choices(place)
+    for number, choice in enumerate(known.values()):  # single ones, and series
+        ran(choice, save=str(place / f"checkpoint{number}"), save_every=1 if number % 2 else None)
+    for (then_number, then), (now_number, now) in permutations(enumerate(known), 2):
+        checkpoint = str(place / f"checkpoint{then_number}")
+        choice = known[now]
+        with pytest.raises(DiagnosticError) as caught:
+            begun(choice, resume=checkpoint)
+        (problem,) = caught.value.diagnostics
+        assert problem.code == "RT092"
+        said = [note.message for note in problem.notes]
+        assert said[0].startswith("then: ")
+        assert then in said[0]
+        assert said[1].startswith("now: ")
+        assert now in said[1]
+        assert "--new-data" in (problem.help or "")
+        if now_number == 0:
+            told = begun(choice, resume=checkpoint, new_data=True)
+            assert any(w.severity is Severity.WARNING and problem.message == w.message for w in told.warnings)
+    for number, choice in enumerate(known.values()):
+        assert not begun(choice, resume=str(place / f"checkpoint{number}")).warnings
+
+
+def test_a_checkpoint_knows_the_tokenizer_of_its_run(place: Path) -> None:
+    """It is found with the weights, kept in the checkpoint when those are gone, and exported with the trained ones."""
+    book, checkpoint = DataChoice(str(place / "book.txt")), str(place / "checkpoint")
+    train(wide_program(), 1, save=str(place / "first"))
+    export_weights(str(place / "first"), str(place / "model1"))
+    run = ran(book, init=str(place / "model1"), save=checkpoint, save_every=1)
+    assert f"{place}/model1/tokenizer.json" in run.stream.token
+    (place / "model1" / "tokenizer.json").unlink()
+    rest = ran(book, resume=checkpoint, save=checkpoint, save_every=1)
+    assert not rest.warnings
+    assert rest.stream.token == run.stream.token
+    assert np.array_equal(rest.stream.tokens[:], run.stream.tokens[:])
+    export_weights(checkpoint, str(place / "exported"))
+    assert json.loads((place / "exported" / "tokenizer.json").read_text()) == {"number": 1}
+    assert (place / "exported" / "tokenizer_config.json").read_text() == "{}"
+    (newest, _) = (folder for _, folder in saved_steps(checkpoint))
+    (Path(newest) / "tokenizer.json").write_text('{"number": 2}')
+    with pytest.raises(DiagnosticError, match=r"RT092.*changed or damaged"):
+        export_weights(checkpoint, str(place / "exported"))
+
+
+def test_bytes_are_taken_where_they_are_asked_for_or_nothing_else_is_there(place: Path) -> None:
+    book, weights = DataChoice(str(place / "book.txt")), str(place / "model1")
+    program = wide_program()
+
+    def token(**keys: Any) -> str:
+        return open_data(program, evolve(book, **keys))[0].token
+
+    assert token() == token(weights=str(place)) == token(weights=weights, tokenizer=BYTES) == "a byte"
+    assert token(weights=weights) != "a byte"
+    (place / "model1" / "tokenizer.json").rename(place / "model1" / "tokenizer.model")
+    with pytest.raises(DiagnosticError, match=r"RT090.*not read here \(tokenizer.model\)"):
+        token(weights=weights)
+    assert token(weights=weights, tokenizer=BYTES) == "a byte"
+    assert token(weights=weights, path=str(place / "narrow.bin")) == "a uint16 number"
+
+
+def test_a_checkpoint_from_before_data_had_a_name_is_resumed_by_its_content(place: Path) -> None:
+    checkpoint = place / "checkpoint"
+    book, other = (DataChoice(str(place / f"{name}.txt")) for name in ("book", "other"))
+    ran(book, save=str(checkpoint))
+    path = checkpoint / MANIFEST_FILE
+    manifest = json.loads(path.read_text())
+    del manifest["run"]["stream"]
+    manifest["manifest_sha256"] = manifest_digest(manifest)
+    path.write_text(json.dumps(manifest))
+    assert not begun(book, resume=str(checkpoint)).warnings
+    with pytest.raises(DiagnosticError, match=r"then: other data \(2400 bytes of tokens\)"):
+        begun(other, resume=str(checkpoint))
+
+
+@pytest.mark.parametrize("odd", ["gone", None, 3, "x", []])
+@pytest.mark.parametrize(
+    "where", ["stream", "stream.name", "stream.part", "stream.tokens", "stream.token", "plan.loss_scale"]
+)
+def test_records_of_a_run_that_are_not_whole_are_no_internal_error(place: Path, where: str, odd: object) -> None:
+    checkpoint = place / "checkpoint"
+    book, other = (DataChoice(str(place / f"{name}.txt")) for name in ("book", "other"))
+    ran(book, save=str(checkpoint))
+    path = checkpoint / MANIFEST_FILE
+    manifest = json.loads(path.read_text())
+    *folders, key = where.split(".")
+    held = manifest["run"]
+    for folder in folders:
+        held = held[folder]
+    if odd == "gone":
+        del held[key]
+    else:
+        held[key] = odd
+    manifest["manifest_sha256"] = manifest_digest(manifest)
+    path.write_text(json.dumps(manifest))
+    begun(book, resume=str(checkpoint))
+    with pytest.raises(DiagnosticError, match="RT092"):
+        begun(other, resume=str(checkpoint))
+
+
+def test_a_run_says_what_a_token_is(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program, book = str(place / "a.rtx"), str(place / "book.txt")
+    write_program(wide_program(), program)
+    tokenizer = ["--tokenizer", str(place / "model1" / "tokenizer.json")]
+    for words, token in ([], "a byte"), (tokenizer, f"one of the tokenizer '{tokenizer[1]}'"):
+        assert main(["run", program, "--data", book, "--steps", "1", *words]) == 0
+        assert f"tokens; a token is {token}\n" in capsys.readouterr().out
+    assert main(["run", program, "--data", str(place / "narrow.bin"), "--steps", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["token"] == "a uint16 number"
+    assert main(["run", program, "--data", book, "--new-data"]) == 2
+    assert "--resume is missing" in capsys.readouterr().err
+
+
+# The loss scale
+
+F32 = {"view_dtype": "f32", "loss_scale": 1.0, "grad_dtype": "f32", "grad_shard_dtype": "f32"}
+SCALES: dict[str, dict[str, Any]] = {
+    "f32": F32,
+    "f16, dynamic": {},
+    "f16, fixed": {"loss_scale": 256.0},
+    "f16, gradients in f32": {"grad_dtype": "f32", "grad_shard_dtype": "f32"},
+}
+
+
+@pytest.mark.parametrize(("then", "now"), [(then, now) for then in SCALES for now in SCALES])
+def test_a_loss_scale_goes_on_only_where_it_means_the_same(then: str, now: str, tmp_path: Path) -> None:
+    place = str(tmp_path / "checkpoint")
+    first = start(make_program(**SCALES[then]), 2, save=place)
+    grown = first.program.plan.loss_scale or 4096.0
+    for rank in (rank for ranks in first.engine.ranks for rank in ranks):
+        rank.fill("scale", "", (grown, 0.0))
+    list(first.steps())
+    first.save()
+    run = start(make_program(**SCALES[now]), 1, resume=place)
+    fixed = run.program.plan.loss_scale
+    expected = fixed if fixed is not None else grown if then == now else INITIAL_SCALE
+    assert run.engine.loss_scale[0] == expected
+    said = [warning.message for warning in run.warnings if "loss scale" in warning.message]
+    assert said == (
+        [f"the loss scale starts anew at {expected:g}: {said[0].partition(': ')[2]}"] if then != now else []
+    )

@@ -1,0 +1,185 @@
+"""The plan's key `schedule`: what it says is what is placed, whatever places it; and a header tells the truth about its ops."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.plan import BUILT_SCHEDULES, parse_plan, plan_to_toml
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.verifier import check
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.strategies import STRATEGIES
+from tests.end_to_end.tiny_runs import make_plan
+from tests.end_to_end.toys import UNEVEN as MODEL
+
+SHAPE = {"pp": 3, "dp": 1, "zero": 0, "micro_batches": 6, "micro_batch_size": 1, "seq_len": 4}
+SAID = (None, *BUILT_SCHEDULES)
+
+
+def text_of(schedule: str) -> str:
+    """A placed schedule, in which no two of the built ones have a stage's order in common."""
+    return print_module(api.compile(MODEL, make_plan(MODEL, **SHAPE), passes=f"place-{schedule}"))
+
+
+def claiming(text: str, claim: str | None) -> str:
+    """The text with another schedule in its header."""
+    lines = text.split("\n")
+    at = next(i for i, line in enumerate(lines) if line.startswith("  plan {"))
+    before, _, after = lines[at].partition("schedule = ")
+    lines[at] = f"{before}schedule = {'none' if claim is None else json.dumps(claim)},{after.partition(',')[2]}"
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("claim", SAID)
+@pytest.mark.parametrize("placed", BUILT_SCHEDULES)
+def test_a_header_claims_the_order_of_its_ops_or_none(placed: str, claim: str | None) -> None:
+    module = parse_module(claiming(text_of(placed), claim))
+    assert module.plan.schedule == claim
+    # backwards of ZB-H1 that are whole make 1F1B: a stage delays what its memory allows, which can be nothing
+    if claim in (None, placed) or (placed, claim) == ("1f1b", "zb-h1"):
+        check(module)
+        return
+    with pytest.raises(DiagnosticError) as caught:
+        check(module)
+    assert {item.code for item in caught.value.diagnostics} == {"RT044"}
+    assert all("schedule = none" in (item.help or "") for item in caught.value.diagnostics)
+
+
+def files(folder: Path, schedule: str | None) -> list[str]:
+    """`--model` and `--plan` of a plan that says a schedule, or none."""
+    plan = evolve(make_plan(**SHAPE | {"pp": 2, "cuts": (1,), "micro_batches": 4}), schedule=schedule)
+    (folder / "plan.toml").write_text(plan_to_toml(plan))
+    shape = {"model_type": "llama", "vocab_size": 64, "hidden_size": 8, "intermediate_size": 8}
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    (folder / "model.json").write_text(json.dumps(shape | sizes))
+    return ["--model", str(folder / "model.json"), "--plan", str(folder / "plan.toml")]
+
+
+def schedule_in(path: Path) -> str | None:
+    """What a written schedule's header says; it was verified."""
+    return parse_module(path.read_text()).plan.schedule
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("item", STRATEGIES, ids=lambda item: item.name)
+def test_compile_places_what_the_plan_says_or_refuses(
+    item, said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x.rtir"
+    code = main(["compile", *files(tmp_path, said), "--strategy", item.name, "--no-advice", "-o", str(out)])
+    if said is not None and item.schedule not in (None, said):
+        assert code == 1
+        error = capsys.readouterr().err
+        assert "RT064" in error
+        assert all(word in error for word in (f'schedule = "{said}"', f"'{item.name}'", f"places {item.schedule}"))
+        assert "plan.toml:5:1" in error, "the place in the plan is named"
+        assert not out.exists()
+        return
+    assert code == 0
+    assert schedule_in(out) == (item.schedule or said or "1f1b")
+    check(parse_module(out.read_text()))
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("placed", BUILT_SCHEDULES)
+def test_a_placement_among_the_passes_agrees_with_the_plan(
+    placed: str, said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x.rtir"
+    code = main(["compile", *files(tmp_path, said), "--passes", f"place-{placed},allocate-ddr", "-o", str(out)])
+    if said in (None, placed):
+        assert (code, schedule_in(out)) == (0, placed)
+    else:
+        error = capsys.readouterr().err
+        assert code == 1
+        assert f"'place-{placed}' in --passes" in error
+        assert "plan.toml:5:1" in error
+    if said not in (None, placed):
+        with pytest.raises(DiagnosticError, match=f"place-{placed}"):
+            api.compile(MODEL, make_plan(MODEL, **SHAPE, schedule=said), passes=f"place-{placed}")
+
+
+@pytest.mark.parametrize("said", BUILT_SCHEDULES)
+def test_an_order_in_a_file_may_be_replaced(said: str, tmp_path: Path) -> None:
+    path, out = tmp_path / "a.rtir", tmp_path / "b.rtir"
+    path.write_text(text_of("1f1b"))
+    assert main(["opt", str(path), "--passes", f"place-{said}", "-o", str(out)]) == 0
+    assert schedule_in(out) == said
+    check(parse_module(out.read_text()))
+
+
+def compared(options: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str], str]:
+    """Exit code, names and step times of a comparison, and what it says beside."""
+    code = main(["compare", *options, "--json"])
+    shown = capsys.readouterr()
+    return code, [row["name"] for row in json.loads(shown.out)["strategies"]] if code == 0 else [], shown.err
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_compare_has_the_strategies_that_go_with_the_plan(
+    said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = files(tmp_path, said)
+    code, names, words = compared(options, capsys)
+    others = [item.name for item in STRATEGIES if said is not None and item.schedule not in (None, said)]
+    assert code == 0
+    assert sorted([*names, *others]) == sorted(item.name for item in STRATEGIES)
+    assert all(name in words for name in others)
+    for name in others:
+        code, _, words = compared([*options, "--strategies", f"ratrain,{name}"], capsys)
+        assert code == 1
+        assert f"the strategy '{name}' places" in words
+
+
+@pytest.mark.parametrize("command", ["scale", "plan"])
+@pytest.mark.parametrize("name", ["ratrain", "zb-h1"])
+@pytest.mark.parametrize("said", SAID)
+def test_planning_from_a_plan_agrees_with_its_schedule(
+    command: str, name: str, said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, model, _, plan = files(tmp_path, said)
+    sizes = ["--clusters", "2", "--strategy", name, "--json"]
+    one = ["--sequences-per-cluster", "2", "--plan", plan] if command == "scale" else ["--global-batch", "4"]
+    like = ["--seq-len", "4", "--like", plan, "--quick"] if command == "plan" else []
+    code = main([command, "--model", model, *sizes, *one, *like])
+    error = capsys.readouterr().err
+    places = next(item for item in STRATEGIES if item.name == name).schedule
+    makes = places or "1f1b"  # the planner's bounds are of what a strategy places where the plan says nothing
+    agrees = said in (None, makes) or (command == "scale" and places is None)
+    assert code == (0 if agrees else 1), error
+    if not agrees:
+        assert "plan.toml:5:1" in error
+        assert name in error
+
+
+@pytest.mark.parametrize("name", ["ratrain", "zb-h1", "tuned-1f1b"])
+def test_a_planned_plan_compiles_into_what_was_planned(name: str, tmp_path: Path) -> None:
+    _, model, _, _ = files(tmp_path, None)
+    out, schedule = tmp_path / "best.toml", tmp_path / "x.rtir"
+    sizes = ["--clusters", "2", "--global-batch", "4", "--seq-len", "4"]
+    assert main(["plan", "--model", model, *sizes, "--strategy", name, "--quick", "-o", str(out)]) == 0
+    wanted = next(item for item in STRATEGIES if item.name == name).schedule
+    assert parse_plan(out.read_text(), file="best.toml", model=api.load_model(model)).schedule == wanted
+    assert main(["compile", "--model", model, "--plan", str(out), "--strategy", name, "-o", str(schedule)]) == 0
+    assert schedule_in(schedule) == (wanted or "1f1b")
+
+
+@pytest.mark.parametrize("said", BUILT_SCHEDULES)
+def test_levers_of_a_placed_schedule_keep_its_order(
+    said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, placed = tmp_path / "x.rtir", tmp_path / "y.rtir"
+    assert main(["compile", *files(tmp_path, said), "-o", str(path), "--passes", "joint-order"]) == 0
+    assert main(["opt", str(path), "--passes", "place-gpipe,allocate-ddr", "-o", str(placed)]) == 0
+    capsys.readouterr()
+    assert main(["explain", str(placed), "--seconds", "0", "--json"]) == 0
+    levers = json.loads(capsys.readouterr().out)["levers"]
+    assert levers[0]["fits"], "the schedule itself is compiled again as it was"

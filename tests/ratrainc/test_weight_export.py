@@ -1,0 +1,194 @@
+"""Checkpoints written as Hugging Face model directories: what is written is what starts the next run."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import evolve
+from safetensors.numpy import load_file, save_file
+
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
+from ratrain.ratrain_ir.frontend.hf_keys import INERT, NEUTRAL, READ_BY_RULE, RENAMED
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, load_model, parse_config, preset_names
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.weight_export import export_weights
+from ratrain.targets.program.rtx import read_program, write_program
+from ratrain.targets.runtime.weights import read_weights
+from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program, train
+
+BAICHUAN = evolve(
+    MODEL, family="baichuan", kv_heads=4, packed_qkv=True, position="alibi", rope_theta=0.0, normalised_head=True
+)
+MODELS = {
+    "llama": MODEL,
+    "mistral": evolve(MODEL, family="mistral", sliding_window=4, head_dim=10),
+    "qwen2": evolve(MODEL, family="qwen2", qkv_bias=True, tied_embeddings=True, sliding_window=4),
+    "baichuan-alibi": BAICHUAN,
+    "baichuan-rope": evolve(BAICHUAN, position="rope", rope_theta=10000.0, normalised_head=False),
+}
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_s_config_reads_back(name):
+    model = load_model(name)
+    assert parse_config(hugging_face_config(model), name=name, file="config.json") == model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_family_travels(tmp_path: Path, name: str):
+    model = MODELS[name]
+    checkpoint, folder = tmp_path / "checkpoint", tmp_path / model.name
+    train(make_program(model, zero=2, reduce="each-micro-batch"), 2, save=str(checkpoint))
+    assert export_weights(str(checkpoint), str(folder)) == model
+    assert load_model(str(folder)) == model
+    saved = load_file(checkpoint / "state.safetensors")
+    source = read_weights(str(folder), model)
+    masters = [key for key in saved if key.startswith("p/")]
+    assert len(masters) > 10
+    for key in masters:
+        assert source(key.removeprefix("p/")).tobytes() == saved[key].tobytes(), key
+    if model.packed_qkv:
+        stored = load_file(folder / "model.safetensors")["model.layers.1.self_attn.W_pack.weight"]
+        parts = [saved[f"p/model.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"]
+        assert np.array_equal(stored, np.concatenate(parts))
+
+
+# A value of any kind for every key that changes nothing: what there is in files, and what is awkward to write down.
+AWKWARD = (
+    512,
+    None,
+    True,
+    0.5,
+    "a text",
+    [1, 2],
+    [],
+    {"a": {"b": [None, 1.5]}},
+    'a "quoted" // text',
+    "naïve\n",
+    "json:x",
+    1 << 70,
+    [[1], "2"],
+)
+INERT_KEYS = {
+    **{key: NEUTRAL[key][0][-1] for key in sorted(INERT & NEUTRAL.keys())},
+    **{key: AWKWARD[number % len(AWKWARD)] for number, key in enumerate(sorted(INERT - NEUTRAL.keys()))},
+}
+
+
+@pytest.mark.parametrize("series", [False, True])
+def test_every_key_of_a_config_comes_out_as_it_went_in(tmp_path: Path, *, series: bool) -> None:
+    """From config.json through schedule, program and checkpoint to the exported config.json."""
+    given = {**hugging_face_config(MODEL), **INERT_KEYS}
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    model = load_model(str(tmp_path))
+    module = api.compile(model, make_plan(model))
+    again = parse_module(print_module(module))
+    assert again.model.inert == INERT_KEYS
+    write_program(api.emit(again), str(tmp_path / "a.rtx"))
+    program = read_program(str(tmp_path / "a.rtx"))
+    train(program, 1, save=str(tmp_path / "checkpoint"), save_every=1 if series else None)
+    train(program, 1, resume=str(tmp_path / "checkpoint"), save=str(tmp_path / "next"))
+    export_weights(str(tmp_path / "next"), str(tmp_path / "exported"))
+    assert json.loads((tmp_path / "exported" / "config.json").read_text()) == given
+
+
+@pytest.mark.parametrize("name", [*preset_names(), "from nothing"])
+def test_nothing_is_made_up(name: str) -> None:
+    """A key of the exported file is the model's own, or says what its fields say."""
+    if name == "from nothing":
+        model, given = MODEL, {}
+    else:
+        model = load_model(name)
+        given = json.loads((resources.files("ratrain.ratrain_ir.frontend") / "presets" / f"{name}.json").read_text())
+    written = hugging_face_config(model)
+    computed = {key for keys in RENAMED.values() for key in keys} | {*READ_BY_RULE, "hidden_act", "torch_dtype"}
+    assert written.keys() - computed == {key for key in given if key in INERT}
+    for key, value in given.items():
+        if key in written:
+            assert written[key] == value, key
+
+
+def test_weights_bring_what_the_program_does_not_say(tmp_path: Path) -> None:
+    weights, checkpoint = tmp_path / "weights", tmp_path / "checkpoint"
+    train(make_program(), 1, save=str(checkpoint))
+    export_weights(str(checkpoint), str(weights))
+    config = json.loads((weights / "config.json").read_text())
+    (weights / "config.json").write_text(json.dumps({**config, "eos_token_id": 7, "max_position_embeddings": 512}))
+    longer = make_program(evolve(MODEL, inert={"max_position_embeddings": 1024}))
+    train(longer, 1, init=str(weights), save=str(checkpoint))
+    train(longer, 1, resume=str(checkpoint), save=str(tmp_path / "next"))
+    export_weights(str(tmp_path / "next"), str(tmp_path / "exported"))
+    assert load_model(str(tmp_path / "exported")).inert == {"eos_token_id": 7, "max_position_embeddings": 1024}
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "novelty", "mlp_bias"])
+def test_no_other_key_is_carried(key: str) -> None:
+    with pytest.raises(DiagnosticError, match=f"RT062.*config.{key}"):
+        ModelConfig.from_fields({**MODEL.to_fields(), f"config.{key}": 3})
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    train(make_program(), 1, save=str(tmp_path / "checkpoint"))
+    assert main(["export-weights", str(tmp_path / "checkpoint"), "-o", str(tmp_path / "a" / "b"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == MODEL.parameters
+    assert main(["export-weights", str(tmp_path / "none"), "-o", str(tmp_path / "c")]) == 1
+    assert "RT002" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_weights_do_not_go_into_a_checkpoint(tmp_path: Path):
+    place = str(tmp_path / "checkpoint")
+    train(make_program(), 1, save=place)
+    with pytest.raises(DiagnosticError, match="RT092"):
+        export_weights(place, place)
+    train(make_program(), 1, save=place)
+
+
+def test_only_what_an_export_wrote_is_replaced(tmp_path: Path):
+    place, folder = str(tmp_path / "checkpoint"), tmp_path / "exported"
+    train(make_program(), 1, save=place)
+    export_weights(place, str(folder))
+    (folder / "README.md").write_text("mine")
+    export_weights(place, str(folder))
+    assert (folder / "README.md").read_text() == "mine"
+    elsewhere = tmp_path / "config.json"
+    (folder / "config.json").rename(elsewhere)
+    (folder / "config.json").symlink_to(elsewhere)
+    elsewhere.write_text("precious")
+    with pytest.raises(DiagnosticError, match=r"RT091.*config.json' is a link"):
+        export_weights(place, str(folder))
+    assert elsewhere.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+def test_the_model_of_somebody_else_is_not_replaced(tmp_path: Path, name: str):
+    place, folder = str(tmp_path / "checkpoint"), tmp_path / "theirs"
+    train(make_program(), 1, save=place)
+    folder.mkdir()
+    if name == "model.safetensors":
+        save_file({"a": np.zeros(1, np.float32)}, folder / name, {"format": "pt"})
+    else:
+        (folder / name).write_text("{}")
+    content = (folder / name).read_bytes()
+    with pytest.raises(DiagnosticError, match=f"RT091.*did not write \\('{name}'"):
+        export_weights(place, str(folder))
+    assert (folder / name).read_bytes() == content
+    assert [entry.name for entry in folder.iterdir()] == [name]
+
+
+def test_another_model_is_refused_tensor_by_tensor(tmp_path: Path):
+    train(make_program(), 1, save=str(tmp_path / "checkpoint"))
+    export_weights(str(tmp_path / "checkpoint"), str(tmp_path / "exported"))
+    with pytest.raises(DiagnosticError) as caught:
+        read_weights(str(tmp_path / "exported"), evolve(MODEL, family="qwen2", qkv_bias=True, ffn_size=48))
+    text = str(caught.value)
+    assert 'lacks "model.layers.0.self_attn.q_proj.bias", shape [24]' in text
+    assert '"model.layers.0.mlp.gate_proj.weight" has shape [40, 24], but the model\'s is [48, 24]' in text

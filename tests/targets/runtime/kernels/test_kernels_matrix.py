@@ -1,0 +1,342 @@
+"""Products, column sums, RMSNorm and embedding of both kernel sets against float64."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ratrain.targets.runtime.kernels import Scratch, kernel_set
+from ratrain.targets.runtime.kernels.shared import KERNELS
+from tests.targets.runtime.kernels.kernels_oracle import (
+    DTYPES,
+    SETS,
+    call,
+    close,
+    f64,
+    numeric_gradient,
+    rmsnorm,
+    rmsnorm_gradient,
+    same_bits,
+)
+
+DTYPE = st.sampled_from(DTYPES)
+
+
+def gemm_case(draw_dtypes, m, n, k, trans_a, trans_b, seed):
+    rng = np.random.default_rng(seed)
+    shapes = {
+        "a": (k, m) if trans_a else (m, k),
+        "b": (n, k) if trans_b else (k, n),
+        "out": (m, n),
+        "bias": (n,),
+        "residual": (m, n),
+    }
+    return {key: rng.normal(size=shape).astype(draw_dtypes[key]) for key, shape in shapes.items()}
+
+
+@settings(max_examples=40)
+@given(
+    dtypes=st.fixed_dictionaries(dict.fromkeys(("a", "b", "out", "bias", "residual"), DTYPE)),
+    shape=st.tuples(*[st.integers(1, 40)] * 3),
+    flags=st.tuples(*[st.booleans()] * 5),
+    seed=st.integers(0, 99),
+)
+@pytest.mark.parametrize("name", SETS)
+def test_gemm(name, dtypes, shape, flags, seed):
+    trans_a, trans_b, accumulate, with_bias, with_residual = flags
+    x = gemm_case(dtypes, *shape, trans_a, trans_b, seed)
+    a, b, out, bias, residual = f64(*x.values())
+    a, b = a.T if trans_a else a, b.T if trans_b else b
+    expected, size = a @ b, np.abs(a) @ np.abs(b)
+    for used, term in ((accumulate, out), (with_bias, bias), (with_residual, residual)):
+        if used:
+            expected, size = expected + term, size + np.abs(term)
+    call(
+        name,
+        "gemm",
+        a=x["a"],
+        b=x["b"],
+        out=x["out"],
+        trans_a=trans_a,
+        trans_b=trans_b,
+        accumulate=accumulate,
+        bias=x["bias"] if with_bias else None,
+        residual=x["residual"] if with_residual else None,
+    )
+    close(x["out"], expected, size, shape[2] + 3)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_gemm_adds_a_residual_in_place(name):
+    x = gemm_case(dict.fromkeys(("a", "b", "out", "bias", "residual"), np.float16), 30, 20, 10, False, False, 1)
+    apart = np.empty_like(x["out"])
+    call(name, "gemm", a=x["a"], b=x["b"], out=apart, residual=x["out"])
+    call(name, "gemm", a=x["a"], b=x["b"], out=x["out"], residual=x["out"])
+    same_bits(apart, x["out"])
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_gemm_accumulates_wider_than_it_stores(name):
+    a, b = np.ones((2, 4096), np.float16), np.ones((4096, 2), np.float16)
+    out = np.empty((2, 2), np.float16)
+    call(name, "gemm", a=a, b=b, out=out)
+    assert (out == 4096).all()  # a float16 sum of ones stops at 2048
+    big = np.full((2, 1), 300, np.float16)
+    call(name, "gemm", a=big, b=big, out=out, trans_b=True)
+    assert np.isinf(out).all()
+    back = np.empty((2, 2), np.float16)
+    residual = np.full((2, 2), -60000, np.float16)
+    call(name, "gemm", a=big, b=big, out=back, trans_b=True, residual=residual)
+    assert (back == 30000).all()  # the sum is rounded, not the product
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_gemm_keeps_subnormals_and_shows_nan(name):
+    tiny = np.full((1, 1), 2.0**-24, np.float16)
+    out = np.empty((1, 1), np.float16)
+    call(name, "gemm", a=tiny, b=np.full((1, 1), 3, np.float16), out=out)
+    assert out[0, 0] == np.float16(3 * 2.0**-24)
+    a = np.ones((3, 3), np.float16)
+    a[1, 1] = np.nan
+    out = np.zeros((3, 3), np.float16)
+    call(name, "gemm", a=a, b=np.ones((3, 3), np.float16), out=out)
+    np.testing.assert_array_equal(np.isnan(out), np.array([[0, 0, 0], [1, 1, 1], [0, 0, 0]], bool))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("out_dtype", DTYPES)
+@pytest.mark.parametrize("name", SETS)
+def test_column_sum(name, out_dtype, dtype, accumulate):
+    rng = np.random.default_rng(2)
+    a, out = rng.normal(size=(301, 77)).astype(dtype), rng.normal(size=77).astype(out_dtype)
+    wide, start = f64(a, out)
+    expected = wide.sum(axis=0) + (start if accumulate else 0)
+    call(name, "column_sum", a=a, out=out, accumulate=accumulate)
+    close(out, expected, np.abs(wide).sum(axis=0) + np.abs(start), 302)
+
+
+def norm_inputs(dtype, tokens=23, hidden=200, seed=3):
+    rng = np.random.default_rng(seed)
+    x, dxn, residual = rng.normal(size=(3, tokens, hidden)).astype(dtype)
+    gamma = (1 + rng.normal(size=hidden) / 4).astype(dtype)
+    return x, gamma, dxn, residual
+
+
+@pytest.mark.parametrize("scale", [1.0, 3e-5, 2000.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SETS)
+def test_rmsnorm_forward(name, dtype, scale):
+    x, gamma, _, _ = norm_inputs(dtype)
+    x *= dtype(scale)  # 3e-5 makes subnormal halves, 2000 squares that are no halves
+    xn, rstd = np.empty_like(x), np.empty(len(x), np.float32)
+    call(name, "rmsnorm_forward", x=x, gamma=gamma, xn=xn, rstd=rstd, eps=1e-6)
+    expected, rstd_exact = rmsnorm(*f64(x, gamma), 1e-6)
+    close(rstd, rstd_exact, rstd_exact, x.shape[1] + 4)
+    close(xn, expected, np.abs(expected), x.shape[1] + 8)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("alias", ["none", "dxn", "residual"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SETS)
+def test_rmsnorm_backward(name, dtype, alias, accumulate):
+    x, gamma, dxn, residual = norm_inputs(dtype, seed=4)
+    rstd = rmsnorm(*f64(x, gamma), 1e-5)[1].astype(np.float32)
+    dgamma = np.full_like(gamma, 2)
+    wide = f64(dxn, x, gamma, rstd)
+    dx_exact, dgamma_exact = rmsnorm_gradient(*wide)
+    size, gamma_size = rmsnorm_gradient(*(np.abs(value) for value in wide))
+    size = np.abs(size) + 2 * np.abs(wide[0] * wide[2]) * wide[3][:, None] + np.abs(residual.astype(np.float64))
+    used = None if alias == "none" else residual
+    dx = {"none": np.empty_like(x), "dxn": dxn, "residual": residual}[alias]
+    expected = dx_exact + (residual.astype(np.float64) if used is not None else 0)
+    arguments = {"dxn": dxn, "x": x, "gamma": gamma, "rstd": rstd, "dx": dx, "dgamma": dgamma, "residual": used}
+    call(name, "rmsnorm_backward", **arguments, accumulate=accumulate)
+    # the inner product is bounded by the sum of magnitudes, which `size` has once with the sign of its x term
+    inner = (np.abs(wide[0] * wide[2] * wide[1])).sum(axis=1, keepdims=True) / x.shape[1]
+    close(dx, expected, size + 2 * wide[3][:, None] ** 3 * np.abs(wide[1]) * inner, x.shape[1] + 8)
+    close(dgamma, dgamma_exact + (2 if accumulate else 0), gamma_size + 2, len(x) + 4)
+
+
+def test_rmsnorm_oracle_gradient_matches_finite_differences():
+    rng = np.random.default_rng(5)
+    x, dxn = rng.normal(size=(2, 3, 6))
+    gamma = rng.normal(size=6)
+    dx, dgamma = rmsnorm_gradient(dxn, x, gamma, rmsnorm(x, gamma, 1e-2)[1])
+
+    def loss() -> float:
+        return float((rmsnorm(x, gamma, 1e-2)[0] * dxn).sum())
+
+    np.testing.assert_allclose(dx, numeric_gradient(loss, x), atol=1e-8)
+    np.testing.assert_allclose(dgamma, numeric_gradient(loss, gamma), atol=1e-8)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_rmsnorm_shows_overflow_and_nan(name):
+    x, gamma, dxn, _ = norm_inputs(np.float16, seed=6)
+    x[3, 5] = np.nan
+    x[4, 6] = np.inf
+    xn, rstd = np.empty_like(x), np.empty(len(x), np.float32)
+    call(name, "rmsnorm_forward", x=x, gamma=gamma, xn=xn, rstd=rstd, eps=1e-6)
+    assert np.isnan(xn[3]).all()
+    assert np.isnan(xn[4, 6])
+    assert np.isfinite(np.delete(xn, [3, 4], axis=0)).all()
+    x[3:5] = 1e-3
+    rstd[:] = 1000
+    dxn *= np.float16(1000)
+    dx, dgamma = np.empty_like(x), np.empty_like(gamma)
+    call(name, "rmsnorm_backward", dxn=dxn, x=x, gamma=gamma, rstd=rstd, dx=dx, dgamma=dgamma, accumulate=False)
+    assert np.isinf(dx).any()
+    assert np.isinf(dgamma).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SETS)
+def test_embedding_forward_copies_rows(name, dtype):
+    rng = np.random.default_rng(7)
+    table = rng.normal(size=(50, 33)).astype(dtype)
+    table[3, :3] = np.inf, np.nan, np.finfo(dtype).smallest_subnormal
+    tokens = rng.integers(0, 50, 70).astype(np.int32)
+    tokens[:3] = 0, 49, 3
+    y = np.empty((70, 33), dtype)
+    call(name, "embedding_forward", tokens=tokens, table=table, y=y)
+    np.testing.assert_array_equal(y, table[tokens])
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("table_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SETS)
+def test_embedding_backward(name, dtype, table_dtype, accumulate):
+    rng = np.random.default_rng(8)
+    tokens = rng.integers(0, 20, 70).astype(np.int32)
+    dy = rng.normal(size=(70, 33)).astype(dtype)
+    start = rng.normal(size=(30, 33)).astype(table_dtype)
+    dtable = start.copy() if accumulate else np.full_like(start, np.nan)
+    call(name, "embedding_backward", tokens=tokens, dy=dy, dtable=dtable, accumulate=accumulate)
+    wide, base = f64(dy, start)
+    expected, size = (base, np.abs(base)) if accumulate else (np.zeros_like(base), np.zeros_like(base))
+    expected, size = expected.copy(), size.copy()
+    np.add.at(expected, tokens, wide)
+    np.add.at(size, tokens, np.abs(wide))
+    close(dtable, expected, size, np.bincount(tokens).max() + 1)
+    unused = np.setdiff1d(np.arange(30), tokens)
+    same_bits(dtable[unused], start[unused] if accumulate else np.zeros_like(start[unused]))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_embedding_backward_sums_in_float32_in_token_order(name):
+    tokens = np.array([1, 0, 1, 1, 1], np.int32)
+    dtable = np.empty((2, 4), np.float16)
+    dy = np.repeat(np.array([2048, 7, 1, 1, 1], np.float16)[:, None], 4, axis=1)
+    call(name, "embedding_backward", tokens=tokens, dy=dy, dtable=dtable, accumulate=False)
+    assert (dtable[0] == 7).all()
+    assert (dtable[1] == np.float16(2051)).all()  # rounded after each row it would stay at 2048
+    wide = np.empty((2, 4), np.float32)
+    rows = np.repeat(np.array([1e8, 7, 1, -1e8, 1], np.float32)[:, None], 4, axis=1)
+    call(name, "embedding_backward", tokens=tokens, dy=rows, dtable=wide, accumulate=False)
+    assert (wide[1] == 1).all()  # ((1e8 + 1) - 1e8) + 1
+
+
+@pytest.mark.parametrize("token", [-1, 30])
+@pytest.mark.parametrize("name", SETS)
+def test_a_token_outside_the_table_is_refused(name, token):
+    tokens, table, y = np.array([3, token], np.int32), np.zeros((30, 4), np.float16), np.zeros((2, 4), np.float16)
+    with pytest.raises(IndexError, match=f"token {token} is outside a table of 30 rows"):
+        call(name, "embedding_forward", tokens=tokens, table=table, y=y)
+    with pytest.raises(IndexError, match=f"token {token} is outside a table of 30 rows"):
+        call(name, "embedding_backward", tokens=tokens, dy=y, dtable=table, accumulate=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fast_and_reference_round_alike(dtype):
+    """Where no sum is involved, or the same BLAS call makes it, the sets agree to the bit."""
+    x = gemm_case(dict.fromkeys(("a", "b", "out", "bias", "residual"), dtype), 33, 47, 29, True, True, 9)
+    results = []
+    for name in SETS:
+        out = x["out"].copy()
+        options = {"trans_a": True, "trans_b": True, "accumulate": True, "bias": x["bias"], "residual": x["residual"]}
+        call(name, "gemm", a=x["a"], b=x["b"], out=out, **options)
+        turned = out[:, :40].copy()
+        call(name, "rope", x=turned, heads=2, head_dim=20, seq_len=11, theta=1e4, inverse=False)
+        results.append((out, turned))
+    for one, other in zip(*results, strict=True):
+        same_bits(one, other)
+
+
+def big_calls() -> dict[str, dict]:
+    rng = np.random.default_rng(10)
+
+    def matrix(rows, columns):
+        return rng.normal(size=(rows, columns)).astype(np.float16)
+
+    x, y, z, u, w = (matrix(512, 1024) for _ in range(5))
+    row, rstd = x[0].copy(), np.ones(512, np.float32)
+    flat = [np.ones(1 << 19, np.float32) for _ in range(3)]
+    tokens = rng.integers(0, 512, 512).astype(np.int32)
+    head = {"xn": x, "table": y, "labels": tokens, "lse": rstd, "logits": np.empty((128, 512), np.float32)}
+    adam = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.1, "decay": [(0, 1 << 19)]}
+    return {
+        "gemm": {"a": x, "b": y, "out": matrix(512, 512), "trans_b": True, "residual": matrix(512, 512)},
+        "column_sum": {"a": x, "out": row, "accumulate": True},
+        "rmsnorm_forward": {"x": x, "gamma": row, "xn": y, "rstd": rstd, "eps": 1e-5},
+        "rmsnorm_backward": {
+            "dxn": x,
+            "x": y,
+            "gamma": row,
+            "rstd": rstd,
+            "dx": z,
+            "dgamma": row.copy(),
+            "accumulate": True,
+        },
+        "rope": {"x": x, "heads": 8, "head_dim": 128, "seq_len": 256, "theta": 1e4, "inverse": False},
+        "swiglu_forward": {"gate": x, "up": y, "prod": z},
+        "swiglu_backward": {"gate": x, "up": y, "dprod": z, "dgate": u, "dup": w},
+        "embedding_forward": {"tokens": tokens, "table": x, "y": y},
+        "embedding_backward": {"tokens": tokens, "dy": x, "dtable": y, "accumulate": True},
+        "head_forward": {**head, "loss": np.zeros(1), "normalise": True, "accumulate": True},
+        "head_backward": {
+            **head,
+            "scale": np.ones(1, np.float32),
+            "dxn": z,
+            "dtable": u[:512],
+            "denominator": 512.0,
+            "normalise": True,
+            "accumulate": True,
+        },
+        "adamw": {
+            **dict(zip(("master", "m", "v"), flat, strict=True)),
+            "grad": x.reshape(-1),
+            "view": y.reshape(-1),
+            "step": 1,
+            "grad_multiplier": 1.0,
+            **adam,
+        },
+        "mean_of_replicas": {"parts": [x, y, z], "out": x, "accumulate": False, "divisor": 3.0},
+        "all_finite": {"a": x},
+        "cast": {"src": x.reshape(-1), "dst": flat[0]},
+        "add": {"a": x, "b": y, "out": z},
+        "zero": {"a": x},
+    }
+
+
+@pytest.mark.parametrize("kernel", sorted(KERNELS - {"attention_forward", "attention_backward"}))
+def test_fast_allocates_nothing_of_tensor_size(kernel):
+    arguments = big_calls()[kernel]
+    kernels = kernel_set("fast")
+    kernels.prepare_rope(256, 128, 1e4)
+    scratch = Scratch(kernels.scratch_bytes(kernel, **arguments))
+    getattr(kernels, kernel)(**arguments, scratch=scratch)  # compiled before it is measured
+    scratch.reset()
+    tracemalloc.start()
+    try:
+        getattr(kernels, kernel)(**arguments, scratch=scratch)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 16  # the arrays above are 1 MiB and more
