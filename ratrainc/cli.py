@@ -118,12 +118,24 @@ def project_version() -> str:
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXAMPLES)
 @click.version_option(project_version(), prog_name="ratrainc")
-def commands() -> None:
+@click.option(
+    "--plugin",
+    "plugin_names",
+    multiple=True,
+    metavar="MODULE|FILE.py",
+    help="Import passes and targets of your own first. May be given several times.",
+)
+def commands(plugin_names: tuple[str, ...]) -> None:
     """Compile LLM training schedules for machines whose memory is small, explicit and slow to reach.
 
     A model and a parallel plan go in; out comes, for every pipeline stage, a program that says which block runs when, which byte of
     memory every tensor lives at and what travels when. The same program is verified, timed and executed.
     """
+    if plugin_names:
+        from ratrain.ratrain_ir.plugins import load_plugin
+
+        for name in plugin_names:
+            load_plugin(name)
 
 
 @contextmanager

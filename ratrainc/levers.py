@@ -23,8 +23,8 @@ from ratrain.ratrain_ir.frontend.plan import Plan, balance_cuts, check_plan
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.targets.codegen.emitter import emit
 from ratrain.targets.machine.machine import Machine
-from ratrain.targets.mt3000.target import Mt3000Target
 from ratrain.targets.simulator.figures import simulated
+from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.passes.pass_base import Pass
@@ -67,7 +67,7 @@ class Outcome:
 
 def try_setting(setting: Setting, name: str) -> Outcome | None:
     """Compile, place and simulate; None where the plan is not allowed."""
-    target = Mt3000Target(setting.machine)
+    target = target_of(setting.machine)
     try:
         check_plan(setting.plan, setting.model)
     except DiagnosticError:

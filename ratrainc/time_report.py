@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrainc.console import say, seconds_text, table
+from ratrain.targets.simulator.bubbles import Bubbles
 
 if TYPE_CHECKING:
-    from ratrain.targets.simulator.bubbles import Bubbles, PathOp
-    from ratrain.targets.simulator.timed_run import Timeline
+    from ratrain.targets.simulator.bubbles import PathOp
+    from ratrain.targets.simulator.timeline import Timeline
 
 _SHOWN_CAUSES = 5
 _SHOWN_RUNS = 40
@@ -18,7 +19,7 @@ _SHOWN_RUNS = 40
 
 def time_facts(timeline: Timeline, *, stage: int | None = None, cold: bool) -> dict[str, Any]:
     """All of it as data, the engines of one stage or of all; seconds are simulated."""
-    bubbles = timeline.cold_bubbles if cold else timeline.bubbles
+    bubbles = Bubbles(timeline, cold=cold)
     path = bubbles.critical_path()
     return {
         "window": "first step, from cold" if cold else "steady step",
@@ -56,7 +57,7 @@ def _engine_facts(bubbles: Bubbles, stage: int, index: int) -> dict[str, Any]:
 
 def show_time(timeline: Timeline, *, stage: int | None, cold: bool) -> None:
     """Tables of the compute engines, of all engines of one stage, and of the critical path."""
-    bubbles = timeline.cold_bubbles if cold else timeline.bubbles
+    bubbles = Bubbles(timeline, cold=cold)
     kind = "first step, from cold" if cold else "steady step"
     say(f"{kind} (simulated): {seconds_text(bubbles.window_seconds)}")
     stages = range(len(timeline.program.stages))

@@ -15,7 +15,7 @@ from ratrain.targets.simulator.live_curve import live_curve
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction
-    from ratrain.targets.simulator.timed_run import Span, Timeline
+    from ratrain.targets.simulator.timeline import Span, Timeline
 
 MICROSECONDS = 1e6
 

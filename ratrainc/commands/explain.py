@@ -153,11 +153,11 @@ def _byte_reuse(module: Module, machine: Machine | None) -> dict[str, float] | N
     from ratrain.ratrain_ir.copying import copy_module
     from ratrain.ratrain_ir.module import Level
     from ratrain.ratrainc.console import status
-    from ratrain.targets.mt3000.target import Mt3000Target
+    from ratrain.targets.target import target_of
 
     if module.level is not Level.ALLOCATED:
         return None
-    target, apart = Mt3000Target(api.machine_for(module, machine)), copy_module(module)
+    target, apart = target_of(api.machine_for(module, machine)), copy_module(module)
     give_own_addresses(apart.stages)
     with status("simulating"):
         return {"step_seconds": target.step_seconds(module), "without_reuse_seconds": target.step_seconds(apart)}

@@ -80,6 +80,7 @@ def command(ranks: int, mpirun: str | None, file: str, words: tuple[str, ...]) -
     Ctrl-C, SIGTERM and SIGHUP let the ranks end their step and save; SIGUSR1 has them say where they are. When a rank is lost (killed, out
     of memory), the others are ended, and a report says where it was. Exit codes are those of 'ratrainc run', 1 where ranks were lost.
     """
+    from ratrain.ratrain_ir.plugins import plugins
     from ratrain.ratrainc.supervisor import Supervisor, mpi_command
     from ratrain.targets.runtime.positions import RunFolder
 
@@ -88,7 +89,9 @@ def command(ranks: int, mpirun: str | None, file: str, words: tuple[str, ...]) -
     place = given or _beside_checkpoints(save, ranks, words)
     advice = f"nothing that was saved is lost: go on with --resume {save}" if save else None
     with nullcontext(RunFolder(place)) if place else _temporary_folder() as folder:
-        run = [sys.executable, "-m", "ratrain", "run", file, *words, "--run-dir", folder.directory, "--engine", "mpi"]
+        run = ["run", file, *words, "--run-dir", folder.directory, "--engine", "mpi"]
+        others = [word for name in plugins() for word in ("--plugin", name)]
+        run = [sys.executable, "-m", "ratrain", *others, *run]
         return Supervisor(folder, advice).run([*launcher, *run], variables)
 
 

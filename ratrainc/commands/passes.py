@@ -20,7 +20,7 @@ def list_passes() -> None:
     from ratrain.passes.pass_base import default_text, values_text
     from ratrain.passes.registry import PASSES, pass_class
 
-    for name in PASSES:
+    for name in PASSES.names():
         cls = pass_class(name)
         echo(f"{name}\n    {(cls.__doc__ or '').splitlines()[0]}")
         for attribute in attrs.fields(cls):

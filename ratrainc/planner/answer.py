@@ -9,8 +9,7 @@ from attrs import define, field, frozen
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrainc.planner.evaluation import Evaluation
-from ratrain.ratrainc.planner.losers import Loser
-from ratrain.ratrainc.planner.profile import Setting
+from ratrain.ratrainc.planner.setting import Setting
 from ratrain.ratrainc.planner.space import STATE_MODES, Shape, template
 from ratrain.ratrainc.planner.variants import recompute_policy
 from ratrain.ratrainc.strategies import Strategy
@@ -97,6 +96,14 @@ class Rejected:
     shape: Shape
     stage: int
     short_bytes: float
+
+
+@frozen
+class Loser:
+    """A family of plans and why it lost."""
+
+    text: str
+    reason: str
 
 
 @define

@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.ops import AllGather, AllReduce, Payload, ReduceScatter
 from ratrain.ratrainc.console import size_text
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.timing import collective_way
-from ratrain.targets.mt3000.target import Mt3000Target
+from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -64,7 +64,7 @@ def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Cross
     mapping = RankMapping(tiles) if tiles is not None else None
     single = evolve(plan, pp=1, cuts=(), micro_batches=1, mapping=mapping)
     module = lower(evolve(model, layers=1), single)
-    target = Mt3000Target(machine)
+    target = target_of(machine)
     found: dict[str, Crossing] = {}
     for op in module.stages[0].ops:
         if not isinstance(op, ReduceScatter | AllReduce | AllGather) or {unit.kind for unit in op.blocks} != {"mlp"}:

@@ -14,7 +14,7 @@ from ratrain.targets.simulator.timed_run import simulate
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction
     from ratrain.targets.simulator.figures import Figures
-    from ratrain.targets.simulator.timed_run import Timeline
+    from ratrain.targets.simulator.timeline import Timeline
 
 SLOWER = 1.10
 """How much longer the slow stage's compute takes."""

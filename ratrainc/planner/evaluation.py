@@ -25,14 +25,14 @@ from ratrain.ratrain_ir.verifier import verify
 from ratrain.ratrainc.planner.disturbance import Disturbance, disturbance_of
 from ratrain.targets.codegen.emitter import emit
 from ratrain.targets.machine.machine import Machine
-from ratrain.targets.mt3000.target import Mt3000Target
 from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.simulator.figures import simulated
+from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
     from ratrain.targets.program.program import Program
-    from ratrain.targets.simulator.timed_run import Timeline
+    from ratrain.targets.simulator.timeline import Timeline
 
 _SMALL_PIPELINE = 8
 
@@ -83,7 +83,7 @@ def evaluate(task: Task) -> Evaluation:
     plan = task.plan
     if task.folded:
         plan = attrs.evolve(plan, micro_batches=folded_micro_batches(plan))
-    target = Mt3000Target(task.machine)
+    target = target_of(task.machine)
     with paused_gc():
         module = lower(task.model, plan)
         try:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from attrs import frozen
 
 from ratrain.ratrainc.console import seconds_text, size_text
+from ratrain.ratrainc.planner.answer import Loser
 from ratrain.ratrainc.planner.cuts import best_cuts
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.answer import Candidate
-    from ratrain.ratrainc.planner.search import Search
+    from ratrain.ratrainc.planner.answer import Candidate, Request
+    from ratrain.ratrainc.planner.bounds import Columns, Numbers
     from ratrain.ratrainc.planner.space import Shape
 
 _SHOWN = 12
@@ -20,15 +20,40 @@ _TRIED = 24
 """Shapes whose cuts are searched for the reason of one row."""
 
 
-@frozen
-class Loser:
-    """A family of plans and why it lost."""
+class Searched(Protocol):
+    """What is read of a search that is over."""
 
-    text: str
-    reason: str
+    @property
+    def request(self) -> Request:
+        """What was asked."""
+        ...
+
+    @property
+    def row(self) -> dict[Shape, int]:
+        """Every shape of the space, and its row."""
+        ...
+
+    @property
+    def shape_bounds(self) -> Numbers:
+        """Seconds that no cuts of a row's shape go below."""
+        ...
+
+    @property
+    def found(self) -> list[Candidate]:
+        """Plans that were evaluated and fit."""
+        ...
+
+    @property
+    def refused(self) -> list[Candidate]:
+        """Plans that were evaluated and not placed."""
+        ...
+
+    def columns_of(self, shape: Shape) -> Columns:
+        """The one row of a shape."""
+        ...
 
 
-def losers(search: Search, best: Candidate) -> list[Loser]:
+def losers(search: Searched, best: Candidate) -> list[Loser]:
     """One row for each number of stages near the best's and each power of two, and for each other ZeRO level at the best's shape."""
     found = []
     stages = sorted({shape.pp for shape in search.row})
@@ -43,7 +68,7 @@ def losers(search: Search, best: Candidate) -> list[Loser]:
     return found[:_SHOWN]
 
 
-def _reason(search: Search, best: Candidate, family: list[Shape]) -> str:
+def _reason(search: Searched, best: Candidate, family: list[Shape]) -> str:
     """Why no plan of some shapes won."""
     members = set(family)
     tried = [c for c in search.found if c.shape in members]

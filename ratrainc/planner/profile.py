@@ -28,8 +28,6 @@ from ratrain.ratrain_ir.blocks import (
     token_type,
 )
 from ratrain.ratrain_ir.frontend.lowering import lower
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import (
@@ -37,7 +35,6 @@ from ratrain.ratrain_ir.ops import (
     AllReduce,
     Backward,
     BlockOp,
-    Engine,
     Forward,
     Recompute,
     ReduceScatter,
@@ -47,14 +44,17 @@ from ratrain.ratrain_ir.ops import (
 )
 from ratrain.ratrain_ir.topology import grid
 from ratrain.ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
+from ratrain.ratrainc.planner.setting import Setting
 from ratrain.ratrainc.planner.tilings import Tiles
 from ratrain.targets.machine.link_groups import Link
-from ratrain.targets.machine.machine import Machine
 from ratrain.targets.machine.placement import Placement
-from ratrain.targets.mt3000.target import Mt3000Target
+from ratrain.targets.target import MachineTarget, target_of
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.ratrainc.planner.space import Shape
+    from ratrain.targets.machine.machine import Machine
 
 Vector = NDArray[np.float64]
 
@@ -113,27 +113,6 @@ class StateProfile:
     """seconds from the last backward of a unit's first block to the next step's use of its view: reduction, update, gather"""
 
 
-@frozen
-class Setting:
-    """What a profile is made for."""
-
-    model: ModelConfig
-    machine: Machine
-    template: Plan
-    """dtypes, chunks and the optimizer of every plan; its shape does not matter"""
-    policy: str
-    """of `recompute`"""
-
-    @property
-    def updates_compute(self) -> bool:
-        """Whether updates run on the compute engine."""
-        return self.machine.update_engine is Engine.COMPUTE
-
-    def shaped(self, **shape: Any) -> Plan:
-        """The template with another shape."""
-        return evolve(self.template, **shape)
-
-
 @define(eq=False)
 class Profiles:
     """The profiles of a setting, each made once."""
@@ -160,7 +139,7 @@ class Profiles:
         key = (shape.pp, shape.dp, shape.tiles)
         if key not in self.crossed:
             self.crossed[key] = _links_between_stages(self.setting.machine, *key)
-        target, nbytes = Mt3000Target(self.setting.machine), self.work(shape.micro_batch_size).boundary
+        target, nbytes = target_of(self.setting.machine), self.work(shape.micro_batch_size).boundary
         return min(target.message_seconds(nbytes, link) for link in self.crossed[key])
 
 
@@ -192,7 +171,7 @@ def _work_profile(setting: Setting, micro_batch_size: int) -> WorkProfile:
     }
     plan = setting.shaped(**shape, reduce="last")
     module = lower(small, plan)
-    target = Mt3000Target(setting.machine)
+    target = target_of(setting.machine)
     context = PassContext(target)  # it knows ops that take equal time
     whole = _Ops.of(module, module.stages[0], context)
     options = []
@@ -242,7 +221,7 @@ class _Ops:
         return sum(self.times.get((op, kind), 0.0) for op, kind in product(chosen, _KINDS[unit]))
 
 
-def _scratch_bytes(module: Module, target: Mt3000Target, kind: str) -> int:
+def _scratch_bytes(module: Module, target: MachineTarget, kind: str) -> int:
     """Workspace of the backward of a kind of block in a one-layer module, the least of its micro-batches'."""
     ops = (op for op in module.stages[0].ops if type(op) is Backward and op.block.kind == kind)
     requests = [target.workspace(module, op) for op in ops]
@@ -310,14 +289,14 @@ StateOp = ReduceScatter | AllReduce | AllGather | Update
 class _State:
     """Bytes and seconds of the state of one kind of block, read off a module of one layer and one micro-batch."""
 
-    target: Mt3000Target
+    target: MachineTarget
     module: Module
     ops: dict[tuple[type, str], list[StateOp]]
 
     @classmethod
     def of(cls, setting: Setting, plan: Plan) -> _State:
         module = lower(evolve(setting.model, layers=1), plan)
-        target = Mt3000Target(setting.machine)
+        target = target_of(setting.machine)
         ops: dict[tuple[type, str], list[StateOp]] = {}
         for op in module.stages[0].ops:
             if type(op) is Update:

@@ -16,7 +16,7 @@ from ratrain.targets.machine.link_groups import Link, LinkGroup
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrainc.planner.profile import Setting
+    from ratrain.ratrainc.planner.setting import Setting
 
 STATE_MODES = ((0, "last"), (1, "last"), (2, "each-micro-batch"), (3, "last"), (3, "each-micro-batch"))
 """ZeRO levels and reduce modes. Level 2 with `last` is left out: its program is that of level 1."""

@@ -15,7 +15,7 @@ from ratrain.ratrainc.report.packing import packed_columns, packed_lines
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.flat_program import STREAMS
 from ratrain.targets.simulator.live_curve import OUTSIDE, LiveIntervals
-from ratrain.targets.simulator.timed_run import Timeline
+from ratrain.targets.simulator.timeline import Timeline
 
 if TYPE_CHECKING:
     from ratrain.targets.simulator.flat_program import Float64s, Int64s

@@ -12,12 +12,13 @@ from ratrain.ratrain_ir.files import replacing
 from ratrain.ratrain_ir.ops import ENGINES
 from ratrain.ratrainc.report import tables
 from ratrain.ratrainc.report.columns import CAUSES, KINDS, StepView, op_elements, tensor_elements
+from ratrain.targets.simulator.bubbles import Bubbles
 from ratrain.targets.simulator.live_curve import live_intervals
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.simulator.figures import Figures
-    from ratrain.targets.simulator.timed_run import Timeline
+    from ratrain.targets.simulator.timeline import Timeline
 
 _BODY = "<!--ratrain-body-->"
 _TITLE = "<!--ratrain-title-->"
@@ -45,12 +46,13 @@ def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[s
     yield f'<dl class="figures">{tables.key_figures(program, figures)}</dl>\n'
     yield _file("charts.html")
     yield "<h2>Stages</h2>\n" + tables.stage_table(program, figures)
-    yield "<h2>Bubbles</h2>\n" + tables.bubble_tables(program, timeline.bubbles)
-    cold = tables.bubble_tables(program, timeline.cold_bubbles)
+    steady, from_cold = Bubbles(timeline), Bubbles(timeline, cold=True)
+    yield "<h2>Bubbles</h2>\n" + tables.bubble_tables(program, steady)
+    cold = tables.bubble_tables(program, from_cold)
     yield f"<details><summary>The first step, from cold</summary>\n{cold}</details>\n"
     yield "<h2>Plan</h2>\n" + tables.plan_tables(program)
     yield "<h2>Machine</h2>\n" + tables.machine_table(machine)
-    yield from _data(timeline)
+    yield from _data(timeline, steady, from_cold)
     script, end = tail.split("/*ratrain-script*/")
     yield script + _file("data.js") + _file("drawing.js") + _file("report.js") + end
 
@@ -64,12 +66,12 @@ def _subtitle(timeline: Timeline) -> str:
     )
 
 
-def _data(timeline: Timeline) -> Iterator[str]:
+def _data(timeline: Timeline, steady: Bubbles, from_cold: Bubbles) -> Iterator[str]:
     stages = timeline.program.stages
     keywords = sorted({item.keyword for item in timeline.instructions})
     views = (
-        StepView("steady", timeline, timeline.bubbles, timeline.steps - 1),
-        StepView("cold", timeline, timeline.cold_bubbles, 0),
+        StepView("steady", timeline, steady, timeline.steps - 1),
+        StepView("cold", timeline, from_cold, 0),
     )
     facts = {
         "engines": [engine.value for engine in ENGINES],

@@ -29,13 +29,13 @@ from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
 from ratrain.targets.codegen.emitter import emit as emit_module
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.machine.record import check_carried, check_on_machine, compiled_for, target_info
-from ratrain.targets.mt3000.target import Mt3000Target
 from ratrain.targets.program.rtx import read_program
 from ratrain.targets.simulator.figures import Figures, simulated
+from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
-    from ratrain.targets.simulator.timed_run import Timeline
+    from ratrain.targets.simulator.timeline import Timeline
 
 
 def resolved(model: str | ModelConfig, plan: str | Plan) -> tuple[ModelConfig, Plan]:
@@ -92,7 +92,7 @@ def run_passes(
     Raises `DiagnosticError` where a pass refuses or the result is not sound.
     """
     chosen = machine_for(module, machine)
-    manager = PassManager(Mt3000Target(chosen), verify_each, after_pass)
+    manager = PassManager(target_of(chosen), verify_each, after_pass)
     with paused_gc():
         make_for(module, chosen)
         manager.run(module, passes)
@@ -114,7 +114,7 @@ def check(module: Module, *, machine: str | Machine | None = None) -> None:
             there = evolve(module, target=_info_on(module.target, chosen))
             verify_module(there, found)
             found.check()
-            check_workspace(there, Mt3000Target(chosen), Reporter(there, found))
+            check_workspace(there, target_of(chosen), Reporter(there, found))
     found.check()
 
 
@@ -128,7 +128,7 @@ def emit(module: Module, *, machine: str | Machine | None = None) -> Program:
         run_passes(module, "allocate-ddr", machine=chosen)
     with paused_gc():
         make_for(module, chosen)
-        return emit_module(module, Mt3000Target(chosen))
+        return emit_module(module, target_of(chosen))
 
 
 def _info_on(own: TargetInfo, machine: Machine) -> TargetInfo:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ratrain.ratrain_ir.analysis.dependence import Wait, stage_waits
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
@@ -16,17 +16,25 @@ from ratrain.ratrain_ir.ops import (
     Tensor,
 )
 from ratrain.ratrain_ir.signatures import bind
+from ratrain.ratrain_ir.target import Target
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrain_ir.verifier.workspace import check_op_workspace
 from ratrain.targets.program.lifting import stored_fields, stored_operands
 from ratrain.targets.program.program import CountWait, Instruction, Program, ProgramStage, ProgramTensor
 
 if TYPE_CHECKING:
-    from ratrain.targets.mt3000.target import Mt3000Target
     from ratrain.targets.program.routine import Routine
 
 
-def emit(module: Module, target: Mt3000Target) -> Program:
+class EmittingTarget(Target, Protocol):
+    """What emission asks of a target beside what passes ask."""
+
+    def routine(self, module: Module, op: BlockOp) -> Routine:
+        """The kernels that a block op calls."""
+        ...
+
+
+def emit(module: Module, target: EmittingTarget) -> Program:
     """The program of a module.
 
     Raises `DiagnosticError` RT026 unless the module is allocated, RT025 where workspace is missing.
@@ -56,7 +64,7 @@ class _StageEmission:
     """Emits one stage."""
 
     def __init__(
-        self, module: Module, stage: Stage, target: Mt3000Target, routines: dict[str, Routine], report: Reporter
+        self, module: Module, stage: Stage, target: EmittingTarget, routines: dict[str, Routine], report: Reporter
     ) -> None:
         self.module = module
         self.stage = stage

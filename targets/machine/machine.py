@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tomllib
 from functools import cached_property
-from importlib import resources
 from typing import Any, TypeGuard
 
 from attrs import field, frozen
@@ -23,6 +22,7 @@ from ratrain.targets.machine.link_groups import (
     size_error,
 )
 from ratrain.targets.machine.op_table import MeasuredOp, OpTable, is_op_key
+from ratrain.targets.registry import DEFAULT_TARGET, TARGETS, machine_files
 
 CERTAINTIES = ("stated", "derived", "assumed", "unverified", "measured", "fitted")
 _UNITS = {
@@ -115,6 +115,8 @@ class Machine:
     """where the seconds of matrix kernels come from: tiles (their schedules) or roofline (a fraction of the peak); table: of all
     ops, as they were measured, and roofline for those that were not"""
     table: OpTable = field(factory=OpTable)
+    target: str = DEFAULT_TARGET
+    """the name of what makes its programs: see `ratrain.targets.registry`"""
     group_names: tuple[str, ...] = ()
     """of [[link_group]] entries, from the inside out; their constants are named after them, like node.bandwidth"""
 
@@ -166,9 +168,8 @@ class Machine:
 
 
 def machine_names() -> list[str]:
-    """Names of the machine files that come with the project."""
-    folder = resources.files("ratrain.targets.mt3000") / "machines"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    """Names of the machine files that come with the targets."""
+    return sorted(machine_files())
 
 
 def load_machine(name_or_path: str | None) -> Machine:
@@ -186,7 +187,7 @@ def load_machine(name_or_path: str | None) -> Machine:
 
 
 def _built_in_text(name: str) -> str:
-    return (resources.files("ratrain.targets.mt3000") / "machines" / f"{name}.toml").read_text(encoding="utf-8")
+    return machine_files()[name].read_text(encoding="utf-8")
 
 
 def _built_in(name: str) -> dict[str, Any]:
@@ -293,8 +294,11 @@ class _Reader:
         if engine not in ("compute", "host"):
             self.error("update_engine", f"update_engine is 'compute' or 'host', got {engine!r}")
         for key in data:
-            if key not in _ALL_UNITS and key not in ("name", "update_engine", "cost", "op", "link_group"):
+            if key not in _ALL_UNITS and key not in ("name", "update_engine", "cost", "target", "op", "link_group"):
                 self.error(key, f"'{key}' is not a constant of a machine", nearest(key, _ALL_UNITS))
+        target = data.get("target", DEFAULT_TARGET)
+        if not isinstance(target, str) or TARGETS.place(target) is None:
+            self.error("target", f"target is one of {', '.join(TARGETS.names())}, got {target!r}")
         cost = data.get("cost", "roofline")
         if cost not in COSTS:
             self.error("cost", f"cost is one of {', '.join(COSTS)}, got {cost!r}")
@@ -307,7 +311,7 @@ class _Reader:
         self.diagnostics.check()
         if cost == "tiles":
             self.check_clock(constants)
-        found = Machine(str(name), Engine(engine), constants, cost, table, groups)
+        found = Machine(str(name), Engine(engine), constants, cost, table, target, groups)
         wrong = size_error(found.link_groups)
         if wrong is not None:
             self.error(f"{wrong[0]}.clusters", wrong[1])

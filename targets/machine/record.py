@@ -17,6 +17,7 @@ from ratrain.targets.machine.machine import Machine, load_machine, machine_names
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.writer import machine_lines
 from ratrain.targets.mt3000.tiling.core import cluster_of
+from ratrain.targets.registry import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -32,6 +33,7 @@ def machine_digest(machine: Machine) -> str:
         "cost": machine.cost,
         "constants": {name: constant.value for name, constant in machine.constants.items()},
         "groups": machine.group_names,
+        **({} if machine.target == DEFAULT_TARGET else {"target": machine.target}),
         "ops": [[op.key, op.size, op.seconds] for op in machine.table.ops],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

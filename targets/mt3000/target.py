@@ -1,102 +1,26 @@
-"""The MT-3000 as passes see it: workspace, engines and costs of ops."""
+"""The MT-3000: block ops are tiled for its on-chip memories where the machine file says so."""
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.ops import (
-    AllReduce,
-    BlockOp,
-    Engine,
-    Group,
-    Op,
-    Recv,
-    ReduceScatter,
-    Send,
-)
-from ratrain.ratrain_ir.target import WorkspaceRequest
-from ratrain.targets.codegen.routines import routine_of
-from ratrain.targets.machine.machine import Machine
-from ratrain.targets.machine.record import target_info
-from ratrain.targets.machine.timing import TimedOp, message_seconds, op_work, timed_op
 from ratrain.targets.mt3000.tiling.core import cluster_of
 from ratrain.targets.mt3000.tiling.select import with_tiles
-from ratrain.targets.program.lifting import group_name
-from ratrain.targets.program.program import Access
+from ratrain.targets.target import MachineTarget
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.module import Module, Stage, TargetInfo
-    from ratrain.targets.machine.link_groups import Link
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrain_ir.ops import BlockOp
     from ratrain.targets.program.routine import Routine
 
 
 @frozen
-class Mt3000Target:
-    """Implements `ratrain.ratrain_ir.target.Target` for a machine file."""
-
-    machine: Machine
-
-    @property
-    def name(self) -> str:
-        """Name of the machine file."""
-        return self.machine.name
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Usable DDR of a cluster."""
-        return self.machine.whole("ddr_capacity")
-
-    @cached_property
-    def info(self) -> TargetInfo:
-        """What modules and programs carry of the machine."""
-        return target_info(self.machine)
-
-    @property
-    def update_engine(self) -> Engine:
-        """Where updates run."""
-        return self.machine.update_engine
+class Mt3000Target(MachineTarget):
+    """A machine file whose cost may be that of tile schedules."""
 
     def routine(self, module: Module, op: BlockOp) -> Routine:
         """The routine of a block op, with tiles where the machine file describes on-chip memory to be used."""
-        routine = routine_of(op, module.model, module.plan)
+        routine = super().routine(module, op)
         return with_tiles(routine, cluster_of(self.machine)) if self.machine.cost == "tiles" else routine
-
-    def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
-        """Intermediates of a routine; two staging chunks for a gradient reduction."""
-        if isinstance(op, BlockOp):
-            routine = self.routine(module, op)
-            return WorkspaceRequest(routine.key, routine.workspace_bytes)
-        if isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group is Group.REPLICAS):
-            return WorkspaceRequest("grad-sync", 2 * self.machine.whole("collective_chunk"))
-        return None
-
-    def step_seconds(self, module: Module) -> float:
-        """Seconds of a steady step of an allocated module, simulated.
-
-        Raises `DiagnosticError` where the module cannot be emitted.
-        """
-        from ratrain.targets.codegen.emitter import emit
-        from ratrain.targets.simulator.figures import simulated
-
-        figures, _ = simulated(emit(module, self), self.machine)
-        return figures.step_seconds
-
-    def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
-        """Seconds of an op that runs alone."""
-        return op_work(self.timed(module, stage, op), module.plan, self.machine).seconds
-
-    def timed(self, module: Module, stage: Stage, op: Op) -> TimedOp:
-        """What the time of an op depends on."""
-        routine = self.routine(module, op) if isinstance(op, BlockOp) else None
-        moved = [(t.kind, t.type, Access.READ) for t in op.reads]
-        moved += [(t.kind, t.type, Access.WRITE) for t in op.writes]
-        moved += [(t.kind, t.type, Access.UPDATE) for t in op.updates]
-        hop = (stage.index, op.peer) if isinstance(op, Send | Recv) else None
-        return timed_op(op.keyword, group_name(op), op.engine, routine, moved, hop)
-
-    def message_seconds(self, nbytes: int, link: Link) -> float:
-        """Seconds of a message between stages that has its link to itself."""
-        return message_seconds(nbytes, link, self.machine)

@@ -26,7 +26,7 @@ from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.targets.runtime.locks import Lock, hold
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.rank import Rank
+    from ratrain.ratrain_ir.topology import Rank
 
 PROGRAM_FILE = "program.rtx"
 _LOST_FILE, _REPORT_FILE, _LOCK_FILE = "lost.json", "postmortem.txt", ".lock"
@@ -97,10 +97,15 @@ class RankPosition:
 
 
 class PositionFile:
-    """A rank's own file, or memory of this process alone where there is no folder. Raises OSError where it cannot be made."""
+    """A rank's own file, or memory of this process alone where there is no folder.
 
-    def __init__(self, folder: Path | None, rank: Rank, number: int) -> None:
-        plan = rank.program.plan
+    The rank is number `number` of `ranks`; `completed` counts what each of its engines has done, over all steps, as it runs.
+    Raises OSError where it cannot be made.
+    """
+
+    def __init__(
+        self, folder: Path | None, rank: Rank, number: int, *, ranks: int, completed: Mapping[Engine, int]
+    ) -> None:
         if folder is None:
             self._data = mmap.mmap(-1, _SIZE)
         else:
@@ -110,12 +115,10 @@ class PositionFile:
             with path.open("r+b") as stream:
                 self._data = mmap.mmap(stream.fileno(), _SIZE)
         host = socket.gethostname().encode()[:64]
-        _IDENTITY.pack_into(
-            self._data, 0, _MAGIC, number, plan.clusters, rank.stage_index, rank.replica, os.getpid(), host
-        )
+        _IDENTITY.pack_into(self._data, 0, _MAGIC, number, ranks, rank.stage, rank.replica, os.getpid(), host)
         self.enter(RankPhase.STARTING, 0)
         self.beat()
-        self._rank = rank
+        self._completed = completed
         self._places = {engine: _ENGINES_AT + _ENGINE_BYTES * index for index, engine in enumerate(ENGINES)}
         self._begun = 0.0
         self._longest = 0.0
@@ -140,12 +143,12 @@ class PositionFile:
         now = time.time()
         if engine is Engine.COMPUTE:
             self._begun = now
-        _ENGINE.pack_into(self._data, self._places[engine], self._rank.completed[engine], 1, now)
+        _ENGINE.pack_into(self._data, self._places[engine], self._completed[engine], 1, now)
 
     def complete(self, engine: Engine) -> None:
         """The instruction has completed, and is counted."""
         now = time.time()
-        _ENGINE.pack_into(self._data, self._places[engine], self._rank.completed[engine], 0, now)
+        _ENGINE.pack_into(self._data, self._places[engine], self._completed[engine], 0, now)
         if engine is Engine.COMPUTE and self._steps and now - self._begun > self._longest:
             self._longest = now - self._begun
             _LONGEST.pack_into(self._data, _LONGEST_AT, self._longest)

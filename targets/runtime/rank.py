@@ -7,6 +7,7 @@ wrong loss. Block ops are bound to kernels once, before the first step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +18,12 @@ from ratrain.ratrain_ir.topology import Rank as MeshRank
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype
 from ratrain.targets.program.routine import parse_reference
 from ratrain.targets.runtime.kernels import AttentionSpec, KernelSet, Scratch
+from ratrain.targets.runtime.positions import PositionFile
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.targets.program.program import Instruction, Program, ProgramStage, ProgramTensor
     from ratrain.targets.program.routine import Reference, Routine, Step
-    from ratrain.targets.runtime.positions import PositionFile
 
 Bytes = NDArray[np.uint8]
 
@@ -51,6 +52,14 @@ class Rank:
         """Instructions each engine has completed, over all steps."""
         self.position: PositionFile | None = None
         """Where it says where it is, for those who ask from outside."""
+
+    def new_position(self, folder: Path | None, number: int) -> PositionFile:
+        """A file that says where this rank is, as number `number` of all; in memory of this process alone without a folder.
+
+        Raises OSError where it cannot be made.
+        """
+        clusters = self.program.plan.clusters
+        return PositionFile(folder, self.place, number, ranks=clusters, completed=self.completed)
 
     @property
     def place(self) -> MeshRank:

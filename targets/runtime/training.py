@@ -41,7 +41,7 @@ from ratrain.targets.runtime.evaluation import HeldOut
 from ratrain.targets.runtime.kernels import KernelName
 from ratrain.targets.runtime.local import LocalEngine, StepReport
 from ratrain.targets.runtime.optimizer import INITIAL_SCALE
-from ratrain.targets.runtime.positions import PositionFile, RankPhase, RunFolder
+from ratrain.targets.runtime.positions import RankPhase, RunFolder
 from ratrain.targets.runtime.processes import Processes
 from ratrain.targets.runtime.state import start_from_state, start_from_weights, training_state
 from ratrain.targets.runtime.utilisation import Utilisation
@@ -434,7 +434,7 @@ def _leave_positions(run: TrainingRun, folder: RunFolder | None, places: ExitSta
     ranks = [rank for ranks in run.engine.ranks for rank in ranks]
     if folder is None:
         for number, rank in enumerate(ranks):
-            rank.position = PositionFile(None, rank, number)
+            rank.position = rank.new_position(None, number)
         return
 
     def begin() -> None:
@@ -448,7 +448,7 @@ def _leave_positions(run: TrainingRun, folder: RunFolder | None, places: ExitSta
     try:
         for number, rank in enumerate(ranks, run.processes.started_as):
             folder.path.mkdir(exist_ok=True)  # on another machine it may not be there
-            rank.position = PositionFile(folder.path, rank, number)
+            rank.position = rank.new_position(folder.path, number)
     except OSError as error:
         fail("RT002", f"cannot write '{folder.directory}': {error.strerror or error}")
     run.processes.exchange(None)  # all are there before any looks for the others

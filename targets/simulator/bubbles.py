@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.targets.program.program import Instruction
 from ratrain.targets.simulator import idle_walk
 from ratrain.targets.simulator.flat_program import STREAMS, Float64s, Int64s
-from ratrain.targets.simulator.timed_run import Timeline
+from ratrain.targets.simulator.timeline import Timeline
 
 
 class Cause(Enum):

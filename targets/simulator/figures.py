@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
@@ -12,10 +14,12 @@ from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import Bandwidths, ResourceWork
 from ratrain.targets.machine.timing import TimedOp, op_work, timed_op
 from ratrain.targets.program.program import Instruction, Program
-from ratrain.targets.simulator.timed_run import STEPS, UNLIMITED, Timeline, simulate_work
+from ratrain.targets.simulator.bubbles import Bubbles
+from ratrain.targets.simulator.timed_run import STEPS, UNLIMITED, simulate_work
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.targets.simulator.timeline import Timeline
 
 
 @frozen
@@ -27,12 +31,12 @@ class StageFigures:
     peak_bytes: int
     arena_bytes: int
     index: int = field(eq=False, repr=False)
-    _timeline: Timeline = field(eq=False, repr=False)
+    _bubbles: Callable[[], Bubbles] = field(eq=False, repr=False)
 
     @property
     def exposed_tail_seconds(self) -> float:
         """Idle time of the compute engine that is charged to this stage's GradSync, UpdateShard, PrefetchW and barriers."""
-        return self._timeline.bubbles.exposed_tail_seconds(self.index)
+        return self._bubbles().exposed_tail_seconds(self.index)
 
 
 @frozen
@@ -73,9 +77,10 @@ def simulated(
     plan = program.plan
     operations = model_flops_per_token(program.model, plan.seq_len) * plan.tokens_per_step
     stages = []
+    bubbles = cache(partial(Bubbles, timeline))  # walked when somebody asks
     for index, stage in enumerate(program.stages):
         busy = timeline.busy_seconds(index, Engine.COMPUTE)
-        stages.append(StageFigures(busy, seconds - busy, stage.peak_live_bytes, stage.arena_bytes, index, timeline))
+        stages.append(StageFigures(busy, seconds - busy, stage.peak_live_bytes, stage.arena_bytes, index, bubbles))
     mfu = operations / (seconds * machine["fp16_peak"] * plan.clusters) if seconds else 0.0
     tokens = plan.tokens_per_step / seconds if seconds else 0.0
     return Figures(seconds, timeline.makespan_seconds, tokens, mfu, tuple(stages)), timeline

@@ -13,7 +13,7 @@ from ratrain.targets.program.program import Access
 if TYPE_CHECKING:
     from ratrain.targets.program.program import ProgramStage
     from ratrain.targets.simulator.flat_program import Float64s, Int64s
-    from ratrain.targets.simulator.timed_run import Timeline
+    from ratrain.targets.simulator.timeline import Timeline
 
 _DEFINING = (Access.WRITE, Access.SCRATCH)
 OUTSIDE = -1

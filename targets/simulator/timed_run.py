@@ -8,12 +8,9 @@ Instructions that overlap share the bandwidth of DDR and link. Replicas are alik
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cached_property
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
-from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.ops import ENGINES, Engine
@@ -21,17 +18,12 @@ from ratrain.targets.machine.resource_work import Bandwidths, LinkLevel, Resourc
 from ratrain.targets.program.program import Instruction, Program
 from ratrain.targets.simulator.flat_program import (
     STREAMS,
-    FlatProgram,
-    Float64s,
     Records,
     flatten,
-    instructions_in_order,
 )
 from ratrain.targets.simulator.routes import routes_of
 from ratrain.targets.simulator.run_state import WORK, RunState, moved_bytes, new_state
-
-if TYPE_CHECKING:
-    from ratrain.targets.simulator.bubbles import Bubbles
+from ratrain.targets.simulator.timeline import Timeline
 
 DurationOf = Callable[[int, Instruction], float]
 """Seconds of an instruction of a stage that runs alone."""
@@ -43,96 +35,6 @@ STEPS = 3
 UNLIMITED = Bandwidths(np.inf, (LinkLevel(np.inf),), np.inf)
 """Nothing is short, where no instruction has bytes to move."""
 _SHOWN_WAITING = 20
-
-
-@frozen
-class Span:
-    """One executed instruction: seconds from the start of the first step."""
-
-    instruction: Instruction
-    start: float
-    end: float
-
-
-@define(eq=False, slots=False)
-class Timeline:
-    """When every instruction of every step started and ended: [steps * ops], in seconds; see `flat_program` for the numbers."""
-
-    program: Program
-    flat: FlatProgram
-    works: Records
-    """by op"""
-    steps: int
-    rendezvous: bool
-    starts: Float64s
-    ends: Float64s
-    moved_bytes: Float64s
-    """[stages, DDR | link outwards | link inwards | the same of outer levels]: bytes that have flowed in all steps"""
-    events: int = field(default=0)
-    """works that have ended, a measure of what the simulation had to do"""
-
-    @property
-    def ops(self) -> int:
-        """Ops of one step."""
-        return len(self.flat.ops)
-
-    @cached_property
-    def makespan_seconds(self) -> float:
-        """One step from cold: when the last instruction of the first step ends."""
-        return float(self.ends[: self.ops].max(initial=0.0))
-
-    @cached_property
-    def step_seconds(self) -> float:
-        """The steady period: the largest distance between the ends of equal streams in the last two steps."""
-        last = (self.steps - 1) * self.ops + self.flat.last_ops
-        return float((self.ends[last] - self.ends[last - self.ops]).max(initial=0.0))
-
-    @cached_property
-    def instructions(self) -> list[Instruction]:
-        """The instructions of a step, by op number."""
-        return instructions_in_order(self.program)
-
-    @cached_property
-    def spans(self) -> list[dict[Engine, list[Span]]]:
-        """Spans by stage and engine, in stream order, step after step."""
-        starts, ends = self.starts.tolist(), self.ends.tolist()
-        return [
-            {
-                engine: [Span(self.instructions[e % self.ops], starts[e], ends[e]) for e in self._events(s, engine)]
-                for engine in ENGINES
-            }
-            for s in range(len(self.program.stages))
-        ]
-
-    def _events(self, stage: int, engine: Engine) -> Iterator[int]:
-        first, stop = self.ops_of(stage, engine)
-        for step in range(self.steps):
-            yield from range(step * self.ops + first, step * self.ops + stop)
-
-    def ops_of(self, stage: int, engine: Engine) -> tuple[int, int]:
-        """The ops of a stream: the first, and the first that is not its."""
-        stream = stage * STREAMS + ENGINES.index(engine)
-        return int(self.flat.streams["first"][stream]), int(self.flat.streams["stop"][stream])
-
-    def busy_seconds(self, stage: int, engine: Engine, step: int | None = None) -> float:
-        """Seconds an engine works in a step, the last one where none is given."""
-        first, stop = self.ops_of(stage, engine)
-        begin = (self.steps - 1 if step is None else step) * self.ops
-        return float((self.ends[begin + first : begin + stop] - self.starts[begin + first : begin + stop]).sum())
-
-    @cached_property
-    def bubbles(self) -> Bubbles:
-        """Why engines are idle in the last step."""
-        from ratrain.targets.simulator.bubbles import Bubbles
-
-        return Bubbles(self)
-
-    @cached_property
-    def cold_bubbles(self) -> Bubbles:
-        """Why engines are idle in the first step, which starts from cold."""
-        from ratrain.targets.simulator.bubbles import Bubbles
-
-        return Bubbles(self, cold=True)
 
 
 def simulate(program: Program, duration_of: DurationOf, *, rendezvous: bool = False, steps: int = STEPS) -> Timeline:

@@ -54,7 +54,7 @@ def option_values(attribute: attrs.Attribute) -> st.SearchStrategy:
 
 @st.composite
 def passes(draw) -> Pass:
-    cls = pass_class(draw(st.sampled_from(sorted(PASSES))))
+    cls = pass_class(draw(st.sampled_from(sorted(PASSES.names()))))
     given_options = [attribute for attribute in attrs.fields(cls) if draw(st.booleans())]
     return cls(**{attribute.name: draw(option_values(attribute)) for attribute in given_options})
 
@@ -210,7 +210,7 @@ def test_an_illegal_order_is_refused_and_changes_nothing(pipeline, message, help
     assert print_module(module) == before
 
 
-@pytest.mark.parametrize("name", sorted(PASSES))
+@pytest.mark.parametrize("name", sorted(PASSES.names()))
 def test_every_pass_runs_on_a_dataflow_module(name):
     texts = [text for text, _ in ran(toy(), name)]
     assert texts[-1] == name

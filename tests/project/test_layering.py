@@ -9,10 +9,11 @@ from __future__ import annotations
 import ast
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from importlib.util import resolve_name
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,6 +94,27 @@ def test_imports_run_one_way() -> None:
         found += violations(path.read_text(encoding="utf-8"), module, is_package=path.stem == "__init__")
     assert all(seen.values()), f"a package has no modules: {seen}"
     assert not found, "\n".join(found)
+
+
+def test_no_modules_need_each_other() -> None:
+    """Not even for their types: a circle of modules can only be read as one."""
+    modules = {module: path for path, module in _modules()}
+    needs = nx.DiGraph()
+    for module, path in modules.items():
+        package = module if path.stem == "__init__" else module.rpartition(".")[0]
+        for _, name in _imports(ast.parse(path.read_text(encoding="utf-8")), package):
+            imported = _module_of(name, modules)
+            if imported not in (None, module):
+                needs.add_edge(module, imported)
+    circles = [sorted(circle) for circle in nx.strongly_connected_components(needs) if len(circle) > 1]
+    assert not circles
+
+
+def _module_of(name: str, modules: Container[str]) -> str | None:
+    """The module that a name is, or stands in."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name or None
 
 
 def test_every_folder_of_the_package_is_a_link_and_in_the_wheel() -> None:

@@ -15,7 +15,8 @@ from ratrain.ratrainc.planner.bounds import Columns, plan_bounds, shape_bounds
 from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of, partitions
 from ratrain.ratrainc.planner.evaluation import Task, evaluate
 from ratrain.ratrainc.planner.machines import with_constants
-from ratrain.ratrainc.planner.profile import Profiles, Setting
+from ratrain.ratrainc.planner.profile import Profiles
+from ratrain.ratrainc.planner.setting import Setting
 from ratrain.ratrainc.planner.space import STATE_MODES, Shape, template
 from ratrain.ratrainc.planner.tilings import tilings
 from ratrain.ratrainc.planner.variants import recompute_policy, schedule_of

@@ -13,7 +13,8 @@ from ratrain.ratrain_ir.frontend.model_config import load_model
 from ratrain.ratrain_ir.frontend.plan import load_plan
 from ratrain.ratrainc.planner.bounds import Columns, plan_bounds
 from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
-from ratrain.ratrainc.planner.profile import Profiles, Setting
+from ratrain.ratrainc.planner.profile import Profiles
+from ratrain.ratrainc.planner.setting import Setting
 from ratrain.ratrainc.planner.space import Shape
 from ratrain.ratrainc.planner.variants import recompute_policy, schedule_of
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy

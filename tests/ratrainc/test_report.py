@@ -27,6 +27,7 @@ from ratrain.ratrainc.report.columns import StepView
 from ratrain.ratrainc.report.page import write_report
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
+from ratrain.targets.simulator.bubbles import Bubbles
 from ratrain.targets.simulator.flat_program import STREAMS
 from ratrain.targets.simulator.live_curve import live_curve, live_intervals
 from tests.end_to_end.tiny_runs import make_program
@@ -34,7 +35,7 @@ from tests.ratrainc.report_page import Page
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
-    from ratrain.targets.simulator.timed_run import Timeline
+    from ratrain.targets.simulator.timeline import Timeline
 
 CASES = {
     "plain": {},
@@ -59,7 +60,10 @@ def case(request: pytest.FixtureRequest, tmp_path_factory) -> tuple[Timeline, Pa
 
 def views(timeline: Timeline) -> list[StepView]:
     last = timeline.steps - 1
-    return [StepView("steady", timeline, timeline.bubbles, last), StepView("cold", timeline, timeline.cold_bubbles, 0)]
+    return [
+        StepView("steady", timeline, Bubbles(timeline), last),
+        StepView("cold", timeline, Bubbles(timeline, cold=True), 0),
+    ]
 
 
 def test_ops_are_those_of_the_program(case) -> None:

@@ -21,7 +21,7 @@ from ratrain.targets.simulator.live_curve import live_curve
 from tests.ratrainc.report_page import Page
 
 if TYPE_CHECKING:
-    from ratrain.targets.simulator.timed_run import Timeline
+    from ratrain.targets.simulator.timeline import Timeline
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [

@@ -30,7 +30,7 @@ from tests.end_to_end.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
-    from ratrain.targets.simulator.timed_run import Timeline
+    from ratrain.targets.simulator.timeline import Timeline
 
 NODES = str(Path(__file__).resolve().parents[3] / "examples" / "mt3000-nodes.toml")
 UNIFORM = load_machine(None)

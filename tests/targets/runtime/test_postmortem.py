@@ -30,7 +30,6 @@ from ratrain.targets.runtime import watchdog
 from ratrain.targets.runtime.liveness import Liveness, liveness
 from ratrain.targets.runtime.positions import (
     EnginePosition,
-    PositionFile,
     RankPhase,
     RankPosition,
     RunFolder,
@@ -360,14 +359,14 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.targets.program.rtx import write_program
-from ratrain.targets.runtime.positions import PositionFile, RankPhase
+from ratrain.targets.runtime.positions import RankPhase
 from ratrain.targets.runtime.rank import Rank
 from tests.end_to_end.tiny_runs import make_program
 folder = Path(sys.argv[2])
 program = make_program(pp=1, dp=1)
 write_program(program, str(folder / "program.rtx"))
 rank = Rank(program, 0, 0)
-position = PositionFile(folder, rank, 0)
+position = rank.new_position(folder, 0)
 position.enter(RankPhase.RUNNING, 7)
 rank.completed[Engine.COMPUTE] = 3
 position.begin(Engine.COMPUTE)
@@ -493,7 +492,7 @@ def test_positions_are_beside_checkpoints_where_these_are_several(
 def test_a_position_file_is_small_and_made_new(tmp_path: Path) -> None:
     rank = start(PROGRAMS["1x3"], 1).engine.ranks[0][1]
     position_path(tmp_path, 4).write_bytes(b"old" * 1000)
-    PositionFile(tmp_path, rank, 4)
+    rank.new_position(tmp_path, 4)
     assert position_path(tmp_path, 4).stat().st_size < 4096
     (found,) = read_positions(str(tmp_path))
     assert (found.number, found.stage, found.replica, found.phase) == (4, 0, 1, RankPhase.STARTING)

@@ -16,9 +16,9 @@ from ratrain.ratrain_ir.testing.strategies import Case, cases
 from ratrain.ratrainc.cli import main
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
-from ratrain.targets.simulator.bubbles import Cause
+from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.figures import simulated
-from ratrain.targets.simulator.timed_run import Timeline, simulate
+from ratrain.targets.simulator.timed_run import simulate
 from tests.end_to_end.tiny_runs import make_program
 from tests.targets.simulator.test_simulator import SHAPES, compiled, layers_only, pipeline
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ratrain.targets.program.program import Instruction
+    from ratrain.targets.simulator.timeline import Timeline
 
 F, B = 1.0, 2.0
 
@@ -34,7 +35,7 @@ F, B = 1.0, 2.0
 def test_the_bubble_of_equal_stages(stages: int, micro_batches: int) -> None:
     """(p - 1) / (m + p - 1) of every stage's time: fill s F, drain s B, and the way to the last stage and back between."""
     found = simulate(pipeline(stages, micro_batches), layers_only(lambda _: F, lambda _: B))
-    bubbles = found.cold_bubbles
+    bubbles = Bubbles(found, cold=True)
     for stage in range(stages):
         idle = bubbles.idle_seconds(stage, Engine.COMPUTE)
         assert sum(idle.values()) / bubbles.window_seconds == pytest.approx(
@@ -53,9 +54,9 @@ def test_the_slow_stage_is_the_one_that_is_waited_for(slow: int) -> None:
     times = [(4.0, 7.0) if stage == slow else (1.0, 2.0) for stage in range(3)]
     found = simulate(pipeline(3, 6), layers_only(lambda s: times[s][0], lambda s: times[s][1]))
     for stage in {0, 1, 2} - {slow}:
-        waited = found.bubbles.waited_for(stage, Engine.COMPUTE)
+        waited = Bubbles(found).waited_for(stage, Engine.COMPUTE)
         assert max(waited, key=waited.__getitem__) == slow
-    on_path = {(op.stage, op.engine) for op in found.bubbles.critical_path() if op.stage == slow}
+    on_path = {(op.stage, op.engine) for op in Bubbles(found).critical_path() if op.stage == slow}
     assert (slow, Engine.COMPUTE) in on_path
 
 
@@ -75,7 +76,7 @@ def test_one_micro_batch_takes_every_stage_and_every_link(stages: int, times: li
     found = simulate(pipeline(stages, 1), linked(forward, backward, link))
     assert found.makespan_seconds == pytest.approx(sum(forward + backward) + 2 * (stages - 1) * link, rel=1e-9)
     for stage in range(stages - 1):
-        assert found.cold_bubbles.idle_seconds(stage, Engine.COMPUTE)[Cause.LINK] == pytest.approx(
+        assert Bubbles(found, cold=True).idle_seconds(stage, Engine.COMPUTE)[Cause.LINK] == pytest.approx(
             2 * (stages - 1 - stage) * link, rel=1e-9
         )
 
@@ -147,7 +148,7 @@ def test_no_schedule_beats_its_longest_path(case: Case) -> None:
 def test_the_figures_agree_with_the_accounting(case: Case, rendezvous: bool) -> None:
     figures, found = simulated(compiled(case), load_machine(None), rendezvous=rendezvous)
     for index, stage in enumerate(figures.stages):
-        idle = found.bubbles.idle_seconds(index, Engine.COMPUTE)
+        idle = Bubbles(found).idle_seconds(index, Engine.COMPUTE)
         assert sum(idle.values()) == pytest.approx(stage.idle_seconds, rel=1e-9, abs=1e-12)
         assert 0 <= stage.exposed_tail_seconds <= stage.idle_seconds * (1 + 1e-9)
         assert Cause.COMPUTE not in idle

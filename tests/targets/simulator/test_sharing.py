@@ -18,6 +18,7 @@ from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.resource_work import Bandwidths, LinkLevel, ResourceWork
 from ratrain.targets.program.program import Program
 from ratrain.targets.simulator import interpreted_loop
+from ratrain.targets.simulator.bubbles import Bubbles
 from ratrain.targets.simulator.figures import simulated
 from ratrain.targets.simulator.interpreted_loop import Allowance
 from ratrain.targets.simulator.live_curve import live_curve
@@ -28,7 +29,7 @@ from tests.targets.simulator.test_simulator import check_messages, check_order, 
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction
-    from ratrain.targets.simulator.timed_run import Timeline
+    from ratrain.targets.simulator.timeline import Timeline
 
 SECONDS = (0.0, 0.5, 1.0, 3.0)
 BYTES = (0.0, 0.0, 1.0, 2.5, 8.0)
@@ -131,7 +132,7 @@ def test_what_must_be_conserved_is(case: Case, seed: int, rendezvous: bool) -> N
     end = float(found.ends.max(initial=0.0))
     assert (found.moved_bytes <= np.array([3.0, 0.7, 0.7]) * end * (1 + 1e-9)).all()
     assert ((found.ends - found.starts).reshape(found.steps, -1) >= found.works["seconds"] - 1e-9).all()
-    for bubbles in (found.bubbles, found.cold_bubbles):
+    for bubbles in (Bubbles(found), Bubbles(found, cold=True)):
         for stage, held in enumerate(program.stages):
             for engine in ENGINES:
                 if held.streams[engine]:
@@ -147,7 +148,7 @@ def test_what_must_be_conserved_is(case: Case, seed: int, rendezvous: bool) -> N
 
 def check_pieces(found: Timeline, cold: bool) -> None:
     """Idle pieces of a stream lie between its instructions, one after the other; what is next done after the first step is not of it."""
-    bubbles = found.cold_bubbles if cold else found.bubbles
+    bubbles = Bubbles(found, cold=cold)
     pieces = bubbles.pieces()
     for one, other in pairwise(pieces):
         if (one.stage, one.engine) == (other.stage, other.engine):
@@ -250,7 +251,7 @@ def test_the_host_has_its_own_share_of_the_bandwidth() -> None:
     for (name, fast), (same, slow) in zip(sorted(times[0]), sorted(times[1]), strict=True):
         assert name == same
         assert slow >= (fast - machine["launch"]) * 2 * (1 - 1e-9) + machine.host_handover
-    assert on_host.bubbles.idle_seconds(0, Engine.HOST)
+    assert Bubbles(on_host).idle_seconds(0, Engine.HOST)
 
 
 @pytest.mark.parametrize(

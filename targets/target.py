@@ -1,0 +1,114 @@
+"""A machine file as a target: workspace, engines and costs of ops, emission and simulated steps."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.ops import (
+    AllReduce,
+    BlockOp,
+    Engine,
+    Group,
+    Op,
+    Recv,
+    ReduceScatter,
+    Send,
+)
+from ratrain.ratrain_ir.target import WorkspaceRequest
+from ratrain.targets.codegen.emitter import emit
+from ratrain.targets.codegen.routines import routine_of
+from ratrain.targets.machine.machine import Machine
+from ratrain.targets.machine.record import target_info
+from ratrain.targets.machine.timing import TimedOp, message_seconds, op_work, timed_op
+from ratrain.targets.program.lifting import group_name
+from ratrain.targets.program.program import Access
+from ratrain.targets.registry import TARGETS
+from ratrain.targets.simulator.figures import simulated
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Module, Stage, TargetInfo
+    from ratrain.targets.machine.link_groups import Link
+    from ratrain.targets.program.routine import Routine
+
+
+@frozen
+class MachineTarget:
+    """Implements `ratrain.ratrain_ir.target.Target` for a machine file. A target of its own overrides what it does differently."""
+
+    machine: Machine
+
+    @property
+    def name(self) -> str:
+        """Name of the machine file."""
+        return self.machine.name
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Usable DDR of a cluster."""
+        return self.machine.whole("ddr_capacity")
+
+    @cached_property
+    def info(self) -> TargetInfo:
+        """What modules and programs carry of the machine."""
+        return target_info(self.machine)
+
+    @property
+    def update_engine(self) -> Engine:
+        """Where updates run."""
+        return self.machine.update_engine
+
+    def routine(self, module: Module, op: BlockOp) -> Routine:
+        """The routine of a block op."""
+        return routine_of(op, module.model, module.plan)
+
+    def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
+        """Intermediates of a routine; two staging chunks for a gradient reduction."""
+        if isinstance(op, BlockOp):
+            routine = self.routine(module, op)
+            return WorkspaceRequest(routine.key, routine.workspace_bytes)
+        if isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group is Group.REPLICAS):
+            return WorkspaceRequest("grad-sync", 2 * self.machine.whole("collective_chunk"))
+        return None
+
+    def step_seconds(self, module: Module) -> float:
+        """Seconds of a steady step of an allocated module, simulated.
+
+        Raises `DiagnosticError` where the module cannot be emitted.
+        """
+        figures, _ = simulated(emit(module, self), self.machine)
+        return figures.step_seconds
+
+    def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
+        """Seconds of an op that runs alone."""
+        return op_work(self.timed(module, stage, op), module.plan, self.machine).seconds
+
+    def timed(self, module: Module, stage: Stage, op: Op) -> TimedOp:
+        """What the time of an op depends on."""
+        routine = self.routine(module, op) if isinstance(op, BlockOp) else None
+        moved = [(t.kind, t.type, Access.READ) for t in op.reads]
+        moved += [(t.kind, t.type, Access.WRITE) for t in op.writes]
+        moved += [(t.kind, t.type, Access.UPDATE) for t in op.updates]
+        hop = (stage.index, op.peer) if isinstance(op, Send | Recv) else None
+        return timed_op(op.keyword, group_name(op), op.engine, routine, moved, hop)
+
+    def message_seconds(self, nbytes: int, link: Link) -> float:
+        """Seconds of a message between stages that has its link to itself."""
+        return message_seconds(nbytes, link, self.machine)
+
+
+def target_of(machine: Machine) -> MachineTarget:
+    """The target that a machine file names, on that machine.
+
+    Raises `DiagnosticError` RT004 where what is registered by its name is no target.
+    """
+    cls = TARGETS.load(machine.target)
+    if not (isinstance(cls, type) and issubclass(cls, MachineTarget)):
+        fail(
+            "RT004",
+            f"'{TARGETS.place(machine.target)}' is no target: it is no class on top of `MachineTarget` (ratrain.targets.target)",
+        )
+    return cls(machine)
