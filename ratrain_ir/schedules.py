@@ -1,9 +1,10 @@
-"""Pipeline schedules as bare orders of forwards and backwards, and what is known of them in closed form."""
+"""Pipeline schedules as bare orders of forwards and backwards, and what is known of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import cache
 
 from attrs import frozen
 
@@ -38,21 +39,8 @@ class Action:
     micro_batch: int
 
 
-def in_flight_bound(stages: int, micro_batches: int, stage: int) -> int:
-    """Micro-batches in flight on a stage under 1F1B and ZB-H1: min(P - s, M)."""
-    return min(stages - stage, micro_batches)
-
-
 DEFAULT_SCHEDULE = "1f1b"
 """What is placed where neither plan nor strategy says."""
-
-
-def micro_batches_in_flight(schedule: str | None, stages: int, micro_batches: int, stage: int) -> int:
-    """Most micro-batches that have begun forward and not ended backward on a stage, under a schedule by its name.
-
-    Of an order that has no name (None) nothing is known: it can be all of them.
-    """
-    return micro_batches if schedule in ("gpipe", None) else in_flight_bound(stages, micro_batches, stage)
 
 
 def schedule_1f1b(stages: int, micro_batches: int, stage: int) -> list[Action]:
@@ -95,9 +83,61 @@ def schedule_zb_h1(stages: int, micro_batches: int, stage: int, delay: int | Non
     return actions
 
 
-SCHEDULES: dict[str, Callable[[int, int, int], list[Action]]] = {
-    "1f1b": schedule_1f1b,
-    "gpipe": schedule_gpipe,
-    "zb-h1": schedule_zb_h1,
+def gradient_waits_1f1b(stages: int, micro_batches: int, stage: int) -> list[int]:
+    """Micro-batches before whose backward a stage waits for the gradient under 1F1B: of the warm-up, then of the cool-down."""
+    behind = stages - 1 - stage
+    if behind == 0:
+        return []
+    return [0, *range(max(1, micro_batches - behind), micro_batches)]
+
+
+def no_gradient_waits(stages: int, micro_batches: int, stage: int) -> list[int]:
+    """None that are known."""
+    del stages, micro_batches, stage
+    return []
+
+
+@frozen
+class Schedule:
+    """A schedule that has a name. Everything that is known of it follows from what stands here.
+
+    Each field is a function of the numbers of stages and micro-batches and of a stage's index.
+    """
+
+    actions: Callable[[int, int, int], list[Action]]
+    """a stage's order"""
+    gradient_waits: Callable[[int, int, int], list[int]] = no_gradient_waits
+    """micro-batches before whose backward the stage's compute engine waits for the gradient, the longest wait first"""
+
+    def in_flight(self, stages: int, micro_batches: int, stage: int) -> int:
+        """Most micro-batches that have begun forward and not made the gradient of the stage's input."""
+        return most_in_flight(self.actions(stages, micro_batches, stage))
+
+
+def most_in_flight(actions: Iterable[Action]) -> int:
+    """Most micro-batches of an order that have begun forward and not made the gradient of the stage's input."""
+    held = most = 0
+    for action in actions:
+        held += _HELD.get(action.kind, 0)
+        most = max(most, held)
+    return most
+
+
+_HELD = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.BACKWARD_INPUT: -1}
+"""What each action adds to the micro-batches in flight."""
+
+SCHEDULES: dict[str, Schedule] = {
+    "1f1b": Schedule(schedule_1f1b, gradient_waits_1f1b),
+    "gpipe": Schedule(schedule_gpipe),
+    "zb-h1": Schedule(schedule_zb_h1, gradient_waits_1f1b),
 }
-"""Orders by name: each gives one stage's actions from the numbers of stages and micro-batches and the stage's index."""
+"""Every schedule that a plan may name."""
+
+
+@cache
+def micro_batches_in_flight(schedule: str | None, stages: int, micro_batches: int, stage: int) -> int:
+    """Most micro-batches in flight on a stage under a schedule by its name.
+
+    Of an order that has no name (None) nothing is known: it can be all of them.
+    """
+    return micro_batches if schedule is None else SCHEDULES[schedule].in_flight(stages, micro_batches, stage)

@@ -10,21 +10,15 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
-from ratrain.passes.manager import PassManager
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.state.bucket_grad_sync import BucketGradSyncPass
 from ratrain.passes.state.joint_order import JointOrderPass
-from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan, balance_cuts, check_plan
-from ratrain.ratrain_ir.gc import paused_gc
-from ratrain.targets.codegen.emitter import emit
+from ratrain.ratrainc.timed_plan import RefusedPlan, time_plan
 from ratrain.targets.machine.machine import Machine
-from ratrain.targets.simulator.figures import simulated
-from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.passes.pass_base import Pass
@@ -67,24 +61,14 @@ class Outcome:
 
 def try_setting(setting: Setting, name: str) -> Outcome | None:
     """Compile, place and simulate; None where the plan is not allowed."""
-    target = target_of(setting.machine)
     try:
         check_plan(setting.plan, setting.model)
     except DiagnosticError:
         return None
-    with paused_gc():
-        module = lower(setting.model, setting.plan)
-        manager = PassManager(target)
-        passes = parse_pipeline(setting.pipeline)
-        try:
-            manager.run(module, passes)
-        except DiagnosticError:
-            peaks = tuple(lifetimes(stage).peak_bytes for stage in module.stages)
-            return Outcome(name, peaks, None)
-        figures, _ = simulated(emit(module, target), setting.machine)
-    peaks = tuple(stage.peak_bytes for stage in figures.stages)
-    tail = max(stage.exposed_tail_seconds for stage in figures.stages)
-    return Outcome(name, peaks, figures.step_seconds, tail)
+    timed = time_plan(setting.model, setting.plan, setting.pipeline, setting.machine)
+    if isinstance(timed, RefusedPlan):
+        return Outcome(name, timed.peak_bytes, None)
+    return Outcome(name, timed.peak_bytes, timed.figures.step_seconds, timed.exposed_tail_seconds)
 
 
 def levers_of(heaviest: int) -> list[Lever]:

@@ -22,29 +22,24 @@ from ratrain.passes.trial import trial_excess_bytes, trial_occupancy
 from ratrain.ratrain_ir.blocks import gathers_within_step
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import InputGradientOp, Op, Recompute
+from ratrain.ratrain_ir.schedules import SCHEDULES
 from ratrain.ratrain_ir.types import aligned
 
 
 def recover_forward_side(module: Module, stage: Stage, context: PassContext, budget: int) -> int:
     """Move recovery ops of a stage ahead of the backward that waits for a gradient; how many were moved."""
-    if module.plan.schedule not in ("1f1b", "zb-h1") or gathers_within_step(module.plan):
-        return 0  # elsewhere the windows differ, or the view a recovery reads is gathered only for its backward
-    windows = idle_windows(module.plan.pp, module.plan.micro_batches, stage.index)
+    plan = module.plan
+    if plan.schedule is None or gathers_within_step(plan):
+        return 0  # nothing is known of the windows, or the view a recovery reads is gathered only for its backward
+    windows = SCHEDULES[plan.schedule].gradient_waits(plan.pp, plan.micro_batches, stage.index)
+    if not windows:
+        return 0
     mover = _Mover(module, stage, context, budget)
     for micro_batch in windows:
         mover.fill(micro_batch)
     mover.keep_what_fits()
     stage.ops = mover.rebuilt(len(mover.moved))
     return sum(len(ops) for ops in mover.moved.values())
-
-
-def idle_windows(stages: int, micro_batches: int, stage: int) -> list[int]:
-    """Micro-batches before whose backward a stage waits for the gradient under 1F1B, the longest wait first."""
-    behind = stages - 1 - stage
-    if behind == 0:
-        return []
-    cool_down = range(max(1, micro_batches - behind), micro_batches)
-    return [0, *cool_down]
 
 
 @define(eq=False)

@@ -167,7 +167,7 @@ def _check_order(module: Module, stage: Stage, schedule: str, report: Reporter) 
     plan = module.plan
     blocks = module.topology.stage_blocks[stage.index]
     is_zb = schedule == "zb-h1"
-    wanted = iter(SCHEDULES["1f1b" if is_zb else schedule](plan.pp, plan.micro_batches, stage.index))
+    wanted = iter(SCHEDULES["1f1b" if is_zb else schedule].actions(plan.pp, plan.micro_batches, stage.index))
     most_waiting = stage.index if is_zb else 0
     waiting = 0
     for op in stage.ops:

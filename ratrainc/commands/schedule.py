@@ -62,4 +62,4 @@ def _lines(kind: str, stages: int, micro_batches: int) -> Iterator[str]:
     from ratrain.ratrain_ir.schedules import SCHEDULES
 
     for stage in range(stages):
-        yield torch_csv_row(order_row(stage, SCHEDULES[kind](stages, micro_batches, stage)))
+        yield torch_csv_row(order_row(stage, SCHEDULES[kind].actions(stages, micro_batches, stage)))

@@ -13,21 +13,16 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
-from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
-from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan, check_plan
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.verifier import verify
 from ratrain.ratrainc.planner.disturbance import Disturbance, disturbance_of
-from ratrain.targets.codegen.emitter import emit
+from ratrain.ratrainc.timed_plan import RefusedPlan, time_plan
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.program.program_verifier import check_program
-from ratrain.targets.simulator.figures import simulated
-from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
@@ -83,27 +78,22 @@ def evaluate(task: Task) -> Evaluation:
     plan = task.plan
     if task.folded:
         plan = attrs.evolve(plan, micro_batches=folded_micro_batches(plan))
-    target = target_of(task.machine)
-    with paused_gc():
-        module = lower(task.model, plan)
-        try:
-            PassManager(target).run(module, task.pipeline)
-        except DiagnosticError as error:
-            if {d.code for d in error.diagnostics}.isdisjoint(_DOES_NOT_FIT):
-                raise
-            peaks = tuple(lifetimes(stage).peak_bytes for stage in module.stages)
-            return Evaluation(None, peaks, refusal=error.diagnostics[0].message)
-        program = emit(module, target)
-        if task.checked:
-            _verify(module, program)
-        figures, timeline = simulated(program, task.machine)
+    timed = time_plan(task.model, plan, task.pipeline, task.machine)
+    if isinstance(timed, RefusedPlan):
+        if {d.code for d in timed.error.diagnostics}.isdisjoint(_DOES_NOT_FIT):
+            raise timed.error
+        return Evaluation(None, timed.peak_bytes, refusal=timed.error.diagnostics[0].message)
+    if task.checked:
+        with paused_gc():
+            _verify(timed.module, timed.program)
+    figures, timeline = timed.figures, timed.timeline
     left_out = task.plan.micro_batches - plan.micro_batches
     seconds = figures.step_seconds + (left_out * _pace(timeline, plan) if left_out else 0.0)
     idle = math.fsum(stage.idle_seconds for stage in figures.stages) / (figures.step_seconds * plan.pp)
     return Evaluation(
         seconds,
-        tuple(stage.peak_bytes for stage in figures.stages),
-        max(stage.exposed_tail_seconds for stage in figures.stages),
+        timed.peak_bytes,
+        timed.exposed_tail_seconds,
         estimated=left_out > 0,
         bubble_share=idle,
         disturbance=disturbance_of(timeline, figures) if task.disturbed else None,

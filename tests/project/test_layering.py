@@ -153,7 +153,7 @@ BAD = {
     ),
     "formatted": ("ratrain.ratrain_ir.plug", "import importlib\nimportlib.import_module(f'ratrain.passes.{name}')"),
     "__import__": ("ratrain.grammar.text", "__import__('ratrain.passes')"),
-    "runtime to machine": ("ratrain.targets.runtime.arena", "import ratrain.targets.machine.cost"),
+    "runtime to machine": ("ratrain.targets.runtime.arena", "import ratrain.targets.mt3000.target"),
     "runtime to machine, from": ("ratrain.targets.runtime.arena", "from ratrain.targets import mt3000"),
     "runtime to machine, relative": ("ratrain.targets.runtime.arena", "from ..mt3000 import cost"),
     "runtime to machine, deeper": ("ratrain.targets.runtime.kernels.fast", "from ...mt3000.cost import seconds"),

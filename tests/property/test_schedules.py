@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.graph import finish_times, module_graph, op_at
 from ratrain.ratrain_ir.ops import Backward, Forward
-from ratrain.ratrain_ir.schedules import Action, ActionKind, in_flight_bound, schedule_1f1b
+from ratrain.ratrain_ir.schedules import Action, ActionKind, micro_batches_in_flight, schedule_1f1b
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases
 
@@ -70,7 +70,7 @@ def test_what_is_in_flight_reaches_the_bound_and_never_exceeds_it(shape):
         flying += 1 if action.kind is F else -1
         most = max(most, flying)
     assert flying == 0
-    assert most == in_flight_bound(*shape) == min(stages - stage, micro_batches)
+    assert most == micro_batches_in_flight("1f1b", *shape) == min(stages - stage, micro_batches)
 
 
 @settings(max_examples=30)

@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan, check_plan
 from ratrain.ratrain_ir.graph import finish_times, module_graph, op_at
 from ratrain.ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Forward, Recv, Send
-from ratrain.ratrain_ir.schedules import Action, ActionKind, in_flight_bound, schedule_1f1b, schedule_zb_h1
+from ratrain.ratrain_ir.schedules import Action, ActionKind, micro_batches_in_flight, schedule_1f1b, schedule_zb_h1
 from ratrain.ratrain_ir.testing import invariants
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases
@@ -72,7 +72,7 @@ def test_what_is_in_flight_and_what_is_pending_is_bounded(shape, delay):
         held += {F: 1, HALF_I: 0}.get(action.kind, -1)
         most_flying, most_held = max(most_flying, flying), max(most_held, held)
     assert (flying, held) == (0, 0)
-    assert most_flying == in_flight_bound(*shape)
+    assert most_flying == micro_batches_in_flight("zb-h1", *shape) == min(shape[0] - shape[2], shape[1])
     assert most_held <= min(stages - stage + later, micro_batches)
 
 

@@ -42,7 +42,7 @@ def test_a_sound_schedule_is_clean_and_written_back_as_it_was(path: Path) -> Non
 
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 8), st.integers(1, 12))
 def test_named_schedules_are_sound(kind: str, stages: int, micro_batches: int) -> None:
-    table = actions_of_orders([SCHEDULES[kind](stages, micro_batches, stage) for stage in range(stages)])
+    table = actions_of_orders([SCHEDULES[kind].actions(stages, micro_batches, stage) for stage in range(stages)])
     check_schedule(table)
     split = stages - 1 if kind == "zb-h1" else 0
     assert sum(map(len, table.rows)) == (2 * stages + split) * micro_batches
@@ -74,7 +74,9 @@ def test_ranks_without_actions_are_sound_where_nobody_needs_them(
     kind: str, stages: int, micro_batches: int, data: st.DataObject
 ) -> None:
     """Empty lines anywhere among the others; without one of those, the stages behind it have no neighbour."""
-    rows = [*torch_csv_lines(actions_of_orders([SCHEDULES[kind](stages, micro_batches, s) for s in range(stages)]))]
+    rows = [
+        *torch_csv_lines(actions_of_orders([SCHEDULES[kind].actions(stages, micro_batches, s) for s in range(stages)]))
+    ]
     idle = data.draw(st.sampled_from(["", ",,", '"",']))
     for place in data.draw(st.lists(st.integers(0, stages), min_size=1, max_size=3)):
         rows.insert(place, idle)

@@ -40,7 +40,7 @@ def test_compiled_modules_export_soundly(case, schedule: str) -> None:
         check_schedule(checked)
     assert lowered.is_lowered == (plan.pp > 1)
     assert not bare.is_lowered
-    order = SCHEDULES[schedule]
+    order = SCHEDULES[schedule].actions
     assert bare == actions_of_orders([order(plan.pp, plan.micro_batches, stage) for stage in range(plan.pp)])
     home = list(range(plan.pp))
     rows = [line.split(",") for line in torch_csv_lines(lowered)]
