@@ -9,8 +9,8 @@ import click
 from ratrain.ratrainc.commands.options import Source, json_option
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.analysis.module_diff import StageDiff
     from ratrain.ratrain_ir.module import Module
-    from ratrain.ratrain_ir.module_diff import StageDiff
 
 _EPILOG = """\b
 Examples:
@@ -29,7 +29,7 @@ _SHOWN = 12
 def command(before: str, after: str, as_json: bool) -> None:
     """Show what differs between two schedules, in schedule terms: ops added, dropped, moved; tensors; peaks."""
     from ratrain import api
-    from ratrain.ratrain_ir.module_diff import diff_modules
+    from ratrain.ratrain_ir.analysis.module_diff import diff_modules
     from ratrain.ratrainc.console import print_json, say
 
     modules = api.load_schedule(before), api.load_schedule(after)

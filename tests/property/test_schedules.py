@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.graph import finish_times, module_graph, op_at
+from ratrain.ratrain_ir.analysis.graph import finish_times, module_graph, op_at
 from ratrain.ratrain_ir.ops import Backward, Forward
 from ratrain.ratrain_ir.schedules import Action, ActionKind, micro_batches_in_flight, schedule_1f1b
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget

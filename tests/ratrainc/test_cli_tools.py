@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.module_diff import diff_modules
+from ratrain.ratrain_ir.analysis.module_diff import diff_modules
 from ratrain.ratrain_ir.parser import read_module
 from ratrain.ratrainc import levers, machine_facts
 from ratrain.ratrainc.cli import main
