@@ -1,0 +1,69 @@
+"""A plan compiled by a pipeline of passes, placed, emitted and simulated: what levers, comparisons and the planner try plans with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.frontend.plan import Plan, check_plan
+from ratrain.ratrain_ir.gc import paused_gc
+from ratrain.ratrain_ir.module import Module
+from ratrain.targets.codegen.emitter import emit
+from ratrain.targets.program.program import Program
+from ratrain.targets.simulator.figures import Figures, simulated
+from ratrain.targets.simulator.timeline import Timeline
+from ratrain.targets.target import target_of
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.targets.machine.machine import Machine
+
+
+@frozen
+class TimedPlan:
+    """A plan that every pass took, and its simulated times."""
+
+    module: Module
+    program: Program
+    figures: Figures
+    timeline: Timeline
+
+    @property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """The most live bytes of each stage."""
+        return tuple(stage.peak_bytes for stage in self.figures.stages)
+
+    @property
+    def exposed_tail_seconds(self) -> float:
+        """Of the stage that has most of it."""
+        return max(stage.exposed_tail_seconds for stage in self.figures.stages)
+
+
+@frozen
+class RefusedPlan:
+    """A plan that a pass refused, and the live bytes of each stage when it did."""
+
+    error: DiagnosticError
+    peak_bytes: tuple[int, ...]
+
+
+def time_plan(model: ModelConfig, plan: Plan, pipeline: str, machine: Machine) -> TimedPlan | RefusedPlan:
+    """Compile, place and simulate a plan under a pipeline.
+
+    Raises `DiagnosticError` where the plan is not allowed for the model.
+    """
+    check_plan(plan, model)
+    target = target_of(machine)
+    with paused_gc():
+        module = lower(model, plan)
+        try:
+            PassManager(target).run(module, pipeline)
+        except DiagnosticError as error:
+            return RefusedPlan(error, tuple(lifetimes(stage).peak_bytes for stage in module.stages))
+        program = emit(module, target)
+        return TimedPlan(module, program, *simulated(program, machine))
