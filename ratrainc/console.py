@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -84,8 +85,19 @@ def progress(total: int | None, title: str) -> Iterator[tuple[Progress, Any]]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[status]}", markup=False),
     )
-    with Progress(*columns, console=errors(), transient=True, disable=not errors().is_terminal) as bar:
+    shown = errors().is_terminal
+    with Progress(*columns, console=errors(), transient=True, disable=not shown, speed_estimate_period=inf) as bar:
         yield bar, bar.add_task(title, total=total, status="")
+
+
+def unseen_progress(total: int, clock: Callable[[], float] | None = None) -> Progress:
+    """A progress that is not shown, with one task: its `time_remaining` are the seconds to the end, None before two advances.
+
+    They are judged by what followed the first advance, before which kernels are loaded or compiled. `clock` gives seconds.
+    """
+    found = Progress(console=errors(), disable=True, speed_estimate_period=inf, get_time=clock)
+    found.add_task("", total=total)
+    return found
 
 
 @contextmanager

@@ -11,13 +11,13 @@ from attrs import define, field
 from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel
+from rich.progress import Progress
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ratrain.ratrainc.console import errors, size_text
+from ratrain.ratrainc.console import errors, size_text, unseen_progress
 from ratrain.ratrainc.loss_plot import Curves, chart_lines
-from ratrain.ratrainc.remaining_time import RemainingTime
 from ratrain.targets.program.program import Program
 from ratrain.targets.runtime.progress import ProgressSource, StageWatch
 from ratrain.targets.runtime.training import TimedStep
@@ -41,16 +41,16 @@ class LiveView:
     source: ProgressSource
     total_steps: int
     steps: list[TimedStep] = field(factory=list)
-    remaining: RemainingTime = field(init=False)
+    progress: Progress = field(init=False)
     watch: StageWatch = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.remaining = RemainingTime(self.total_steps)
+        self.progress = unseen_progress(self.total_steps)
         self.watch = StageWatch(self.program)
 
     def step_done(self, step: TimedStep) -> None:
         """Show a finished step."""
-        self.remaining.step_done()
+        self.progress.advance(self.progress.tasks[0].id)
         self.steps.append(step)
 
     def __rich__(self) -> ConsoleRenderable | RichCast:
@@ -68,7 +68,7 @@ class LiveView:
             f"loss {last.report.loss:.4f}",
             f"{last.tokens_per_second:,.0f} tokens/s",
         ]
-        left = self.remaining.seconds
+        left = self.progress.tasks[0].time_remaining
         if left is not None:
             parts.append(f"ETA {timedelta(seconds=round(left))}")
         if last.mfu is not None:

@@ -18,9 +18,8 @@ from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
 from ratrain.ratrain_ir.files import check_directory_writable, check_writable
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.cli import EXIT_DIAGNOSED, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED
-from ratrain.ratrainc.console import errors, output, progress, say, size_text, status
+from ratrain.ratrainc.console import errors, output, progress, say, size_text, status, unseen_progress
 from ratrain.ratrainc.loss_plot import Curves, chart_lines, write_losses
-from ratrain.ratrainc.remaining_time import RemainingTime
 from ratrain.ratrainc.run_log import RunLog, check_log, run_log
 from ratrain.ratrainc.run_profile import write_profile
 from ratrain.ratrainc.signals import StopAsked, ending_in_order, saying_where
@@ -277,19 +276,20 @@ def _run_steps(
     """Run all steps, or those before a signal asks for the end."""
     total = run.settings.steps
     shown_every = max(1, total // 10)
-    remaining = RemainingTime(total)
+    steps = unseen_progress(total)
+    task = steps.tasks[0]
     live = live and errors().is_terminal
     with _display(run, telling, live=live) as show:
         for timed in run.steps(should_stop):
             if log is not None:
                 log.write(timed)
             show(timed)
-            remaining.step_done()
+            steps.advance(task.id)
             index = timed.report.step - run.first_step
             if quiet or live:
                 continue
             if index % shown_every == 0 or index == total - 1 or timed.eval_loss is not None:
-                line = _step_line(timed, remaining.seconds)
+                line = _step_line(timed, task.time_remaining)
                 telling(partial(say, line))
 
 

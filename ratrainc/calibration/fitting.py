@@ -1,13 +1,14 @@
 """Least squares over a few constants of a machine: what makes predicted times agree with measured ones.
 
-Constants are positive and differ by many orders of magnitude, so that the search is over their logarithms, and the residual of a
-row is the logarithm of predicted over measured: a row that is 10 % off counts the same whether it takes a second or a minute.
-Levenberg's method with a Jacobian by finite differences; a step that does not help is shortened.
+Constants are positive and differ by many orders of magnitude, so that the search is over the logarithms of what they are multiplied
+by, and the residual of a row is the logarithm of predicted over measured: a row that is 10 % off counts the same whether it takes a
+second or a minute. The search is scipy's trust region method within bounds (extra `calibrate`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import log
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -15,6 +16,7 @@ from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrainc.extras import check_installed
 from ratrain.targets.machine.machine import Machine, largest_value
 
 if TYPE_CHECKING:
@@ -24,12 +26,15 @@ Seconds: TypeAlias = NDArray[np.float64]
 Predict: TypeAlias = Callable[[Machine], Seconds]
 """Seconds of every row on a machine."""
 
-_DIFFERENCE = 1e-3
-"""Relative change of a constant that a derivative is taken over: coarse, because max() makes predictions piecewise smooth."""
-_LONGEST_STEP = 1.0
+_MOST_CHANGE = 1e4
+"""Factor that a fit changes a constant by at most: where rows say no more than that a bandwidth is high, it would go on for ever."""
+_HOLD = 1e-3
+"""Residual of a constant that is changed by a factor of e, so that what rows leave open stays near its start: a row that is 0.1 % off
+counts the same."""
 _SMALL_GAIN = 1e-9
 _MOST_STEPS = 40
-_NO_INFLUENCE = 1e-7
+_TRIED_CHANGE = 1e-3
+_NO_INFLUENCE = 1e-10
 
 
 @frozen
@@ -62,6 +67,11 @@ def with_values(machine: Machine, names: Sequence[str], values: Sequence[float],
     return evolve(machine, constants=constants)
 
 
+def check_solver() -> None:
+    """Raise `DiagnosticError` RT002 where there is nothing to fit with: good to know before rows are compiled."""
+    check_installed("scipy", "calibrate", "fitting constants")
+
+
 def fitted(
     machine: Machine,
     names: Sequence[str],
@@ -73,8 +83,12 @@ def fitted(
 ) -> Machine:
     """The machine with the named constants that fit the measured seconds best, from its own values on.
 
-    Raises `DiagnosticError` RT005 where rows cannot tell the constants: fewer rows than constants, or one that changes no row.
+    Raises `DiagnosticError` RT002 as `check_solver` does, and RT005 where there is nothing to start from or rows cannot tell the
+    constants: fewer rows than constants, or one that changes no row.
     """
+    check_solver()
+    from scipy.optimize import least_squares
+
     if len(measured) < len(names):
         fail(
             "RT005",
@@ -82,7 +96,8 @@ def fitted(
             place,
             help="name fewer, or give more rows",
         )
-    start = np.array([machine[name] for name in names])
+    largest = np.array([largest_value(name) for name in names])
+    start = np.minimum([machine[name] for name in names], largest)
     for name, value in zip(names, start, strict=True):
         if value == 0:
             fail(
@@ -91,62 +106,33 @@ def fitted(
                 place,
                 help="give it a positive value to start from",
             )
-    most = np.log([largest_value(name) for name in names])
 
-    def residuals(logs: Seconds) -> Seconds:
-        return np.log(predict(with_values(machine, names, np.exp(logs).tolist(), source)) / measured)
+    def changed(changes: Seconds) -> Machine:
+        return with_values(machine, names, np.minimum(start * np.exp(changes), largest).tolist(), source)
 
-    logs = np.minimum(np.log(start), most)
-    found = residuals(logs)
-    damping = 1e-3
-    for step in range(_MOST_STEPS):
-        slopes = _slopes(residuals, logs, found, most)
-        if step == 0:
-            _check_influence(slopes, names, place)
-        shorter = _shorter_step(residuals, logs, found, slopes, most, damping)
-        if shorter is None:
-            break
-        gain = found @ found - shorter[1] @ shorter[1]
-        logs, found, damping = shorter
-        if gain <= _SMALL_GAIN * (found @ found):
-            break
-    return with_values(machine, names, np.exp(logs).tolist(), source)
+    def residuals(changes: Seconds) -> Seconds:
+        with np.errstate(divide="ignore", over="ignore"):  # a time of 0 or beyond all numbers: such a step is not taken
+            return np.log(predict(changed(changes)) / measured)
+
+    _check_influence(residuals, names, place)
+    found = least_squares(
+        lambda changes: np.concatenate((residuals(changes), _HOLD * changes)),
+        np.zeros(len(names)),
+        bounds=(-log(_MOST_CHANGE), np.minimum(np.log(largest / start), log(_MOST_CHANGE))),
+        ftol=_SMALL_GAIN,
+        max_nfev=_MOST_STEPS,
+    )
+    return changed(found.x)
 
 
-def _slopes(residuals: Callable[[Seconds], Seconds], logs: Seconds, found: Seconds, most: Seconds) -> Seconds:
-    """The Jacobian: rows by constants. At its upper bound a constant is varied downwards."""
-    columns = []
-    for index in range(len(logs)):
-        change = np.zeros(len(logs))
-        change[index] = -_DIFFERENCE if logs[index] + _DIFFERENCE > most[index] else _DIFFERENCE
-        columns.append((residuals(logs + change) - found) / change[index])
-    return np.array(columns).T
-
-
-def _shorter_step(
-    residuals: Callable[[Seconds], Seconds],
-    logs: Seconds,
-    found: Seconds,
-    slopes: Seconds,
-    most: Seconds,
-    damping: float,
-) -> tuple[Seconds, Seconds, float] | None:
-    """The next logarithms, their residuals and damping; None where no step helps any more."""
-    normal, gradient = slopes.T @ slopes, slopes.T @ found
-    scale = np.diag(np.maximum(np.diag(normal), _NO_INFLUENCE))
-    while damping < 1e9:
-        step = np.linalg.solve(normal + damping * scale, -gradient)
-        tried = np.minimum(logs + np.clip(step, -_LONGEST_STEP, _LONGEST_STEP), most)
-        result = residuals(tried)
-        if np.isfinite(result).all() and result @ result < found @ found:
-            return tried, result, damping / 3
-        damping *= 4
-    return None
-
-
-def _check_influence(slopes: Seconds, names: Sequence[str], place: Location | None) -> None:
-    for name, column in zip(names, slopes.T, strict=True):
-        if np.abs(column).max() < _NO_INFLUENCE:
+def _check_influence(residuals: Callable[[Seconds], Seconds], names: Sequence[str], place: Location | None) -> None:
+    unchanged = residuals(np.zeros(len(names)))
+    if not np.isfinite(unchanged).all():
+        fail("RT005", "the machine has no time for some rows: a fit has nothing to start from", place)
+    for index, name in enumerate(names):
+        change = np.zeros(len(names))
+        change[index] = -_TRIED_CHANGE  # downwards: a constant may start at the most it can be
+        if np.abs(residuals(change) - unchanged).max() < _NO_INFLUENCE:
             fail(
                 "RT005",
                 f"[{name}] changes the time of no row: it cannot be fitted to them",

@@ -16,7 +16,7 @@ from attrs import define, frozen
 from ratrain.ratrain_ir.diagnostics import Location, fail
 from ratrain.ratrain_ir.files import read_text
 from ratrain.ratrain_ir.ops import Engine
-from ratrain.ratrainc.calibration.fitting import Errors, Seconds, errors, fitted
+from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted
 from ratrain.ratrainc.run_profile import FORMAT
 from ratrain.ratrainc.trace import MICROSECONDS
 from ratrain.targets.machine.cost import routine_work
@@ -82,8 +82,9 @@ class ProfiledMachine:
 def machine_from_profile(path: str, name: str, peak_flops: float) -> ProfiledMachine:
     """The machine that a profile was taken on; `peak_flops` is what its products reach (operations a second).
 
-    Raises `DiagnosticError` RT002 where the file is not a profile of a run in order.
+    Raises `DiagnosticError` RT002 as `check_solver` does, and where the file is not a profile of a run in order.
     """
+    check_solver()
     found = _read(path)
     start = _machine(name, peak_flops, found, path)
     _check_routines(found.routines, start, path)

@@ -10,7 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import Location, fail, nearest
-from ratrain.ratrainc.calibration.fitting import Errors, Seconds, errors, fitted
+from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted
 from ratrain.ratrainc.calibration.gpt_rows import is_gpt_header, predicted_gpt, read_gpt_rows
 from ratrain.ratrainc.calibration.rows import Row, compiled, held_out, predicted, read_rows
 from ratrain.ratrainc.calibration.tables import read_table
@@ -80,8 +80,10 @@ def check_names(machine: Machine, names: Sequence[str]) -> None:
 def calibrate_rows(path: str, machine: Machine, names: Sequence[str], *, every: int, passes: str) -> Calibration:
     """The machine with constants fitted to the rows of a table that are not held out.
 
-    Raises `DiagnosticError` for a bad table, a bad name, a plan that does not fit, or rows that cannot tell the constants.
+    Raises `DiagnosticError` RT002 as `check_solver` does, and for a bad table, a bad name, a plan that does not fit, or rows that
+    cannot tell the constants.
     """
+    check_solver()
     check_names(machine, names)
     if is_gpt_header(read_table(path, "table of measured steps")[0].cells):
         return _calibrate_gpt(path, machine, names, every)

@@ -81,6 +81,8 @@ def command(
     search tries, and compiled and fitted again for the result until the constants settle.
 
     With --profile the machine is this one: a table of the seconds of every op that ran, and rates fitted to them for others.
+
+    Fits need scipy: pip install 'ratrain[calibrate]'.
     """
     if (rows is None) == (profile is None):
         raise click.UsageError("give --rows or --profile")

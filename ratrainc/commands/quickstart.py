@@ -23,7 +23,7 @@ _EVAL_BATCHES = 4
     type=Result("run"),
     callback=output_directory,
     metavar="DIR",
-    help="Keep schedule, program, log and loss plot in this directory.",
+    help="Keep schedule, program and log in this directory; with the extra 'plot' a picture of the losses too.",
 )
 def command(steps: int, keep: str | None) -> int:
     """Plan, compile, verify, time and train a small LLaMA on real text: 2 stages x 2 replicas, all on this machine.
@@ -34,13 +34,14 @@ def command(steps: int, keep: str | None) -> int:
 
     if keep is not None:
         from ratrain.ratrain_ir.files import made_directory
+        from ratrain.ratrainc.extras import is_installed
 
-        return _quickstart(steps, made_directory(keep))
+        return _quickstart(steps, made_directory(keep), is_drawn=is_installed("matplotlib"))
     with tempfile.TemporaryDirectory(prefix="ratrain-") as folder:
-        return _quickstart(steps, Path(folder))
+        return _quickstart(steps, Path(folder), is_drawn=False)
 
 
-def _quickstart(steps: int, folder: Path) -> int:
+def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
     from ratrain import api
     from ratrain.ratrain_ir.files import write_lines
     from ratrain.ratrain_ir.printer import module_lines
@@ -80,7 +81,7 @@ def _quickstart(steps: int, folder: Path) -> int:
         settings,
         str(folder / "losses.jsonl"),
         quiet=False,
-        plot=str(folder / "loss.svg"),
+        plot=str(folder / "loss.svg") if is_drawn else None,
     )
     say("")
     say("report")

@@ -177,7 +177,7 @@ _MOST_THREADS = 1 << 16
     "--plot",
     type=Result("picture", ".svg", ".png"),
     metavar="LOSS.svg|LOSS.png",
-    help="Write the losses as a picture at the end (.png needs the extra 'plot').",
+    help="Draw the losses at the end (needs the extra 'plot').",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of initial weights and data order. Default: the plan's.")
 @choice_option("--order", "shuffled", "sequential", text="Order of the training sequences.")
@@ -245,7 +245,7 @@ def command(
 
     from ratrain import api
     from ratrain.ratrainc.job import job_of
-    from ratrain.ratrainc.loss_plot import loss_plot_kind
+    from ratrain.ratrainc.pictures import picture_kind
     from ratrain.ratrainc.signals import saying_where
     from ratrain.ratrainc.training import check_outputs, default_threads, run_training
     from ratrain.ratrainc.training_data import DataChoice
@@ -253,7 +253,7 @@ def command(
     from ratrain.targets.runtime.training import RunSettings
 
     if plot is not None:
-        loss_plot_kind(plot)
+        picture_kind(plot)
     settings = RunSettings(
         steps=steps,
         kernels=kernels,

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrainc.pictures import new_figure, picture_kind, write_figure
+from ratrain.ratrainc.pictures import new_figure, write_figure
 from ratrain.ratrainc.planner.evaluation import Task, evaluate
 from ratrain.ratrainc.planner.search import Search
 
@@ -102,17 +102,15 @@ def point_json(point: Point) -> dict[str, Any]:
 def draw(points: Sequence[Point], path: str, title: str) -> None:
     """Write a plot of throughput over clusters, with perfect scaling beside it, as PNG or SVG by the file's ending.
 
-    Raises `DiagnosticError` RT002 as `picture_kind` does, and where the file cannot be written.
+    Raises `DiagnosticError` RT002 as `write_figure` does.
     """
-    picture_kind(path)
-    figure = new_figure(6, 4)
-    axes = figure.add_subplot()
+    figure, axes = new_figure(6, 4, title)
     good = [(p.clusters, p.tokens_per_second) for p in points if p.tokens_per_second is not None]
     clusters = [count for count, _ in good]
     axes.plot(clusters, [rate for _, rate in good], "o-", label="simulated")
     if good:
         base = good[0][1] / good[0][0]
         axes.plot(clusters, [base * n for n in clusters], "--", color="grey", label="perfect scaling")
-    axes.set(xlabel="clusters", ylabel="tokens/s", title=title, ylim=(0, None))
+    axes.set(xlabel="clusters", ylabel="tokens/s", ylim=(0, None))
     axes.legend()
     write_figure(figure, path)

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrainc import extras
 from ratrain.ratrainc.calibration import fitting
 from ratrain.ratrainc.calibration.fitting import fitted, with_values
 from ratrain.ratrainc.calibration.from_profile import machine_from_profile
 from ratrain.ratrainc.calibration.gpt_block import GptRun, block_seconds, iteration_seconds
+from ratrain.ratrainc.calibration.gpt_rows import predicted_gpt, read_gpt_rows
 from ratrain.ratrainc.calibration.report import calibrate_rows
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
@@ -167,6 +169,57 @@ def test_bad_names_are_diagnosed(tmp_path: Path, names: list[str], words: str) -
 def test_a_constant_without_influence_is_diagnosed() -> None:
     with pytest.raises(DiagnosticError, match="changes the time of no row"):
         fitted(load_machine("mt3000"), ["launch"], lambda _: np.array([1.0]), np.array([2.0]), source="test")
+
+
+def test_a_machine_without_a_time_is_diagnosed() -> None:
+    with pytest.raises(DiagnosticError, match="nothing to start from"):
+        fitted(load_machine("mt3000"), ["launch"], lambda _: np.array([0.0]), np.array([2.0]), source="test")
+
+
+def test_what_rows_leave_open_stays_near_its_start() -> None:
+    """Memory takes next to none of the time, and the rows would have it take none at all."""
+    start = load_machine("mt3000")
+    flops, nbytes = np.array([1e12, 3e12, 2e11]), np.array([1e4, 1e4, 1e4])
+
+    def predict(machine: Machine) -> np.ndarray:
+        return flops / (8.1e12 * machine["gemm_efficiency"]) + nbytes / machine["ddr_bandwidth"]
+
+    found = fitted(start, ["gemm_efficiency", "ddr_bandwidth"], predict, flops / (8.1e12 * 0.3), source="test")
+    assert found["gemm_efficiency"] == pytest.approx(0.3, rel=1e-4)
+    assert found["ddr_bandwidth"] == pytest.approx(start["ddr_bandwidth"], rel=0.1)
+
+
+def test_no_constant_runs_away() -> None:
+    start = load_machine("mt3000")
+    found = fitted(
+        start, ["ddr_bandwidth"], lambda m: np.array([1.0 + 1e10 / m["ddr_bandwidth"]]), np.array([0.1]), source="test"
+    )
+    assert start["ddr_bandwidth"] < found["ddr_bandwidth"] <= 1.001e4 * start["ddr_bandwidth"]
+
+
+def test_two_fits_of_the_same_rows_are_equal() -> None:
+    kept = read_gpt_rows(str(VTRAIN)).rows
+    measured = np.array([row.seconds for row in kept])
+    names = ["gemm_efficiency", "launch", "dispatch"]
+    found = [
+        fitted(load_machine(str(A100)), names, lambda m: predicted_gpt(kept, m), measured, source="test")
+        for _ in range(2)
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("words", [("--rows", "rows.csv", "--fit", "launch"), ("--profile", "p.json")])
+def test_without_scipy_a_fit_is_refused_before_the_work(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(words[1]).write_text("neither a table nor a profile")
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
+    assert main(["calibrate", *words, "-o", "m.toml"]) == 1
+    shown = capsys.readouterr().err
+    assert "error[RT002]: fitting constants needs scipy, which is not installed" in shown
+    assert "pip install 'ratrain[calibrate]'" in shown
+    assert not Path("m.toml").exists()
 
 
 def test_command_writes_a_machine_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+import tempfile
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrainc import pictures
+from ratrain.ratrainc import extras, pictures
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.loss_plot import Curves, chart_lines, write_losses
 
@@ -41,23 +44,52 @@ def test_any_losses_give_a_chart(losses):
         assert any("█" in line or "▁" in line for line in lines[7:8])
 
 
-@given(LOSSES)
-def test_any_losses_give_a_picture(losses):
-    import tempfile
+def drawn(root: ET.Element, name: str) -> list[tuple[float, float]]:
+    """The points of a line, from the left; heights grow downwards."""
+    path = root.find(f".//{SVG}g[@id='{name}']/{SVG}path")
+    numbers = [float(word) for word in path.get("d").split() if word not in "ML"]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
+
+@settings(max_examples=25)  # each takes a tenth of a second
+@given(st.lists(st.floats(0, 1e6) | st.just(math.nan), max_size=100))  # a line of 128 points and more is simplified
+def test_any_losses_give_a_picture(losses):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "loss.svg"
         write_losses(str(path), curves_of(losses), "<a & b>")
         root = ET.parse(path).getroot()
-    assert root.find(f"{SVG}text").text == "<a & b>"
-    finite = [(step, loss) for step, loss in enumerate(losses) if math.isfinite(loss)]
-    lines = [line.get("points").split() for line in root.findall(f"{SVG}polyline")]
-    assert len(lines[0]) == len(finite)
-    points = [tuple(map(float, place.split(","))) for line in lines for place in line]
-    assert all(64 <= x <= 704 and 48 <= y <= 372 for x, y in points)
-    heights = [y for _, y in points[: len(finite)]]
-    for (_, one), (_, other), y, next_y in zip(finite, finite[1:], heights, heights[1:], strict=False):
-        assert (next_y <= y + 0.1) if other > one else (next_y >= y - 0.1)
+    assert "<a & b>" in [text.text for text in root.iter(f"{SVG}text")]
+    curves = curves_of(losses)
+    for name, values in (("training", curves.training), ("held-out", curves.held_out)):
+        if not values:
+            continue
+        points = drawn(root, name)
+        assert len(points) == len(values)
+        assert all(one < other for (one, _), (other, _) in pairwise(points))
+        for (one, other), (y, next_y) in zip(pairwise(values), pairwise(points), strict=True):
+            assert (next_y[1] <= y[1]) if other[1] > one[1] else (next_y[1] >= y[1])
+
+
+@pytest.mark.parametrize("title", ["$a", "\\frac{", "a\x01b\nc", "\u6f22\u5b57", "\ud800"])
+@pytest.mark.parametrize("ending", sorted(pictures.PICTURES))
+def test_any_title_can_be_written(title, ending, tmp_path):
+    path = tmp_path / f"loss{ending}"
+    write_losses(str(path), curves_of([3.0, 2.0, 1.0]), title)
+    if ending == ".svg":
+        ET.parse(path)
+
+
+@pytest.mark.parametrize("ending", sorted(pictures.PICTURES))
+def test_the_same_losses_give_the_same_bytes(ending, tmp_path):
+    program = (
+        "import sys; from ratrain.ratrainc.loss_plot import Curves, write_losses;"
+        "write_losses(sys.argv[1], Curves.of([(0, 3.0, None), (1, 2.0, 2.5)]), 'a title')"
+    )
+    paths = [tmp_path / f"{number}{ending}" for number in range(2)]
+    for path in paths:
+        subprocess.run([sys.executable, "-c", program, path], check=True)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert b"<dc:date>" not in paths[0].read_bytes()
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
@@ -82,24 +114,37 @@ def test_endings_that_are_no_picture_are_refused_before_the_work(words, name, tm
 
 @pytest.mark.parametrize("words", [PROGRAM, SEARCH], ids=["run", "scale"])
 @pytest.mark.parametrize("name", ["x.png", "X.PNG", "x.svg"])
-def test_without_matplotlib_only_what_needs_none_is_drawn(words, name, tmp_path, monkeypatch, capsys):
+def test_without_matplotlib_a_plot_is_refused_before_the_work(words, name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pictures, "find_spec", lambda _: None)
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
     assert main([*words, name]) == 1
     shown = capsys.readouterr().err
-    own = words is PROGRAM and name.endswith("svg")
-    assert ("needs matplotlib" in shown) is not own
-    assert ("missing" in shown) is own
-    assert ("ends in .svg" in shown) is (words is PROGRAM and not own)
+    assert f"drawing '{name}' needs matplotlib" in shown
+    assert "pip install 'ratrain[plot]'" in shown
+    assert "missing" not in shown
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("has_matplotlib", [True, False])
+def test_the_quickstart_draws_only_where_it_can(has_matplotlib, tmp_path, monkeypatch):
+    if not has_matplotlib:
+        monkeypatch.setattr(extras, "find_spec", lambda _: None)
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["quickstart", "--steps", "2", "--keep", str(tmp_path / "kept")]) == 0
+    kept = {path.name for path in (tmp_path / "kept").iterdir()}
+    assert kept == {"tiny.rtir", "tiny.rtx", "losses.jsonl", *(["loss.svg"] if has_matplotlib else [])}
+
+
+def test_a_quickstart_that_keeps_nothing_imports_no_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["quickstart", "--steps", "2"]) == 0
 
 
 @pytest.mark.parametrize("ending", sorted(pictures.PICTURES))
 def test_a_picture_is_what_its_ending_says(ending, tmp_path):
-    if ending != ".svg":
-        pytest.importorskip("matplotlib")
     path = tmp_path / f"loss{ending}"
-    write_losses(str(path), curves_of([3.0, 2.0, 1.0]), "$a <b>")
-    assert path.read_bytes().startswith({".svg": b"<svg", ".png": b"\x89PNG\r\n"}[ending])
+    write_losses(str(path), curves_of([3.0, 2.0, 1.0]), "a title")
+    assert path.read_bytes().startswith({".svg": b"<?xml", ".png": b"\x89PNG\r\n"}[ending])
 
 
 def test_every_plot_option_takes_the_same_endings(capsys):

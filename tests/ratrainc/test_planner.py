@@ -342,7 +342,6 @@ def test_scale(capsys, fixed):
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_scale_draws(tmp_path, kind):
-    pytest.importorskip("matplotlib")
     out = tmp_path / f"curve.{kind}"
     words = ["scale", *TINY, "--clusters", "2,4", "--plan", TINY_PLAN, "--plot", str(out)]
     assert main(words) == 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrainc.remaining_time import RemainingTime
+from ratrain.ratrainc.console import progress, unseen_progress
 from ratrain.ratrainc.training import RunResult, show_run
 from tests.end_to_end.tiny_runs import make_program, train
 
@@ -14,21 +14,45 @@ if TYPE_CHECKING:
     import pytest
 
 
+class Clock:
+    """Seconds, set by hand."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def time_left(total: int, ends: list[float]) -> list[float | None]:
+    """What is left after each step, by when it ended."""
+    clock = Clock()
+    steps, left = unseen_progress(total, clock), []
+    for clock.now in ends:
+        steps.advance(steps.tasks[0].id)
+        left.append(steps.tasks[0].time_remaining)
+    return left
+
+
 def test_the_first_step_does_not_count_for_the_time_that_is_left() -> None:
-    ends = iter([112.0, 114.0, 116.0, 120.0])
-    remaining = RemainingTime(10, clock=lambda: next(ends))
-    left = []
-    for _ in range(4):
-        remaining.step_done()
-        left.append(remaining.seconds)
-    assert left == [None, 16.0, 14.0, 16.0]
+    assert time_left(10, [112.0, 114.0, 116.0, 120.0]) == [None, 16.0, 14.0, 16.0]
+
+
+def test_steps_of_an_hour_have_a_time_that_is_left() -> None:
+    assert time_left(4, [3600.0, 7200.0, 10800.0]) == [None, 7200.0, 3600.0]
 
 
 def test_at_the_end_nothing_is_left() -> None:
-    remaining = RemainingTime(3)
-    for _ in range(3):
-        remaining.step_done()
-    assert remaining.seconds == 0
+    assert time_left(3, [100.0, 100.0, 100.0])[-1] == 0
+    assert time_left(1, [100.0]) == [0]
+
+
+def test_the_bar_shows_a_time_that_is_left_for_steps_of_a_minute() -> None:
+    clock = Clock()
+    with progress(3, "training") as (bar, task):
+        bar.get_time = clock
+        for clock.now in (160.0, 220.0):
+            bar.update(task, advance=1)
+        assert bar.tasks[0].time_remaining == 60
 
 
 def test_utilisation_of_a_run_is_that_of_its_steps_together(capsys: pytest.CaptureFixture[str]) -> None:
