@@ -51,7 +51,7 @@ def drawn(root: ET.Element, name: str) -> list[tuple[float, float]]:
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-@settings(max_examples=25)  # each takes a tenth of a second
+@settings(max_examples=15)  # each takes a tenth of a second
 @given(st.lists(st.floats(0, 1e6) | st.just(math.nan), max_size=100))  # a line of 128 points and more is simplified
 def test_any_losses_give_a_picture(losses):
     with tempfile.TemporaryDirectory() as folder:
