@@ -49,7 +49,7 @@ def stage_lines(stage: Stage) -> Iterator[str]:
         yield f"    {declaration_text(tensor)}"
     if stage.ops:
         yield ""
-    groups = _saved_groups(stage)
+    groups = saved_groups(stage)
     for op in stage.ops:
         yield f"    {op_text(op, groups)}"
     yield "  }"
@@ -70,19 +70,19 @@ def op_text(op: Op, groups: Groups | None = None) -> str:
     parts = []
     groups = groups or {}
     if op.writes:
-        parts += [_names(op.writes, groups), "="]
+        parts += [names_text(op.writes, groups), "="]
     if op.updates:
-        parts += [_names(op.updates, groups), "+="]
+        parts += [names_text(op.updates, groups), "+="]
     parts.append(op.keyword)
     parts += field_texts(op)
     if op.reads:
-        parts.append(f"({_names(op.reads, groups)})")
+        parts.append(f"({names_text(op.reads, groups)})")
     if op.scratch:
-        parts += ["using", _names(op.scratch, groups)]
+        parts += ["using", names_text(op.scratch, groups)]
     return " ".join(parts)
 
 
-def _names(tensors: tuple[Tensor, ...], groups: Groups) -> str:
+def names_text(tensors: tuple[Tensor, ...], groups: Groups) -> str:
     """Names separated by commas; a whole group in a row is written `%prefix.*`."""
     names = []
     index = 0
@@ -100,7 +100,7 @@ def _names(tensors: tuple[Tensor, ...], groups: Groups) -> str:
     return ", ".join(names)
 
 
-def _saved_groups(stage: Stage) -> Groups:
+def saved_groups(stage: Stage) -> Groups:
     """Saved tensors by prefix, where everything that shares the prefix is saved."""
     groups: dict[str, list[Tensor]] = {}
     for tensor in stage.tensors.values():

@@ -61,7 +61,9 @@ class Golden:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--update-golden`."""
-    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden with what the tests produce")
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite the texts that tests expect with what they produce"
+    )
 
 
 @pytest.fixture
