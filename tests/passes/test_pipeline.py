@@ -1,4 +1,4 @@
-"""Pipelines: their text, the errors in it, what the manager inserts and refuses, and what each pass makes of a toy."""
+"""Pipelines: their text, the errors in it, what the manager inserts and refuses, and what a chain of passes makes of a toy."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from tests.end_to_end.toys import TOY as MODEL
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.module import Module
 
 PLAN = Plan(2, 2, (1,), 1, 2, 4)
 
 
-def toy(plan: Plan = PLAN, model: ModelConfig = MODEL) -> Module:
-    return lower(model, plan)
+def toy() -> Module:
+    return lower(MODEL, PLAN)
 
 
 def refusal(action, *arguments) -> Diagnostic:
@@ -297,37 +296,20 @@ def test_recomputation_is_not_advised_where_it_is_done():
     assert "recompute" not in advice("recompute,allocate-ddr")
 
 
-# -- what each pass makes of a toy, for people to read -------------------------------------------------------------------
+# -- what all passes make of a toy, for people to read (what each makes: tests/passes/<pass>/*.rtir) ----------------------
 
-STEPS = (
-    ("0-dataflow", ""),
-    ("1-place-1f1b", "place-1f1b"),
-    ("2-recompute", "recompute"),
-    ("3-bucket-grad-sync", "bucket-grad-sync{bytes=1KiB}"),
-    ("4-schedule-update", "schedule-update"),
-    ("5-insert-prefetch", "insert-prefetch"),
-    ("6-insert-release", "insert-release"),
-    ("7-legalise", "legalise"),
-    ("8-allocate-ddr", "allocate-ddr"),
+CHAIN = (
+    "place-1f1b",
+    "recompute",
+    "bucket-grad-sync{bytes=1KiB}",
+    "schedule-update",
+    "insert-prefetch",
+    "insert-release",
+    "legalise",
+    "allocate-ddr",
 )
 
 
-def test_the_text_after_each_pass(golden):
-    module = toy()
-    for name, pipeline in STEPS:
-        PassManager(FakeTarget(), verify_each=True).run(module, pipeline)
-        golden(f"{name}.rtir", print_module(module))
-
-
-@pytest.mark.parametrize("placement", ["place-gpipe", "place-zb-h1"])
-def test_the_text_of_the_other_schedules(placement, golden):
-    module = PassManager(FakeTarget(), verify_each=True).run(toy(), placement)
-    golden(f"{placement}.rtir", print_module(module))
-
-
-def test_the_text_of_a_step_that_reduces_each_micro_batch(golden):
-    """ZeRO 2, tied embeddings, a fixed loss scale, everything in f32 where it may be."""
-    model = attrs.evolve(MODEL, tied_embeddings=True, family="qwen2", qkv_bias=True)
-    plan = attrs.evolve(PLAN, zero=2, reduce="each-micro-batch", grad_dtype="f32", loss_scale=1024.0)
-    module = PassManager(FakeTarget(), verify_each=True).run(toy(plan, model), "recompute{policy=mlp},insert-release")
-    golden("zero2-tied.rtir", print_module(module))
+def test_the_text_after_a_chain_of_passes(golden):
+    module = PassManager(FakeTarget(), verify_each=True).run(toy(), ",".join(CHAIN))
+    golden("allocated.rtir", print_module(module))

@@ -173,7 +173,7 @@ def test_a_machine_goes_along_exactly(machine: Machine) -> None:
 @cache
 def small_module() -> Module:
     """A golden file; as it says nothing of its machine but the name, it stands for those of older versions too."""
-    return parse_module((ROOT / "tests" / "golden" / "8-allocate-ddr.rtir").read_text())
+    return parse_module((ROOT / "tests" / "golden" / "allocated.rtir").read_text())
 
 
 @cache
