@@ -23,13 +23,14 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.frontend.model_config import load_model
-from ratrain.ratrain_ir.frontend.plan import Plan, load_plan
+from ratrain.ratrain_ir.frontend.plan_text import load_plan
 from ratrain.ratrainc.calibration.from_profile import machine_from_profile
 from ratrain.ratrainc.supervisor import mpi_command
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.simulator.figures import shared_cores_step_seconds
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.targets.program.program import Program
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"

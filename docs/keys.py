@@ -13,6 +13,7 @@ from typing import Any
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.frontend.hf_keys import HARMLESS, NEUTRAL
+from ratrain.ratrain_ir.frontend.plan import KEYS
 
 DOCS = Path(__file__).resolve().parent
 
@@ -33,50 +34,37 @@ class Key:
     """what the value is compared with, where that is not `given` alone"""
 
 
-PLAN = {
-    "parallel.pp": Key("pipeline stages", 1, given={"parallel.cuts": "auto"}),
-    "parallel.dp": Key("replicas of the pipeline: shards, reductions, the global batch", 1),
-    "parallel.cuts": Key("the layers where later stages start", [2]),
-    "parallel.schedule": Key("the order of each stage's work, where the strategy is not named after one", "gpipe"),
-    "parallel.mapping": Key(
-        "which ranks share a chip, a node, ... of the machine; refused where its groups have other names",
-        "chip 2x1",
-        TIMES,
-    ),
-    "batch.micro_batch_size": Key("sequences of a micro-batch", 2),
-    "batch.micro_batches": Key("micro-batches of a replica in a step", 3),
-    "batch.seq_len": Key("tokens of a sequence", 8),
-    "batch.head_chunk": Key("rows of logits at a time: bytes, and the rounding of the head's weight gradient", 3),
-    "batch.mlp_chunk": Key("rows of an mlp at a time: bytes, and the rounding of its weight gradients", 3),
-    "batch.seed": Key("initial weights and the order of the data, where `run` is given no --seed", 7, NUMBERS),
-    "state.zero": Key(
-        'what replicas share out: 1 optimizer state, 2 gradients too (with reduce = "each-micro-batch"; with "last" it is as 1), 3 '
-        "parameter views too",
-        3,
-    ),
-    "state.reduce": Key("when gradients meet those of other replicas", "each-micro-batch", given={"state.zero": 2}),
-    "state.view_dtype": Key(
-        "the type of the parameters that blocks compute with",
-        "f32",
-        given={"state.loss_scale": 1.0, "state.grad_dtype": "f16"},
-    ),
-    "state.grad_dtype": Key("the type of a block's gradient", "f32", given={"state.grad_shard_dtype": "f16"}),
-    "state.grad_shard_dtype": Key("the type in which reduced gradients are added up", "f32"),
-    "state.loss_scale": Key("the factor of the loss: fixed, or adapted to overflow", 1.0, NUMBERS),
-    "optimizer.lr": Key("the learning rate", 0.01, NUMBERS),
-    "optimizer.betas": Key("the memory of Adam's moments", [0.5, 0.6], NUMBERS),
-    "optimizer.eps": Key("the least divisor of an update", 0.1, NUMBERS),
-    "optimizer.weight_decay": Key("how fast weights shrink", 1.0, NUMBERS),
-    "optimizer.warmup_steps": Key("steps until the learning rate is reached", 2, NUMBERS),
-    "optimizer.total_steps": Key("the step at which the learning rate has come down to `min_lr`", 3, NUMBERS),
-    "optimizer.min_lr": Key(
-        "the learning rate after `total_steps`; refused without", 1e-4, NUMBERS, {"optimizer.total_steps": 3}
-    ),
-    "optimizer.clip": Key("whether the norm of the whole gradient is held under `max_norm`", "global"),
-    "optimizer.max_norm": Key(
-        "the largest norm; refused where nothing is said of clip", 1e-3, NUMBERS, {"optimizer.clip": "global"}
-    ),
+PLAN_TRIALS: dict[str, dict[str, Any]] = {
+    "parallel.pp": {"value": 1, "given": {"parallel.cuts": "auto"}},
+    "parallel.dp": {"value": 1},
+    "parallel.cuts": {"value": [2]},
+    "parallel.schedule": {"value": "gpipe"},
+    "parallel.mapping": {"value": "chip 2x1", "seen": TIMES},
+    "batch.micro_batch_size": {"value": 2},
+    "batch.micro_batches": {"value": 3},
+    "batch.seq_len": {"value": 8},
+    "batch.head_chunk": {"value": 3},
+    "batch.mlp_chunk": {"value": 3},
+    "batch.seed": {"value": 7, "seen": NUMBERS},
+    "state.zero": {"value": 3},
+    "state.reduce": {"value": "each-micro-batch", "given": {"state.zero": 2}},
+    "state.view_dtype": {"value": "f32", "given": {"state.loss_scale": 1.0, "state.grad_dtype": "f16"}},
+    "state.grad_dtype": {"value": "f32", "given": {"state.grad_shard_dtype": "f16"}},
+    "state.grad_shard_dtype": {"value": "f32"},
+    "state.loss_scale": {"value": 1.0, "seen": NUMBERS},
+    "optimizer.lr": {"value": 0.01, "seen": NUMBERS},
+    "optimizer.betas": {"value": [0.5, 0.6], "seen": NUMBERS},
+    "optimizer.eps": {"value": 0.1, "seen": NUMBERS},
+    "optimizer.weight_decay": {"value": 1.0, "seen": NUMBERS},
+    "optimizer.warmup_steps": {"value": 2, "seen": NUMBERS},
+    "optimizer.total_steps": {"value": 3, "seen": NUMBERS},
+    "optimizer.min_lr": {"value": 0.0001, "seen": NUMBERS, "given": {"optimizer.total_steps": 3}},
+    "optimizer.clip": {"value": "global"},
+    "optimizer.max_norm": {"value": 0.001, "seen": NUMBERS, "given": {"optimizer.clip": "global"}},
 }
+"""Of each key of a plan: another value than the usual one, and where that is seen."""
+
+PLAN = {label: Key(KEYS.keys[name].changes, **PLAN_TRIALS[label]) for name, label in KEYS.labels.items()}
 
 _QWEN2 = {"model_type": "qwen2", "architectures": None}
 _BAICHUAN = {"model_type": "baichuan", "architectures": None, "num_key_value_heads": None}

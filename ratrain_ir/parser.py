@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from attrs import define, field
 from lark.exceptions import UnexpectedInput
@@ -12,12 +13,17 @@ from lark.exceptions import UnexpectedInput
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Location, Note, fail, nearest
 from ratrain.ratrain_ir.files import read_text
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.frontend.plan_text import plan_from_fields
 from ratrain.ratrain_ir.module import Level, Module, SourceText, Stage, TargetInfo
 from ratrain.ratrain_ir.ops import OP_CLASSES, FieldError, Op, Tensor, Tensors, read_fields
 from ratrain.ratrain_ir.quick_syntax import UnusualTextError, quick_records
 from ratrain.ratrain_ir.syntax import DeclarationRecord, HeaderRecord, ModuleRecord, OpRecord, explain, parse_records
 from ratrain.ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.plan import Plan
+
+T = TypeVar("T")
 
 FORMAT_VERSION = 1
 _MAX_TENSOR_BYTES = 1 << 50
@@ -142,8 +148,8 @@ class _Builder:
             self.diagnostics.check()
         level = self.level()
         headers = self.headers()
-        model = self.described(ModelConfig, "model", headers)
-        plan = None if model is None else self.described(Plan, "plan", headers, model=model)
+        model = self.described(ModelConfig.from_fields, "model", headers)
+        plan = None if model is None else self.described(plan_from_fields, "plan", headers, model=model)
         target = self.target(headers)
         pipeline = self.pipeline()
         stages = self.stages(plan)
@@ -178,13 +184,15 @@ class _Builder:
             found[header.name] = header
         return found
 
-    def described(self, cls: Any, name: str, headers: dict[str, HeaderRecord], **context: Any) -> Any:
+    def described(
+        self, read: Callable[..., T], name: str, headers: dict[str, HeaderRecord], **context: Any
+    ) -> T | None:
         header = headers.get(name)
         if header is None:
             self.error("RT001", f"the module has no '{name} {{ ... }}'", self.record.line, "module")
             return None
         try:
-            return cls.from_fields(header.values, **context)
+            return read(header.values, **context)
         except DiagnosticError as problem:
             for item in problem.diagnostics:
                 self.error(item.code, item.message, header.line, name, help=item.help)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Note
-from ratrain.ratrain_ir.frontend.plan import plan_words
+from ratrain.ratrain_ir.frontend.plan_text import plan_words
 from ratrain.ratrainc.console import seconds_text, size_text
 from ratrain.ratrainc.levers import Outcome, Setting, outcomes, try_setting
 from ratrain.ratrainc.planner.answer import Request

@@ -15,8 +15,10 @@ from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.state.bucket_grad_sync import BucketGradSyncPass
 from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.balance import balance_cuts
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan, balance_cuts, check_plan
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrainc.timed_plan import RefusedPlan, time_plan
 from ratrain.targets.machine.machine import Machine
 

@@ -10,7 +10,7 @@ from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.lowering import lower
-from ratrain.ratrain_ir.frontend.plan import Plan, check_plan
+from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.module import Module
 from ratrain.targets.codegen.emitter import emit
@@ -21,6 +21,7 @@ from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.targets.machine.machine import Machine
 
 

@@ -16,7 +16,8 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Location, fail, nearest
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model
-from ratrain.ratrain_ir.frontend.plan import Plan, check_plan, load_plan
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan
 from ratrain.ratrainc.calibration.tables import TableLine, read_table
 
 if TYPE_CHECKING:

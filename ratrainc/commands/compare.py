@@ -110,7 +110,7 @@ def _of_one_schedule(plan: Plan, path: str, chosen: Sequence[Strategy], *, named
 
     Raises `DiagnosticError` RT064 for one that was asked for and does not.
     """
-    from ratrain.ratrain_ir.frontend.plan import place_in_plan
+    from ratrain.ratrain_ir.frontend.plan_text import place_in_plan
 
     if named:
         for item in chosen:

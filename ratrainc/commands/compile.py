@@ -149,7 +149,7 @@ def _check_schedule(plan: Plan, path: str, chosen: Strategy, passes: str | None)
     """The plan's schedule and the one that strategy or passes name are the same."""
     from ratrain.passes.pipeline_text import parse_pipeline
     from ratrain.passes.placement.placed_schedule import refuse_contradiction
-    from ratrain.ratrain_ir.frontend.plan import place_in_plan
+    from ratrain.ratrain_ir.frontend.plan_text import place_in_plan
 
     def place() -> Place:
         return place_in_plan(path, "schedule")

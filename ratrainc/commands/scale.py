@@ -89,7 +89,7 @@ def command(
 ) -> None:
     """Show how throughput grows with the number of clusters when each has as much to do. All times are simulated."""
     from ratrain.ratrain_ir.frontend.model_config import load_model
-    from ratrain.ratrain_ir.frontend.plan import load_plan, place_in_plan
+    from ratrain.ratrain_ir.frontend.plan_text import load_plan, place_in_plan
     from ratrain.ratrainc.console import print_json, progress
     from ratrain.ratrainc.pictures import picture_kind
     from ratrain.ratrainc.planner.requests import planning_request

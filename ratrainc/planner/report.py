@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from attrs import asdict, evolve
 
 from ratrain.ratrain_ir.diagnostics import Note, fail
-from ratrain.ratrain_ir.frontend.plan import plan_to_toml
+from ratrain.ratrain_ir.frontend.plan_text import plan_to_toml
 from ratrain.ratrainc.console import say, seconds_text, size_text, table
 from ratrain.ratrainc.planner.crossings import Crossing, crossings
 from ratrain.ratrainc.planner.variants import placed_by

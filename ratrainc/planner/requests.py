@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
-from ratrain.ratrain_ir.frontend.plan import load_plan, place_in_plan
+from ratrain.ratrain_ir.frontend.plan_text import load_plan, place_in_plan
 from ratrain.ratrainc.planner.answer import Request
 from ratrain.ratrainc.planner.variants import schedule_of
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy

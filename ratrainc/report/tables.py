@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrain_ir.frontend.plan import plan_words
+from ratrain.ratrain_ir.frontend.plan_text import plan_words
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrainc.console import seconds_text, size_text
 

@@ -17,7 +17,7 @@ from ratrain.passes.manager import AfterPass, PassManager, PassRun
 from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model
-from ratrain.ratrain_ir.frontend.plan import Plan, check_plan, load_plan
+from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.module import Level, Module, TargetInfo
 from ratrain.ratrain_ir.parser import read_module
@@ -34,6 +34,7 @@ from ratrain.targets.simulator.figures import Figures, simulated
 from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.targets.program.program import Program
     from ratrain.targets.simulator.timeline import Timeline
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.files import read_bytes, replacing
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.frontend.plan_text import plan_from_fields
 from ratrain.ratrain_ir.ops import ENGINES, OP_CLASSES
 from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
 from ratrain.targets.mt3000.tiles.schedule import TileSchedule, tiles_from_json
@@ -212,7 +212,7 @@ class _Reader:
     def program(self) -> Program:
         header = self.header
         model = ModelConfig.from_fields(_tuples(header["model"]))
-        plan = Plan.from_fields(_tuples(header["plan"]), model=model)
+        plan = plan_from_fields(_tuples(header["plan"]), model=model)
         tiles = [_tiles(item) for item in header.get("tiles", [])]  # files from before there were any have none
         routines = [routine_from_json(item, tiles) for item in header["routines"]]
         if len(header["stages"]) != plan.pp:

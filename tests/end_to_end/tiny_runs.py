@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from ratrain import api
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
-from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan, check_plan
+from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
+from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrainc.strategies import strategy
 from ratrain.targets.runtime.data import TokenStream
 from ratrain.targets.runtime.kernels import kernel_set

@@ -40,9 +40,10 @@ from ratrain.ratrain_ir.actions import actions_of_module
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.frontend.balance import balance_cuts
 from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan, balance_cuts
+from ratrain.ratrain_ir.frontend.plan_text import plan_from_fields
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import names_text, saved_groups
@@ -201,7 +202,7 @@ def _input(case: PassFile, file: str) -> Module:
     model = ModelConfig.from_fields({**TOY.to_fields(), "layers": stages, **case.model})
     plan = {"pp": stages, "dp": 1, "micro_batch_size": 1, "micro_batches": 1, "seq_len": 4, **case.plan}
     plan.setdefault("cuts", list(balance_cuts(model, stages, plan["seq_len"])))
-    return lower(model, Plan.from_fields(plan, model=model))
+    return lower(model, plan_from_fields(plan, model=model))
 
 
 def _move(module: Module, move: str) -> None:

@@ -12,7 +12,8 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.plan import Plan, check_plan
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.frontend.plan_text import check_plan, plan_from_fields
 from ratrain.ratrainc import advice as advice_module
 from ratrain.ratrainc.advice import advice
 from ratrain.ratrainc.cli import main
@@ -89,7 +90,7 @@ def test_advice_says_only_what_is_known(
 def changed_plan(plan: Plan, keys: str) -> Plan:
     """A plan with keys as a plan file has them."""
     values = tomllib.loads("\n".join(re.sub(r", (?=\w+ = )", "\n", keys).splitlines()))
-    found = Plan.from_fields(plan.to_fields() | {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    found = plan_from_fields(plan.to_fields() | {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     check_plan(found, MODEL)
     return found
 

@@ -16,7 +16,9 @@ from ratrain import api
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.hf_keys import HARMLESS, NEUTRAL, READ, RENAMED
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, parse_config
-from ratrain.ratrain_ir.frontend.plan import _SECTIONS, Plan, parse_plan
+from ratrain.ratrain_ir.frontend.plan import KEYS as KEYS_OF_PLANS
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.frontend.plan_text import parse_plan, plan_from_fields
 from ratrain.ratrain_ir.printer import module_lines
 from ratrain.targets.machine.link_groups import GROUP_UNITS
 from ratrain.targets.machine.machine import _ALL_UNITS, _CONSTANT_KEYS, Machine, is_whole, load_machine, parse_machine
@@ -25,7 +27,7 @@ from tests.end_to_end.tiny_runs import losses, state, train
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 KEYS = runpy.run_path(str(DOCS / "keys.py"))
-PLAN, MODEL, MACHINE = KEYS["PLAN"], KEYS["MODEL"], KEYS["MACHINE"]
+PLAN, MODEL, MACHINE, TRIALS = (KEYS[name] for name in ("PLAN", "MODEL", "MACHINE", "PLAN_TRIALS"))
 SCHEDULE, TIMES, NUMBERS, REFUSED = (KEYS[name] for name in ("SCHEDULE", "TIMES", "NUMBERS", "REFUSED"))
 
 Values = Mapping[str, Any]
@@ -135,10 +137,10 @@ def test_a_key_of_a_plan_changes_what_it_says(name: str) -> None:
 
 
 def test_every_key_of_a_plan_has_its_entry() -> None:
-    known = {f"{section}.{key}" for section, keys in _SECTIONS.items() for key in keys}
-    assert set(PLAN) == known
+    known = set(KEYS_OF_PLANS.labels.values())
+    assert set(PLAN) == known == set(TRIALS)
     assert {name.partition(".")[2] for name in known} == set(
-        Plan.from_fields(plan({}, config({})).to_fields()).to_fields()
+        plan_from_fields(plan({}, config({})).to_fields()).to_fields()
     ) | {"mapping"}
 
 

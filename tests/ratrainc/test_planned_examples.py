@@ -10,7 +10,7 @@ import pytest
 
 from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.ratrain_ir.frontend.model_config import load_model
-from ratrain.ratrain_ir.frontend.plan import load_plan
+from ratrain.ratrain_ir.frontend.plan_text import load_plan
 from ratrain.ratrainc.planner.bounds import Columns, plan_bounds
 from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
 from ratrain.ratrainc.planner.profile import Profiles

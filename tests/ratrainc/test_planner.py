@@ -14,7 +14,7 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_config import load_model
-from ratrain.ratrain_ir.frontend.plan import check_plan, parse_plan
+from ratrain.ratrain_ir.frontend.plan_text import check_plan, parse_plan
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.planner import quick, search
 from ratrain.ratrainc.planner.answer import Request

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan, parse_plan, plan_to_toml, plan_words
+from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
+from ratrain.ratrain_ir.frontend.plan_text import parse_plan, plan_to_toml, plan_words
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain.ratrain_ir.ops import ENGINES
 from ratrain.ratrain_ir.testing.strategies import plans

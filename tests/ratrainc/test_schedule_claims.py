@@ -11,7 +11,8 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.plan import BUILT_SCHEDULES, parse_plan, plan_to_toml
+from ratrain.ratrain_ir.frontend.plan import BUILT_SCHEDULES
+from ratrain.ratrain_ir.frontend.plan_text import parse_plan, plan_to_toml
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrain_ir.verifier import check

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.plan import Plan, check_plan, parse_plan, plan_to_toml
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.frontend.plan_text import check_plan, parse_plan, plan_to_toml
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.parser import parse_module

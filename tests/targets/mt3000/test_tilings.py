@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.plan import parse_plan
+from ratrain.ratrain_ir.frontend.plan_text import parse_plan
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.planner.answer import Request

@@ -1,0 +1,145 @@
+"""What must go together in a plan, and with its model: RT064 for each contradiction, beside what is wrong with single fields."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.frontend.text import shown
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.fields import FieldReader
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
+
+
+def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *, auto_cuts: bool) -> None:
+    """Report every contradiction among the fields of a plan that a reader has read, and with the model, where one is given.
+
+    With `auto_cuts`, the plan's cuts are still to be chosen.
+    """
+    _check_loss_scale(reader, plan)
+    _check_learning_rate(reader, plan.optimizer)
+    if model is not None and reader.good("pp") and plan.pp > model.layers:
+        reader.bad.add("pp")
+        reader.contradiction(
+            "RT064",
+            "pp",
+            f"{plan.pp} stages need at least {plan.pp} layers, but {model.name} has {model.layers}",
+            help=f"use pp = {model.layers} or fewer, and more replicas (dp) for the other clusters",
+        )
+    if plan.mapping is not None and reader.good("pp", "dp") and (wrong := plan.mapping.error(plan.pp, plan.dp)):
+        reader.contradiction("RT064", "mapping", wrong, help="tiles are written stages x replicas, from the inside out")
+    if not auto_cuts:
+        _check_cuts(reader, plan, model)
+    _check_state(reader, plan)
+
+
+def _check_loss_scale(reader: FieldReader, plan: Plan) -> None:
+    """Without f16 there is nothing to scale."""
+    scale = plan.loss_scale
+    if plan.view_dtype == "f32" and reader.good("view_dtype", "loss_scale") and scale != 1.0:
+        reader.contradiction(
+            "RT064",
+            "loss_scale",
+            f"the loss scale is {'dynamic' if scale is None else scale}, but f32 parameter views are not scaled",
+            help='remove loss_scale (or write 1.0), or use view_dtype = "f16"',
+        )
+
+
+def _check_learning_rate(reader: FieldReader, optimizer: Optimizer) -> None:
+    total = optimizer.total_steps
+    if reader.good("lr", "min_lr") and optimizer.min_lr > optimizer.lr:
+        reader.contradiction(
+            "RT064",
+            "min_lr",
+            f"min_lr {optimizer.min_lr} is above lr {optimizer.lr}: the learning rate would rise at the end",
+            help="lower min_lr, or raise lr",
+        )
+    if reader.good("min_lr", "total_steps") and optimizer.min_lr > 0 and total is None:
+        reader.contradiction(
+            "RT064",
+            "min_lr",
+            f"min_lr {optimizer.min_lr} is never reached: without total_steps the learning rate stays at lr",
+            help="give total_steps, or remove min_lr",
+        )
+    if reader.good("warmup_steps", "total_steps") and total is not None and optimizer.warmup_steps > total:
+        reader.contradiction(
+            "RT064",
+            "warmup_steps",
+            f"{optimizer.warmup_steps} warm-up steps do not fit into {total} steps in total",
+            help="lower warmup_steps, or raise total_steps",
+        )
+
+
+def _check_cuts(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
+    """There are pp - 1 cuts, ascending, and each leaves every stage at least one layer."""
+    if not reader.good("pp", "cuts"):
+        return
+    auto = 'or leave the choice to cuts = "auto"'
+    if len(plan.cuts) != plan.pp - 1:
+        reader.contradiction(
+            "RT064",
+            "cuts",
+            f"{len(plan.cuts)} cuts are given, but {plan.pp} stages have {plan.pp - 1}",
+            help=f"name the layer where each stage but the first starts, {auto}",
+        )
+    if any(later <= earlier for earlier, later in zip(plan.cuts, plan.cuts[1:], strict=False)):
+        reader.contradiction(
+            "RT064",
+            "cuts",
+            f"the cuts {shown(list(plan.cuts))} do not ascend: a stage would have no layer",
+            help=f"write them in ascending order, {auto}",
+        )
+    for cut in plan.cuts:
+        if cut < 1 or (model is not None and cut >= model.layers):
+            bounds = "at 1 or later" if model is None else f"at 1 to {model.layers - 1}"
+            reader.contradiction(
+                "RT064",
+                "cuts",
+                f"a stage cannot start at layer {shown(cut)}: later stages start {bounds}",
+                help=f"layers count from 0 and the first stage starts at 0, {auto}",
+            )
+
+
+def _check_state(reader: FieldReader, plan: Plan) -> None:
+    if reader.good("zero", "reduce", "dp") and plan.reduce == "each-micro-batch" and plan.zero < 2:
+        reader.contradiction(
+            "RT064",
+            "reduce",
+            f'reduce = "each-micro-batch" needs sharded gradients, but zero = {plan.zero} keeps them whole',
+            help='use zero = 2, or reduce = "last"',
+        )
+    sharded = plan.zero > 0 and plan.dp > 1
+    if reader.good("zero", "dp", "grad_dtype", "grad_shard_dtype") and not sharded:
+        _check_unsharded(reader, plan)
+
+
+def _check_unsharded(reader: FieldReader, plan: Plan) -> None:
+    """Without shards a gradient is reduced where it is, in its own type: another one for shards would change nothing."""
+    if plan.grad_shard_dtype == plan.grad_dtype:
+        return
+    why = f"zero = {plan.zero}" if plan.dp > 1 else f"dp = {plan.dp}"
+    reader.contradiction(
+        "RT064",
+        "grad_shard_dtype",
+        f"gradients are reduced in {plan.grad_dtype}, their grad_dtype: with {why} there are no shards to be {plan.grad_shard_dtype}",
+        help=f'remove grad_shard_dtype, use grad_dtype = "{plan.grad_shard_dtype}", or shard (zero = 1 or more, dp = 2 or more)',
+    )
+
+
+def check_said(reader: FieldReader, plan: Plan) -> None:
+    """Keys that were written, though as the plan stands they change nothing."""
+    rows = plan.micro_batch_size * plan.seq_len
+    sized = reader.good("micro_batch_size", "seq_len")
+    if sized and reader.good("head_chunk") and plan.head_chunk > rows and "head_chunk" in reader.values:
+        _report_chunk(reader, "head_chunk", plan.head_chunk, rows)
+    if sized and reader.good("mlp_chunk") and plan.mlp_chunk is not None and plan.mlp_chunk > rows:
+        _report_chunk(reader, "mlp_chunk", plan.mlp_chunk, rows)
+    if "max_norm" in reader.values and reader.good("max_norm") and "clip" not in reader.values:
+        text = 'max_norm changes nothing without clip = "global"'
+        reader.contradiction("RT064", "max_norm", text, help='write clip = "global", or remove max_norm')
+
+
+def _report_chunk(reader: FieldReader, key: str, chunk: int, rows: int) -> None:
+    text = f"{key} {chunk} is more than the {rows} rows of a micro-batch (micro_batch_size * seq_len): it would change nothing"
+    reader.contradiction("RT064", key, text, help=f"leave it out, or write fewer than {rows}")

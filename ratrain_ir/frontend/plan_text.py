@@ -1,0 +1,112 @@
+"""A plan as text: from a TOML file and back, and from the fields of the IR text's header."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
+
+from ratrain.ratrain_ir.diagnostics import Location, fail
+from ratrain.ratrain_ir.frontend.balance import balance_cuts
+from ratrain.ratrain_ir.frontend.fields import FieldReader, Report
+from ratrain.ratrain_ir.frontend.plan import KEYS, Plan
+from ratrain.ratrain_ir.frontend.plan_checks import check_said, check_together
+from ratrain.ratrain_ir.frontend.plan_keys import table_of
+from ratrain.ratrain_ir.frontend.text import Place, Places, Source, nowhere, read_text, toml_places
+from ratrain.ratrain_ir.frontend.toml_text import parse_toml
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+
+_WHAT = "a plan in TOML"
+_TOML_PLACE = re.compile(r"^(.*) \(at (?:line (\d+), column (\d+)|end of document)\)$", re.DOTALL)
+
+
+def plan_from_fields(
+    values: Mapping[str, object], *, model: ModelConfig | None = None, places: Places = nowhere
+) -> Plan:
+    """The inverse of `Plan.to_fields`; `places` finds a field in the text it was read from.
+
+    Raises RT064 with everything that is missing, unknown, of the wrong type, out of range, contradictory, not
+    built in this version or, where a model is given, contrary to the model.
+    """
+    report = Report(places)
+    reader = FieldReader(values, report, "RT064")
+    reader.refuse_unknown(KEYS.keys)
+    plan = KEYS.read(reader)
+    check_together(reader, plan, model, auto_cuts=False)
+    report.check()
+    return plan
+
+
+def check_plan(plan: Plan, model: ModelConfig) -> None:
+    """Raise RT064 where a plan that was built in Python contradicts itself or the model, or is not built yet."""
+    plan_from_fields(plan.to_fields(), model=model)
+
+
+def load_plan(path: str | Path, model: ModelConfig) -> Plan:
+    """The plan of a TOML file. Raises RT002 (cannot be read), RT063 (not a plan), RT064 (contradictory)."""
+    return parse_plan(read_text(path, "RT063", _WHAT), file=str(path), model=model)
+
+
+def parse_plan(text: str, *, file: str, model: ModelConfig) -> Plan:
+    """The plan of a TOML text; `cuts = "auto"`, or none, is resolved for the model.
+
+    Raises RT063 (syntax, unknown, missing or mistyped keys) and RT064 (contradictions), all of the text at once.
+    """
+    source = Source(file, text)
+    report = Report(toml_places(source))
+    values = KEYS.flat(_toml(source), report)
+    auto_cuts = values.get("cuts", "auto") == "auto"
+    reader = FieldReader(values, report, "RT063", KEYS.labels)
+    plan = KEYS.read(reader, {"cuts": ()} if auto_cuts else {})
+    check_together(reader, plan, model, auto_cuts=auto_cuts)
+    check_said(reader, plan)
+    report.check()
+    return evolve(plan, cuts=balance_cuts(model, plan.pp, plan.seq_len)) if auto_cuts else plan
+
+
+def place_in_plan(path: str | Path, key: str) -> Place:
+    """Where a plan's file has a key, as far as it has it; of what can be read but once, as a pipe, only the name."""
+    if not Path(path).is_file():
+        return Source(str(path), "").top()
+    return toml_places(Source(str(path), read_text(path, "RT063", _WHAT)))(KEYS.labels[key])
+
+
+def plan_to_toml(plan: Plan) -> str:
+    """A TOML text that `parse_plan` reads back as an equal plan; every key is written out that changes something."""
+    words = plan_words(plan)
+    blocks = []
+    for section, names in table_of(type(plan)).sections.items():
+        lines = [f"{name} = {words[name]}" for name in names if name in words]
+        blocks.append("\n".join([f"[{section}]", *lines]) + "\n")
+    return "\n".join(blocks)
+
+
+def plan_words(plan: Plan) -> dict[str, str]:
+    """Each key of a plan file with its value as the file has it, in the file's order; keys that the file would leave out are not there."""
+    return table_of(type(plan)).words(plan)
+
+
+def _toml(source: Source) -> dict[str, Any]:
+    """The parsed TOML text; RT063 at the place the parser stopped."""
+    try:
+        return parse_toml(source.text)
+    except tomllib.TOMLDecodeError as error:
+        match = _TOML_PLACE.match(str(error))
+        message = match[1] if match else str(error)
+        last = len(source.lines)
+        at_place = match and match[2]
+        place = (
+            source.at(int(match[2]), int(match[3]))
+            if match and at_place
+            else source.at(last, len(source.lines[-1]) + 1)
+        )
+        fail("RT063", f"the file is not valid TOML: {message}", place.location, source=place.source)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error).split(";")[0]
+        fail("RT063", f"the file is not usable TOML: {reason}", Location(source.file, 1))
