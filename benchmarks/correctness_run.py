@@ -35,15 +35,19 @@ from ratrain import api
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
 from ratrain.ratrainc.job import Job, job_of
+from ratrain.ratrainc.run_choices import DataChoice
 from ratrain.ratrainc.strategies import strategy
-from ratrain.ratrainc.training_data import DataChoice, open_data
+from ratrain.ratrainc.training_data import open_data
 from ratrain.targets.runtime.checkpoint import save_checkpoint
 from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.manifest import blas_facts
+from ratrain.targets.runtime.preparation import prepare
+from ratrain.targets.runtime.settings import RunSettings, Start
 from ratrain.targets.runtime.state import training_state
-from ratrain.targets.runtime.training import RunSettings, TrainingRun, blas_facts, prepare
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.training import TrainingRun
 
 PAPER_TOKENS = 1.028e9
 PAPER_DEVIATION = 0.081  # percent
@@ -148,7 +152,7 @@ def started(task: Task, saved: Path | None) -> tuple[list[TrainingRun], list[Com
     runs = []
     for name, job, program in zip(NAMES, task.jobs, programs(task.plan), strict=True):
         stream, _ = open_data(program, DataChoice(task.data))
-        settings = RunSettings(steps=1 << 40, resume=str(saved / name) if saved else None)
+        settings = RunSettings(steps=1 << 40, start=Start(checkpoint=str(saved / name) if saved else None))
         runs.append(prepare(program, stream, settings, kernel_set("fast"), job.processes(program)))
         for warning in runs[-1].warnings:
             print(warning.render(), file=sys.stderr)

@@ -29,13 +29,16 @@ from ratrain.ratrain_ir.frontend.model_config import load_model
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import load_plan
 from ratrain.ratrainc.calibration.from_profile import ProfiledMachine, machine_from_profile
+from ratrain.ratrainc.run_choices import DataChoice
 from ratrain.ratrainc.run_profile import write_profile
 from ratrain.ratrainc.strategies import strategy
-from ratrain.ratrainc.training_data import DataChoice, open_data
+from ratrain.ratrainc.training_data import open_data
 from ratrain.targets.program.program import Program
 from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.preparation import prepare
 from ratrain.targets.runtime.profile import Profile
-from ratrain.targets.runtime.training import RunSettings, TimedStep, TrainingRun, prepare
+from ratrain.targets.runtime.settings import RunSettings
+from ratrain.targets.runtime.training import TimedStep, TrainingRun
 from ratrain.targets.simulator.figures import one_core_step_seconds
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -85,7 +88,7 @@ class Runner:
         """The run of a case, on one thread."""
         program = program_of(case)
         stream, _ = open_data(program, DataChoice())
-        run = prepare(program, stream, RunSettings(steps=1 << 40, threads=1), kernel_set("fast", 1))
+        run = prepare(program, stream, RunSettings(steps=1 << 40), kernel_set("fast", 1))
         return cls(program, run, run.steps())
 
     def step(self) -> None:

@@ -16,13 +16,19 @@ from pathlib import Path
 from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).parent))
+from typing import TYPE_CHECKING
+
 from stopwatch import machine, medians, pools
 from training_step import SEED, Task
 
 from ratrain import api
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.training import RunSettings, TrainingRun, prepare
+from ratrain.targets.runtime.preparation import prepare
+from ratrain.targets.runtime.settings import Execution, RunSettings
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.training import TrainingRun
 
 LAYOUTS = {"1 rank": (1, 1), "2 replicas": (1, 2), "2 stages": (2, 1)}
 """Stages and replicas."""
@@ -32,10 +38,11 @@ def run_of(task: Task, stages: int, replicas: int, threads: int) -> TrainingRun:
     """A run of the task's model and data, spread over ranks: 4 micro-batches a step, all replicas together."""
     cuts = (task.model.layers // 2,) if stages == 2 else ()
     plan = Plan(stages, replicas, cuts, 1, 4 // replicas, task.plan.seq_len, optimizer=task.plan.optimizer)
-    settings = RunSettings(steps=1 << 20, threads=threads, order="sequential", seed=SEED)
+    execution = Execution(threads=threads)
+    settings = RunSettings(steps=1 << 20, order="sequential", seed=SEED, execution=execution)
     program = api.emit(api.compile(task.model, plan))
     return prepare(
-        program, task.batches.stream, settings, kernel_set("fast", settings.kernel_threads(stages * replicas))
+        program, task.batches.stream, settings, kernel_set("fast", execution.kernel_threads(stages * replicas))
     )
 
 

@@ -6,13 +6,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrainc.run_choices import Ranks
 from ratrain.ratrainc.terminal import echo
-from ratrain.targets.runtime.mpi.layout import Layout, RankOrder, Reduction
+from ratrain.targets.runtime.mpi.layout import Layout
 from ratrain.targets.runtime.processes import Processes
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ class MpiJob(Job):
 
     world: Any
     """mpi4py's COMM_WORLD"""
-    rank_order: RankOrder
-    reduction: Reduction
+    ranks: Ranks
 
     @property
     def speaks(self) -> bool:
@@ -68,21 +68,19 @@ class MpiJob(Job):
         """
         from ratrain.targets.runtime.mpi.processes import MpiProcesses
 
-        return MpiProcesses(Layout.of_plan(program.plan, self.rank_order), self.reduction)
+        return MpiProcesses(Layout.of_plan(program.plan, self.ranks.order), self.ranks.reduction)
 
 
-def job_of(
-    engine: Literal["local", "mpi"], rank_order: RankOrder, reduction: Reduction, *, as_json: bool
-) -> AbstractContextManager[Job]:
-    """The processes of a run on an engine. Over MPI, whatever escapes the context ends all of them."""
-    return nullcontext(Job()) if engine == "local" else _mpi_job(rank_order, reduction, as_json=as_json)
+def job_of(ranks: Ranks, *, as_json: bool) -> AbstractContextManager[Job]:
+    """The processes of a run. Over MPI, whatever escapes the context ends all of them."""
+    return nullcontext(Job()) if ranks.engine == "local" else _mpi_job(ranks, as_json=as_json)
 
 
 @contextmanager
-def _mpi_job(rank_order: RankOrder, reduction: Reduction, *, as_json: bool) -> Iterator[Job]:
+def _mpi_job(ranks: Ranks, *, as_json: bool) -> Iterator[Job]:
     world = _started_world()
     try:
-        yield MpiJob(world, rank_order, reduction)
+        yield MpiJob(world, ranks)
     except (Exception, KeyboardInterrupt) as error:  # whatever it is: the others would wait for this process for ever
         from ratrain.ratrainc.cli import show_failure
 

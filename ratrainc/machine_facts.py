@@ -114,7 +114,7 @@ def _available() -> int:
 def _blas() -> Fact:
     import numpy as np
 
-    from ratrain.targets.runtime.training import blas_facts
+    from ratrain.targets.runtime.manifest import blas_facts
 
     facts = blas_facts()
     words = f"{facts['blas']}, core type {facts['blas_core_type']}, numpy {np.__version__}"

@@ -7,12 +7,14 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 _MOST_JOBS = 256
 _MOST_STEPS = 10**9
 """Beyond it, the time that is left could not be told as a date."""
@@ -140,6 +142,26 @@ def refuse_idle(why: str, *names: str) -> None:
             raise click.UsageError(f"{' / '.join([*parameter.opts, *parameter.secondary_opts])} {why}")
 
 
+def in_groups(**groups: type[Any]) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Give a command a group of its options as one object: a parameter `GROUP_FIELD` becomes the field FIELD of `GROUP`.
+
+    Groups are built in the order they are named, so that one can be a field of another. It stands under the options.
+    """
+
+    def decorated(function: Callable[..., R]) -> Callable[..., R]:
+        @wraps(function)
+        def call(**parameters: Any) -> R:
+            for group, cls in groups.items():
+                prefix = f"{group}_"
+                names = [name for name in parameters if name.startswith(prefix)]
+                parameters[group] = cls(**{name.removeprefix(prefix): parameters.pop(name) for name in names})
+            return function(**parameters)
+
+        return call
+
+    return decorated
+
+
 def machine_option(function: F) -> F:
     """`--machine`."""
     text = "A machine file (TOML), or the name of a built-in machine. Default: what the input was compiled for, else mt3000."
@@ -158,9 +180,11 @@ def model_option(*, required: bool) -> Callable[[F], F]:
     return click.option("--model", type=Source("model"), required=required, metavar="M", help=text)
 
 
-def steps_option(default: int, text: str) -> Callable[[F], F]:
+def steps_option(default: int, text: str, parameter: str = "steps") -> Callable[[F], F]:
     """`--steps`: the length of a run."""
-    return click.option("--steps", type=click.IntRange(1, _MOST_STEPS), default=default, show_default=True, help=text)
+    return click.option(
+        "--steps", parameter, type=click.IntRange(1, _MOST_STEPS), default=default, show_default=True, help=text
+    )
 
 
 def seconds_option(default: float, text: str) -> Callable[[F], F]:
@@ -179,9 +203,9 @@ def jobs_option(text: str = "Processes.") -> Callable[[F], F]:
     )
 
 
-def choice_option(name: str, *choices: str, text: str) -> Callable[[F], F]:
+def choice_option(name: str, parameter: str, *choices: str, text: str) -> Callable[[F], F]:
     """An option that is one of a few words, the first where it is left out."""
-    return click.option(name, type=click.Choice(choices), default=choices[0], show_default=True, help=text)
+    return click.option(name, parameter, type=click.Choice(choices), default=choices[0], show_default=True, help=text)
 
 
 def rendezvous_option(function: F) -> F:

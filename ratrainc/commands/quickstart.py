@@ -48,10 +48,11 @@ def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
     from ratrain.ratrainc.console import say
     from ratrain.ratrainc.examples import example_path
     from ratrain.ratrainc.reports import show_figures, show_module
-    from ratrain.ratrainc.training import default_threads, run_training, show_run
-    from ratrain.ratrainc.training_data import DataChoice
+    from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs
+    from ratrain.ratrainc.run_result import show_run
+    from ratrain.ratrainc.training import default_threads, run_training
     from ratrain.targets.program.program_verifier import check_program
-    from ratrain.targets.runtime.training import RunSettings
+    from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings
 
     say("1. compile: examples/tiny.json under examples/tiny.toml")
     module = api.compile(str(example_path("tiny.json")), str(example_path("tiny.toml")), verify_each=True)
@@ -74,15 +75,13 @@ def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
     show_figures(program, api.simulate(program), program.target)
     say("")
     say("4. train: the same program, executed here")
-    settings = RunSettings(steps=steps, eval_every=max(1, steps // 3), threads=default_threads(program))
-    result = run_training(
-        program,
-        DataChoice(evaluated=True, eval_batches=_EVAL_BATCHES),
-        settings,
-        str(folder / "losses.jsonl"),
-        quiet=False,
-        plot=str(folder / "loss.svg") if is_drawn else None,
+    settings = RunSettings(
+        steps=steps,
+        evaluation=Evaluation(every=max(1, steps // 3), batches=_EVAL_BATCHES),
+        execution=Execution(threads=default_threads(program)),
     )
+    outputs = Outputs(log=str(folder / "losses.jsonl"), plot=str(folder / "loss.svg") if is_drawn else None)
+    result = run_training(program, DataChoice(), settings, outputs, Display())
     say("")
     say("report")
     show_run(result)

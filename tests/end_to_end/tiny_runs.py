@@ -15,12 +15,14 @@ from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrainc.strategies import strategy
 from ratrain.targets.runtime.data import TokenStream
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.training import RunSettings, TrainingRun, prepare
+from ratrain.targets.runtime.preparation import prepare
+from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings, Saving, Start, Watch
 from tests.end_to_end.toys import UNEVEN as MODEL
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops import Engine
     from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.runtime.training import TrainingRun
 
 
 OPTIMIZER = Optimizer(lr=5e-3, warmup_steps=3)
@@ -66,10 +68,31 @@ def make_stream(model: ModelConfig = MODEL, count: int = 2000) -> TokenStream:
     return TokenStream("generated", tokens, "generated")
 
 
+_GROUPS: dict[str, tuple[type, dict[str, str]]] = {
+    "start": (Start, {"init": "weights", "resume": "checkpoint", "new_data": "new_data"}),
+    "saving": (Saving, {"save": "directory", "save_every": "every", "keep_last": "keep_last"}),
+    "evaluation": (Evaluation, {"eval_every": "every"}),
+    "execution": (
+        Execution,
+        {name: name for name in ("kernels", "threads", "interleave_seed", "check_memory", "poison")},
+    ),
+    "watch": (Watch, {"run_folder": "folder"}),
+}
+"""The groups of settings; of each, the words that tests use for its fields."""
+
+
+def run_settings(steps: int, **words: Any) -> RunSettings:
+    """The settings of a run in short words: `save`, `resume`, `kernels`, ..."""
+    groups: dict[str, Any] = {}
+    for name, (cls, fields) in _GROUPS.items():
+        groups[name] = cls(**{field: words.pop(word) for word, field in fields.items() if word in words})
+    return RunSettings(steps, **words, **groups)
+
+
 def start(program: Program, steps: int, **settings: Any) -> TrainingRun:
     """A run of a program, ready for its first step."""
-    chosen = RunSettings(steps=steps, **settings)
-    return prepare(program, make_stream(program.model), chosen, kernel_set(chosen.kernels))
+    chosen = run_settings(steps, **settings)
+    return prepare(program, make_stream(program.model), chosen, kernel_set(chosen.execution.kernels))
 
 
 def train(program: Program, steps: int, **settings: Any) -> TrainingRun:

@@ -9,19 +9,22 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
-from ratrain.ratrainc import console, run_log, training
-from ratrain.ratrainc.training import RunResult, run_training
-from ratrain.ratrainc.training_data import DataChoice
+from ratrain.ratrainc import console, run_display, run_log, training
+from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs
+from ratrain.ratrainc.training import run_training
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.checkpoint import load_checkpoint
-from ratrain.targets.runtime.training import RunSettings
+from ratrain.targets.runtime.settings import RunSettings, Saving
 from tests.end_to_end.tiny_runs import MODEL, make_program
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.run_result import RunResult
 
 SMALL = evolve(MODEL, vocab_size=256)
 PROGRAM = make_program(SMALL, pp=1, dp=1, micro_batches=1)
@@ -47,21 +50,21 @@ class Terminal:
         return getattr(console.errors(), name)
 
 
-def breaks(name: str) -> Callable[[pytest.MonkeyPatch, Path], dict[str, Any]]:
+def breaks(name: str) -> Callable[[pytest.MonkeyPatch, Path], Outputs]:
     """Break one output; what it is asked for with."""
 
-    def apply(patch: pytest.MonkeyPatch, folder: Path) -> dict[str, Any]:
+    def apply(patch: pytest.MonkeyPatch, folder: Path) -> Outputs:
         if name == "log":
-            return {"log": "/dev/full"}
+            return Outputs(log="/dev/full")
         if name in ("plot", "profile"):
             patch.setattr(training, {"plot": "write_losses", "profile": "write_profile"}[name], refused)
-            return {{"plot": "plot", "profile": "profile_path"}[name]: str(folder / name)}
+            return Outputs(**{name: str(folder / name)})
         if name == "live":
-            patch.setattr(training, "errors", Terminal)
-            patch.setattr(training, "_live_view", broken)
-            return {"live": True}
-        patch.setattr(training, {"words": "say", "bar": "_progress_bar"}[name], no_space)
-        return {}
+            patch.setattr(run_display, "errors", Terminal)
+            patch.setattr(run_display, "_live_view", broken)
+            return Outputs()
+        patch.setattr(run_display, {"words": "say", "bar": "_progress_bar"}[name], no_space)
+        return Outputs()
 
     return apply
 
@@ -75,9 +78,9 @@ def test_a_failing_output_never_costs_the_state(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     place = tmp_path / "run1"
-    words = {"log": None, **breaks(kind)(monkeypatch, tmp_path)}
-    settings = RunSettings(steps=STEPS, save=str(place))
-    result: RunResult = run_training(PROGRAM, DataChoice(), settings, words.pop("log"), quiet=False, **words)
+    outputs = breaks(kind)(monkeypatch, tmp_path)
+    settings = RunSettings(steps=STEPS, saving=Saving(str(place)))
+    result: RunResult = run_training(PROGRAM, DataChoice(), settings, outputs, Display(live=kind == "live"))
     assert len(result.steps) == STEPS
     assert load_checkpoint(str(place), SMALL)[0].step == STEPS
     assert result.exit_code == KINDS[kind]
@@ -129,7 +132,7 @@ def test_a_log_goes_on_where_it_stopped_when_there_is_space_again(
         return original(handle, bytes(data)[: 7 if calls[0] == 3 else None])
 
     path = tmp_path / "log"
-    result = run_training(PROGRAM, DataChoice(), RunSettings(steps=5), None, quiet=True)
+    result = run_training(PROGRAM, DataChoice(), RunSettings(steps=5), Outputs(), Display(quiet=True))
     with monkeypatch.context() as patched, run_log.run_log(str(path), 0, told.append) as log:
         assert log is not None
         patched.setattr(run_log.os, "write", write)
@@ -156,5 +159,5 @@ def test_a_plot_that_was_there_stays_until_the_new_one_is_drawn(
         "ratrain.targets.runtime.local.LocalEngine.run_step", lambda engine, step: fail("RT093", "diverged")
     )
     with pytest.raises(Exception, match="diverged"):
-        run_training(PROGRAM, DataChoice(), RunSettings(steps=1), None, quiet=True, plot=str(plot))
+        run_training(PROGRAM, DataChoice(), RunSettings(steps=1), Outputs(plot=str(plot)), Display(quiet=True))
     assert plot.read_text() == "the old one"

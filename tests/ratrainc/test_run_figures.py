@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain.ratrainc.console import progress, unseen_progress
-from ratrain.ratrainc.training import RunResult, show_run
+from ratrain.ratrainc.run_result import RunResult, show_run
 from tests.end_to_end.tiny_runs import make_program, train
 
 if TYPE_CHECKING:

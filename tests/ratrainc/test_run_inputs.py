@@ -8,7 +8,7 @@ from functools import cache
 from itertools import permutations
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,15 +18,20 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError, Severity
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.training_data import BYTES, DataChoice, open_data, tokenizer_files
+from ratrain.ratrainc.run_choices import DataChoice
+from ratrain.ratrainc.training_data import BYTES, open_data, tokenizer_files
 from ratrain.ratrainc.weight_export import export_weights
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.checkpoint import MANIFEST_FILE, manifest_digest
 from ratrain.targets.runtime.checkpoint_series import saved_steps
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.optimizer import INITIAL_SCALE
-from ratrain.targets.runtime.training import RunSettings, TrainingRun, prepare
-from tests.end_to_end.tiny_runs import MODEL, make_program, start, train
+from ratrain.targets.runtime.preparation import prepare
+from ratrain.targets.runtime.settings import Evaluation, Start
+from tests.end_to_end.tiny_runs import MODEL, make_program, run_settings, start, train
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.training import TrainingRun
 
 # Weights and the model that computes with them
 
@@ -154,13 +159,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def choices(place: Path) -> dict[str, DataChoice]:
+Choice = DataChoice | tuple[DataChoice, Evaluation]
+
+
+def choices(place: Path) -> dict[str, Choice]:
     """Data of as many kinds, no two of which are the same tokens; the name is in what is said of it."""
     book = str(place / "book.txt")
     return {
         "book.txt, 2,400 tokens; a token is a byte": DataChoice(book, tokenizer=BYTES),
         "other.txt, 2,400": DataChoice(str(place / "other.txt"), tokenizer=BYTES),
-        "without its last 20 %": DataChoice(book, tokenizer=BYTES, evaluated=True, eval_fraction=0.2),
+        "without its last 20 %": (DataChoice(book, tokenizer=BYTES), Evaluation(every=2, fraction=0.2)),
         "model1/tokenizer.json": DataChoice(book, tokenizer=str(place / "model1" / "tokenizer.json")),
         "model2/tokenizer.json": DataChoice(book, tokenizer=str(place / "model2" / "tokenizer.json")),
         "narrow.bin, 2,400 tokens; a token is a uint16": DataChoice(str(place / "narrow.bin")),
@@ -173,16 +181,16 @@ def wide_program() -> Any:
     return make_program(WIDE, pp=1, dp=1)
 
 
-def begun(choice: DataChoice, **settings: Any) -> TrainingRun:
+def begun(choice: Choice, **words: Any) -> TrainingRun:
     program = wide_program()
-    choice = evolve(choice, weights=settings.get("init"), resume=settings.get("resume"))
-    stream, held = open_data(program, choice)
-    chosen = RunSettings(1, kernels="reference", **settings)
-    kernels = kernel_set("reference")
-    return prepare(program, stream, chosen, kernels, held_out=held, tokenizer=tokenizer_files(choice))
+    data, evaluation = choice if isinstance(choice, tuple) else (choice, Evaluation())
+    settings = evolve(run_settings(1, kernels="reference", **words), evaluation=evaluation)
+    stream, held = open_data(program, data, settings.evaluation, settings.start)
+    files = tokenizer_files(data, settings.start)
+    return prepare(program, stream, settings, kernel_set("reference"), held_out=held, tokenizer=files)
 
 
-def ran(choice: DataChoice, **settings: Any) -> TrainingRun:
+def ran(choice: Choice, **settings: Any) -> TrainingRun:
     run = begun(choice, **settings)
     list(run.steps())
     run.save()
@@ -238,8 +246,8 @@ def test_bytes_are_taken_where_they_are_asked_for_or_nothing_else_is_there(place
     book, weights = DataChoice(str(place / "book.txt")), str(place / "model1")
     program = wide_program()
 
-    def token(**keys: Any) -> str:
-        return open_data(program, evolve(book, **keys))[0].token
+    def token(weights: str | None = None, **keys: Any) -> str:
+        return open_data(program, evolve(book, **keys), start=Start(weights))[0].token
 
     assert token() == token(weights=str(place)) == token(weights=weights, tokenizer=BYTES) == "a byte"
     assert token(weights=weights) != "a byte"

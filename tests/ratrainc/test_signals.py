@@ -17,15 +17,15 @@ from attrs import evolve
 
 from ratrain.ratrainc import training
 from ratrain.ratrainc.cli import main, show_failure
+from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs
 from ratrain.ratrainc.signals import StopAsked, ending_signals
 from ratrain.ratrainc.training import run_training
-from ratrain.ratrainc.training_data import DataChoice
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime import checkpoint_places
 from ratrain.targets.runtime.checkpoint_series import saved_steps
 from ratrain.targets.runtime.local import LocalEngine, StepReport
-from ratrain.targets.runtime.training import RunSettings, TrainingRun
-from tests.end_to_end.tiny_runs import MODEL, make_program
+from ratrain.targets.runtime.training import TrainingRun
+from tests.end_to_end.tiny_runs import MODEL, make_program, run_settings
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ from tests.end_to_end.tiny_runs import MODEL, make_program
 def test_a_signal_ends_a_run_after_its_step(number: int, saves: bool, code: int, tmp_path: Path) -> None:
     program = make_program(evolve(MODEL, vocab_size=256))
     log, place = tmp_path / "losses.jsonl", tmp_path / "run"
-    settings = RunSettings(steps=100_000, save=str(place) if saves else None, save_every=1000 if saves else None)
+    settings = run_settings(100_000, save=str(place) if saves else None, save_every=1000 if saves else None)
 
     def send() -> None:
         deadline = time.monotonic() + 30
@@ -52,7 +52,7 @@ def test_a_signal_ends_a_run_after_its_step(number: int, saves: bool, code: int,
     handler = signal.getsignal(number)
     sender = threading.Thread(target=send)
     sender.start()
-    result = run_training(program, DataChoice(), settings, str(log), quiet=True)
+    result = run_training(program, DataChoice(), settings, Outputs(log=str(log)), Display(quiet=True))
     sender.join()
     assert result.exit_code == code
     assert result.interrupted
@@ -131,8 +131,8 @@ def test_who_asks_a_run_that_gets_on_hears_where_it_is_and_no_blame(
 ) -> None:
     program = make_program(evolve(MODEL, vocab_size=256))
     signalled(monkeypatch, 1, 2, number=signal.SIGUSR1)
-    settings = RunSettings(steps=3, run_folder=str(tmp_path / "run") if run_folder else None)
-    result = run_training(program, DataChoice(), settings, None, quiet=True)
+    settings = run_settings(3, run_folder=str(tmp_path / "run") if run_folder else None)
+    result = run_training(program, DataChoice(), settings, Outputs(), Display(quiet=True))
     assert len(result.steps) == 3
     said = capfd.readouterr().err
     assert said.count("where the run is: it gets on") == 2
@@ -153,7 +153,7 @@ def test_who_asks_before_or_after_the_steps_is_answered(
 
     monkeypatch.setattr(training, when, asked)
     program = make_program(evolve(MODEL, vocab_size=256))
-    run_training(program, DataChoice(), RunSettings(steps=1), None, quiet=True)
+    run_training(program, DataChoice(), run_settings(1), Outputs(), Display(quiet=True))
     assert ("being prepared" if when == "prepare" else "all steps are done") in capfd.readouterr().err
 
 
@@ -185,8 +185,8 @@ def test_a_signal_after_the_last_step_ends_with_its_code_when_all_is_written(
     monkeypatch.setattr(owner, name, signalled_first)
     plot = tmp_path / "loss.svg"
     program = make_program(evolve(MODEL, vocab_size=256), pp=1, dp=1, micro_batches=1)
-    settings = RunSettings(steps=1, save=str(tmp_path / "run1"))
-    result = run_training(program, DataChoice(), settings, None, quiet=True, plot=str(plot))
+    settings = run_settings(1, save=str(tmp_path / "run1"))
+    result = run_training(program, DataChoice(), settings, Outputs(plot=str(plot)), Display(quiet=True))
     assert result.exit_code == code
     assert plot.exists()
     assert (tmp_path / "run1").exists()
@@ -197,7 +197,7 @@ def test_only_what_this_run_wrote_is_called_saved(tmp_path: Path, monkeypatch: p
     """Not a damaged checkpoint of a later step that an earlier run has left."""
     place = str(tmp_path / "series")
     program = make_program(evolve(MODEL, vocab_size=256), pp=1, dp=1, micro_batches=1)
-    run_training(program, DataChoice(), RunSettings(steps=2, save=place, save_every=1), None, quiet=True)
+    run_training(program, DataChoice(), run_settings(2, save=place, save_every=1), Outputs(), Display(quiet=True))
     for path in (tmp_path / "series" / "step-00000002").glob("*.safetensors"):
         path.write_bytes(b"damaged")
     signalled(monkeypatch, 1, number=signal.SIGINT)
@@ -205,9 +205,9 @@ def test_only_what_this_run_wrote_is_called_saved(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(
         LocalEngine, "run_step", lambda engine, step: (os.kill(os.getpid(), signal.SIGINT), original(engine, step))[1]
     )
-    settings = RunSettings(steps=2, save=place, save_every=1, resume=place)
+    settings = run_settings(2, save=place, save_every=1, resume=place)
     with pytest.raises(KeyboardInterrupt, match=f"saved nothing, and '{place}' is as it was; .* lost: 0$"):
-        run_training(program, DataChoice(), settings, None, quiet=True)
+        run_training(program, DataChoice(), settings, Outputs(), Display(quiet=True))
 
 
 @pytest.mark.parametrize("exchanging", [False, True])
@@ -281,7 +281,7 @@ def test_a_second_ctrl_c_says_what_is_saved_and_what_is_lost(
 
     if during_save:
         if place == "single":
-            run_training(program, DataChoice(), RunSettings(steps=5, **keys, seed=9), None, quiet=True)
+            run_training(program, DataChoice(), run_settings(5, **keys, seed=9), Outputs(), Display(quiet=True))
         monkeypatch.setattr("ratrain.targets.runtime.checkpoint.write_manifest", interrupted)
         monkeypatch.setattr("ratrain.targets.runtime.checkpoint_shards.write_manifest", interrupted)
         if place == "nothing":
@@ -292,7 +292,7 @@ def test_a_second_ctrl_c_says_what_is_saved_and_what_is_lost(
             LocalEngine, "run_step", lambda engine, step: original(engine, step) if step < 3 else interrupted()
         )
     with pytest.raises(KeyboardInterrupt) as caught:
-        run_training(program, DataChoice(), RunSettings(steps=5, **keys), None, quiet=True)
+        run_training(program, DataChoice(), run_settings(5, **keys), Outputs(), Display(quiet=True))
     said = str(caught.value)
     if place == "series" and not during_save:
         assert f"'{target}/step-00000002' has the state after 2 steps" in said

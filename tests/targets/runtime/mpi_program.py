@@ -20,8 +20,8 @@ from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.mpi.engine import MpiEngine
 from ratrain.targets.runtime.mpi.layout import Layout
 from ratrain.targets.runtime.mpi.processes import MpiProcesses
-from ratrain.targets.runtime.training import RunSettings, prepare
-from tests.end_to_end.tiny_runs import make_stream
+from ratrain.targets.runtime.preparation import prepare
+from tests.end_to_end.tiny_runs import make_stream, run_settings
 
 
 class Recorded(MpiEngine):
@@ -49,7 +49,7 @@ class RecordedProcesses(MpiProcesses):
 def train(task: dict[str, Any]) -> dict[str, Any]:
     program = read_program(task["program"])
     processes = RecordedProcesses(Layout.of_plan(program.plan, task["order"]), task["reduction"])
-    settings = RunSettings(steps=task["steps"], **task.get("settings", {}))
+    settings = run_settings(task["steps"], **task.get("settings", {}))
     run = prepare(program, make_stream(program.model), settings, kernel_set("fast"), processes)
     list(run.steps())
     run.save()

@@ -22,9 +22,9 @@ from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, fail
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrainc.commands.launch import command as launch_command
 from ratrain.ratrainc.commands.postmortem import command as postmortem_command
+from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs
 from ratrain.ratrainc.supervisor import Supervisor, examine, mpi_command
 from ratrain.ratrainc.training import run_training
-from ratrain.ratrainc.training_data import DataChoice
 from ratrain.targets.program.program import CountWait
 from ratrain.targets.runtime import watchdog
 from ratrain.targets.runtime.liveness import Liveness, liveness
@@ -37,7 +37,7 @@ from ratrain.targets.runtime.positions import (
     read_positions,
 )
 from ratrain.targets.runtime.postmortem import Fault, diagnose
-from ratrain.targets.runtime.training import RunSettings
+from ratrain.targets.runtime.settings import RunSettings, Saving
 from tests.end_to_end.tiny_runs import MODEL, instructions, make_program, start, train
 
 if TYPE_CHECKING:
@@ -412,9 +412,9 @@ def test_a_run_that_said_why_it_failed_was_not_killed(
     if disk_is_full:
         monkeypatch.setattr(RunFolder, "keep_report", no_space)
     program = make_program(evolve(MODEL, vocab_size=256))
-    chosen = RunSettings(steps=2, save=str(tmp_path / "run1"), save_every=1)
+    chosen = RunSettings(steps=2, saving=Saving(str(tmp_path / "run1"), every=1))
     with pytest.raises(DiagnosticError, match="the reason"):
-        run_training(program, DataChoice(), chosen, None, quiet=True)
+        run_training(program, DataChoice(), chosen, Outputs(), Display(quiet=True))
     monkeypatch.setattr("ratrain.ratrainc.supervisor.liveness", lambda position: Liveness.GONE)
     afterwards = CliRunner().invoke(postmortem_command, [str(tmp_path / "run1")], standalone_mode=False)
     assert afterwards.return_value == 1

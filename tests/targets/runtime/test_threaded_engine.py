@@ -14,7 +14,6 @@ from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.training import default_threads
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.runtime.threaded import ThreadedEngine
-from ratrain.targets.runtime.training import RunSettings
 from tests.end_to_end.tiny_runs import MODEL, instructions, losses, make_plan, make_program, same_bits, start, train
 from tests.targets.runtime.test_engine import LAYOUTS, updates_on_the_host
 
@@ -132,7 +131,7 @@ def test_an_evaluation_between_steps_gives_the_same_loss() -> None:
 
 def test_small_blocks_run_on_one_thread_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step of the same model: in blocks of few operations, or of as many as a long sequence has."""
-    monkeypatch.setattr(RunSettings, "available_threads", staticmethod(lambda: 7))
+    monkeypatch.setattr("ratrain.ratrainc.training.available_threads", lambda: 7)
     model = evolve(MODEL, hidden_size=256, heads=4, kv_heads=4, head_dim=64, ffn_size=704)
     threads = {}
     for seq_len in (16, 1024):

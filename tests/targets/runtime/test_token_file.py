@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrainc.training_data import DataChoice, open_data
+from ratrain.ratrainc.run_choices import DataChoice
+from ratrain.ratrainc.training_data import open_data
 from ratrain.targets.runtime import data
 from ratrain.targets.runtime.data import open_tokens
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.training import RunSettings, TrainingRun, prepare
+from ratrain.targets.runtime.preparation import prepare
+from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings
 from tests.end_to_end.tiny_runs import MODEL, make_program
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.training import TrainingRun
 
 WIDE = 1 << 17
 """A vocabulary whose tokens take 32 bits."""
@@ -97,8 +102,9 @@ def begun(path: str, *, evaluated: bool, threads: int = 1) -> TrainingRun:
     """A run on a file, on its training part and on the held-out one."""
     model = evolve(MODEL, vocab_size=256)
     program = make_program(model)
-    stream, held = open_data(program, DataChoice(path, evaluated=evaluated, eval_fraction=0.4))
-    settings = RunSettings(9, threads=threads, eval_every=1 if evaluated else 0)
+    evaluation = Evaluation(every=1 if evaluated else None, fraction=0.4)
+    stream, held = open_data(program, DataChoice(path), evaluation)
+    settings = RunSettings(9, evaluation=evaluation, execution=Execution(threads=threads))
     return prepare(program, stream, settings, kernel_set("reference"), held_out=held)
 
 

@@ -12,9 +12,11 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrainc.training_data import DataChoice, open_data
+from ratrain.ratrainc.run_choices import DataChoice
+from ratrain.ratrainc.training_data import open_data
 from ratrain.targets.runtime import tokenizer as tokenizer_module
 from ratrain.targets.runtime.data import builtin_text_tokens
+from ratrain.targets.runtime.settings import Evaluation
 from ratrain.targets.runtime.tokenizer import TokenizerChoice, tokenized
 from tests.end_to_end.tiny_runs import MODEL, make_program
 
@@ -41,7 +43,7 @@ def test_nothing_is_held_out_unless_asked(program: Any, text: str) -> None:
 
 
 def test_the_held_out_part_is_not_trained_on(program: Any, text: str) -> None:
-    stream, held = open_data(program, DataChoice(text, evaluated=True, eval_fraction=0.1, eval_batches=2))
+    stream, held = open_data(program, DataChoice(text), Evaluation(every=1, fraction=0.1, batches=2))
     assert held is not None
     assert bytes(stream.tokens[:]) + bytes(held.batches.stream.tokens[:]) == TEXT.encode()
     assert len(held.batches.stream.tokens) == round(0.1 * len(TEXT.encode()))
@@ -50,11 +52,12 @@ def test_the_held_out_part_is_not_trained_on(program: Any, text: str) -> None:
 
 def test_held_out_data_of_its_own(program: Any, text: str, tmp_path: Path) -> None:
     np.arange(2000, dtype="<u4").__mod__(300).tofile(tmp_path / "held.bin")
-    choice = DataChoice(text, evaluated=True, eval_path=str(tmp_path / "held.bin"), dtype="uint32")
+    choice = DataChoice(text, dtype="uint32")
+    evaluation = Evaluation(every=1, path=str(tmp_path / "held.bin"))
     with pytest.raises(DiagnosticError, match="is read as text"):
-        open_data(program, choice)
+        open_data(program, choice, evaluation)
     np.arange(2000).__mod__(300).astype("<u2").tofile(tmp_path / "held.bin")
-    stream, held = open_data(program, evolve(choice, dtype=None))
+    stream, held = open_data(program, evolve(choice, dtype=None), evaluation)
     assert held is not None
     assert len(stream.tokens) == len(TEXT.encode())
     assert held.batches.stream.tokens[:].tolist() == [number % 300 for number in range(2000)]

@@ -1,0 +1,62 @@
+"""What a run is told beside its program and its `RunSettings`, in groups of what belongs together."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import evolve, frozen
+
+from ratrain.targets.runtime.mpi.layout import RankOrder, Reduction
+
+
+@frozen
+class DataChoice:
+    """Which data a run trains on, and what makes tokens of them."""
+
+    path: str | None = None
+    """text or token file; None: the built-in text"""
+    dtype: str | None = None
+    """type of the tokens of a .bin file; None: the vocabulary decides"""
+    tokenizer: str | None = None
+    """a tokenizer.json for text; `BYTES`: a byte is a token; None: the tokenizer of weights or checkpoint, if any, else bytes"""
+
+
+@frozen
+class Ranks:
+    """Where ranks run, and how they meet."""
+
+    engine: Literal["local", "mpi"] = "local"
+    """all in this process, or each in its own that MPI started"""
+    order: RankOrder = "pp-first"
+    """of MPI's processes"""
+    reduction: Reduction = "ordered"
+    """sums over MPI: in rank order, or as MPI likes"""
+
+
+@frozen
+class Outputs:
+    """Files that a run writes beside its state; None: not written."""
+
+    log: str | None = None
+    """a JSON line a step"""
+    plot: str | None = None
+    """the losses as a picture"""
+    profile: str | None = None
+    """the wall time of every op"""
+
+
+@frozen
+class Display:
+    """What a run shows as it goes on."""
+
+    quiet: bool = False
+    """no words on stdout"""
+    live: bool = False
+    """a dashboard, where this is a terminal"""
+
+
+def of_a_process(outputs: Outputs, display: Display, *, speaks: bool) -> tuple[Outputs, Display]:
+    """What a process of a run writes and shows itself: all, or, where another one speaks for it, only its part of the profile."""
+    if speaks:
+        return outputs, display
+    return evolve(outputs, log=None, plot=None), Display(quiet=True)

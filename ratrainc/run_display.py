@@ -1,0 +1,102 @@
+"""What a run shows as it goes on: words, a progress bar, a dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ratrain.ratrainc.console import errors, progress, say, size_text, unseen_progress
+from ratrain.targets.runtime.data import in_words
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.run_choices import Display
+    from ratrain.ratrainc.run_log import RunLog
+    from ratrain.ratrainc.telling import Telling
+    from ratrain.targets.runtime.training import TimedStep, TrainingRun
+
+
+def say_start(run: TrainingRun) -> None:
+    """Say what the run trains on, and what it takes."""
+    scratch = size_text(run.engine.scratch_bytes)
+    found = f" ({run.stream.found})" if run.stream.found else ""
+    say(f"data: {in_words(run.stream.facts())}{found}")
+    if run.held_out is not None:
+        held = run.held_out
+        say(f"held out: {held.batches.stream.name}; an evaluation takes {held.tokens:,} tokens of it")
+    say(f"{run.engine.description}: arenas {size_text(run.engine.arena_bytes)}, kernel scratch {scratch}")
+
+
+def run_steps(
+    run: TrainingRun, should_stop: Callable[[], int], log: RunLog | None, telling: Telling, display: Display
+) -> None:
+    """Run all steps, or those before a signal asks for the end."""
+    total = run.settings.steps
+    shown_every = max(1, total // 10)
+    steps = unseen_progress(total)
+    task = steps.tasks[0]
+    live = display.live and errors().is_terminal
+    with _display(run, telling, live=live) as show:
+        for timed in run.steps(should_stop):
+            if log is not None:
+                log.write(timed)
+            show(timed)
+            steps.advance(task.id)
+            index = timed.report.step - run.first_step
+            if display.quiet or live:
+                continue
+            if index % shown_every == 0 or index == total - 1 or timed.eval_loss is not None:
+                line = _step_line(timed, task.time_remaining)
+                telling(partial(say, line))
+
+
+@contextmanager
+def _display(run: TrainingRun, telling: Telling, *, live: bool) -> Iterator[Callable[[TimedStep], None]]:
+    """What is told of each step while a run goes on; where it cannot be, the block goes on without."""
+    feeds: list[Callable[[TimedStep], None]] = []
+    with ExitStack() as opening:
+        telling(lambda: feeds.append(opening.enter_context(_live_view(run) if live else _progress_bar(run))))
+        opened = opening.pop_all()
+    try:
+        yield lambda timed: telling(lambda: [feed(timed) for feed in feeds])
+    finally:
+        with suppress(Exception):  # it was told when it began to fail
+            opened.close()
+
+
+@contextmanager
+def _live_view(run: TrainingRun) -> Iterator[Callable[[TimedStep], None]]:
+    from ratrain.ratrainc.live_view import live_view
+    from ratrain.targets.runtime.progress import LocalProgress
+
+    with live_view(run.program, LocalProgress(run.engine), run.settings.steps) as show:
+        yield show
+
+
+@contextmanager
+def _progress_bar(run: TrainingRun) -> Iterator[Callable[[TimedStep], None]]:
+    with progress(run.settings.steps, "training") as (bar, task):
+        bar.update(task, status="first step: kernels are compiled where they never ran before")
+        yield lambda timed: bar.update(
+            task, advance=1, status=f"loss {timed.report.loss:.4f}  {timed.tokens_per_second:,.0f} tokens/s"
+        )
+
+
+def _step_line(timed: TimedStep, seconds_left: float | None) -> str:
+    """A step in words: what a person watches."""
+    report = timed.report
+    parts = [f"step {report.step:5d}  loss {report.loss:.4f}"]
+    if timed.eval_loss is not None:
+        parts.append(f"held out {timed.eval_loss:.4f}")
+    if report.gradient_norm is not None:
+        parts.append(f"gradient norm {report.gradient_norm:.3g}")
+    parts.append(f"{timed.tokens_per_second:10,.0f} tokens/s")
+    if timed.mfu is not None:
+        parts.append(f"MFU {100 * timed.mfu:.0f} %")
+    if seconds_left:
+        parts.append(f"ETA {timedelta(seconds=round(seconds_left))}")
+    if report.skipped_blocks:
+        parts.append(f"({report.skipped_blocks} block updates skipped: overflow)")
+    return "  ".join(parts)

@@ -1,0 +1,122 @@
+"""What a run did: its exit code, its figures, and its report in words."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.diagnostics import Diagnostic
+from ratrain.ratrainc.cli import EXIT_DIAGNOSED, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED
+from ratrain.ratrainc.console import output, say
+from ratrain.ratrainc.loss_plot import Curves, chart_lines
+from ratrain.targets.runtime.data import BYTE
+from ratrain.targets.runtime.training import TimedStep
+
+
+@frozen
+class RunResult:
+    """What a run did. Bytes are of all ranks of the process together."""
+
+    steps: tuple[TimedStep, ...]
+    seconds: float
+    arena_bytes: int
+    scratch_bytes: int
+    transport_bytes: int
+    live_peak_bytes: int | None
+    """most bytes live at once on a rank, where memory was checked"""
+    data: str
+    held_out: str | None
+    """what was evaluated on"""
+    saved: str | None
+    stop_signal: int
+    """the signal that ended it early, or 0"""
+    problems: tuple[Diagnostic, ...] = ()
+    """what could not be written beside the state"""
+    token: str = BYTE
+    """what a token of the data is"""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was ended early."""
+        return self.stop_signal != 0
+
+    @property
+    def exit_code(self) -> int:
+        """130 after Ctrl-C; after SIGTERM or SIGHUP 75 where the state was saved, so that the job can be queued again, else 143 or 129.
+
+        Otherwise 1 where something that was asked for could not be written, although the run was.
+        """
+        unsaved = {signal.SIGTERM: EXIT_TERMINATED, signal.SIGHUP: EXIT_HUNG_UP}
+        for number, code in unsaved.items():
+            if self.stop_signal == number:
+                return EXIT_SAVED if self.saved else code
+        if self.interrupted:
+            return EXIT_INTERRUPTED
+        return EXIT_DIAGNOSED if self.problems else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain data."""
+        return {
+            "steps": [step.to_json() for step in self.steps],
+            "seconds": self.seconds,
+            "arena_bytes": self.arena_bytes,
+            "scratch_bytes": self.scratch_bytes,
+            "transport_bytes": self.transport_bytes,
+            "live_peak_bytes": self.live_peak_bytes,
+            "data": self.data,
+            "token": self.token,
+            "held_out": self.held_out,
+            "saved": self.saved,
+            "interrupted": self.interrupted,
+            "diagnostics": [problem.to_json() for problem in self.problems],
+        }
+
+
+def show_run(result: RunResult) -> None:
+    """The report of a run."""
+    if not result.steps:
+        say("no step was run")
+        return
+    first, last = result.steps[0].report, result.steps[-1].report
+    tokens = sum(step.report.tokens for step in result.steps)
+    tail = result.steps[-max(1, len(result.steps) // 10) :]
+    mean = sum(step.report.loss for step in tail) / len(tail)
+    say(
+        f"{len(result.steps)} steps, {tokens:,} tokens in {result.seconds:.1f} s: {tokens / result.seconds:,.0f} tokens/s"
+    )
+    say(f"loss {first.loss:.4f} -> {last.loss:.4f} (mean of the last {len(tail)} steps: {mean:.4f})")
+    _show_held_out(result)
+    utilisation = _mean_utilisation(result.steps)
+    if utilisation is not None:
+        say(f"model-flops utilisation {100 * utilisation:.0f} % of one core's matrix products, measured at the start")
+    overflows = sum(1 for step in result.steps if step.report.skipped_blocks)
+    if overflows:
+        say(f"{overflows} steps had an overflow somewhere; loss scale now {last.loss_scale:g}")
+    if result.live_peak_bytes is not None:
+        say(f"memory checked: every access inside its life; at most {result.live_peak_bytes} bytes live on a rank")
+    if result.saved:
+        say(f"saved {result.saved}")
+    if output().encoding.startswith("utf"):
+        for line in chart_lines(curves_of(result.steps)):
+            say(line)
+
+
+def _mean_utilisation(steps: Sequence[TimedStep]) -> float | None:
+    """That of all steps together, each with its time; without the first one, in which kernels are loaded or compiled."""
+    mfus = [step.mfu for step in (steps[1:] or steps) if step.mfu]
+    return len(mfus) / sum(1 / mfu for mfu in mfus) if mfus else None
+
+
+def _show_held_out(result: RunResult) -> None:
+    held = [(step.report.step, step.eval_loss) for step in result.steps if step.eval_loss is not None]
+    if held:
+        words = " -> ".join(f"{loss:.4f}" for _, loss in dict.fromkeys((held[0], held[-1])))
+        say(f"held-out loss {words} ({result.held_out}; after step {held[-1][0]})")
+
+
+def curves_of(steps: Sequence[TimedStep]) -> Curves:
+    """The losses of steps."""
+    return Curves.of((step.report.step, step.report.loss, step.eval_loss) for step in steps)

@@ -1,0 +1,123 @@
+"""What the bits of a run depend on beside its state, and what a resumed run is told where that has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
+
+from ratrain.ratrain_ir.diagnostics import Diagnostic, Note, Severity, fail
+from ratrain.targets.runtime.checkpoint_series import (
+    facts_of,
+)
+from ratrain.targets.runtime.data import in_words
+from ratrain.targets.runtime.optimizer import INITIAL_SCALE
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.data import TokenStream
+    from ratrain.targets.runtime.settings import RunSettings, Start
+
+
+def run_manifest(program: Program, stream: TokenStream, settings: RunSettings, seed: int) -> dict[str, Any]:
+    """Everything that must be equal for a resumed run to give the same bits."""
+    plan = json.dumps(evolve(program.plan, mapping=None).to_fields(), sort_keys=True)
+    return {
+        "plan": json.loads(plan),
+        "ratrain": _version("ratrain"),
+        "numpy": _version("numpy"),
+        "numba": _version("numba"),
+        "plan_hash": hashlib.sha256(plan.encode()).hexdigest(),
+        "kernels": settings.execution.kernels,
+        "kernel_threads": settings.execution.kernel_threads(program.plan.clusters),
+        "seed": seed,
+        "order": settings.order,
+        "sums": settings.execution.sums,
+        "data": stream.digest,
+        "stream": stream.facts(),
+        **blas_facts(),
+    }
+
+
+def blas_facts() -> dict[str, Any]:
+    """Which BLAS multiplies in `fast` kernels, for which core type, and that it uses one thread."""
+    from ratrain.targets.runtime.kernels import openblas
+
+    return {"blas": openblas.VERSION, "blas_core_type": openblas.core_type(), "blas_threads": 1}
+
+
+_SAID_ELSEWHERE = frozenset({"plan", "data", "stream"})
+"""Entries of a manifest that `differences` leaves to others: a plan's hash stands for it, data has words of its own."""
+
+
+def data_differences(start: Start, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:
+    """A warning where a run goes on with other data than the checkpoint's, which it was told to.
+
+    Raises `DiagnosticError` RT092 where it was not.
+    """
+    if "data" not in saved or saved["data"] == now["data"]:
+        return []
+    facts = facts_of(saved)
+    then = in_words(facts) if facts else f"other data ({str(saved['data']).partition('-')[0]} bytes of tokens)"
+    text = f"this run's data are not those of the checkpoint '{start.checkpoint}'"
+    notes = [Note(f"then: {then}"), Note(f"now: {in_words(now['stream'])}")]
+    if facts == now["stream"]:
+        notes.append(Note("what is in it has changed"))
+    if not start.new_data:
+        way_out = "give the data, the tokenizer and the held-out part of then, or go on with those of now by --new-data"
+        fail("RT092", text, notes=notes, help=way_out)
+    return [Diagnostic("RT092", text, notes=notes, severity=Severity.WARNING)]
+
+
+_SCALED = ("view_dtype", "grad_dtype", "grad_shard_dtype")
+
+
+def scale_that_starts_anew(saved: object, plan: Plan) -> list[Diagnostic]:
+    """A warning where the loss scale of a checkpoint's run says nothing of this one: of other types, or fixed and not adapted."""
+    if not isinstance(saved, dict) or not {"loss_scale", *_SCALED} <= saved.keys():
+        return []
+    if not isinstance(saved["loss_scale"], int | float | None):
+        return []
+    types = [
+        f"{key} {saved[key]} then, {getattr(plan, key)} now" for key in _SCALED if saved[key] != getattr(plan, key)
+    ]
+    if not types and (saved["loss_scale"] is None) == (plan.loss_scale is None):
+        return []
+    was, is_now = (
+        "dynamic" if scale is None else f"fixed at {scale:g}" for scale in (saved["loss_scale"], plan.loss_scale)
+    )
+    start = INITIAL_SCALE if plan.loss_scale is None else plan.loss_scale
+    text = f"the loss scale starts anew at {start:g}: it was {was}, and is {is_now} now"
+    return [Diagnostic("RT092", text, notes=[Note(words) for words in types], severity=Severity.WARNING)]
+
+
+def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[Diagnostic]:
+    """Warnings about what has changed since the checkpoint was written."""
+    found = []
+    for key, value in now.items():
+        if key in _SAID_ELSEWHERE or key not in saved or saved[key] == value:
+            continue
+        text = f"the checkpoint was written with {key} = {saved[key]}, this run has {value}: not bit for bit the same"
+        notes = _plan_differences(saved.get("plan"), now["plan"]) if key == "plan_hash" else []
+        found.append(Diagnostic("RT092", text, notes=notes, severity=Severity.WARNING))
+    return found
+
+
+def _plan_differences(saved: object, now: dict[str, Any]) -> list[Note]:
+    """What has changed in the plan; older checkpoints have its hash only."""
+    if not isinstance(saved, dict):
+        return []
+    changed = [key for key in now if saved.get(key) != now[key]]
+    return [Note(f"plan: {key} = {saved.get(key)} then, {now[key]} now") for key in changed]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

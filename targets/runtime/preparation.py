@@ -1,0 +1,175 @@
+"""A training run is made ready: the place of its checkpoints held, its engine filled from a checkpoint, from weights, or at random."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
+from ratrain.targets.program.rtx import write_program
+from ratrain.targets.runtime.checkpoint import (
+    check_checkpoint_place,
+    clear_leftovers,
+    hold_checkpoint_place,
+)
+from ratrain.targets.runtime.checkpoint_series import (
+    RUN_FOLDER,
+    CheckpointSeries,
+    check_no_series,
+    load_latest,
+)
+from ratrain.targets.runtime.data import Batches, TokenStream
+from ratrain.targets.runtime.manifest import data_differences, differences, run_manifest, scale_that_starts_anew
+from ratrain.targets.runtime.positions import RunFolder
+from ratrain.targets.runtime.processes import Processes
+from ratrain.targets.runtime.state import start_from_state, start_from_weights
+from ratrain.targets.runtime.training import TrainingRun
+from ratrain.targets.runtime.weights import check_config_beside, random_weights, read_weights
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.evaluation import HeldOut
+    from ratrain.targets.runtime.kernels import KernelSet
+    from ratrain.targets.runtime.locks import Lock
+    from ratrain.targets.runtime.settings import RunSettings, Saving
+    from ratrain.targets.runtime.utilisation import Utilisation
+
+
+def prepare(
+    program: Program,
+    stream: TokenStream,
+    settings: RunSettings,
+    kernels: KernelSet,
+    processes: Processes | None = None,
+    *,
+    held_out: HeldOut | None = None,
+    utilisation: Utilisation | None = None,
+    tokenizer: Mapping[str, bytes] | None = None,
+) -> TrainingRun:
+    """An engine with its state filled: from a checkpoint, from weights, or at random.
+
+    `processes` are those of the run; None: this one alone. `tokenizer` has the files of the model's, if there is one. Places that are
+    written are locked until the run is closed. Raises `DiagnosticError` when data, weights or checkpoint do not fit the program, or another
+    run writes to the same place.
+    """
+    with ExitStack() as places:
+        run = _begun(program, stream, settings, kernels, processes or Processes(), places)
+        run.held_out, run.utilisation, run.tokenizer = held_out, utilisation, tokenizer or run.tokenizer
+        run.places.push(places.pop_all())
+    return run
+
+
+def _begun(
+    program: Program,
+    stream: TokenStream,
+    settings: RunSettings,
+    kernels: KernelSet,
+    processes: Processes,
+    places: ExitStack,
+) -> TrainingRun:
+    """The run with its engine filled, and its ranks saying where they are."""
+    series, lock, said = _open_place(settings.saving, processes, places)
+    seed = program.plan.seed if settings.seed is None else settings.seed
+    batches = Batches(stream, program.plan, settings.order, seed)
+    start, execution = settings.start, settings.execution
+    loaded = load_latest(start.checkpoint, program.model, processes) if start.checkpoint is not None else None
+    first_step = loaded.state.step if loaded is not None else 0
+    if series is not None:
+        series.check_start(processes, first_step, loaded.damaged if loaded else ())
+        said += series.clear_leftovers(processes, lock)
+    if loaded is not None:
+        now = run_manifest(program, stream, settings, seed)
+        new_scale = scale_that_starts_anew(loaded.run.get("plan"), program.plan)
+        changed = data_differences(start, loaded.run, now) + differences(loaded.run, now)
+        warnings = said + loaded.warnings + changed + new_scale
+        program = _with_inert(program, loaded.inert)
+        engine = processes.make_engine(program, kernels, batches, execution.interleave_seed, execution.threads)
+        start_from_state(engine, loaded.state, keep_scale=not new_scale)
+    else:
+        warnings = said
+        if start.weights:
+            inert, missing = check_config_beside(start.weights, program.model)
+            warnings = said + missing
+            program = _with_inert(program, inert)
+        source = read_weights(start.weights, program.model) if start.weights else random_weights(program.model, seed)
+        engine = processes.make_engine(program, kernels, batches, execution.interleave_seed, execution.threads)
+        start_from_weights(engine, source)
+    if execution.check_memory or execution.poison:
+        engine.watch_memory(poison=execution.poison)
+    run = TrainingRun(program, settings, engine, stream, first_step, warnings, processes, series)
+    if loaded is not None:
+        run.tokenizer = loaded.tokenizer
+    place = settings.watch.folder or (str(Path(series.directory) / RUN_FOLDER) if series else None)
+    if place is None and processes.count > 1:
+        place = processes.exchange(tempfile.mkdtemp(prefix="ratrain-") if processes.number == 0 else "")[0]
+        run.folder_is_temporary = True
+    if place is not None:
+        run.folder = RunFolder(place)
+    _leave_positions(run, run.folder, places)
+    return run
+
+
+def _open_place(
+    saving: Saving, processes: Processes, places: ExitStack
+) -> tuple[CheckpointSeries | None, Lock | None, list[Diagnostic]]:
+    """Lock the place of checkpoints and see that they can be written there; the series, if it is one, process 0's lock, and what there is to say.
+
+    Raises `DiagnosticError` RT002 or RT092 on all processes.
+    """
+    directory = saving.directory
+    if directory is None:
+        return None, None, []
+    is_series = saving.is_series(processes.count)
+    locks: list[Lock] = []
+    processes.first_only(
+        lambda: locks.append(places.enter_context(hold_checkpoint_place(directory, make_parents=is_series)))
+    )
+    said = [lock.warning for lock in locks if lock.warning is not None]
+    lock = locks[0] if locks else None
+    if is_series:
+        series = CheckpointSeries(directory, saving.keep_last)
+        series.open(processes)
+        return series, lock, said
+    check_no_series(directory)
+    check_checkpoint_place(directory)
+    return None, lock, said + clear_leftovers(directory, locks[0])
+
+
+def _leave_positions(run: TrainingRun, folder: RunFolder | None, places: ExitStack) -> None:
+    """Have the ranks of this process say where they are: in a folder, or in this process's memory for those who ask it.
+
+    Raises `DiagnosticError` RT002 where they cannot, RT093 where those of another run do.
+    """
+    ranks = [rank for ranks in run.engine.ranks for rank in ranks]
+    if folder is None:
+        for number, rank in enumerate(ranks):
+            rank.position = rank.new_position(None, number)
+        return
+
+    def begin() -> None:
+        lock = places.enter_context(folder.hold())
+        if lock.warning is not None:
+            run.warnings.append(lock.warning)
+        folder.clear()
+        write_program(run.program, folder.program_path)
+
+    run.processes.first_only(begin)
+    try:
+        for number, rank in enumerate(ranks, run.processes.started_as):
+            folder.path.mkdir(exist_ok=True)  # on another machine it may not be there
+            rank.position = rank.new_position(folder.path, number)
+    except OSError as error:
+        fail("RT002", f"cannot write '{folder.directory}': {error.strerror or error}")
+    run.processes.exchange(None)  # all are there before any looks for the others
+
+
+def _with_inert(program: Program, inert: Mapping[str, object]) -> Program:
+    """The program with what its model's `config.json` says beside the mathematics, completed from another one's."""
+    if inert.keys() <= program.model.inert.keys():
+        return program
+    return evolve(program, model=evolve(program.model, inert={**inert, **program.model.inert}))

@@ -1,0 +1,103 @@
+"""What a training run is told beside its program and data, in groups of what belongs together."""
+
+from __future__ import annotations
+
+import os
+
+from attrs import frozen
+
+from ratrain.targets.runtime.data import Order
+from ratrain.targets.runtime.kernels import KernelName
+
+
+@frozen
+class Start:
+    """What a run starts from; without weights or checkpoint, from weights drawn at random."""
+
+    weights: str | None = None
+    """file or directory, with Hugging Face names"""
+    checkpoint: str | None = None
+    """directory of one, or of several, to go on from"""
+    new_data: bool = False
+    """go on from a checkpoint whose run had other data"""
+
+
+@frozen
+class Saving:
+    """Where and when a run saves its state."""
+
+    directory: str | None = None
+    """written at the end: a checkpoint; with `every`, or several processes, a series of them"""
+    every: int | None = None
+    """steps between checkpoints"""
+    keep_last: int = 2
+    """checkpoints of a series that are kept"""
+
+    def is_series(self, processes: int) -> bool:
+        """Whether a run of so many processes writes a series of checkpoints."""
+        return self.every is not None or processes > 1
+
+
+@frozen
+class Evaluation:
+    """When the loss of held-out data is computed, and of which."""
+
+    every: int | None = None
+    """steps from one evaluation to the next, and one at the end; None: none"""
+    path: str | None = None
+    """held-out data; None: the last `fraction` of the data, which is not trained on then"""
+    fraction: float = 0.05
+    batches: int | None = None
+    """batches of one evaluation; None: all there are"""
+
+
+@frozen
+class Execution:
+    """How a program is executed."""
+
+    kernels: KernelName = "fast"
+    threads: int = 1
+    """with more than one, the engines of all ranks run side by side, and ranks share out these threads for their kernels"""
+    interleave_seed: int | None = None
+    """of a random order of ready instructions; None: a fixed one"""
+    sums: str = "rank order"
+    """how gradients are summed over replicas: part of what the bits depend on"""
+    check_memory: bool = False
+    """hold every access against the program's lives"""
+    poison: bool = False
+    """fill freed bytes with NaNs; implies `check_memory`"""
+
+    def kernel_threads(self, ranks: int) -> int:
+        """Threads that share the work of one kernel, where so many ranks compute in this process."""
+        return max(1, self.threads // ranks)
+
+
+@frozen
+class Watch:
+    """How a run is watched over."""
+
+    folder: str | None = None
+    """where ranks say where they are, for the watchdog and for `postmortem`; None: beside a series of checkpoints, if any"""
+    hang_timeout: float = 8.0
+    """seconds without progress after which the watchdog judges; 0: never"""
+
+
+@frozen
+class RunSettings:
+    """What a run is told beside its program and data."""
+
+    steps: int
+    """steps of this run; a resumed one goes on from where the checkpoint stopped"""
+    order: Order = "shuffled"
+    seed: int | None = None
+    """of initial weights and data order; None: the plan's"""
+    start: Start = Start()
+    saving: Saving = Saving()
+    evaluation: Evaluation = Evaluation()
+    execution: Execution = Execution()
+    watch: Watch = Watch()
+
+
+def available_threads() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
