@@ -133,7 +133,7 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(
         (tmp_path / "file").write_text("x")
         where = str(tmp_path / "file" / "out")
     before = sorted(tmp_path.iterdir())
-    suffix = ".rtir" if name == "compile" else ".svg" if option.name == "plot" else ""
+    suffix = ".rtir" if name == "compile" else ".svg" if option.opts[-1] == "--plot" else ""
     assert main([name, *NEEDED.get(name, ("missing.rtx",)), option.opts[-1], where + suffix]) == 1
     shown = capsys.readouterr()
     assert "cannot write" in shown.err

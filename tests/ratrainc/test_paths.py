@@ -56,7 +56,7 @@ USUAL: dict[str, dict[str, str]] = {
     "scale": SEARCH | {"seq_len": "8"},
     "calibrate": {"rows": "rows.csv", "names": "launch"},
     "compare": MODEL,
-    "run": {"file": "a.rtx", "data": "text.txt", "steps": "1", "kernels": "reference"},
+    "run": {"file": "a.rtx", "data_path": "text.txt", "settings_steps": "1", "settings_execution_kernels": "reference"},
     "launch": {"ranks": "1", "mpirun": "/bin/true", "file": "a.rtx"},
     "postmortem": {"directory": "positions"},
     "export-weights": {"checkpoint": "checkpoint", "output": "out"},
@@ -72,20 +72,25 @@ WITH: dict[tuple[str, str], dict[str, str | None]] = {
     ("doctor", "model"): {"file": None, "plan": "plan.toml"},
     ("doctor", "plan"): {"file": None, "model": "tiny.json"},
     ("calibrate", "profile"): {"rows": None, "names": None},
-    ("run", "eval_data"): {"eval_every": "1"},
+    ("run", "settings_evaluation_path"): {"settings_evaluation_every": "1"},
 }
 """What goes with a parameter, or does not."""
 NO_PATHS = {"strategy", "passes", "pipeline", "print_ir_after", "strategy_name", "names", "name", "zero", "what_ifs"}
 NO_PATHS |= {"clusters", "engine", "capacity"}
 ENDINGS = {"schedule": ".rtir", "program": ".rtx", "picture": ".svg", "data": ".txt", "machine": ".toml"}
 FOLDERS = {
-    ("run", "save"),
-    ("run", "run_dir"),
+    ("run", "settings_saving_directory"),
+    ("run", "settings_watch_folder"),
     ("quickstart", "keep"),
     ("export-weights", "output"),
     ("opt", "dump_dir"),
 }
-FOLDERS |= {("run", "resume"), ("run", "init"), ("postmortem", "directory"), ("export-weights", "checkpoint")}
+FOLDERS |= {
+    ("run", "settings_start_checkpoint"),
+    ("run", "settings_start_weights"),
+    ("postmortem", "directory"),
+    ("export-weights", "checkpoint"),
+}
 
 
 def loaded() -> dict[str, click.Command]:
@@ -142,7 +147,18 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         for output in ("a.rtir", "a.rtx"):
             assert main(words("compile", output=output)) == 0
-        assert main(words("run", save="checkpoint", run_dir="positions", profile_path="p.json", threads="1")) == 0
+        assert (
+            main(
+                words(
+                    "run",
+                    settings_saving_directory="checkpoint",
+                    settings_watch_folder="positions",
+                    outputs_profile="p.json",
+                    threads="1",
+                )
+            )
+            == 0
+        )
     finally:
         os.chdir(before)
     return folder
@@ -236,13 +252,13 @@ BAD: dict[str, Callable[[Path, pytest.MonkeyPatch], str]] = {
     "empty": lambda _, __: "",
 }
 WELL = {(name, parameter, "directory") for name, parameter in FOLDERS} - {
-    ("run", "resume"),
-    ("run", "init"),
+    ("run", "settings_start_checkpoint"),
+    ("run", "settings_start_weights"),
     ("export-weights", "checkpoint"),
     ("postmortem", "directory"),
 }
 """What is no bad path there: an empty directory for results."""
-WELL |= {(name, parameter, "missing") for name, parameter in (("run", "run_dir"), ("quickstart", "keep"))}
+WELL |= {(name, parameter, "missing") for name, parameter in (("run", "settings_watch_folder"), ("quickstart", "keep"))}
 WELL |= {(name, parameter, "missing") for name, parameter in (("export-weights", "output"), ("opt", "dump_dir"))}
 WELL |= {
     (name, str(parameter.name), "pipe")
@@ -367,7 +383,7 @@ def test_no_result_replaces_what_the_command_reads_or_writes(
 FILE_RESULTS = [
     (name, parameter)
     for name, parameter in PATHS
-    if isinstance(parameter.type, Result) and (name, parameter.name) not in FOLDERS | {("run", "log")}
+    if isinstance(parameter.type, Result) and (name, parameter.name) not in FOLDERS | {("run", "outputs_log")}
 ]
 """A log is not among them: what stands in its place is read before it is replaced."""
 
@@ -432,4 +448,4 @@ def test_a_result_may_replace_a_source_of_its_kind(
 
 def test_devices_take_any_result(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(good)
-    assert main(words("run", log="/dev/null", profile_path="/dev/null", threads="1")) == 0
+    assert main(words("run", outputs_log="/dev/null", outputs_profile="/dev/null", threads="1")) == 0
