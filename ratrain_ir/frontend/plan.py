@@ -25,6 +25,7 @@ from ratrain.ratrain_ir.frontend.plan_keys import (
 )
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.ratrain_ir.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.fields import FieldReader, Value
@@ -37,7 +38,7 @@ REDUCTIONS = ("last", "each-micro-batch")
 CLIPS = ("none", "global")
 
 # What the compiler builds today; the rest of the language is known, and refused by name.
-BUILT_SCHEDULES = ("1f1b", "gpipe", "zb-h1")
+BUILT_SCHEDULES = tuple(SCHEDULES)
 
 # Bounds far above any run, so that a slip of the keyboard is told from a size.
 _MAX_PARALLEL = 1 << 16
