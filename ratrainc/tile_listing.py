@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ratrain.targets.mt3000.tiles.calls import tiles_of
 from ratrain.targets.mt3000.tiles.core_program import Await, Event, Run, Transfer, core_events
 from ratrain.targets.mt3000.tiles.schedule import Barrier, Level
 
@@ -18,7 +19,7 @@ def tile_lines(program: Program, core: int, limit: int) -> Iterator[str]:
     users: dict[TileSchedule, list[str]] = {}
     for routine in program.routines:
         for number, step in enumerate(routine.steps, 1):
-            for schedule in step.tiles.values():
+            for schedule in tiles_of(step.on_chip).values():
                 users.setdefault(schedule, []).append(f"{routine.key} step {number}")
     if not users:
         yield f"no tile schedules: the program was compiled for {program.target} without them"

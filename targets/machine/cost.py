@@ -1,25 +1,28 @@
 """What kernels, messages, collectives and updates cost on a machine; links have latency and bandwidth.
 
-Products and attention take the time of their tile schedules where the machine file says cost = "tiles". Everything else, and they
-too with cost = "roofline", takes the longer of its arithmetic, at a fraction of the FP16 peak that the machine file gives, and of
-its DDR traffic, every operand once.
+A machine file says by its `cost` which model prices kernels (`KERNEL_COSTS`). By the roofline a kernel takes the longer of its
+arithmetic, at a fraction of the FP16 peak that the machine file gives, and of its DDR traffic, every operand once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import evolve, frozen
 
+from ratrain.targets.machine.machine import KERNEL_COSTS
 from ratrain.targets.machine.resource_work import ResourceWork
-from ratrain.targets.mt3000.tiles.calls import PARTS
-from ratrain.targets.mt3000.tiling.select import tiled_call
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.link_groups import Link
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.program.routine import Routine, Step
+
+KernelCost: TypeAlias = "Callable[[Routine, Step, Machine], ResourceWork]"
+"""What one call of a kernel of a routine asks of its engine and of DDR on a machine."""
 
 _HEAD_KERNELS = ("head_forward", "head_backward")
 _ATTENTION_KERNELS = ("attention_forward", "attention_backward")
@@ -75,9 +78,17 @@ def _visible_keys(seq_len: int, window: int | None) -> float:
 
 def kernel_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
     """Seconds of one kernel call that has the cluster and its DDR to itself, launch included, and the DDR bytes it moves."""
-    tiled = tiled_call(routine, step, machine)
-    if tiled is not None:
-        return ResourceWork(machine["launch"] * len(PARTS[step.kernel]) + tiled.seconds, tiled.ddr_bytes)
+    return _kernel_cost(machine.cost)(routine, step, machine)
+
+
+@cache
+def _kernel_cost(name: str) -> KernelCost:
+    cost: KernelCost = KERNEL_COSTS.load(name)
+    return cost
+
+
+def roofline_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
+    """What a kernel call asks of its engine and of DDR, from its operations and its operands alone."""
     work = step_work(routine, step)
     arithmetic = work.flops / (machine["fp16_peak"] * _efficiency(routine, step, machine))
     return ResourceWork(machine["launch"] + max(arithmetic, copy_seconds(work.ddr_bytes, machine)), work.ddr_bytes)

@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain.ratrain_ir.files import is_there, read_text
 from ratrain.ratrain_ir.frontend.toml_text import parse_toml
 from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.registry import Registry
 from ratrain.targets.machine.link_groups import (
     GROUP_UNITS,
     SHORT_KEYS,
@@ -50,7 +51,17 @@ TILE_UNITS = {
     "exp_operations": "vector operations",
 }
 """Constants that cost = "tiles" needs, and that may be left out otherwise."""
-COSTS = ("roofline", "tiles", "table")
+KERNEL_COSTS = Registry(
+    "cost model",
+    "ratrain.kernel_costs",
+    {
+        "roofline": "ratrain.targets.machine.cost:roofline_work",
+        "tiles": "ratrain.targets.mt3000.tiling.select:tiled_work",
+        "table": "ratrain.targets.machine.cost:roofline_work",
+    },
+)
+"""The cost models of kernels that a file names by its `cost`. One of another distribution stands in its entry point group
+`ratrain.kernel_costs`."""
 _PEAK_SLACK = 0.01
 _HALF_FLOPS_A_CYCLE = 2 * 3 * 64
 """Of a core on float16: three multiply-add units of 64 lanes."""
@@ -300,8 +311,8 @@ class _Reader:
         if not isinstance(target, str) or TARGETS.place(target) is None:
             self.error("target", f"target is one of {', '.join(TARGETS.names())}, got {target!r}")
         cost = data.get("cost", "roofline")
-        if cost not in COSTS:
-            self.error("cost", f"cost is one of {', '.join(COSTS)}, got {cost!r}")
+        if not isinstance(cost, str) or KERNEL_COSTS.place(cost) is None:
+            self.error("cost", f"cost is one of {', '.join(KERNEL_COSTS.names())}, got {cost!r}")
         wanted = _UNITS | TILE_UNITS if cost == "tiles" else _UNITS
         if "link_group" in data:
             wanted = {key: unit for key, unit in wanted.items() if key not in SHORT_KEYS}

@@ -16,7 +16,7 @@ from ratrain.ratrain_ir.module import TargetInfo
 from ratrain.targets.machine.machine import Machine, load_machine, machine_names, parse_machine
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.writer import machine_lines
-from ratrain.targets.mt3000.tiling.core import cluster_of
+from ratrain.targets.program.on_chip import on_chip_form
 from ratrain.targets.registry import DEFAULT_TARGET
 
 if TYPE_CHECKING:
@@ -114,16 +114,16 @@ def _check_capacity(info: TargetInfo, machine: Machine) -> None:
 
 
 def check_on_machine(program: Program, file: str) -> None:
-    """See that a program with tiles or a mapping is one for its machine.
+    """See that a program with on-chip schedules or a mapping is one for its machine.
 
-    Raises `DiagnosticError` RT080 where its tiles are for other on-chip memories, RT064 where its mapping is for other groups of
+    Raises `DiagnosticError` RT080 where its schedules are for other on-chip memories, RT064 where its mapping is for other groups of
     clusters, RT065 where the machine is not known here.
     """
-    memories = {
-        tiles.memories for routine in program.routines for step in routine.steps for tiles in step.tiles.values()
-    }
+    schedules = {each for routine in program.routines for step in routine.steps for each in step.on_chip.values()}
     if program.plan.mapping is not None:
         placement_of(program.plan, compiled_for(program.info))
-    if memories and memories != {cluster_of(compiled_for(program.info)).memories}:
-        message = f"the tile schedules in '{file}' are for other on-chip memories than those of '{program.target}'"
-        fail("RT080", message, help="compile it again")
+    for schedule in schedules:
+        form = on_chip_form(schedule.form)
+        if not form.fits(schedule, compiled_for(program.info)):
+            message = f"the {form.title} in '{file}' are for other on-chip memories than those of '{program.target}'"
+            fail("RT080", message, help="compile it again")

@@ -95,7 +95,7 @@ def op_key(op: TimedOp, plan: Plan) -> str:
 def routine_key(routine: Routine) -> str:
     """What a routine's time depends on: its kernels, and behind the mark the shapes and numbers they work with.
 
-    What they compute with (an epsilon, a denominator), what only pads a shard, and tile schedules, which a CPU does not follow, make no
+    What they compute with (an epsilon, a denominator), what only pads a shard, and on-chip schedules, which a CPU does not follow, make no
     difference.
     """
     steps = [step for step in routine.steps if not _pads(step)]

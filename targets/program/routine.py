@@ -10,16 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import attrs
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.types import Dtype
-from ratrain.targets.mt3000.tiles.schedule import TileSchedule
 from ratrain.targets.program.json_values import option, whole, word
 
 Shape = tuple[int, ...]
+
+SCHEDULES_KEY = "tiles"
+"""What plain data calls on-chip schedules, of whichever form: the first form gave them the name."""
 
 
 @frozen
@@ -77,6 +79,17 @@ def parse_reference(reference: str) -> Reference:
     return Reference(base, part, rows)
 
 
+class OnChipSchedule(Protocol):
+    """How a part of a kernel call is computed in on-chip memory: an immutable value that only its form interprets."""
+
+    form: ClassVar[str]
+    """The name of its form (`ratrain.targets.program.on_chip`)."""
+
+    def to_json(self) -> Any:
+        """The schedule as plain data."""
+        ...
+
+
 @frozen
 class Step:
     """One kernel call: arguments by name, then options."""
@@ -84,7 +97,7 @@ class Step:
     kernel: str
     operands: dict[str, str]
     options: dict[str, Any]
-    tiles: Mapping[str, TileSchedule] = field(factory=dict)
+    on_chip: Mapping[str, OnChipSchedule] = field(factory=dict)
     """schedules of the parts of the kernel, on a machine with on-chip memory; none elsewhere"""
 
 
@@ -135,8 +148,8 @@ class Routine:
                 return intermediate.dtype, intermediate.shape
         raise KeyError(f"routine {self.key} does not name '{named.whole}'")
 
-    def to_json(self, numbers: dict[TileSchedule, int] | None = None) -> dict[str, Any]:
-        """The routine as plain data; its tile schedules by their numbers in `numbers`, to which new ones are added.
+    def to_json(self, numbers: dict[OnChipSchedule, int] | None = None) -> dict[str, Any]:
+        """The routine as plain data; its on-chip schedules by their numbers in `numbers`, to which new ones are added.
 
         Without `numbers` the schedules are left out.
         """
@@ -149,19 +162,19 @@ class Routine:
                 "kernel": step.kernel,
                 "operands": step.operands,
                 "options": step.options,
-                "tiles": {} if numbers is None else _numbered(step.tiles, numbers),
+                SCHEDULES_KEY: {} if numbers is None else _numbered(step.on_chip, numbers),
             }
             for step in self.steps
         ]
         return data
 
 
-def _numbered(tiles: Mapping[str, TileSchedule], numbers: dict[TileSchedule, int]) -> dict[str, int]:
-    return {part: numbers.setdefault(schedule, len(numbers)) for part, schedule in tiles.items()}
+def _numbered(schedules: Mapping[str, OnChipSchedule], numbers: dict[OnChipSchedule, int]) -> dict[str, int]:
+    return {part: numbers.setdefault(schedule, len(numbers)) for part, schedule in schedules.items()}
 
 
-def routine_from_json(data: dict[str, Any], tiles: Sequence[TileSchedule] = ()) -> Routine:
-    """The inverse of `Routine.to_json`, with the tile schedules by number.
+def routine_from_json(data: dict[str, Any], schedules: Sequence[OnChipSchedule] = ()) -> Routine:
+    """The inverse of `Routine.to_json`, with the on-chip schedules by number.
 
     Raises IndexError, KeyError, TypeError or ValueError where the data is not a routine's.
     """
@@ -176,12 +189,12 @@ def routine_from_json(data: dict[str, Any], tiles: Sequence[TileSchedule] = ()) 
             for i in data["intermediates"]
         ),
         workspace_bytes=whole(data["workspace_bytes"]),
-        steps=tuple(_step(step, tiles) for step in data["steps"]),
+        steps=tuple(_step(step, schedules) for step in data["steps"]),
     )
 
 
-def _step(data: dict[str, Any], tiles: Sequence[TileSchedule]) -> Step:
-    parts = {word(part): tiles[whole(number)] for part, number in dict(data.get("tiles", {})).items()}
+def _step(data: dict[str, Any], schedules: Sequence[OnChipSchedule]) -> Step:
+    parts = {word(part): schedules[whole(number)] for part, number in dict(data.get(SCHEDULES_KEY, {})).items()}
     options = {word(name): option(value) for name, value in dict(data["options"]).items()}
     return Step(word(data["kernel"]), _words(data["operands"]), options, parts)
 

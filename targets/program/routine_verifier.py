@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES
-from ratrain.targets.mt3000.tiles.calls import tiles_problem
 from ratrain.targets.program.kernel_calls import CALLS, IN_PLACE, step_problem
+from ratrain.targets.program.on_chip import on_chip_problem
 from ratrain.targets.program.program import Access
 from ratrain.targets.program.routine import Routine, parse_reference
 
@@ -101,7 +101,7 @@ class _SymbolicRoutine:
             types = {name: self.routine.operand(reference) for name, reference in step.operands.items()}
         except KeyError as error:
             return str(error.args[0])
-        problem = step_problem(step, types) or tiles_problem(step, types)
+        problem = step_problem(step, types) or on_chip_problem(step, types)
         if problem is not None:
             return problem
         call = CALLS[step.kernel]

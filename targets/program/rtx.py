@@ -24,9 +24,8 @@ from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan_text import plan_from_fields
 from ratrain.ratrain_ir.ops import ENGINES, OP_CLASSES
 from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
-from ratrain.targets.mt3000.tiles.schedule import TileSchedule, tiles_from_json
-from ratrain.targets.mt3000.tiles.verifier import structure_problem
 from ratrain.targets.program.json_values import shown, text, whole, word
+from ratrain.targets.program.on_chip import on_chip_form
 from ratrain.targets.program.program import (
     Access,
     CountWait,
@@ -36,7 +35,7 @@ from ratrain.targets.program.program import (
     ProgramStage,
     ProgramTensor,
 )
-from ratrain.targets.program.routine import routine_from_json
+from ratrain.targets.program.routine import SCHEDULES_KEY, OnChipSchedule, routine_from_json
 
 MAGIC = b"RATRAINX"
 VERSION = 1
@@ -47,6 +46,8 @@ _MAX_HEADER_BYTES = 1 << 30
 _MAX_TENSOR_BYTES = 1 << 50
 _TENSOR_NAME = re.compile(r"[A-Za-z_][\w\-]*(\.[\w\-]+)*")
 """As the schedule language has it, so that a program's tensors can be written there."""
+_FIRST_FORM = "tiles"
+"""The form of on-chip schedules in files that name none."""
 
 Int32s = NDArray[np.int32]
 
@@ -61,12 +62,12 @@ def write_program(program: Program, path: str) -> None:
 
 
 def program_bytes(program: Program) -> bytes:
-    """The container as bytes; equal programs give equal bytes."""
+    """The container as bytes; equal programs give equal bytes. On-chip schedules of a program are of one form."""
     writer = _Writer()
     stages = [writer.stage(stage) for stage in program.stages]
     columns = {name: np.asarray(rows, dtype="<i4").reshape(-1) for name, rows in writer.columns.items()}
-    tiles: dict[TileSchedule, int] = {}
-    routines = [routine.to_json(tiles) for routine in program.routines]
+    numbers: dict[OnChipSchedule, int] = {}
+    routines = [routine.to_json(numbers) for routine in program.routines]
     header = {
         "name": program.name,
         "model": program.model.to_fields(),
@@ -76,7 +77,7 @@ def program_bytes(program: Program) -> bytes:
         "machine_digest": program.machine_digest,
         "machine": program.machine_text.split("\n") if program.machine_text else [],
         "pipeline": program.pipeline,
-        "tiles": [schedule.to_json() for schedule in tiles],
+        **_schedules_to_json(list(numbers)),
         "routines": routines,
         "strings": list(writer.strings),
         "stages": stages,
@@ -85,6 +86,14 @@ def program_bytes(program: Program) -> bytes:
     head = json.dumps(header, separators=(",", ":")).encode()
     body = _PREFIX.pack(MAGIC, VERSION, len(head)) + head + b"".join(c.tobytes() for c in columns.values())
     return body + hashlib.sha256(body).digest()
+
+
+def _schedules_to_json(schedules: list[OnChipSchedule]) -> dict[str, Any]:
+    """What the header says of on-chip schedules; their form by its name where it is not the first."""
+    forms = {schedule.form for schedule in schedules} or {_FIRST_FORM}
+    (form,) = forms
+    named = {} if form == _FIRST_FORM else {"on_chip": form}
+    return named | {SCHEDULES_KEY: [schedule.to_json() for schedule in schedules]}
 
 
 @define(eq=False)
@@ -213,8 +222,10 @@ class _Reader:
         header = self.header
         model = ModelConfig.from_fields(_tuples(header["model"]))
         plan = plan_from_fields(_tuples(header["plan"]), model=model)
-        tiles = [_tiles(item) for item in header.get("tiles", [])]  # files from before there were any have none
-        routines = [routine_from_json(item, tiles) for item in header["routines"]]
+        form = word(header.get("on_chip", _FIRST_FORM))
+        items = header.get(SCHEDULES_KEY, [])  # files from before there were any have none
+        schedules = [on_chip_form(form).from_json(item) for item in items]
+        routines = [routine_from_json(item, schedules) for item in header["routines"]]
         if len(header["stages"]) != plan.pp:
             raise ValueError(f"the plan has {plan.pp} stages, the file {len(header['stages'])}")
         self.routines = len(routines)
@@ -264,14 +275,6 @@ class _Reader:
     def operand(self, row: list[int], tensors: int) -> Operand:
         role, tensor, access = row
         return Operand(self.strings[_index(role, len(self.strings))], _index(tensor, tensors), Access(access))
-
-
-def _tiles(data: Any) -> TileSchedule:
-    schedule = tiles_from_json(data)
-    problem = structure_problem(schedule)
-    if problem is not None:
-        raise ValueError(f"tiles of {schedule.kernel}: {problem}")
-    return schedule
 
 
 def _wait(row: list[int], counts: list[int]) -> CountWait:

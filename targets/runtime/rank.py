@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrain_ir.topology import Rank as MeshRank
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype
 from ratrain.targets.program.routine import parse_reference
-from ratrain.targets.runtime.kernels import AttentionSpec, KernelSet, Scratch
+from ratrain.targets.runtime.kernels import AttentionSpec, KernelSet, OnChipKernels, Scratch
 from ratrain.targets.runtime.positions import PositionFile
 
 if TYPE_CHECKING:
@@ -138,7 +138,13 @@ def _bind_step(
     arguments: dict[str, Any] = {
         name: _resolve(routine, reference, operands) for name, reference in step.operands.items()
     }
-    return getattr(kernels.scheduled(step.tiles), step.kernel), {**arguments, **step_options(step), "scratch": scratch}
+    kernel = getattr(_set_for(step, kernels), step.kernel)
+    return kernel, {**arguments, **step_options(step), "scratch": scratch}
+
+
+def _set_for(step: Step, kernels: KernelSet) -> KernelSet:
+    """The kernel set that runs a step: one that executes on-chip schedules is bound to the step's."""
+    return kernels.bound_to(step.on_chip) if isinstance(kernels, OnChipKernels) else kernels
 
 
 def _resolve(routine: Routine, reference: str, operands: dict[str, NDArray[Any]]) -> NDArray[Any]:
@@ -176,7 +182,7 @@ def routine_scratch_bytes(routine: Routine, kernels: KernelSet) -> int:
 
 def _step_scratch_bytes(routine: Routine, step: Step, kernels: KernelSet) -> int:
     shapes = {name: shape_only(*routine.operand(reference)) for name, reference in step.operands.items()}
-    return kernels.scheduled(step.tiles).scratch_bytes(step.kernel, **shapes, **step_options(step))
+    return _set_for(step, kernels).scratch_bytes(step.kernel, **shapes, **step_options(step))
 
 
 def shape_only(dtype: Dtype, shape: tuple[int, ...]) -> NDArray[Any]:

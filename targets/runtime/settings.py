@@ -7,7 +7,6 @@ import os
 from attrs import frozen
 
 from ratrain.targets.runtime.data import Order
-from ratrain.targets.runtime.kernels import KernelName
 
 
 @frozen
@@ -55,7 +54,7 @@ class Evaluation:
 class Execution:
     """How a program is executed."""
 
-    kernels: KernelName = "fast"
+    kernels: str = "fast"
     threads: int = 1
     """with more than one, the engines of all ranks run side by side, and ranks share out these threads for their kernels"""
     interleave_seed: int | None = None

@@ -25,6 +25,7 @@ from ratrain.ratrainc.examples import example_path
 from ratrain.targets.machine.machine import Constant, Machine, is_whole, load_machine, machine_names, parse_machine
 from ratrain.targets.machine.op_table import MeasuredOp, OpTable
 from ratrain.targets.machine.record import compiled_for, machine_digest, target_info
+from ratrain.targets.mt3000.tiles.calls import tiles_of
 from ratrain.targets.program.rtx import parse_program, program_bytes, read_program, write_program
 from tests.end_to_end.tiny_runs import make_program
 
@@ -422,9 +423,9 @@ def test_tiles_for_other_memories_than_the_machines_are_refused(
         steps = tuple(
             evolve(
                 step,
-                tiles={
+                on_chip={
                     part: evolve(tiles, memories=evolve(tiles.memories, gsm_bytes=1 << 49))
-                    for part, tiles in step.tiles.items()
+                    for part, tiles in tiles_of(step.on_chip).items()
                 },
             )
             for step in routine.steps

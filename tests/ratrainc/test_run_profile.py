@@ -159,7 +159,9 @@ def test_profiles_of_programs_with_tiles_are_read(tmp_path: Path) -> None:
         path = str(tmp_path / machine)
         write_profile(program, profile, path)
         keys[machine] = {op.key for op in machine_from_profile(path, "this-machine", PEAK).machine.table.ops}
-        assert any(step.tiles for routine in program.routines for step in routine.steps) == (machine == "mt3000-tiles")
+        assert any(step.on_chip for routine in program.routines for step in routine.steps) == (
+            machine == "mt3000-tiles"
+        )
     assert len(keys["mt3000"]) > 5
     assert keys["mt3000"] == keys["mt3000-tiles"]
 

@@ -15,7 +15,7 @@ import numpy as np
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.targets.mt3000.kernels.tiled_compute import Place
 from ratrain.targets.mt3000.kernels.tiled_memory import PlaceOf, TiledMemory, memory_plan
-from ratrain.targets.mt3000.tiles.calls import PARTS
+from ratrain.targets.mt3000.tiles.calls import PARTS, tiles_of
 from ratrain.targets.mt3000.tiles.schedule import Level, Ranges, TileSchedule
 from ratrain.targets.runtime.kernels.fast import Fast
 from ratrain.targets.runtime.kernels.reference_common import quiet
@@ -23,6 +23,7 @@ from ratrain.targets.runtime.kernels.scratch import plan_bytes
 from ratrain.targets.runtime.kernels.shared import alibi_slopes
 
 if TYPE_CHECKING:
+    from ratrain.targets.program.routine import OnChipSchedule
     from ratrain.targets.runtime.kernels.interface import F32, Array, AttentionSpec
     from ratrain.targets.runtime.kernels.scratch import Scratch
 
@@ -45,9 +46,10 @@ def _place_of(spec: AttentionSpec) -> PlaceOf:
 
 
 class Tiled(Fast):
-    """`KernelSet` bound to the tile schedules of one step; `scheduled` binds it to others."""
+    """`KernelSet` bound to the tile schedules of one step; `bound_to` binds it to others."""
 
     name = "tiled"
+    threaded = False
 
     def __init__(self, tiles: Mapping[str, TileSchedule] | None = None) -> None:
         super().__init__()
@@ -55,10 +57,10 @@ class Tiled(Fast):
         self.late = False
         """transfers happen when they are waited for instead of when they are issued"""
 
-    def scheduled(self, tiles: Mapping[str, TileSchedule]) -> Self:
+    def bound_to(self, schedules: Mapping[str, OnChipSchedule]) -> Self:
         """The set bound to the tile schedules of a step; it shares the tables of this one."""
         bound = copy(self)
-        bound.tiles = tiles
+        bound.tiles = tiles_of(schedules)
         return bound
 
     def scratch_bytes(self, kernel: str, **arguments: Any) -> int:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.targets.mt3000.tiles.schedule import Load, statements
+from ratrain.targets.mt3000.tiles.schedule import Load, TileSchedule, statements
 from ratrain.targets.mt3000.tiles.verifier import operands_problem, schedule_problem
 
 if TYPE_CHECKING:
-    from ratrain.targets.mt3000.tiles.schedule import Axes, TileSchedule
+    from collections.abc import Mapping
+
+    from ratrain.targets.mt3000.tiles.schedule import Axes
     from ratrain.targets.program.kernel_calls import Types
-    from ratrain.targets.program.routine import Step
+    from ratrain.targets.program.routine import OnChipSchedule, Step
 
 PARTS = {
     "gemm": ("gemm",),
@@ -48,20 +50,23 @@ ATTENTION_OPERANDS: dict[str, dict[str, Axes]] = {
 """Operands of the parts of attention: b sequences, g key-value heads of h query heads, q queries, k keys, d elements of a head."""
 
 
+def tiles_of(schedules: Mapping[str, OnChipSchedule]) -> dict[str, TileSchedule]:
+    """Those on-chip schedules of a step that are tile schedules, by part."""
+    return {part: schedule for part, schedule in schedules.items() if isinstance(schedule, TileSchedule)}
+
+
 def tiles_problem(step: Step, types: Types) -> str | None:
-    """Why the tile schedules of a step do not compute it, or None; a step may have none."""
-    if not step.tiles:
-        return None
-    parts = PARTS.get(step.kernel, ())
-    if sorted(step.tiles) != sorted(parts):
-        return f"'{step.kernel}' has tiles for {', '.join(step.tiles)}"
-    for part, schedule in step.tiles.items():
+    """Why the tile schedules of a step do not compute it, or None."""
+    tiles = tiles_of(step.on_chip)
+    if sorted(tiles) != sorted(PARTS.get(step.kernel, ())):
+        return f"'{step.kernel}' has tiles for {', '.join(tiles)}"
+    for part, schedule in tiles.items():
         if schedule.kernel != part:
             return f"the tiles for {part} are for {schedule.kernel}"
         problem = operands_problem(schedule, types) or _options_problem(step, schedule) or schedule_problem(schedule)
         if problem is not None:
             return f"tiles of {part}: {problem}"
-    if len({schedule.memories for schedule in step.tiles.values()}) > 1:
+    if len({schedule.memories for schedule in tiles.values()}) > 1:
         return f"the parts of '{step.kernel}' have tiles for different machines"
     return None
 

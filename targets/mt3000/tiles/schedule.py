@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from attrs import frozen
 
@@ -160,8 +160,9 @@ Statement: TypeAlias = "Load | Store | Claim | Wait | Barrier | Compute | Loop"
 
 @frozen(cache_hash=True)  # a key of caches and of the container's table of schedules
 class TileSchedule:
-    """The tiles of one kernel call."""
+    """The tiles of one part of a kernel call: the on-chip schedules of the form `tiles`."""
 
+    form: ClassVar[str] = "tiles"
     kernel: str
     """what the nest computes: gemm, attention_forward, attention_query_gradient or attention_key_gradient"""
     dims: tuple[tuple[str, int], ...]

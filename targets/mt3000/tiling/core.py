@@ -11,7 +11,7 @@ from ratrain.ratrain_ir.types import Dtype
 from ratrain.targets.mt3000.tiles.schedule import Memories
 
 if TYPE_CHECKING:
-    from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.program.on_chip import Constants
 
 LANE_BYTES = 16 * 8
 """Bytes of a vector register."""
@@ -88,7 +88,7 @@ _ORDER = (
 )
 
 
-def cluster_of(machine: Machine) -> Cluster:
+def cluster_of(machine: Constants) -> Cluster:
     """The cluster a machine file describes; equal values give the same object.
 
     Raises KeyError where the file has no memory levels.

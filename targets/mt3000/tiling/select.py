@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
-from ratrain.targets.mt3000.tiles.calls import PARTS
+from ratrain.targets.machine.cost import roofline_work
+from ratrain.targets.machine.resource_work import ResourceWork
+from ratrain.targets.mt3000.tiles.calls import PARTS, tiles_of
 from ratrain.targets.mt3000.tiling.attention import AttentionShape
 from ratrain.targets.mt3000.tiling.core import cluster_of
 from ratrain.targets.mt3000.tiling.gemm import GemmShape
@@ -35,7 +37,7 @@ def with_tiles(routine: Routine, cluster: Cluster) -> Routine:
     """The routine with a schedule for every step that can be tiled on a cluster; where no tile fits, a step has none."""
     known = _known.setdefault(cluster, {})
     if routine.key not in known or known[routine.key][0] is not routine:
-        steps = tuple(attrs.evolve(step, tiles=step_tiles(routine, step, cluster)) for step in routine.steps)
+        steps = tuple(attrs.evolve(step, on_chip=step_tiles(routine, step, cluster)) for step in routine.steps)
         known[routine.key] = routine, attrs.evolve(routine, steps=steps)
     return known[routine.key][1]
 
@@ -72,15 +74,23 @@ def gemm_shape(routine: Routine, step: Step) -> GemmShape:
     return GemmShape(m, n, a_shape[0 if trans_a else 1], a, b, out, trans_a, trans_b, tuple(added))
 
 
+def tiled_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
+    """What a kernel call asks of its engine and of DDR: products and attention by their tiles, everything else by the roofline."""
+    call = tiled_call(routine, step, machine)
+    if call is None:
+        return roofline_work(routine, step, machine)
+    return ResourceWork(machine["launch"] * len(PARTS[step.kernel]) + call.seconds, call.ddr_bytes)
+
+
 def tiled_call(routine: Routine, step: Step, machine: Machine) -> TiledCall | None:
     """What a kernel call costs by its tiles, its parts one after the other; None where it is not tiled.
 
     The schedules are those of the step; one made for other memories, or for none, gets those of this machine.
     """
-    if machine.cost != "tiles" or step.kernel not in PARTS:
+    if step.kernel not in PARTS:
         return None
     cluster = cluster_of(machine)
-    tiles = step.tiles
+    tiles = tiles_of(step.on_chip)
     if not tiles or any(schedule.memories != cluster.memories for schedule in tiles.values()):
         tiles = step_tiles(routine, step, cluster)
     return _call(tuple(tiles.values()), cluster) if tiles else None

@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal, TypeAlias
+from typing import Any
 
-from ratrain.targets.runtime.kernels.interface import AttentionSpec, KernelSet
+from ratrain.ratrain_ir.diagnostics import fail, nearest
+from ratrain.ratrain_ir.registry import Registry
+from ratrain.targets.runtime.kernels.interface import AttentionSpec, KernelSet, OnChipKernels
 from ratrain.targets.runtime.kernels.scratch import Scratch
 
-__all__ = ["AttentionSpec", "KernelName", "KernelSet", "Scratch", "kernel_set"]
+__all__ = ["KERNEL_SETS", "AttentionSpec", "KernelSet", "OnChipKernels", "Scratch", "kernel_set"]
 
-KernelName: TypeAlias = Literal["fast", "reference", "tiled"]
-"""The kernel sets there are."""
+KERNEL_SETS = Registry(
+    "kernel set",
+    "ratrain.kernel_sets",
+    {
+        "fast": "ratrain.targets.runtime.kernels.fast:Fast",
+        "reference": "ratrain.targets.runtime.kernels.reference:Reference",
+        "tiled": "ratrain.targets.mt3000.kernels.tiled:Tiled",
+    },
+)
+"""Every kernel set there is: a class, imported when asked for, so that numba is imported for those alone that need it. One of another
+distribution stands in its entry point group `ratrain.kernel_sets`; it is on top of `KernelSetBase`."""
 
 
-def kernel_set(name: KernelName, threads: int = 1) -> KernelSet:
-    """The kernel set of that name; numba is not imported for `reference`.
+def kernel_set(name: str, threads: int = 1) -> KernelSet:
+    """The kernel set of that name. `threads` share the work of each kernel where the set is `threaded`; others use one.
 
-    `threads` share the work of each kernel of `fast`; the others use one.
+    Raises `DiagnosticError` RT004 for an unknown name.
     """
-    return _kernel_set(name, threads if name == "fast" else 1)
+    try:
+        made = KERNEL_SETS.load(name)
+    except KeyError:
+        known = KERNEL_SETS.names()
+        fail("RT004", f"'{name}' is not a kernel set; the sets are {', '.join(known)}", help=nearest(name, known))
+    return _kernel_set(made, threads if made.threaded else 1)
 
 
 @cache
-def _kernel_set(name: KernelName, threads: int) -> KernelSet:
-    if name == "fast":
-        from ratrain.targets.runtime.kernels.fast import Fast
-
-        return Fast(threads)
-    if name == "tiled":
-        from ratrain.targets.mt3000.kernels.tiled import Tiled
-
-        return Tiled()
-    from ratrain.targets.runtime.kernels.reference import Reference
-
-    return Reference()
+def _kernel_set(made: Any, threads: int) -> KernelSet:
+    found: KernelSet = made(threads) if made.threaded else made()
+    return found

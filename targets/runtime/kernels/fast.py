@@ -78,6 +78,7 @@ class Fast(FastAttention, FastHead, KernelSetBase):
     """`KernelSet` on BLAS and numba."""
 
     name = "fast"
+    threaded = True
     plans = {  # noqa: RUF012  a ClassVar in the base
         "gemm": _gemm_plan,
         "column_sum": _column_sum_plan,

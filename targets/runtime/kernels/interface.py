@@ -10,14 +10,14 @@ not reset it. Shapes use T tokens (rows), h hidden size, V vocabulary size.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from attrs import field, frozen, validators
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from ratrain.targets.mt3000.tiles.schedule import TileSchedule
+    from ratrain.targets.program.routine import OnChipSchedule
     from ratrain.targets.runtime.kernels.scratch import Scratch
 
 Array: TypeAlias = NDArray[Any]
@@ -74,9 +74,6 @@ class KernelSet(Protocol):
 
     def prepare_rope(self, seq_len: int, head_dim: int, theta: float) -> None:
         """Build the table that `rope` needs for these values, so that no step allocates it."""
-
-    def scheduled(self, tiles: Mapping[str, TileSchedule]) -> KernelSet:
-        """The set that executes the tile schedules of a step; one that does not tile returns itself."""
 
     def scratch_bytes(self, kernel: str, **arguments: Any) -> int:
         """Bytes of scratch that method `kernel` takes when called with these arguments, all given by name.
@@ -289,3 +286,11 @@ class KernelSet(Protocol):
 
     def add(self, a: Array, b: Array, out: Array, *, scratch: Scratch) -> None:
         """Compute out = a + b; `out` may be `a` or `b` itself. Dtypes may differ."""
+
+
+@runtime_checkable
+class OnChipKernels(Protocol):
+    """A kernel set that executes the on-chip schedules of a step; others compute the same without them."""
+
+    def bound_to(self, schedules: Mapping[str, OnChipSchedule]) -> KernelSet:
+        """The set that executes these schedules, by the part of the kernel."""

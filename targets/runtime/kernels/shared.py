@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from ratrain.targets.runtime.kernels.scratch import Plan, plan_bytes
 from ratrain.targets.runtime.kernels.team import Team
 
 if TYPE_CHECKING:
-    from ratrain.targets.mt3000.tiles.schedule import TileSchedule
     from ratrain.targets.runtime.kernels.interface import F32, I32, I64
 
 NORM_EPS = 1e-12
@@ -103,6 +102,8 @@ def token_keys(tokens: I32, keys: I64) -> None:
 class KernelSetBase:
     """A team of threads, rotary tables, cached, and the scratch of each kernel; a subclass names its plans and has the kernels."""
 
+    threaded: ClassVar[bool] = False
+    """Whether several threads share the work of a kernel."""
     plans: ClassVar[Mapping[str, Callable[..., Plan]]]
     """For each kernel that takes scratch, its plan from its arguments; arguments it does not need go to `**_`.
 
@@ -121,11 +122,6 @@ class KernelSetBase:
     def prepare_rope(self, seq_len: int, head_dim: int, theta: float) -> None:
         """Build the table of `rope` for these values."""
         self._rope_table(seq_len, head_dim, theta)
-
-    def scheduled(self, tiles: Mapping[str, TileSchedule]) -> Self:
-        """The set itself: it does not execute tile schedules."""
-        del tiles
-        return self
 
     def _rope_table(self, seq_len: int, head_dim: int, theta: float) -> tuple[F32, F32]:
         key = (seq_len, head_dim, float(theta))

@@ -15,7 +15,7 @@ from ratrain.targets.program.routine_verifier import routine_problem
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, train
 
 if TYPE_CHECKING:
-    from ratrain.targets.mt3000.tiles.schedule import TileSchedule
+    from ratrain.targets.program.routine import OnChipSchedule
 
 ROWS = 20
 
@@ -58,8 +58,8 @@ def test_routines_of_chunks_are_sound_and_survive_their_container() -> None:
     found = routine("mlp.backward", 7)
     assert problem_of(found) is None
     assert any("[14:20]" in reference for step in found.steps for reference in step.operands.values())
-    tiles: dict[TileSchedule, int] = {}
-    assert routine_from_json(found.to_json(tiles), tuple(tiles)) == found
+    schedules: dict[OnChipSchedule, int] = {}
+    assert routine_from_json(found.to_json(schedules), tuple(schedules)) == found
 
 
 def changed(found: Routine, position: int, name: str, reference: str) -> Routine:

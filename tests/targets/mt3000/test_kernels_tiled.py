@@ -146,14 +146,14 @@ def test_training_is_that_of_the_fast_kernels() -> None:
     program = make_program(machine="mt3000-tiles")
     again = parse_program(program_bytes(program), "again.rtx")
     assert again.routines == program.routines
-    assert any(step.tiles for routine in again.routines for step in routine.steps)
+    assert any(step.on_chip for routine in again.routines for step in routine.steps)
     check_program(again)
     np.testing.assert_allclose(losses(train(again, 2, kernels="tiled")), losses(train(program, 2)), rtol=2e-4)
 
 
 def test_a_program_without_tiles_is_refused() -> None:
     program = make_program()
-    assert not any(step.tiles for routine in program.routines for step in routine.steps)
+    assert not any(step.on_chip for routine in program.routines for step in routine.steps)
     with pytest.raises(DiagnosticError, match=r"RT093.*no tile schedule"):
         train(program, 1, kernels="tiled")
 
@@ -164,11 +164,11 @@ def test_tiles_of_another_step_are_refused() -> None:
     program = parse_program(program_bytes(make_program(machine="mt3000-tiles")), "a.rtx")
     routine = next(r for r in program.routines if r.key == "mlp.forward" or "mlp" in r.key)
     gemms = [n for n, step in enumerate(routine.steps) if step.kernel == "gemm"]
-    wrong = routine.steps[gemms[-1]].tiles
+    wrong = routine.steps[gemms[-1]].on_chip
     first = routine.steps[gemms[0]]
-    assert first.tiles != wrong
+    assert first.on_chip != wrong
     steps = list(routine.steps)
-    steps[gemms[0]] = evolve(first, tiles=wrong)
+    steps[gemms[0]] = evolve(first, on_chip=wrong)
     changed: Routine = evolve(routine, steps=tuple(steps))
     program.routines[program.routines.index(routine)] = changed
     with pytest.raises(DiagnosticError, match=r"RT080.*tiles"):

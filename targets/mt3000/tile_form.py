@@ -1,0 +1,40 @@
+"""Tile schedules as programs see them: the on-chip form `tiles`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ratrain.targets.mt3000.tiles.calls import tiles_problem
+from ratrain.targets.mt3000.tiles.schedule import TileSchedule, tiles_from_json
+from ratrain.targets.mt3000.tiles.verifier import structure_problem
+from ratrain.targets.mt3000.tiling.core import cluster_of
+from ratrain.targets.program.on_chip import Constants, OnChipForm
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.kernel_calls import Types
+    from ratrain.targets.program.routine import OnChipSchedule, Step
+
+
+class TileForm(OnChipForm):
+    """What programs ask of tile schedules."""
+
+    title: ClassVar[str] = "tile schedules"
+
+    def from_json(self, data: Any) -> TileSchedule:
+        """The tile schedule of its plain data; see `OnChipForm.from_json`."""
+        schedule = tiles_from_json(data)
+        problem = structure_problem(schedule)
+        if problem is not None:
+            raise ValueError(f"tiles of {schedule.kernel}: {problem}")
+        return schedule
+
+    def step_problem(self, step: Step, types: Types) -> str | None:
+        """Why the tile schedules of a step do not compute it, or None."""
+        return tiles_problem(step, types)
+
+    def fits(self, schedule: OnChipSchedule, constants: Constants) -> bool:
+        """Whether a tile schedule is for memories as large as a machine's."""
+        try:
+            return isinstance(schedule, TileSchedule) and schedule.memories == cluster_of(constants).memories
+        except KeyError:  # a machine that has none
+            return False
