@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
 from ratrain.ratrain_ir.files import check_directory_writable, check_writable
+from ratrain.ratrain_ir.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.console import status
 from ratrain.ratrainc.loss_plot import write_losses
@@ -43,8 +44,6 @@ LEAST_OPERATIONS = 2.5e8
 
 def default_threads(program: Program) -> int:
     """Threads for a run that names no number: one a core, or one alone where blocks are smaller than `LEAST_OPERATIONS`."""
-    from ratrain.targets.simulator.figures import model_flops_per_token
-
     plan = program.plan
     blocks = sum(
         instruction.routine is not None for stage in program.stages for instruction in stage.streams[Engine.COMPUTE]
@@ -173,8 +172,6 @@ def check_outputs(settings: RunSettings, outputs: Outputs, processes: int) -> No
 
 
 def _utilisation(program: Program) -> Utilisation:
-    from ratrain.targets.simulator.figures import model_flops_per_token
-
     return Utilisation(model_flops_per_token(program.model, program.plan.seq_len), measured_peak_flops())
 
 

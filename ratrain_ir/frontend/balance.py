@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.model_flops import visible_pairs
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -16,9 +17,7 @@ def layer_flops(model: ModelConfig, seq_len: int) -> int:
     Of the attention scores only the visible ones count: those before a token, inside the sliding window.
     """
     weights = model.hidden_size * (2 * model.q_size + 2 * model.kv_size + 3 * model.ffn_size)
-    window = min(seq_len, model.sliding_window or seq_len)
-    visible = window * (window + 1) // 2 + (seq_len - window) * window
-    return 2 * weights * seq_len + 4 * model.q_size * visible
+    return 2 * weights * seq_len + 4 * model.q_size * visible_pairs(seq_len, model.sliding_window)
 
 
 def head_flops(model: ModelConfig, seq_len: int) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import evolve, frozen
 
+from ratrain.ratrain_ir.model_flops import visible_pairs
 from ratrain.targets.machine.machine import KERNEL_COSTS
 from ratrain.targets.machine.resource_work import ResourceWork
 
@@ -53,7 +54,7 @@ def _flops(routine: Routine, step: Step) -> float:
         return 2.0 * rows * columns * _inner(routine, step)
     if step.kernel in _ATTENTION_KERNELS:
         options = step.options
-        visible = _visible_keys(int(options["seq_len"]), options["window"])
+        visible = visible_pairs(int(options["seq_len"]), options["window"])
         products = 2 if step.kernel == "attention_forward" else 5
         return 2.0 * products * int(options["batch"]) * int(options["heads"]) * int(options["head_dim"]) * visible
     if step.kernel in _HEAD_KERNELS:
@@ -67,13 +68,6 @@ def _inner(routine: Routine, step: Step) -> int:
     """The extent that a product sums over."""
     shape = routine.shape_of(step.operands["a"])
     return shape[0] if step.options.get("trans_a") else shape[1]
-
-
-def _visible_keys(seq_len: int, window: int | None) -> float:
-    """Query-key pairs a causal mask leaves in one sequence."""
-    if window is None or window >= seq_len:
-        return seq_len * (seq_len + 1) / 2
-    return window * (window + 1) / 2 + (seq_len - window) * window
 
 
 def kernel_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:

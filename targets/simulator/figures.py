@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
+from ratrain.ratrain_ir.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.machine.placement import placement_of
@@ -18,7 +19,6 @@ from ratrain.targets.simulator.bubbles import Bubbles
 from ratrain.targets.simulator.timed_run import STEPS, UNLIMITED, simulate_work
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.targets.simulator.timeline import Timeline
 
 
@@ -149,13 +149,3 @@ def shared_cores_step_seconds(program: Program, machine: Machine, cores: int) ->
     timeline = simulate_work(program, on_core, Bandwidths(1.0, UNLIMITED.links, UNLIMITED.host))
     work = one_core_step_seconds(program, machine)
     return max(timeline.step_seconds, work / min(cores, program.plan.clusters))
-
-
-def model_flops_per_token(model: ModelConfig, seq_len: int) -> float:
-    """Operations training needs for one token, forward and backward: 6 a matrix weight, and causal attention."""
-    window = min(model.sliding_window or seq_len, seq_len)
-    visible = (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len
-    attention = 3 * 4 * visible * model.heads * model.head_dim * model.layers
-    q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    layer = model.hidden_size * (2 * q_width + 2 * kv_width + 3 * model.ffn_size)
-    return 6.0 * (model.layers * layer + model.vocab_size * model.hidden_size) + attention

@@ -19,6 +19,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from ratrain.ratrain_ir.model_flops import visible_pairs
 from ratrain.ratrain_ir.types import Dtype
 from ratrain.targets.mt3000.tiles.calls import ATTENTION_OPERANDS
 from ratrain.targets.mt3000.tiles.schedule import (
@@ -66,8 +67,7 @@ class AttentionShape:
     @property
     def visible(self) -> int:
         """Pairs of a query and a key it sees, in one head of one sequence."""
-        window = min(self.window or self.seq_len, self.seq_len)
-        return window * (window + 1) // 2 + (self.seq_len - window) * window
+        return visible_pairs(self.seq_len, self.window)
 
 
 @frozen

@@ -1,0 +1,23 @@
+"""Floating-point operations that training a model needs, whatever computes them; a multiply-add counts as two."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+
+
+def visible_pairs(seq_len: int, window: int | None) -> int:
+    """Pairs of a query and a key that a causal mask leaves in one sequence, for one head; a query sees `window` keys at most."""
+    seen = seq_len if window is None else min(window, seq_len)
+    return seen * (seen + 1) // 2 + (seq_len - seen) * seen
+
+
+def model_flops_per_token(model: ModelConfig, seq_len: int) -> float:
+    """Operations training needs for one token, forward and backward: 6 a matrix weight, and causal attention."""
+    visible = visible_pairs(seq_len, model.sliding_window) / seq_len
+    attention = 3 * 4 * visible * model.heads * model.head_dim * model.layers
+    q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    layer = model.hidden_size * (2 * q_width + 2 * kv_width + 3 * model.ffn_size)
+    return 6.0 * (model.layers * layer + model.vocab_size * model.hidden_size) + attention
