@@ -26,7 +26,8 @@ from threadpoolctl import threadpool_limits
 sys.path.insert(0, str(Path(__file__).parent))
 from stopwatch import CLOCKS, machine, medians, pools
 
-from ratrain.targets.runtime.kernels import AttentionSpec, Scratch, kernel_set
+from ratrain.targets.program.attention_spec import AttentionSpec
+from ratrain.targets.runtime.kernels import Scratch, kernel_set
 from ratrain.targets.runtime.kernels.shared import alibi_slopes
 
 CASES = {

@@ -14,8 +14,8 @@ from unittest import mock
 import numpy as np
 from attrs import define, field, frozen
 
+from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.kernels import openblas
-from ratrain.targets.runtime.kernels.shared import KERNELS
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels import KernelSet

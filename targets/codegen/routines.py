@@ -27,6 +27,7 @@ from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.ops import BlockOp, Recompute
 from ratrain.ratrain_ir.signatures import bind
 from ratrain.ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
+from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step, parse_reference
 
 if TYPE_CHECKING:
@@ -125,15 +126,6 @@ _BACKWARDS = {
 }
 """The halves of a backward that each op runs."""
 
-_OUTPUTS = {
-    "gemm": ("out",),
-    "rmsnorm_forward": ("xn", "rstd"),
-    "rope": ("x",),
-    "attention_forward": ("o", "lse"),
-    "swiglu_forward": ("prod",),
-}
-"""Arguments that the kernels of a forward write."""
-
 
 @frozen
 class Chunk:
@@ -229,7 +221,7 @@ class _Builder:
         needed = set(wanted)
         kept: list[Step] = []
         for step in reversed(self.steps):
-            outputs = _OUTPUTS[step.kernel]
+            outputs = KERNELS[step.kernel].outputs
             if not any(parse_reference(step.operands[name]).whole in needed for name in outputs):
                 continue
             operands = dict(step.operands)

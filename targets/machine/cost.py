@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING, TypeAlias
 from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.model_flops import visible_pairs
-from ratrain.targets.machine.machine import KERNEL_COSTS
+from ratrain.targets.machine.machine import KERNEL_COSTS, Machine
 from ratrain.targets.machine.resource_work import ResourceWork
+from ratrain.targets.program.kernels import KERNELS
+from ratrain.targets.program.per_kernel import PerKernel
+from ratrain.targets.program.routine import Routine, Step
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.link_groups import Link
-    from ratrain.targets.machine.machine import Machine
-    from ratrain.targets.program.routine import Routine, Step
 
 KernelCost: TypeAlias = "Callable[[Routine, Step, Machine], ResourceWork]"
 """What one call of a kernel of a routine asks of its engine and of DDR on a machine."""
-
-_HEAD_KERNELS = ("head_forward", "head_backward")
-_ATTENTION_KERNELS = ("attention_forward", "attention_backward")
 
 
 @frozen
@@ -40,7 +38,7 @@ class Work:
 def step_work(routine: Routine, step: Step) -> Work:
     """Operations and DDR bytes of one kernel of a routine."""
     ddr = sum(_bytes(routine, reference) for reference in step.operands.values())
-    return Work(_flops(routine, step), ddr)
+    return Work(_ARITHMETIC[step.kernel].flops(routine, step), ddr)
 
 
 def _bytes(routine: Routine, reference: str) -> int:
@@ -48,26 +46,83 @@ def _bytes(routine: Routine, reference: str) -> int:
     return prod(shape) * dtype.itemsize
 
 
-def _flops(routine: Routine, step: Step) -> float:
-    if step.kernel == "gemm":
-        rows, columns = routine.shape_of(step.operands["out"])
-        return 2.0 * rows * columns * _inner(routine, step)
-    if step.kernel in _ATTENTION_KERNELS:
-        options = step.options
-        visible = visible_pairs(int(options["seq_len"]), options["window"])
-        products = 2 if step.kernel == "attention_forward" else 5
-        return 2.0 * products * int(options["batch"]) * int(options["heads"]) * int(options["head_dim"]) * visible
-    if step.kernel in _HEAD_KERNELS:
-        rows, hidden = routine.shape_of(step.operands["xn"])
-        vocab = routine.shape_of(step.operands["table"])[0]
-        return 2.0 * rows * hidden * vocab * (1 if step.kernel == "head_forward" else 3)
-    return 0.0
+@frozen
+class _Arithmetic:
+    """What a kernel computes: operations, and the fraction of the peak at which it does them."""
+
+    flops: Callable[[Routine, Step], float]
+    efficiency: Callable[[Routine, Step, Machine], float]
+
+
+def _product_flops(routine: Routine, step: Step) -> float:
+    rows, columns = routine.shape_of(step.operands["out"])
+    return 2.0 * rows * columns * _inner(routine, step)
 
 
 def _inner(routine: Routine, step: Step) -> int:
     """The extent that a product sums over."""
     shape = routine.shape_of(step.operands["a"])
     return shape[0] if step.options.get("trans_a") else shape[1]
+
+
+def _product_efficiency(routine: Routine, step: Step, machine: Machine) -> float:
+    """The fraction falls with each extent that is short."""
+    half = machine.gemm_half_extent
+    if not half:
+        return machine["gemm_efficiency"]
+    inner, batch = _inner(routine, step), step.options.get("batch", 1)
+    rows, columns = routine.shape_of(step.operands["out"])
+    return machine["gemm_efficiency"] * prod(extent / (extent + half) for extent in (rows / batch, inner, columns))
+
+
+def _attention(products: int) -> _Arithmetic:
+    """So many products of each query with each key it sees."""
+
+    def flops(routine: Routine, step: Step) -> float:
+        del routine
+        options = step.options
+        visible = visible_pairs(int(options["seq_len"]), options["window"])
+        return 2.0 * products * int(options["batch"]) * int(options["heads"]) * int(options["head_dim"]) * visible
+
+    return _Arithmetic(flops, lambda _routine, _step, machine: machine["attention_efficiency"])
+
+
+def _head(products: int) -> _Arithmetic:
+    """So many products with the output table."""
+
+    def flops(routine: Routine, step: Step) -> float:
+        rows, hidden = routine.shape_of(step.operands["xn"])
+        vocab = routine.shape_of(step.operands["table"])[0]
+        return 2.0 * rows * hidden * vocab * products
+
+    return _Arithmetic(flops, lambda _routine, _step, machine: machine.head_efficiency)
+
+
+_BOUND_BY_DDR = _Arithmetic(lambda _routine, _step: 0.0, lambda _routine, _step, _machine: 1.0)
+"""Few operations on each element: its operands' way from and to DDR takes longer."""
+
+_ARITHMETIC: PerKernel[_Arithmetic] = PerKernel(
+    "arithmetic",
+    {
+        "gemm": _Arithmetic(_product_flops, _product_efficiency),
+        "attention_forward": _attention(2),
+        "attention_backward": _attention(5),
+        "head_forward": _head(1),
+        "head_backward": _head(3),
+        "column_sum": _BOUND_BY_DDR,
+        "rmsnorm_forward": _BOUND_BY_DDR,
+        "rmsnorm_backward": _BOUND_BY_DDR,
+        "rope": _BOUND_BY_DDR,
+        "swiglu_forward": _BOUND_BY_DDR,
+        "swiglu_backward": _BOUND_BY_DDR,
+        "embedding_forward": _BOUND_BY_DDR,
+        "embedding_backward": _BOUND_BY_DDR,
+        "zero": _BOUND_BY_DDR,
+        "cast": _BOUND_BY_DDR,
+        "add": _BOUND_BY_DDR,
+    },
+    never=[kernel.name for kernel in KERNELS.values() if not kernel.in_routines],
+)
 
 
 def kernel_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
@@ -84,22 +139,8 @@ def _kernel_cost(name: str) -> KernelCost:
 def roofline_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
     """What a kernel call asks of its engine and of DDR, from its operations and its operands alone."""
     work = step_work(routine, step)
-    arithmetic = work.flops / (machine["fp16_peak"] * _efficiency(routine, step, machine))
+    arithmetic = work.flops / (machine["fp16_peak"] * _ARITHMETIC[step.kernel].efficiency(routine, step, machine))
     return ResourceWork(machine["launch"] + max(arithmetic, copy_seconds(work.ddr_bytes, machine)), work.ddr_bytes)
-
-
-def _efficiency(routine: Routine, step: Step, machine: Machine) -> float:
-    """Fraction of the peak at which a kernel computes; of a product, it falls with each extent that is short."""
-    if step.kernel in _ATTENTION_KERNELS:
-        return machine["attention_efficiency"]
-    if step.kernel in _HEAD_KERNELS:
-        return machine.head_efficiency
-    half = machine.gemm_half_extent
-    if step.kernel != "gemm" or not half:
-        return machine["gemm_efficiency"]
-    inner, batch = _inner(routine, step), step.options.get("batch", 1)
-    rows, columns = routine.shape_of(step.operands["out"])
-    return machine["gemm_efficiency"] * prod(extent / (extent + half) for extent in (rows / batch, inner, columns))
 
 
 def routine_work(routine: Routine, machine: Machine) -> ResourceWork:

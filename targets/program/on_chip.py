@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.diagnostics import fail, nearest
 from ratrain.ratrain_ir.registry import Registry
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.kernel_calls import Types
+    from ratrain.targets.program.kernels import Types
     from ratrain.targets.program.routine import OnChipSchedule, Step
 
 FORMS = Registry("on-chip form", "ratrain.on_chip_forms", {"tiles": "ratrain.targets.mt3000.tile_form:TileForm"})

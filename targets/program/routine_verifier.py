@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES
-from ratrain.targets.program.kernel_calls import CALLS, IN_PLACE, step_problem
+from ratrain.targets.program.kernel_calls import step_problem
+from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.on_chip import on_chip_problem
 from ratrain.targets.program.program import Access
 from ratrain.targets.program.routine import Routine, parse_reference
@@ -104,8 +105,7 @@ class _SymbolicRoutine:
         problem = step_problem(step, types) or on_chip_problem(step, types)
         if problem is not None:
             return problem
-        call = CALLS[step.kernel]
-        operands = [operand for operand in call.operands if operand.name in step.operands]
+        operands = [operand for operand in KERNELS[step.kernel].operands if operand.name in step.operands]
         for operand in operands:
             reference = step.operands[operand.name]
             if operand.is_read(step.options) and not self.holds(reference):
@@ -142,7 +142,7 @@ class _SymbolicRoutine:
             return f"'{step.kernel}' overwrites '{reference}', to which the call adds"
         for other, target in step.operands.items():
             if other != name and self.share(reference, target):
-                same = reference == target and (step.kernel, name, other) in IN_PLACE
+                same = reference == target and (name, other) in KERNELS[step.kernel].in_place
                 if not same:
                     return f"'{name}' and '{other}' of '{step.kernel}' share bytes"
         for held in [name for name in self.written if name != named.whole and self.share(reference, name)]:

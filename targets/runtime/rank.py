@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrain_ir.topology import Rank as MeshRank
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype
+from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import parse_reference
-from ratrain.targets.runtime.kernels import AttentionSpec, KernelSet, OnChipKernels, Scratch
+from ratrain.targets.runtime.kernels import KernelSet, OnChipKernels, Scratch
 from ratrain.targets.runtime.positions import PositionFile
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _bind_step(
         name: _resolve(routine, reference, operands) for name, reference in step.operands.items()
     }
     kernel = getattr(_set_for(step, kernels), step.kernel)
-    return kernel, {**arguments, **step_options(step), "scratch": scratch}
+    return kernel, {**arguments, **KERNELS[step.kernel].arguments(step.options), "scratch": scratch}
 
 
 def _set_for(step: Step, kernels: KernelSet) -> KernelSet:
@@ -168,13 +169,6 @@ def _resolve_whole(routine: Routine, named: Reference, operands: dict[str, NDArr
     return data.view(dtype).reshape(intermediate.shape)
 
 
-def step_options(step: Step) -> dict[str, Any]:
-    """A step's options as its kernel takes them."""
-    if step.kernel in ("attention_forward", "attention_backward"):
-        return {"spec": AttentionSpec(**step.options)}
-    return dict(step.options)
-
-
 def routine_scratch_bytes(routine: Routine, kernels: KernelSet) -> int:
     """Scratch the kernel set needs for the largest step of a routine; looks at shapes only."""
     return max((_step_scratch_bytes(routine, step, kernels) for step in routine.steps), default=0)
@@ -182,7 +176,7 @@ def routine_scratch_bytes(routine: Routine, kernels: KernelSet) -> int:
 
 def _step_scratch_bytes(routine: Routine, step: Step, kernels: KernelSet) -> int:
     shapes = {name: shape_only(*routine.operand(reference)) for name, reference in step.operands.items()}
-    return _set_for(step, kernels).scratch_bytes(step.kernel, **shapes, **step_options(step))
+    return _set_for(step, kernels).scratch_bytes(step.kernel, **shapes, **KERNELS[step.kernel].arguments(step.options))
 
 
 def shape_only(dtype: Dtype, shape: tuple[int, ...]) -> NDArray[Any]:

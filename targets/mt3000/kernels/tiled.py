@@ -23,8 +23,9 @@ from ratrain.targets.runtime.kernels.scratch import plan_bytes
 from ratrain.targets.runtime.kernels.shared import alibi_slopes
 
 if TYPE_CHECKING:
+    from ratrain.targets.program.attention_spec import AttentionSpec
     from ratrain.targets.program.routine import OnChipSchedule
-    from ratrain.targets.runtime.kernels.interface import F32, Array, AttentionSpec
+    from ratrain.targets.runtime.kernels.interface import F32, Array
     from ratrain.targets.runtime.kernels.scratch import Scratch
 
 
@@ -104,7 +105,7 @@ class Tiled(Fast):
         bias: Array | None = None,
         residual: Array | None = None,
     ) -> None:
-        """See `KernelSet.gemm`."""
+        """See `KERNELS["gemm"]`."""
         operands = {"a": a, "b": b, "out": out, "bias": bias, "residual": residual}
         self.execute("gemm", operands, scratch)
 
@@ -112,7 +113,7 @@ class Tiled(Fast):
     def attention_forward(
         self, q: Array, k: Array, v: Array, o: Array, lse: F32, *, scratch: Scratch, spec: AttentionSpec
     ) -> None:
-        """See `KernelSet.attention_forward`."""
+        """See `KERNELS["attention_forward"]`."""
         operands = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
         self.execute("attention_forward", operands, scratch, _place_of(spec))
 
@@ -133,7 +134,7 @@ class Tiled(Fast):
         scratch: Scratch,
         spec: AttentionSpec,
     ) -> None:
-        """See `KernelSet.attention_backward`; first the gradient of queries, which makes delta, then that of keys and values."""
+        """See `KERNELS["attention_backward"]`; first the gradient of queries, which makes delta, then that of keys and values."""
         operands = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do, "dq": dq, "delta": delta}
         self.execute("attention_query_gradient", operands, scratch, _place_of(spec))
         operands = {"q": q, "k": k, "v": v, "lse": lse, "do": do, "delta": delta, "dk": dk, "dv": dv}

@@ -6,19 +6,28 @@ from typing import TYPE_CHECKING
 
 from ratrain.targets.mt3000.tiles.schedule import Load, TileSchedule, statements
 from ratrain.targets.mt3000.tiles.verifier import operands_problem, schedule_problem
+from ratrain.targets.program.per_kernel import PerKernel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ratrain.targets.mt3000.tiles.schedule import Axes
-    from ratrain.targets.program.kernel_calls import Types
+    from ratrain.targets.program.kernels import Types
     from ratrain.targets.program.routine import OnChipSchedule, Step
 
-PARTS = {
-    "gemm": ("gemm",),
-    "attention_forward": ("attention_forward",),
-    "attention_backward": ("attention_query_gradient", "attention_key_gradient"),
-}
+PARTS: PerKernel[tuple[str, ...]] = PerKernel(
+    "parts on the chip",
+    {
+        "gemm": ("gemm",),
+        "attention_forward": ("attention_forward",),
+        "attention_backward": ("attention_query_gradient", "attention_key_gradient"),
+    },
+    never=(
+        *("column_sum", "rmsnorm_forward", "rmsnorm_backward", "rope", "swiglu_forward", "swiglu_backward"),
+        *("embedding_forward", "embedding_backward", "head_forward", "head_backward", "zero", "cast", "add"),
+        *("adamw", "mean_of_replicas", "all_finite"),
+    ),
+)
 """The kernels that are tiled, and the parts that are computed one after the other."""
 
 _QUERY: Axes = (("b", "q"), ("g", "h", "d"))

@@ -7,10 +7,10 @@ from typing import Any
 
 from ratrain.ratrain_ir.diagnostics import fail, nearest
 from ratrain.ratrain_ir.registry import Registry
-from ratrain.targets.runtime.kernels.interface import AttentionSpec, KernelSet, OnChipKernels
+from ratrain.targets.runtime.kernels.interface import KernelSet, OnChipKernels
 from ratrain.targets.runtime.kernels.scratch import Scratch
 
-__all__ = ["KERNEL_SETS", "AttentionSpec", "KernelSet", "OnChipKernels", "Scratch", "kernel_set"]
+__all__ = ["KERNEL_SETS", "KernelSet", "OnChipKernels", "Scratch", "kernel_set"]
 
 KERNEL_SETS = Registry(
     "kernel set",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.runtime.kernels import fast_flat, fast_rows
 from ratrain.targets.runtime.kernels.blas import share_product
 from ratrain.targets.runtime.kernels.fast_attention import FastAttention, backward_plan, forward_plan
@@ -79,18 +80,25 @@ class Fast(FastAttention, FastHead, KernelSetBase):
 
     name = "fast"
     threaded = True
-    plans = {  # noqa: RUF012  a ClassVar in the base
-        "gemm": _gemm_plan,
-        "column_sum": _column_sum_plan,
-        "rmsnorm_backward": _rmsnorm_backward_plan,
-        "attention_forward": forward_plan,
-        "attention_backward": backward_plan,
-        "swiglu_backward": _swiglu_backward_plan,
-        "embedding_backward": _embedding_backward_plan,
-        "head_forward": head_forward_plan,
-        "head_backward": head_backward_plan,
-        "mean_of_replicas": _mean_plan,
-    }
+    plans = PerKernel(
+        "scratch in 'fast'",
+        {
+            "gemm": _gemm_plan,
+            "column_sum": _column_sum_plan,
+            "rmsnorm_backward": _rmsnorm_backward_plan,
+            "attention_forward": forward_plan,
+            "attention_backward": backward_plan,
+            "swiglu_backward": _swiglu_backward_plan,
+            "embedding_backward": _embedding_backward_plan,
+            "head_forward": head_forward_plan,
+            "head_backward": head_backward_plan,
+            "mean_of_replicas": _mean_plan,
+        },
+        never=(
+            *("rmsnorm_forward", "rope", "swiglu_forward", "embedding_forward"),
+            *("zero", "cast", "add", "adamw", "all_finite"),
+        ),
+    )
 
     def gemm(
         self,
@@ -105,7 +113,7 @@ class Fast(FastAttention, FastHead, KernelSetBase):
         bias: Array | None = None,
         residual: Array | None = None,
     ) -> None:
-        """See `KernelSet.gemm`."""
+        """See `KERNELS["gemm"]`."""
         buffers = scratch.take_all(_gemm_plan(a, b, out, accumulate=accumulate, bias=bias, residual=residual))
         operands = []
         for x in (a, b):
@@ -144,7 +152,7 @@ class Fast(FastAttention, FastHead, KernelSetBase):
         self.team.run(part, self.team.ranges(len(groups)))
 
     def column_sum(self, a: Array, out: Array, *, scratch: Scratch, accumulate: bool) -> None:
-        """See `KernelSet.column_sum`."""
+        """See `KERNELS["column_sum"]`."""
         sums, total = scratch.take_all(_column_sum_plan(a, out))
         stored = bits(a)
         sums.fill(0)
@@ -168,7 +176,7 @@ class Fast(FastAttention, FastHead, KernelSetBase):
         scratch: Scratch,  # noqa: ARG002
         eps: float,
     ) -> None:
-        """See `KernelSet.rmsnorm_forward`."""
+        """See `KERNELS["rmsnorm_forward"]`."""
         source, scale, stored = bits(x), bits(gamma), bits(xn)
         self.team.run(
             lambda rows: fast_rows.rmsnorm_forward(source[rows], scale, stored[rows], rstd[rows], np.float32(eps)),
@@ -188,7 +196,7 @@ class Fast(FastAttention, FastHead, KernelSetBase):
         residual: Array | None = None,
         accumulate: bool,
     ) -> None:
-        """See `KernelSet.rmsnorm_backward`."""
+        """See `KERNELS["rmsnorm_backward"]`."""
         sums, lines, total = scratch.take_all(_rmsnorm_backward_plan(x, gamma))
         grad, source, factor, stored = bits(dxn), bits(x), bits(gamma), bits(dx)
         extra = stored if residual is None else bits(residual)
@@ -221,7 +229,7 @@ class Fast(FastAttention, FastHead, KernelSetBase):
         theta: float,
         inverse: bool,
     ) -> None:
-        """See `KernelSet.rope`."""
+        """See `KERNELS["rope"]`."""
         cos, sin = self._rope_table(seq_len, head_dim, theta)
         rows = bits(x).reshape(-1, seq_len, heads * head_dim)
         sign = np.float32(-1 if inverse else 1)
@@ -234,7 +242,7 @@ class Fast(FastAttention, FastHead, KernelSetBase):
         self.team.run(part, self.team.rows(rows.shape[1:]))
 
     def swiglu_forward(self, gate: Array, up: Array, prod: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KernelSet.swiglu_forward`."""
+        """See `KERNELS["swiglu_forward"]`."""
         gates, ups, products = flat(gate), flat(up), flat(prod)
         self.team.run(
             lambda part: fast_rows.swiglu_forward(gates[part], ups[part], products[part]),
@@ -244,7 +252,7 @@ class Fast(FastAttention, FastHead, KernelSetBase):
     def swiglu_backward(
         self, gate: Array, up: Array, dprod: Array, dgate: Array, dup: Array, *, scratch: Scratch
     ) -> None:
-        """See `KernelSet.swiglu_backward`."""
+        """See `KERNELS["swiglu_backward"]`."""
         gate_lines, up_lines = scratch.take_all(_swiglu_backward_plan(gate, threads=self.team.threads))
         arrays = [flat(x) for x in (gate, up, dprod, dgate, dup)]
 
@@ -263,12 +271,12 @@ class Fast(FastAttention, FastHead, KernelSetBase):
         *,
         scratch: Scratch,  # noqa: ARG002
     ) -> None:
-        """See `KernelSet.embedding_forward`."""
+        """See `KERNELS["embedding_forward"]`."""
         check_indices(tokens, table.shape[0])
         fast_rows.embedding_forward(tokens, bits(table), bits(y))
 
     def embedding_backward(self, tokens: I32, dy: Array, dtable: Array, *, scratch: Scratch, accumulate: bool) -> None:
-        """See `KernelSet.embedding_backward`."""
+        """See `KERNELS["embedding_backward"]`."""
         check_indices(tokens, dtable.shape[0])
         if not accumulate:
             dtable.fill(0)
@@ -283,9 +291,9 @@ class Fast(FastAttention, FastHead, KernelSetBase):
         m: F32,
         v: F32,
         grad: Array,
-        view: Array | None,
         *,
         scratch: Scratch,  # noqa: ARG002
+        view: Array | None = None,
         step: int,
         grad_multiplier: float,
         lr: float,
@@ -295,7 +303,7 @@ class Fast(FastAttention, FastHead, KernelSetBase):
         weight_decay: float,
         decay: Sequence[tuple[int, int]],
     ) -> None:
-        """See `KernelSet.adamw`."""
+        """See `KERNELS["adamw"]`."""
         gradient = flat(grad)
         blocks = [
             (slice(first, min(first + BLOCK, stop)), decayed)
@@ -327,7 +335,7 @@ class Fast(FastAttention, FastHead, KernelSetBase):
     def mean_of_replicas(
         self, parts: Sequence[Array], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float
     ) -> bool:
-        """See `KernelSet.mean_of_replicas`."""
+        """See `KERNELS["mean_of_replicas"]`."""
         (buffers,) = scratch.take_all(_mean_plan(out, threads=self.team.threads))
         stored, rows = flat(out), [flat(part) for part in parts]
 
@@ -348,19 +356,19 @@ class Fast(FastAttention, FastHead, KernelSetBase):
         return all(self.team.run(part, list(enumerate(self.team.rows(stored.shape)))))
 
     def all_finite(self, a: Array, *, scratch: Scratch) -> bool:  # noqa: ARG002
-        """See `KernelSet.all_finite`."""
+        """See `KERNELS["all_finite"]`."""
         return bool(fast_flat.all_finite(flat(a)))
 
     def cast(self, src: Array, dst: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KernelSet.cast`."""
+        """See `KERNELS["cast"]`."""
         self._cast(src, dst)
 
     def zero(self, a: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KernelSet.zero`."""
+        """See `KERNELS["zero"]`."""
         a.fill(0)
 
     def add(self, a: Array, b: Array, out: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KernelSet.add`."""
+        """See `KERNELS["add"]`."""
         into_a, into_b = np.may_share_memory(a, out), np.may_share_memory(b, out)
         if into_a and into_b:
             fast_flat.double(flat(out))

@@ -20,7 +20,8 @@ from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
 from ratrain.targets.runtime.kernels.shared import alibi_slopes
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.kernels.interface import F32, Array, AttentionSpec
+    from ratrain.targets.program.attention_spec import AttentionSpec
+    from ratrain.targets.runtime.kernels.interface import F32, Array
     from ratrain.targets.runtime.kernels.team import Team
 
 
@@ -77,7 +78,7 @@ class FastAttention:
     def attention_forward(
         self, q: Array, k: Array, v: Array, o: Array, lse: F32, *, scratch: Scratch, spec: AttentionSpec
     ) -> None:
-        """See `KernelSet.attention_forward`."""
+        """See `KERNELS["attention_forward"]`."""
         stored, mask = _stored(q, k, v, o), _mask(spec)
 
         def shared_head(first_row: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
@@ -101,7 +102,7 @@ class FastAttention:
         scratch: Scratch,
         spec: AttentionSpec,
     ) -> None:
-        """See `KernelSet.attention_backward`."""
+        """See `KERNELS["attention_backward"]`."""
         stored, mask = _stored(q, k, v, o, do, dq, dk, dv), _mask(spec)
 
         def shared_head(first_row: int, kv_head: int, buffers: tuple[F32, ...]) -> None:

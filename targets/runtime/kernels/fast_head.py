@@ -242,7 +242,7 @@ class FastHead:
         normalise: bool,
         accumulate: bool,
     ) -> None:
-        """See `KernelSet.head_forward`."""
+        """See `KERNELS["head_forward"]`."""
         check_indices(labels, table.shape[0])
         buffers = _take(scratch, _plan(xn, table, logits, normalise))
         inverse = buffers.get("inverse")
@@ -278,7 +278,7 @@ class FastHead:
         normalise: bool,
         accumulate: bool,
     ) -> None:
-        """See `KernelSet.head_backward`."""
+        """See `KERNELS["head_backward"]`."""
         check_indices(labels, table.shape[0])
         buffers = _take(scratch, _backward_plan(xn, table, logits, normalise))
         inverse = buffers.get("inverse")

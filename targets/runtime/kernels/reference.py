@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.runtime.kernels.reference_attention import ReferenceAttention
 from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks
 from ratrain.targets.runtime.kernels.reference_head import ReferenceHead, head_backward_plan, head_forward_plan
@@ -47,14 +48,28 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
     """`KernelSet` in plain numpy."""
 
     name = "reference"
-    plans = {  # noqa: RUF012  a ClassVar in the base
-        "gemm": _gemm_plan,
-        "column_sum": _column_sum_plan,
-        "rmsnorm_backward": _rmsnorm_backward_plan,
-        "embedding_backward": _embedding_backward_plan,
-        "head_forward": head_forward_plan,
-        "head_backward": head_backward_plan,
-    }
+    plans = PerKernel(
+        "scratch in 'reference'",
+        {
+            "gemm": _gemm_plan,
+            "column_sum": _column_sum_plan,
+            "rmsnorm_backward": _rmsnorm_backward_plan,
+            "embedding_backward": _embedding_backward_plan,
+            "head_forward": head_forward_plan,
+            "head_backward": head_backward_plan,
+        },
+        never=(
+            *(
+                "rmsnorm_forward",
+                "rope",
+                "attention_forward",
+                "attention_backward",
+                "swiglu_forward",
+                "swiglu_backward",
+            ),
+            *("embedding_forward", "zero", "cast", "add", "adamw", "mean_of_replicas", "all_finite"),
+        ),
+    )
 
     @quiet
     def gemm(
@@ -70,7 +85,7 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
         bias: Array | None = None,
         residual: Array | None = None,
     ) -> None:
-        """See `KernelSet.gemm`."""
+        """See `KERNELS["gemm"]`."""
         product, *buffers = scratch.take_all(_gemm_plan(a, b, out))
         left, right = a, b
         if a.dtype != np.float32:
@@ -92,7 +107,7 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
 
     @quiet
     def column_sum(self, a: Array, out: Array, *, scratch: Scratch, accumulate: bool) -> None:
-        """See `KernelSet.column_sum`."""
+        """See `KERNELS["column_sum"]`."""
         (acc,) = scratch.take_all(_column_sum_plan(out))
         acc.fill(0)
         for rows in row_blocks(*a.shape):
@@ -110,7 +125,7 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
         scratch: Scratch,  # noqa: ARG002
         eps: float,
     ) -> None:
-        """See `KernelSet.rmsnorm_forward`."""
+        """See `KERNELS["rmsnorm_forward"]`."""
         for rows in row_blocks(*x.shape):
             block = f32(x[rows])
             rstd[rows] = np.float32(1) / np.sqrt(np.square(block).mean(axis=1) + np.float32(eps))
@@ -130,7 +145,7 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
         residual: Array | None = None,
         accumulate: bool,
     ) -> None:
-        """See `KernelSet.rmsnorm_backward`."""
+        """See `KERNELS["rmsnorm_backward"]`."""
         (acc,) = scratch.take_all(_rmsnorm_backward_plan(dgamma))
         acc.fill(0)
         for rows in row_blocks(*x.shape):
@@ -154,7 +169,7 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
         theta: float,
         inverse: bool,
     ) -> None:
-        """See `KernelSet.rope`."""
+        """See `KERNELS["rope"]`."""
         cos, sin = self._rope_table(seq_len, head_dim, theta)
         pairs = x.reshape(-1, seq_len, heads, 2, head_dim // 2)
         sign = np.float32(-1 if inverse else 1)
@@ -168,7 +183,7 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
 
     @quiet
     def swiglu_forward(self, gate: Array, up: Array, prod: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KernelSet.swiglu_forward`."""
+        """See `KERNELS["swiglu_forward"]`."""
         for rows in row_blocks(*gate.shape):
             g = f32(gate[rows])
             put(prod[rows], g * _sigmoid(g) * f32(up[rows]))
@@ -184,7 +199,7 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
         *,
         scratch: Scratch,  # noqa: ARG002
     ) -> None:
-        """See `KernelSet.swiglu_backward`."""
+        """See `KERNELS["swiglu_backward"]`."""
         for rows in row_blocks(*gate.shape):
             g, u, d = f32(gate[rows]), f32(up[rows]), f32(dprod[rows])
             sigmoid = _sigmoid(g)
@@ -202,14 +217,14 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
         *,
         scratch: Scratch,  # noqa: ARG002
     ) -> None:
-        """See `KernelSet.embedding_forward`."""
+        """See `KERNELS["embedding_forward"]`."""
         check_indices(tokens, table.shape[0])
         for rows in row_blocks(*y.shape):
             put(y[rows], f32(table[tokens[rows]]))
 
     @quiet
     def embedding_backward(self, tokens: I32, dy: Array, dtable: Array, *, scratch: Scratch, accumulate: bool) -> None:
-        """See `KernelSet.embedding_backward`."""
+        """See `KERNELS["embedding_backward"]`."""
         check_indices(tokens, dtable.shape[0])
         if not accumulate:
             dtable.fill(0)
@@ -230,9 +245,9 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
         m: F32,
         v: F32,
         grad: Array,
-        view: Array | None,
         *,
         scratch: Scratch,  # noqa: ARG002
+        view: Array | None = None,
         step: int,
         grad_multiplier: float,
         lr: float,
@@ -242,7 +257,7 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
         weight_decay: float,
         decay: Sequence[tuple[int, int]],
     ) -> None:
-        """See `KernelSet.adamw`."""
+        """See `KERNELS["adamw"]`."""
         step_size = np.float32(lr / (1 - beta1**step))
         root = np.float32((1 - beta2**step) ** 0.5)
         for start, stop, decayed in decay_segments(len(master), decay):
@@ -266,7 +281,7 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
         accumulate: bool,
         divisor: float,
     ) -> bool:
-        """See `KernelSet.mean_of_replicas`."""
+        """See `KERNELS["mean_of_replicas"]`."""
         flat, flat_parts = out.reshape(-1), [part.reshape(-1) for part in parts]
         finite = True
         for at in row_blocks(out.size, 1):
@@ -280,22 +295,22 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
         return finite
 
     def all_finite(self, a: Array, *, scratch: Scratch) -> bool:  # noqa: ARG002
-        """See `KernelSet.all_finite`."""
+        """See `KERNELS["all_finite"]`."""
         flat = a.reshape(-1)
         return all(bool(np.isfinite(flat[at]).all()) for at in row_blocks(a.size, 1))
 
     @quiet
     def cast(self, src: Array, dst: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KernelSet.cast`."""
+        """See `KERNELS["cast"]`."""
         put(dst, src)
 
     def zero(self, a: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KernelSet.zero`."""
+        """See `KERNELS["zero"]`."""
         a.fill(0)
 
     @quiet
     def add(self, a: Array, b: Array, out: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KernelSet.add`."""
+        """See `KERNELS["add"]`."""
         left, right, flat = a.reshape(-1), b.reshape(-1), out.reshape(-1)
         for at in row_blocks(out.size, 1):
             put(flat[at], f32(left[at]) + f32(right[at]))

@@ -12,7 +12,8 @@ from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet
 from ratrain.targets.runtime.kernels.shared import alibi_slopes
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.kernels.interface import F32, Array, AttentionSpec
+    from ratrain.targets.program.attention_spec import AttentionSpec
+    from ratrain.targets.runtime.kernels.interface import F32, Array
     from ratrain.targets.runtime.kernels.scratch import Scratch
 
 TILE = 64
@@ -77,7 +78,7 @@ class ReferenceAttention:
         scratch: Scratch,  # noqa: ARG002
         spec: AttentionSpec,
     ) -> None:
-        """See `KernelSet.attention_forward`."""
+        """See `KERNELS["attention_forward"]`."""
         for sequence in range(spec.batch):
             heads = _Heads(spec, sequence)
             for head in range(spec.heads):
@@ -118,7 +119,7 @@ class ReferenceAttention:
         scratch: Scratch,  # noqa: ARG002
         spec: AttentionSpec,
     ) -> None:
-        """See `KernelSet.attention_backward`."""
+        """See `KERNELS["attention_backward"]`."""
         for sequence in range(spec.batch):
             heads = _Heads(spec, sequence)
 

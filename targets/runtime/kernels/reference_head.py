@@ -55,7 +55,7 @@ class ReferenceHead:
         normalise: bool,
         accumulate: bool,
     ) -> None:
-        """See `KernelSet.head_forward`."""
+        """See `KERNELS["head_forward"]`."""
         check_indices(labels, table.shape[0])
         inverse = None
         if normalise:
@@ -89,7 +89,7 @@ class ReferenceHead:
         normalise: bool,
         accumulate: bool,
     ) -> None:
-        """See `KernelSet.head_backward`."""
+        """See `KERNELS["head_backward"]`."""
         check_indices(labels, table.shape[0])
         buffers = scratch.take_all(head_backward_plan(xn, table, logits, normalise=normalise))
         inverse = buffers[1] if normalise else None

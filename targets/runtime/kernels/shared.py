@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.kernels.scratch import Plan, plan_bytes
 from ratrain.targets.runtime.kernels.team import Team
 
 if TYPE_CHECKING:
+    from ratrain.targets.program.kernels import Kernel
+    from ratrain.targets.program.per_kernel import PerKernel
     from ratrain.targets.runtime.kernels.interface import F32, I32, I64
 
 NORM_EPS = 1e-12
 """Least norm a row is divided by: the default of `torch.nn.functional.normalize`, which Baichuan 2's head uses."""
 LARGEST_INVERSE = np.float32(1) / np.float32(NORM_EPS)
 """What a row shorter than `NORM_EPS` is multiplied by: a constant, so without a gradient."""
-
-KERNELS = frozenset(
-    {
-        "adamw",
-        "add",
-        "all_finite",
-        "attention_backward",
-        "attention_forward",
-        "cast",
-        "column_sum",
-        "embedding_backward",
-        "embedding_forward",
-        "gemm",
-        "head_backward",
-        "head_forward",
-        "mean_of_replicas",
-        "rmsnorm_backward",
-        "rmsnorm_forward",
-        "rope",
-        "swiglu_backward",
-        "swiglu_forward",
-        "zero",
-    }
-)
-"""Names of the kernels of `KernelSet`."""
 
 _KEY_BLOCK = 4096
 
@@ -99,16 +78,40 @@ def token_keys(tokens: I32, keys: I64) -> None:
     keys.sort()
 
 
-class KernelSetBase:
-    """A team of threads, rotary tables, cached, and the scratch of each kernel; a subclass names its plans and has the kernels."""
+def set_problems(kernels: type[KernelSetBase], declared: Iterable[Kernel]) -> list[str]:
+    """A line for each declared kernel that a kernel set does not have, or has with other arguments."""
+    problems = []
+    for kernel in declared:
+        method = getattr(kernels, kernel.name, None)
+        if method is None:
+            problems.append(f"the kernel set '{kernels.name}' has no '{kernel.name}'")
+            continue
+        problem = kernel.signature_problem([*signature(method).parameters.values()][1:])
+        if problem is not None:
+            problems.append(f"the kernel set '{kernels.name}': {problem}")
+    return problems
 
+
+class KernelSetBase:
+    """A team of threads, rotary tables, cached, and the scratch of each kernel; a subclass names its plans and has the kernels.
+
+    A subclass that lacks a kernel, or has one with other arguments than are declared, cannot be made: TypeError.
+    """
+
+    name: ClassVar[str]
     threaded: ClassVar[bool] = False
     """Whether several threads share the work of a kernel."""
-    plans: ClassVar[Mapping[str, Callable[..., Plan]]]
+    plans: ClassVar[PerKernel[Callable[..., Plan]]]
     """For each kernel that takes scratch, its plan from its arguments; arguments it does not need go to `**_`.
 
     Among the arguments is `threads`: how many each call is shared out to.
     """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        problems = set_problems(cls, KERNELS.values())
+        if problems:
+            raise TypeError("; ".join(problems))
 
     def __init__(self, threads: int = 1) -> None:
         self.team = Team(threads)

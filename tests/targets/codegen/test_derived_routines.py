@@ -14,7 +14,7 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
 from ratrain.targets.codegen.derivation import derivation_problem, form_of
-from ratrain.targets.program.kernel_calls import CALLS
+from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from tests.end_to_end.tiny_runs import MODEL, make_program
@@ -68,7 +68,7 @@ def changed_steps(routine: Routine) -> Iterator[tuple[str, tuple[Step, ...]]]:
             yield f"{option} of step {at + 1}", (*before, evolve(step, options={**step.options, option: other}), *after)
         for name in step.operands:
             less = {key: reference for key, reference in step.operands.items() if key != name}
-            if any(operand.name == name and operand.optional for operand in CALLS[step.kernel].operands):
+            if any(operand.name == name and operand.optional for operand in KERNELS[step.kernel].operands):
                 yield f"{name} of step {at + 1} left out", (*before, evolve(step, operands=less), *after)
             for reference in {*step.operands.values()} - {step.operands[name]}:
                 operands = {**step.operands, name: reference}

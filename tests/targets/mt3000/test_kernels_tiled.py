@@ -15,9 +15,10 @@ from ratrain.targets.mt3000.kernels.tiled import Tiled
 from ratrain.targets.mt3000.tiling.attention import PARTS, AttentionShape
 from ratrain.targets.mt3000.tiling.gemm import GemmShape
 from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles
+from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes
-from ratrain.targets.runtime.kernels import AttentionSpec, Scratch, kernel_set
+from ratrain.targets.runtime.kernels import Scratch, kernel_set
 from tests.end_to_end.tiny_runs import losses, make_program, train
 from tests.targets.mt3000.tile_shapes import MT3000, SMALL, attention_shapes, gemm_shapes
 from tests.targets.runtime.kernels.kernels_oracle import Attention, f64

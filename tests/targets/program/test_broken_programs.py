@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 import json
 import struct
 from collections.abc import Callable
@@ -18,12 +17,9 @@ from ratrain.ratrain_ir.diagnostics import CODES, DiagnosticError
 from ratrain.ratrain_ir.frontend.plan import Optimizer
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
-from ratrain.targets.program.kernel_calls import CALLS, IN_PLACE
 from ratrain.targets.program.program import Access, CountWait, Instruction, Program, ProgramStage
 from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import VERSION, parse_program, program_bytes
-from ratrain.targets.runtime.kernels.interface import KernelSet
-from ratrain.targets.runtime.kernels.shared import KERNELS
 from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program, swap_neighbours
 
 if TYPE_CHECKING:
@@ -425,33 +421,6 @@ def test_faulty_routines_are_found(sound: bytes, name: str) -> None:
 def test_the_sound_program_is_sound(sound: bytes) -> None:
     check_program(parse_program(sound, "sound.rtx"))
     assert program_bytes(parse_program(sound, "sound.rtx")) == sound
-
-
-# The table of kernels
-
-
-@pytest.mark.parametrize("kernel", sorted(CALLS))
-def test_the_table_of_kernels_is_that_of_the_protocol(kernel: str) -> None:
-    assert kernel in KERNELS
-    call = CALLS[kernel]
-    parameters = inspect.signature(getattr(KernelSet, kernel)).parameters
-    arrays = {name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD} - {"self"}
-    keywords = {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY and name != "scratch"}
-    optional_arrays = {name for name, p in keywords.items() if "Array | None" in p.annotation}
-    assert {operand.name for operand in call.operands if not operand.optional} == arrays
-    assert {operand.name for operand in call.operands if operand.optional} == optional_arrays
-    options = keywords.keys() - optional_arrays
-    if "spec" in options:
-        options = {"batch", "seq_len", "heads", "kv_heads", "head_dim", "window", "alibi"}
-    assert call.options.keys() == options
-    defaults = {name for name in options if name in keywords and keywords[name].default is not inspect.Parameter.empty}
-    assert call.optional == defaults
-    for name, out, source in IN_PLACE:
-        assert {out, source} <= {operand.name for operand in CALLS[name].operands}
-
-
-def test_kernels_outside_the_table_are_those_of_the_runtime() -> None:
-    assert KERNELS - CALLS.keys() == {"adamw", "all_finite", "mean_of_replicas"}
 
 
 @pytest.mark.parametrize(

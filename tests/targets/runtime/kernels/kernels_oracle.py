@@ -8,11 +8,14 @@ the unit roundoff, so the bound holds with room for the second order).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ratrain.targets.runtime.kernels import AttentionSpec, Scratch, kernel_set
+from ratrain.targets.runtime.kernels import Scratch, kernel_set
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.attention_spec import AttentionSpec
 
 EPS = float(np.finfo(np.float32).eps)
 DTYPES = (np.float16, np.float32)

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ratrain.targets.runtime.kernels import AttentionSpec, Scratch, kernel_set
+from ratrain.targets.program.attention_spec import AttentionSpec
+from ratrain.targets.runtime.kernels import Scratch, kernel_set
 from ratrain.targets.runtime.kernels.shared import alibi_slopes
 from tests.targets.runtime.kernels.kernels_oracle import (
     DTYPES,

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.targets.runtime.kernels import AttentionSpec, Scratch, kernel_set, openblas
+from ratrain.targets.program.attention_spec import AttentionSpec
+from ratrain.targets.runtime.kernels import Scratch, kernel_set, openblas
 from ratrain.targets.runtime.kernels.blas import multiply, multiply_transposed, share_product
 from ratrain.targets.runtime.kernels.fast_numba import exact, power_of_two
 from ratrain.targets.runtime.kernels.team import Team

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
-from ratrain.targets.runtime.kernels.shared import KERNELS
 from tests.targets.runtime.kernels.kernels_oracle import (
     DTYPES,
     SETS,
@@ -325,7 +325,7 @@ def big_calls() -> dict[str, dict]:
     }
 
 
-@pytest.mark.parametrize("kernel", sorted(KERNELS - {"attention_forward", "attention_backward"}))
+@pytest.mark.parametrize("kernel", sorted(KERNELS.keys() - {"attention_forward", "attention_backward"}))
 def test_fast_allocates_nothing_of_tensor_size(kernel):
     arguments = big_calls()[kernel]
     kernels = kernel_set("fast")

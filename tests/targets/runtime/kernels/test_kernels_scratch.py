@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.targets.runtime.kernels import AttentionSpec, KernelSet, Scratch, kernel_set
+from ratrain.targets.program.attention_spec import AttentionSpec
+from ratrain.targets.runtime.kernels import Scratch, kernel_set
 from ratrain.targets.runtime.kernels.scratch import ALIGNMENT, Buffer, plan_bytes
-from ratrain.targets.runtime.kernels.shared import KERNELS, decay_segments, token_keys
+from ratrain.targets.runtime.kernels.shared import decay_segments, token_keys
 from tests.targets.runtime.kernels.kernels_oracle import SETS
 
 BUFFERS = st.builds(
@@ -42,23 +41,6 @@ def test_a_plan_fits_exactly_aligned_and_disjoint(plan):
 def test_a_plan_that_is_one_byte_too_large_is_refused():
     with pytest.raises(MemoryError, match="scratch of 127 bytes: 0 in use, 128 more wanted"):
         Scratch(127).take((3, 6), np.float32)
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_sets_have_every_kernel_with_the_same_arguments(name):
-    kernels = kernel_set(name)
-    assert kernels.name == name
-    assert kernel_set(name) is kernels
-    for kernel in KERNELS:
-        expected = inspect.signature(getattr(KernelSet, kernel)).parameters
-        actual = inspect.signature(getattr(type(kernels), kernel)).parameters
-        assert list(expected.values()) == list(actual.values()), kernel
-    takes_scratch = {
-        key
-        for key, value in vars(KernelSet).items()
-        if inspect.isfunction(value) and "scratch" in value.__annotations__
-    }
-    assert takes_scratch == KERNELS
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.targets.runtime.kernels import AttentionSpec, Scratch, kernel_set, team
+from ratrain.targets.program.attention_spec import AttentionSpec
+from ratrain.targets.runtime.kernels import Scratch, kernel_set, team
 from ratrain.targets.runtime.kernels.team import Team
 from tests.targets.runtime.kernels.kernels_oracle import same_bits
 

@@ -1,0 +1,321 @@
+"""The kernels: what each takes, gives and means, declared once. What a layer adds (cost, scratch) stands in its `PerKernel` tables.
+
+An operand is written `name:type[dims]`, then `=` where it is written, `+` where it is written and, with `accumulate`, read first,
+`~` where it is updated, then `?` where it may be left out, or `...` where it is a sequence of them. Types: `i32`, `f32`, `f64`; `s` is
+the one storage type (f16 or f32) that such operands of a call share, `*` any storage type. A dimension is a symbol, equal wherever it
+stands, a number, or a product of options.
+
+Arithmetic and accumulation are float32, with one rounding to storage. Infinities and NaNs propagate: an overflow of float16 is stored
+as infinity. Results depend on values, shapes and options only, never on addresses, timing or what ran before. T stands for tokens
+(rows), h for the hidden size, V for the vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs import field, frozen
+
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.program.attention_spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.routine import Shape
+
+Types = Mapping[str, tuple[Dtype, "Shape"]]
+"""Dtype and shape of what each operand of a step refers to."""
+
+_TEXT = re.compile(r"(\w+):(i32|f32|f64|s|\*)\[([^\]]*)\]([=+~]?)(\?|\.\.\.)?")
+
+
+@frozen
+class KernelOperand:
+    """One operand of a kernel."""
+
+    name: str
+    type: str
+    dims: tuple[str, ...]
+    mode: str
+    """empty: read; `=` written; `+` written and, with `accumulate`, read; `~` updated"""
+    optional: bool
+    several: bool
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the kernel changes it."""
+        return bool(self.mode)
+
+    def is_read(self, options: Mapping[str, Any]) -> bool:
+        """Whether the kernel depends on what it held before."""
+        return self.mode in ("", "~") or (self.mode == "+" and options.get("accumulate") is True)
+
+    @property
+    def parameter(self) -> Parameter:
+        """The parameter of an implementation: by position, or by name where it may be left out."""
+        array = self.type.upper() if self.type in ("i32", "f32", "f64") else "Array"
+        if self.optional:
+            return Parameter(self.name, Parameter.KEYWORD_ONLY, default=None, annotation=f"{array} | None")
+        annotation = f"Sequence[{array}]" if self.several else array
+        return Parameter(self.name, Parameter.POSITIONAL_OR_KEYWORD, annotation=annotation)
+
+
+def _operands(text: str) -> tuple[KernelOperand, ...]:
+    return tuple(_operand(word) for word in text.split())
+
+
+def _operand(text: str) -> KernelOperand:
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"'{text}' declares no operand")
+    name, type_, dims, mode, mark = match.groups()
+    return KernelOperand(name, type_, tuple(filter(None, dims.split(","))), mode, mark == "?", mark == "...")
+
+
+@frozen
+class Option:
+    """One option of a kernel."""
+
+    annotation: str
+    allows: Callable[[Any], bool] | None = None
+    """what a step may give; None: no step gives it"""
+    default: Any = Parameter.empty
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether it may be left out."""
+        return self.default is not Parameter.empty
+
+
+def _no_rule(options: Mapping[str, Any], types: Types) -> str | None:
+    del options, types
+    return None
+
+
+@frozen
+class Kernel:
+    """A kernel: name, meaning, operands, options."""
+
+    name: str
+    meaning: str
+    operands: tuple[KernelOperand, ...] = field(converter=_operands)
+    options: Mapping[str, Option] = field(factory=dict)
+    spec: type[AttentionSpec] | None = None
+    """What takes the options of a step; an implementation has it as `spec`, in their place."""
+    in_place: tuple[tuple[str, str], ...] = ()
+    """A written operand, and one that may be the very same bytes."""
+    rule: Callable[[Mapping[str, Any], Types], str | None] = _no_rule
+    """What is wrong with options and operands that symbols alone do not say, or None."""
+    in_routines: bool = True
+    """Whether block ops call it; the others are for updates and collectives, which the runtime does itself."""
+    returns: str = "None"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Operands it writes."""
+        return tuple(operand.name for operand in self.operands if operand.is_written)
+
+    def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a step as an implementation takes them."""
+        return dict(options) if self.spec is None else {"spec": self.spec(**options)}
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """The parameters of an implementation: operands by position; scratch, options and what may be left out by name."""
+        found = [operand.parameter for operand in self.operands]
+        found.append(Parameter("scratch", Parameter.KEYWORD_ONLY, annotation="Scratch"))
+        if self.spec is not None:
+            found.append(Parameter("spec", Parameter.KEYWORD_ONLY, annotation=self.spec.__name__))
+        else:
+            found += [
+                Parameter(name, Parameter.KEYWORD_ONLY, default=option.default, annotation=option.annotation)
+                for name, option in self.options.items()
+            ]
+        return {parameter.name: parameter for parameter in found}
+
+    def signature_problem(self, parameters: Iterable[Parameter]) -> str | None:
+        """In what the parameters of an implementation, after `self`, differ from these, or None; annotations apart."""
+        mine, theirs = self.parameters, {parameter.name: parameter for parameter in parameters}
+        for name in [*mine, *theirs]:
+            wanted, found = (
+                "nothing"
+                if each is None
+                else str(each.replace(annotation=Parameter.empty)) + f", {each.kind.description}"
+                for each in (mine.get(name), theirs.get(name))
+            )
+            if wanted != found:
+                return f"'{self.name}' is declared with {wanted}; it has {found}"
+        order, given = (
+            [each.name for each in parameters.values() if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
+            for parameters in (mine, theirs)
+        )
+        return None if order == given else f"'{self.name}' is declared with the order {', '.join(order)}"
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 < value < 1 << 50
+
+
+def _is_count_or_none(value: Any) -> bool:
+    return value is None or _is_count(value)
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < 1e30 and isfinite(value)
+
+
+_FLAG, _COUNT, _POSITIVE = Option("bool", _is_flag), Option("int", _is_count), Option("float", _is_positive)
+_UNLESS_GIVEN = Option("bool", _is_flag, default=False)
+_NUMBER = Option("float")
+_ADDS = {"accumulate": _FLAG}
+_OF_FIELD = {"int": _COUNT, "int | None": Option("int | None", _is_count_or_none), "bool": _FLAG}
+
+
+def _options_of(spec: type[AttentionSpec]) -> dict[str, Option]:
+    """One option for each field of a spec; a step gives them all."""
+    return {each.name: _OF_FIELD[str(each.type)] for each in attrs.fields(spec)}
+
+
+def _product_rule(options: Mapping[str, Any], types: Types) -> str | None:
+    a, b, out = (types[name][1] for name in ("a", "b", "out"))
+    rows, inner = reversed(a) if options.get("trans_a") else a
+    depth, columns = reversed(b) if options.get("trans_b") else b
+    if inner != depth or out != (rows, columns):
+        return f"'gemm' of {list(a)} and {list(b)} does not give {list(out)}"
+    return None
+
+
+def _rope_rule(options: Mapping[str, Any], types: Types) -> str | None:
+    if options["head_dim"] % 2 or types["x"][1][0] % options["seq_len"]:
+        return "'rope' needs whole sequences, and heads of an even width"
+    return None
+
+
+def _attention_rule(options: Mapping[str, Any], types: Types) -> str | None:
+    del types
+    if options["heads"] % options["kv_heads"]:
+        return f"{options['heads']} query heads cannot share {options['kv_heads']} key-value heads"
+    return None
+
+
+_Q, _KV, _LSE = "[batch*seq_len,heads*head_dim]", "[batch*seq_len,kv_heads*head_dim]", "[heads,batch*seq_len]"
+
+_DECLARED = (
+    Kernel(
+        "gemm",
+        "out = [out +] op(a) @ op(b) [+ bias, one per column] [+ residual], rounded once; `a` and `b` must not overlap `residual`.",
+        "a:*[A,B] b:*[C,D] out:*[M,N]+ bias:*[N]? residual:*[M,N]?",
+        dict.fromkeys(("trans_a", "trans_b", "accumulate"), _UNLESS_GIVEN),
+        in_place=(("out", "residual"),),
+        rule=_product_rule,
+    ),
+    Kernel("column_sum", "out[n] = [out +] the sum over the rows of a[m, n].", "a:*[M,N] out:*[N]+", _ADDS),
+    Kernel(
+        "rmsnorm_forward",
+        "rstd[t] = 1 / sqrt(mean(x[t]^2) + eps); xn = x * rstd * gamma.",
+        "x:s[T,h] gamma:s[h] xn:s[T,h]= rstd:f32[T]=",
+        {"eps": _POSITIVE},
+    ),
+    Kernel(
+        "rmsnorm_backward",
+        "Gradients of `rmsnorm_forward`: dx = [residual +] ..., dgamma = [dgamma +] ...",
+        "dxn:s[T,h] x:s[T,h] gamma:s[h] rstd:f32[T] dx:s[T,h]= dgamma:*[h]+ residual:s[T,h]?",
+        _ADDS,
+        in_place=(("dx", "dxn"), ("dx", "residual")),
+    ),
+    Kernel(
+        "rope",
+        "Rotates x in place; row t has position t % seq_len. Hugging Face's `rotate_half` convention: element i of a head pairs with "
+        "i + head_dim / 2. `inverse` rotates back, which is also the gradient.",
+        "x:s[T,heads*head_dim]~",
+        {"heads": _COUNT, "head_dim": _COUNT, "seq_len": _COUNT, "theta": _POSITIVE, "inverse": _FLAG},
+        rule=_rope_rule,
+    ),
+    Kernel(
+        "attention_forward",
+        "o = softmax(scores) @ v; lse[head, t] is the log of the sum of exponentiated scores. Memory is linear in seq_len.",
+        f"q:s{_Q} k:s{_KV} v:s{_KV} o:s{_Q}= lse:f32{_LSE}=",
+        _options_of(AttentionSpec),
+        AttentionSpec,
+        rule=_attention_rule,
+    ),
+    Kernel(
+        "attention_backward",
+        "Gradients of `attention_forward`, probabilities recomputed from lse. delta[heads, T] receives rowsum(do * o). The query heads "
+        "of a group are summed before dk and dv are rounded.",
+        f"q:s{_Q} k:s{_KV} v:s{_KV} o:s{_Q} lse:f32{_LSE} do:s{_Q} dq:s{_Q}= dk:s{_KV}= dv:s{_KV}= delta:f32{_LSE}=",
+        _options_of(AttentionSpec),
+        AttentionSpec,
+        rule=_attention_rule,
+    ),
+    Kernel("swiglu_forward", "prod = silu(gate) * up.", "gate:s[T,f] up:s[T,f] prod:s[T,f]="),
+    Kernel(
+        "swiglu_backward",
+        "Gradients of `swiglu_forward`.",
+        "gate:s[T,f] up:s[T,f] dprod:s[T,f] dgate:s[T,f]= dup:s[T,f]=",
+        in_place=tuple((out, source) for out in ("dgate", "dup") for source in ("gate", "up", "dprod")),
+    ),
+    Kernel(
+        "embedding_forward",
+        "y[t] = table[tokens[t]]. Raises IndexError where a token is outside the table.",
+        "tokens:i32[T] table:s[V,h] y:s[T,h]=",
+    ),
+    Kernel(
+        "embedding_backward",
+        "dtable[tokens[t]] += dy[t], over zeros unless `accumulate`. The rows of one token are summed in float32 in ascending t, then "
+        "added and rounded once. Raises IndexError where a token is outside the table.",
+        "tokens:i32[T] dy:s[T,h] dtable:*[V,h]+",
+        _ADDS,
+    ),
+    Kernel(
+        "head_forward",
+        "Cross-entropy of the logits xn @ table^T, in chunks of as many rows as the workspace `logits` has. lse[t] is the log-sum-exp of "
+        "row t; loss[0] = [loss[0] +] the sum over ascending t of lse[t] - logit[t, label], in float64. `normalise` divides each row of "
+        "the table by its Euclidean norm, or 1e-12 where that is larger. Raises IndexError where a label is outside the table.",
+        "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T]= loss:f64[1]+ logits:f32[c,V]=",
+        {"normalise": _FLAG, **_ADDS},
+    ),
+    Kernel(
+        "head_backward",
+        "Gradients of loss * scale[0] / denominator, logits recomputed; dtable = [dtable +] ... is rounded once for each chunk of rows. "
+        "Raises IndexError where a label is outside the table.",
+        "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[c,V]= dxn:s[T,h]= dtable:*[V,h]+",
+        {"denominator": _POSITIVE, "normalise": _FLAG, **_ADDS},
+    ),
+    Kernel("zero", "a = 0.", "a:*[n]="),
+    Kernel("cast", "dst = src, rounded to nearest even; overflow gives infinity.", "src:*[n] dst:*[n]="),
+    Kernel("add", "out = a + b.", "a:*[n] b:*[n] out:*[n]=", in_place=(("out", "a"), ("out", "b"))),
+    Kernel(
+        "adamw",
+        "One update as `torch.optim.AdamW` does it; view = master, rounded to its dtype. The gradient is grad * grad_multiplier, `step` "
+        "counts from 1, and only the elements [start, stop) of `decay` are decayed.",
+        "master:f32[n]~ m:f32[n]~ v:f32[n]~ grad:*[n] view:*[n]=?",
+        {
+            "step": Option("int"),
+            **dict.fromkeys(("grad_multiplier", "lr", "beta1", "beta2", "eps", "weight_decay"), _NUMBER),
+            "decay": Option("Sequence[tuple[int, int]]"),
+        },
+        in_routines=False,
+    ),
+    Kernel(
+        "mean_of_replicas",
+        "out = [out +] (parts[0] + parts[1] + ...) * (1 / divisor), summed in the given order. Whether all parts and the result are finite.",
+        "parts:*[n]... out:*[n]+",
+        {"accumulate": Option("bool"), "divisor": _NUMBER},
+        in_place=(("out", "parts"),),
+        in_routines=False,
+        returns="bool",
+    ),
+    Kernel("all_finite", "Whether no element is infinite or NaN.", "a:*[n]", in_routines=False, returns="bool"),
+)
+
+KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in _DECLARED}
+"""Every kernel by its name."""

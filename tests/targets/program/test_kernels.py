@@ -1,0 +1,141 @@
+"""Kernels are declared once: tables and kernel sets are complete over the declarations, and a kernel that is forgotten is named."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+
+import pytest
+from attrs import evolve
+
+from ratrain.targets.machine.cost import routine_work
+from ratrain.targets.machine.machine import load_machine
+from ratrain.targets.program.kernels import KERNELS, Kernel
+from ratrain.targets.program.per_kernel import TABLES, PerKernel
+from ratrain.targets.runtime.kernels import KERNEL_SETS, KernelSet, kernel_set
+from ratrain.targets.runtime.kernels.reference import Reference
+from ratrain.targets.runtime.kernels.shared import set_problems
+from tests.end_to_end.tiny_runs import make_program
+
+OWNERS = {
+    "arithmetic": "ratrain.targets.machine.cost",
+    "scratch in 'fast'": "ratrain.targets.runtime.kernels.fast",
+    "scratch in 'reference'": "ratrain.targets.runtime.kernels.reference",
+    "parts on the chip": "ratrain.targets.mt3000.tiles.calls",
+}
+"""What each layer knows of a kernel, and where."""
+
+GELU = Kernel("gelu", "y = gelu(x).", "x:s[T,f] y:s[T,f]=")
+"""A kernel that no layer has heard of."""
+
+
+def test_a_new_kernel_is_missed_by_name_in_every_layer() -> None:
+    for module in OWNERS.values():
+        import_module(module)
+    found = {table.what: table for table in TABLES}
+    assert found.keys() == OWNERS.keys()
+    for what, table in found.items():
+        assert table.missing([*KERNELS.values(), GELU]) == [f"'gelu' has no {what}"]
+
+
+@pytest.mark.parametrize("name", KERNEL_SETS.names())
+def test_a_new_kernel_is_missed_by_name_in_every_kernel_set(name: str) -> None:
+    kernels = type(kernel_set(name))
+    assert set_problems(kernels, [*KERNELS.values(), GELU]) == [f"the kernel set '{name}' has no 'gelu'"]
+
+
+@pytest.mark.parametrize("name", KERNEL_SETS.names())
+def test_every_kernel_set_has_the_declared_signatures(name: str) -> None:
+    kernels = kernel_set(name)
+    assert kernels.name == name
+    for kernel in KERNELS.values():
+        check_signature(getattr(type(kernels), kernel.name), kernel)
+
+
+def test_what_the_runtime_calls_itself_is_typed_as_declared() -> None:
+    typed = [name for name in KERNELS if hasattr(KernelSet, name)]
+    assert {"adamw", "mean_of_replicas", "all_finite"} <= {*typed}
+    for name in typed:
+        check_signature(getattr(KernelSet, name), KERNELS[name])
+
+
+def check_signature(method: object, kernel: Kernel) -> None:
+    signature = inspect.signature(method)
+    parameters = dict(signature.parameters)
+    del parameters["self"]
+    assert kernel.signature_problem(parameters.values()) is None
+    assert parameters == kernel.parameters, kernel.name
+    assert signature.return_annotation == kernel.returns, kernel.name
+
+
+def test_a_kernel_set_with_other_arguments_cannot_be_made() -> None:
+    with pytest.raises(
+        TypeError, match=r"kernel set 'reference': 'column_sum' is declared with accumulate.*has nothing"
+    ):
+
+        class Forgets(Reference):
+            def column_sum(self, a, out, *, scratch):
+                pass
+
+    with pytest.raises(TypeError, match=r"'all_finite' is declared with nothing; it has limit=1, keyword-only"):
+
+        class Adds(Reference):
+            def all_finite(self, a, *, scratch, limit=1):
+                pass
+
+    with pytest.raises(TypeError, match="'zero' is declared with a, positional or keyword; it has a, keyword-only"):
+
+        class Names(Reference):
+            def zero(self, *, a, scratch):
+                pass
+
+    with pytest.raises(TypeError, match="'cast' is declared with the order src, dst"):
+
+        class Turns(Reference):
+            def cast(self, dst, src, *, scratch):
+                pass
+
+    with pytest.raises(TypeError, match="the kernel set 'reference' has no 'add'"):
+
+        class Lacks(Reference):
+            add = None
+
+
+def test_a_table_that_forgets_a_kernel_or_invents_one_cannot_be_made() -> None:
+    some = {name: 1 for name in KERNELS if name not in ("gemm", "rope")}
+    before = len(TABLES)
+    with pytest.raises(TypeError, match="'gemm' has no colour"):
+        PerKernel("colour", some, never=["rope"])
+    with pytest.raises(TypeError, match="'gelu' is not declared"):
+        PerKernel("colour", {**some, "gemm": 1, "gelu": 1}, never=["rope"])
+    with pytest.raises(TypeError, match="'add' has colour, and never occurs there"):
+        PerKernel("colour", {**some, "gemm": 1}, never=["rope", "add"])
+    assert len(TABLES) == before
+
+
+def test_outputs_are_the_operands_that_are_written() -> None:
+    outputs = {"gemm": ("out",), "rmsnorm_forward": ("xn", "rstd"), "rope": ("x",), "attention_forward": ("o", "lse")}
+    assert {name: KERNELS[name].outputs for name in outputs} == outputs
+    assert KERNELS["adamw"].outputs == ("master", "m", "v", "view")
+    assert KERNELS["all_finite"].outputs == ()
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_declarations_are_sound(kernel: Kernel) -> None:
+    written = {operand.name for operand in kernel.operands if operand.is_written}
+    assert all(out in written for out, _ in kernel.in_place)
+    assert {source for _, source in kernel.in_place} <= {operand.name for operand in kernel.operands}
+    assert {operand.mode == "+" for operand in kernel.operands} <= {False, "accumulate" in kernel.options}
+    assert all((option.allows is not None) == kernel.in_routines for option in kernel.options.values())
+
+
+def test_a_text_that_declares_no_operand_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'y:f16\[n\]' declares no operand"):
+        Kernel("halve", "y = x / 2.", "x:*[n] y:f16[n]")
+
+
+def test_a_kernel_that_is_not_declared_has_no_price() -> None:
+    routine = make_program().routines[0]
+    unknown = evolve(routine, steps=(evolve(routine.steps[0], kernel="gelu"),))
+    with pytest.raises(KeyError, match="gelu"):
+        routine_work(unknown, load_machine("mt3000"))
