@@ -32,6 +32,9 @@ class CompleteTable(Mapping[str, T]):
     def __getitem__(self, name: str) -> T:
         return self._entries[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries  # the one inherited goes by an exception
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 

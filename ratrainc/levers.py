@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 from attrs import frozen
-from ratrain.ratrainc.timed_plan import RefusedPlan, time_plan
 
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.recovery.recompute import RecomputePass

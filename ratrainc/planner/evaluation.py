@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 from attrs import frozen
-from ratrain.ratrainc.timed_plan import RefusedPlan, time_plan
 
 from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -22,6 +21,7 @@ from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.verifier import verify
 from ratrain.ratrainc.planner.disturbance import Disturbance, disturbance_of
+from ratrain.ratrainc.timed_plan import RefusedPlan, time_plan
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.program.program_verifier import check_program
 

@@ -27,20 +27,6 @@ KernelCost: TypeAlias = "Callable[[Routine, Step, Machine], ResourceWork]"
 """What one call of a kernel of a routine asks of its engine and of DDR on a machine."""
 
 
-@frozen
-class Work:
-    """What a kernel does: floating-point operations and bytes to or from DDR."""
-
-    flops: float
-    ddr_bytes: float
-
-
-def step_work(routine: Routine, step: Step) -> Work:
-    """Operations and DDR bytes of one kernel of a routine."""
-    ddr = sum(_bytes(routine, reference) for reference in step.operands.values())
-    return Work(_ARITHMETIC[step.kernel].flops(routine, step), ddr)
-
-
 def _bytes(routine: Routine, reference: str) -> int:
     dtype, shape = routine.operand(reference)
     return prod(shape) * dtype.itemsize
@@ -138,9 +124,10 @@ def _kernel_cost(name: str) -> KernelCost:
 
 def roofline_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
     """What a kernel call asks of its engine and of DDR, from its operations and its operands alone."""
-    work = step_work(routine, step)
-    arithmetic = work.flops / (machine["fp16_peak"] * _ARITHMETIC[step.kernel].efficiency(routine, step, machine))
-    return ResourceWork(machine["launch"] + max(arithmetic, copy_seconds(work.ddr_bytes, machine)), work.ddr_bytes)
+    work = _ARITHMETIC[step.kernel]
+    seconds = work.flops(routine, step) / (machine["fp16_peak"] * work.efficiency(routine, step, machine))
+    ddr = sum(_bytes(routine, reference) for reference in step.operands.values())
+    return ResourceWork(machine["launch"] + max(seconds, copy_seconds(ddr, machine)), ddr)
 
 
 def routine_work(routine: Routine, machine: Machine) -> ResourceWork:

@@ -120,10 +120,13 @@ def check_on_machine(program: Program, file: str) -> None:
     clusters, RT065 where the machine is not known here.
     """
     schedules = {each for routine in program.routines for step in routine.steps for each in step.on_chip.values()}
+    if program.plan.mapping is None and not schedules:
+        return
+    machine = compiled_for(program.info)
     if program.plan.mapping is not None:
-        placement_of(program.plan, compiled_for(program.info))
+        placement_of(program.plan, machine)
     for schedule in schedules:
         form = on_chip_form(schedule.form)
-        if not form.fits(schedule, compiled_for(program.info)):
+        if not form.fits(schedule, machine):
             message = f"the {form.title} in '{file}' are for other on-chip memories than those of '{program.target}'"
             fail("RT080", message, help="compile it again")
