@@ -31,6 +31,22 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class KernelSetName(click.Choice[str]):
+    """A kernel set: one of the project's own, which help shows, or one that a plugin brings."""
+
+    def __init__(self) -> None:
+        super().__init__(("fast", "reference", "tiled"))
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name; a usage error where no set has it."""
+        if value not in self.choices:
+            from ratrain.targets.runtime.kernels import KERNEL_SETS
+
+            if KERNEL_SETS.place(value) is not None:
+                return value
+        return super().convert(value, param, ctx)
+
+
 def output_file(_context: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
     """The callback of an option that names a file to write: a place where none can be written is refused before the work."""
     if path is not None:

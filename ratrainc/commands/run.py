@@ -10,6 +10,7 @@ from attrs import evolve
 
 from ratrain.ratrainc.commands.options import (
     FiniteRange,
+    KernelSetName,
     Result,
     Source,
     choice_option,
@@ -85,13 +86,13 @@ _MOST_THREADS = 1 << 16
     "mpi",
     text="Sums over MPI: in rank order, the bits of the local engine; or as MPI likes.",
 )
-@choice_option(
+@click.option(
     "--kernels",
     "settings_execution_kernels",
-    "fast",
-    "reference",
-    "tiled",
-    text="BLAS and fused loops; plain numpy; or products and attention tile by tile, through buffers as large as the machine's.",
+    type=KernelSetName(),
+    default="fast",
+    show_default=True,
+    help="BLAS and fused loops; plain numpy; or products and attention tile by tile, through buffers as large as the machine's.",
 )
 @click.option(
     "--interleave",

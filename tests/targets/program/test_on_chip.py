@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.registry import Registry
+from ratrain.ratrainc.cli import main
 from ratrain.targets.machine import cost
 from ratrain.targets.machine import machine as machine_files
 from ratrain.targets.machine.cost import routine_work
@@ -22,13 +23,16 @@ from ratrain.targets.mt3000.tiles.calls import tiles_of
 from ratrain.targets.program import on_chip
 from ratrain.targets.program.on_chip import OnChipForm, on_chip_form
 from ratrain.targets.program.program_verifier import check_program
-from ratrain.targets.program.rtx import parse_program, program_bytes
+from ratrain.targets.program.rtx import parse_program, program_bytes, write_program
 from ratrain.targets.runtime import kernels
 from ratrain.targets.runtime.kernels import OnChipKernels, kernel_set
 from ratrain.targets.runtime.kernels.reference import Reference
 from tests.end_to_end.tiny_runs import losses, make_program, train
+from tests.end_to_end.toys import UNEVEN
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ratrain.targets.program.program import Program
 
 
@@ -153,6 +157,18 @@ def test_a_kernel_set_of_a_plugin_is_found_by_name(monkeypatch: pytest.MonkeyPat
     assert kernel_set("plain", 4) is kernel_set("plain")
     program = make_program()
     assert losses(train(program, 1, kernels="plain")) == losses(train(program, 1, kernels="reference"))
+
+
+def test_a_kernel_set_of_a_plugin_can_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "t.rtx")
+    write_program(make_program(evolve(UNEVEN, vocab_size=256)), path)
+    words = ["run", path, "--steps", "1", "--kernels", "plain", "--json"]
+    assert main(words) == 2
+    assert "'plain' is not one of 'fast', 'reference', 'tiled'" in capsys.readouterr().err
+    monkeypatch.setattr(kernels, "KERNEL_SETS", with_name(kernels.KERNEL_SETS, "plain", "Plain"))
+    assert main(words) == 0
 
 
 def test_a_kernel_set_that_is_not_known_is_refused() -> None:
