@@ -1,7 +1,8 @@
 """Writes the generated pages.
 
 `docs/diagnostics.md` from the table of codes, `docs/passes.md` from the passes, `docs/mistakes.md` from what the verifier says about
-spoilt schedules, `docs/annotated-schedule.md` from a compiled one, `docs/keys.md` from the tables of keys and options.
+spoilt schedules, `docs/annotated-schedule.md` from a compiled one, `docs/keys.md` from the tables of keys and options, the ops in `docs/rtir.md` from
+their classes and from compiled schedules.
 
 `python docs/generate.py` writes them; with `--check` it exits with 1 when one is stale.
 """
@@ -9,8 +10,10 @@ spoilt schedules, `docs/annotated-schedule.md` from a compiled one, `docs/keys.m
 from __future__ import annotations
 
 import inspect
+import re
 import runpy
 import sys
+import textwrap
 from pathlib import Path
 
 import attrs
@@ -23,6 +26,49 @@ from ratrain.ratrain_ir.frontend.text import MAX_BYTES
 from ratrain.ratrainc.strategies import STRATEGIES
 
 DOCS = Path(__file__).resolve().parent
+WIDTH = 119
+_LIST_ITEM = re.compile(r"(- |[0-9]+\. )")
+_WOULD_BE_MARKUP = re.compile(r" (?=([-+*#>|]|[0-9]+\.)( |$))")
+"""The space before what must not begin a line."""
+OPS_BEGIN, OPS_END = "<!-- ops: written by docs/generate.py from docs/op_forms.py -->\n", "<!-- end of ops -->\n"
+
+
+def wrapped(text: str) -> str:
+    """Markdown with its paragraphs and list items in lines of at most `WIDTH` characters; all else as it is.
+
+    Code, fenced or indented, tables and headings cannot be broken.
+    """
+    lines: list[str] = []
+    paragraph: list[str] = []
+    fenced = False
+
+    def flush() -> None:
+        lines.extend(_filled(paragraph))
+        paragraph.clear()
+
+    for line in text.split("\n"):
+        fenced ^= line.startswith("```")
+        in_list = bool(paragraph) and _LIST_ITEM.match(paragraph[0])
+        if fenced or not line or line.startswith(("```", "|", "#", "<!--")) or (line[0] == " " and not in_list):
+            flush()
+            lines.append(line)
+            continue
+        if _LIST_ITEM.match(line):
+            flush()
+        paragraph.append(line)
+    flush()
+    return "\n".join(lines)
+
+
+def _filled(paragraph: list[str]) -> list[str]:
+    """The lines of one paragraph or list item, broken anew where one is too long."""
+    if all(len(line) <= WIDTH for line in paragraph):
+        return paragraph
+    text = _WOULD_BE_MARKUP.sub("\0", " ".join(line.strip() for line in paragraph))
+    item = _LIST_ITEM.match(paragraph[0])
+    indent = " " * len(item[0]) if item else ""
+    filled = textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in filled]
 
 
 def diagnostics_page() -> str:
@@ -70,6 +116,15 @@ def annotated_schedule_page() -> str:
     return text
 
 
+def language_page() -> str:
+    """The page of the language, its part about the ops written anew: `docs/op_forms.py`."""
+    page = (DOCS / "rtir.md").read_text()
+    before, begin, rest = page.partition(OPS_BEGIN)
+    _, end, after = rest.partition(OPS_END)
+    ops: str = runpy.run_path(str(DOCS / "op_forms.py"))["section"]()
+    return f"{before}{begin}\n{ops}{end}{after}"
+
+
 def keys_page() -> str:
     """What every key and option changes: `docs/keys.py` and `docs/options.py`."""
     text: str = runpy.run_path(str(DOCS / "keys.py"))["page"]()
@@ -82,12 +137,20 @@ PAGES = {
     "mistakes.md": mistakes_page,
     "annotated-schedule.md": annotated_schedule_page,
     "keys.md": keys_page,
+    "rtir.md": language_page,
 }
 
 
-def stale_pages() -> list[str]:
-    """Names of pages that differ from what would be written now."""
-    return [name for name, page in PAGES.items() if not (DOCS / name).exists() or (DOCS / name).read_text() != page()]
+def pages() -> dict[str, str]:
+    """The text of every page, by file name."""
+    return {name: wrapped(page()) for name, page in PAGES.items()}
+
+
+def stale_pages() -> dict[str, str]:
+    """The pages that differ from what would be written now, and what would be."""
+    return {
+        name: page for name, page in pages().items() if not (DOCS / name).exists() or (DOCS / name).read_text() != page
+    }
 
 
 def main() -> int:
@@ -97,8 +160,8 @@ def main() -> int:
         for name in stale:
             sys.stderr.write(f"docs/{name} is stale: run python docs/generate.py\n")
         return 1 if stale else 0
-    for name in stale:
-        (DOCS / name).write_text(PAGES[name]())
+    for name, page in stale.items():
+        (DOCS / name).write_text(page)
     return 0
 
 

@@ -213,7 +213,10 @@ class LoadInput(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Forward(Op):
-    """Forward of one block: x, view [, input] -> y, saved; the head adds to the loss."""
+    """Forward of one block on one micro-batch; that of the head adds to the step's loss.
+
+    It writes the saved slots that are kept for the backward; the others are recovered by a `recompute`.
+    """
 
     keyword = "forward"
     default_engine = Engine.COMPUTE
@@ -224,7 +227,11 @@ class Forward(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Recompute(Op):
-    """Activation recovery of one block: x, view -> saved [, y]."""
+    """Activation recovery: makes again what a block's forward did not keep for its backward.
+
+    It reads the saved slots that were kept and writes the others. It may write the block's output too, as the recovery of an
+    attention does for its mlp where nothing of the layer was kept.
+    """
 
     keyword = "recompute"
     default_engine = Engine.COMPUTE
@@ -235,7 +242,10 @@ class Recompute(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Backward(Op):
-    """Backward of one block: dy, x, saved, view -> dx; writes the gradient (first contribution) or adds to it."""
+    """Backward of one block on one micro-batch: the gradients of its input and of its parameters.
+
+    The first contribution to the parameters' gradient writes it, later ones add to it.
+    """
 
     keyword = "backward"
     default_engine = Engine.COMPUTE
@@ -246,7 +256,10 @@ class Backward(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class BackwardInput(Op):
-    """The half of a split backward that the stage before waits for: dy, x, saved, view -> dx, pending."""
+    """The half of a split backward that the stage before waits for: the gradient of the input.
+
+    It leaves pending slots for the other half. Attention and mlp blocks have halves.
+    """
 
     keyword = "backward_input"
     default_engine = Engine.COMPUTE
@@ -257,7 +270,7 @@ class BackwardInput(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class BackwardWeight(Op):
-    """The half that may come later: dy, saved, pending; writes the gradient (first contribution) or adds to it."""
+    """The half of a split backward that may come later: the gradient of the parameters."""
 
     keyword = "backward_weight"
     default_engine = Engine.COMPUTE
@@ -268,7 +281,7 @@ class BackwardWeight(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Send(Op):
-    """Sends a boundary tensor to a neighbouring stage."""
+    """Sends an activation to the stage of the next chunk, or a gradient back."""
 
     keyword = "send"
     default_engine = Engine.SEND
@@ -280,7 +293,7 @@ class Send(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Recv(Op):
-    """Receives a boundary tensor from a neighbouring stage."""
+    """Receives an activation from the stage of the chunk before, or a gradient back."""
 
     keyword = "recv"
     default_engine = Engine.RECV
@@ -292,7 +305,7 @@ class Recv(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class ReduceScatter(Op):
-    """GradSync into shards: the mean over replicas of each block's gradient; writes or adds to shards and flags.
+    """GradSync into shards: the mean over replicas of each block's gradient, and its overflow flag.
 
     With a micro-batch it reduces that micro-batch's contribution (`reduce = "each-micro-batch"`), without one the whole.
     """
@@ -306,7 +319,10 @@ class ReduceScatter(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AllReduce(Op):
-    """GradSync in place. Over replicas: the mean of whole gradients, and the flags; over ends: the sum of tied shards."""
+    """GradSync in place: the mean of whole gradients over replicas, or the sum of tied ones over `ends`.
+
+    The overflow flags go with them.
+    """
 
     keyword = "all_reduce"
     default_engine = Engine.COLLECTIVE
@@ -317,9 +333,10 @@ class AllReduce(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AllReduceScalar(Op):
-    """Combines scalars over a group: the step's loss (summed, reported), overflow flags (OR), or the gradient's norm.
+    """Combines scalars over a group: the step's loss, the overflow flags, or the norm of the gradient.
 
-    The norm names the blocks whose reduced gradients it reads; it is infinite when one of their flags is set anywhere.
+    The loss is summed and reported; of the flags any is enough. The norm names the blocks whose reduced gradients it reads, which
+    are all of the stage; it is infinite when one of their flags is set anywhere.
     """
 
     keyword = "all_reduce_scalar"
@@ -332,7 +349,10 @@ class AllReduceScalar(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Update(Op):
-    """UpdateShard: AdamW on the master and moments of one block; writes the view too where nothing is sharded."""
+    """UpdateShard: AdamW on the master and moments of one block.
+
+    Where nothing is sharded it writes the block's view too.
+    """
 
     keyword = "update"
     default_engine = Engine.COMPUTE
@@ -348,7 +368,7 @@ class Update(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AllGather(Op):
-    """PrefetchW: materialises parameter views from the replicas' master shards.
+    """PrefetchW: makes parameter views whole from the replicas' master shards.
 
     At the step's end for the next step; with a micro-batch and a phase, within the step for one use (ZeRO 3).
     """

@@ -19,7 +19,7 @@ def test_generated_pages_are_fresh() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.stale_pages() == [], "run: python docs/generate.py"
+    assert [*module.stale_pages()] == [], "run: python docs/generate.py"
 
 
 def test_every_code_in_the_sources_is_in_the_table() -> None:
