@@ -216,7 +216,7 @@ OPTIONS = {
                 "--model m.json --clusters 2 --seq-len 8",
             ),
             "--exhaustive": Option(
-                "searches until nothing is left to win", "--exhaustive", _SEARCH, REQUEST, (f"{_SEARCH} --quick",)
+                "searches until nothing is left to gain", "--exhaustive", _SEARCH, REQUEST, (f"{_SEARCH} --quick",)
             ),
             "--seconds": Option(
                 "time for the search",

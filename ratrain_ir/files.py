@@ -111,7 +111,7 @@ def opened_regular(path: str | Path) -> IO[bytes]:
     """
     kind = os.stat(path).st_mode  # noqa: PTH116 - as in `opened`
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
-        raise OSError(EINVAL, "it is no regular file")
+        raise OSError(EINVAL, "it is not a regular file")
     return opened(path)
 
 

@@ -256,9 +256,9 @@ class Backward(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class BackwardInput(Op):
-    """The half of a split backward that the stage before waits for: the gradient of the input.
+    """The first half of a split backward: the gradient of the block's input.
 
-    It leaves pending slots for the other half. Attention and mlp blocks have halves.
+    The stage before waits for nothing else. It leaves pending slots for the second half. Attention and mlp blocks have halves.
     """
 
     keyword = "backward_input"
@@ -270,7 +270,10 @@ class BackwardInput(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class BackwardWeight(Op):
-    """The half of a split backward that may come later: the gradient of the parameters."""
+    """The second half of a split backward: the gradient of the block's parameters.
+
+    It may stand anywhere after the first.
+    """
 
     keyword = "backward_weight"
     default_engine = Engine.COMPUTE
@@ -305,9 +308,10 @@ class Recv(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class ReduceScatter(Op):
-    """GradSync into shards: the mean over replicas of each block's gradient, and its overflow flag.
+    """GradSync into shards: the mean over replicas of each block's gradient.
 
-    With a micro-batch it reduces that micro-batch's contribution (`reduce = "each-micro-batch"`), without one the whole.
+    An overflow flag goes with each shard. With a micro-batch it reduces that micro-batch's contribution
+    (`reduce = "each-micro-batch"`), without one the whole.
     """
 
     keyword = "reduce_scatter"
@@ -319,9 +323,9 @@ class ReduceScatter(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AllReduce(Op):
-    """GradSync in place: the mean of whole gradients over replicas, or the sum of tied ones over `ends`.
+    """GradSync in place: the mean over replicas, or the sum of tied gradients.
 
-    The overflow flags go with them.
+    The overflow flags go with them. Tied gradients are those of the embedding and the head, summed over `ends`.
     """
 
     keyword = "all_reduce"
@@ -333,7 +337,7 @@ class AllReduce(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AllReduceScalar(Op):
-    """Combines scalars over a group: the step's loss, the overflow flags, or the norm of the gradient.
+    """Combines scalars of a group: the loss, the overflow flags or the gradient's norm.
 
     The loss is summed and reported; of the flags any is enough. The norm names the blocks whose reduced gradients it reads, which
     are all of the stage; it is infinite when one of their flags is set anywhere.

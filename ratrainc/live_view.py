@@ -61,7 +61,7 @@ class LiveView:
     def _figures(self) -> Text:
         """Loss, speed and what is left, in a line."""
         if not self.steps:
-            return Text(f"step 0 of {self.total_steps}, the first one runs")
+            return Text(f"step 0 of {self.total_steps}, the first one is running")
         last, done = self.steps[-1], len(self.steps)
         parts = [
             f"step {done} of {self.total_steps}",

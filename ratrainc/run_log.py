@@ -117,7 +117,7 @@ def _cut(path: str, first_step: int, tell: Callable[[Diagnostic], None]) -> None
     kept = [line for line, step in zip(lines, steps, strict=True) if step < first_step]
     last = max((step for step in steps if step < first_step), default=first_step - 1)
     if last < first_step - 1:
-        text = f"the log '{path}' ends with step {last}, and this run begins with step {first_step}: those between are missing in it"
+        text = f"the log '{path}' ends with step {last}, and this run begins with step {first_step}: the steps between are missing from it"
         tell(Diagnostic("RT002", text, severity=Severity.WARNING))
     if min(len(kept), whole) < len(lines):  # a last line without its end would be gone on with
         write_lines(path, kept)
@@ -132,7 +132,7 @@ def _step_of(path: str, number: int, line: str, whole: int) -> float:
     if number <= whole or not line.startswith("{"):
         fail(
             "RT002",
-            "this is no line of a run's log: what is no log is not replaced by one",
+            "this is not a line of a run's log: a file that is not a log is not replaced by one",
             Location(path, number, 1),
             help="name another file with --log",
         )

@@ -41,7 +41,7 @@ _END_SECONDS = 5.0
 """How long mpirun has, after a rank is lost, to end the others."""
 _SAY_SECONDS = 20.0
 _WATCH_SECONDS = 1.0
-"""How long a run is watched, to see whether it gets on."""
+"""How long a run is watched, to see whether it makes progress."""
 _OTHER_LAUNCHER = "name the mpirun of an MPI with --mpirun"
 _OWN_CODES = (
     0,
@@ -214,7 +214,7 @@ class Supervisor:
                 return
             how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
             text = f"'{launcher}' {how} before any rank had begun"
-            tell(Diagnostic("RT093", text, help="why is said above, if the launcher or a rank said it"))
+            tell(Diagnostic("RT093", text, help="the reason stands above, if the launcher or a rank gave one"))
 
 
 def examine(folder: RunFolder) -> Diagnosis:

@@ -31,5 +31,5 @@ class Telling:
             action()
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a picture of the run, the run is worth more
             self.has_failed = True
-            text = f"the run cannot be shown ({type(error).__name__}: {error}): it goes on unseen"
+            text = f"the run cannot be shown ({type(error).__name__}: {error}): it continues without being shown"
             tell(Diagnostic("RT002", text, severity=Severity.WARNING))

@@ -65,7 +65,7 @@ class AllocateDdrPass(Pass):
         info, named = context.target.info, module.target
         if self.capacity is not None and self.capacity > info.capacity_bytes:
             text = f"'{self.name}' is to use {self.capacity} bytes; the machine '{info.name}' has {info.capacity_bytes}"
-            fail("RT052", text, help="lower the capacity, or give a machine file that has so many with --machine")
+            fail("RT052", text, help="lower the capacity, or give a machine file that has as many with --machine")
         if self.capacity is None and named is not None and (named.name, named.digest) == (info.name, info.digest):
             return named.capacity_bytes
         return info.capacity_bytes if self.capacity is None else self.capacity

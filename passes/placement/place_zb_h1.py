@@ -13,9 +13,9 @@ first stage of 1F1B holds. With a forward and two halves of T_F, T_B, T_W second
 (P - 1)(T_F + T_B - T_W) seconds, where 1F1B loses (P - 1)(T_F + T_B + T_W) (Qi et al., "Zero Bubble Pipeline Parallelism", 2023); with
 `delay=0` it loses (P - 1)(T_F + T_B).
 
-What a weight half reads lives until then. Where no `delay` is given a stage has the largest that fits with every activation kept, for
-to recover activations in every micro-batch costs more than a longer delay saves once. Where not even `delay=0` does, it is taken if it fits
-with every activation recovered: gradients still reach the stage before earlier. That can lose where micro-batches are many for the number
+What a weight half reads lives until then. Where no `delay` is given a stage has the largest that fits with every activation kept,
+because recovering activations in every micro-batch costs more than a longer delay saves once. Where not even `delay=0` does, it is taken if it fits
+with every activation recovered: gradients still reach the preceding stage sooner. That can lose where micro-batches are many for the number
 of stages, each recovering more than before; compare the strategies. Where it does not fit either, backwards stay whole.
 
 Micro-batches ascend in every kind of work, and the halves run the very steps of the whole, so gradients are the same bit for bit.

@@ -170,8 +170,8 @@ def _position_kind(data: Mapping[str, object], family: str, report: Report) -> s
         report.error(
             "RT060",
             "position_embedding",
-            "this Baichuan model has neither the size of the 7B models (RoPE) nor of the 13B ones (ALiBi), so that the "
-            "position embedding cannot be told",
+            "this Baichuan model has neither the size of the 7B models (RoPE) nor of the 13B ones (ALiBi), so its "
+            "position embedding is not known",
             help='add "position_embedding": "rope" or "position_embedding": "alibi"',
         )
     return "rope"
@@ -349,7 +349,7 @@ def _normalised_head(data: Mapping[str, object], family: str, report: Report) ->
             "RT060",
             "normalised_head",
             "this Baichuan model has neither the vocabulary of Baichuan2 (125696, normalised head) nor of Baichuan "
-            "(64000, plain head), so that the kind of head cannot be told",
+            "(64000, plain head), so its kind of head is not known",
             help='add "normalised_head": true or "normalised_head": false',
         )
     return vocab == 125696
@@ -381,7 +381,7 @@ def check_inert(data: Mapping[str, object], report: Report) -> None:
     for key, value in data.items():
         allowed = NEUTRAL[key][0] if key in NEUTRAL else None
         if (key not in INERT and key not in _WINDOW_OF_QWEN2) or (key == "use_sliding_window" and value):
-            report.error("RT062", key, f"'config.{key}' is no key that leaves the mathematics of a model as it is")
+            report.error("RT062", key, f"'config.{key}' is not a key that leaves the mathematics of a model as it is")
         elif not _is_finite(value):
             report.error("RT062", key, f"'config.{key}' has a number that cannot be held: {shown(value)}")
         elif allowed is not None and value not in allowed:

@@ -213,7 +213,7 @@ def _no_such_model(name: str) -> NoReturn:
     presets = preset_names()
     last = name.rstrip("/").rpartition("/")[2]
     way_out = nearest(last.lower(), presets)
-    known = f"presets are {', '.join(presets)}; a path to {_WHAT} also serves"
+    known = f"presets are {', '.join(presets)}; a path to {_WHAT} works too"
     help_text = f"{way_out} {known}" if way_out else known
     if _looks_like_a_path(name):
         fail("RT002", f"there is no file {shown(name)}", help=help_text)
@@ -266,18 +266,18 @@ def _no_constant(word: str) -> NoReturn:
 
 
 def _refuse_repeats(source: Source, names: list[str], repeated: list[tuple[str, Place, Place]]) -> None:
-    """Refuse keys that stand twice: at the top, where both places are known, or inside a value."""
+    """Refuse keys that appear twice: at the top, where both places are known, or inside a value."""
     report = Report()
     for key, first, later in repeated:
-        notes = [Note("it stands here first", first.location)]
-        message = f"the key {shown(key)} stands twice"
+        notes = [Note("it appears here first", first.location)]
+        message = f"the key {shown(key)} appears twice"
         report.diagnostics.error("RT060", message, later.location, notes=notes, source=later.source, help="keep one")
     at_top = [key for key, _, _ in repeated]
     for key in names:
         if key in at_top:
             at_top.remove(key)
         else:
-            message = f"the key {shown(key)} stands twice inside a value"
+            message = f"the key {shown(key)} appears twice inside a value"
             report.diagnostics.error("RT060", message, source.top().location, help="keep one")
     report.check()
 

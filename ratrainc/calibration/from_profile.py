@@ -160,7 +160,7 @@ def _read(path: str) -> _Measured:
 def _seconds(microseconds: Any) -> float:
     seconds = float(microseconds) / MICROSECONDS
     if not 0 <= seconds < _LONGEST:
-        raise ValueError(f"{microseconds} us are no time")
+        raise ValueError(f"{microseconds} us is not a time")
     return seconds
 
 
@@ -188,7 +188,7 @@ class _Span:
             raise ValueError(f"routine {number} of {routines}")
         members = whole(args["members"])
         if not (0 < duration < _LONGEST and isfinite(start + duration)) or not members:
-            raise ValueError("an op of no time or without members")
+            raise ValueError("an op without a time or without members")
         meeting = None if args["meeting"] is None else text(args["meeting"])
         alone = duration if concurrency == "ordered" else _seconds(args["cpu"])  # engines side by side take turns
         share = duration if concurrency == "mpi" and meeting else max(alone, _SHORTEST) / members
@@ -250,8 +250,8 @@ def _link(found: _Measured, path: str) -> dict[str, Constant]:
     messages = {op.size: seconds for op, seconds in found.ops.items() if op.key == "send" and op.size > 0}
     if not messages:
         return {
-            "link_bandwidth": Constant(1e10, "bytes/s", "assumed", "a copy in memory: no message ran"),
-            "link_latency": Constant(0.0, "s", "assumed", "a copy in memory: no message ran"),
+            "link_bandwidth": Constant(1e10, "bytes/s", "assumed", "a copy in memory: no message was sent"),
+            "link_latency": Constant(0.0, "s", "assumed", "a copy in memory: no message was sent"),
         }
     latency, slope = line_through(messages)
     largest = max(messages)

@@ -64,13 +64,13 @@ class Calibration:
 
 
 def check_names(machine: Machine, names: Sequence[str]) -> None:
-    """Raise `DiagnosticError` RT004 where a name is no constant of the machine, RT005 where it counts something."""
+    """Raise `DiagnosticError` RT004 where a name is not a constant of the machine, RT005 where it counts something."""
     for name in names:
         if name not in machine.constants:
             known = ", ".join(machine.constants)
             fail(
                 "RT004",
-                f"'{name}' is no constant of machine '{machine.name}': {known}",
+                f"'{name}' is not a constant of machine '{machine.name}': {known}",
                 help=nearest(name, machine.constants),
             )
         if is_whole(name):

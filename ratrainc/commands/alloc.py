@@ -54,7 +54,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str) -> int
     "--seconds",
     type=FiniteRange(min=0, min_open=True),
     metavar="N",
-    help="Search so long where the capacity is hard to reach. Default: a fixed amount of work, about half a minute.",
+    help="Time to search where the capacity is hard to reach. Default: a fixed amount of work, about half a minute.",
 )
 @json_option
 def command(file: str, capacity: int, output: str | None, seconds: float | None, as_json: bool) -> int:

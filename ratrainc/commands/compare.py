@@ -79,7 +79,7 @@ def command(
         raise click.UsageError("--clusters and --global-batch go with --plan auto; a plan file says both")
     if not automatic:
         refuse_idle("goes with --plan auto: a plan file says it", "seq_len")
-        refuse_idle("is of a search: it goes with --plan auto", "seconds", "jobs")
+        refuse_idle("is for a search: it goes with --plan auto", "seconds", "jobs")
     from ratrain import api
     from ratrain.ratrainc.console import print_json
     from ratrain.ratrainc.strategies import STRATEGIES, strategy

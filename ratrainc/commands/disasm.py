@@ -47,7 +47,7 @@ def command(
     if routines and tiles:
         raise click.UsageError("--routines and --tiles exclude each other")
     if routines or tiles:
-        refuse_idle("is of streams: it does not go with --routines or --tiles", "stage", "engine")
+        refuse_idle("is for streams: it does not go with --routines or --tiles", "stage", "engine")
     if not tiles:
         refuse_idle("goes with --tiles", "core", "limit")
     program = api.load(file)

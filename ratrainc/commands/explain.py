@@ -53,7 +53,7 @@ def command(
     With --time, say where the time of a step goes: what every idle engine waited for, and the critical path op by op.
     """
     if of_time:
-        refuse_idle("is of bytes: it does not go with --time", "levers", "seconds")
+        refuse_idle("is for bytes: it does not go with --time", "levers", "seconds")
         _explain_time(file, stage, machine, cold=cold, as_json=as_json)
         return
     if not levers:

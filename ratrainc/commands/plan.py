@@ -38,7 +38,7 @@ Examples:
 def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
     words = text.split(",")
     if not {*words} <= {"0", "1", "2", "3"}:
-        raise click.BadParameter(f"'{text}' is no list of ZeRO levels like 0,1,2")
+        raise click.BadParameter(f"'{text}' is not a list of ZeRO levels like 0,1,2")
     return tuple(int(word) for word in words)
 
 
@@ -49,7 +49,7 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     "--global-batch",
     type=click.IntRange(1, 1 << 20),
     metavar="SEQS",
-    help="Sequences of a step; --smallest alone goes without.",
+    help="Sequences of a step; only --smallest needs none.",
 )
 @click.option(
     "--seq-len", type=click.IntRange(1, 1 << 20), default=2048, show_default=True, metavar="S", help="Tokens of each."
@@ -68,17 +68,17 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 )
 @click.option("--quick", is_flag=True, help="Closed forms only: an estimate and its gap within seconds.")
 @click.option("--smallest", is_flag=True, help="Find the fewest clusters, up to N, on which a plan fits, and the plan.")
-@click.option("--exhaustive", is_flag=True, help="Go on until the bounds prove that nothing is left to win.")
+@click.option("--exhaustive", is_flag=True, help="Go on until the bounds prove that nothing is left to gain.")
 @seconds_option(25.0, "Time for the search.")
 @jobs_option()
 @click.option("--tokens", type=FiniteRange(min=1), metavar="N", help="Say what training on N tokens takes.")
-@click.option("--robust", is_flag=True, help="Say how the best plans bear a slow stage and jitter.")
+@click.option("--robust", is_flag=True, help="Say how well the best plans withstand a slow stage and jitter.")
 @click.option(
     "--what-if",
     "what_ifs",
     multiple=True,
     metavar="ddr=16GiB,link=7.4GB/s",
-    help="Plan again for a machine changed so; may be repeated. With -o once: that plan is written, and the changed machine beside it.",
+    help="Plan again for a machine changed like this; may be repeated. With -o once: that plan is written, and the changed machine beside it.",
 )
 @click.option(
     "-o",
@@ -117,7 +117,7 @@ def command(
     if quick + smallest + exhaustive > 1:
         raise click.UsageError("--quick, --smallest and --exhaustive exclude one another")
     if quick:
-        refuse_idle("is of a search: it does not go with --quick", "seconds", "jobs", "robust")
+        refuse_idle("is for a search: it does not go with --quick", "seconds", "jobs", "robust")
     if exhaustive:
         refuse_idle("ends a search that --exhaustive does not end", "seconds")
     if smallest:

@@ -20,7 +20,7 @@ Examples:
 @click.argument("directory", type=Source("run"), metavar="DIR")
 @json_option
 def command(directory: str, as_json: bool) -> int:
-    """Say where the ranks of a run were, who waits for whom, and why it ended or does not get on.
+    """Say where the ranks of a run were, who waits for whom, and why it ended or makes no progress.
 
     Also of a run that goes on. Exit code 1 where it was lost or cannot go on.
     """

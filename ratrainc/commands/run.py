@@ -84,7 +84,7 @@ _MOST_THREADS = 1 << 16
     "ranks_reduction",
     "ordered",
     "mpi",
-    text="Sums over MPI: in rank order, the bits of the local engine; or as MPI likes.",
+    text="Sums over MPI: in rank order, the bits of the local engine; or in an order that MPI chooses.",
 )
 @click.option(
     "--kernels",
@@ -174,7 +174,7 @@ _MOST_THREADS = 1 << 16
     default=8.0,
     show_default=True,
     metavar="SECONDS",
-    help="Without progress for so long, say who waits for whom, and end a run that cannot go on; 0: never.",
+    help="After this long without progress, say who waits for whom, and end a run that cannot go on; 0: never.",
 )
 @click.option(
     "--log",

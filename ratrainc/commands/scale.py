@@ -35,7 +35,7 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     try:
         counts = [int(word) for word in text.split(",")]
     except ValueError:
-        raise click.BadParameter(f"'{text}' is no list of numbers like 256,512") from None
+        raise click.BadParameter(f"'{text}' is not a list of numbers like 256,512") from None
     if any(not 1 <= count <= 1 << 16 for count in counts):
         raise click.BadParameter("numbers of clusters are from 1 to 65536")
     if len({*counts}) < len(counts):
@@ -97,7 +97,7 @@ def command(
 
     if plan is not None:
         refuse_idle("does not go with --plan: the plan says it", "seq_len")
-        refuse_idle("is of a search: with --plan there is none", "seconds", "jobs")
+        refuse_idle("is for a search: with --plan there is none", "seconds", "jobs")
     if plot is not None:
         picture_kind(plot)
     config = load_model(model)

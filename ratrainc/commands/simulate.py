@@ -77,7 +77,7 @@ def command(
     if sum((one_core, cores is not None, trace is not None)) > 1:
         raise click.UsageError("--one-core and --cores give a step time alone: they exclude each other and --trace")
     if one_core or cores is not None:
-        refuse_idle("is of engines that run side by side: --one-core and --cores take turns", "rendezvous", "sharing")
+        refuse_idle("is for engines that run side by side: --one-core and --cores take turns", "rendezvous", "sharing")
     with status(f"simulating {file}"):
         program, chosen = checked_program(file, machine)
     if one_core or cores is not None:

@@ -30,7 +30,7 @@ class Request:
     """after so many no new evaluation starts"""
     jobs: int = 1
     exhaustive: bool = False
-    """go on until the bounds prove that nothing is left to win; nothing is folded"""
+    """go on until the bounds prove that nothing is left to gain; nothing is folded"""
     zero_levels: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO levels to choose from, where the strategy does not fix one; level 2 with `reduce = "last"` counts as 1"""
     robust: bool = False

@@ -75,7 +75,7 @@ def parse_changes(text: str, machine: Machine) -> dict[str, float]:
             unit = machine.constants[constant].unit
             fail(
                 "RT065",
-                f"'{value}' is no value of {constant} ({unit})",
+                f"'{value}' is not a value of {constant} ({unit})",
                 help="write for example 16GiB, 7.4GB/s, 10us or 11Tflop/s",
             )
         found[constant] = number * _SCALES[match[2]]

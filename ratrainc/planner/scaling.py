@@ -48,7 +48,7 @@ def fixed_points(
 ) -> list[Point]:
     """A plan's stages and micro-batches with as many replicas as each number of clusters has room for.
 
-    Raises `DiagnosticError` RT064 where a number of clusters is no multiple of the stages, or sequences do not go round.
+    Raises `DiagnosticError` RT064 where a number of clusters is not a multiple of the stages, or sequences do not divide evenly.
     """
     found = []
     for clusters in counts:
@@ -58,7 +58,7 @@ def fixed_points(
         if rest or left or not micro_batches:
             fail(
                 "RT064",
-                f"{clusters} clusters with {sequences} sequences each do not go round on {plan.pp} stages with micro-batches of {size}",
+                f"{clusters} clusters with {sequences} sequences each do not divide evenly over {plan.pp} stages with micro-batches of {size}",
                 help=f"use a multiple of {plan.pp} clusters, and sequences that make whole micro-batches",
             )
         shaped = plan.reshaped(dp=dp, micro_batches=micro_batches, zero=plan.zero if dp > 1 else 0)

@@ -83,7 +83,7 @@ class Search:
         self.profiles = Profiles(self.request.setting)
 
     def run(self) -> Answer:
-        """Search until it is proven that nothing is left to win, nothing is worth trying, or time is up."""
+        """Search until it is proven that nothing is left to gain, nothing is worth trying, or time is up."""
         begin = time.monotonic()
         found = self.fill_queue()
         with self.pool() as run:

@@ -87,7 +87,7 @@ class RankPosition:
 
     @property
     def progress(self) -> tuple[Any, ...]:
-        """Changes whenever the rank gets on."""
+        """Changes whenever the rank makes progress."""
         return (self.phase, self.step, *((found.completed, found.running) for found in self.engines.values()))
 
     @property

@@ -65,7 +65,7 @@ class Cause:
 
 @frozen
 class Diagnosis:
-    """What can be said of a run that does not get on."""
+    """What can be said of a run that makes no progress."""
 
     causes: tuple[Cause, ...]
     ranks: tuple[str, ...]
@@ -144,7 +144,7 @@ class _Inquiry:
         self.graph.add_edges_from((node, target) for target in targets or ())
 
     def cause_of_rank(self, place: Place) -> Cause | None:
-        """Why a whole rank does not get on, whatever its engines wait for."""
+        """Why a whole rank makes no progress, whatever its engines wait for."""
         position = self.at.get(place)
         if position is None:
             text = f"stage @{place[0]} replica {place[1]} has left no position: its process never came so far"

@@ -1,4 +1,4 @@
-"""A thread beside the run that says what it waits for: when asked (SIGUSR1), when a rank is gone, when nothing gets on.
+"""A thread beside the run that says what it waits for: when asked (SIGUSR1), when a rank is gone, when nothing makes progress.
 
 It makes no MPI call and takes no lock of the run; it reads the positions of all ranks and, where the run cannot go on, reports and
 ends the process, on which mpirun ends the others.
@@ -54,9 +54,9 @@ def report_of(
 
 
 def getting_on(found: Diagnosis) -> Diagnostic:
-    """Where the ranks of a run are that gets on: what one waits for at a moment is no fault of anything."""
+    """Where the ranks of a run are that makes progress: what one waits for at a moment is no fault of anything."""
     notes = [Note(line) for line in found.ranks]
-    return Diagnostic("RT093", "where the run is: it gets on", notes=notes, severity=Severity.WARNING)
+    return Diagnostic("RT093", "where the run is: it makes progress", notes=notes, severity=Severity.WARNING)
 
 
 def gone_ranks(positions: Sequence[RankPosition], departed: Collection[int]) -> list[RankPosition]:
@@ -147,7 +147,7 @@ class Watchdog:
         return read_positions(self.watched.folder.directory)
 
     def _say_where(self, positions: Sequence[RankPosition]) -> None:
-        """Answer who asks; nothing is to blame while the run gets on."""
+        """Answer who asks; nothing is to blame while the run makes progress."""
         found = self._diagnosis(positions)
         if self._quiet < _SLOW_SECONDS:
             self.watched.tell(getting_on(found))
@@ -177,7 +177,7 @@ class Watchdog:
             self._next_verdict = min(2 * self._quiet, max(self.watched.hang_timeout, self._quiet + 1.0))
 
     def _is_quiet(self, positions: Sequence[RankPosition]) -> bool:
-        """Whether nothing has got on since the last look; counts the time."""
+        """Whether nothing has moved since the last look; counts the time."""
         now = time.monotonic()
         self._quiet += min(now - self._looked, _LONGEST_LOOK)
         self._looked = now
@@ -191,7 +191,7 @@ class Watchdog:
         """End a run that cannot go on, or is too slow to believe in; say what is slow."""
         found = self._diagnosis(positions)
         timeout = self.watched.hang_timeout
-        title = f"the run has not got on for {self._quiet:.1f} s"
+        title = f"the run has made no progress for {self._quiet:.1f} s"
         if self._quiet >= timeout and found.is_conclusive:
             self._end(found, title, folder)
         elif self._quiet >= _PATIENCE * timeout and not found.is_other_work:

@@ -38,7 +38,7 @@ OP = np.dtype(
         ("wait_first", np.int64),  # its waits, as a range of `FlatProgram.waits`
         ("wait_stop", np.int64),
         ("channel", np.int64),  # of sends and receives, -1 of others
-        ("place", np.int64),  # the how-manieth of its channel in a step it is
+        ("place", np.int64),  # its place among the messages of its channel in a step
         ("meeting", np.int64),  # of a collective across stages, -1 of others
     ]
 )

@@ -103,7 +103,7 @@ def test_a_run_whose_reader_is_gone_goes_on_and_saves(as_json: bool, tmp_path: P
     )
     os.close(outbox)
     assert load_checkpoint(str(place), SMALL)[0].step == 3
-    assert (done.returncode, done.stderr.count("goes on unseen")) == (0, 0 if as_json else 1)
+    assert (done.returncode, done.stderr.count("continues without being shown")) == (0, 0 if as_json else 1)
     assert "Exception ignored" not in done.stderr
 
 

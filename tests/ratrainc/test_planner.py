@@ -350,7 +350,7 @@ def test_scale_draws(tmp_path, kind):
 
 def test_scale_refuses_stages_that_do_not_go_round(capsys):
     assert main(["scale", *TINY, "--clusters", "3", "--plan", TINY_PLAN]) == 1
-    assert "do not go round" in capsys.readouterr().err
+    assert "do not divide evenly" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_who_asks_a_run_that_gets_on_hears_where_it_is_and_no_blame(
     result = run_training(program, DataChoice(), settings, Outputs(), Display(quiet=True))
     assert len(result.steps) == 3
     said = capfd.readouterr().err
-    assert said.count("where the run is: it gets on") == 2
+    assert said.count("where the run is: it makes progress") == 2
     assert said.count("stage @1 replica 1") >= 2
     assert "fault" not in said
     assert [path.name for path in tmp_path.iterdir()] == (["run"] if run_folder else [])
@@ -190,7 +190,7 @@ def test_a_signal_after_the_last_step_ends_with_its_code_when_all_is_written(
     assert result.exit_code == code
     assert plot.exists()
     assert (tmp_path / "run1").exists()
-    assert "no step is to come" in capfd.readouterr().err
+    assert "no step is left" in capfd.readouterr().err
 
 
 def test_only_what_this_run_wrote_is_called_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -639,5 +639,5 @@ class TestModes:
 def test_a_device_in_place_of_a_file_is_not_read(saved: Path, name: str) -> None:
     (saved / name).unlink()
     (saved / name).symlink_to("/dev/zero")
-    with pytest.raises(DiagnosticError, match=r"RT002.*it is no regular file"):
+    with pytest.raises(DiagnosticError, match=r"RT002.*it is not a regular file"):
         load_checkpoint(str(saved), LLAMA)
