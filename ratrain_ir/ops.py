@@ -337,7 +337,7 @@ class AllReduce(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AllReduceScalar(Op):
-    """Combines scalars of a group: the loss, the overflow flags or the gradient's norm.
+    """Combines scalars of a group: the loss, overflow flags or the gradient's norm.
 
     The loss is summed and reported; of the flags any is enough. The norm names the blocks whose reduced gradients it reads, which
     are all of the stage; it is infinite when one of their flags is set anywhere.

@@ -6,7 +6,8 @@ size and the order of updates are tried together and the stage's own period from
 the bytes that buckets, prefetched views and lagging engines leave free. Last, the whole step is simulated beside that of the passes with their own
 defaults, one by one, and the faster is taken: deciding together never costs time.
 
-    joint-order   is one of   bucket-grad-sync{bytes=...},[schedule-update,]insert-prefetch{depth-blocks=...},recompute{policy=auto placement=forward-side}
+    joint-order   is one of   bucket-grad-sync{bytes=...},[schedule-update,]insert-prefetch{depth-blocks=...},
+                              recompute{policy=auto placement=forward-side}
 
 With `reduction=bulk` a stage's gradients are reduced at once after its whole backward; with `state=bulk` all updates come before all
 gathers, in the order of blocks. Both are there to see what each mechanism earns.

@@ -5,21 +5,32 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 from ratrain.ratrain_ir.diagnostics import CODES
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.verifier import check
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_generated_pages_are_fresh() -> None:
+def generator() -> ModuleType:
+    """`docs/generate.py`, which is no part of a package."""
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert [*module.stale_pages()] == [], "run: python docs/generate.py"
+    return module
+
+
+def test_generated_pages_are_fresh() -> None:
+    assert [*generator().stale_pages()] == [], "run: python docs/generate.py"
 
 
 def test_every_code_in_the_sources_is_in_the_table() -> None:
@@ -37,7 +48,48 @@ def test_the_annotated_schedule_is_a_sound_schedule() -> None:
     assert [len(stage.ops) > 30 for stage in module.stages] == [True, True]
 
 
-def test_links_in_the_pages_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+OUTPUTS = {"annotated-schedule.md", "mistakes.md"}
+"""Pages whose code blocks are what a command writes, in lines as long as it writes them."""
+KEYS = "keys.md"
+"""Its tables are made of what the code says of itself: a row of such a table cannot be broken."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_in_the_pages_lead_somewhere(page: Path) -> None:
+    for file, _, anchor in re.findall(r"\]\((?!https?:)([^)#:]*)(#([^)]+))?\)", page.read_text()):
+        target = page.parent / file if file else page
+        assert target.exists(), f"{page.name} links to {file}"
+        assert not anchor or anchor in anchors(target), f"{page.name} links to {file}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The names by which a page's headings can be linked to, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "architecture.md"], ids=lambda page: page.name)
+def test_lines_of_the_pages_are_short(page: Path) -> None:
+    fenced = False
+    for number, line in enumerate(page.read_text().split("\n"), 1):
+        fenced ^= line.startswith("```")
+        if (fenced and page.name in OUTPUTS) or (line.startswith("|") and page.name == KEYS):
+            continue
+        assert len(line) < 120, f"{page.name}:{number} has {len(line)} characters"
+
+
+def test_pages_are_wrapped_without_touching_what_cannot_be() -> None:
+    long = "word " * 40
+    code = f"    {long}\n\n```\n{long}\n```\n\n| {long} |\n|---|\n\n# {long}"
+    wrapped = generator().wrapped
+    assert wrapped(code) == code
+    lines = wrapped(f"- {long}- {long}`{'a b ' * 20}` end").split("\n")
+    assert max(map(len, lines)) < 120
+    assert lines[0].startswith("- word")
+    assert all(line.startswith("  ") and not line.startswith("  - ") for line in lines[1:])
+    assert all(line.count("`") % 2 == 0 for line in lines)
+
+
+def test_the_readme_can_be_read_at_once() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
