@@ -25,7 +25,7 @@ ENTRIES = {
 KINDS = {kind.value for kind in StateKind}
 NAMED = (
     KINDS
-    | {*OP_CLASSES, *PASSES, *BLOCK_KINDS}
+    | {*OP_CLASSES, *PASSES.names(), *BLOCK_KINDS}
     | {kind.value for kind in (*Group, *Level)}
     | {field.name for field in fields(Plan)}
 )
