@@ -244,8 +244,8 @@ def _race_section() -> str:
                 if _codes(program) == {"RT081"}:
                     change = _difference(before, _disassembly(program))
                     why = (
-                        "Nothing but waits orders the engines: without this one it depends on the day which of the two comes first. The "
-                        "checker knows no timing, so it finds the race on all of them."
+                        "Nothing but waits orders the engines: without this one it is left to chance which of the two comes first. The "
+                        "checker knows no timing, so it finds the race every time."
                     )
                     return _section(len(MISTAKES) + 1, "A wait that was left out", change, "mistake.rtx", why)
                 stream[at] = item

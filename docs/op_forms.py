@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from functools import cache
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, field, frozen
 
@@ -70,7 +70,7 @@ PLAN = Plan(pp=2, dp=2, cuts=(1,), micro_batch_size=1, micro_batches=2, seq_len=
 
 LEAN = LayerChoice("lean", "lean")
 
-SHARDING = {
+SHARDING: dict[str, dict[str, Any]] = {
     "ZeRO 0": {"zero": 0},
     "ZeRO 1": {"zero": 1},
     "ZeRO 2, each micro-batch": {"zero": 2, "reduce": "each-micro-batch"},
@@ -163,8 +163,8 @@ def forms() -> dict[str, list[Form]]:
 def _form(module: Module, op: Op) -> tuple[Shape, Form]:
     """The shape of an op, equal for ops that differ in which block, micro-batch or stage they name, and a form of that shape."""
     if type(op) is Release:
-        example = Release(reads=(evolve(op.reads[0], name="x", offset=None),))
-        return (Release,), Form(example, accumulates=False, kinds={"x": frozenset(StateKind)})
+        any_tensor = evolve(op.reads[0], name="x", offset=None)
+        return (Release,), Form(Release(reads=(any_tensor,)), accumulates=False, kinds={"x": frozenset(StateKind)})
     binding = bind(op, module.model, module.plan)
     groups = _slot_groups(module, op.block) if isinstance(op, BlockOp) else {}
     slots = {tensor.slot: tensor for group in groups.values() for tensor in group}

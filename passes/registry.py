@@ -55,7 +55,10 @@ def pass_class(name: str) -> type[Pass]:
         known = PASSES.names()
         fail("RT004", f"'{name}' is not a pass; the passes are {', '.join(known)}", help=nearest(name, known))
     if not (isinstance(found, type) and issubclass(found, Pass)):
-        fail("RT004", f"'{PASSES.place(name)}' is not a pass: it is not a class derived from `Pass` (ratrain.passes.pass_base)")
+        fail(
+            "RT004",
+            f"'{PASSES.place(name)}' is not a pass: it is not a class derived from `Pass` (ratrain.passes.pass_base)",
+        )
     if found.name != name:
         fail("RT004", f"'{PASSES.place(name)}' is registered as '{name}' and calls itself '{found.name}'")
     return found

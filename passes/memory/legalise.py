@@ -1,4 +1,4 @@
-"""`legalise`: gives every op the workspace and the engine the target's routines need. Final: tiling may not change it after.
+"""`legalise`: gives every op the workspace and the engine the target's routines need. Final: tiling may not change it afterwards.
 
 One workspace tensor serves all ops of a routine on a stage: they run one after another on their engine, and the tensor is
 live only while one of them runs.

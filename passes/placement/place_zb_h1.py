@@ -8,7 +8,7 @@ nobody waits, the backward of each attention and mlp block becomes two ops:
     %g +=                 backward_weight attention.1 m0 (%dy, %saved..., %pending...)
 
 Input halves take the places that 1F1B has for backwards, so at most min(P - s, M) micro-batches are in flight. Weight halves follow
-`delay` micro-batches later, s of them on stage s if it is as large: at most P micro-batches wait for the one or the other, as many as the
+`delay` micro-batches later, but at most s of them on stage s: at most P micro-batches wait for one half or the other, as many as the
 first stage of 1F1B holds. With a forward and two halves of T_F, T_B, T_W seconds, all alike, a step of M >= P micro-batches then loses
 (P - 1)(T_F + T_B - T_W) seconds, where 1F1B loses (P - 1)(T_F + T_B + T_W) (Qi et al., "Zero Bubble Pipeline Parallelism", 2023); with
 `delay=0` it loses (P - 1)(T_F + T_B).

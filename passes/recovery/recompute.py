@@ -3,7 +3,7 @@
 Inline, recovery stands right before the backward that needs it; forward-side it fills the pipeline's idle windows
 (`passes/recovery/recompute_placement.py`). Where nothing of a layer is kept, the layer is recovered as a whole from
 its checkpoint, the input of its attention: `recompute attention` yields the input of `mlp`. Of a block either nothing is kept, or
-what is dear to recover (`lean`: the products; norms and elementwise results are recovered), or everything.
+what is expensive to recover (`lean`: the products; norms and elementwise results are recovered), or everything.
 
     %x.mlp.0.m0, %s.attention.0.m0.* = forward attention.0 m0 (%x.attention.0.m0, %w.attention.0)
   becomes, under `full`,

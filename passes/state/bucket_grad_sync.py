@@ -5,7 +5,7 @@ gives its last contribution, so that it waits for no straggler it does not need.
 buckets are formed within each micro-batch. Shards partition every block, never a bucket, so bucketing changes no bit.
 
 Small buckets start early; large ones pay the links' latencies less often. `bytes=auto` takes the smallest of a few sizes whose reductions the
-link gets done while the backward that gives them runs; where none is, the one that keeps the link busy for the shortest time.
+link finishes while the backward that makes them runs; if there is none, the one that keeps the link busy for the shortest time.
 `unit=stage` reduces in bulk: one collective of all of a stage's gradients, after the whole backward.
 """
 

@@ -113,7 +113,10 @@ def test_a_target_of_ones_own_sizes_the_workspace(tmp_path: Path) -> None:
         (None, "cannot be loaded: FileNotFoundError"),
         ("1 / 0", "cannot be loaded: ZeroDivisionError: division by zero"),
         (PASS.format(name="lifetime"), "the pass 'lifetime' of bad:Rename has the name of"),
-        ("from ratrain.passes.registry import PASSES\nPASSES.register('odd', 'json:dumps')", "'json:dumps' is not a pass"),
+        (
+            "from ratrain.passes.registry import PASSES\nPASSES.register('odd', 'json:dumps')",
+            "'json:dumps' is not a pass",
+        ),
         ("from ratrain.passes.registry import PASSES\nPASSES.register('odd', 'json:gone')", "cannot be loaded from"),
     ],
 )
