@@ -500,7 +500,7 @@ def test_a_position_file_is_small_and_made_new(tmp_path: Path) -> None:
 
 def test_a_position_or_report_that_never_ends_is_not_read(tmp_path: Path) -> None:
     position_path(tmp_path, 0).symlink_to("/dev/zero")
-    with pytest.raises(DiagnosticError, match=r"RT002.*no regular file"):
+    with pytest.raises(DiagnosticError, match=r"RT002.*not a regular file"):
         read_positions(str(tmp_path))
     for name in ("lost.json", "postmortem.txt"):
         (tmp_path / name).symlink_to("/dev/zero")
