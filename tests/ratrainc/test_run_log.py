@@ -67,7 +67,7 @@ def test_a_file_that_is_no_log_is_left_alone(tmp_path: Path, place: str, text: s
         logged(tmp_path / "before.jsonl", 1, place)
     path = tmp_path / "notes.txt"
     path.write_text(text, "utf-8")
-    with pytest.raises(DiagnosticError, match=r"RT002.*no line of a run's log"):
+    with pytest.raises(DiagnosticError, match=r"RT002.*not a line of a run's log"):
         logged(path, 1, place, resume=resume)
     assert path.read_text("utf-8") == text
 
