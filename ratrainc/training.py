@@ -86,7 +86,7 @@ def run_training(
                     telling(lambda: say_start(run))
                 should_stop = run.engine.agreed_stop(lambda: stop.signal)
                 run_steps(run, should_stop, open_log, telling, display)
-                stop.answer = "no step is to come: ending when all is written; Ctrl-C again stops at once"
+                stop.answer = "no step is left: ending when everything is written; Ctrl-C again stops at once"
                 saved = run.save()
                 stop_signal = should_stop()
                 run.engine.enter(RankPhase.ENDED, run.steps_done - 1)

@@ -110,7 +110,7 @@ _MOST_THREADS = 1 << 16
     "--check-memory",
     "settings_execution_check_memory",
     is_flag=True,
-    help="Hold every access against the plan's lives; stop at the first difference.",
+    help="Check every access against the planned lives of the tensors; stop at the first difference.",
 )
 @click.option(
     "--poison",
@@ -299,16 +299,16 @@ def _refuse_contradictions(settings: RunSettings, ranks: Ranks, threads: int | N
     if start.weights is not None and start.checkpoint is not None:
         raise click.UsageError("--init and --resume exclude each other: a checkpoint holds its weights")
     if start.new_data and start.checkpoint is None:
-        raise click.UsageError("--new-data is about going on from a checkpoint: --resume is missing")
+        raise click.UsageError("--new-data is for going on from a checkpoint: --resume is missing")
     interleaved = settings.execution.interleave_seed is not None
     if ranks.engine == "mpi" and interleaved:
-        raise click.UsageError("--interleave is of the local engine: over MPI the order is that of the machine")
+        raise click.UsageError("--interleave is for the local engine: over MPI the order is that of the machine")
     if saving.directory is None and saving.every is not None:
         raise click.UsageError("--save-every says when to save, --save DIR where: that is missing")
     if evaluation.every is None and (evaluation.path is not None or evaluation.batches is not None):
         raise click.UsageError("--eval-every says when to evaluate: it is missing")
     if ranks.engine == "local":
-        refuse_idle("is of processes: it goes with --engine mpi", "ranks_order", "ranks_reduction")
+        refuse_idle("is for processes: it goes with --engine mpi", "ranks_order", "ranks_reduction")
     if interleaved and threads is not None and threads > 1:
         raise click.UsageError("--interleave takes instructions one by one: it does not go with --threads above 1")
     if saving.every is None:
