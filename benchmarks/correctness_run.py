@@ -35,7 +35,7 @@ from ratrain import api
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
 from ratrain.ratrainc.job import Job, job_of
-from ratrain.ratrainc.run_choices import DataChoice
+from ratrain.ratrainc.run_choices import DataChoice, Ranks
 from ratrain.ratrainc.strategies import strategy
 from ratrain.ratrainc.training_data import open_data
 from ratrain.targets.runtime.checkpoint import save_checkpoint
@@ -223,8 +223,8 @@ def main(words: Sequence[str] | None = None) -> int:
     with (
         threadpool_limits(limits=1),
         tempfile.TemporaryDirectory(prefix="ratrain-") as temporary,
-        job_of(chosen.engine, "pp-first", chosen.reduction, as_json=False) as job,
-        job_of(chosen.engine, "pp-first", "ordered", as_json=False) as baseline_job,
+        job_of(Ranks(chosen.engine, reduction=chosen.reduction), as_json=False) as job,
+        job_of(Ranks(chosen.engine), as_json=False) as baseline_job,
     ):
         allowed = 0.0 if chosen.reduction == "ordered" else PAPER_DEVIATION / 100
         task = Task(

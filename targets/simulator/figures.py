@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
@@ -15,10 +15,10 @@ from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import Bandwidths, ResourceWork
 from ratrain.targets.machine.timing import TimedOp, op_work, timed_op
 from ratrain.targets.program.program import Instruction, Program
-from ratrain.targets.simulator.bubbles import Bubbles
 from ratrain.targets.simulator.timed_run import STEPS, UNLIMITED, simulate_work
 
 if TYPE_CHECKING:
+    from ratrain.targets.simulator.bubbles import Bubbles
     from ratrain.targets.simulator.timeline import Timeline
 
 
@@ -31,12 +31,12 @@ class StageFigures:
     peak_bytes: int
     arena_bytes: int
     index: int = field(eq=False, repr=False)
-    _bubbles: Callable[[], Bubbles] = field(eq=False, repr=False)
+    _exposed_tail_of: Callable[[int], float] = field(eq=False, repr=False)
 
     @property
     def exposed_tail_seconds(self) -> float:
         """Idle time of the compute engine that is charged to this stage's GradSync, UpdateShard, PrefetchW and barriers."""
-        return self._bubbles().exposed_tail_seconds(self.index)
+        return self._exposed_tail_of(self.index)
 
 
 @frozen
@@ -77,13 +77,27 @@ def simulated(
     plan = program.plan
     operations = model_flops_per_token(program.model, plan.seq_len) * plan.tokens_per_step
     stages = []
-    bubbles = cache(partial(Bubbles, timeline))  # walked when somebody asks
+    exposed_tail_of = _exposed_tails(timeline)
     for index, stage in enumerate(program.stages):
         busy = timeline.busy_seconds(index, Engine.COMPUTE)
-        stages.append(StageFigures(busy, seconds - busy, stage.peak_live_bytes, stage.arena_bytes, index, bubbles))
+        stages.append(
+            StageFigures(busy, seconds - busy, stage.peak_live_bytes, stage.arena_bytes, index, exposed_tail_of)
+        )
     mfu = operations / (seconds * machine["fp16_peak"] * plan.clusters) if seconds else 0.0
     tokens = plan.tokens_per_step / seconds if seconds else 0.0
     return Figures(seconds, timeline.makespan_seconds, tokens, mfu, tuple(stages)), timeline
+
+
+def _exposed_tails(timeline: Timeline) -> Callable[[int], float]:
+    """A stage's exposed tail by its index. Idle time is walked through when somebody asks: the walk is compiled."""
+
+    @cache
+    def bubbles() -> Bubbles:
+        from ratrain.targets.simulator.bubbles import Bubbles
+
+        return Bubbles(timeline)
+
+    return lambda stage: bubbles().exposed_tail_seconds(stage)
 
 
 @define

@@ -60,7 +60,7 @@ def test_workers_of_a_search_say_it_once(tmp_path: Path) -> None:
 
 def test_kernels_and_loops_import_and_agree_without_a_cache(tmp_path: Path) -> None:
     """Every module that has compiled functions; one kernel and one loop are run."""
-    script = HOMELESS.replace("from ratrainc.cli import main\nsys.exit(main(sys.argv[1:]))\n", "")
+    script = HOMELESS.replace("from ratrain.ratrainc.cli import main\nsys.exit(main(sys.argv[1:]))\n", "")
     script += """
 import warnings
 with warnings.catch_warnings(record=True) as said:
