@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from ratrain.ratrain_ir.messages import DIRECTIONS
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.types import StateKind
 from ratrain.ratrainc.cli import main
@@ -48,8 +49,8 @@ class FaultyEngine(MpiEngine):
 
     is_faulty = False
 
-    def _begin(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
-        super()._begin(rank, engine, instruction)
+    def begin(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
+        super().begin(rank, engine, instruction)
         here = (rank.stage_index, rank.replica) == (FAULT.stage, FAULT.replica)
         index = rank.completed[engine] % len(rank.stage.streams[engine])
         self.is_faulty = here and (self.step, engine.value, index) == (FAULT.step, FAULT.engine, FAULT.index)
@@ -67,7 +68,7 @@ class FaultyEngine(MpiEngine):
             while True:
                 time.sleep(1)
 
-    def _complete(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
+    def complete(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
         if self.is_slow and engine is Engine.COMPUTE:
             pause = (FAULT.factor - 1) * (time.perf_counter() - self.begun)
             time.sleep(pause)
@@ -76,17 +77,22 @@ class FaultyEngine(MpiEngine):
             for operand in instruction.operands:
                 if rank.stage.tensors[operand.tensor].kind is StateKind.GRAD:
                     rank.views[operand.tensor].reshape(-1)[0] = float("nan")
-        super()._complete(rank, engine, instruction)
+        super().complete(rank, engine, instruction)
 
-    def _message(self, instruction: Instruction) -> Phases:
-        kind = FAULT.kind if self.is_faulty else ""
-        if kind == "lose":
+    def phases(self, instruction: Instruction) -> Phases | None:
+        phases = super().phases(instruction)
+        is_message = DIRECTIONS[instruction.keyword] is not None
+        return self.disturbed(phases) if self.is_faulty and is_message and phases is not None else phases
+
+    def disturbed(self, message: Phases) -> Phases:
+        """A message that is lost or delayed."""
+        if FAULT.kind == "lose":
             return
-        if kind == "delay":
+        if FAULT.kind == "delay":
             end = time.time() + FAULT.seconds
             while time.time() < end:
                 yield [self.communicators.pipeline.Isend(b"", self.communicators.pipeline.rank, 99), _received(self)]
-        yield from super()._message(instruction)
+        yield from message
 
 
 def _received(engine: FaultyEngine) -> Any:

@@ -412,6 +412,12 @@ InputGradientOp = Backward | BackwardInput
 WeightGradientOp = Backward | BackwardWeight
 """What contributes to the gradient of a block's parameters."""
 
+MESSAGE_OPS: tuple[type[Op], ...] = (Send, Recv)
+"""What one rank does with a partner on another stage."""
+
+LONE_OPS: tuple[type[Op], ...] = (LoadInput, *BLOCK_OPS, Update, ScaleUpdate)
+"""What one rank does by itself. Named one by one: a new kind of op is not among them unless somebody says so."""
+
 OP_CLASSES: dict[str, type[Op]] = {
     cls.keyword: cls
     for cls in (
@@ -434,8 +440,7 @@ OP_CLASSES: dict[str, type[Op]] = {
 }
 
 COLLECTIVE_OPS = tuple(cls for cls in OP_CLASSES.values() if cls.default_engine is Engine.COLLECTIVE)
-LONE_OPS = tuple(cls for cls in OP_CLASSES.values() if cls not in COLLECTIVE_OPS)
-"""What one rank does, with a partner at most."""
+"""What the members of a group do together."""
 
 _BASE_FIELDS = {a.name for a in attrs.fields(Op)}
 

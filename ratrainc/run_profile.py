@@ -90,8 +90,8 @@ def _meeting(span: RunSpan) -> str | None:
     The k-th of each rank meet one another.
     """
     instruction, stage, replica = span.instruction, span.stage, span.replica
-    if instruction.peer is not None:
-        ends = (stage, instruction.peer) if instruction.keyword == "send" else (instruction.peer, stage)
+    ends = instruction.ends(stage)
+    if ends is not None:
         return f"{instruction.variant} from stage @{ends[0]} to @{ends[1]} of replica {replica}"
     where = {"replicas": f" of stage @{stage}", "ends": f" of replica {replica}"}.get(instruction.group, "")
     return f"{instruction.title_without_blocks}{where}" if instruction.group else None

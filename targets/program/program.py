@@ -13,6 +13,7 @@ from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.messages import DIRECTIONS, Direction
 from ratrain.ratrain_ir.module import TargetInfo
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrain_ir.topology import Topology, topology_of
@@ -94,6 +95,13 @@ class Instruction:
     def title_without_micro_batch(self) -> str:
         """The title, equal for all micro-batches."""
         return self._title(with_micro_batch=False)
+
+    def ends(self, stage: int) -> tuple[int, int] | None:
+        """The stages that a message of `stage` leaves and reaches; None of what is no message, or has no peer."""
+        direction = DIRECTIONS[self.keyword]
+        if direction is None or self.peer is None:
+            return None
+        return (stage, self.peer) if direction is Direction.OUT else (self.peer, stage)
 
     def _title(self, *, with_micro_batch: bool) -> str:
         parts = [self.keyword]

@@ -45,7 +45,7 @@ from ratrain.targets.runtime.tokenizer import TOKENIZER_FILE
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.targets.runtime.local import LocalEngine
+    from ratrain.targets.runtime.engine import ProgramEngine
     from ratrain.targets.runtime.locks import Lock
     from ratrain.targets.runtime.processes import Processes
     from ratrain.targets.runtime.weights import WeightSource
@@ -136,7 +136,7 @@ class CheckpointSeries:
     def save(
         self,
         processes: Processes,
-        engine: LocalEngine,
+        engine: ProgramEngine,
         step: int,
         run: dict[str, Any],
         tokenizer: Mapping[str, bytes] | None = None,

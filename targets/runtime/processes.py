@@ -13,6 +13,7 @@ from ratrain.targets.runtime.threaded import ThreadedEngine
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.data import Batches
+    from ratrain.targets.runtime.engine import ProgramEngine
     from ratrain.targets.runtime.kernels import KernelSet
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ class Processes:
 
     def make_engine(
         self, program: Program, kernels: KernelSet, batches: Batches, interleave_seed: int | None, threads: int
-    ) -> LocalEngine:
+    ) -> ProgramEngine:
         """The engine of this process's ranks: side by side where there are threads for it and no order is prescribed."""
         if threads > 1 and interleave_seed is None:
             return ThreadedEngine(program, kernels, batches)

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.targets.program.live_bytes import live_bytes
-from ratrain.targets.runtime.local import LocalEngine
+from ratrain.targets.runtime.engine import ProgramEngine
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -29,7 +29,7 @@ class ProgressSource(Protocol):
 class LocalProgress:
     """The first replica of every stage in this process. Counters are copied while they change: each is whole by itself."""
 
-    engine: LocalEngine
+    engine: ProgramEngine
 
     def completed(self) -> dict[int, Completed]:
         """See `ProgressSource`."""

@@ -15,7 +15,7 @@ from ratrain.targets.runtime.optimizer import GROWTH_INTERVAL, LossScale
 from ratrain.targets.runtime.weights import WeightSource, block_elements, flat_master
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.local import LocalEngine
+    from ratrain.targets.runtime.engine import ProgramEngine
     from ratrain.targets.runtime.rank import Rank
 
 Flat = NDArray[np.float32]
@@ -24,7 +24,7 @@ _LEAST_SCALE = 2.0**-32
 _STATE_TENSORS = ("p", "m1", "m2")
 
 
-def start_from_weights(engine: LocalEngine, source: WeightSource) -> None:
+def start_from_weights(engine: ProgramEngine, source: WeightSource) -> None:
     """Fill the carried tensors for a first step: masters from a source, views rounded from them, moments zero."""
     program = engine.program
     for unit, ranks in _owners(engine):
@@ -37,7 +37,7 @@ def start_from_weights(engine: LocalEngine, source: WeightSource) -> None:
             _start_scale(rank, program.plan.loss_scale)
 
 
-def start_from_state(engine: LocalEngine, state: TrainingState, *, keep_scale: bool = True) -> None:
+def start_from_state(engine: ProgramEngine, state: TrainingState, *, keep_scale: bool = True) -> None:
     """Fill the carried tensors from a checkpoint, which may come from another plan; go on at its step.
 
     With `keep_scale` a dynamic loss scale goes on too, else it starts anew; a fixed one is always the plan's. Raises `DiagnosticError` RT092 where its loss scale cannot be one.
@@ -60,12 +60,12 @@ def start_from_state(engine: LocalEngine, state: TrainingState, *, keep_scale: b
     engine.first_step = state.step
 
 
-def training_state(engine: LocalEngine, step: int) -> TrainingState:
+def training_state(engine: ProgramEngine, step: int) -> TrainingState:
     """What a checkpoint keeps after `step` steps; blocks are copied out when they are asked for."""
     return TrainingState(step, _Blocks(engine), engine.loss_scale)
 
 
-def master_weights(engine: LocalEngine) -> Iterator[tuple[Block, Flat]]:
+def master_weights(engine: ProgramEngine) -> Iterator[tuple[Block, Flat]]:
     """Every block's whole master weights."""
     for unit, ranks in _owners(engine):
         yield unit, _gathered(engine, ranks, unit, "p")
@@ -74,7 +74,7 @@ def master_weights(engine: LocalEngine) -> Iterator[tuple[Block, Flat]]:
 class _Blocks(Mapping[Block, BlockState]):
     """Block states fetched one at a time, so that saving never holds all of them."""
 
-    def __init__(self, engine: LocalEngine) -> None:
+    def __init__(self, engine: ProgramEngine) -> None:
         self.engine = engine
         self.ranks = dict(_owners(engine))
 
@@ -90,7 +90,7 @@ class _Blocks(Mapping[Block, BlockState]):
         return len(self.ranks)
 
 
-def _owners(engine: LocalEngine) -> Iterator[tuple[Block, list[Rank]]]:
+def _owners(engine: ProgramEngine) -> Iterator[tuple[Block, list[Rank]]]:
     """Each block with the ranks of this process that hold it, if any do."""
     program = engine.program
     for index, ranks in enumerate(engine.ranks):
@@ -98,7 +98,7 @@ def _owners(engine: LocalEngine) -> Iterator[tuple[Block, list[Rank]]]:
             yield unit, ranks
 
 
-def _fill(engine: LocalEngine, rank: Rank, unit: Block, flats: tuple[Flat, Flat, Flat], *, updates: int) -> None:
+def _fill(engine: ProgramEngine, rank: Rank, unit: Block, flats: tuple[Flat, Flat, Flat], *, updates: int) -> None:
     owner = str(unit)
     shard = engine.program.topology.shard_range(unit, rank.replica)
     for name, flat in zip(_STATE_TENSORS, flats, strict=True):
@@ -114,7 +114,7 @@ def _start_scale(rank: Rank, fixed: float | None) -> None:
         LossScale(rank.views[number]).start(fixed)
 
 
-def _gathered(engine: LocalEngine, ranks: list[Rank], unit: Block, name: str) -> Flat:
+def _gathered(engine: ProgramEngine, ranks: list[Rank], unit: Block, name: str) -> Flat:
     program = engine.program
     parts = [rank.carried(name, str(unit)) for rank in (ranks if is_sharded(program.plan) else ranks[:1])]
     return np.concatenate(parts)[: block_elements(program.model, unit)]

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.collectives import Member
     from ratrain.targets.runtime.data import Batches
+    from ratrain.targets.runtime.engine import Head
     from ratrain.targets.runtime.kernels import KernelSet
-    from ratrain.targets.runtime.local import Head
     from ratrain.targets.runtime.rank import Rank
 
 
@@ -87,10 +87,10 @@ class ThreadedEngine(LocalEngine):
         """Bytes of all scratch of the process."""
         return self.scratch.capacity + sum(scratch.capacity for scratch in self._scratches.values())
 
-    def _run_until(self, limit: int) -> None:
-        """Run until every engine has completed its streams `limit` times."""
+    def run_until(self, limit: int) -> None:
+        """Run until every engine has completed its stream `limit` times."""
         self._progress = progress = _Progress()
-        heads = [head for head in self.heads if self._has_work(head, limit)]
+        heads = [head for head in self.heads if head.has_work(limit)]
         progress.working = len(heads)
         threads = [Thread(target=self._serve, args=(head, limit), name="engine", daemon=True) for head in heads]
         for thread in threads:
@@ -109,7 +109,7 @@ class ThreadedEngine(LocalEngine):
         try:
             with np.errstate(all="ignore"):  # as in `run_step`: each thread has its own
                 while members := self._claim(head, limit):
-                    self._execute(members, self._step_of(head))
+                    self.execute(members, self.step_of(head))
                     self._end(head.engine, members)
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
             self._fail(error)
@@ -118,28 +118,28 @@ class ThreadedEngine(LocalEngine):
         """Wait until the head's instruction is ready, and begin it; nothing when the stream has ended, or the step failed."""
         progress, key = self._progress, _key(head.rank, head.engine)
         with progress.lock:
-            while progress.failure is None and self._has_work(head, limit):
-                members = [] if key in progress.busy else self._ready(head, limit)
+            while progress.failure is None and head.has_work(limit):
+                members = [] if key in progress.busy else self.ready(head, limit)
                 if members:
                     for rank, instruction in members:
-                        self._begin(rank, head.engine, instruction)
+                        self.begin(rank, head.engine, instruction)
                     progress.busy |= {_key(rank, head.engine) for rank, _ in members}
                     return members
                 progress.stuck.add(key)
                 if progress.is_stuck:
-                    self._hang(limit)
+                    self.fail_as_hanging()
                 progress.changed[key[:2]].wait()
             progress.working -= 1
             progress.stuck.discard(key)
             if progress.failure is None and progress.working and progress.is_stuck:
-                self._hang(limit)
+                self.fail_as_hanging()
             return []
 
     def _end(self, engine: Engine, members: list[Member]) -> None:
         progress = self._progress
         with progress.lock:
             for rank, instruction in members:
-                self._complete(rank, engine, instruction)
+                self.complete(rank, engine, instruction)
             progress.busy -= {_key(rank, engine) for rank, _ in members}
             for concerned in self._concerned(members):
                 progress.stuck -= {key for key in progress.stuck if key[:2] == concerned}
@@ -150,8 +150,9 @@ class ThreadedEngine(LocalEngine):
         """The ranks on which something may have become ready: those of the instruction, and where a message went to."""
         ranks = {(rank.stage_index, rank.replica) for rank, _ in members}
         rank, instruction = members[0]
-        if instruction.keyword == "send" and instruction.peer is not None:
-            ranks.add((instruction.peer, rank.replica))
+        ends = instruction.ends(rank.stage_index)
+        if ends is not None:
+            ranks.add((ends[1], rank.replica))
         return ranks
 
     def _fail(self, error: BaseException) -> None:

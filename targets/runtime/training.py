@@ -24,8 +24,8 @@ from ratrain.targets.runtime.checkpoint_series import (
     CheckpointSeries,
 )
 from ratrain.targets.runtime.data import TokenStream
+from ratrain.targets.runtime.engine import ProgramEngine, StepReport
 from ratrain.targets.runtime.evaluation import HeldOut
-from ratrain.targets.runtime.local import LocalEngine, StepReport
 from ratrain.targets.runtime.manifest import run_manifest
 from ratrain.targets.runtime.positions import RankPhase, RunFolder
 from ratrain.targets.runtime.processes import Processes
@@ -101,7 +101,7 @@ class TrainingRun:
 
     program: Program
     settings: RunSettings
-    engine: LocalEngine
+    engine: ProgramEngine
     stream: TokenStream
     first_step: int
     warnings: list[Diagnostic]

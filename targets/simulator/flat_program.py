@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ratrain.ratrain_ir.messages import DIRECTIONS, Direction
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Group, Payload
 
 if TYPE_CHECKING:
@@ -126,13 +127,13 @@ def _channels(
     numbers: dict[Hop, int] = {}
     sends: list[list[int]] = []
     recvs: list[list[int]] = []
+    directions = dict(DIRECTIONS)
     for op, item in enumerate(items):
-        if item.keyword not in {"send", "recv"}:
+        direction = directions[item.keyword]
+        if direction is None:
             continue
-        own, peer, outwards = streams[op] // STREAMS, item.peer, item.keyword == "send"
-        payload = _PAYLOADS.get(item.variant)
-        source, target = (own, peer) if outwards else (peer, own)
-        key = None if payload is None else topology.hop(source, target, payload)
+        ends, payload = item.ends(streams[op] // STREAMS), _PAYLOADS.get(item.variant)
+        key = None if ends is None or payload is None else topology.hop(*ends, payload)
         if key is None:
             ops["mode"][op] = NEVER
             continue
@@ -140,6 +141,7 @@ def _channels(
         if number == len(sends):
             sends.append([])
             recvs.append([])
+        outwards = direction is Direction.OUT
         mine = sends[number] if outwards else recvs[number]
         ops["mode"][op], ops["channel"][op], ops["place"][op] = SEND if outwards else RECV, number, len(mine)
         mine.append(op)

@@ -7,7 +7,6 @@ given to `importlib.import_module` and `__import__`.
 from __future__ import annotations
 
 import ast
-import os
 import tomllib
 from collections.abc import Container, Iterator
 from importlib.util import resolve_name
@@ -16,8 +15,9 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
+from tests.project.package_modules import SOURCE, all_modules
+
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "src"
 LAYERS = ("grammar", "ratrain_ir", "passes", "targets", "ratrainc")  # each may import itself and those before it
 FORBIDDEN = tuple(  # the MT-3000 is one target of several: what all share knows it by name alone
     (f"ratrain.targets.{name}", "ratrain.targets.mt3000")
@@ -79,20 +79,10 @@ def violations(source: str, module: str, *, is_package: bool = False) -> list[st
     return found
 
 
-def _modules() -> Iterator[tuple[Path, str]]:
-    """Every module of the package with its name; links are followed."""
-    for folder, _, files in os.walk(SOURCE / "ratrain", followlinks=True):
-        for name in sorted(files):
-            path = Path(folder) / name
-            parts = path.relative_to(SOURCE).with_suffix("").parts
-            if path.suffix == ".py" and parts != ("ratrain", "__init__"):
-                yield path, ".".join(parts[:-1] if path.stem == "__init__" else parts)
-
-
 def test_imports_run_one_way() -> None:
     seen = dict.fromkeys(LAYERS, 0)
     found: list[str] = []
-    for path, module in _modules():
+    for path, module in all_modules():
         seen[LAYERS[_layer(module)]] += 1
         found += violations(path.read_text(encoding="utf-8"), module, is_package=path.stem == "__init__")
     assert all(seen.values()), f"a package has no modules: {seen}"
@@ -101,7 +91,7 @@ def test_imports_run_one_way() -> None:
 
 def test_no_modules_need_each_other() -> None:
     """Not even for their types: a circle of modules can only be read as one."""
-    modules = {module: path for path, module in _modules()}
+    modules = {module: path for path, module in all_modules()}
     needs = nx.DiGraph()
     for module, path in modules.items():
         package = module if path.stem == "__init__" else module.rpartition(".")[0]

@@ -8,21 +8,23 @@ from typing import final
 import pytest
 from attrs import define
 
-from ratrain.ratrain_ir.ops import OP_CLASSES, Engine, Forward, Op, Release
+from ratrain.ratrain_ir.ops import COLLECTIVE_OPS, LONE_OPS, MESSAGE_OPS, OP_CLASSES, Engine, Forward, Op, Release
 from ratrain.ratrain_ir.per_op import TABLES, PerOp
 
 OWNERS = {
+    "direction as a message": "ratrain.ratrain_ir.messages",
     "signature": "ratrain.ratrain_ir.signatures",
     "meaning in the symbolic run": "ratrain.ratrain_ir.verifier.dataflow",
     "work on the machine": "ratrain.targets.machine.timing",
     "cause of waiting": "ratrain.targets.simulator.bubbles",
-    "execution by one rank": "ratrain.targets.runtime.local",
-    "execution by the members of a group": "ratrain.targets.runtime.local",
+    "execution by one rank alone": "ratrain.targets.runtime.engine",
+    "execution in one process": "ratrain.targets.runtime.local",
     "part in evaluation": "ratrain.targets.runtime.evaluation",
+    "execution over MPI": "ratrain.targets.runtime.mpi.engine",
     "phases over MPI": "ratrain.targets.runtime.mpi.collectives",
 }
 """What each layer knows of an op, and where."""
-NEEDS_MPI = {"phases over MPI"}
+NEEDS_MPI = {"execution over MPI", "phases over MPI"}
 
 
 @final
@@ -49,11 +51,18 @@ def test_a_new_op_is_missed_by_name_in_every_layer() -> None:
         assert found[what].missing([*OP_CLASSES.values(), Compress]) == [f"'compress' has no {what}"]
 
 
-def test_the_phases_over_mpi_are_complete() -> None:
+@pytest.mark.parametrize("what", sorted(NEEDS_MPI))
+def test_the_tables_of_mpi_are_complete(what: str) -> None:
     pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
-    import_module(OWNERS["phases over MPI"])
-    (table,) = [table for table in TABLES if table.what == "phases over MPI"]
-    assert table.missing([*OP_CLASSES.values(), Compress]) == ["'compress' has no phases over MPI"]
+    import_module(OWNERS[what])
+    (table,) = [table for table in TABLES if table.what == what]
+    assert table.missing([*OP_CLASSES.values(), Compress]) == [f"'compress' has no {what}"]
+
+
+def test_what_a_rank_does_by_itself_is_said_of_each_op() -> None:
+    """No kind of op is taken for one that needs no partner because nobody thought of it."""
+    assert len({*LONE_OPS, *MESSAGE_OPS, *COLLECTIVE_OPS, Release}) == len(OP_CLASSES)
+    assert len((*LONE_OPS, *MESSAGE_OPS, *COLLECTIVE_OPS, Release)) == len(OP_CLASSES)
 
 
 def test_a_table_that_forgets_an_op_cannot_be_made() -> None:

@@ -18,8 +18,8 @@ from ratrain.ratrainc.commands import compare
 from ratrain.ratrainc.examples import example_path
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
+from ratrain.targets.runtime.engine import scratch_bytes
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.local import scratch_bytes
 
 MODEL, PLAN = str(example_path("tiny.json")), str(example_path("tiny.toml"))
 SOURCES = ("--model", MODEL, "--plan", PLAN)

@@ -18,11 +18,14 @@ from attrs import define
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.ratrain_ir.topology import Rank as MeshRank
 from ratrain.ratrain_ir.types import Dtype, StateKind
 from ratrain.targets.program.program import Instruction
-from ratrain.targets.runtime.local import Head, LocalEngine, StepReport
+from ratrain.targets.runtime.engine import Head, ProgramEngine, StepTotals
 from ratrain.targets.runtime.mpi.collectives import GroupCollectives, Phases, whole_bytes
 from ratrain.targets.runtime.mpi.communicators import Patience, finish
 from ratrain.targets.runtime.mpi.stragglers import Stragglers
@@ -57,7 +60,7 @@ class _UnderWay:
         return False
 
 
-class MpiEngine(LocalEngine):
+class MpiEngine(ProgramEngine):
     """Runs this process's rank of a program; the other ranks are reached through the communicators."""
 
     concurrency = "mpi"
@@ -73,23 +76,18 @@ class MpiEngine(LocalEngine):
     ) -> None:
         self.communicators = communicators
         self.reduction = reduction
-        super().__init__(program, kernels, batches)
+        place = MeshRank(communicators.stage, communicators.replica)
+        super().__init__(program, kernels, batches, [place])
         (self.rank,) = self.ranks[communicators.stage]
         self.collectives = GroupCollectives(self.rank, communicators, kernels, self.scratch, reduction)
         self.heads.sort(key=lambda head: _VISITED.index(head.engine))
         self.under_way: dict[Engine, _UnderWay] = {}
-        self.peak_transport_bytes = self.collectives.staging.capacity
         self.stop_asked: Callable[[], int] = lambda: 0
         self.stop_agreed = 0
         """The signal that asked any process to end before its last step ended, or 0: the same on all ranks."""
         self.stragglers = Stragglers()
         self.compute_seconds = 0.0
         """Of this rank in its last step."""
-
-    def places(self, program: Program) -> frozenset[tuple[int, int]]:
-        """(stage, replica) of the one rank of this process."""
-        del program
-        return frozenset({(self.communicators.stage, self.communicators.replica)})
 
     def scratch_needed(self) -> int:
         """Also what float32 copies of gradients need, where MPI sums them."""
@@ -109,15 +107,21 @@ class MpiEngine(LocalEngine):
         library = MPI.Get_library_version().split("\n")[0].strip().replace("Version:", "").split()
         return f"{self.program.plan.clusters} ranks over MPI ({' '.join(library[:2])}), this one"
 
+    @property
+    def peak_transport_bytes(self) -> int:
+        """Bytes in which parts of other ranks' gradients arrive."""
+        return self.collectives.staging.capacity
+
     def agreed_stop(self, asked: Callable[[], int]) -> Callable[[], int]:
         """What all ranks ask between steps, given the signal that asks this process to end: they end after the same step."""
         self.stop_asked = asked
         return lambda: self.stop_agreed
 
-    def _run_until(self, limit: int) -> None:
+    def run_until(self, limit: int) -> None:
+        """Run until every engine of this process's rank has completed its stream `limit` times."""
         self.compute_seconds = 0.0
         patience = Patience()
-        while any(self._has_work(head, limit) for head in self.heads):
+        while any(head.has_work(limit) for head in self.heads):
             moved = False
             for head in self.heads:
                 moved |= self._advance(head, limit)
@@ -135,55 +139,60 @@ class MpiEngine(LocalEngine):
             if not under_way.is_complete():
                 return False
             del self.under_way[head.engine]
-            self._complete(self.rank, head.engine, under_way.instruction)
+            self.complete(self.rank, head.engine, under_way.instruction)
             return True
-        if not self._has_work(head, limit):
+        if not head.has_work(limit):
             return False
-        found = self.rank.head(head.engine)
-        assert found is not None
-        instruction, step = found
+        instruction, step = head.next_instruction()
         if not self.rank.is_ready(instruction, step):
             return False
-        self._begin(self.rank, head.engine, instruction)
-        if not self._is_executed(instruction):
-            self._complete(self.rank, head.engine, instruction)
+        self.begin(self.rank, head.engine, instruction)
+        if not self.is_executed(instruction):
+            self.complete(self.rank, head.engine, instruction)
             return True
-        phases = self._phases(instruction)
+        phases = self.phases(instruction)
         if phases is not None:
             self.under_way[head.engine] = _UnderWay(instruction, phases)
             self._advance(head, limit)  # posts its first requests
             return True
         start = time.perf_counter()
-        self._run_alone(self.rank, instruction, step + self.first_step)
+        self.run_alone(self.rank, instruction, step + self.first_step)
         if head.engine is Engine.COMPUTE:
             self.compute_seconds += time.perf_counter() - start
-        self._complete(self.rank, head.engine, instruction)
+        self.complete(self.rank, head.engine, instruction)
         return True
 
-    def _phases(self, instruction: Instruction) -> Phases | None:
+    def phases(self, instruction: Instruction) -> Phases | None:
         """The requests of an instruction that communicates; None for others."""
-        if instruction.group:
-            return self.collectives.start(instruction)
-        if instruction.keyword in ("send", "recv"):
-            return self._message(instruction)
-        return None
+        start = _PHASES[instruction.keyword]
+        return None if start is None else start(self, instruction)
 
-    def _message(self, instruction: Instruction) -> Phases:
-        assert instruction.peer is not None
-        hop = self._hop(self.rank, instruction)
+    def send(self, instruction: Instruction) -> Phases:
+        """Send a message from the arena."""
+        return self._message(instruction, self.communicators.pipeline.Isend)
+
+    def receive(self, instruction: Instruction) -> Phases:
+        """Receive a message into the arena."""
+        return self._message(instruction, self.communicators.pipeline.Irecv)
+
+    def _message(self, instruction: Instruction, post: Callable[..., MPI.Request]) -> Phases:
+        hop = self.hop(self.rank, instruction)
         data = whole_bytes(self.rank.by_role(instruction)["data"])
-        post = self.communicators.pipeline.Isend if instruction.keyword == "send" else self.communicators.pipeline.Irecv
         yield [post(data, instruction.peer, self.program.topology.channel_numbers[hop.channel])]
 
+    def meet(self, instruction: Instruction) -> Phases:
+        """Take part in a collective."""
+        return self.collectives.start(instruction)
+
     def _hang(self, limit: int) -> None:
-        heads = [head for head in self.heads if self._has_work(head, limit)]
-        titles = [found[0].title for head in heads if (found := self.rank.head(head.engine)) is not None]
+        heads = [head for head in self.heads if head.has_work(limit)]
+        titles = [head.next_instruction()[0].title for head in heads]
         fail(
             "RT093",
             f"{self.rank.name} waits for itself, before {', '.join(map(repr, titles))}: the program is at fault",
         )
 
-    def _report(self, step: int) -> StepReport:
+    def step_totals(self, step: int) -> StepTotals:
         """What all ranks did in a step; the exchange is the only point where all of them meet without the program's asking."""
         plan, place = self.program.plan, (self.communicators.stage, self.communicators.replica)
         squares = self.updater.squares_of(*place)
@@ -193,14 +202,15 @@ class MpiEngine(LocalEngine):
         for warning in self.stragglers.look(step, seconds.reshape(plan.pp, plan.dp)):
             if self.communicators.world.rank == 0:
                 self.tell(warning)
-        tokens, norm = plan.tokens_per_step, self.collectives.norm
+        norm = self.collectives.norm
         if norm is None:
             norm = sqrt(sum(all_squares.tolist()))
-        return StepReport(step, float(losses[-1]) / tokens, tokens, self.loss_scale[0], int(skipped.sum()), norm)
+        return StepTotals(float(losses[-1]), int(skipped.sum()), norm)
 
-    def _evaluated_loss(self, step: int) -> float:
+    def evaluated_loss(self, step: int) -> float:
+        """The loss of the pass that ended last, from the ranks of the last stage."""
         del step
-        return float(self._of_all_ranks([self._own_loss()])[0][-1]) / self.program.plan.tokens_per_step
+        return float(self._of_all_ranks([self._own_loss()])[0][-1])
 
     def _own_loss(self) -> float:
         """The last step's loss over all its tokens on ranks of the last stage; 0 on others."""
@@ -211,3 +221,16 @@ class MpiEngine(LocalEngine):
         everyone = np.empty((self.program.plan.clusters, len(values)))
         finish(self.communicators.world.Iallgather(np.array(values, np.float64), everyone))
         return everyone.T
+
+
+_PHASES: PerOp[Callable[[MpiEngine, Instruction], Phases] | None] = PerOp(
+    "execution over MPI",
+    {
+        **dict.fromkeys(ops.LONE_OPS, None),
+        ops.Send: MpiEngine.send,
+        ops.Recv: MpiEngine.receive,
+        **dict.fromkeys(ops.COLLECTIVE_OPS, MpiEngine.meet),
+    },
+    never=(ops.Release,),
+)
+"""How an instruction communicates; None of those that a rank runs alone."""

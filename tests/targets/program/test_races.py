@@ -53,7 +53,7 @@ def test_fifty_interleavings_train_the_same_bits() -> None:
         run = start(program, 2, interleave_seed=seed)
         engine = run.engine
         seen: list[tuple[str, str]] = []
-        engine._complete = lambda rank, on, item, seen=seen, done=engine._complete: (
+        engine.complete = lambda rank, on, item, seen=seen, done=engine.complete: (
             seen.append((rank.name, item.title)),
             done(rank, on, item),
         )

@@ -31,12 +31,12 @@ class Recorded(MpiEngine):
         self.events: list[tuple[str, str, str]] = []
         super().__init__(*words, **named)
 
-    def _begin(self, rank: Any, engine: Any, instruction: Any) -> None:
+    def begin(self, rank: Any, engine: Any, instruction: Any) -> None:
         self.events.append((instruction.keyword, instruction.title, "begin"))
-        super()._begin(rank, engine, instruction)
+        super().begin(rank, engine, instruction)
 
-    def _complete(self, rank: Any, engine: Any, instruction: Any) -> None:
-        super()._complete(rank, engine, instruction)
+    def complete(self, rank: Any, engine: Any, instruction: Any) -> None:
+        super().complete(rank, engine, instruction)
         self.events.append((instruction.keyword, instruction.title, "end"))
 
 

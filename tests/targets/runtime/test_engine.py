@@ -71,13 +71,13 @@ def test_interleaving_runs_instructions_in_another_order(monkeypatch: pytest.Mon
     for seed in (None, 1, 2):
         seen: list[str] = []
         run = start(program, 1, interleave_seed=seed)
-        alone = run.engine._run_alone
+        execute = run.engine.execute
         monkeypatch.setattr(
             run.engine,
-            "_run_alone",
-            lambda rank, instruction, step, seen=seen, alone=alone: (
-                seen.append(f"{rank.name} {instruction.title}"),
-                alone(rank, instruction, step),
+            "execute",
+            lambda members, step, seen=seen, execute=execute: (
+                seen.extend(f"{rank.name} {instruction.title}" for rank, instruction in members),
+                execute(members, step),
             ),
         )
         list(run.steps())
@@ -352,7 +352,7 @@ def test_a_step_allocates_nothing_of_the_size_of_a_tensor() -> None:
             assert after - before < largest / 10
     finally:
         tracemalloc.stop()
-    assert engine.transport_bytes == 0
+    assert engine.channels.nbytes == 0
 
 
 def test_a_program_larger_than_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,14 +166,15 @@ def test_a_circle_of_waits_is_the_programs_fault() -> None:
 def test_a_message_that_was_sent_and_did_not_arrive_is_named() -> None:
     program = PROGRAMS["2x2"]
     engine = start(program, 1).engine
-    original = engine._run_alone
+    original = engine.execute
 
-    def run_alone(rank: Any, instruction: Any, step: int) -> None:
+    def execute(members: Any, step: int) -> None:
+        rank, instruction = members[0]
         if instruction.keyword == "recv" and (rank.stage_index, rank.replica) == (1, 1):
             raise TimeoutError  # the first message stays on its way for ever
-        original(rank, instruction, step)
+        original(members, step)
 
-    engine._run_alone = run_alone  # type: ignore[method-assign]
+    engine.execute = execute  # type: ignore[method-assign]
     original_round = engine._try_run
 
     def try_run(head: Any, limit: int) -> bool:

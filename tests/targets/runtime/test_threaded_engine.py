@@ -41,7 +41,7 @@ def test_ranks_compute_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None
     """The first forward ops of both replicas wait for each other: one after the other, neither would end."""
     run = start(make_program(pp=1), 1, threads=2)
     both = threading.Barrier(2, timeout=20)
-    execute = run.engine._execute
+    execute = run.engine.execute
     met: set[int] = set()
 
     def meet_once(members: Any, step: int) -> None:
@@ -51,7 +51,7 @@ def test_ranks_compute_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None
             both.wait()
         execute(members, step)
 
-    monkeypatch.setattr(run.engine, "_execute", meet_once)
+    monkeypatch.setattr(run.engine, "execute", meet_once)
     list(run.steps())
     assert met == {0, 1}
 
@@ -66,7 +66,7 @@ def test_a_collective_runs_beside_compute(monkeypatch: pytest.MonkeyPatch) -> No
     machine = evolve(machine, constants=machine.constants | slow)
     plan = make_plan(zero=2, reduce="each-micro-batch")
     run = start(api.emit(api.compile(MODEL, plan, machine=machine), machine=machine), 1, threads=2)
-    execute = run.engine._execute
+    execute = run.engine.execute
     computed, reducing, seen = threading.Event(), threading.Event(), threading.Lock()
     beside: list[bool] = []
 
@@ -80,21 +80,21 @@ def test_a_collective_runs_beside_compute(monkeypatch: pytest.MonkeyPatch) -> No
         if instruction.routine is not None and reducing.is_set():
             computed.set()
 
-    monkeypatch.setattr(run.engine, "_execute", watch)
+    monkeypatch.setattr(run.engine, "execute", watch)
     list(run.steps())
     assert beside == [True]
 
 
 def test_what_an_engine_raises_ends_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     run = start(make_program(), 1, threads=2)
-    execute = run.engine._execute
+    execute = run.engine.execute
 
     def break_down(members: Any, step: int) -> None:
         if members[0][1].keyword == "update":
             raise ArithmeticError("broken")
         execute(members, step)
 
-    monkeypatch.setattr(run.engine, "_execute", break_down)
+    monkeypatch.setattr(run.engine, "execute", break_down)
     with pytest.raises(ArithmeticError, match="broken"):
         list(run.steps())
 

@@ -1,0 +1,58 @@
+"""Messages between the ranks of one process, on their way: transport memory outside the arenas."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.topology import Hop
+
+
+class Channels:
+    """A queue of messages for each channel of each replica. Ranks may send and receive side by side."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        """Of all messages on their way."""
+        self.peak_nbytes = 0
+        self._queues: dict[tuple[Hop, int], deque[NDArray[Any]]] = {}
+        self._lock = Lock()
+        self._spare: defaultdict[tuple[tuple[int, ...], np.dtype[Any]], list[NDArray[Any]]] = defaultdict(list)
+        """Messages that have arrived, for others of their shape: after the first steps none is allocated."""
+
+    def send(self, hop: Hop, replica: int, data: NDArray[Any]) -> None:
+        """Copy a message out."""
+        self._count(data.nbytes)
+        with self._lock:
+            spare = self._spare[data.shape, data.dtype]
+            message = spare.pop() if spare else np.empty_like(data)
+        np.copyto(message, data)
+        self._queue(hop, replica).append(message)
+
+    def has_message(self, hop: Hop, replica: int) -> bool:
+        """Whether there is one to receive."""
+        return bool(self._queue(hop, replica))
+
+    def receive(self, hop: Hop, replica: int, out: NDArray[Any]) -> None:
+        """Copy a message in that has arrived: the one that was sent first.
+
+        Raises IndexError where there is none.
+        """
+        data = self._queue(hop, replica).popleft()
+        np.copyto(out, data)
+        self._count(-data.nbytes)
+        with self._lock:
+            self._spare[data.shape, data.dtype].append(data)
+
+    def _queue(self, hop: Hop, replica: int) -> deque[NDArray[Any]]:
+        return self._queues.setdefault((hop, replica), deque())
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self.nbytes += change
+            self.peak_nbytes = max(self.peak_nbytes, self.nbytes)

@@ -1,0 +1,328 @@
+"""What every engine does that executes a program, and what each adds.
+
+An engine runs the ranks of its process: it holds their arenas, binds routines to them, and steps through the streams of
+instructions. How it does so is the matter of its class, in the methods below that are marked as its part: the abstract ones every
+class has, the others have what most engines want. Nothing else is overridden.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+import numpy as np
+from attrs import define, frozen
+
+from ratrain.ratrain_ir import ops
+from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
+from ratrain.ratrain_ir.ops import ENGINES, Engine, Part, Payload
+from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.targets.runtime.evaluation import serves_the_loss
+from ratrain.targets.runtime.kernels import KernelSet, Scratch
+from ratrain.targets.runtime.memory_monitor import MemoryMonitor
+from ratrain.targets.runtime.optimizer import LossScale, Updater
+from ratrain.targets.runtime.positions import RankPhase
+from ratrain.targets.runtime.profile import StepSpan
+from ratrain.targets.runtime.rank import Rank, bind_routine, prepare_tables, routine_scratch_bytes
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.topology import Hop
+    from ratrain.ratrain_ir.topology import Rank as MeshRank
+    from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.runtime.data import Batches
+    from ratrain.targets.runtime.profile import Concurrency, Profile
+
+
+@frozen
+class StepReport:
+    """What one step did. `loss` is the mean over the step's tokens in nats, before the update.
+
+    `loss_scale` is the next step's; `skipped_blocks` counts updates left out for an overflow, on all ranks.
+    """
+
+    step: int
+    loss: float
+    tokens: int
+    loss_scale: float
+    skipped_blocks: int
+    gradient_norm: float | None
+    """before clipping; infinite where a gradient overflowed"""
+
+
+@frozen
+class StepTotals:
+    """What the ranks of the whole job did in a step: the sum of the losses of its tokens in nats, and as in `StepReport`."""
+
+    loss: float
+    skipped_blocks: int
+    gradient_norm: float | None
+
+
+@define(eq=False)
+class Head:
+    """The next instruction of one engine of one rank."""
+
+    rank: Rank
+    engine: Engine
+
+    @property
+    def stream(self) -> list[Instruction]:
+        """One step's instructions of the engine."""
+        return self.rank.stage.streams[self.engine]
+
+    def has_work(self, limit: int) -> bool:
+        """Whether the engine has completed its stream fewer than `limit` times."""
+        return self.rank.completed[self.engine] < limit * len(self.stream)
+
+    def next_instruction(self) -> tuple[Instruction, int]:
+        """The instruction, and its step, counted from the engine's first."""
+        found = self.rank.head(self.engine)
+        assert found is not None  # an engine without work has no head
+        return found
+
+
+class ProgramEngine(ABC):
+    """Runs the ranks of a program that belong to this process: those of `places`, in stage and replica order.
+
+    Raises `DiagnosticError` RT093 where this machine cannot hold their arenas.
+    """
+
+    concurrency: ClassVar[Concurrency]
+    """What runs at a time."""
+
+    def __init__(self, program: Program, kernels: KernelSet, batches: Batches, places: Sequence[MeshRank]) -> None:
+        self.program = program
+        self.kernels = kernels
+        self.batches = batches
+        _check_memory(program, places)
+        self.ranks: list[list[Rank]] = [[] for _ in program.stages]
+        """The ranks of this process, by stage."""
+        for place in places:
+            self.ranks[place.stage].append(Rank(program, place.stage, place.replica))
+        self.first_step = 0
+        """Steps done before this engine was made (a resumed run)."""
+        self.step = 0
+        """The step it works on, or ended last."""
+        self.tell: Callable[[Diagnostic], None] = lambda _: None
+        """Who hears of what is worth a word and stops nothing."""
+        self.monitor: MemoryMonitor | None = None
+        self.profile: Profile | None = None
+        self.evaluated: tuple[Batches, int] | None = None
+        """The data of a pass that evaluates, and which of its batches; None while training."""
+        prepare_tables(program, kernels)
+        self.updater = Updater(program, kernels)
+        self.scratch = Scratch(self.scratch_needed())
+        self.bound: dict[tuple[int, int, int], Callable[[], None]] = {}
+        self._bind()
+        self.heads = [Head(rank, e) for ranks in self.ranks for rank in ranks for e in ENGINES if rank.stage.streams[e]]
+
+    def _bind(self) -> None:
+        for ranks in self.ranks:
+            for rank in ranks:
+                for instruction in rank.stage.streams[Engine.COMPUTE]:
+                    if instruction.routine is not None:
+                        key = (rank.stage_index, rank.replica, id(instruction))
+                        scratch = self.scratch_of(rank, Engine.COMPUTE)
+                        self.bound[key] = bind_routine(rank, instruction, self.kernels, scratch)
+
+    # The part of each class of engines
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """Where the ranks run, in words."""
+
+    @property
+    @abstractmethod
+    def peak_transport_bytes(self) -> int:
+        """Most bytes outside the arenas that messages and collectives have taken in this process."""
+
+    @abstractmethod
+    def run_until(self, limit: int) -> None:
+        """Run until every engine of this process's ranks has completed its stream `limit` times.
+
+        Of each instruction: `begin`; what `is_executed`, either `run_alone` or with its partners; `complete`. Raises `DiagnosticError`
+        RT093 when nothing will ever be ready though work is left.
+        """
+
+    @abstractmethod
+    def step_totals(self, step: int) -> StepTotals:
+        """What all ranks of the job did in the step that has just ended."""
+
+    @abstractmethod
+    def evaluated_loss(self, step: int) -> float:
+        """The sum of the losses of all tokens, in nats, of a pass that stood for a step and has just ended."""
+
+    def scratch_needed(self) -> int:
+        """Bytes of scratch that the largest instruction takes. Asked once, while the engine is made."""
+        return scratch_bytes(self.program, self.kernels)
+
+    def scratch_of(self, rank: Rank, engine: Engine) -> Scratch:  # noqa: ARG002
+        """What an engine's kernels take temporaries from: one for all, as one instruction runs at a time.
+
+        Asked from the binding of routines on, while the engine is made.
+        """
+        return self.scratch
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of all scratch of the process."""
+        return self.scratch.capacity
+
+    def agreed_stop(self, asked: Callable[[], int]) -> Callable[[], int]:
+        """What to ask between steps, given the signal that asks this process to end, or 0."""
+        return asked
+
+    def begin(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
+        """Note that a rank's engine starts its next instruction."""
+        if rank.position is not None:
+            rank.position.begin(engine)
+        if self.monitor is not None:
+            self.monitor.before(rank, instruction)
+        if self.profile is not None and self.evaluated is None:
+            self.profile.begin(rank.stage_index, rank.replica, engine)
+
+    def complete(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
+        """Note that it is done: what waits for it may be ready now."""
+        rank.completed[engine] += 1
+        if self.profile is not None and self.evaluated is None:
+            self.profile.complete(rank.stage_index, rank.replica, engine)
+        if rank.position is not None:
+            rank.position.complete(engine)
+        if self.monitor is not None:
+            self.monitor.after(rank, instruction)
+
+    # Steps
+
+    def run_step(self, step: int) -> StepReport:
+        """Run one step to its end; steps are numbered from 0 over the whole training.
+
+        Raises `DiagnosticError` RT093 when nothing is ready though work is left: the program would hang.
+        """
+        limit = step - self.first_step + 1
+        self.step = step
+        start = self.profile.clock() if self.profile is not None else 0.0
+        self.enter(RankPhase.RUNNING, step)
+        self.updater.begin_step(step)
+        with np.errstate(all="ignore"):  # overflow is no accident here: flags find it, and its blocks are skipped
+            self.run_until(limit)
+        self.enter(RankPhase.BETWEEN_STEPS, step)
+        totals, tokens = self.step_totals(step), self.program.plan.tokens_per_step
+        mean = totals.loss / tokens
+        report = StepReport(step, mean, tokens, self.loss_scale[0], totals.skipped_blocks, totals.gradient_norm)
+        if self.profile is not None:
+            self.profile.steps.append(StepSpan(limit - 1, start, self.profile.clock()))
+        return report
+
+    def run_forward(self, batches: Batches, number: int) -> float:
+        """The loss of batch `number` of `batches` with the weights as they are: mean over its tokens, in nats.
+
+        Between steps only. It is a step of the program of which nothing is executed but what the loss needs (`evaluation`),
+        and it is not counted: every carried byte is afterwards what it was before.
+        """
+        done = min(head.rank.completed[head.engine] // len(head.stream) for head in self.heads)
+        self.evaluated = batches, number
+        try:
+            with np.errstate(all="ignore"):
+                self.run_until(done + 1)
+        finally:
+            self.evaluated = None
+        for head in self.heads:
+            head.rank.completed[head.engine] -= len(head.stream)
+        return self.evaluated_loss(done + self.first_step) / self.program.plan.tokens_per_step
+
+    def enter(self, phase: RankPhase, step: int) -> None:
+        """Say for all ranks of this process what they do as a whole."""
+        for position in (rank.position for ranks in self.ranks for rank in ranks if rank.position is not None):
+            position.enter(phase, step)
+
+    # Instructions
+
+    def is_executed(self, instruction: Instruction) -> bool:
+        """Whether an instruction does anything: all do, but where the engine evaluates."""
+        return self.evaluated is None or serves_the_loss(instruction)
+
+    def run_alone(self, rank: Rank, instruction: Instruction, step: int) -> None:
+        """Run an instruction that needs no partner; `step` is counted over the whole training."""
+        _ALONE[instruction.keyword](self, rank, instruction, step)
+
+    def call_routine(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+        """Run the routine of a block op, bound to its tensors."""
+        self.bound[rank.stage_index, rank.replica, id(instruction)]()
+
+    def load_input(self, rank: Rank, instruction: Instruction, step: int) -> None:
+        """Copy the tokens or labels of a micro-batch into the arena."""
+        assert instruction.micro_batch is not None
+        out = rank.by_role(instruction)["data"]
+        batches, number = self.evaluated or (self.batches, step)
+        batches.fill(number, rank.replica, instruction.micro_batch, Part(instruction.variant), out)
+
+    def update(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+        """Update a block on the host's scratch: an engine of its own in a machine that updates beside its compute engine."""
+        update = self.updater.update if self.evaluated is None else self.updater.refresh_view
+        update(rank, instruction, self.scratch_of(rank, Engine.HOST))
+
+    def update_scale(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+        """Set the next step's loss scale."""
+        views = rank.by_role(instruction)
+        LossScale(views["scale"]).advance(overflow=bool(views["overflow"][0]))
+
+    def hop(self, rank: Rank, instruction: Instruction) -> Hop:
+        """The channel of a message."""
+        ends = instruction.ends(rank.stage_index)
+        assert ends is not None
+        hop = self.program.topology.hop(*ends, Payload(instruction.variant))
+        assert hop is not None  # the verifier has refused messages between stages that are no neighbours
+        return hop
+
+    # What others ask
+
+    def watch_memory(self, *, poison: bool) -> None:
+        """Hold every access against the program's lives from here on; with `poison`, freed bytes become NaNs."""
+        self.monitor = MemoryMonitor(self.ranks, poison=poison)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of all arenas of the process."""
+        return sum(rank.arena.size for ranks in self.ranks for rank in ranks)
+
+    @property
+    def loss_scale(self) -> tuple[float, float]:
+        """The loss scale and what its rule counts; the same on every rank between steps."""
+        values = next(rank for ranks in self.ranks for rank in ranks).carried("scale")
+        return float(values[0]), float(values[1])
+
+
+_Alone: TypeAlias = Callable[[ProgramEngine, Rank, "Instruction", int], None]
+
+_ALONE: PerOp[_Alone] = PerOp(
+    "execution by one rank alone",
+    {
+        **dict.fromkeys(ops.BLOCK_OPS, ProgramEngine.call_routine),
+        ops.LoadInput: ProgramEngine.load_input,
+        ops.Update: ProgramEngine.update,
+        ops.ScaleUpdate: ProgramEngine.update_scale,
+    },
+    never=(*ops.MESSAGE_OPS, *ops.COLLECTIVE_OPS, ops.Release),
+)
+
+
+def scratch_bytes(program: Program, kernels: KernelSet) -> int:
+    """Scratch that a kernel set needs for the largest step of a program."""
+    routines = max((routine_scratch_bytes(routine, kernels) for routine in program.routines), default=0)
+    return max(routines, Updater(program, kernels).scratch_bytes())
+
+
+def _check_memory(program: Program, places: Sequence[MeshRank]) -> None:
+    """Refuse arenas that this machine cannot hold, before the system kills the process for it."""
+    needed = sum(program.stages[place.stage].arena_bytes for place in places)
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > present:
+        which = "all " if len(places) == program.plan.clusters else ""
+        fail(
+            "RT093",
+            f"{which}{len(places)} ranks in one process need arenas of {needed} bytes; this machine has {present}",
+            help="'ratrainc simulate' times the program without executing it; a smaller model or plan can be run here",
+        )
