@@ -23,7 +23,8 @@ from ratrain.ratrainc.training import run_training
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime import checkpoint_places
 from ratrain.targets.runtime.checkpoint_series import saved_steps
-from ratrain.targets.runtime.local import LocalEngine, StepReport
+from ratrain.targets.runtime.engine import StepReport
+from ratrain.targets.runtime.local import LocalEngine
 from ratrain.targets.runtime.training import TrainingRun
 from tests.end_to_end.tiny_runs import MODEL, make_program, run_settings
 
