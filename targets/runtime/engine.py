@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
-from attrs import define, frozen
+from attrs import frozen
 
 from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
@@ -60,27 +60,24 @@ class StepTotals:
     gradient_norm: float | None
 
 
-@define(eq=False)
 class Head:
-    """The next instruction of one engine of one rank."""
+    """The next instruction of one engine of one rank; the engine has some. Asked again and again, so it looks nothing up twice."""
 
-    rank: Rank
-    engine: Engine
-
-    @property
-    def stream(self) -> list[Instruction]:
+    def __init__(self, rank: Rank, engine: Engine) -> None:
+        self.rank = rank
+        self.engine = engine
+        self.stream = rank.stage.streams[engine]
         """One step's instructions of the engine."""
-        return self.rank.stage.streams[self.engine]
+        self._length = len(self.stream)
 
     def has_work(self, limit: int) -> bool:
         """Whether the engine has completed its stream fewer than `limit` times."""
-        return self.rank.completed[self.engine] < limit * len(self.stream)
+        return self.rank.completed[self.engine] < limit * self._length
 
     def next_instruction(self) -> tuple[Instruction, int]:
         """The instruction, and its step, counted from the engine's first."""
-        found = self.rank.head(self.engine)
-        assert found is not None  # an engine without work has no head
-        return found
+        step, position = divmod(self.rank.completed[self.engine], self._length)
+        return self.stream[position], step
 
 
 class ProgramEngine(ABC):

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from attrs import evolve
@@ -23,10 +23,12 @@ from ratrain.ratrainc.training import run_training
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime import checkpoint_places
 from ratrain.targets.runtime.checkpoint_series import saved_steps
-from ratrain.targets.runtime.engine import StepReport
 from ratrain.targets.runtime.local import LocalEngine
 from ratrain.targets.runtime.training import TrainingRun
 from tests.end_to_end.tiny_runs import MODEL, make_program, run_settings
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.engine import StepReport
 
 
 @pytest.mark.parametrize(
