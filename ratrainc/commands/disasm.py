@@ -12,6 +12,7 @@ from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction, Program, ProgramStage
+    from ratrain.targets.program.routine import OnChipSchedule
 
 _EPILOG = """\b
 Examples:
@@ -54,12 +55,11 @@ def command(
     if stage is not None and stage >= len(program.stages):
         raise click.UsageError(f"there is no stage {stage}: the program has stages 0 to {len(program.stages) - 1}")
     if tiles:
-        from ratrain.ratrainc.tile_listing import tile_lines
         from ratrain.targets.program.program_verifier import check_program
 
         check_program(program)  # of schedules that are not sound the events need not end
 
-        lines = tile_lines(program, core, limit)
+        lines = _on_chip_lines(program, core, limit)
     else:
         lines = _routine_lines(program) if routines else _program_lines(program, stage, engine)
     echo("\n".join(lines))
@@ -91,6 +91,21 @@ def _instruction_text(program: Program, stage: ProgramStage, instruction: Instru
         for wait in instruction.waits
     )
     return f"{instruction.title}{routine} ({operands})" + (f"  wait {waits}" if waits else "")
+
+
+def _on_chip_lines(program: Program, core: int, limit: int) -> Iterator[str]:
+    """Every distinct on-chip schedule, and the first `limit` events of a core."""
+    from ratrain.targets.program.on_chip import on_chip_form
+
+    users: dict[OnChipSchedule, list[str]] = {}
+    for routine in program.routines:
+        for number, step in enumerate(routine.steps, 1):
+            for schedule in step.on_chip.values():
+                users.setdefault(schedule, []).append(f"{routine.key} step {number}")
+    if not users:
+        yield f"no tile schedules: the program was compiled for {program.target} without them"
+    for schedule, steps in users.items():
+        yield from on_chip_form(schedule.form).lines(schedule, steps, core, limit)
 
 
 def _routine_lines(program: Program) -> Iterator[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ratrain.targets.mt3000.tiles.calls import tiles_problem
+from ratrain.targets.mt3000.tiles.listing import tile_lines
 from ratrain.targets.mt3000.tiles.schedule import TileSchedule, tiles_from_json
 from ratrain.targets.mt3000.tiles.verifier import structure_problem
 from ratrain.targets.mt3000.tiling.core import cluster_of
@@ -31,6 +33,11 @@ class TileForm(OnChipForm):
     def step_problem(self, step: Step, types: Types) -> str | None:
         """Why the tile schedules of a step do not compute it, or None."""
         return tiles_problem(step, types)
+
+    def lines(self, schedule: OnChipSchedule, steps: Sequence[str], core: int, limit: int) -> Iterator[str]:
+        """A tile schedule in words; see `OnChipForm.lines`."""
+        assert isinstance(schedule, TileSchedule)
+        return tile_lines(schedule, steps, core, limit)
 
     def fits(self, schedule: OnChipSchedule, constants: Constants) -> bool:
         """Whether a tile schedule is for memories as large as a machine's."""

@@ -6,6 +6,7 @@ what they mean, only their form knows: what the target that makes them says of t
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -43,6 +44,10 @@ class OnChipForm(Protocol):
 
     def step_problem(self, step: Step, types: Types) -> str | None:
         """Why the schedules of a step do not compute it, or None; the step has some."""
+        ...
+
+    def lines(self, schedule: OnChipSchedule, steps: Sequence[str], core: int, limit: int) -> Iterator[str]:
+        """A schedule in words: the steps that have it, its buffers, and the first `limit` events of a core."""
         ...
 
     def fits(self, schedule: OnChipSchedule, constants: Constants) -> bool:

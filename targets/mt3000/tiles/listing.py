@@ -1,33 +1,19 @@
-"""The tile schedules of a program as text: `ratrainc disasm --tiles`."""
+"""Tile schedules as text: `ratrainc disasm --tiles`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ratrain.targets.mt3000.tiles.calls import tiles_of
 from ratrain.targets.mt3000.tiles.core_program import Await, Event, Run, Transfer, core_events
 from ratrain.targets.mt3000.tiles.schedule import Barrier, Level
 
 if TYPE_CHECKING:
     from ratrain.targets.mt3000.tiles.schedule import Axes, Ranges, TileSchedule
-    from ratrain.targets.program.program import Program
 
 
-def tile_lines(program: Program, core: int, limit: int) -> Iterator[str]:
-    """Every distinct tile schedule with its buffers, and the first `limit` events of a core."""
-    users: dict[TileSchedule, list[str]] = {}
-    for routine in program.routines:
-        for number, step in enumerate(routine.steps, 1):
-            for schedule in tiles_of(step.on_chip).values():
-                users.setdefault(schedule, []).append(f"{routine.key} step {number}")
-    if not users:
-        yield f"no tile schedules: the program was compiled for {program.target} without them"
-    for schedule, steps in users.items():
-        yield from _schedule_lines(schedule, steps, core, limit)
-
-
-def _schedule_lines(schedule: TileSchedule, steps: list[str], core: int, limit: int) -> Iterator[str]:
+def tile_lines(schedule: TileSchedule, steps: Sequence[str], core: int, limit: int) -> Iterator[str]:
+    """A tile schedule with the steps that have it, its buffers, and the first `limit` events of a core."""
     memories = schedule.memories
     extents = " ".join(f"{dim}={extent}" for dim, extent in schedule.dims)
     yield f"tiles {schedule.kernel} {extents}: {memories.cores} cores; {', '.join(steps)}"
