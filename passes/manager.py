@@ -54,7 +54,9 @@ class PassManager:
                 self._run_with_needs(module, provider(fact, module)(), inserted_for=item.name)
         context = PassContext(self.target)
         start = time.perf_counter()
-        item.run(module, context)
+        draft = module.draft()  # what a pass that raises has done to the lists is dropped with it
+        item.run(draft, context)
+        module.adopt(draft)
         seconds = time.perf_counter() - start
         text = pass_text(item)
         module.pipeline = f"{module.pipeline},{text}" if module.pipeline else text

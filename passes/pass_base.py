@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attrs import Attribute, define, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostics
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.likeness import likeness
 from ratrain.ratrain_ir.module import Level, Module
-from ratrain.ratrain_ir.ops import Op, Recv, Release, Send, Tensor
+from ratrain.ratrain_ir.ops import Op, Release
 from ratrain.ratrain_ir.target import Target
-from ratrain.ratrain_ir.types import StateKind
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage
@@ -51,39 +53,20 @@ class PassContext:
     target: Target
     diagnostics: Diagnostics = field(factory=Diagnostics)
     statistics: dict[str, int | float | str] = field(factory=dict)
-    prepared: dict[Op, Op] = field(factory=dict, init=False, repr=False)
-    """Ops of trials as the target will make them."""
-    workspace: dict[tuple[int, str], Tensor] = field(factory=dict, init=False, repr=False)
-    """Workspace of trials, by stage and routine."""
-    _seconds: dict[Op, float] = field(factory=dict, init=False, repr=False)
+    _timed: tuple[ModelConfig, Plan] | None = field(default=None, init=False, repr=False)
+    """What the known seconds are of."""
     _seconds_of_like: dict[object, float] = field(factory=dict, init=False, repr=False)
 
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
-        """The target's seconds of an op, asked once for ops that do the same on the same engine to tensors of the same kinds and types."""
-        found = self._seconds.get(op)
-        if found is None:
-            like = _likeness(stage, op)
-            found = self._seconds_of_like.get(like)
-            if found is None:
-                found = self._seconds_of_like[like] = self.target.op_seconds(module, stage, op)
-            self._seconds[op] = found
-        return found
-
-    def forget_trials(self) -> None:
-        """Forget the ops of trials that are over: each trial makes its own, and they would be kept until the pass ends."""
-        self.prepared.clear()
-        self._seconds.clear()
-
-
-def _likeness(stage: Stage, op: Op) -> object:
-    """Equal for ops of a module that take equal time; messages between other stages may go over other links."""
-    unit = getattr(op, "block", None)
-    operands = tuple(
-        tuple((t.slot if t.kind is StateKind.SAVED else t.kind, id(t.type)) for t in tensors)
-        for tensors in (op.reads, op.writes, op.updates)
-    )
-    hop = (stage.index, op.peer) if isinstance(op, Send | Recv) else None
-    return type(op), op.engine, unit and unit.kind, getattr(op, "group", None), hop, operands
+        """The target's seconds of an op, asked once for ops of a model and plan that are alike."""
+        if self._timed is None or self._timed[0] is not module.model or self._timed[1] is not module.plan:
+            self._timed = module.model, module.plan
+            self._seconds_of_like.clear()
+        like = likeness(op, stage.index)
+        seconds = self._seconds_of_like.get(like)
+        if seconds is None:
+            seconds = self._seconds_of_like[like] = self.target.op_seconds(module, stage, op)
+        return seconds
 
 
 def default_text(option: Attribute[Any]) -> str:

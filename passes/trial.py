@@ -1,83 +1,112 @@
-"""Stages as allocation sees them; and trials: a stage as it will be once the target has sized its workspace.
+"""Stages as allocation sees them; and trials: a stage as it will be once the target has sized its workspace, before anything is final.
 
-A pass that spends a byte budget asks a trial for the exact live bytes, and the exact arena, before anything is final.
+A pass that spends a byte budget asks a trial for the exact live bytes, and the exact arena; one that looks for the shortest order asks for
+seconds. What is tried are drafts (`Stage.draft`), whose lists may differ; no trial changes an op or a tensor that others have too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import attrs
+from attrs import define, field
 
 from ratrain.passes.memory.allocation import AllocationProblem, Effort, allocate
-from ratrain.passes.memory.overlap import Occupancy, occupancy
+from ratrain.passes.memory.overlap import ListTimes, Occupancy, list_times, occupancy, step_period
+from ratrain.passes.pass_base import PassContext
+from ratrain.ratrain_ir.copying import copy_stage
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import Op, Recv, Send, Tensor, Update
 from ratrain.ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
 
 if TYPE_CHECKING:
-    from ratrain.passes.pass_base import PassContext
     from ratrain.ratrain_ir.analysis.lifetime import Lifetimes
 
 
-def with_workspace(module: Module, stage: Stage, context: PassContext) -> Stage:
-    """A copy of a stage's lists whose ops have the workspace and engines the target will ask for; the stage stays as it is.
+@define(eq=False)
+class Trials:
+    """The trials of one decision about a stage. What they share, an op as the target will make it and its seconds, goes when they do."""
 
-    An op gets the same copy in every trial.
-    """
-    copy = Stage(stage.index, dict(stage.tensors), [], stage.line)
-    for op in stage.ops:
-        found = prepared(module, stage, op, context)
-        for tensor in found.scratch:
-            copy.tensors.setdefault(tensor.name, tensor)
-        copy.ops.append(found)
-    return copy
+    module: Module
+    context: PassContext
+    _legalised: dict[Op, Op] = field(factory=dict, init=False, repr=False)
+    _workspace: dict[tuple[int, str], Tensor] = field(factory=dict, init=False, repr=False)
+    """By stage and routine."""
+    _seconds: dict[Op, float] = field(factory=dict, init=False, repr=False)
+
+    def with_workspace(self, stage: Stage) -> Stage:
+        """A draft of a stage whose ops have the workspace and engines the target will ask for."""
+        ops = [self.legalised(stage, op) for op in stage.ops]
+        draft = stage.draft(ops)
+        for op in ops:
+            for tensor in op.scratch:
+                draft.tensors.setdefault(tensor.name, tensor)
+        return draft
+
+    def legalised(self, stage: Stage, op: Op) -> Op:
+        """An op with the workspace and on the engine the target will ask for; the same one in each trial."""
+        legalised = self._legalised.get(op)
+        if legalised is None:
+            legalised = self._legalised[op] = self._made_legal(stage, op)
+        return legalised
+
+    def _made_legal(self, stage: Stage, op: Op) -> Op:
+        target = self.context.target
+        request = target.workspace(self.module, op)
+        if request is not None and request.nbytes:
+            key = stage.index, request.key
+            tensor = self._workspace.get(key)
+            if tensor is None:
+                name, type_ = stage.free_name(f"ws.{request.key}"), tensor_type(Dtype.U8, (request.nbytes,))
+                tensor = self._workspace[key] = Tensor(name, StateKind.WORKSPACE, type_)
+            return attrs.evolve(op, scratch=(tensor,))
+        if type(op) is Update and op.placement is not target.update_engine:
+            return attrs.evolve(op, placement=target.update_engine)
+        return op
+
+    def op_seconds(self, stage: Stage, op: Op) -> float:
+        """The target's seconds of an op."""
+        seconds = self._seconds.get(op)
+        if seconds is None:
+            seconds = self._seconds[op] = self.context.op_seconds(self.module, stage, op)
+        return seconds
+
+    def times(self, stage: Stage) -> ListTimes:
+        """When each op of a stage would start and end."""
+        return list_times(self.with_workspace(stage), self.op_seconds)
+
+    def period(self, stage: Stage) -> float:
+        """Seconds from step to step of a stage on its own."""
+        return step_period(self.with_workspace(stage), self.op_seconds)
+
+    def occupancy(self, stage: Stage) -> Occupancy:
+        """The occupancy a stage will have once its ops have their workspace."""
+        return occupancy(self.with_workspace(stage), self.op_seconds)
+
+    def excess_bytes(self, stage: Stage, lag: float, capacity: int) -> int:
+        """The bytes by which an arena would exceed the capacity if the stage were placed now, with room for ops that lag behind by `lag` seconds."""
+        occupied = self.occupancy(stage)
+        enough = Effort(gap=max(0.0, capacity / max(1, occupied.peak_bytes(lag)) - 1))
+        placement = allocate(allocation_problem(occupied.within(lag)), effort=enough, search=False)
+        return max(0, placement.arena_bytes - capacity)
 
 
-def prepared(module: Module, stage: Stage, op: Op, context: PassContext) -> Op:
-    """An op with the workspace and on the engine the target will ask for; the same one each time."""
-    found = context.prepared.get(op)
-    if found is None:
-        found = context.prepared[op] = _prepared(module, stage, op, context)
-    return found
-
-
-def _prepared(module: Module, stage: Stage, op: Op, context: PassContext) -> Op:
-    request = context.target.workspace(module, op)
-    if request is not None and request.nbytes:
-        key = stage.index, request.key
-        tensor = context.workspace.get(key)
-        if tensor is None:
-            type_ = tensor_type(Dtype.U8, (request.nbytes,))
-            tensor = context.workspace[key] = Tensor(stage.free_name(f"ws.{request.key}"), StateKind.WORKSPACE, type_)
-        return attrs.evolve(op, scratch=(tensor,))
-    if type(op) is Update and op.placement is not context.target.update_engine:
-        return attrs.evolve(op, placement=context.target.update_engine)
-    return op
-
-
-def give_own_addresses(stages: Iterable[Stage]) -> None:
-    """Give every tensor bytes that no other has, however many that takes."""
-    for stage in stages:
-        end = 0
-        for tensor in stage.tensors.values():
-            tensor.offset = end
-            end += aligned(tensor.type.nbytes)
-
-
-def seconds_at_own_addresses(module: Module, context: PassContext) -> float:
+def step_seconds_at_own_addresses(module: Module, context: PassContext) -> float:
     """Simulated seconds of a step of a placed module, were no bytes used twice: the time its order alone takes."""
-    stages = [with_workspace(module, stage, context) for stage in module.stages]
-    give_own_addresses(stages)
+    trials = Trials(module, context)
+    stages = [at_own_addresses(trials.with_workspace(stage)) for stage in module.stages]
     info = attrs.evolve(context.target.info, capacity_bytes=max(stage.arena_bytes for stage in stages))
-    trial = Module(module.name, Level.ALLOCATED, module.model, module.plan, stages, info)
-    try:
-        return context.target.step_seconds(trial)
-    finally:
-        for stage in stages:
-            for tensor in stage.tensors.values():
-                tensor.offset = None
+    return context.target.step_seconds(attrs.evolve(module, level=Level.ALLOCATED, stages=stages, target=info))
+
+
+def at_own_addresses(stage: Stage) -> Stage:
+    """A copy of a stage whose every tensor has bytes that no other has, however many that takes."""
+    copy = copy_stage(stage)
+    end = 0
+    for tensor in copy.tensors.values():
+        tensor.offset = end
+        end += aligned(tensor.type.nbytes)
+    return copy
 
 
 def allocation_problem(lives: Lifetimes, *, apart: bool = False) -> AllocationProblem:
@@ -91,16 +120,3 @@ def allocation_problem(lives: Lifetimes, *, apart: bool = False) -> AllocationPr
     sizes = [aligned(t.type.nbytes) for t in tensors]
     intervals = [lives.intervals[t] for t in tensors]
     return AllocationProblem(sizes, intervals, len(stage.ops), [sides.get(t, 0) for t in tensors] if sides else None)
-
-
-def trial_occupancy(module: Module, stage: Stage, context: PassContext) -> Occupancy:
-    """The occupancy a stage will have once its ops have their workspace."""
-    return occupancy(module, with_workspace(module, stage, context), context)
-
-
-def trial_excess_bytes(module: Module, stage: Stage, context: PassContext, lag: float, capacity: int) -> int:
-    """The bytes by which an arena would exceed the capacity if the stage were placed now, with room for ops that lag behind by `lag` seconds."""
-    occupied = trial_occupancy(module, stage, context)
-    enough = Effort(gap=max(0.0, capacity / max(1, occupied.peak_bytes(lag)) - 1))
-    placement = allocate(allocation_problem(occupied.within(lag)), effort=enough, search=False)
-    return max(0, placement.arena_bytes - capacity)

@@ -1,4 +1,7 @@
-"""Copies of modules and ops, for trials and for tests that break things."""
+"""Copies of modules, stages and ops that share nothing, for who gives them other addresses and for tests that break things.
+
+Who only changes the lists of a stage makes a draft of it (`Stage.draft`), which costs next to nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,17 @@ def copy_module(module: Module) -> Module:
         module.level,
         module.model,
         module.plan,
-        [_copy_stage(stage) for stage in module.stages],
+        [copy_stage(stage) for stage in module.stages],
         module.target,
         module.pipeline,
     )
 
 
-def _copy_stage(stage: Stage) -> Stage:
+def copy_stage(stage: Stage) -> Stage:
+    """A stage that shares nothing that may be changed with another."""
     same = {tensor: evolve(tensor) for tensor in stage.tensors.values()}
     ops = [copy_op(op, same.__getitem__) for op in stage.ops]
-    return Stage(stage.index, {tensor.name: tensor for tensor in same.values()}, ops)
+    return Stage(stage.index, {tensor.name: tensor for tensor in same.values()}, ops, stage.line)
 
 
 def copy_op(op: Op, tensor: Callable[[Tensor], Tensor] = lambda found: found) -> Op:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import Enum
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, fields, frozen
 
 from ratrain.ratrain_ir.diagnostics import Location
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -84,6 +85,10 @@ class Stage:
     def __repr__(self) -> str:
         return f"Stage(@{self.index}, {len(self.tensors)} tensors, {len(self.ops)} ops)"
 
+    def draft(self, ops: Iterable[Op] | None = None) -> Stage:
+        """A stage with lists of its own, of the same ops or of others; the ops and the tensors themselves are shared."""
+        return Stage(self.index, dict(self.tensors), list(self.ops if ops is None else ops), self.line)
+
     def prune(self) -> None:
         """Drop declarations of tensors no op touches any more."""
         used = {t.name for op in self.ops for t in op.operands}
@@ -115,6 +120,17 @@ class Module:
     target: TargetInfo | None = None
     pipeline: str = ""
     source: SourceText | None = None
+
+    def draft(self) -> Module:
+        """A module whose stages have lists of their own; the ops and the tensors themselves are shared."""
+        return evolve(self, stages=[stage.draft() for stage in self.stages])
+
+    def adopt(self, draft: Module) -> None:
+        """Take over all that a draft of this module says."""
+        for stage, drafted in zip(self.stages, draft.stages, strict=True):
+            stage.tensors, stage.ops = drafted.tensors, drafted.ops
+        for name in (a.name for a in fields(Module) if a.name != "stages"):
+            setattr(self, name, getattr(draft, name))
 
     @property
     def topology(self) -> Topology:

@@ -7,6 +7,9 @@ The text of an op is derived from its class, so a new op adds no grammar rule:
 
 `writes` defines tensors that are not live, `updates` changes live ones in place, `scratch` is workspace that lives only
 while the op runs. Fields print in declaration order, each by its codec.
+
+The seconds an op takes depend on all of its fields, unless the metadata of one say less (`TIME`): so ops are told apart that a target
+may take different times for (`ratrain.ratrain_ir.likeness`).
 """
 
 from __future__ import annotations
@@ -79,6 +82,14 @@ class Phase(Enum):
     BACKWARD = "backward"
 
 
+TIME = "time"
+"""Metadata of a field of an op or a tensor: what of it the seconds of an op depend on, as the name of one attribute of its value, or
+`NOTHING`. A field that does not say counts with all it holds."""
+
+NOTHING = ""
+_UNTIMED = {TIME: NOTHING}
+
+
 @define(eq=False, weakref_slot=False, repr=False)
 class Tensor:
     """A named piece of training state of one stage. Compared by identity.
@@ -86,17 +97,22 @@ class Tensor:
     `carried` tensors live across the step's end. `offset` is bytes into the stage's arena, once allocated.
     """
 
-    name: str
-    kind: StateKind
+    name: str = field(metadata=_UNTIMED)
+    kind: StateKind = field(metadata=_UNTIMED)
     type: TensorType
-    carried: bool = False
-    offset: int | None = None
-    line: int = 0
+    carried: bool = field(default=False, metadata=_UNTIMED)
+    offset: int | None = field(default=None, metadata=_UNTIMED)
+    line: int = field(default=0, metadata=_UNTIMED)
 
     @property
     def slot(self) -> str:
         """The last part of the name: for saved tensors the slot of their block that they hold."""
         return self.name.rpartition(".")[2]
+
+    @property
+    def role(self) -> str | StateKind:
+        """What of its name and kind the time of an op depends on: the slot of a saved tensor, else the kind."""
+        return self.slot if self.kind is StateKind.SAVED else self.kind
 
     def __repr__(self) -> str:
         return f"%{self.name}"
@@ -145,16 +161,22 @@ def _read_enum(members: Iterable[E]) -> Callable[[str], E]:
 
 
 def _block_field() -> Any:
-    return field(metadata={"read": _read_block, "write": str})
+    return field(metadata={"read": _read_block, "write": str, TIME: "kind"})
 
 
 def _blocks_field(*, optional: bool = False) -> Any:
-    codec = {"read": _read_blocks, "write": lambda blocks: "+".join(map(str, blocks)), "optional": optional}
+    """What is moved or combined of the blocks, and so the time that takes, is said by the operands."""
+    codec = {
+        "read": _read_blocks,
+        "write": lambda blocks: "+".join(map(str, blocks)),
+        "optional": optional,
+        TIME: NOTHING,
+    }
     return field(metadata=codec, default=()) if optional else field(metadata=codec)
 
 
 def _micro_batch_field(*, optional: bool = False) -> Any:
-    codec = {"read": _read_number("m", "a micro-batch"), "write": "m{}".format, "optional": optional}
+    codec = {"read": _read_number("m", "a micro-batch"), "write": "m{}".format, "optional": optional, TIME: NOTHING}
     return field(metadata=codec, default=None) if optional else field(metadata=codec)
 
 
@@ -178,12 +200,14 @@ class Op:
 
     keyword: ClassVar[str]
     default_engine: ClassVar[Engine]
+    alike_on_all_stages: ClassVar[bool] = False
+    """Whether the op takes as long on one stage as on another; a message does not, whose link depends on where it is sent from."""
 
     reads: Tensors = ()
     writes: Tensors = ()
     updates: Tensors = ()
-    scratch: Tensors = ()
-    line: int = 0
+    scratch: Tensors = field(default=(), metadata=_UNTIMED)
+    line: int = field(default=0, metadata=_UNTIMED)
 
     @property
     def engine(self) -> Engine:
@@ -206,6 +230,7 @@ class LoadInput(Op):
 
     keyword = "load_input"
     default_engine = Engine.HOST
+    alike_on_all_stages = True
     part: Part = _enum_field(Part)
     micro_batch: int = _micro_batch_field()
 
@@ -220,6 +245,7 @@ class Forward(Op):
 
     keyword = "forward"
     default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
     block: Block = _block_field()
     micro_batch: int = _micro_batch_field()
 
@@ -235,6 +261,7 @@ class Recompute(Op):
 
     keyword = "recompute"
     default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
     block: Block = _block_field()
     micro_batch: int = _micro_batch_field()
 
@@ -249,6 +276,7 @@ class Backward(Op):
 
     keyword = "backward"
     default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
     block: Block = _block_field()
     micro_batch: int = _micro_batch_field()
 
@@ -263,6 +291,7 @@ class BackwardInput(Op):
 
     keyword = "backward_input"
     default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
     block: Block = _block_field()
     micro_batch: int = _micro_batch_field()
 
@@ -277,6 +306,7 @@ class BackwardWeight(Op):
 
     keyword = "backward_weight"
     default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
     block: Block = _block_field()
     micro_batch: int = _micro_batch_field()
 
@@ -316,6 +346,7 @@ class ReduceScatter(Op):
 
     keyword = "reduce_scatter"
     default_engine = Engine.COLLECTIVE
+    alike_on_all_stages = True
     blocks: tuple[Block, ...] = _blocks_field()
     micro_batch: int | None = _micro_batch_field(optional=True)
 
@@ -330,6 +361,7 @@ class AllReduce(Op):
 
     keyword = "all_reduce"
     default_engine = Engine.COLLECTIVE
+    alike_on_all_stages = True
     blocks: tuple[Block, ...] = _blocks_field()
     group: Group = _enum_field(Group, Group.REPLICAS)
 
@@ -345,6 +377,7 @@ class AllReduceScalar(Op):
 
     keyword = "all_reduce_scalar"
     default_engine = Engine.COLLECTIVE
+    alike_on_all_stages = True
     quantity: Quantity = _enum_field(Quantity)
     group: Group = _enum_field(Group)
     blocks: tuple[Block, ...] = _blocks_field(optional=True)
@@ -360,6 +393,7 @@ class Update(Op):
 
     keyword = "update"
     default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
     block: Block = _block_field()
     placement: Engine = _enum_field(Engine, Engine.COMPUTE, among=(Engine.COMPUTE, Engine.HOST))
 
@@ -379,6 +413,7 @@ class AllGather(Op):
 
     keyword = "all_gather"
     default_engine = Engine.COLLECTIVE
+    alike_on_all_stages = True
     blocks: tuple[Block, ...] = _blocks_field()
     micro_batch: int | None = _micro_batch_field(optional=True)
     phase: Phase | None = _phase_field()
@@ -391,6 +426,7 @@ class ScaleUpdate(Op):
 
     keyword = "scale_update"
     default_engine = Engine.HOST
+    alike_on_all_stages = True
 
 
 @final
@@ -400,6 +436,7 @@ class Release(Op):
 
     keyword = "release"
     default_engine = Engine.NONE
+    alike_on_all_stages = True
 
 
 BlockOp = Forward | Recompute | Backward | BackwardInput | BackwardWeight

@@ -6,6 +6,7 @@ there, and what would free some.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from attrs import evolve, field, frozen
@@ -45,13 +46,14 @@ class AllocateDdrPass(Pass):
         capacity = self._capacity(module, context)
         for stage in module.stages:
             stage.prune()  # bytes that nothing touches would only make the arena larger
-        found = [occupancy(module, stage, context) for stage in module.stages]
-        for occupied in found:
+        op_seconds = partial(context.op_seconds, module)
+        occupancies = [occupancy(stage, op_seconds) for stage in module.stages]
+        for occupied in occupancies:
             if occupied.lives.peak_bytes > capacity:
                 _refuse(occupied.lives, capacity, context, module)
         context.diagnostics.check()
-        placed = _place_without_hangs(module, found, capacity, context, keep=self.overlap == "keep")
-        for occupied, placement in zip(found, placed, strict=True):
+        placed = _place_without_hangs(module, occupancies, capacity, context, keep=self.overlap == "keep")
+        for occupied, placement in zip(occupancies, placed, strict=True):
             _check_arena(occupied.lives, placement, capacity, context, module)
         context.diagnostics.check()
         module.level = Level.ALLOCATED
@@ -72,7 +74,7 @@ class AllocateDdrPass(Pass):
 
 
 def _place_without_hangs(
-    module: Module, found: list[Occupancy], capacity: int, context: PassContext, *, keep: bool
+    module: Module, occupancies: list[Occupancy], capacity: int, context: PassContext, *, keep: bool
 ) -> list[Allocation]:
     """Place every stage so that byte reuse makes no cycle of waits, even when sends wait for their receives.
 
@@ -80,13 +82,13 @@ def _place_without_hangs(
     let two neighbours each receive into what they are still sending to the other; then what is received takes no bytes of what
     is sent. What hangs even so hangs by its order, and verification says where.
     """
-    placed = [_place(occupied, capacity, keep=keep, apart=False) for occupied in found]
+    placed = [_place(occupied, capacity, keep=keep, apart=False) for occupied in occupancies]
     if blocking_cycle(module, rendezvous=True) is None:
         return placed
     context.statistics["messages"] = (
         "what is received keeps apart from what is sent, so that no reuse of bytes can hang"
     )
-    return [_place(occupied, capacity, keep=keep, apart=True) for occupied in found]
+    return [_place(occupied, capacity, keep=keep, apart=True) for occupied in occupancies]
 
 
 def _place(occupied: Occupancy, capacity: int, *, keep: bool, apart: bool) -> Allocation:
@@ -122,17 +124,17 @@ def _check_arena(lives: Lifetimes, placement: Allocation, capacity: int, context
         )
 
 
-def _refuse(found: Lifetimes, capacity: int, context: PassContext, module: Module) -> None:
-    position = found.peak_position
-    stage = found.stage
+def _refuse(lives: Lifetimes, capacity: int, context: PassContext, module: Module) -> None:
+    position = lives.peak_position
+    stage = lives.stage
     notes = [
         Note(f"{kind.value}: {size} bytes ({size / 2**30:.2f} GiB)")
-        for kind, size in found.bytes_by_kind(position).items()
+        for kind, size in lives.bytes_by_kind(position).items()
     ]
     context.diagnostics.error(
         "RT053",
-        f"stage @{stage.index} has {found.peak_bytes} bytes live at '{stage.ops[position]!r}', "
-        f"{found.peak_bytes - capacity} more than the capacity of {capacity}",
+        f"stage @{stage.index} has {lives.peak_bytes} bytes live at '{stage.ops[position]!r}', "
+        f"{lives.peak_bytes - capacity} more than the capacity of {capacity}",
         notes=notes,
         help=_way_out(module),
     )

@@ -10,16 +10,16 @@ The times are those of one stage on its own: each engine in list order, messages
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from ratrain.passes.pass_base import PassContext
 from ratrain.ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
-from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops import Engine, Release, Tensor
+from ratrain.ratrain_ir.module import Stage
+from ratrain.ratrain_ir.ops import Engine, Op, Release, Tensor
 from ratrain.ratrain_ir.types import aligned
 
 _HALVINGS = 12
@@ -35,14 +35,18 @@ class ListTimes:
     ends: NDArray[np.float64]
 
 
-def list_times(module: Module, stage: Stage, context: PassContext) -> ListTimes:
+OpSeconds = Callable[[Stage, Op], float]
+"""Seconds an op of a stage takes on its engine when it runs alone."""
+
+
+def list_times(stage: Stage, op_seconds: OpSeconds) -> ListTimes:
     """The times of a stage's ops in a step from cold; releases take none and never wait."""
-    return _Walk(module, stage, context).step()
+    return _Walk(stage, op_seconds).step()
 
 
-def step_period(module: Module, stage: Stage, context: PassContext) -> float:
+def step_period(stage: Stage, op_seconds: OpSeconds) -> float:
     """Seconds from step to step of a stage on its own: the distance of the ends of the second and the third."""
-    walk = _Walk(module, stage, context)
+    walk = _Walk(stage, op_seconds)
     _, second, third = (float(walk.step().ends.max(initial=0.0)) for _ in range(3))
     return third - second
 
@@ -51,9 +55,8 @@ def step_period(module: Module, stage: Stage, context: PassContext) -> float:
 class _Walk:
     """Goes through a stage's list, step after step."""
 
-    module: Module
     stage: Stage
-    context: PassContext
+    op_seconds: OpSeconds
     free: dict[Engine, float] = field(factory=dict)
     """when each engine has done what it has been given"""
     written: dict[Tensor, float] = field(factory=dict)
@@ -71,7 +74,7 @@ class _Walk:
             start = max(free.get(op.engine, 0.0), now)
             for tensor in op.reads + op.updates:
                 start = max(start, written.get(tensor, 0.0))
-            end = start + self.context.op_seconds(self.module, self.stage, op)
+            end = start + self.op_seconds(self.stage, op)
             free[op.engine] = end
             for tensor in op.writes + op.updates:
                 written[tensor] = end
@@ -139,9 +142,9 @@ class Occupancy:
         return low
 
 
-def occupancy(module: Module, stage: Stage, context: PassContext) -> Occupancy:
+def occupancy(stage: Stage, op_seconds: OpSeconds) -> Occupancy:
     """The occupancy of a stage whose ops have their workspace."""
-    times = list_times(module, stage, context)
+    times = list_times(stage, op_seconds)
     lives = lifetimes(stage)
     completions = _completions(stage, times)
     sizes, starts, stops, limits, completed = [], [], [], [], []

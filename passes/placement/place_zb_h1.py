@@ -37,9 +37,8 @@ from ratrain.passes.placement.placed_schedule import begin_placing
 from ratrain.passes.placement.split_backward import split_backwards
 from ratrain.passes.placement.unit_run import Computation, Message, unit_run
 from ratrain.passes.placement.work_groups import WorkGroups, split_into_groups
-from ratrain.passes.recovery.recompute import NOTHING
-from ratrain.passes.recovery.recompute_choice import rewritten
-from ratrain.passes.trial import trial_excess_bytes
+from ratrain.passes.recovery.recompute import NOTHING, rewritten, same_for_all
+from ratrain.passes.trial import Trials
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import Op, Payload, Recv, Send
 from ratrain.ratrain_ir.schedules import Action, ActionKind, schedule_1f1b, schedule_zb_h1
@@ -74,9 +73,9 @@ class PlaceZbH1Pass(Pass):
         shape = (module.plan.pp, module.plan.micro_batches, stage.index)
         if stage.index == 0:
             return schedule_zb_h1(*shape)
-        split = Stage(stage.index, dict(stage.tensors), list(stage.ops), stage.line)
+        split = stage.draft()
         split_backwards(module, split)
-        delay = self.delay if self.delay is not None else _largest_delay(module, split, context)
+        delay = self.delay if self.delay is not None else _largest_delay(split, Trials(module, context))
         if delay is None:
             context.statistics[f"stage {stage.index}"] = "backwards whole: two halves do not fit"
             return schedule_1f1b(*shape)
@@ -85,31 +84,31 @@ class PlaceZbH1Pass(Pass):
         return schedule_zb_h1(*shape, delay)
 
 
-def _largest_delay(module: Module, split: Stage, context: PassContext) -> int | None:
+def _largest_delay(split: Stage, trials: Trials) -> int | None:
     """The largest delay, up to the stage's index, that fits with every activation kept; else 0 if it fits at all, else None."""
-    if not _fits(module, split, context, 0, lag=inf):
-        full = rewritten(split, lambda _layer, _micro_batch: NOTHING)
-        return 0 if _fits(module, full, context, 0, lag=0) else None
+    if not _fits(split, trials, 0, lag=inf):
+        full = rewritten(split, same_for_all(NOTHING))
+        return 0 if _fits(full, trials, 0, lag=0) else None
     low, high = 0, split.index
     while low < high:
         middle = (low + high + 1) // 2
-        if _fits(module, split, context, middle, lag=inf):
+        if _fits(split, trials, middle, lag=inf):
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def _fits(module: Module, split: Stage, context: PassContext, delay: int, *, lag: float) -> bool:
+def _fits(split: Stage, trials: Trials, delay: int, *, lag: float) -> bool:
     """Whether a stage fits with a delay, and room for other engines to lag behind.
 
     Messages stand beside the work they serve, which makes hardly a difference.
     """
     groups = split_into_groups(split)
-    actions = schedule_zb_h1(module.plan.pp, module.plan.micro_batches, split.index, delay)
+    plan = trials.module.plan
+    actions = schedule_zb_h1(plan.pp, plan.micro_batches, split.index, delay)
     ops = [op for action in actions for op in _work(groups, action)]
-    trial = Stage(split.index, split.tensors, ops + groups.step_end)
-    return not trial_excess_bytes(module, trial, context, lag, context.target.capacity_bytes)
+    return not trials.excess_bytes(split.draft(ops + groups.step_end), lag, trials.context.target.capacity_bytes)
 
 
 def _work(groups: WorkGroups, action: Action) -> list[Op]:

@@ -18,7 +18,7 @@ after the passes that change how long gradients and views live.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import product
 from typing import ClassVar
 
@@ -26,6 +26,7 @@ import attrs
 from attrs import define, field, frozen
 
 from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.passes.trial import Trials
 from ratrain.ratrain_ir.blocks import Block, block
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.module import Module, Stage
@@ -79,32 +80,40 @@ class RecomputePass(Pass):
 
         Raises `DiagnosticError` RT071 where recovery is placed already.
         """
+        refuse_second_recovery(module)
+        mark_checkpoints(self.rewrite(module, context))
+
+    def rewrite(self, module: Module, context: PassContext) -> list[Tensor]:
+        """Rewrite the lists of every stage; the tensors that recovery starts from, to be marked once the module is final."""
         from ratrain.passes.recovery.recompute_placement import recover_forward_side
 
-        refuse_second_recovery(module)
         recovered = moved = 0
+        starts: list[Tensor] = []
         for stage in module.stages:
-            choice_of, summary = self.choice(module, stage, context)
+            trials = Trials(module, context)
+            choice_of, summary = self.choice(stage, trials)
             if summary:
                 context.statistics[f"stage {stage.index}"] = summary
-            recovered += rewrite(stage, choice_of)
+            recovery = rewrite(stage, choice_of)
+            recovered += recovery.ops
+            starts += recovery.starts
             if self.placement == "forward-side":
-                moved += recover_forward_side(module, stage, context, self.budget_within(context))
-            context.forget_trials()
+                moved += recover_forward_side(stage, trials, self.budget_within(context))
         context.statistics["recompute ops"] = recovered
         context.statistics["moved to the forward side"] = moved
+        return starts
 
     def budget_within(self, context: PassContext) -> int:
         """Bytes a stage may use."""
         return context.target.capacity_bytes if self.budget is None else self.budget
 
-    def choice(self, module: Module, stage: Stage, context: PassContext) -> tuple[ChoiceOf, str]:
+    def choice(self, stage: Stage, trials: Trials) -> tuple[ChoiceOf, str]:
         """What to keep of each layer and micro-batch of a stage, and under `auto` the same in words."""
         from ratrain.passes.recovery.recompute_choice import choose
 
         if self.policy != "auto":
             return same_for_all(*CHOICES[self.policy]), ""
-        chosen = choose(module, stage, context, self.budget_within(context))
+        chosen = choose(stage, trials, self.budget_within(trials.context))
         return chosen.choice_of, chosen.summary
 
 
@@ -120,11 +129,35 @@ def same_for_all(choice: LayerChoice) -> ChoiceOf:
     return lambda _layer, _micro_batch: choice
 
 
-def rewrite(stage: Stage, choice_of: ChoiceOf) -> int:
-    """Drop and recover in place; the number of recovery ops."""
+@frozen
+class Recovery:
+    """What a stage recovers."""
+
+    ops: int
+    """how many do it"""
+    starts: list[Tensor]
+    """inputs of the layers that are recovered as a whole"""
+
+
+def rewrite(stage: Stage, choice_of: ChoiceOf) -> Recovery:
+    """Drop and recover in a stage's lists; its ops and tensors, which others may have too, stay as they are."""
     rewriter = _Rewriter(stage, choice_of)
     rewriter.run()
-    return rewriter.recovered
+    return Recovery(rewriter.recovered, rewriter.starts)
+
+
+def rewritten(stage: Stage, choice_of: ChoiceOf) -> Stage:
+    """A draft of a stage under a choice."""
+    draft = stage.draft()
+    rewrite(draft, choice_of)
+    return draft
+
+
+def mark_checkpoints(starts: Iterable[Tensor]) -> None:
+    """Make checkpoints of the activations that recovery starts from."""
+    for tensor in starts:
+        if tensor.kind is StateKind.ACTIVATION:
+            tensor.kind = StateKind.CHECKPOINT
 
 
 @define
@@ -138,6 +171,7 @@ class _Rewriter:
     gathers: dict[Tensor, AllGather] = field(factory=dict)
     """Gathers of views that are not gathered yet, where views are sharded within the step."""
     recovered: int = 0
+    starts: list[Tensor] = field(factory=list)
 
     def run(self) -> None:
         for op in self.stage.ops:
@@ -194,7 +228,7 @@ class _Rewriter:
         source = self.forwards[op.block, m].reads[0]
         again = self.stage.add(Tensor(self.stage.free_name(f"r.{op.block}.m{m}"), StateKind.ACTIVATION, source.type))
         attention.writes = (*attention.writes, again)
-        self.mark_checkpoint(attention.reads[0])
+        self.starts.append(attention.reads[0])
         mlp = self.recompute(op.block, m)
         mlp.reads = (again, *mlp.reads[1:])
         reads = tuple(again if t is source else t for t in op.reads)
@@ -208,7 +242,3 @@ class _Rewriter:
         kept = tuple(t for t in self.forwards[unit, m].writes if t.kind is StateKind.SAVED and t not in dropped)
         self.recovered += 1
         return Recompute(block=unit, micro_batch=m, reads=(source, *kept, view), writes=dropped)
-
-    def mark_checkpoint(self, tensor: Tensor) -> None:
-        if tensor.kind is StateKind.ACTIVATION:
-            tensor.kind = StateKind.CHECKPOINT

@@ -1,8 +1,8 @@
 """What to keep: the choice of `recompute{policy=auto}` for one stage.
 
-A unit is one layer of one micro-batch in flight; stage s has layers x min(P - s, M) of them. For each unit one of a few options is
+An item is one layer of one micro-batch in flight; stage s has layers x min(P - s, M) of them. For each item one of a few options is
 taken: what is kept of its attention and its mlp, costing bytes while the micro-batch is in flight and saving seconds of recovery. All
-units are alike, so the problem is how many take which option: minimise seconds under a byte budget. It is solved exactly by
+items are alike, so the problem is how many take which option: minimise seconds under a byte budget. It is solved exactly by
 dynamic programming over Pareto fronts of (bytes, seconds).
 
 The budget is not a formula: each choice is written into a copy of the stage's list, and the exact live bytes of that list, with the
@@ -21,17 +21,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ratrain.passes.recovery.recompute import CHOICES, LEAN_SLOTS, NOTHING, ChoiceOf, LayerChoice, rewrite
-from ratrain.passes.trial import trial_excess_bytes, trial_occupancy
+from ratrain.passes.recovery.recompute import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, rewritten
 from ratrain.ratrain_ir.blocks import Block, Slot, block, saved_slots
-from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Forward, Recompute, Tensor
 from ratrain.ratrain_ir.schedules import micro_batches_in_flight
 from ratrain.ratrain_ir.types import StateKind, aligned
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.overlap import Occupancy
-    from ratrain.passes.pass_base import PassContext
+    from ratrain.passes.trial import Trials
+    from ratrain.ratrain_ir.module import Module, Stage
 
 _MAX_TRIALS = 40
 
@@ -50,18 +49,18 @@ class Chosen:
     """The choice for a stage."""
 
     counts: dict[LayerChoice, int]
-    """how many units take which choice"""
+    """how many items take which choice"""
     layers: tuple[int, ...]
     in_flight: int
 
     def choice_of(self, layer: int, micro_batch: int) -> LayerChoice:
-        """The choice for a layer and a micro-batch: units are dealt out so that micro-batches take about equal time."""
-        unit = self.layers.index(layer) * self.in_flight + micro_batch % self.in_flight
+        """The choice for a layer and a micro-batch: items are dealt out so that micro-batches take about equal time."""
+        item = self.layers.index(layer) * self.in_flight + micro_batch % self.in_flight
         for choice, count in self.counts.items():
-            if unit < count:
+            if item < count:
                 return choice
-            unit -= count
-        raise AssertionError("the counts cover every unit")
+            item -= count
+        raise AssertionError("the counts cover every item")
 
     @property
     def summary(self) -> str:
@@ -70,14 +69,13 @@ class Chosen:
         return f"kept, of {len(self.layers)} layers x {self.in_flight} in flight: {'; '.join(names)}"
 
 
-def choose(module: Module, stage: Stage, context: PassContext, capacity: int) -> Chosen:
+def choose(stage: Stage, trials: Trials, capacity: int) -> Chosen:
     """The cheapest choice that fits; full recovery where not even that does (allocation then says what is missing)."""
-    plan = module.plan
-    layers = tuple(plan.stage_layers(stage.index, module.model))
+    plan = trials.module.plan
+    layers = tuple(plan.stage_layers(stage.index, trials.module.model))
     in_flight = micro_batches_in_flight(plan.schedule, plan.pp, plan.micro_batches, stage.index)
-    options = _pareto(_options(module, stage, context, layers[0]))
-    units = len(layers) * in_flight
-    front = _front(options, units)
+    options = _pareto(_options(stage, trials, layers[0]))
+    front = _front(options, items=len(layers) * in_flight)
 
     def chosen(index: int) -> Chosen:
         counts = {options[i].choice: count for i, count in enumerate(front[index][2]) if count}
@@ -85,14 +83,14 @@ def choose(module: Module, stage: Stage, context: PassContext, capacity: int) ->
 
     @cache
     def occupied(index: int) -> Occupancy:
-        return trial_occupancy(module, rewritten(stage, chosen(index).choice_of), context)
+        return trials.occupancy(rewritten(stage, chosen(index).choice_of))
 
     lag = occupied(0).lag_within(capacity)
     sizes = [point[0] for point in front]
     best = _last_that_fits(sizes, lambda index: capacity - occupied(index).peak_bytes(lag))
     for _ in range(_MAX_TRIALS):
         trial = rewritten(stage, chosen(best).choice_of)
-        excess = trial_excess_bytes(module, trial, context, lag, capacity) if best else 0
+        excess = trials.excess_bytes(trial, lag, capacity) if best else 0
         if not excess:
             break
         tightened = front[best][0] - excess
@@ -111,57 +109,55 @@ def _last_that_fits(sizes: Sequence[int], room: Callable[[int], int]) -> int:
         probes += 1
         guess = (low + above) // 2 if probes % 3 == 0 else bisect_right(sizes, sizes[low] + left) - 1
         guess = min(max(guess, low + 1), above - 1)
-        found = room(guess)
-        if found >= 0:
-            low, left = guess, found
+        room_left = room(guess)
+        if room_left >= 0:
+            low, left = guess, room_left
         else:
             above = guess
     return low
 
 
-def _options(module: Module, stage: Stage, context: PassContext, layer: int) -> list[Option]:
+def _options(stage: Stage, trials: Trials, layer: int) -> list[Option]:
     """Every way to treat a layer, with its exact bytes and the target's seconds."""
-    found = []
+    options = []
     for choice in CHOICES["auto"]:
         nbytes = 0 if choice == NOTHING else _input_bytes(stage, block("mlp", layer))
         seconds = 0.0
-        for unit in (block("attention", layer), block("mlp", layer)):
-            kept, dropped = _split_slots(module, unit, choice.kept(unit.kind))
+        for half in (block("attention", layer), block("mlp", layer)):
+            kept, dropped = _split_slots(trials.module, half, choice.kept(half.kind))
             nbytes += sum(aligned(slot.type.nbytes) for slot in kept)
             if dropped:
-                seconds += _recovery_seconds(module, stage, context, unit, dropped, whole_layer=choice == NOTHING)
-        found.append(Option(choice, nbytes, seconds))
-    return found
+                seconds += _recovery_seconds(stage, trials, half, dropped, whole_layer=choice == NOTHING)
+        options.append(Option(choice, nbytes, seconds))
+    return options
 
 
-def _split_slots(module: Module, unit: Block, kept: str) -> tuple[list[Slot], list[Slot]]:
-    slots = saved_slots(module.model, module.plan, unit)
-    names = {"none": (), "lean": LEAN_SLOTS[unit.kind], "all": tuple(slot.name for slot in slots)}[kept]
+def _split_slots(module: Module, half: Block, kept: str) -> tuple[list[Slot], list[Slot]]:
+    slots = saved_slots(module.model, module.plan, half)
+    names = {"none": (), "lean": LEAN_SLOTS[half.kind], "all": tuple(slot.name for slot in slots)}[kept]
     return [s for s in slots if s.name in names], [s for s in slots if s.name not in names]
 
 
-def _forward_of(stage: Stage, unit: Block) -> Forward:
-    return next(op for op in stage.ops if type(op) is Forward and op.block is unit)
+def _forward_of(stage: Stage, half: Block) -> Forward:
+    return next(op for op in stage.ops if type(op) is Forward and op.block is half)
 
 
-def _input_bytes(stage: Stage, unit: Block) -> int:
-    return aligned(_forward_of(stage, unit).reads[0].type.nbytes)
+def _input_bytes(stage: Stage, half: Block) -> int:
+    return aligned(_forward_of(stage, half).reads[0].type.nbytes)
 
 
-def _recovery_seconds(
-    module: Module, stage: Stage, context: PassContext, unit: Block, dropped: list[Slot], *, whole_layer: bool
-) -> float:
-    forward = _forward_of(stage, unit)
+def _recovery_seconds(stage: Stage, trials: Trials, half: Block, dropped: list[Slot], *, whole_layer: bool) -> float:
+    forward = _forward_of(stage, half)
     names = {slot.name for slot in dropped}
     saved = [t for t in forward.writes if t.kind is StateKind.SAVED]
     source, view = forward.reads
     kept = tuple(t for t in saved if t.slot not in names)
     writes = tuple(t for t in saved if t.slot in names)
-    if whole_layer and unit.kind == "attention":
+    if whole_layer and half.kind == "attention":
         output = Tensor("y", StateKind.ACTIVATION, source.type)
         writes = (*writes, output)
-    op = Recompute(block=unit, micro_batch=0, reads=(source, *kept, view), writes=writes)
-    return context.op_seconds(module, stage, op)
+    op = Recompute(block=half, micro_batch=0, reads=(source, *kept, view), writes=writes)
+    return trials.op_seconds(stage, op)
 
 
 def _pareto(options: list[Option]) -> list[Option]:
@@ -176,10 +172,10 @@ def _pareto(options: list[Option]) -> list[Option]:
 Point = tuple[int, float, tuple[int, ...]]
 
 
-def _front(options: list[Option], units: int) -> list[Point]:
-    """The Pareto front of `units` units: (bytes, seconds, how many take each option), bytes ascending.
+def _front(options: list[Option], items: int) -> list[Point]:
+    """The Pareto front of `items` items: (bytes, seconds, how many take each option), bytes ascending.
 
-    Fronts of 1, 2, 4, ... units are joined pairwise, so the work is logarithmic in the number of units.
+    Fronts of 1, 2, 4, ... items are joined pairwise, so the work is logarithmic in the number of items.
     """
     single: list[Point] = [
         (option.nbytes, option.seconds, tuple(int(i == j) for j in range(len(options))))
@@ -187,11 +183,11 @@ def _front(options: list[Option], units: int) -> list[Point]:
     ]
     total: list[Point] = [(0, 0.0, (0,) * len(options))]
     power = single
-    while units:
-        if units & 1:
+    while items:
+        if items & 1:
             total = _joined(total, power)
-        units >>= 1
-        if units:
+        items >>= 1
+        if items:
             power = _joined(power, power)
     return total
 
@@ -205,21 +201,11 @@ def _joined(left: list[Point], right: list[Point]) -> list[Point]:
     # a point stays if it is better than everything cheaper, by more than the rounding of sums
     keep = np.ones(len(order), bool)
     keep[1:] = best[1:] < best[:-1] * (1 - _ROUNDING)
-    found: list[Point] = []
+    front: list[Point] = []
     for index in order[keep]:
         a, b = left[index // len(right)], right[index % len(right)]
-        found.append((a[0] + b[0], a[1] + b[1], tuple(map(int.__add__, a[2], b[2]))))
-    return found
+        front.append((a[0] + b[0], a[1] + b[1], tuple(map(int.__add__, a[2], b[2]))))
+    return front
 
 
 _ROUNDING = 1e-12
-
-
-def rewritten(stage: Stage, chosen: ChoiceOf) -> Stage:
-    """A copy of the stage's lists under a choice; ops and tensors that do not change are shared."""
-    copy = Stage(stage.index, dict(stage.tensors), list(stage.ops), stage.line)
-    kinds = {t: t.kind for t in stage.tensors.values()}
-    rewrite(copy, chosen)
-    for tensor, kind in kinds.items():
-        tensor.kind = kind  # a trial leaves no mark
-    return copy

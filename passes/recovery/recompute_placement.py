@@ -17,24 +17,23 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from ratrain.passes.pass_base import PassContext
-from ratrain.passes.trial import trial_excess_bytes, trial_occupancy
+from ratrain.passes.trial import Trials
 from ratrain.ratrain_ir.blocks import gathers_within_step
-from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import InputGradientOp, Op, Recompute
 from ratrain.ratrain_ir.schedules import SCHEDULES
 from ratrain.ratrain_ir.types import aligned
 
 
-def recover_forward_side(module: Module, stage: Stage, context: PassContext, budget: int) -> int:
+def recover_forward_side(stage: Stage, trials: Trials, budget: int) -> int:
     """Move recovery ops of a stage ahead of the backward that waits for a gradient; how many were moved."""
-    plan = module.plan
+    plan = trials.module.plan
     if plan.schedule is None or gathers_within_step(plan):
         return 0  # nothing is known of the windows, or the view a recovery reads is gathered only for its backward
     windows = SCHEDULES[plan.schedule].gradient_waits(plan.pp, plan.micro_batches, stage.index)
     if not windows:
         return 0
-    mover = _Mover(module, stage, context, budget)
+    mover = _Mover(stage, trials, budget)
     for micro_batch in windows:
         mover.fill(micro_batch)
     mover.keep_what_fits()
@@ -46,9 +45,8 @@ def recover_forward_side(module: Module, stage: Stage, context: PassContext, bud
 class _Mover:
     """Decides moves against the live-byte curve of the list as it was, then rebuilds the list once."""
 
-    module: Module
     stage: Stage
-    context: PassContext
+    trials: Trials
     budget: int
     moved: dict[int, list[Op]] = field(factory=dict)
     """Recovery ops to stand before a micro-batch's first backward, in order."""
@@ -57,7 +55,7 @@ class _Mover:
     curve: NDArray[np.int64] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        occupied = trial_occupancy(self.module, self.stage, self.context)
+        occupied = self.trials.occupancy(self.stage)
         self.lag = occupied.lag_within(self.budget)
         self.curve = occupied.within(self.lag).live_bytes
 
@@ -102,5 +100,4 @@ class _Mover:
 
     def excess_bytes(self, windows: int) -> int:
         """The bytes by which the arena of the list with those moves made exceeds the budget."""
-        trial = Stage(self.stage.index, dict(self.stage.tensors), self.rebuilt(windows), self.stage.line)
-        return trial_excess_bytes(self.module, trial, self.context, self.lag, self.budget)
+        return self.trials.excess_bytes(self.stage.draft(self.rebuilt(windows)), self.lag, self.budget)

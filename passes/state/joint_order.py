@@ -19,17 +19,16 @@ from typing import ClassVar
 
 from attrs import define, field, frozen
 
-from ratrain.passes.memory.overlap import step_period
 from ratrain.passes.pass_base import Pass, PassContext
-from ratrain.passes.recovery.recompute import POLICIES, RecomputePass, refuse_second_recovery
+from ratrain.passes.recovery.recompute import POLICIES, RecomputePass, mark_checkpoints, refuse_second_recovery
 from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
 from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
 from ratrain.passes.state.prefetch_depth import prefetch_depth
 from ratrain.passes.state.schedule_update import ScheduleUpdatePass
-from ratrain.passes.trial import seconds_at_own_addresses, with_workspace
+from ratrain.passes.trial import Trials, step_seconds_at_own_addresses
 from ratrain.ratrain_ir.blocks import gathers_within_step
-from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.ops import Tensor
 from ratrain.ratrain_ir.schedules import micro_batches_in_flight
 
 _WORTH = 2e-3
@@ -45,13 +44,13 @@ class _StateOrder:
     gathers_in_order: bool
     prefetch: InsertPrefetchPass
 
-    def rewrite(self, module: Module, stage: Stage, context: PassContext) -> None:
+    def rewrite(self, stage: Stage, trials: Trials) -> None:
         """Rewrite a stage's list."""
-        self.buckets.rewrite(module, stage, context)
+        self.buckets.rewrite(trials.module, stage, trials.context)
         if self.updates_when_final:
-            ScheduleUpdatePass().rewrite(module, stage, context)
+            ScheduleUpdatePass().rewrite(stage, trials)
         if self.gathers_in_order:
-            self.prefetch.rewrite(module, stage)
+            self.prefetch.rewrite(trials.module, stage)
 
     def __str__(self) -> str:
         updates = ", updates as gradients become final" if self.updates_when_final else ""
@@ -82,12 +81,13 @@ class JointOrderPass(Pass):
         chosen = self.choose(module, context, depths)
         default = [self.orders(depth)[0] for depth in depths]
         if chosen == default:
-            self.rewrite(module, context, default)
+            mark_checkpoints(self.rewrite(module, context, default))
             return
-        joint = _Trial(self, copy_module(module), chosen, context)
-        separate = _Trial(self, copy_module(module), default, context)
+        joint = _Ordered(self, module.draft(), chosen, context)
+        separate = _Ordered(self, module.draft(), default, context)
         best = joint if joint.seconds < separate.seconds else separate
-        module.stages = best.module.stages
+        module.adopt(best.module)
+        mark_checkpoints(best.starts)
         context.statistics |= best.statistics
         context.statistics["simulated step"] = (
             f"{joint.seconds:.6g} s ordered jointly, {separate.seconds:.6g} s one by one, "
@@ -104,14 +104,15 @@ class JointOrderPass(Pass):
         if self.state != "ordered" or not gathers_within_step(module.plan):
             return [InsertPrefetchPass().depth_blocks] * len(module.stages)
 
-        def ordered(trial: Stage, depth: int) -> None:
-            self.orders(depth)[0].rewrite(module, trial, context)
-
         known: dict[object, int] = {}
         for key, stage in zip(_likenesses(module), module.stages, strict=True):
             if key not in known:
-                known[key] = prefetch_depth(module, stage, context, self.recovery, ordered)
+                known[key] = prefetch_depth(stage, Trials(module, context), self.recovery, self.give_order)
         return [known[key] for key in _likenesses(module)]
+
+    def give_order(self, stage: Stage, trials: Trials, depth: int) -> None:
+        """Give a stage the default order under a depth."""
+        self.orders(depth)[0].rewrite(stage, trials)
 
     def orders(self, depth: int) -> list[_StateOrder]:
         """What a stage may take that gathers views so many blocks ahead, its default first."""
@@ -134,36 +135,36 @@ class JointOrderPass(Pass):
         for stage, depth in zip(module.stages, depths, strict=True):
             likeness = (_kinds(module, stage), depth)
             if likeness not in known:
-                known[likeness] = self.shortest(module, stage, context, self.orders(depth))
+                known[likeness] = self.shortest(stage, Trials(module, context), self.orders(depth))
             chosen.append(known[likeness])
         return chosen
 
-    def shortest(self, module: Module, stage: Stage, context: PassContext, orders: list[_StateOrder]) -> _StateOrder:
+    def shortest(self, stage: Stage, trials: Trials, orders: list[_StateOrder]) -> _StateOrder:
         """The order with the shortest period of a stage; the default where none is clearly shorter."""
         best, best_seconds = orders[0], float("inf")
         tried = set()
         for order in orders:
-            trial = Stage(stage.index, dict(stage.tensors), list(stage.ops), stage.line)
-            order.rewrite(module, trial, context)
+            trial = stage.draft()
+            order.rewrite(trial, trials)
             same = tuple(op.blocks for op in trial.ops if isinstance(op, GradSync)), order.updates_when_final
             if same in tried:
                 continue
             tried.add(same)
-            seconds = step_period(module, with_workspace(module, trial, context), context)
+            seconds = trials.period(trial)
             if seconds < best_seconds * (1 - _WORTH):
                 best, best_seconds = order, seconds
         return best
 
-    def rewrite(self, module: Module, context: PassContext, orders: list[_StateOrder]) -> None:
-        """Give each stage its order, then choose what is recovered."""
+    def rewrite(self, module: Module, context: PassContext, orders: list[_StateOrder]) -> list[Tensor]:
+        """Give each stage its order, then choose what is recovered; the tensors that recovery starts from."""
         for stage, order in zip(module.stages, orders, strict=True):
-            order.rewrite(module, stage, context)
+            order.rewrite(stage, Trials(module, context))
             context.statistics[f"state of stage {stage.index}"] = str(order)
-        self.recovery.run(module, context)
+        return self.recovery.rewrite(module, context)
 
 
 def _kinds(module: Module, stage: Stage) -> tuple[str, ...]:
-    return tuple(unit.kind for unit in module.topology.stage_blocks[stage.index])
+    return tuple(block.kind for block in module.topology.stage_blocks[stage.index])
 
 
 def _likenesses(module: Module) -> list[object]:
@@ -174,17 +175,19 @@ def _likenesses(module: Module) -> list[object]:
 
 
 @define(eq=False)
-class _Trial:
-    """A copy of the module under an order for each stage, and its simulated step, were no bytes used twice."""
+class _Ordered:
+    """A draft of the module under an order for each stage, and its simulated step, were no bytes used twice."""
 
     joint_order: JointOrderPass
     module: Module
     orders: list[_StateOrder]
     context: PassContext
+    starts: list[Tensor] = field(init=False)
+    """what recovery starts from"""
     seconds: float = field(init=False)
     statistics: dict[str, int | float | str] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.joint_order.rewrite(self.module, self.context, self.orders)
+        self.starts = self.joint_order.rewrite(self.module, self.context, self.orders)
         self.statistics = dict(self.context.statistics)
-        self.seconds = seconds_at_own_addresses(self.module, self.context)
+        self.seconds = step_seconds_at_own_addresses(self.module, self.context)

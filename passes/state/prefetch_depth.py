@@ -11,16 +11,12 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING
 
-from ratrain.passes.memory.overlap import step_period
-from ratrain.passes.recovery.recompute import NOTHING, same_for_all
-from ratrain.passes.recovery.recompute_choice import rewritten
-from ratrain.passes.trial import trial_excess_bytes, with_workspace
-from ratrain.ratrain_ir.module import Stage
+from ratrain.passes.recovery.recompute import NOTHING, rewritten, same_for_all
 
 if TYPE_CHECKING:
-    from ratrain.passes.pass_base import PassContext
     from ratrain.passes.recovery.recompute import RecomputePass
-    from ratrain.ratrain_ir.module import Module
+    from ratrain.passes.trial import Trials
+    from ratrain.ratrain_ir.module import Stage
 
 DEPTHS = (0, 1, 2, 3, 4)
 """What is chosen from, in block ops; 0: right before the use."""
@@ -29,37 +25,28 @@ _WORTH = 5e-4
 
 
 def prefetch_depth(
-    module: Module,
     stage: Stage,
-    context: PassContext,
+    trials: Trials,
     recovery: RecomputePass,
-    ordered: Callable[[Stage, int], None],
+    give_order: Callable[[Stage, Trials, int], None],
 ) -> int:
-    """The depth with the shortest period of a stage of those that fit, 0 where none does; `ordered` gives a copy of the stage its order under a depth."""
+    """The depth with the shortest period of a stage of those that fit, 0 where none does; `give_order` gives a draft of the stage its order under a depth."""
     worth_trying: list[tuple[float, int, Stage]] = []
     shortest = [inf, inf]
     for depth in DEPTHS:
-        trial = Stage(stage.index, dict(stage.tensors), list(stage.ops), stage.line)
-        ordered(trial, depth)
+        trial = stage.draft()
+        give_order(trial, trials, depth)
         # a layer that is recovered as a whole needs the view of its attention earlier than one that is kept
-        periods = [_period(module, trial, context), _period(module, rewritten(trial, same_for_all(NOTHING)), context)]
-        if any(found < best * (1 - _WORTH) for found, best in zip(periods, shortest, strict=True)):
+        periods = [trials.period(trial), trials.period(rewritten(trial, same_for_all(NOTHING)))]
+        if any(period < least * (1 - _WORTH) for period, least in zip(periods, shortest, strict=True)):
             worth_trying.append((periods[0], depth, trial))
             shortest = list(map(min, periods, shortest))
     chosen, best = DEPTHS[0], inf
     for least, depth, trial in reversed(worth_trying):
         if least < best:  # what is recovered comes on top
-            choice_of, _ = recovery.choice(module, trial, context)
+            choice_of, _ = recovery.choice(trial, trials)
             recovered = rewritten(trial, choice_of)
-            seconds = _period(module, recovered, context)
-            if seconds < best and _fits(module, recovered, context, recovery.budget_within(context)):
+            seconds = trials.period(recovered)
+            if seconds < best and not trials.excess_bytes(recovered, 0.0, recovery.budget_within(trials.context)):
                 chosen, best = depth, seconds
     return chosen
-
-
-def _period(module: Module, stage: Stage, context: PassContext) -> float:
-    return step_period(module, with_workspace(module, stage, context), context)
-
-
-def _fits(module: Module, stage: Stage, context: PassContext, budget: int) -> bool:
-    return not trial_excess_bytes(module, stage, context, 0.0, budget)

@@ -27,9 +27,9 @@ from typing import ClassVar
 
 from attrs import define, field, frozen
 
-from ratrain.passes.memory.overlap import ListTimes, list_times
+from ratrain.passes.memory.overlap import ListTimes
 from ratrain.passes.pass_base import Pass, PassContext
-from ratrain.passes.trial import prepared, with_workspace
+from ratrain.passes.trial import Trials
 from ratrain.ratrain_ir.blocks import Block
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Engine, Op, Tensor, Update
@@ -43,12 +43,12 @@ class ScheduleUpdatePass(Pass):
 
     def run(self, module: Module, context: PassContext) -> None:
         """Move the updates of every stage."""
-        overtaken = sum(self.rewrite(module, stage, context) for stage in module.stages)
+        overtaken = sum(self.rewrite(stage, Trials(module, context)) for stage in module.stages)
         context.statistics["updates before that of an earlier block"] = overtaken
 
-    def rewrite(self, module: Module, stage: Stage, context: PassContext) -> int:
+    def rewrite(self, stage: Stage, trials: Trials) -> int:
         """Rewrite one stage; the number of updates that overtake that of an earlier block."""
-        return _Rescheduling(module, stage, context).run()
+        return _Rescheduling(stage, trials).run()
 
 
 @frozen
@@ -65,20 +65,18 @@ class _Window:
 class _Rescheduling:
     """Moves the updates of one stage to where their gradients are final."""
 
-    module: Module
     stage: Stage
-    context: PassContext
+    trials: Trials
     rank: Mapping[Block, int] = field(init=False)
     rest: list[Op] = field(init=False)
     """everything but the updates"""
     times: ListTimes = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        blocks = self.module.topology.stage_blocks[self.stage.index]
-        self.rank = {unit: index for index, unit in enumerate(blocks)}
+        blocks = self.trials.module.topology.stage_blocks[self.stage.index]
+        self.rank = {block: index for index, block in enumerate(blocks)}
         self.rest = [op for op in self.stage.ops if type(op) is not Update]
-        trial = Stage(self.stage.index, self.stage.tensors, self.rest, self.stage.line)
-        self.times = list_times(self.module, with_workspace(self.module, trial, self.context), self.context)
+        self.times = self.trials.times(self.stage.draft(self.rest))
 
     def run(self) -> int:
         """Rewrite the stage; the number of updates that overtake that of an earlier block."""
@@ -98,7 +96,7 @@ class _Rescheduling:
 
     def engine_is_free(self) -> tuple[float, int]:
         """When and where the engine that updates has done everything else."""
-        if self.context.target.update_engine is Engine.HOST:
+        if self.trials.context.target.update_engine is Engine.HOST:
             return 0.0, 0
         compute = [at for at, op in enumerate(self.rest) if op.engine is Engine.COMPUTE]
         return (float(self.times.ends[compute[-1]]), compute[-1] + 1) if compute else (0.0, 0)
@@ -118,26 +116,26 @@ class _Rescheduling:
                 heapq.heappush(ready, (self.rank[window.update.block], len(coming)))
             window = windows[heapq.heappop(ready)[1]]
             order.append(window)
-            update = prepared(self.module, self.stage, window.update, self.context)
-            now += self.context.op_seconds(self.module, self.stage, update)
+            update = self.trials.legalised(self.stage, window.update)
+            now += self.trials.op_seconds(self.stage, update)
         return order
 
     def windows(self) -> list[_Window]:
         """The window of each update: between the accesses before and after it that it must keep apart."""
         wanted = {t for op in self.stage.ops if type(op) is Update for t in op.operands}
         accesses: dict[Tensor, list[tuple[int, bool]]] = {tensor: [] for tensor in wanted}
-        found: list[tuple[Update, int]] = []
+        updates: list[tuple[Update, int]] = []
         position = 0
         for op in self.stage.ops:
             if type(op) is Update:
-                found.append((op, position))
+                updates.append((op, position))
                 continue
             for tensor in op.operands:
                 if tensor in wanted:
                     accesses[tensor].append((position, tensor in op.writes or tensor in op.updates))
             position += 1
         windows = []
-        for update, stood in found:
+        for update, stood in updates:
             changed = {*update.writes, *update.updates}
             apart = [at for t in update.operands for at, writes in accesses[t] if writes or t in changed]
             made = [at for t in update.reads for at, writes in accesses[t] if writes and at < stood]

@@ -15,7 +15,7 @@ from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.passes.pass_base import PassContext
-from ratrain.passes.recovery.recompute import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, rewrite, same_for_all
+from ratrain.passes.recovery.recompute import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, rewritten, same_for_all
 from ratrain.ratrain_ir.blocks import (
     Block,
     activation_type,
@@ -176,8 +176,7 @@ def _work_profile(setting: Setting, micro_batch_size: int) -> WorkProfile:
     whole = _Ops.of(module, module.stages[0], context)
     options = []
     for choice in CHOICES[setting.policy]:
-        stage = Stage(0, dict(module.stages[0].tensors), list(module.stages[0].ops))
-        rewrite(stage, same_for_all(choice))
+        stage = rewritten(module.stages[0], same_for_all(choice))
         options.append((_kept_bytes(small, plan, choice), _Ops.of(module, stage, context)))
     layer_forward = min(ops.seconds(Forward, "layer") for _, ops in options)
     layer_backward = min(ops.seconds(Backward, "layer") for _, ops in options)
