@@ -47,7 +47,7 @@ class Target(Protocol):
         ...
 
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
-        """Seconds the op takes on its engine when it runs alone."""
+        """Seconds the op takes on its engine when it runs alone: equal for ops of equal likeness (`ratrain.ratrain_ir.likeness`)."""
         ...
 
     def step_seconds(self, module: Module) -> float:

@@ -62,10 +62,10 @@ class FakeTarget:
         return WorkspaceRequest("-".join(str(part).replace(".", "-") for part in parts), largest // 2 + _WORKSPACE_ROWS)
 
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
-        """Seconds proportional to the bytes an op touches; block ops count ten times, updates and messages once."""
+        """Seconds proportional to the bytes an op touches beside its workspace; block ops count ten times, updates and messages once."""
         del module, stage
         factor = 10.0 if isinstance(op, BlockOp) else 1.0
-        touched = sum(tensor.type.nbytes for tensor in dict.fromkeys(op.operands))
+        touched = sum(tensor.type.nbytes for tensor in dict.fromkeys(op.reads + op.writes + op.updates))
         latency = 1e-6 if isinstance(op, Send | Recv | Update | AllGather) else 0.0
         return latency + factor * touched * self.seconds_per_byte
 

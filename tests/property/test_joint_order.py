@@ -8,12 +8,11 @@ import pytest
 from attrs import evolve
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.memory.overlap import step_period
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.state import bucket_grad_sync
 from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass
 from ratrain.passes.state.prefetch_depth import DEPTHS
-from ratrain.passes.trial import seconds_at_own_addresses, with_workspace
+from ratrain.passes.trial import Trials, step_seconds_at_own_addresses
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.ops import Engine, Forward, ReduceScatter, Update
@@ -70,7 +69,7 @@ def test_together_is_never_slower_than_one_by_one(name: str) -> None:
             keys = {**state, "pp": pp, "dp": dp, "schedule": schedule}
             separate = placed(target, ONE_BY_ONE.format(schedule), keys)
             together = placed(target, f"place-{schedule},joint-order", keys)
-            seconds = [seconds_at_own_addresses(module, PassContext(target)) for module in (together, separate)]
+            seconds = [step_seconds_at_own_addresses(module, PassContext(target)) for module in (together, separate)]
             assert seconds[0] <= seconds[1] * (1 + 1e-12)
             gains.append(seconds[1] / seconds[0] - 1)
     if name == "links like compute":
@@ -103,10 +102,10 @@ def test_views_are_gathered_as_far_ahead_as_pays(pp: int, dp: int, budget: int) 
 
 def period_and_peak(target: Mt3000Target, passes: str, keys: dict) -> tuple[float, int]:
     """The longest period and the highest peak of live bytes of the stages."""
-    module, context = placed(target, passes, keys, WIDE), PassContext(target)
-    stages = [with_workspace(module, stage, context) for stage in module.stages]
-    periods = [step_period(module, stage, context) for stage in stages]
-    return max(periods), max(lifetimes(stage).peak_bytes for stage in stages)
+    module = placed(target, passes, keys, WIDE)
+    trials = Trials(module, PassContext(target))
+    peaks = [lifetimes(trials.with_workspace(stage)).peak_bytes for stage in module.stages]
+    return max(map(trials.period, module.stages)), max(peaks)
 
 
 def test_a_trial_leaves_no_mark() -> None:

@@ -1,4 +1,4 @@
-"""What a pass remembers of its target: seconds, which are those of the target whatever ops share them; ops of trials, for a stage."""
+"""What a pass remembers of its target: seconds, which are those of the target whatever ops share them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
 from ratrain.passes.pass_base import PassContext
-from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.state.schedule_update import ScheduleUpdatePass
-from ratrain.passes.trial import with_workspace
+from ratrain.passes.trial import Trials
 from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
-from ratrain.ratrain_ir.ops import Engine, Release, Send, Update
+from ratrain.ratrain_ir.ops import AllReduce, AllReduceScalar, Engine, Release, Send, Update
 from ratrain.ratrain_ir.testing.strategies import Case, cases
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.mt3000.target import Mt3000Target
@@ -42,7 +41,7 @@ def test_known_seconds_are_those_of_the_target(case: Case, pipeline: str, engine
     PassManager(target).run(module, pipeline)
     context = PassContext(target)
     for stage in module.stages:
-        for op in (*stage.ops, *with_workspace(module, stage, context).ops):
+        for op in (*stage.ops, *Trials(module, context).with_workspace(stage).ops):
             if type(op) is not Release:
                 assert context.op_seconds(module, stage, op) == target.op_seconds(module, stage, op)
 
@@ -63,21 +62,16 @@ def test_updates_are_ordered_by_the_seconds_of_the_engine_that_updates(case: Cas
     assert {op.engine for op in updates} == {Engine.HOST}
 
 
-def test_trials_of_a_stage_are_forgotten_before_the_next() -> None:
-    """A dozen trials a stage, each with its own ops, are more than memory should hold for all stages at once."""
-    model = evolve(UNEVEN, layers=4)
-    target, held = target_of(Engine.COMPUTE), []
-
-    class Watched(PassContext):
-        def forget_trials(self) -> None:
-            held.append(len(self.prepared))
-            super().forget_trials()
-
-    module = lower(model, make_plan(model, pp=4, micro_batches=6))
-    PassManager(target).run(module, "place-1f1b")
-    RecomputePass("auto", budget=200_000, placement="forward-side").run(module, Watched(target))
-    assert len(held) == 4
-    assert max(held) < sum(held) / 2
+def test_seconds_of_one_plan_are_not_those_of_another() -> None:
+    """Nothing in a collective says how many take part in it."""
+    target = target_of(Engine.COMPUTE)
+    context = PassContext(target)
+    for replicas in (2, 4, 2):
+        module = lower(UNEVEN, make_plan(UNEVEN, pp=2, dp=replicas, zero=0))
+        for stage in module.stages:
+            for op in stage.ops:
+                if isinstance(op, AllReduce | AllReduceScalar):
+                    assert context.op_seconds(module, stage, op) == target.op_seconds(module, stage, op)
 
 
 def test_messages_take_the_seconds_of_their_own_links() -> None:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.memory.overlap import Occupancy, list_times, occupancy
+from ratrain.passes.memory.overlap import Occupancy, OpSeconds, list_times, occupancy
 from ratrain.passes.pass_base import PassContext
-from ratrain.passes.trial import with_workspace
+from ratrain.passes.trial import Trials
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.ops import Engine, Release, Update
@@ -21,26 +21,26 @@ from ratrain.ratrain_ir.testing.strategies import Case, cases
 from tests.passes.test_pipeline import MODEL, PLAN
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.module import Stage
 
 PIPELINES = ("place-1f1b", "place-zb-h1", "recompute,bucket-grad-sync{bytes=1KiB},schedule-update,insert-prefetch")
 
 
-def prepared(case: Case, pipeline: str, target: FakeTarget) -> tuple[Module, list[Stage], PassContext]:
+def stages_with_workspace(case: Case, pipeline: str, target: FakeTarget) -> tuple[list[Stage], OpSeconds]:
     module = case.module()
     PassManager(target).run(module, pipeline)
-    context = PassContext(target)
-    return module, [with_workspace(module, stage, context) for stage in module.stages], context
+    trials = Trials(module, PassContext(target))
+    return [trials.with_workspace(stage) for stage in module.stages], trials.op_seconds
 
 
 @settings(max_examples=40)
 @given(cases(max_layers=3, max_micro_batches=3), st.sampled_from(PIPELINES))
 def test_nothing_waits_for_bytes_under_an_endless_lag(case: Case, pipeline: str) -> None:
     """An interval ends only where every op from there on starts after the last accessor has completed."""
-    module, stages, context = prepared(case, pipeline, FakeTarget())
+    stages, op_seconds = stages_with_workspace(case, pipeline, FakeTarget())
     for stage in stages:
-        times = list_times(module, stage, context)
-        for tensor, spans in occupancy(module, stage, context).within(inf).intervals.items():
+        times = list_times(stage, op_seconds)
+        for tensor, spans in occupancy(stage, op_seconds).within(inf).intervals.items():
             accesses = [at for at, op in enumerate(stage.ops) if tensor in op.operands and type(op) is not Release]
             if tensor.carried or len(spans) != 1 or not accesses:
                 continue
@@ -52,9 +52,9 @@ def test_nothing_waits_for_bytes_under_an_endless_lag(case: Case, pipeline: str)
 @settings(max_examples=40)
 @given(cases(max_layers=3, max_micro_batches=3), st.sampled_from(PIPELINES), st.integers(0, 100))
 def test_a_lag_only_lengthens_and_stays_within_the_capacity(case: Case, pipeline: str, percent: int) -> None:
-    module, stages, context = prepared(case, pipeline, FakeTarget())
+    stages, op_seconds = stages_with_workspace(case, pipeline, FakeTarget())
     for stage in stages:
-        found: Occupancy = occupancy(module, stage, context)
+        found: Occupancy = occupancy(stage, op_seconds)
         assert found.within(0.0).intervals == lifetimes(stage).intervals
         peaks = [found.peak_bytes(lag) for lag in (0.0, 1e-6, 1e-4, inf)]
         assert all(one <= other for one, other in pairwise(peaks))
