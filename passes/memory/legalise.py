@@ -30,13 +30,15 @@ class LegalisePass(Pass):
         """Annotate every op."""
         target = context.target
         largest = 0
+        workspaces: list[tuple[Op, Tensors]] = []
         for stage in module.stages:
             made: dict[str, Tensor] = {}
-            for op in stage.ops:
-                if type(op) is Update:
-                    op.placement = target.update_engine
-                op.scratch = _workspace(stage, module, op, context, made)
-                largest = max(largest, *(t.type.nbytes for t in op.scratch), 0)
+            workspaces += [(op, _workspace(stage, module, op, context, made)) for op in stage.ops]
+            largest = max(largest, *(t.type.nbytes for t in made.values()), 0)
+        for op, workspace in workspaces:  # no op is changed before the target has answered for all
+            op.scratch = workspace
+            if type(op) is Update:
+                op.placement = target.update_engine
         module.target = target.info
         context.statistics["largest workspace bytes"] = largest
 

@@ -29,17 +29,17 @@ def split_backwards(module: Module, stage: Stage) -> int:
 
 
 def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, BackwardWeight]:
-    unit, m = op.block, op.micro_batch
+    block, m = op.block, op.micro_batch
     role = bind(op, module.model, module.plan).tensors
     pending = tuple(
-        stage.add(Tensor(stage.free_name(f"d.{unit}.m{m}.{slot.name}"), StateKind.SAVED, slot.type))
-        for slot in pending_slots(module.model, module.plan, unit)
+        stage.add(Tensor(stage.free_name(f"d.{block}.m{m}.{slot.name}"), StateKind.SAVED, slot.type))
+        for slot in pending_slots(module.model, module.plan, block)
     )
-    inputs = (role["dy"], role["x"], *(role[name] for name in INPUT_HALF_SLOTS[unit.kind]), role["w"])
-    kept = tuple(role[name] for name in WEIGHT_HALF_SLOTS[unit.kind])
+    inputs = (role["dy"], role["x"], *(role[name] for name in INPUT_HALF_SLOTS[block.kind]), role["w"])
+    kept = tuple(role[name] for name in WEIGHT_HALF_SLOTS[block.kind])
     gradient = tuple(t for t in op.writes if t.kind is StateKind.GRAD)
-    first = BackwardInput(block=unit, micro_batch=m, reads=inputs, writes=(role["dx"], *pending))
+    first = BackwardInput(block=block, micro_batch=m, reads=inputs, writes=(role["dx"], *pending))
     second = BackwardWeight(
-        block=unit, micro_batch=m, reads=(role["dy"], *kept, *pending), writes=gradient, updates=op.updates
+        block=block, micro_batch=m, reads=(role["dy"], *kept, *pending), writes=gradient, updates=op.updates
     )
     return first, second

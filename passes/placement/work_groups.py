@@ -64,7 +64,7 @@ def split_into_groups(stage: Stage) -> WorkGroups:
             side = groups.forward if op.payload is Payload.ACTIVATION else groups.backward
             side.setdefault(op.micro_batch, []).append(op)
         elif isinstance(op, ReduceScatter) and op.micro_batch is not None:
-            waits = any((unit, op.micro_batch) in halves for unit in op.blocks)
+            waits = any((block, op.micro_batch) in halves for block in op.blocks)
             (groups.weight if waits else groups.backward).setdefault(op.micro_batch, []).append(op)
         elif isinstance(op, AllGather) and op.micro_batch is not None:
             side = groups.forward if op.phase is Phase.FORWARD else groups.backward

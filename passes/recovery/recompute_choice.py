@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ratrain.passes.recovery.recompute import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, rewritten
+from ratrain.passes.recovery.rewriting import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, rewritten
 from ratrain.ratrain_ir.blocks import Block, Slot, block, saved_slots
 from ratrain.ratrain_ir.ops import Forward, Recompute, Tensor
 from ratrain.ratrain_ir.schedules import micro_batches_in_flight

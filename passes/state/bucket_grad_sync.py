@@ -86,7 +86,8 @@ def _backward_seconds(module: Module, stage: Stage, context: PassContext) -> flo
 class _Bucketing:
     stage: Stage
     limit: int
-    unit: str
+    ends_with: str
+    """block, layer or stage"""
     buckets: list[Op] = field(factory=list)
     after: dict[int, list[Op]] = field(factory=dict)
     """Buckets by the position of the op they follow."""
@@ -128,9 +129,9 @@ class _Bucketing:
 
     def is_full(self, size: int, last: GradSync, following: GradSync) -> bool:
         """Whether a bucket of so many bytes ends before the next reduction: it has its bytes, and no layer is torn where layers count."""
-        if self.unit == "stage":
+        if self.ends_with == "stage":
             return False
-        torn = self.unit == "layer" and last.blocks[-1].layer == following.blocks[0].layer
+        torn = self.ends_with == "layer" and last.blocks[-1].layer == following.blocks[0].layer
         return size >= self.limit and not torn
 
     def close(self, ops: list[GradSync], last_writer: dict[Tensor, int]) -> None:
@@ -146,7 +147,7 @@ def _gradients(op: GradSync) -> Tensors:
 
 def _merged(ops: list[GradSync]) -> Op:
     """One reduction of all blocks of several: gradients or shards in block order, then the flags in block order."""
-    blocks = tuple(unit for op in ops for unit in op.blocks)
+    blocks = tuple(block for op in ops for block in op.blocks)
     reads = tuple(t for op in ops for t in op.reads)
     writes = _big_then_flags(tuple(t for op in ops for t in op.writes))
     updates = _big_then_flags(tuple(t for op in ops for t in op.updates))

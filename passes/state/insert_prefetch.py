@@ -39,7 +39,7 @@ class InsertPrefetchPass(Pass):
 
     def rewrite(self, module: Module, stage: Stage) -> int:
         """Rewrite one stage; the number of gathers."""
-        gathers = _reorder(stage, {unit: index for index, unit in enumerate(block_chain(module.model))})
+        gathers = _reorder(stage, {block: index for index, block in enumerate(block_chain(module.model))})
         if gathers_within_step(module.plan):
             gathers = _prefetch_within_step(stage, self.depth_blocks, self.depth_bytes)
         return gathers
@@ -54,7 +54,7 @@ def _reorder(stage: Stage, order: dict[Block, int]) -> int:
     after: dict[int, list[Op]] = {}
     earliest = -1
     for gather in gathers:
-        earliest = max(earliest, *(last_update.get(unit, len(stage.ops) - 1) for unit in gather.blocks))
+        earliest = max(earliest, *(last_update.get(block, len(stage.ops) - 1) for block in gather.blocks))
         after.setdefault(earliest, []).append(gather)
     ops: list[Op] = []
     for position, op in enumerate(stage.ops):

@@ -20,7 +20,8 @@ from typing import ClassVar
 from attrs import define, field, frozen
 
 from ratrain.passes.pass_base import Pass, PassContext
-from ratrain.passes.recovery.recompute import POLICIES, RecomputePass, mark_checkpoints, refuse_second_recovery
+from ratrain.passes.recovery.recompute import POLICIES, RecomputePass, refuse_second_recovery
+from ratrain.passes.recovery.rewriting import mark_checkpoints
 from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
 from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
 from ratrain.passes.state.prefetch_depth import prefetch_depth

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING
 
-from ratrain.passes.recovery.recompute import NOTHING, rewritten, same_for_all
+from ratrain.passes.recovery.rewriting import NOTHING, rewritten, same_for_all
 
 if TYPE_CHECKING:
     from ratrain.passes.recovery.recompute import RecomputePass

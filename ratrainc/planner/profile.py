@@ -15,7 +15,7 @@ from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.passes.pass_base import PassContext
-from ratrain.passes.recovery.recompute import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, rewritten, same_for_all
+from ratrain.passes.recovery.rewriting import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, rewritten, same_for_all
 from ratrain.ratrain_ir.blocks import (
     Block,
     activation_type,

@@ -227,7 +227,7 @@ def test_the_callers_random_numbers_are_left_alone():
 
 def test_small_problems_need_no_compiler():
     code = (
-        "import sys\nfrom passes.allocation import AllocationProblem, allocate\n"
+        "import sys\nfrom ratrain.passes.memory.allocation import AllocationProblem, allocate\n"
         "allocate(AllocationProblem([3, 5, 4, 2] * 12, [((i, i + 5),) for i in range(48)], 60))\n"
         "allocate(AllocationProblem([3, 5, 4, 2] * 100, [((i, i + 5),) for i in range(400)], 405), capacity=1000)\n"
         "assert 'numba' not in sys.modules\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -12,7 +13,7 @@ from ratrain.passes.manager import PassManager
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.recovery import recompute
-from ratrain.passes.recovery.recompute import NOTHING, rewritten, same_for_all
+from ratrain.passes.recovery.rewriting import NOTHING, rewritten, same_for_all
 from ratrain.passes.trial import Trials, at_own_addresses, step_seconds_at_own_addresses
 from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.ops import Recompute
@@ -65,7 +66,7 @@ class FailingTarget:
         return self.target.step_seconds(module)
 
 
-WITH_TRIALS = (
+ASKING = (
     ("", "place-zb-h1", {}),
     ("place-1f1b", "recompute{policy=auto}", {}),
     ("place-1f1b", "recompute{policy=full placement=forward-side}", {}),
@@ -73,6 +74,7 @@ WITH_TRIALS = (
     ("place-1f1b", "schedule-update", {}),
     ("place-1f1b", "joint-order", {}),
     ("place-1f1b", "joint-order{placement=inline}", {"zero": 3}),
+    ("place-1f1b,insert-release", "legalise", {}),
     ("place-1f1b,insert-release,legalise", "allocate-ddr", {}),
 )
 
@@ -82,7 +84,7 @@ def before(pipeline: str, keys: dict) -> Module:
     return PassManager(FakeTarget()).run(module, pipeline) if pipeline else module
 
 
-@pytest.mark.parametrize(("first", "tried", "keys"), WITH_TRIALS)
+@pytest.mark.parametrize(("first", "tried", "keys"), ASKING)
 def test_a_pass_that_raises_leaves_the_module_as_it_was(first: str, tried: str, keys: dict) -> None:
     unbroken = FailingTarget(float("inf"))
     PassManager(unbroken).run(before(first, keys), tried)
@@ -98,7 +100,7 @@ def test_a_pass_that_raises_leaves_the_module_as_it_was(first: str, tried: str, 
     assert module.stages == stages, "whoever holds a stage sees what was made of it"
 
 
-@pytest.mark.parametrize(("first", "tried", "keys"), WITH_TRIALS)
+@pytest.mark.parametrize(("first", "tried", "keys"), ASKING)
 def test_ops_and_tensors_that_others_share_are_as_they_were(first: str, tried: str, keys: dict) -> None:
     """Also without a manager: then a pass may have rewritten the lists of some stages, in their own copies of what changed."""
     unbroken = FailingTarget(float("inf"))
@@ -149,7 +151,7 @@ def test_own_addresses_are_given_to_a_copy() -> None:
     assert step_seconds_at_own_addresses(module, PassContext(FakeTarget())) > 0
     apart = at_own_addresses(module.stages[0])
     ends = sorted((tensor.offset, tensor.type.nbytes) for tensor in apart.tensors.values())
-    assert all(start + size <= after for (start, size), (after, _) in zip(ends, ends[1:], strict=False))
+    assert all(start + size <= after for (start, size), (after, _) in pairwise(ends))
     assert all(tensor.offset is None for stage in module.stages for tensor in stage.tensors.values())
 
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.recovery.recompute import LayerChoice
 from ratrain.passes.recovery.recompute_choice import Option, _front, _pareto
+from ratrain.passes.recovery.rewriting import LayerChoice
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.ops import Backward, Recompute
