@@ -92,7 +92,7 @@ class Pass:
     """Facts that must not hold yet: a pass that moves ops comes before releases and addresses."""
 
     def run(self, module: Module, context: PassContext) -> None:
-        """Rewrite the module in place.
+        """Rewrite the module in place. The manager hands in a draft, which shares its ops and tensors: to try something, change lists only.
 
         Raises `DiagnosticError` where it cannot.
         """

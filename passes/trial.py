@@ -14,7 +14,7 @@ from attrs import define, field
 from ratrain.passes.memory.allocation import AllocationProblem, Effort, allocate
 from ratrain.passes.memory.overlap import ListTimes, Occupancy, list_times, occupancy, step_period
 from ratrain.passes.pass_base import PassContext
-from ratrain.ratrain_ir.copying import copy_stage
+from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import Op, Recv, Send, Tensor, Update
 from ratrain.ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
@@ -94,18 +94,19 @@ class Trials:
 def step_seconds_at_own_addresses(module: Module, context: PassContext) -> float:
     """Simulated seconds of a step of a placed module, were no bytes used twice: the time its order alone takes."""
     trials = Trials(module, context)
-    stages = [at_own_addresses(trials.with_workspace(stage)) for stage in module.stages]
-    info = attrs.evolve(context.target.info, capacity_bytes=max(stage.arena_bytes for stage in stages))
-    return context.target.step_seconds(attrs.evolve(module, level=Level.ALLOCATED, stages=stages, target=info))
+    apart = at_own_addresses(attrs.evolve(module, stages=[trials.with_workspace(stage) for stage in module.stages]))
+    info = attrs.evolve(context.target.info, capacity_bytes=max(stage.arena_bytes for stage in apart.stages))
+    return context.target.step_seconds(attrs.evolve(apart, level=Level.ALLOCATED, target=info))
 
 
-def at_own_addresses(stage: Stage) -> Stage:
-    """A copy of a stage whose every tensor has bytes that no other has, however many that takes."""
-    copy = copy_stage(stage)
-    end = 0
-    for tensor in copy.tensors.values():
-        tensor.offset = end
-        end += aligned(tensor.type.nbytes)
+def at_own_addresses(module: Module) -> Module:
+    """A copy of a module whose every tensor has bytes that no other has, however many that takes."""
+    copy = copy_module(module)
+    for stage in copy.stages:
+        end = 0
+        for tensor in stage.tensors.values():
+            tensor.offset = end
+            end += aligned(tensor.type.nbytes)
     return copy
 
 

@@ -1,4 +1,4 @@
-"""Copies of modules, stages and ops that share nothing, for who gives them other addresses and for tests that break things.
+"""Copies of modules and ops that share nothing, for who gives them other addresses and for tests that break things.
 
 Who only changes the lists of a stage makes a draft of it (`Stage.draft`), which costs next to nothing.
 """
@@ -23,14 +23,13 @@ def copy_module(module: Module) -> Module:
         module.level,
         module.model,
         module.plan,
-        [copy_stage(stage) for stage in module.stages],
+        [_copy_stage(stage) for stage in module.stages],
         module.target,
         module.pipeline,
     )
 
 
-def copy_stage(stage: Stage) -> Stage:
-    """A stage that shares nothing that may be changed with another."""
+def _copy_stage(stage: Stage) -> Stage:
     same = {tensor: evolve(tensor) for tensor in stage.tensors.values()}
     ops = [copy_op(op, same.__getitem__) for op in stage.ops]
     return Stage(stage.index, {tensor.name: tensor for tensor in same.values()}, ops, stage.line)

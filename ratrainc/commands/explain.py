@@ -148,8 +148,6 @@ def _grouped(by_owner: dict[str, int]) -> list[tuple[str, int]]:
 
 def _byte_reuse(module: Module, machine: Machine | None) -> dict[str, float] | None:
     """Seconds of a step as placed, and were no bytes used twice; None where nothing has an address yet."""
-    from attrs import evolve
-
     from ratrain import api
     from ratrain.passes.trial import at_own_addresses
     from ratrain.ratrain_ir.module import Level
@@ -159,7 +157,7 @@ def _byte_reuse(module: Module, machine: Machine | None) -> dict[str, float] | N
     if module.level is not Level.ALLOCATED:
         return None
     target = target_of(api.machine_for(module, machine))
-    apart = evolve(module, stages=[at_own_addresses(stage) for stage in module.stages])
+    apart = at_own_addresses(module)
     with status("simulating"):
         return {"step_seconds": target.step_seconds(module), "without_reuse_seconds": target.step_seconds(apart)}
 

@@ -149,9 +149,9 @@ def test_an_op_is_the_same_in_every_trial() -> None:
 def test_own_addresses_are_given_to_a_copy() -> None:
     module = before("place-1f1b", {})
     assert step_seconds_at_own_addresses(module, PassContext(FakeTarget())) > 0
-    apart = at_own_addresses(module.stages[0])
-    ends = sorted((tensor.offset, tensor.type.nbytes) for tensor in apart.tensors.values())
-    assert all(start + size <= after for (start, size), (after, _) in pairwise(ends))
+    for stage in at_own_addresses(module).stages:
+        spans = sorted((tensor.offset, tensor.type.nbytes) for tensor in stage.tensors.values())
+        assert all(start + size <= after for (start, size), (after, _) in pairwise(spans))
     assert all(tensor.offset is None for stage in module.stages for tensor in stage.tensors.values())
 
 
