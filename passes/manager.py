@@ -104,11 +104,11 @@ def _refuse_illegal_order(item: Pass, facts: frozenset[Fact]) -> None:
 def _verify_after(module: Module, text: str, target: Target) -> None:
     from ratrain.ratrain_ir.verifier import verify
 
-    found = Diagnostics()
-    verify(module, found, target)
-    if found.errors:
+    problems = Diagnostics()
+    verify(module, problems, target)
+    if problems.errors:
         note = Note(f"the module was broken by the pass '{text}'")
-        first, *others = found.errors
+        first, *others = problems.errors
         from attrs import evolve
 
         raise DiagnosticError([evolve(first, notes=(*first.notes, note)), *others])

@@ -34,16 +34,16 @@ class Fact(Enum):
 
 def facts_of(module: Module) -> frozenset[Fact]:
     """The facts that hold for a module."""
-    found = set()
+    facts = set()
     if module.level is not Level.DATAFLOW:
-        found.add(Fact.PLACED)
+        facts.add(Fact.PLACED)
     if any(type(op) is Release for stage in module.stages for op in stage.ops):
-        found.add(Fact.RELEASED)
+        facts.add(Fact.RELEASED)
     if module.target is not None:
-        found.add(Fact.LEGALISED)
+        facts.add(Fact.LEGALISED)
     if module.level is Level.ALLOCATED:
-        found.add(Fact.ALLOCATED)
-    return frozenset(found)
+        facts.add(Fact.ALLOCATED)
+    return frozenset(facts)
 
 
 @define

@@ -24,18 +24,18 @@ def parse_pipeline(text: str) -> list[Pass]:
 
     Raises `DiagnosticError` RT070 with a caret under the place, or RT004 for an unknown pass.
     """
-    found: list[Pass] = []
+    passes: list[Pass] = []
     position = 0
     if not text.strip():
-        return found
+        return passes
     while True:
         match = _PASS.match(text, position)
         if match is None:
             _fail(text, position, "expected the name of a pass")
-        found.append(_make(text, match))
+        passes.append(_make(text, match))
         position = match.end()
         if position == len(text):
-            return found
+            return passes
         if text[position] != ",":
             _fail(text, position, f"expected ',' between passes, got '{text[position]}'")
         position += 1

@@ -50,15 +50,15 @@ def pass_class(name: str) -> type[Pass]:
     Raises `DiagnosticError` RT004 for an unknown name, and for one that stands for something else than a pass.
     """
     try:
-        found = PASSES.load(name)
+        loaded = PASSES.load(name)
     except KeyError:
         known = PASSES.names()
         fail("RT004", f"'{name}' is not a pass; the passes are {', '.join(known)}", help=nearest(name, known))
-    if not (isinstance(found, type) and issubclass(found, Pass)):
+    if not (isinstance(loaded, type) and issubclass(loaded, Pass)):
         fail(
             "RT004",
             f"'{PASSES.place(name)}' is not a pass: it is not a class derived from `Pass` (ratrain.passes.pass_base)",
         )
-    if found.name != name:
-        fail("RT004", f"'{PASSES.place(name)}' is registered as '{name}' and calls itself '{found.name}'")
-    return found
+    if loaded.name != name:
+        fail("RT004", f"'{PASSES.place(name)}' is registered as '{name}' and calls itself '{loaded.name}'")
+    return loaded

@@ -24,8 +24,8 @@ class LifetimePass(Pass):
     def run(self, module: Module, context: PassContext) -> None:
         """Put one line a stage into the statistics."""
         for stage in module.stages:
-            found = lifetimes(stage)
-            position = found.peak_position
-            kinds = ", ".join(f"{kind.value} {size}" for kind, size in found.bytes_by_kind(position).items())
+            lives = lifetimes(stage)
+            position = lives.peak_position
+            kinds = ", ".join(f"{kind.value} {size}" for kind, size in lives.bytes_by_kind(position).items())
             where = repr(stage.ops[position]) if stage.ops else "nothing"
-            context.statistics[f"stage {stage.index}"] = f"peak {found.peak_bytes} bytes live at '{where}': {kinds}"
+            context.statistics[f"stage {stage.index}"] = f"peak {lives.peak_bytes} bytes live at '{where}': {kinds}"

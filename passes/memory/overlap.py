@@ -171,7 +171,7 @@ def occupancy(stage: Stage, op_seconds: OpSeconds) -> Occupancy:
 
 
 def _completions(stage: Stage, times: ListTimes) -> dict[tuple[Tensor, int], float]:
-    found: dict[tuple[Tensor, int], float] = {}
+    completions: dict[tuple[Tensor, int], float] = {}
     latest: dict[Tensor, float] = {}
     last: dict[Tensor, int] = {}
     for position, op in enumerate(stage.ops):
@@ -179,15 +179,15 @@ def _completions(stage: Stage, times: ListTimes) -> dict[tuple[Tensor, int], flo
             continue
         end = float(times.ends[position])
         for tensor in op.scratch:
-            found[tensor, position + 1] = end
+            completions[tensor, position + 1] = end
         for tensor in op.reads + op.updates:
             latest[tensor] = max(latest.get(tensor, 0.0), end)
             last[tensor] = position
         for tensor in op.writes:
             if tensor in last:
-                found[tensor, last[tensor] + 1] = latest[tensor]
+                completions[tensor, last[tensor] + 1] = latest[tensor]
             latest[tensor], last[tensor] = end, position
     for tensor, position in last.items():
         if not tensor.carried:
-            found[tensor, position + 1] = latest[tensor]
-    return found
+            completions[tensor, position + 1] = latest[tensor]
+    return completions

@@ -24,7 +24,7 @@ class LowerBound:
 
 def lower_bound(problem: AllocationProblem) -> LowerBound:
     """The largest number of bytes that live at once: no arena is smaller."""
-    spans = [(start, stop, i) for i, found in enumerate(problem.intervals) for start, stop in _union(found)]
+    spans = [(start, stop, i) for i, intervals in enumerate(problem.intervals) for start, stop in _union(intervals)]
     if not spans:
         return LowerBound(0, 0, ())
     table = np.array(spans, np.int64)
@@ -45,10 +45,10 @@ def _union(spans: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
     """Intervals without those that are empty, joined where they overlap."""
     if len(spans) == 1:
         return [spans[0]] if spans[0][0] < spans[0][1] else []
-    found: list[tuple[int, int]] = []
+    union: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(stop, found[-1][1]))
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(stop, union[-1][1]))
         elif start < stop:
-            found.append((start, stop))
-    return found
+            union.append((start, stop))
+    return union

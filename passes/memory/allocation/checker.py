@@ -46,7 +46,7 @@ def _in_time(problem: AllocationProblem, offsets: list[int]) -> list[Violation]:
                 if start < stop:
                     events += [(start, _START, index), (stop, _STOP, index)]
     events.sort()
-    found = []
+    violations = []
     live: list[tuple[int, int]] = []  # offset and buffer; their bytes are disjoint
     apart: list[int] = []  # live buffers that share bytes with others
     times: dict[int, int] = {}  # of a live buffer, how many of its intervals are open: they may overlap each other
@@ -74,14 +74,14 @@ def _in_time(problem: AllocationProblem, offsets: list[int]) -> list[Violation]:
             met.append(live[at][1])
             fits = False
             at += 1
-        found += [Violation(other, index, position) for other in met]
-        if len(found) >= MOST:
-            return found[:MOST]
+        violations += [Violation(other, index, position) for other in met]
+        if len(violations) >= MOST:
+            return violations[:MOST]
         if fits:
             insort(live, key)
         else:
             apart.append(index)
-    return found
+    return violations
 
 
 def _across_sides(problem: AllocationProblem, offsets: list[int]) -> list[Violation]:
@@ -92,15 +92,15 @@ def _across_sides(problem: AllocationProblem, offsets: list[int]) -> list[Violat
         for i, side in enumerate(problem.sides)
         if side and problem.sizes[i] and any(start < stop for start, stop in problem.intervals[i])
     )
-    found = []
+    violations = []
     reached: dict[int, tuple[int, int]] = {}  # of each side, the highest end so far and whose it is
     for low, index in ranges:
         side = problem.sides[index]
         if -side in reached and reached[-side][0] > low:
             other = reached[-side][1]
             position = max(problem.intervals[i][0][0] for i in (other, index))
-            found.append(Violation(other, index, position))
+            violations.append(Violation(other, index, position))
         end = low + problem.sizes[index]
         if side not in reached or reached[side][0] < end:
             reached[side] = (end, index)
-    return found
+    return violations

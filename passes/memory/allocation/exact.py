@@ -42,12 +42,12 @@ def search_exactly(attempt: Attempt) -> None:
     """Replace the placements of overfull ranges by ones found by search, as far as the nodes last."""
     if attempt.instance.sides.any():
         return  # ranges of time are not independent then
-    overfull = [found for found in _ranges(attempt) if not _enough(attempt, found.height)]
+    overfull = [span for span in _ranges(attempt) if not _enough(attempt, span.height)]
     proved = attempt.bound
-    for found in sorted(overfull, key=lambda each: -each.height):
-        if len(found.buffers) <= MOST_BUFFERS:
-            _climb(attempt, found)
-            proved = max(proved, found.impossible)
+    for span in sorted(overfull, key=lambda each: -each.height):
+        if len(span.buffers) <= MOST_BUFFERS:
+            _climb(attempt, span)
+            proved = max(proved, span.impossible)
     attempt.bound = min(attempt.height, proved)
 
 
@@ -65,14 +65,14 @@ def _ranges(attempt: Attempt) -> list[_Range]:
     order = np.argsort(belongs, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(belongs[order])) + 1)
     tops = attempt.offsets + instance.sizes
-    found = []
+    ranges = []
     for buffers in groups:
         part = instance.part(buffers)
-        found.append(_Range(buffers, part, part.bound(), int(tops[buffers].max())))
-    return found
+        ranges.append(_Range(buffers, part, part.bound(), int(tops[buffers].max())))
+    return ranges
 
 
-def _climb(attempt: Attempt, found: _Range) -> None:
+def _climb(attempt: Attempt, span: _Range) -> None:
     """Search on the ladder until the range is low enough, its height is proved the lowest, or the nodes are used up."""
     from ratrain.passes.memory.allocation.search import (
         AREA_SECOND,
@@ -83,15 +83,15 @@ def _climb(attempt: Attempt, found: _Range) -> None:
         canonical_search,
     )
 
-    part = found.instance
+    part = span.instance
     limit = _FIRST_LIMIT
     while True:
         for ranking in (AREA_SECOND, WIDTH_SECOND, WIDTH_FIRST):
-            for rung, height in enumerate(_ladder(attempt, found)):
+            for rung, height in enumerate(_ladder(attempt, span)):
                 for rerank in (True, False):
-                    if attempt.nodes <= 0 or attempt.late() or _settled(attempt, found):
+                    if attempt.nodes <= 0 or attempt.late() or _settled(attempt, span):
                         return
-                    if not found.impossible <= height < found.height:
+                    if not span.impossible <= height < span.height:
                         continue
                     share = limit // (1 if rung == 0 else _LESS_LIKELY) // (1 if rerank else 2)
                     offsets = np.zeros(part.count, np.int64)
@@ -101,30 +101,30 @@ def _climb(attempt: Attempt, found: _Range) -> None:
                     )  # fmt: skip
                     attempt.nodes -= max(1, nodes)
                     if ended == EXHAUSTED:
-                        found.impossible = height + 1
+                        span.impossible = height + 1
                     elif ended == FOUND:
-                        _accept(attempt, found, offsets)
-                        if _enough(attempt, found.height):
+                        _accept(attempt, span, offsets)
+                        if _enough(attempt, span.height):
                             return
         limit *= 2
 
 
-def _settled(attempt: Attempt, found: _Range) -> bool:
+def _settled(attempt: Attempt, span: _Range) -> bool:
     """Whether it is proved that no lower height, or none that fits, is possible."""
-    return found.impossible >= found.height or (attempt.room is not None and found.impossible > attempt.room)
+    return span.impossible >= span.height or (attempt.room is not None and span.impossible > attempt.room)
 
 
-def _accept(attempt: Attempt, found: _Range, offsets: Int64s) -> None:
-    found.height = int((offsets + found.instance.sizes).max())
+def _accept(attempt: Attempt, span: _Range, offsets: Int64s) -> None:
+    span.height = int((offsets + span.instance.sizes).max())
     whole = attempt.offsets.copy()
-    whole[found.buffers] = offsets
+    whole[span.buffers] = offsets
     attempt.offer("canonical search", whole, int((whole + attempt.instance.sizes).max()))
     attempt.offsets = whole  # better in this range, even where another one is as high
 
 
-def _ladder(attempt: Attempt, found: _Range) -> list[int]:
+def _ladder(attempt: Attempt, span: _Range) -> list[int]:
     """Heights to try: just enough, the lowest that is not proved impossible, some between, and just less than now."""
-    low, high = found.impossible, found.height - 1
+    low, high = span.impossible, span.height - 1
     wanted = low if attempt.room is None else min(high, attempt.room)
     rungs = [wanted, low, (low + wanted) // 2, (low + high) // 2, high]
     return list(dict.fromkeys(rung for rung in rungs if low <= rung <= high))

@@ -174,9 +174,9 @@ def _events(instance: Instance, *, backwards: bool) -> Int64s:
 def _tree(attempt: Attempt, name: str, order: Int64s) -> Int64s:
     from ratrain.passes.memory.allocation.tree import first_fit
 
-    found = attempt.instance
-    offsets = np.empty(found.count, np.int64)
-    height = first_fit(order, found.sizes, found.sides, found.first, found.starts, found.stops, found.sections, offsets)
+    part = attempt.instance
+    offsets = np.empty(part.count, np.int64)
+    height = first_fit(order, part.sizes, part.sides, part.first, part.starts, part.stops, part.sections, offsets)
     attempt.offer(name, offsets, height)
     return offsets
 

@@ -132,13 +132,13 @@ def meetings(first: Int64s, starts: Int64s, stops: Int64s, sections: int) -> np.
     for i in range(count):
         for k in range(first[i], first[i + 1]):
             filled[i, starts[k] : stops[k]] = True
-    found = np.zeros((count, count), np.bool_)
+    meet = np.zeros((count, count), np.bool_)
     for i in range(count):
         for k in range(first[i], first[i + 1]):
             for j in range(count):
                 if filled[j, starts[k] : stops[k]].any():
-                    found[i, j] = True
-    return found
+                    meet[i, j] = True
+    return meet
 
 
 @kernel
@@ -158,17 +158,17 @@ def enter(
 def next_choice(frame: Int64s, parts: Int64s, members: Int64s, ranks: Int64s, lowest: Int64s) -> int:
     """The member after the frame's last choice by (offset, rank) that starts below the lowest top, or -1."""
     part = parts[frame[_PART]]
-    found = -1
+    choice = -1
     for k in range(part[_START], part[_START] + part[_COUNT]):
         offset = lowest[members[k]]
         if offset >= frame[_TOP] or offset < frame[_OFFSET] or (offset == frame[_OFFSET] and ranks[k] <= frame[_RANK]):
             continue
-        if found >= 0:
-            other = lowest[members[found]]
-            if offset > other or (offset == other and ranks[k] > ranks[found]):
+        if choice >= 0:
+            other = lowest[members[choice]]
+            if offset > other or (offset == other and ranks[k] > ranks[choice]):
                 continue
-        found = k
-    return found
+        choice = k
+    return choice
 
 
 @kernel

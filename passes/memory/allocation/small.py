@@ -18,13 +18,13 @@ def neighbours(instance: Instance) -> list[list[int]]:
         for k in range(first[i], first[i + 1]):
             mask |= (1 << stops[k]) - (1 << starts[k])
         masks.append(mask)
-    found: list[list[int]] = [[] for _ in masks]
+    met: list[list[int]] = [[] for _ in masks]
     for i, mask in enumerate(masks):
         for j in range(i):
             if mask & masks[j] or sides[i] * sides[j] < 0:
-                found[i].append(j)
-                found[j].append(i)
-    return found
+                met[i].append(j)
+                met[j].append(i)
+    return met
 
 
 def greedy(order: list[int], sizes: list[int], meets: list[list[int]], *, best: bool) -> list[int]:
@@ -36,13 +36,13 @@ def greedy(order: list[int], sizes: list[int], meets: list[list[int]], *, best: 
             (offsets[other], offsets[other] + sizes[other]) for other in meets[buffer] if offsets[other] >= 0
         )
         reached = 0
-        found, slack = -1, -1
+        gap, slack = -1, -1
         for low, high in taken:
             spare = low - reached - size
-            if spare >= 0 and (found < 0 or spare < slack):
-                found, slack = reached, spare
+            if spare >= 0 and (gap < 0 or spare < slack):
+                gap, slack = reached, spare
                 if not best or spare == 0:
                     break
             reached = max(reached, high)
-        offsets[buffer] = found if found >= 0 else reached
+        offsets[buffer] = gap if gap >= 0 else reached
     return offsets

@@ -105,9 +105,9 @@ def first_fit(
 @kernel
 def doubled(values: Int64s) -> Int64s:
     """A copy with room for twice as many."""
-    found = np.empty(2 * len(values), np.int64)
-    found[: len(values)] = values
-    return found
+    copy = np.empty(2 * len(values), np.int64)
+    copy[: len(values)] = values
+    return copy
 
 
 @kernel
