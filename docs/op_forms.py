@@ -20,9 +20,9 @@ from attrs import define, evolve, field, frozen
 from ratrain.passes.manager import PassManager
 from ratrain.passes.recovery.recompute import CHOICES, LayerChoice, rewrite, same_for_all
 from ratrain.ratrain_ir.blocks import Block, pending_slots, saved_slots
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import (
     FIELDS,
     OP_CLASSES,

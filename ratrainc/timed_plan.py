@@ -9,9 +9,9 @@ from attrs import frozen
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrain_ir.gc import paused_gc
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Module
 from ratrain.targets.codegen.emitter import emit
 from ratrain.targets.program.program import Program

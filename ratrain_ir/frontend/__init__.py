@@ -1,1 +1,1 @@
-"""What a user hands in: the model and the parallel plan, and their lowering into a module."""
+"""What a user hands in: the model and the parallel plan, read, checked and printed."""

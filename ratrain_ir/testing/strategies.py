@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 

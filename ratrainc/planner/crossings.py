@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import AllGather, AllReduce, Payload, ReduceScatter
 from ratrain.ratrainc.console import size_text
 from ratrain.targets.machine.placement import placement_of

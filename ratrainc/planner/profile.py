@@ -27,8 +27,8 @@ from ratrain.ratrain_ir.blocks import (
     shard_elements,
     token_type,
 )
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import (
     AllGather,

@@ -15,10 +15,10 @@ from attrs import evolve
 
 from ratrain.passes.manager import AfterPass, PassManager, PassRun
 from ratrain.ratrain_ir.diagnostics import Diagnostics
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan
 from ratrain.ratrain_ir.gc import paused_gc
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module, TargetInfo
 from ratrain.ratrain_ir.parser import read_module
 from ratrain.ratrain_ir.verifier import verify as verify_module

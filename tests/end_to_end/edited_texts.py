@@ -13,8 +13,8 @@ from attrs import frozen
 
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.diagnostics import Diagnostic, Diagnostics
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget

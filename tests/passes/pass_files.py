@@ -41,9 +41,9 @@ from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.frontend.balance import balance_cuts
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan_text import plan_from_fields
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import names_text, saved_groups

@@ -16,8 +16,8 @@ from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.registry import PASSES, PROVIDERS, pass_class
 from ratrain.passes.state.bucket_grad_sync import BucketGradSyncPass
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Engine, Release, Update
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module

@@ -13,7 +13,7 @@ from ratrain import api
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.blocks import SPLIT_KINDS, pending_slots, saved_slots
 from ratrain.ratrain_ir.diagnostics import Diagnostics
-from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Forward
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module

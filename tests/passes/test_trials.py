@@ -15,7 +15,7 @@ from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.recovery import recompute
 from ratrain.passes.recovery.rewriting import NOTHING, rewritten, same_for_all
 from ratrain.passes.trial import Trials, at_own_addresses, step_seconds_at_own_addresses
-from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Recompute
 from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ratrain.ratrain_ir.blocks import BLOCK_KINDS, SPLIT_KINDS
-from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import (
     BLOCK_OPS,
     FIELDS,

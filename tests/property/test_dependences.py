@@ -14,9 +14,9 @@ from ratrain.ratrain_ir.analysis.dependence import stage_waits
 from ratrain.ratrain_ir.analysis.graph import critical_path, dependence_graph, finish_times, module_graph, op_at
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
 from ratrain.ratrain_ir.diagnostics import Diagnostics
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import ENGINES, Forward, Op, Recv, Release, Send
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget

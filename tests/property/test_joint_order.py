@@ -14,7 +14,7 @@ from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass
 from ratrain.passes.state.prefetch_depth import DEPTHS
 from ratrain.passes.trial import Trials, step_seconds_at_own_addresses
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Engine, Forward, ReduceScatter, Update
 from ratrain.ratrain_ir.printer import print_module
 from ratrain.targets.machine.machine import Machine, load_machine

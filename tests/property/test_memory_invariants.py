@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Forward, LoadInput, Release, Tensor, Update
 from ratrain.ratrain_ir.testing import invariants
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget

@@ -12,8 +12,8 @@ from ratrain.passes.manager import PassManager
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.state.schedule_update import ScheduleUpdatePass
 from ratrain.passes.trial import Trials
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import AllReduce, AllReduceScalar, Engine, Release, Send, Update
 from ratrain.ratrain_ir.testing.strategies import Case, cases
 from ratrain.targets.machine.machine import load_machine

@@ -14,7 +14,7 @@ from ratrain.passes.memory.overlap import Occupancy, OpSeconds, list_times, occu
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.trial import Trials
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.frontend.lowering import lower
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Engine, Release, Update
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import Case, cases

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.equality import first_difference
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module, TargetInfo
 from ratrain.ratrain_ir.ops import FIELDS, OP_CLASSES, field_texts, read_fields
 from ratrain.ratrain_ir.parser import parse_module

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from ratrain.passes.manager import PassManager
 from ratrain.passes.placement.unit_run import Computation, unit_run
 from ratrain.ratrain_ir.analysis.graph import finish_times, module_graph, op_at
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Forward, Recv, Send
 from ratrain.ratrain_ir.schedules import Action, ActionKind, micro_batches_in_flight, schedule_1f1b, schedule_zb_h1
 from ratrain.ratrain_ir.testing import invariants

@@ -9,8 +9,8 @@ from attrs import define, evolve, field, fields
 
 from ratrain.passes.pass_base import PassContext
 from ratrain.ratrain_ir.blocks import block
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.likeness import likeness, timed_fields
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import (
     NOTHING,
     OP_CLASSES,

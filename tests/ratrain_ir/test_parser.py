@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir import parser, quick_syntax
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
-from ratrain.ratrain_ir.frontend.lowering import lower
 from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.parser import parse_module, read_module
 from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
