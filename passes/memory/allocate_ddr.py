@@ -13,8 +13,8 @@ from attrs import evolve, field, frozen
 
 from ratrain.passes.memory.allocation import Allocation, allocate
 from ratrain.passes.memory.overlap import Occupancy, occupancy
+from ratrain.passes.memory.trial import allocation_problem
 from ratrain.passes.pass_base import Fact, Pass, PassContext
-from ratrain.passes.trial import allocation_problem
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
 from ratrain.ratrain_ir.diagnostics import Note, fail
 from ratrain.ratrain_ir.module import Level, Module

@@ -32,13 +32,13 @@ from typing import ClassVar
 
 from attrs import define, field, frozen
 
+from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Fact, Pass, PassContext
 from ratrain.passes.placement.placed_schedule import begin_placing
 from ratrain.passes.placement.split_backward import split_backwards
 from ratrain.passes.placement.unit_run import Computation, Message, unit_run
 from ratrain.passes.placement.work_groups import WorkGroups, split_into_groups
 from ratrain.passes.recovery.rewriting import NOTHING, rewritten, same_for_all
-from ratrain.passes.trial import Trials
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import Op, Payload, Recv, Send
 from ratrain.ratrain_ir.schedules import Action, ActionKind, schedule_1f1b, schedule_zb_h1

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import field, frozen
 
+from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Pass, PassContext
 from ratrain.passes.recovery.recompute_choice import choose
 from ratrain.passes.recovery.recompute_placement import recover_forward_side
 from ratrain.passes.recovery.rewriting import CHOICES, ChoiceOf, mark_checkpoints, rewrite, same_for_all
-from ratrain.passes.trial import Trials
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.ops import Recompute, Tensor
 

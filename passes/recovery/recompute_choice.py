@@ -29,7 +29,7 @@ from ratrain.ratrain_ir.types import StateKind, aligned
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.overlap import Occupancy
-    from ratrain.passes.trial import Trials
+    from ratrain.passes.memory.trial import Trials
     from ratrain.ratrain_ir.module import Module, Stage
 
 _MAX_TRIALS = 40

@@ -17,7 +17,7 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from ratrain.passes.trial import Trials
+from ratrain.passes.memory.trial import Trials
 from ratrain.ratrain_ir.blocks import gathers_within_step
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import InputGradientOp, Op, Recompute

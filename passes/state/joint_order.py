@@ -19,6 +19,7 @@ from typing import ClassVar
 
 from attrs import define, field, frozen
 
+from ratrain.passes.memory.trial import Trials, step_seconds_at_own_addresses
 from ratrain.passes.pass_base import Pass, PassContext
 from ratrain.passes.recovery.recompute import POLICIES, RecomputePass, refuse_second_recovery
 from ratrain.passes.recovery.rewriting import mark_checkpoints
@@ -26,7 +27,6 @@ from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass, Gr
 from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
 from ratrain.passes.state.prefetch_depth import prefetch_depth
 from ratrain.passes.state.schedule_update import ScheduleUpdatePass
-from ratrain.passes.trial import Trials, step_seconds_at_own_addresses
 from ratrain.ratrain_ir.blocks import gathers_within_step
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Tensor

@@ -28,8 +28,8 @@ from typing import ClassVar
 from attrs import define, field, frozen
 
 from ratrain.passes.memory.overlap import ListTimes
+from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Pass, PassContext
-from ratrain.passes.trial import Trials
 from ratrain.ratrain_ir.blocks import Block
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Engine, Op, Tensor, Update

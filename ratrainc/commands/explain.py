@@ -149,7 +149,7 @@ def _grouped(by_owner: dict[str, int]) -> list[tuple[str, int]]:
 def _byte_reuse(module: Module, machine: Machine | None) -> dict[str, float] | None:
     """Seconds of a step as placed, and were no bytes used twice; None where nothing has an address yet."""
     from ratrain import api
-    from ratrain.passes.trial import at_own_addresses
+    from ratrain.passes.memory.trial import at_own_addresses
     from ratrain.ratrain_ir.module import Level
     from ratrain.ratrainc.console import status
     from ratrain.targets.target import target_of

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
 from ratrain.passes.memory.overlap import Occupancy, OpSeconds, list_times, occupancy
+from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
-from ratrain.passes.trial import Trials
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Engine, Release, Update
