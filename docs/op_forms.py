@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, evolve, field, frozen
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.recovery.recompute import CHOICES, LayerChoice, rewrite, same_for_all
+from ratrain.passes.recovery.rewriting import CHOICES, LayerChoice, mark_checkpoints, rewrite, same_for_all
 from ratrain.ratrain_ir.blocks import Block, pending_slots, saved_slots
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
@@ -136,7 +136,7 @@ def changed(model: ModelConfig, plan: Plan) -> Iterator[Module]:
     for choice in (*CHOICES["none"], *CHOICES["full"], *CHOICES["attention"], LEAN):
         module = lower(model, plan)
         for stage in module.stages:
-            rewrite(stage, same_for_all(choice))
+            mark_checkpoints(rewrite(stage, same_for_all(choice)).starts)
         yield module
     yield PassManager(FakeTarget()).run(lower(model, plan), "place-zb-h1{delay=1}")
     yield PassManager(FakeTarget(update_engine=Engine.HOST)).run(lower(model, plan), "insert-release,legalise")
