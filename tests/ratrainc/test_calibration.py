@@ -155,7 +155,7 @@ def test_every_bad_value_has_its_place(tmp_path: Path, field: str, value: str, u
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["lunch"], "no constant"),
+        (["lunch"], "not a constant"),
         (["ddr_capacity"], "counts something"),
         (["link_bandwidth", "launch"], "cannot be fitted to 1 rows"),
     ],
