@@ -65,6 +65,8 @@ $(DEV): pyproject.toml
 	    "Name a newer one: make PYTHON=python3.12" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 	  echo "Making $(VENV) ..." && $(PYTHON) -m venv '$(VENV)'; }
+	@for folder in grammar ratrain_ir passes targets ratrainc; do \
+	  [ -e src/ratrain/$$folder ] || ln -s ../../$$folder src/ratrain/$$folder; done # a source archive has no links
 	@echo "Installing ratrain and its development tools into $(VENV) ..."
 	@$(PIP) install -e '.[dev]'
 	@touch $@

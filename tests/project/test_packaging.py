@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 import zipfile
@@ -76,6 +77,18 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["--quiet", "--no-deps", "--no-index", "--ignore-installed", "--disable-pip-version-check"]
     run([sys.executable, "-m", "pip", "--python", python, "install", *options, wheel], home, clean_environment())
     return binaries
+
+
+def test_the_source_distribution_has_every_file_of_the_package(tmp_path: Path) -> None:
+    """As files of their folders: the links are of the checkout."""
+    run([sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path], ROOT)
+    (built,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    package = {name.removeprefix("ratrain/") for name in files_of_the_package()}
+    folders = {name for name in package if name.partition("/")[0] in PACKAGES}
+    assert folders | {f"src/ratrain/{name}" for name in package - folders} <= names
+    assert not {name for name in names if name.startswith("src/ratrain/") and name.count("/") > 2}
 
 
 @pytest.fixture(params=["empty", "hostile"])
