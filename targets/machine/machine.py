@@ -101,6 +101,8 @@ _MAY_BE_ZERO = (
     "engine_gap",
     "gemm_half_extent",
 )
+WORDS = ("base", "name", "update_engine", "cost", "target", "op", "link_group")
+"""Keys of a machine file that are no constants."""
 DEFAULT_MACHINE = "mt3000"
 """The machine of plans and programs that name none."""
 
@@ -305,7 +307,7 @@ class _Reader:
         if engine not in ("compute", "host"):
             self.error("update_engine", f"update_engine is 'compute' or 'host', got {engine!r}")
         for key in data:
-            if key not in _ALL_UNITS and key not in ("name", "update_engine", "cost", "target", "op", "link_group"):
+            if key not in _ALL_UNITS and key not in WORDS:
                 self.error(key, f"'{key}' is not a constant of a machine", nearest(key, _ALL_UNITS))
         target = data.get("target", DEFAULT_TARGET)
         if not isinstance(target, str) or TARGETS.place(target) is None:

@@ -21,7 +21,15 @@ from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import parse_plan, plan_from_fields
 from ratrain.ratrain_ir.printer import module_lines
 from ratrain.targets.machine.link_groups import GROUP_UNITS
-from ratrain.targets.machine.machine import _ALL_UNITS, _CONSTANT_KEYS, Machine, is_whole, load_machine, parse_machine
+from ratrain.targets.machine.machine import (
+    _ALL_UNITS,
+    _CONSTANT_KEYS,
+    WORDS,
+    Machine,
+    is_whole,
+    load_machine,
+    parse_machine,
+)
 from ratrain.targets.simulator.figures import one_core_step_seconds
 from tests.end_to_end.tiny_runs import losses, state, train
 
@@ -251,7 +259,7 @@ def test_groups_and_tables_of_a_machine_change_times() -> None:
 
 
 def test_every_key_of_a_machine_has_its_entry() -> None:
-    assert set(MACHINE) == set(_ALL_UNITS) | {"base", "name", "cost", "update_engine", "op", "link_group"}
+    assert set(MACHINE) == set(_ALL_UNITS) | {*WORDS}
     assert set(KEYS["GROUP"]) == {"name", *GROUP_UNITS}
     assert set(KEYS["CONSTANT"]) == set(_CONSTANT_KEYS)
     assert {"engine_gap", "head_efficiency"} <= set(MACHINE), load_machine(None).name
