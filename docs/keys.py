@@ -112,7 +112,7 @@ MACHINE = {
     "name": Key("what schedules and programs are compiled for", "other", SCHEDULE),
     "cost": Key("where the seconds of products and attention come from", "tiles", TIMES),
     "update_engine": Key("where shards are updated", "host"),
-    "target": Key("what makes its programs: the MT-3000, or a target of a plugin", "another", REFUSED),
+    "target": Key("what makes its programs: the MT-3000, or a target of a plugin", "another", SCHEDULE),
     "op": Key('the measured ops of cost = "table"; refused with any other', [], REFUSED, {"cost": "table"}),
     "link_group": Key("links by groups of clusters, in place of `link_bandwidth` and what goes with it", None, TIMES),
     "ddr_capacity": Key("the bytes a stage must fit", 2**16),
