@@ -100,7 +100,7 @@ GROUPS = "".join(
 def machine_text(changes: Values) -> str:
     """A file on the MT-3000 with constants, words and groups changed."""
     lines = [f'{key} = "{changes.get(key, usual)}"' for key, usual in (("base", "mt3000"), ("name", "mine"))]
-    lines += [f'{key} = "{changes[key]}"' for key in ("cost", "update_engine") if key in changes]
+    lines += [f'{key} = "{changes[key]}"' for key in ("cost", "update_engine", "target") if key in changes]
     if changes.get("op") is not None:
         entries = ['[[op]]\nkey = "scale_update"\nsize = 4\nseconds = 1e-3'] if changes["op"] else []
         lines += entries
