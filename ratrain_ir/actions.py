@@ -266,16 +266,16 @@ class _Reader:
             wanted = f"expected '(0F1;0B0){_OVERLAP}'"
             self.error(rank, column, len(text), f"{_shown(text)} is not an overlapped forward and backward: {wanted}")
             return []
-        found: list[PlacedAction] = []
+        actions: list[PlacedAction] = []
         start = column + 1
         parts = match[1].split(";")
         for part in parts:
-            found.extend(self.action(rank, slot, *_stripped(part, start)))
+            actions.extend(self.action(rank, slot, *_stripped(part, start)))
             start += len(part) + 1
-        if len(found) == len(parts) and not _is_pair(found):
+        if len(actions) == len(parts) and not _is_pair(actions):
             self.error(rank, column, len(text), f"{_shown(text)} must hold one forward and one backward (B or I)")
             return []
-        return found
+        return actions
 
     def action(self, rank: int, slot: int, column: int, text: str) -> list[PlacedAction]:
         """The action of a text, in a list that is empty where it is none."""

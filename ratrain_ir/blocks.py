@@ -71,14 +71,14 @@ def block_chain(model: ModelConfig) -> tuple[Block, ...]:
     return (block("embed"), *layers, block("head"))
 
 
-def next_block(model: ModelConfig, unit: Block) -> Block:
+def next_block(model: ModelConfig, previous: Block) -> Block:
     """The block after one in forward order."""
-    if unit.kind == "embed":
+    if previous.kind == "embed":
         return block("attention", 0)
-    if unit.kind == "attention":
-        return block("mlp", unit.layer)
-    assert unit.layer is not None
-    return block("attention", unit.layer + 1) if unit.layer + 1 < model.layers else block("head")
+    if previous.kind == "attention":
+        return block("mlp", previous.layer)
+    assert previous.layer is not None
+    return block("attention", previous.layer + 1) if previous.layer + 1 < model.layers else block("head")
 
 
 @frozen
@@ -98,16 +98,16 @@ class Parameter:
         return prod(self.shape)
 
 
-def _named_parameters(model: ModelConfig, unit: Block) -> list[tuple[str, str, tuple[int, ...], bool]]:
+def _named_parameters(model: ModelConfig, block: Block) -> list[tuple[str, str, tuple[int, ...], bool]]:
     hidden, ffn, vocab = model.hidden_size, model.ffn_size, model.vocab_size
     q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    prefix = f"model.layers.{unit.layer}"
-    if unit.kind == "embed":
+    prefix = f"model.layers.{block.layer}"
+    if block.kind == "embed":
         return [("model.embed_tokens.weight", "table", (vocab, hidden), True)]
-    if unit.kind == "head":
+    if block.kind == "head":
         name = "model.embed_tokens.weight" if model.tied_embeddings else "lm_head.weight"
         return [(name, "table", (vocab, hidden), True), ("model.norm.weight", "norm", (hidden,), False)]
-    if unit.kind == "mlp":
+    if block.kind == "mlp":
         return [
             (f"{prefix}.post_attention_layernorm.weight", "norm", (hidden,), False),
             (f"{prefix}.mlp.gate_proj.weight", "gate_proj", (ffn, hidden), True),
@@ -127,21 +127,21 @@ def _named_parameters(model: ModelConfig, unit: Block) -> list[tuple[str, str, t
 
 
 @cache
-def parameters(model: ModelConfig, unit: Block) -> tuple[Parameter, ...]:
+def parameters(model: ModelConfig, block: Block) -> tuple[Parameter, ...]:
     """The parameters of a block in flat order, each starting at a multiple of `PARAMETER_ALIGNMENT` elements."""
-    found: list[Parameter] = []
+    placed: list[Parameter] = []
     offset = 0
-    for name, weight, shape, decayed in _named_parameters(model, unit):
-        found.append(Parameter(name, weight, shape, offset, decayed))
+    for name, weight, shape, decayed in _named_parameters(model, block):
+        placed.append(Parameter(name, weight, shape, offset, decayed))
         offset += -(-prod(shape) // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
-    return tuple(found)
+    return tuple(placed)
 
 
 def parameters_within(
-    model: ModelConfig, unit: Block, start: int, elements: int
+    model: ModelConfig, block: Block, start: int, elements: int
 ) -> Iterator[tuple[Parameter, int, int]]:
     """The parameters in a part of a block's flat tensor, each with where it begins and ends in that part."""
-    for parameter in parameters(model, unit):
+    for parameter in parameters(model, block):
         low = max(parameter.offset - start, 0)
         high = min(parameter.offset + parameter.elements - start, elements)
         if low < high:
@@ -149,14 +149,14 @@ def parameters_within(
 
 
 @cache
-def flat_elements(model: ModelConfig, plan: Plan, unit: Block) -> int:
+def flat_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
     """Elements of a block's flat tensors: its parameters and the padding that makes D equal shards.
 
     With tied embeddings `embed` is padded to the length of `head`, whose flat tensor starts with the same table: shards of
     equal index then hold the same rows, and can be summed.
     """
-    owner = block("head") if model.tied_embeddings and unit.kind == "embed" else unit
-    last = parameters(model, owner)[-1]
+    longest = block("head") if model.tied_embeddings and owner.kind == "embed" else owner
+    last = parameters(model, longest)[-1]
     quantum = PARAMETER_ALIGNMENT * plan.dp
     return -(-(last.offset + last.elements) // quantum) * quantum
 
@@ -176,9 +176,9 @@ def reduces_each_micro_batch(plan: Plan) -> bool:
     return is_sharded(plan) and plan.reduce == "each-micro-batch"
 
 
-def shard_elements(model: ModelConfig, plan: Plan, unit: Block) -> int:
+def shard_elements(model: ModelConfig, plan: Plan, block: Block) -> int:
     """Elements of one replica's shard of a block."""
-    whole = flat_elements(model, plan, unit)
+    whole = flat_elements(model, plan, block)
     return whole // plan.dp if is_sharded(plan) else whole
 
 
@@ -196,7 +196,7 @@ def tokens_per_micro_batch(plan: Plan) -> int:
 
 
 @cache
-def saved_slots(model: ModelConfig, plan: Plan, unit: Block) -> tuple[Slot, ...]:
+def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """What backward of a block reads beside its input, in the order ops list it."""
     rows = tokens_per_micro_batch(plan)
     act = Dtype(plan.view_dtype)
@@ -204,7 +204,7 @@ def saved_slots(model: ModelConfig, plan: Plan, unit: Block) -> tuple[Slot, ...]
     q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
     rstd = Slot("rstd", tensor_type(Dtype.F32, (rows,)))
     normed = Slot("xn", tensor_type(act, (rows, hidden)))
-    if unit.kind == "attention":
+    if block.kind == "attention":
         return (
             normed,
             Slot("q", tensor_type(act, (rows, q_width))),
@@ -214,10 +214,10 @@ def saved_slots(model: ModelConfig, plan: Plan, unit: Block) -> tuple[Slot, ...]
             Slot("lse", tensor_type(Dtype.F32, (model.heads, rows))),
             rstd,
         )
-    if unit.kind == "mlp":
+    if block.kind == "mlp":
         wide = tensor_type(act, (rows, ffn))
         return (normed, Slot("gate", wide), Slot("up", wide), Slot("prod", wide), rstd)
-    if unit.kind == "head":
+    if block.kind == "head":
         return (Slot("lse", tensor_type(Dtype.F32, (rows,))),)
     return ()
 
@@ -233,7 +233,7 @@ WEIGHT_HALF_SLOTS = {"attention": ("xn", "o"), "mlp": ("xn", "prod")}
 
 
 @cache
-def pending_slots(model: ModelConfig, plan: Plan, unit: Block) -> tuple[Slot, ...]:
+def pending_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """What the input half of a split backward leaves for the weight half, in the order ops list it.
 
     Gradients of what the products of the block give, and the gradient of the norm's weights as the exact f32 [hidden] sum, so that
@@ -242,10 +242,10 @@ def pending_slots(model: ModelConfig, plan: Plan, unit: Block) -> tuple[Slot, ..
     rows = tokens_per_micro_batch(plan)
     act = Dtype(plan.view_dtype)
     norm = Slot("dgamma", tensor_type(Dtype.F32, (model.hidden_size,)))
-    if unit.kind == "attention":
+    if block.kind == "attention":
         q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
         widths = {"dq": q_width, "dk": kv_width, "dv": kv_width}
-    elif unit.kind == "mlp":
+    elif block.kind == "mlp":
         widths = {"dgate": model.ffn_size, "dup": model.ffn_size}
     else:
         return ()

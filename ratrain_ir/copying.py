@@ -35,7 +35,7 @@ def _copy_stage(stage: Stage) -> Stage:
     return Stage(stage.index, {tensor.name: tensor for tensor in same.values()}, ops, stage.line)
 
 
-def copy_op(op: Op, tensor: Callable[[Tensor], Tensor] = lambda found: found) -> Op:
+def copy_op(op: Op, tensor: Callable[[Tensor], Tensor] = lambda same: same) -> Op:
     """An equal op, on other tensors if asked for."""
     groups: dict[str, Any] = {
         group: tuple(map(tensor, getattr(op, group))) for group in ("reads", "writes", "updates", "scratch")

@@ -233,5 +233,5 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """A help text with the known name closest to a misspelt one, or None."""
     import difflib
 
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"did you mean '{found[0]}'?" if found else None
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"did you mean '{matches[0]}'?" if matches else None

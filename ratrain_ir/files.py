@@ -70,8 +70,8 @@ def is_there(path: str | Path) -> bool:
 
 def is_directory(path: str | Path) -> bool:
     """Whether a path leads to a directory. Raises `DiagnosticError` RT002 as `status_of` does."""
-    found = status_of(path)
-    return found is not None and stat.S_ISDIR(found.st_mode)
+    status = status_of(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def is_regular(path: str | Path) -> bool:
@@ -79,8 +79,8 @@ def is_regular(path: str | Path) -> bool:
 
     Raises `DiagnosticError` RT002 as `status_of` does.
     """
-    found = status_of(path)
-    return found is not None and stat.S_ISREG(found.st_mode)
+    status = status_of(path)
+    return status is not None and stat.S_ISREG(status.st_mode)
 
 
 _FROM_SHELL = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/(self|\d+)/fd/\d+")
@@ -152,12 +152,12 @@ def _resolved(path: str) -> Path:
     """Where a path leads: a link keeps pointing there, what it points to is replaced. A pipe or device stays as it is named."""
     with path_errors(f"cannot write '{path}'"):
         try:
-            found = os.stat(path)  # noqa: PTH116 - as in `status_of`
+            status = os.stat(path)  # noqa: PTH116 - as in `status_of`
         except OSError as error:
             if error.errno not in _NOTHING:
                 raise
         else:
-            if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
                 return Path(path)  # what /dev/stdout leads to has a name that cannot be opened where that is a pipe
         if not path:
             raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
@@ -167,8 +167,8 @@ def _resolved(path: str) -> Path:
 
 def _is_special(target: Path) -> bool:
     """Whether a path leads to a device or pipe (/dev/null, /dev/stdout): it is written, never replaced."""
-    found = status_of(target)
-    return found is not None and not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode)
+    status = status_of(target)
+    return status is not None and not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from attrs import define
 from ratrain.ratrain_ir.blocks import (
     Block,
     activation_type,
-    block,
     flat_elements,
     gathers_within_step,
     is_sharded,
@@ -69,8 +68,8 @@ class _StageLowering:
     def lower(self) -> Stage:
         blocks = self.topology.stage_blocks[self.stage.index]
         chunks = self.topology.chunks_of(self.stage.index)
-        for unit in blocks:
-            self.declare_state(unit)
+        for block in blocks:
+            self.declare_state(block)
         self.carried(StateKind.SCALAR, "scale", tensor_type(Dtype.F32, (2,)))
         for micro_batch in range(self.plan.micro_batches):
             for chunk in chunks:
@@ -86,8 +85,8 @@ class _StageLowering:
 
     def tensor(self, kind: StateKind, name: str, type_: TensorType) -> Tensor:
         """The tensor of that name, declared on first use."""
-        found = self.stage.tensors.get(name)
-        return found if found is not None else self.stage.add(Tensor(name, kind, type_))
+        tensor = self.stage.tensors.get(name)
+        return tensor if tensor is not None else self.stage.add(Tensor(name, kind, type_))
 
     def carried(self, kind: StateKind, name: str, type_: TensorType) -> Tensor:
         return self.stage.add(Tensor(name, kind, type_, carried=True))
@@ -95,39 +94,39 @@ class _StageLowering:
     def named(self, name: str) -> Tensor:
         return self.stage.tensors[name]
 
-    def declare_state(self, unit: Block) -> None:
-        whole = flat_elements(self.model, self.plan, unit)
-        shard = shard_elements(self.model, self.plan, unit)
+    def declare_state(self, block: Block) -> None:
+        whole = flat_elements(self.model, self.plan, block)
+        shard = shard_elements(self.model, self.plan, block)
         if not gathers_within_step(self.plan):
-            self.carried(StateKind.VIEW, f"w.{unit}", tensor_type(Dtype(self.plan.view_dtype), (whole,)))
-        self.carried(StateKind.MASTER, f"p.{unit}", tensor_type(Dtype.F32, (shard,)))
-        self.carried(StateKind.MOMENT, f"m1.{unit}", tensor_type(Dtype.F32, (shard,)))
-        self.carried(StateKind.MOMENT, f"m2.{unit}", tensor_type(Dtype.F32, (shard,)))
-        self.carried(StateKind.SCALAR, f"t.{unit}", tensor_type(Dtype.I64, (1,)))
+            self.carried(StateKind.VIEW, f"w.{block}", tensor_type(Dtype(self.plan.view_dtype), (whole,)))
+        self.carried(StateKind.MASTER, f"p.{block}", tensor_type(Dtype.F32, (shard,)))
+        self.carried(StateKind.MOMENT, f"m1.{block}", tensor_type(Dtype.F32, (shard,)))
+        self.carried(StateKind.MOMENT, f"m2.{block}", tensor_type(Dtype.F32, (shard,)))
+        self.carried(StateKind.SCALAR, f"t.{block}", tensor_type(Dtype.I64, (1,)))
 
-    def view(self, unit: Block, micro_batch: int, phase: Phase) -> Tensor:
+    def view(self, block: Block, micro_batch: int, phase: Phase) -> Tensor:
         """The view a use reads: the carried one, or one gathered for this use."""
         if not gathers_within_step(self.plan):
-            return self.named(f"w.{unit}")
-        whole = tensor_type(Dtype(self.plan.view_dtype), (flat_elements(self.model, self.plan, unit),))
-        name = f"w.{unit}.m{micro_batch}.{phase.value}"
-        found = self.stage.tensors.get(name)
-        if found is None:
-            found = self.stage.add(Tensor(name, StateKind.VIEW, whole))
-            master = self.named(f"p.{unit}")
-            self.emit(AllGather(blocks=(unit,), micro_batch=micro_batch, phase=phase, reads=(master,), writes=(found,)))
-        return found
+            return self.named(f"w.{block}")
+        whole = tensor_type(Dtype(self.plan.view_dtype), (flat_elements(self.model, self.plan, block),))
+        name = f"w.{block}.m{micro_batch}.{phase.value}"
+        view = self.stage.tensors.get(name)
+        if view is None:
+            view = self.stage.add(Tensor(name, StateKind.VIEW, whole))
+            master = self.named(f"p.{block}")
+            self.emit(AllGather(blocks=(block,), micro_batch=micro_batch, phase=phase, reads=(master,), writes=(view,)))
+        return view
 
-    def gradient(self, unit: Block, micro_batch: int) -> Tensor:
+    def gradient(self, block: Block, micro_batch: int) -> Tensor:
         """The full gradient a backward contributes to: one a step, or one a micro-batch where each is reduced."""
-        elements = flat_elements(self.model, self.plan, unit)
+        elements = flat_elements(self.model, self.plan, block)
         suffix = f".m{micro_batch}" if reduces_each_micro_batch(self.plan) else ""
-        return self.tensor(StateKind.GRAD, f"g.{unit}{suffix}", tensor_type(Dtype(self.plan.grad_dtype), (elements,)))
+        return self.tensor(StateKind.GRAD, f"g.{block}{suffix}", tensor_type(Dtype(self.plan.grad_dtype), (elements,)))
 
-    def shard(self, unit: Block) -> Tensor:
-        elements = shard_elements(self.model, self.plan, unit)
+    def shard(self, block: Block) -> Tensor:
+        elements = shard_elements(self.model, self.plan, block)
         dtype = Dtype(self.plan.grad_shard_dtype)
-        return self.tensor(StateKind.GRAD_SHARD, f"gs.{unit}", tensor_type(dtype, (elements,)))
+        return self.tensor(StateKind.GRAD_SHARD, f"gs.{block}", tensor_type(dtype, (elements,)))
 
     def scalar(self, name: str, dtype: Dtype) -> Tensor:
         return self.tensor(StateKind.SCALAR, name, tensor_type(dtype, (1,)))
@@ -135,15 +134,15 @@ class _StageLowering:
     def input(self, part: Part, micro_batch: int) -> Tensor:
         return self.tensor(StateKind.INPUT, f"{part.value}.m{micro_batch}", token_type(self.plan))
 
-    def activation(self, unit: Block, micro_batch: int, *, gradient: bool = False) -> Tensor:
+    def activation(self, block: Block, micro_batch: int, *, gradient: bool = False) -> Tensor:
         """The input of a block for one micro-batch, or the gradient of it; a boundary where it crosses a cut."""
-        kind = StateKind.BOUNDARY if unit in self.topology.blocks_behind_cuts else StateKind.ACTIVATION
+        kind = StateKind.BOUNDARY if block in self.topology.blocks_behind_cuts else StateKind.ACTIVATION
         prefix = "dx" if gradient else "x"
-        return self.tensor(kind, f"{prefix}.{unit}.m{micro_batch}", activation_type(self.model, self.plan))
+        return self.tensor(kind, f"{prefix}.{block}.m{micro_batch}", activation_type(self.model, self.plan))
 
-    def saved(self, unit: Block, micro_batch: int) -> tuple[Tensor, ...]:
-        slots = saved_slots(self.model, self.plan, unit)
-        return tuple(self.tensor(StateKind.SAVED, f"s.{unit}.m{micro_batch}.{slot.name}", slot.type) for slot in slots)
+    def saved(self, block: Block, micro_batch: int) -> tuple[Tensor, ...]:
+        slots = saved_slots(self.model, self.plan, block)
+        return tuple(self.tensor(StateKind.SAVED, f"s.{block}.m{micro_batch}.{slot.name}", slot.type) for slot in slots)
 
     def forward_pass(self, chunk: int, m: int) -> None:
         blocks = self.topology.chunk_blocks[chunk]
@@ -153,25 +152,25 @@ class _StageLowering:
         if before is not None:
             received = self.activation(blocks[0], m)
             self.emit(Recv(payload=Payload.ACTIVATION, micro_batch=m, peer=before, writes=(received,)))
-        for unit in blocks:
-            if unit.kind == "head":
+        for block in blocks:
+            if block.kind == "head":
                 self.emit(LoadInput(part=Part.LABELS, micro_batch=m, writes=(self.input(Part.LABELS, m),)))
-            self.emit(self.forward(unit, m))
+            self.emit(self.forward(block, m))
         if after is not None:
             sent = self.activation(next_block(self.model, blocks[-1]), m)
             self.emit(Send(payload=Payload.ACTIVATION, micro_batch=m, peer=after, reads=(sent,)))
 
-    def forward(self, unit: Block, m: int) -> Forward:
-        view = self.view(unit, m, Phase.FORWARD)
-        if unit.kind == "head":
+    def forward(self, block: Block, m: int) -> Forward:
+        view = self.view(block, m, Phase.FORWARD)
+        if block.kind == "head":
             loss = self.scalar("loss", Dtype.F64)
-            reads = (self.activation(unit, m), view, self.input(Part.LABELS, m))
-            saved = self.saved(unit, m)
+            reads = (self.activation(block, m), view, self.input(Part.LABELS, m))
+            saved = self.saved(block, m)
             writes, updates = ((*saved, loss), ()) if m == 0 else (saved, (loss,))
-            return Forward(block=unit, micro_batch=m, reads=reads, writes=writes, updates=updates)
-        source = self.input(Part.TOKENS, m) if unit.kind == "embed" else self.activation(unit, m)
-        output = self.activation(next_block(self.model, unit), m)
-        return Forward(block=unit, micro_batch=m, reads=(source, view), writes=(output, *self.saved(unit, m)))
+            return Forward(block=block, micro_batch=m, reads=reads, writes=writes, updates=updates)
+        source = self.input(Part.TOKENS, m) if block.kind == "embed" else self.activation(block, m)
+        output = self.activation(next_block(self.model, block), m)
+        return Forward(block=block, micro_batch=m, reads=(source, view), writes=(output, *self.saved(block, m)))
 
     def backward_pass(self, chunk: int, m: int) -> None:
         blocks = self.topology.chunk_blocks[chunk]
@@ -179,93 +178,93 @@ class _StageLowering:
         if after is not None:
             received = self.activation(next_block(self.model, blocks[-1]), m, gradient=True)
             self.emit(Recv(payload=Payload.GRADIENT, micro_batch=m, peer=after, writes=(received,)))
-        for unit in reversed(blocks):
-            self.emit(self.backward(unit, m))
+        for block in reversed(blocks):
+            self.emit(self.backward(block, m))
             if reduces_each_micro_batch(self.plan):
-                self.emit(self.reduce_scatter(unit, m))
+                self.emit(self.reduce_scatter(block, m))
         if before is not None:
             sent = self.activation(blocks[0], m, gradient=True)
             self.emit(Send(payload=Payload.GRADIENT, micro_batch=m, peer=before, reads=(sent,)))
 
-    def backward(self, unit: Block, m: int) -> Backward:
-        saved = self.saved(unit, m)
-        gradient = self.gradient(unit, m)
+    def backward(self, block: Block, m: int) -> Backward:
+        saved = self.saved(block, m)
+        gradient = self.gradient(block, m)
         outputs: tuple[Tensor, ...] = ()
-        if unit.kind != "embed":
-            outputs = (self.activation(unit, m, gradient=True),)
-        if unit.kind == "head":
-            view = self.view(unit, m, Phase.BACKWARD)
-            inputs = (self.activation(unit, m), *saved, view, self.input(Part.LABELS, m), self.named("scale"))
+        if block.kind != "embed":
+            outputs = (self.activation(block, m, gradient=True),)
+        if block.kind == "head":
+            view = self.view(block, m, Phase.BACKWARD)
+            inputs = (self.activation(block, m), *saved, view, self.input(Part.LABELS, m), self.named("scale"))
         else:
-            dy = self.activation(next_block(self.model, unit), m, gradient=True)
-            if unit.kind == "embed":
+            dy = self.activation(next_block(self.model, block), m, gradient=True)
+            if block.kind == "embed":
                 inputs = (dy, self.input(Part.TOKENS, m))
             else:
-                inputs = (dy, self.activation(unit, m), *saved, self.view(unit, m, Phase.BACKWARD))
+                inputs = (dy, self.activation(block, m), *saved, self.view(block, m, Phase.BACKWARD))
         if m == 0 or reduces_each_micro_batch(self.plan):
-            return Backward(block=unit, micro_batch=m, reads=inputs, writes=(*outputs, gradient))
-        return Backward(block=unit, micro_batch=m, reads=inputs, writes=outputs, updates=(gradient,))
+            return Backward(block=block, micro_batch=m, reads=inputs, writes=(*outputs, gradient))
+        return Backward(block=block, micro_batch=m, reads=inputs, writes=outputs, updates=(gradient,))
 
-    def reduce_scatter(self, unit: Block, m: int | None) -> ReduceScatter:
-        results = (self.shard(unit), self.scalar(f"flag.{unit}", Dtype.U32))
-        source = (self.gradient(unit, m or 0),)
+    def reduce_scatter(self, block: Block, m: int | None) -> ReduceScatter:
+        results = (self.shard(block), self.scalar(f"flag.{block}", Dtype.U32))
+        source = (self.gradient(block, m or 0),)
         if m:
-            return ReduceScatter(blocks=(unit,), micro_batch=m, reads=source, updates=results)
-        return ReduceScatter(blocks=(unit,), micro_batch=m, reads=source, writes=results)
+            return ReduceScatter(blocks=(block,), micro_batch=m, reads=source, updates=results)
+        return ReduceScatter(blocks=(block,), micro_batch=m, reads=source, writes=results)
 
     def step_end(self, blocks: tuple[Block, ...]) -> None:
         if not reduces_each_micro_batch(self.plan):
-            for unit in reversed(blocks):
-                self.emit(self.grad_sync(unit))
+            for block in reversed(blocks):
+                self.emit(self.grad_sync(block))
         self.sum_tied(blocks)
         if self.stage.index == self.topology.last_stage:
             loss = self.named("loss")
             self.emit(AllReduceScalar(quantity=Quantity.LOSS, group=Group.REPLICAS, reads=(loss,)))
         self.sum_norm(blocks)
-        for unit in blocks:
-            self.emit(self.update(unit))
+        for block in blocks:
+            self.emit(self.update(block))
         if is_sharded(self.plan) and not gathers_within_step(self.plan):
-            for unit in blocks:
-                view, master = self.named(f"w.{unit}"), self.named(f"p.{unit}")
-                self.emit(AllGather(blocks=(unit,), reads=(master,), writes=(view,)))
+            for block in blocks:
+                view, master = self.named(f"w.{block}"), self.named(f"p.{block}")
+                self.emit(AllGather(blocks=(block,), reads=(master,), writes=(view,)))
         if self.plan.has_dynamic_scale:
-            flags = tuple(self.named(f"flag.{unit}") for unit in blocks)
+            flags = tuple(self.named(f"flag.{block}") for block in blocks)
             overflow = self.scalar("overflow", Dtype.U32)
             self.emit(AllReduceScalar(quantity=Quantity.FLAGS, group=Group.ALL, reads=flags, writes=(overflow,)))
             self.emit(ScaleUpdate(reads=(overflow,), updates=(self.named("scale"),)))
 
-    def grad_sync(self, unit: Block) -> Op:
+    def grad_sync(self, block: Block) -> Op:
         if is_sharded(self.plan):
-            return self.reduce_scatter(unit, None)
-        flag = self.scalar(f"flag.{unit}", Dtype.U32)
-        return AllReduce(blocks=(unit,), updates=(self.gradient(unit, 0),), writes=(flag,))
+            return self.reduce_scatter(block, None)
+        flag = self.scalar(f"flag.{block}", Dtype.U32)
+        return AllReduce(blocks=(block,), updates=(self.gradient(block, 0),), writes=(flag,))
 
-    def reduced(self, unit: Block) -> Tensor:
+    def reduced(self, block: Block) -> Tensor:
         """The reduced gradient an update reads."""
-        return self.shard(unit) if is_sharded(self.plan) else self.gradient(unit, 0)
+        return self.shard(block) if is_sharded(self.plan) else self.gradient(block, 0)
 
     def sum_tied(self, blocks: tuple[Block, ...]) -> None:
         """Tied embeddings: first + last, between each stage's own reduction and either update."""
         if not self.model.tied_embeddings:
             return
-        ends = tuple(unit for unit in (block("embed"), block("head")) if unit in blocks)
+        ends = tuple(block for block in blocks if block.kind in ("embed", "head"))
         if ends:
-            grads = tuple(self.reduced(unit) for unit in ends)
-            flags = tuple(self.named(f"flag.{unit}") for unit in ends)
+            grads = tuple(self.reduced(block) for block in ends)
+            flags = tuple(self.named(f"flag.{block}") for block in ends)
             self.emit(AllReduce(blocks=ends, group=Group.ENDS, updates=(*grads, *flags)))
 
     def sum_norm(self, blocks: tuple[Block, ...]) -> None:
         """Global clipping: the norm of the whole gradient, which every update of every stage waits for."""
         if self.plan.optimizer.clip == "global":
-            gradients = tuple(self.reduced(unit) for unit in blocks)
-            flags = tuple(self.named(f"flag.{unit}") for unit in blocks)
+            gradients = tuple(self.reduced(block) for block in blocks)
+            flags = tuple(self.named(f"flag.{block}") for block in blocks)
             norm = (self.scalar("norm", Dtype.F64),)
             reads = (*gradients, *flags)
             self.emit(AllReduceScalar(quantity=Quantity.NORM, group=Group.ALL, blocks=blocks, reads=reads, writes=norm))
 
-    def update(self, unit: Block) -> Update:
+    def update(self, block: Block) -> Update:
         norm = (self.named("norm"),) if self.plan.optimizer.clip == "global" else ()
-        reads = (self.reduced(unit), self.named(f"flag.{unit}"), self.named("scale"), *norm)
-        state = tuple(self.named(f"{prefix}.{unit}") for prefix in ("p", "m1", "m2", "t"))
-        writes = () if is_sharded(self.plan) else (self.named(f"w.{unit}"),)
-        return Update(block=unit, reads=reads, writes=writes, updates=state)
+        reads = (self.reduced(block), self.named(f"flag.{block}"), self.named("scale"), *norm)
+        state = tuple(self.named(f"{prefix}.{block}") for prefix in ("p", "m1", "m2", "t"))
+        writes = () if is_sharded(self.plan) else (self.named(f"w.{block}"),)
+        return Update(block=block, reads=reads, writes=writes, updates=state)

@@ -44,11 +44,11 @@ class SourceText:
         if text is None:
             return None
         # a word ends where no name goes on: %x.m1 is not in %x.m10
-        found = re.search(re.escape(word) + r"(?![\w\-*]|\.[\w*])", text) if word else None
-        if found is None:
+        match = re.search(re.escape(word) + r"(?![\w\-*]|\.[\w*])", text) if word else None
+        if match is None:
             stripped = text.lstrip()
             return Location(self.file, number, len(text) - len(stripped) + 1, max(1, len(stripped.rstrip())))
-        return Location(self.file, number, found.start() + 1, len(found[0]))
+        return Location(self.file, number, match.start() + 1, len(match[0]))
 
 
 @define(eq=False, repr=False)

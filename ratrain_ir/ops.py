@@ -126,10 +126,10 @@ class FieldError(ValueError):
 
 
 def _read_block(text: str) -> Block:
-    found = parse_block(text)
-    if found is None:
+    block = parse_block(text)
+    if block is None:
         raise FieldError(f"expected a block (embed, attention.N, mlp.N or head), got '{text}'")
-    return found
+    return block
 
 
 def _read_blocks(text: str) -> tuple[Block, ...]:

@@ -107,13 +107,13 @@ def _records(source: SourceText) -> ModuleRecord:
         try:
             record = parse_records("\n".join(lines))
         except UnexpectedInput as error:
-            found = explain(error, source.file, source.lines)
-            at = found.location.line - 1 if found.location else 0
+            problem = explain(error, source.file, source.lines)
+            at = problem.location.line - 1 if problem.location else 0
             repeated = not lines[at].strip() or not 0 < at < len(lines)
             if not repeated:
-                errors.append(found)
+                errors.append(problem)
             elif not errors:
-                raise DiagnosticError([found]) from None
+                raise DiagnosticError([problem]) from None
             if repeated or len(errors) >= _MAX_SYNTAX_ERRORS or _is_long(lines):
                 raise DiagnosticError(errors) from None
             lines[at] = ""
@@ -172,17 +172,17 @@ class _Builder:
         return None
 
     def headers(self) -> dict[str, HeaderRecord]:
-        found: dict[str, HeaderRecord] = {}
+        headers: dict[str, HeaderRecord] = {}
         for header in self.record.headers:
-            if header.name in found:
+            if header.name in headers:
                 self.error("RT006", f"'{header.name}' is given twice", header.line, header.name)
             elif header.name not in ("model", "plan", "target"):
                 text = f"'{header.name}' is not a section; the sections are model, plan, target, machine, pipeline and stage"
                 self.error("RT004", text, header.line, header.name)
             for key in header.duplicates:
                 self.error("RT006", f"'{key}' is given twice in '{header.name}'", header.line, key)
-            found[header.name] = header
-        return found
+            headers[header.name] = header
+        return headers
 
     def described(
         self, read: Callable[..., T], name: str, headers: dict[str, HeaderRecord], **context: Any
@@ -220,10 +220,10 @@ class _Builder:
         """The passes that made the module; empty where it says none."""
         for again in self.record.pipelines[1:]:
             self.error("RT006", "'pipeline' is given twice", again.line, "pipeline")
-        for found in self.record.pipelines:
-            if not found.text.isprintable():
-                text = f"the pipeline has characters that cannot be shown: {found.text[:60]!a}"
-                self.error("RT005", text, found.line, "pipeline")
+        for pipeline in self.record.pipelines:
+            if not pipeline.text.isprintable():
+                text = f"the pipeline has characters that cannot be shown: {pipeline.text[:60]!a}"
+                self.error("RT005", text, pipeline.line, "pipeline")
         return self.record.pipelines[0].text if self.record.pipelines else ""
 
     def machine(self) -> str:
@@ -340,21 +340,21 @@ class _Builder:
             return self.resolve_groups(stage, groups, names, line)
 
     def resolve_groups(self, stage: Stage, groups: Groups, names: list[str], line: int) -> Tensors | None:
-        found: list[Tensor] = []
+        tensors: list[Tensor] = []
         missing = False
         for name in names:
             tensor = stage.tensors.get(name)
             if tensor is not None:
-                found.append(tensor)
+                tensors.append(tensor)
             elif name.endswith(".*") and name[:-2] in groups:
-                found.extend(groups[name[:-2]])
+                tensors.extend(groups[name[:-2]])
             else:
                 missing = True
                 close = get_close_matches(name, list(stage.tensors), n=1) if len(stage.tensors) < 5000 else []
                 hint = f"did you mean %{close[0]}?" if close else None
                 text = f"%{name} is not declared in stage @{stage.index}"
                 self.error("RT004", text, line, "%" + name, help=hint)
-        return None if missing else tuple(found)
+        return None if missing else tuple(tensors)
 
 
 def _groups(stage: Stage) -> Groups:

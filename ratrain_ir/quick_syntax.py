@@ -41,8 +41,8 @@ class _Patterns:
 
 @cache
 def _patterns() -> _Patterns:
-    found = terminals()
-    name, symbol, tensor = found["NAME"], found["SYMBOL"], found["TENSOR"]
+    patterns = terminals()
+    name, symbol, tensor = patterns["NAME"], patterns["SYMBOL"], patterns["TENSOR"]
     tensors = f"{tensor}(?:, {tensor})*"
     words = rf"(?: (?!using(?:\s|/|$))(?:{name}|{symbol}))*"
     rest = r"[ \t\r]*(?://.*)?"  # blanks and a comment; no statement has a '/' of its own
@@ -50,8 +50,8 @@ def _patterns() -> _Patterns:
         begin=re.compile(rf"[ \t]*stage {symbol} \{{{rest}"),
         end=re.compile(rf"[ \t]*\}}{rest}"),
         declaration=re.compile(
-            rf"[ \t]*(?P<kind>{name}) (?P<name>{tensor}) : (?P<type>{found['TYPE']})(?P<carried> carried)?"
-            rf"(?: at (?P<offset>{found['HEX']}))?{rest}"
+            rf"[ \t]*(?P<kind>{name}) (?P<name>{tensor}) : (?P<type>{patterns['TYPE']})(?P<carried> carried)?"
+            rf"(?: at (?P<offset>{patterns['HEX']}))?{rest}"
         ),
         op=re.compile(
             rf"[ \t]*(?:(?P<writes>{tensors}) = )?(?:(?P<updates>{tensors}) \+= )?(?P<keyword>{name})(?P<words>{words})"

@@ -120,14 +120,14 @@ def bind(op: Op, model: ModelConfig, plan: Plan) -> Binding:
     raise problem
 
 
-def _match(op: Op, group: str, tensors: Tensors, roles: Roles, found: dict[str, Tensor]) -> None:
+def _match(op: Op, group: str, tensors: Tensors, roles: Roles, bound: dict[str, Tensor]) -> None:
     index, count = 0, len(tensors)
     for role, kinds, type_, optional, slot in roles:
         tensor = tensors[index] if index < count else None
         if tensor is not None and tensor.kind in kinds and (slot is None or slot == tensor.slot):
             if tensor.type is not type_:
                 raise SignatureError(f"%{tensor.name} is {tensor.type}, but {role} of '{op!r}' is {type_}", tensor)
-            found[role] = tensor
+            bound[role] = tensor
             index += 1
         elif not optional:
             expected = " or ".join(sorted(kind.value for kind in kinds))
@@ -143,8 +143,8 @@ Candidates = Sequence[tuple[bool, Signature]]
 
 def signatures(op: Op, model: ModelConfig, plan: Plan) -> Candidates:
     """The signatures an op may have: (whether it accumulates, operands), the likelier first."""
-    found = _MAKERS.by_kind[type(op)](op, model, plan)
-    return found[::-1] if op.updates else found
+    candidates = _MAKERS.by_kind[type(op)](op, model, plan)
+    return candidates[::-1] if op.updates else candidates
 
 
 def _of(name: str, kind: StateKind, type_: TensorType) -> Role:
@@ -163,98 +163,98 @@ def _scale() -> Role:
     return _scalar("scale", Dtype.F32, 2)
 
 
-def _saved(model: ModelConfig, plan: Plan, unit: Block, *, optional: bool) -> Roles:
+def _saved(model: ModelConfig, plan: Plan, block: Block, *, optional: bool) -> Roles:
     kinds = frozenset({StateKind.SAVED})
-    return tuple(Role(s.name, kinds, s.type, optional, s.name) for s in saved_slots(model, plan, unit))
+    return tuple(Role(s.name, kinds, s.type, optional, s.name) for s in saved_slots(model, plan, block))
 
 
-def _view(model: ModelConfig, plan: Plan, unit: Block, name: str = "w") -> Role:
-    return _of(name, StateKind.VIEW, tensor_type(Dtype(plan.view_dtype), (flat_elements(model, plan, unit),)))
+def _view(model: ModelConfig, plan: Plan, block: Block, name: str = "w") -> Role:
+    return _of(name, StateKind.VIEW, tensor_type(Dtype(plan.view_dtype), (flat_elements(model, plan, block),)))
 
 
-def _gradient(model: ModelConfig, plan: Plan, unit: Block, name: str = "g") -> Role:
-    return _of(name, StateKind.GRAD, tensor_type(Dtype(plan.grad_dtype), (flat_elements(model, plan, unit),)))
+def _gradient(model: ModelConfig, plan: Plan, block: Block, name: str = "g") -> Role:
+    return _of(name, StateKind.GRAD, tensor_type(Dtype(plan.grad_dtype), (flat_elements(model, plan, block),)))
 
 
-def _shard(model: ModelConfig, plan: Plan, unit: Block, name: str) -> Role:
-    elements = shard_elements(model, plan, unit)
+def _shard(model: ModelConfig, plan: Plan, block: Block, name: str) -> Role:
+    elements = shard_elements(model, plan, block)
     return _of(name, StateKind.GRAD_SHARD, tensor_type(Dtype(plan.grad_shard_dtype), (elements,)))
 
 
-def _reduced(model: ModelConfig, plan: Plan, unit: Block, name: str) -> Role:
+def _reduced(model: ModelConfig, plan: Plan, block: Block, name: str) -> Role:
     """The reduced gradient an update reads: the shard, or the whole where nothing is sharded."""
-    return _shard(model, plan, unit, name) if is_sharded(plan) else _gradient(model, plan, unit, name)
+    return _shard(model, plan, block, name) if is_sharded(plan) else _gradient(model, plan, block, name)
 
 
 def _input(name: str, plan: Plan) -> Role:
     return _of(name, StateKind.INPUT, token_type(plan))
 
 
-def _state(model: ModelConfig, plan: Plan, unit: Block, name: str, kind: StateKind) -> Role:
-    return _of(name, kind, tensor_type(Dtype.F32, (shard_elements(model, plan, unit),)))
+def _state(model: ModelConfig, plan: Plan, block: Block, name: str, kind: StateKind) -> Role:
+    return _of(name, kind, tensor_type(Dtype.F32, (shard_elements(model, plan, block),)))
 
 
 @cache
-def _forward(model: ModelConfig, plan: Plan, unit: Block) -> Candidates:
-    view, output = _view(model, plan, unit), _activation("y", model, plan)
-    if unit.kind == "embed":
+def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    view, output = _view(model, plan, block), _activation("y", model, plan)
+    if block.kind == "embed":
         return [(False, Signature((_input("tokens", plan), view), (output,)))]
     source = _activation("x", model, plan)
-    if unit.kind == "head":
+    if block.kind == "head":
         reads = (source, view, _input("labels", plan))
-        saved, loss = _saved(model, plan, unit, optional=False), _scalar("loss", Dtype.F64)
+        saved, loss = _saved(model, plan, block, optional=False), _scalar("loss", Dtype.F64)
         return [(False, Signature(reads, (*saved, loss))), (True, Signature(reads, saved, (loss,)))]
-    return [(False, Signature((source, view), (output, *_saved(model, plan, unit, optional=True))))]
+    return [(False, Signature((source, view), (output, *_saved(model, plan, block, optional=True))))]
 
 
 @cache
-def _recompute(model: ModelConfig, plan: Plan, unit: Block) -> Candidates:
-    saved = _saved(model, plan, unit, optional=True)
-    reads = (_activation("x", model, plan), *saved, _view(model, plan, unit))
+def _recompute(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    saved = _saved(model, plan, block, optional=True)
+    reads = (_activation("x", model, plan), *saved, _view(model, plan, block))
     writes = (*saved, _activation("y", model, plan, optional=True))
     return [(False, Signature(reads, writes))]
 
 
 @cache
-def _backward(model: ModelConfig, plan: Plan, unit: Block) -> Candidates:
+def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     outputs: Roles = (_activation("dx", model, plan),)
-    dy, source, view = _activation("dy", model, plan), _activation("x", model, plan), _view(model, plan, unit)
-    saved = _saved(model, plan, unit, optional=False)
-    if unit.kind == "embed":
+    dy, source, view = _activation("dy", model, plan), _activation("x", model, plan), _view(model, plan, block)
+    saved = _saved(model, plan, block, optional=False)
+    if block.kind == "embed":
         reads: Roles = (dy, _input("tokens", plan))
         outputs = ()
-    elif unit.kind == "head":
+    elif block.kind == "head":
         reads = (source, *saved, view, _input("labels", plan), _scale())
     else:
         reads = (dy, source, *saved, view)
-    gradient = _gradient(model, plan, unit)
+    gradient = _gradient(model, plan, block)
     return [(False, Signature(reads, (*outputs, gradient))), (True, Signature(reads, outputs, (gradient,)))]
 
 
-def _half_slots(model: ModelConfig, plan: Plan, unit: Block, read: Mapping[str, tuple[str, ...]]) -> Roles:
+def _half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, tuple[str, ...]]) -> Roles:
     """The saved slots that a half of a split backward reads."""
-    if unit.kind not in SPLIT_KINDS:
-        raise SignatureError(f"the backward of {unit} is not split: only {' and '.join(SPLIT_KINDS)} blocks' are")
-    return tuple(role for role in _saved(model, plan, unit, optional=False) if role.name in read[unit.kind])
+    if block.kind not in SPLIT_KINDS:
+        raise SignatureError(f"the backward of {block} is not split: only {' and '.join(SPLIT_KINDS)} blocks' are")
+    return tuple(role for role in _saved(model, plan, block, optional=False) if role.name in read[block.kind])
 
 
-def _pending(model: ModelConfig, plan: Plan, unit: Block) -> Roles:
+def _pending(model: ModelConfig, plan: Plan, block: Block) -> Roles:
     kinds = frozenset({StateKind.SAVED})
-    return tuple(Role(s.name, kinds, s.type, slot=s.name) for s in pending_slots(model, plan, unit))
+    return tuple(Role(s.name, kinds, s.type, slot=s.name) for s in pending_slots(model, plan, block))
 
 
 @cache
-def _backward_input(model: ModelConfig, plan: Plan, unit: Block) -> Candidates:
-    saved = _half_slots(model, plan, unit, INPUT_HALF_SLOTS)
-    reads = (_activation("dy", model, plan), _activation("x", model, plan), *saved, _view(model, plan, unit))
-    return [(False, Signature(reads, (_activation("dx", model, plan), *_pending(model, plan, unit))))]
+def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    saved = _half_slots(model, plan, block, INPUT_HALF_SLOTS)
+    reads = (_activation("dy", model, plan), _activation("x", model, plan), *saved, _view(model, plan, block))
+    return [(False, Signature(reads, (_activation("dx", model, plan), *_pending(model, plan, block))))]
 
 
 @cache
-def _backward_weight(model: ModelConfig, plan: Plan, unit: Block) -> Candidates:
-    saved = _half_slots(model, plan, unit, WEIGHT_HALF_SLOTS)
-    reads = (_activation("dy", model, plan), *saved, *_pending(model, plan, unit))
-    gradient = (_gradient(model, plan, unit),)
+def _backward_weight(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    saved = _half_slots(model, plan, block, WEIGHT_HALF_SLOTS)
+    reads = (_activation("dy", model, plan), *saved, *_pending(model, plan, block))
+    gradient = (_gradient(model, plan, block),)
     return [(False, Signature(reads, gradient)), (True, Signature(reads, (), gradient))]
 
 
@@ -279,34 +279,34 @@ def _load_input(plan: Plan) -> Candidates:
 
 
 def _flags(blocks: tuple[Block, ...]) -> Roles:
-    return tuple(_scalar(f"flag.{unit}", Dtype.U32) for unit in blocks)
+    return tuple(_scalar(f"flag.{block}", Dtype.U32) for block in blocks)
 
 
 @cache
 def _reduce_scatter(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> Candidates:
-    reads = tuple(_gradient(model, plan, unit, f"g.{unit}") for unit in blocks)
-    results = (*(_shard(model, plan, unit, f"gs.{unit}") for unit in blocks), *_flags(blocks))
+    reads = tuple(_gradient(model, plan, block, f"g.{block}") for block in blocks)
+    results = (*(_shard(model, plan, block, f"gs.{block}") for block in blocks), *_flags(blocks))
     return [(False, Signature(reads, results)), (True, Signature(reads, (), results))]
 
 
 @cache
 def _all_reduce(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], group: Group) -> Candidates:
     if group is Group.ENDS:
-        shards = tuple(_reduced(model, plan, unit, f"gs.{unit}") for unit in blocks)
+        shards = tuple(_reduced(model, plan, block, f"gs.{block}") for block in blocks)
         return [(True, Signature(updates=(*shards, *_flags(blocks))))]
-    gradients = tuple(_gradient(model, plan, unit, f"g.{unit}") for unit in blocks)
+    gradients = tuple(_gradient(model, plan, block, f"g.{block}") for block in blocks)
     return [(True, Signature(writes=_flags(blocks), updates=gradients))]
 
 
 @cache
 def _all_gather(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> Candidates:
-    masters = tuple(_state(model, plan, unit, f"p.{unit}", StateKind.MASTER) for unit in blocks)
-    return [(False, Signature(masters, tuple(_view(model, plan, unit, f"w.{unit}") for unit in blocks)))]
+    masters = tuple(_state(model, plan, block, f"p.{block}", StateKind.MASTER) for block in blocks)
+    return [(False, Signature(masters, tuple(_view(model, plan, block, f"w.{block}") for block in blocks)))]
 
 
 @cache
 def _norm(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> Candidates:
-    gradients = tuple(_reduced(model, plan, unit, f"gs.{unit}") for unit in blocks)
+    gradients = tuple(_reduced(model, plan, block, f"gs.{block}") for block in blocks)
     return [(False, Signature((*gradients, *_flags(blocks)), (_scalar("norm", Dtype.F64),)))]
 
 
@@ -319,16 +319,16 @@ def _all_reduce_scalar(quantity: Quantity, count: int) -> Candidates:
 
 
 @cache
-def _update(model: ModelConfig, plan: Plan, unit: Block) -> Candidates:
+def _update(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     norm = (_scalar("norm", Dtype.F64),) if plan.optimizer.clip == "global" else ()
-    reads = (_reduced(model, plan, unit, "g"), _scalar("flag", Dtype.U32), _scale(), *norm)
+    reads = (_reduced(model, plan, block, "g"), _scalar("flag", Dtype.U32), _scale(), *norm)
     state = (
-        _state(model, plan, unit, "p", StateKind.MASTER),
-        _state(model, plan, unit, "m1", StateKind.MOMENT),
-        _state(model, plan, unit, "m2", StateKind.MOMENT),
+        _state(model, plan, block, "p", StateKind.MASTER),
+        _state(model, plan, block, "m1", StateKind.MOMENT),
+        _state(model, plan, block, "m2", StateKind.MOMENT),
         _scalar("t", Dtype.I64),
     )
-    writes = () if is_sharded(plan) else (_view(model, plan, unit),)
+    writes = () if is_sharded(plan) else (_view(model, plan, block),)
     return [(True, Signature(reads, writes, state))]
 
 

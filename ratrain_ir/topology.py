@@ -109,12 +109,12 @@ class Mesh:
     @cached_property
     def hops(self) -> tuple[Hop, ...]:
         """All channels between different stages: activations to the next chunk, gradients back."""
-        found = []
+        hops = []
         for (source, here), (target, there) in pairwise(enumerate(self.chunk_stages)):
             if there != here:
-                found.append(Hop(here, there, Channel(source, target, Payload.ACTIVATION)))
-                found.append(Hop(there, here, Channel(target, source, Payload.GRADIENT)))
-        return tuple(found)
+                hops.append(Hop(here, there, Channel(source, target, Payload.ACTIVATION)))
+                hops.append(Hop(there, here, Channel(target, source, Payload.GRADIENT)))
+        return tuple(hops)
 
     @cached_property
     def _hop_of(self) -> dict[tuple[int | None, int | None, Payload], Hop]:
@@ -168,18 +168,18 @@ class Topology(Mesh):
     @cached_property
     def chunk_blocks(self) -> tuple[tuple[Block, ...], ...]:
         """The blocks of each chunk, in forward order: the embedding with the first layers, the head with the last."""
-        found = [
+        chunks = [
             [block(kind, layer) for layer in layers for kind in ("attention", "mlp")] for layers in self.chunk_layers
         ]
-        found[0].insert(0, block("embed"))
-        found[-1].append(block("head"))
-        return tuple(map(tuple, found))
+        chunks[0].insert(0, block("embed"))
+        chunks[-1].append(block("head"))
+        return tuple(map(tuple, chunks))
 
     @cached_property
     def stage_blocks(self) -> tuple[tuple[Block, ...], ...]:
         """The blocks of each stage, in forward order."""
         return tuple(
-            tuple(unit for chunk in self.chunks_of(stage) for unit in self.chunk_blocks[chunk])
+            tuple(block for chunk in self.chunks_of(stage) for block in self.chunk_blocks[chunk])
             for stage in range(self.stages)
         )
 
@@ -192,11 +192,11 @@ class Topology(Mesh):
         """The block whose input, or gradient of the input, a channel carries: the first one behind the cut."""
         return self.chunk_blocks[channel.target if _goes_forward(channel) else channel.source][0]
 
-    def shard_range(self, unit: Block, replica: int) -> range:
+    def shard_range(self, block: Block, replica: int) -> range:
         """The elements of a block's flat tensors whose optimizer state a replica owns; all of them where nothing is sharded."""
         if not is_sharded(self.plan):
-            return range(flat_elements(self.model, self.plan, unit))
-        length = shard_elements(self.model, self.plan, unit)
+            return range(flat_elements(self.model, self.plan, block))
+        length = shard_elements(self.model, self.plan, block)
         return range(replica * length, (replica + 1) * length)
 
 

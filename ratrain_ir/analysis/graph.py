@@ -179,15 +179,15 @@ def _messages(module: Module) -> Iterator[list[ModuleNode]]:
 
 def _collectives(module: Module) -> Iterator[list[ModuleNode]]:
     """The members of every collective that spans stages: the k-th one of a group is the same on all its stages."""
-    found: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+    meetings: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     topology = module.topology
     for stage in module.stages:
         count: dict[Hashable, int] = defaultdict(int)
         for position, op in enumerate(stage.ops):
             group = meeting_stages(op, stage, topology)
             if group:
-                found[group, count[group]].append((stage.index, position))
+                meetings[group, count[group]].append((stage.index, position))
                 count[group] += 1
-    for places in found.values():
+    for places in meetings.values():
         for step in range(STEPS):
             yield [(stage, step, position) for stage, position in places]

@@ -54,10 +54,10 @@ class Lifetimes:
 
     def bytes_by_kind(self, position: int) -> dict[StateKind, int]:
         """Live bytes at an op by state kind, largest first."""
-        found: dict[StateKind, int] = {}
+        totals: dict[StateKind, int] = {}
         for tensor in self.live_at(position):
-            found[tensor.kind] = found.get(tensor.kind, 0) + aligned(tensor.type.nbytes)
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            totals[tensor.kind] = totals.get(tensor.kind, 0) + aligned(tensor.type.nbytes)
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
 def lifetimes(stage: Stage) -> Lifetimes:

@@ -98,15 +98,15 @@ def _diff_stages(before: Stage, after: Stage) -> StageDiff:
 
 def _named(stage: Stage) -> dict[str, Op]:
     """Ops by what they do; a repeated one gets a number."""
-    found: dict[str, Op] = {}
+    named: dict[str, Op] = {}
     seen: Counter[str] = Counter()
     for op in stage.ops:
         if type(op) is Release:
             continue
         name = repr(op)
         seen[name] += 1
-        found[name if seen[name] == 1 else f"{name} ({seen[name]})"] = op
-    return found
+        named[name if seen[name] == 1 else f"{name} ({seen[name]})"] = op
+    return named
 
 
 def _operands(op: Op) -> tuple[tuple[str, ...], ...]:
@@ -132,9 +132,9 @@ def _longest_increasing(values: list[int]) -> list[int]:
         else:
             tails[at] = value
             tail_index[at] = index
-    found: list[int] = []
+    chosen: list[int] = []
     index = tail_index[-1] if tail_index else -1
     while index >= 0:
-        found.append(values[index])
+        chosen.append(values[index])
         index = previous[index]
-    return found[::-1]
+    return chosen[::-1]

@@ -164,15 +164,15 @@ Place = tuple[int, int]
 
 def channels(module: Module) -> dict[Hop, tuple[list[Place], list[Place]]]:
     """Sends and receives of each channel, as (stage, position), in order; those that name no neighbour are left out."""
-    found: dict[Hop, tuple[list[Place], list[Place]]] = {}
+    places: dict[Hop, tuple[list[Place], list[Place]]] = {}
     topology = module.topology
     for stage in module.stages:
         for position, op in enumerate(stage.ops):
             if isinstance(op, Send | Recv):
                 hop = hop_of(op, stage, topology)
                 if hop is not None:
-                    found.setdefault(hop, ([], []))[type(op) is Recv].append((stage.index, position))
-    return found
+                    places.setdefault(hop, ([], []))[type(op) is Recv].append((stage.index, position))
+    return places
 
 
 def hop_of(op: Send | Recv, stage: Stage, topology: Topology) -> Hop | None:

@@ -132,14 +132,14 @@ class _Run:
     def awaited(self, action: PlacedAction) -> PlacedAction | None:
         """What an action at the head of its rank still waits for."""
         if not self.lowered:
-            found = self.index.producer(action)
+            awaited = self.index.producer(action)
         elif action.kind in RECVS or (self.rendezvous and action.kind in MESSAGES):
-            found = self.index.partner(action)
+            awaited = self.index.partner(action)
         else:
             return None
-        if found is None or id(found) in self.done or (self.rendezvous and self.lowered and self.is_head(found)):
+        if awaited is None or id(awaited) in self.done or (self.rendezvous and self.lowered and self.is_head(awaited)):
             return None
-        return found
+        return awaited
 
     def is_head(self, action: PlacedAction) -> bool:
         """Whether the action's rank stands at it."""

@@ -236,12 +236,12 @@ def _parse_text(text: str, *, name: str, file: str) -> ModelConfig:
     repeats: list[str] = []
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for key, value in items:
-            if key in found:
+            if key in fields:
                 repeats.append(key)
-            found[key] = value
-        return found
+            fields[key] = value
+        return fields
 
     try:
         data = json.loads(text, object_pairs_hook=pairs, parse_constant=_no_constant)

@@ -39,9 +39,9 @@ class RankMapping:
     @classmethod
     def parse(cls, text: str) -> RankMapping | None:
         """The mapping that a text is, or None where it is none."""
-        found = [_TILE.fullmatch(part) for part in text.split(", ")]
-        tiles = tuple(Tile(match[1], int(match[2]), int(match[3])) for match in found if match is not None)
-        return cls(tiles) if len(tiles) == len(found) else None
+        matches = [_TILE.fullmatch(part) for part in text.split(", ")]
+        tiles = tuple(Tile(match[1], int(match[2]), int(match[3])) for match in matches if match is not None)
+        return cls(tiles) if len(tiles) == len(matches) else None
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.tiles))

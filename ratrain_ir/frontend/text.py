@@ -106,7 +106,7 @@ def json_places(source: Source) -> tuple[Places, list[tuple[str, Place, Place]]]
     """
     decoder = json.JSONDecoder()
     text = source.text
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     repeated: list[tuple[str, Place, Place]] = []
     at = _after_space(text, text.index("{") + 1)
     while text[at] != "}":
@@ -114,13 +114,13 @@ def json_places(source: Source) -> tuple[Places, list[tuple[str, Place, Place]]]
         colon = _after_space(text, end)
         _, end = decoder.raw_decode(text, _after_space(text, colon + 1))
         place = source.span(at, end)
-        if key in found:
-            repeated.append((key, found[key], place))
-        found.setdefault(key, place)
+        if key in places:
+            repeated.append((key, places[key], place))
+        places.setdefault(key, place)
         at = _after_space(text, end)
         if text[at] == ",":
             at = _after_space(text, at + 1)
-    return lambda key: found.get(key, source.top()), repeated
+    return lambda key: places.get(key, source.top()), repeated
 
 
 _JSON_SPACE = re.compile(r"[ \t\r\n]*")
@@ -141,21 +141,21 @@ def toml_places(source: Source) -> Places:
 
     It looks line by line and does not follow multi-line strings, which a plan has no use for.
     """
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     section = ""
     for number, line in enumerate(source.lines, 1):
         body = line.split("#", 1)[0].rstrip()
         if header := _HEADER.match(body):
             section = _unquoted(header[1])
-            found.setdefault(section, source.at(number, header.start(1), len(body) - header.start(1) + 1))
+            places.setdefault(section, source.at(number, header.start(1), len(body) - header.start(1) + 1))
         elif key := _KEY.match(body):
             path = f"{section}.{_unquoted(key[1])}".lstrip(".")
             start = key.start(1)
-            found.setdefault(path, source.at(number, start + 1, len(body) - start))
+            places.setdefault(path, source.at(number, start + 1, len(body) - start))
             for inner in _INLINE_KEY.finditer(body, key.end()):
                 place = source.at(number, inner.start(1) + 1, len(inner[0].rstrip()) - (inner.start(1) - inner.start()))
-                found.setdefault(f"{path}.{_unquoted(inner[1])}", place)
-    return lambda path: found.get(path) or found.get(path.rpartition(".")[0]) or source.top()
+                places.setdefault(f"{path}.{_unquoted(inner[1])}", place)
+    return lambda path: places.get(path) or places.get(path.rpartition(".")[0]) or source.top()
 
 
 def _unquoted(key: str) -> str:

@@ -170,13 +170,13 @@ def peak_is_within_arena(stage: Stage) -> None:
 
 def lifetimes_are_exact(stage: Stage) -> None:
     """`analysis.lifetime` finds the same live tensors at every op, and the bytes they make."""
-    found = lifetimes(stage)
+    analysis = lifetimes(stage)
     for position, live in enumerate(live_sets(stage)):
-        analysed = set(found.live_at(position))
+        analysed = set(analysis.live_at(position))
         more, fewer = sorted(t.name for t in analysed - live), sorted(t.name for t in live - analysed)
         assert analysed == live, f"stage {stage.index}, op {position}: lifetimes() has {more} too many, lacks {fewer}"
         size = sum(aligned(tensor.type.nbytes) for tensor in live)
-        curve = int(found.live_bytes[position])
+        curve = int(analysis.live_bytes[position])
         assert curve == size, f"stage {stage.index}, op {position}: lifetimes() counts {curve} live bytes, not {size}"
 
 
@@ -244,7 +244,7 @@ def _work(op: Op) -> list[tuple[str, ...]]:
     if isinstance(op, ReduceScatter | AllReduce | AllGather):
         detail = str(getattr(op, "micro_batch", None))
         group = op.group.value if isinstance(op, AllReduce) else "replicas"
-        return [(op.keyword, str(unit), detail, group) for unit in op.blocks]
+        return [(op.keyword, str(block), detail, group) for block in op.blocks]
     kinds = (StateKind.SAVED, StateKind.WORKSPACE)
     kept = [t.name for t in op.writes + op.updates if t.kind not in kinds]
     # an update may be moved to another engine by a target: its place is not part of what it computes

@@ -186,8 +186,8 @@ def _intervals(draw: st.DrawFn, positions: int) -> tuple[Interval, ...]:
     if draw(st.integers(0, 4)) == 0:
         return ((0, positions),)
     ends = sorted(draw(st.lists(st.integers(0, positions), min_size=2, max_size=4)))
-    found = tuple((a, b) for a, b in zip(ends[::2], ends[1::2], strict=False) if a < b)
-    return found or ((ends[0], ends[0] + 1),) if ends[0] < positions else ((positions - 1, positions),)
+    intervals = tuple((a, b) for a, b in zip(ends[::2], ends[1::2], strict=False) if a < b)
+    return intervals or ((ends[0], ends[0] + 1),) if ends[0] < positions else ((positions - 1, positions),)
 
 
 def _pass_text(name: str, options: Mapping[str, str]) -> str:

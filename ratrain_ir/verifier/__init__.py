@@ -52,6 +52,6 @@ def verify(module: Module, diagnostics: Diagnostics, target: Target | None = Non
 
 def check(module: Module, target: Target | None = None) -> None:
     """Raise `DiagnosticError` unless the module is sound."""
-    found = Diagnostics()
-    verify(module, found, target)
-    found.check()
+    diagnostics = Diagnostics()
+    verify(module, diagnostics, target)
+    diagnostics.check()

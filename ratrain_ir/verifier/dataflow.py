@@ -17,7 +17,6 @@ from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.blocks import (
     WEIGHT_HALF_SLOTS,
     Block,
-    block,
     is_sharded,
     next_block,
     pending_slots,
@@ -138,9 +137,9 @@ class _SymbolicRun:
             way_out = "take what the forward before it wrote"
             self.report.at_op(code, text, self.stage, op, tensor, notes=[note], help=way_out)
 
-    def view(self, op: BlockOp, roles: dict[str, Tensor], unit: Block) -> None:
+    def view(self, op: BlockOp, roles: dict[str, Tensor], block: Block) -> None:
         view = roles["w"]
-        self.expect("RT030", op, view, "view", unit, "this step")
+        self.expect("RT030", op, view, "view", block, "this step")
         gather = self.gathers.get(view)
         if self.module.level is not Level.DATAFLOW or gather is None or gather.phase is None:
             return
@@ -160,19 +159,19 @@ class _SymbolicRun:
         self.set(op.writes[0], op.part.value, op.micro_batch)
 
     def forward(self, op: Forward) -> None:
-        unit, m = op.block, op.micro_batch
+        block, m = op.block, op.micro_batch
         roles = self.roles(op)
-        self.once(op, "RT030", "forward", unit, m)
-        self.view(op, roles, unit)
-        self.block_input(op, roles, unit, m)
+        self.once(op, "RT030", "forward", block, m)
+        self.view(op, roles, block)
+        self.block_input(op, roles, block, m)
         if "x" in roles:
             self.expect_made_forward("RT030", op, roles["x"])
-        if unit.kind == "head":
+        if block.kind == "head":
             self.expect("RT030", op, roles["labels"], "labels", m)
             self.add_loss(op, roles["loss"], m)
         else:
-            self.set(roles["y"], "x", next_block(self.module.model, unit), m)
-        self.set_saved(op, roles, unit, m)
+            self.set(roles["y"], "x", next_block(self.module.model, block), m)
+        self.set_saved(op, roles, block, m)
 
     def add_loss(self, op: Forward, loss: Tensor, m: int) -> None:
         """The loss is a sum over micro-batches in ascending order, like the gradients."""
@@ -183,101 +182,101 @@ class _SymbolicRun:
             self.report.at_op("RT030", text, self.stage, op, loss)
         self.set(loss, "loss", range(m + 1))
 
-    def block_input(self, op: Op, roles: dict[str, Tensor], unit: Block, m: int) -> None:
-        if unit.kind == "embed":
+    def block_input(self, op: Op, roles: dict[str, Tensor], block: Block, m: int) -> None:
+        if block.kind == "embed":
             self.expect("RT030", op, roles["tokens"], "tokens", m)
         else:
-            self.expect("RT030", op, roles["x"], "x", unit, m)
+            self.expect("RT030", op, roles["x"], "x", block, m)
 
-    def set_saved(self, op: Op, roles: dict[str, Tensor], unit: Block, m: int) -> None:
+    def set_saved(self, op: Op, roles: dict[str, Tensor], block: Block, m: int) -> None:
         for name, tensor in roles.items():
             if tensor.kind is StateKind.SAVED and tensor in op.writes:
-                self.once(op, "RT032", "saved", unit, m, name)
-                self.set(tensor, "saved", unit, m, name)
+                self.once(op, "RT032", "saved", block, m, name)
+                self.set(tensor, "saved", block, m, name)
 
-    def expect_saved(self, op: Op, roles: dict[str, Tensor], unit: Block, m: int) -> None:
+    def expect_saved(self, op: Op, roles: dict[str, Tensor], block: Block, m: int) -> None:
         for name, tensor in roles.items():
             if tensor.kind is StateKind.SAVED and tensor in op.reads:
-                self.expect("RT032", op, tensor, "saved", unit, m, name)
+                self.expect("RT032", op, tensor, "saved", block, m, name)
 
     def recompute(self, op: Recompute) -> None:
-        unit, m = op.block, op.micro_batch
+        block, m = op.block, op.micro_batch
         roles = self.roles(op)
-        self.once(op, "RT032", "recompute", unit, m)
-        self.view(op, roles, unit)
-        self.expect("RT032", op, roles["x"], "x", unit, m)
-        self.expect_saved(op, roles, unit, m)
+        self.once(op, "RT032", "recompute", block, m)
+        self.view(op, roles, block)
+        self.expect("RT032", op, roles["x"], "x", block, m)
+        self.expect_saved(op, roles, block, m)
         if "y" in roles:
-            self.set(roles["y"], "x", next_block(self.module.model, unit), m)
+            self.set(roles["y"], "x", next_block(self.module.model, block), m)
             self.recovered[roles["y"]] = op
-        self.set_saved(op, roles, unit, m)
+        self.set_saved(op, roles, block, m)
 
     def backward(self, op: Backward) -> None:
-        unit, m = op.block, op.micro_batch
+        block, m = op.block, op.micro_batch
         roles = self.roles(op)
-        self.once(op, "RT030", "backward", unit, m)
-        self.block_input(op, roles, unit, m)
-        if unit.kind == "head":
-            self.view(op, roles, unit)
+        self.once(op, "RT030", "backward", block, m)
+        self.block_input(op, roles, block, m)
+        if block.kind == "head":
+            self.view(op, roles, block)
             self.expect("RT030", op, roles["labels"], "labels", m)
             self.expect("RT030", op, roles["scale"], "scale", "this step")
         else:
-            self.expect("RT030", op, roles["dy"], "dx", next_block(self.module.model, unit), m)
-            if unit.kind != "embed":
-                self.view(op, roles, unit)
-        self.expect_saved(op, roles, unit, m)
+            self.expect("RT030", op, roles["dy"], "dx", next_block(self.module.model, block), m)
+            if block.kind != "embed":
+                self.view(op, roles, block)
+        self.expect_saved(op, roles, block, m)
         if "dx" in roles:
-            self.set(roles["dx"], "dx", unit, m)
-        self.contribute(op, roles["g"], unit, m)
+            self.set(roles["dx"], "dx", block, m)
+        self.contribute(op, roles["g"], block, m)
 
     def backward_input(self, op: BackwardInput) -> None:
         """One of the two ways to do a micro-batch's backward, which then has a weight half too."""
-        unit, m = op.block, op.micro_batch
+        block, m = op.block, op.micro_batch
         roles = self.roles(op)
-        self.once(op, "RT030", "backward", unit, m)
-        self.split.append((unit, m))
-        self.expect("RT030", op, roles["dy"], "dx", next_block(self.module.model, unit), m)
-        self.expect("RT030", op, roles["x"], "x", unit, m)
-        self.view(op, roles, unit)
-        self.expect_saved(op, roles, unit, m)
-        self.set(roles["dx"], "dx", unit, m)
-        for slot in pending_slots(self.module.model, self.module.plan, unit):
-            self.set(roles[slot.name], "pending", unit, m, slot.name)
+        self.once(op, "RT030", "backward", block, m)
+        self.split.append((block, m))
+        self.expect("RT030", op, roles["dy"], "dx", next_block(self.module.model, block), m)
+        self.expect("RT030", op, roles["x"], "x", block, m)
+        self.view(op, roles, block)
+        self.expect_saved(op, roles, block, m)
+        self.set(roles["dx"], "dx", block, m)
+        for slot in pending_slots(self.module.model, self.module.plan, block):
+            self.set(roles[slot.name], "pending", block, m, slot.name)
 
     def backward_weight(self, op: BackwardWeight) -> None:
         """Finds what its input half left, so it comes after it."""
-        unit, m = op.block, op.micro_batch
+        block, m = op.block, op.micro_batch
         roles = self.roles(op)
-        self.once(op, "RT030", "backward_weight", unit, m)
-        self.expect("RT030", op, roles["dy"], "dx", next_block(self.module.model, unit), m)
-        for name in WEIGHT_HALF_SLOTS[unit.kind]:
-            self.expect("RT032", op, roles[name], "saved", unit, m, name)
-        for slot in pending_slots(self.module.model, self.module.plan, unit):
-            self.expect("RT030", op, roles[slot.name], "pending", unit, m, slot.name)
-        self.contribute(op, roles["g"], unit, m)
+        self.once(op, "RT030", "backward_weight", block, m)
+        self.expect("RT030", op, roles["dy"], "dx", next_block(self.module.model, block), m)
+        for name in WEIGHT_HALF_SLOTS[block.kind]:
+            self.expect("RT032", op, roles[name], "saved", block, m, name)
+        for slot in pending_slots(self.module.model, self.module.plan, block):
+            self.expect("RT030", op, roles[slot.name], "pending", block, m, slot.name)
+        self.contribute(op, roles["g"], block, m)
 
-    def contribute(self, op: Backward | BackwardWeight, gradient: Tensor, unit: Block, m: int) -> None:
+    def contribute(self, op: Backward | BackwardWeight, gradient: Tensor, block: Block, m: int) -> None:
         """Gradients gather micro-batches in ascending order."""
         alone = reduces_each_micro_batch(self.module.plan)
         if not op.updates:
             if m != 0 and not alone:
-                text = f"the first contribution to the gradient of {unit} must be m0: micro-batches ascend"
+                text = f"the first contribution to the gradient of {block} must be m0: micro-batches ascend"
                 self.report.at_op("RT031", text, self.stage, op, gradient)
-            self.set(gradient, "g", unit, range(m, m + 1))
+            self.set(gradient, "g", block, range(m, m + 1))
             return
-        self.expect("RT031", op, gradient, "g", unit, range(m))
-        self.set(gradient, "g", unit, range(m + 1))
+        self.expect("RT031", op, gradient, "g", block, range(m))
+        self.set(gradient, "g", block, range(m + 1))
 
     # messages
 
     def send(self, op: Send) -> None:
-        what, unit = self.crossing(op)
-        self.expect("RT040", op, op.reads[0], what, unit, op.micro_batch)
+        what, block = self.crossing(op)
+        self.expect("RT040", op, op.reads[0], what, block, op.micro_batch)
         self.expect_made_forward("RT040", op, op.reads[0])
 
     def recv(self, op: Recv) -> None:
-        what, unit = self.crossing(op)
-        self.set(op.writes[0], what, unit, op.micro_batch)
+        what, block = self.crossing(op)
+        self.set(op.writes[0], what, block, op.micro_batch)
 
     def crossing(self, op: Send | Recv) -> tuple[str, Block]:
         """What crosses the cut between this stage and the peer."""
@@ -291,70 +290,70 @@ class _SymbolicRun:
     def reduce_scatter(self, op: ReduceScatter) -> None:
         roles = self.roles(op)
         count = self.module.plan.micro_batches
-        for unit in op.blocks:
-            shard, flag = roles[f"gs.{unit}"], roles[f"flag.{unit}"]
+        for block in op.blocks:
+            shard, flag = roles[f"gs.{block}"], roles[f"flag.{block}"]
             if op.micro_batch is None:
-                self.expect("RT031", op, roles[f"g.{unit}"], "g", unit, range(count))
+                self.expect("RT031", op, roles[f"g.{block}"], "g", block, range(count))
                 reduced = range(count)
             else:
                 m = op.micro_batch
-                self.expect("RT031", op, roles[f"g.{unit}"], "g", unit, range(m, m + 1))
+                self.expect("RT031", op, roles[f"g.{block}"], "g", block, range(m, m + 1))
                 reduced = range(m + 1)
                 if op.updates:
-                    self.expect("RT031", op, shard, "reduced", unit, range(m))
-                    self.expect("RT031", op, flag, "flag", unit, range(m))
+                    self.expect("RT031", op, shard, "reduced", block, range(m))
+                    self.expect("RT031", op, flag, "flag", block, range(m))
                 elif m != 0:
-                    text = f"the first reduction of {unit} must be m0: micro-batches ascend"
+                    text = f"the first reduction of {block} must be m0: micro-batches ascend"
                     self.report.at_op("RT031", text, self.stage, op, shard)
-            self.once(op, "RT031", "reduce", unit, op.micro_batch)
-            self.set(shard, "reduced", unit, reduced)
-            self.set(flag, "flag", unit, reduced)
+            self.once(op, "RT031", "reduce", block, op.micro_batch)
+            self.set(shard, "reduced", block, reduced)
+            self.set(flag, "flag", block, reduced)
 
     def all_reduce(self, op: AllReduce) -> None:
         roles = self.roles(op)
         everything = range(self.module.plan.micro_batches)
-        for unit in op.blocks:
-            self.once(op, "RT031", "all_reduce", op.group, unit)
+        for block in op.blocks:
+            self.once(op, "RT031", "all_reduce", op.group, block)
             if op.group is Group.REPLICAS:
-                self.expect("RT031", op, roles[f"g.{unit}"], "g", unit, everything)
-                self.set(roles[f"g.{unit}"], "reduced", unit, everything)
-                self.set(roles[f"flag.{unit}"], "flag", unit, everything)
+                self.expect("RT031", op, roles[f"g.{block}"], "g", block, everything)
+                self.set(roles[f"g.{block}"], "reduced", block, everything)
+                self.set(roles[f"flag.{block}"], "flag", block, everything)
             else:
-                self.expect("RT031", op, roles[f"gs.{unit}"], "reduced", unit, everything)
-                self.expect("RT031", op, roles[f"flag.{unit}"], "flag", unit, everything)
-                self.set(roles[f"gs.{unit}"], "tied", unit)
-                self.set(roles[f"flag.{unit}"], "flag", unit, everything, "tied")
+                self.expect("RT031", op, roles[f"gs.{block}"], "reduced", block, everything)
+                self.expect("RT031", op, roles[f"flag.{block}"], "flag", block, everything)
+                self.set(roles[f"gs.{block}"], "tied", block)
+                self.set(roles[f"flag.{block}"], "flag", block, everything, "tied")
         if op.group is Group.ENDS:
-            expected = {block("embed"), block("head")} & set(self.blocks)
+            expected = {block for block in self.blocks if block.kind in ("embed", "head")}
             if set(op.blocks) != expected:
                 names = ", ".join(sorted(map(str, expected)))
                 text = f"'all_reduce ends' on stage @{self.stage.index} must cover {names}"
                 self.report.at_op("RT031", text, self.stage, op)
 
-    def is_tied(self, unit: Block) -> bool:
-        return self.module.model.tied_embeddings and unit.kind in ("embed", "head")
+    def is_tied(self, block: Block) -> bool:
+        return self.module.model.tied_embeddings and block.kind in ("embed", "head")
 
     def update(self, op: Update) -> None:
-        unit = op.block
+        block = op.block
         roles = self.roles(op)
-        self.once(op, "RT031", "update", unit)
-        self.expect_reduced(op, roles["g"], roles["flag"], unit)
+        self.once(op, "RT031", "update", block)
+        self.expect_reduced(op, roles["g"], roles["flag"], block)
         if "norm" in roles:
             self.expect("RT031", op, roles["norm"], "norm")
         self.expect("RT031", op, roles["scale"], "scale", "this step")
         for name in ("p", "m1", "m2", "t"):
-            self.expect("RT031", op, roles[name], name, unit, "this step")
-            self.set(roles[name], name, unit, "next step")
+            self.expect("RT031", op, roles[name], name, block, "this step")
+            self.set(roles[name], name, block, "next step")
         if "w" in roles:
-            self.set(roles["w"], "view", unit, "next step")
+            self.set(roles["w"], "view", block, "next step")
 
     def all_gather(self, op: AllGather) -> None:
         roles = self.roles(op)
         step = "next step" if op.phase is None else "this step"
-        for unit in op.blocks:
-            self.expect("RT031", op, roles[f"p.{unit}"], "p", unit, step)
-            self.set(roles[f"w.{unit}"], "view", unit, step)
-            self.gathers[roles[f"w.{unit}"]] = op
+        for block in op.blocks:
+            self.expect("RT031", op, roles[f"p.{block}"], "p", block, step)
+            self.set(roles[f"w.{block}"], "view", block, step)
+            self.gathers[roles[f"w.{block}"]] = op
 
     def all_reduce_scalar(self, op: AllReduceScalar) -> None:
         self.once(op, "RT030", "all_reduce_scalar", op.quantity)
@@ -366,32 +365,32 @@ class _SymbolicRun:
             return
         everything = range(self.module.plan.micro_batches)
         seen = {self.values.get(tensor) for tensor in op.reads}
-        for unit in self.blocks:
-            tied = ("tied",) if self.is_tied(unit) else ()  # the sum of both ends may overflow where neither does
-            if ("flag", unit, everything, *tied) not in seen:
-                text = f"the overflow flag of {unit}, of all micro-batches, is left out"
+        for block in self.blocks:
+            tied = ("tied",) if self.is_tied(block) else ()  # the sum of both ends may overflow where neither does
+            if ("flag", block, everything, *tied) not in seen:
+                text = f"the overflow flag of {block}, of all micro-batches, is left out"
                 self.report.at_op("RT031", text, self.stage, op)
         self.set(op.writes[0], "overflow")
 
     def norm(self, op: AllReduceScalar) -> None:
         """Every block's reduced gradient and flag, once; tied gradients after they have been summed."""
         roles = self.roles(op)
-        for unit in op.blocks:
-            self.expect_reduced(op, roles[f"gs.{unit}"], roles[f"flag.{unit}"], unit)
+        for block in op.blocks:
+            self.expect_reduced(op, roles[f"gs.{block}"], roles[f"flag.{block}"], block)
         if op.blocks != self.blocks:
-            missing = ", ".join(str(unit) for unit in self.blocks if unit not in op.blocks) or "the order"
+            missing = ", ".join(str(block) for block in self.blocks if block not in op.blocks) or "the order"
             self.report.at_op("RT031", f"the norm takes the stage's blocks in order; wrong: {missing}", self.stage, op)
         self.set(op.writes[0], "norm")
 
-    def expect_reduced(self, op: Op, gradient: Tensor, flag: Tensor, unit: Block) -> None:
+    def expect_reduced(self, op: Op, gradient: Tensor, flag: Tensor, block: Block) -> None:
         """A gradient that all micro-batches and replicas (and the other end, where tied) have gone into, and its flag."""
         everything = range(self.module.plan.micro_batches)
-        if self.is_tied(unit):
-            self.expect("RT031", op, gradient, "tied", unit)
-            self.expect("RT031", op, flag, "flag", unit, everything, "tied")
+        if self.is_tied(block):
+            self.expect("RT031", op, gradient, "tied", block)
+            self.expect("RT031", op, flag, "flag", block, everything, "tied")
         else:
-            self.expect("RT031", op, gradient, "reduced", unit, everything)
-            self.expect("RT031", op, flag, "flag", unit, everything)
+            self.expect("RT031", op, gradient, "reduced", block, everything)
+            self.expect("RT031", op, flag, "flag", block, everything)
 
     def scale_update(self, op: ScaleUpdate) -> None:
         self.once(op, "RT030", "scale_update")
@@ -416,16 +415,16 @@ class _SymbolicRun:
     def required(self) -> Iterator[Value]:
         plan = self.module.plan
         for m in range(plan.micro_batches):
-            yield from ((what, unit, m) for unit in self.blocks for what in ("forward", "backward"))
-        yield from (("backward_weight", unit, m) for unit, m in self.split)
-        for unit in self.blocks:
+            yield from ((what, block, m) for block in self.blocks for what in ("forward", "backward"))
+        yield from (("backward_weight", block, m) for block, m in self.split)
+        for block in self.blocks:
             if reduces_each_micro_batch(plan):
-                yield from (("reduce", unit, m) for m in range(plan.micro_batches))
+                yield from (("reduce", block, m) for m in range(plan.micro_batches))
             elif is_sharded(plan):
-                yield ("reduce", unit, None)
+                yield ("reduce", block, None)
             else:
-                yield ("all_reduce", Group.REPLICAS, unit)
-            yield ("update", unit)
+                yield ("all_reduce", Group.REPLICAS, block)
+            yield ("update", block)
         if self.stage.index == self.module.topology.last_stage:
             yield ("all_reduce_scalar", Quantity.LOSS)
         if plan.optimizer.clip == "global":

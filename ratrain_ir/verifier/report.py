@@ -43,12 +43,12 @@ class Reporter:
         location = source.locate(op.line, f"%{tensor.name}" if tensor else None) if source else None
         if location is None or source is None:
             text = op_text(op)
-            found = text.find(f"%{tensor.name}") if tensor else -1
+            start = text.find(f"%{tensor.name}") if tensor else -1
             place = Location(
                 f"@{stage.index}",
                 1 + stage.ops.index(op),
-                max(0, found) + 1,
-                len(text) if found < 0 else len(f"%{tensor.name}") if tensor else 1,
+                max(0, start) + 1,
+                len(text) if start < 0 else len(f"%{tensor.name}") if tensor else 1,
             )
             message = f"{message} (stage @{stage.index}, op {place.line})"
             self.diagnostics.error(code, message, place, notes=notes, help=help, source=text)

@@ -49,9 +49,9 @@ def verify_schedule(table: ActionTable, diagnostics: Diagnostics) -> None:
 
 def check_schedule(table: ActionTable) -> None:
     """Raise `DiagnosticError` unless a schedule is sound."""
-    found = Diagnostics()
-    verify_schedule(table, found)
-    found.check()
+    diagnostics = Diagnostics()
+    verify_schedule(table, diagnostics)
+    diagnostics.check()
 
 
 @define(eq=False)

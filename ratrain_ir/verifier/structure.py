@@ -123,11 +123,13 @@ def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op:
     """RT027: the blocks, micro-batches and stages an op names exist and belong to its stage."""
     blocks = _blocks_of(op)
     sound = True
-    for unit in blocks:
-        if unit not in owned:
+    for block in blocks:
+        if block not in owned:
             whole = module.topology.stage_blocks[stage.index]
             range_text = f"{whole[0]} to {whole[-1]}"
-            report.at_op("RT027", f"{unit} is not a block of stage @{stage.index}, which holds {range_text}", stage, op)
+            report.at_op(
+                "RT027", f"{block} is not a block of stage @{stage.index}, which holds {range_text}", stage, op
+            )
             sound = False
     if len(blocks) > 1 and len(set(blocks)) < len(blocks):
         report.at_op("RT027", f"'{op!r}' names a block twice", stage, op)
