@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.routine import Routine, Step
 
 
-def form_of(unit: Block, instruction: Instruction, stage: ProgramStage) -> RoutineForm:
+def form_of(block: Block, instruction: Instruction, stage: ProgramStage) -> RoutineForm:
     """The form of the routine that an instruction on a block calls; its operands are those of an op (`ratrain.targets.program.lifting`)."""
     operands = [operand for operand in instruction.operands if operand.access is not Access.SCRATCH]
     given = tuple(
@@ -34,20 +34,20 @@ def form_of(unit: Block, instruction: Instruction, stage: ProgramStage) -> Routi
         and stage.tensors[operand.tensor].kind is StateKind.SAVED
     )
     roles = tuple(operand.role for operand in operands)
-    return RoutineForm(instruction.keyword, representative(unit), roles, given, instruction.accumulates)
+    return RoutineForm(instruction.keyword, representative(block), roles, given, instruction.accumulates)
 
 
 def derivation_problem(routine: Routine, form: RoutineForm, model: ModelConfig, plan: Plan) -> str | None:
     """In what a routine differs from the one that a model and a plan give an op of this form, or None."""
-    chunks = len(mlp_chunk_starts(plan)) if form.unit.kind == "mlp" else 1
+    chunks = len(mlp_chunk_starts(plan)) if form.block.kind == "mlp" else 1
     if chunks > len(routine.steps):  # a number in a header must not make the derivation work for ever
         return f"it has {len(routine.steps)} steps, and the plan cuts a micro-batch into {chunks} chunks of rows"
     derived = derived_routine(form, model, plan)
     if routine.key != derived.key:
         return f"what this op calls is {derived.key}"
-    for number, (found, wanted) in enumerate(zip_longest(routine.steps, derived.steps), 1):
-        if _words(found) != _words(wanted):
-            return f"step {number} is {_words(found)}; the model and the plan make it {_words(wanted)}"
+    for number, (step, wanted) in enumerate(zip_longest(routine.steps, derived.steps), 1):
+        if _words(step) != _words(wanted):
+            return f"step {number} is {_words(step)}; the model and the plan make it {_words(wanted)}"
     return _names_problem(routine, derived)
 
 
@@ -57,18 +57,18 @@ def _names_problem(routine: Routine, derived: Routine) -> str | None:
         mine, theirs = (_named(getattr(one, what)) for one in (routine, derived))
         for name in [*theirs, *mine]:
             if mine.get(name) != theirs.get(name):
-                found, wanted = mine.get(name, "not there"), theirs.get(name, "none")
-                return f"'{name}' among its {what} is {found}; the model and the plan make it {wanted}"
+                actual, wanted = mine.get(name, "not there"), theirs.get(name, "none")
+                return f"'{name}' among its {what} is {actual}; the model and the plan make it {wanted}"
     return None
 
 
 def _named(items: Any) -> dict[str, str]:
     """Type, shape and, of a parameter, place in its flat tensor, by name."""
-    found = {}
+    described = {}
     for item in items:
         dtype = f"{item.dtype.value}" if hasattr(item, "dtype") else f"at {item.offset}, "
-        found[item.name] = f"{dtype}{list(item.shape)}"
-    return found
+        described[item.name] = f"{dtype}{list(item.shape)}"
+    return described
 
 
 def _words(step: Step | None) -> str:

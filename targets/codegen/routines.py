@@ -46,7 +46,7 @@ class RoutineForm:
     """What distinguishes one routine of a model and plan from another."""
 
     keyword: str
-    unit: Block
+    block: Block
     """a layer's block stands for those of all layers: their shapes are equal"""
     roles: tuple[str, ...]
     """operands that the op binds, its workspace apart"""
@@ -61,16 +61,16 @@ def _given(op: BlockOp) -> tuple[str, ...]:
     return tuple(t.slot for t in op.reads if t.kind is StateKind.SAVED)
 
 
-def representative(unit: Block) -> Block:
+def representative(one: Block) -> Block:
     """All layers have equal shapes, so one routine serves them."""
-    return unit if unit.layer is None else block(unit.kind, 0)
+    return one if one.layer is None else block(one.kind, 0)
 
 
 def _key(form: RoutineForm, model: ModelConfig, plan: Plan) -> str:
     """Name of a routine: block kind, op, and in which way it differs from the plain one."""
-    parts = [f"{form.unit.kind}.{form.keyword}"]
+    parts = [f"{form.block.kind}.{form.keyword}"]
     if form.keyword in ("forward", "recompute"):
-        slots = [slot.name for slot in saved_slots(model, plan, form.unit)]
+        slots = [slot.name for slot in saved_slots(model, plan, form.block)]
         made = [name for name in slots if name in form.roles and name not in form.given]
         if form.given:
             parts.append("from-" + "-".join(form.given))
@@ -88,7 +88,7 @@ def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routin
     """The routine of a form; what is asked for twice is the same object."""
     backward = form.keyword in _BACKWARDS
     halves = _BACKWARDS.get(form.keyword, frozenset())
-    builder = _Builder(model, plan, form.unit, form.roles, form.accumulates, halves)
+    builder = _Builder(model, plan, form.block, form.roles, form.accumulates, halves)
     recipe = {
         ("embed", False): _embed_forward,
         ("attention", False): _attention_forward,
@@ -98,7 +98,7 @@ def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routin
         ("attention", True): _attention_backward,
         ("mlp", True): _mlp_backward,
         ("head", True): _head_backward,
-    }[form.unit.kind, backward]
+    }[form.block.kind, backward]
     recipe(builder)
     if form.keyword == "recompute":
         builder.keep_what_yields({role for role in form.roles if role not in (*form.given, "x", "w")}, form.given)
@@ -152,7 +152,7 @@ class _Builder:
 
     model: ModelConfig
     plan: Plan
-    unit: Block
+    block: Block
     roles: tuple[str, ...]
     accumulates: bool
     halves: frozenset[str]
@@ -183,8 +183,8 @@ class _Builder:
         """A saved or pending slot: an operand where the op has it, an intermediate where not, of `rows` of it if given."""
         if not self.has(name):
             slots = (
-                *saved_slots(self.model, self.plan, self.unit),
-                *pending_slots(self.model, self.plan, self.unit),
+                *saved_slots(self.model, self.plan, self.block),
+                *pending_slots(self.model, self.plan, self.block),
             )
             wanted = next(slot for slot in slots if slot.name == name)
             shape = wanted.type.shape if rows is None else (rows, *wanted.type.shape[1:])
@@ -230,7 +230,7 @@ class _Builder:
                 if slot in given:
                     dtype, shape = next(
                         (s.type.dtype, s.type.shape)
-                        for s in saved_slots(self.model, self.plan, self.unit)
+                        for s in saved_slots(self.model, self.plan, self.block)
                         if s.name == slot
                     )
                     operands[name] = self.temporary(f"{slot}_again", *shape, dtype=dtype)
@@ -240,14 +240,14 @@ class _Builder:
 
     def gaps(self) -> list[ParameterView]:
         """Parts of the flat tensor that belong to no parameter."""
-        found: list[ParameterView] = []
+        gaps: list[ParameterView] = []
         position = 0
-        ends = [(p.offset, p.elements) for p in parameters(self.model, self.unit)]
-        for offset, elements in [*ends, (flat_elements(self.model, self.plan, self.unit), 0)]:
+        ends = [(p.offset, p.elements) for p in parameters(self.model, self.block)]
+        for offset, elements in [*ends, (flat_elements(self.model, self.plan, self.block), 0)]:
             if offset > position:
-                found.append(ParameterView(f"gap{len(found)}", (offset - position,), position))
+                gaps.append(ParameterView(f"gap{len(gaps)}", (offset - position,), position))
             position = offset + elements
-        return found
+        return gaps
 
     def zero_gaps(self) -> None:
         for gap in self.gaps():
@@ -255,7 +255,7 @@ class _Builder:
 
     def finish(self, key: str) -> Routine:
         intermediates, workspace = self.placed()
-        views = [ParameterView(p.weight, p.shape, p.offset) for p in parameters(self.model, self.unit)]
+        views = [ParameterView(p.weight, p.shape, p.offset) for p in parameters(self.model, self.block)]
         return Routine(key, self.formals(), (*views, *self.gaps()), intermediates, workspace, tuple(self.steps))
 
     def placed(self) -> tuple[tuple[Intermediate, ...], int]:
@@ -270,19 +270,19 @@ class _Builder:
         sizes = [aligned(tensor_type(*self.temporaries[name]).nbytes) for name in names]
         spans: list[tuple[Interval, ...]] = [((min(uses[name]), max(uses[name]) + 1),) for name in names]
         placement = allocate(AllocationProblem(sizes, spans, len(self.steps)))
-        found = [
+        intermediates = [
             Intermediate(name, *self.temporaries[name], offset)
             for name, offset in zip(names, placement.offsets, strict=True)
         ]
-        return tuple(found), placement.arena_bytes
+        return tuple(intermediates), placement.arena_bytes
 
     def formals(self) -> tuple[Formal, ...]:
         rows, hidden = self.rows, self.model.hidden_size
-        flat = (flat_elements(self.model, self.plan, self.unit),)
+        flat = (flat_elements(self.model, self.plan, self.block),)
         known: dict[str, tuple[Dtype, Shape]] = {
             slot.name: (slot.type.dtype, slot.type.shape)
             for slots in (saved_slots, pending_slots)
-            for slot in slots(self.model, self.plan, self.unit)
+            for slot in slots(self.model, self.plan, self.block)
         }
         known |= dict.fromkeys(("x", "y", "dx", "dy"), (self.act, (rows, hidden)))
         known |= dict.fromkeys(("tokens", "labels"), (Dtype.I32, (rows,)))

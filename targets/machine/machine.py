@@ -221,8 +221,8 @@ def parse_machine(text: str, *, file: str) -> Machine:
         ValueError,
         RecursionError,
     ) as error:  # a ValueError that is no TOMLDecodeError: a number with too many digits
-        found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
-        place = Location(file, int(found[1]), int(found[2])) if found else Location(file, 1)
+        match = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        place = Location(file, int(match[1]), int(match[2])) if match else Location(file, 1)
         lines = text.split("\n")
         fail("RT065", f"this is not TOML: {error}", place, source=lines[min(place.line, len(lines)) - 1])
     return _Reader(file, text.split("\n")).machine_on_base(data)
@@ -324,12 +324,12 @@ class _Reader:
         self.diagnostics.check()
         if cost == "tiles":
             self.check_clock(constants)
-        found = Machine(str(name), Engine(engine), constants, cost, table, target, groups)
-        wrong = size_error(found.link_groups)
+        machine = Machine(str(name), Engine(engine), constants, cost, table, target, groups)
+        wrong = size_error(machine.link_groups)
         if wrong is not None:
             self.error(f"{wrong[0]}.clusters", wrong[1])
             self.diagnostics.check()
-        return found
+        return machine
 
     def groups(self, data: dict[str, Any], constants: dict[str, Constant]) -> tuple[str, ...]:
         """The names of the [[link_group]] entries; what they say is put among the constants."""
@@ -365,14 +365,14 @@ class _Reader:
         if (cost == "table") != bool(entries):
             self.error("op", 'cost = "table" goes with a list of [[op]], and no other cost does')
             return OpTable()
-        found = []
+        ops = []
         for entry in entries if isinstance(entries, list) else [None]:
             op = _measured_op(entry)
             if op is None:
                 self.error("op", f"an [[op]] has a key, a size in bytes and seconds, got {entry!r}"[:200])
                 return OpTable()
-            found.append(op)
-        return OpTable(tuple(found))
+            ops.append(op)
+        return OpTable(tuple(ops))
 
     def check_clock(self, constants: dict[str, Constant]) -> None:
         """The peak is what the cores do at their clock."""

@@ -46,20 +46,20 @@ class OpTable:
 
     @cached_property
     def _by_key(self) -> dict[str, dict[float, float]]:
-        found: dict[str, dict[float, float]] = {}
+        seconds: dict[str, dict[float, float]] = {}
         for op in self.ops:
-            found.setdefault(op.key, {})[op.size] = op.seconds
-        return found
+            seconds.setdefault(op.key, {})[op.size] = op.seconds
+        return seconds
 
     @cached_property
     def _by_kernels(self) -> dict[str, dict[float, float]]:
         """Routines, by their kernels alone."""
-        found: dict[str, dict[float, float]] = {}
+        seconds: dict[str, dict[float, float]] = {}
         for op in self.ops:
             kernels, mark, _ = op.key.rpartition(SHAPES_MARK)
             if mark:
-                found.setdefault(kernels, {})[op.size] = op.seconds
-        return found
+                seconds.setdefault(kernels, {})[op.size] = op.seconds
+        return seconds
 
     def seconds(self, key: str, size: float) -> float | None:
         """Seconds of an op, as measured; of one that did not run, from those of its kind in other sizes; None of an unknown kind."""

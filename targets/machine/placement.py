@@ -92,11 +92,11 @@ class Placement:
         """How many of the replicas of a stage, or of all ranks, are in one group of each level."""
         if self.tiles is not None:
             return (*(tile.clusters if whole else tile.replicas for tile in self.tiles), count)
-        found = [1]
+        counts = [1]
         for group in self.groups[:-1]:
             size = group.clusters or count
-            found.append(count if size % count == 0 else size if count % size == 0 else found[-1])
-        return (*found[1:], count)
+            counts.append(count if size % count == 0 else size if count % size == 0 else counts[-1])
+        return (*counts[1:], count)
 
     def senders(self) -> tuple[int, ...]:
         """Clusters of a group of each level that send at once when a stage does: its replicas there; without a mapping, all."""

@@ -91,19 +91,19 @@ def carried_machine(info: TargetInfo) -> Machine:
     odd = next((line for line in info.machine.split("\n") if not line.isprintable()), None)
     if odd is not None:
         fail("RT065", f"a line of the machine cannot be shown: {odd[:60]!a}", help="write such a character as \\uXXXX")
-    found = parse_machine(info.machine, file=f"machine '{info.name}'")
-    if found.name != info.name:
-        fail("RT065", f"the target is '{info.name}', its machine is '{found.name}'", help="give both one name")
-    digest = machine_digest(found)
+    machine = parse_machine(info.machine, file=f"machine '{info.name}'")
+    if machine.name != info.name:
+        fail("RT065", f"the target is '{info.name}', its machine is '{machine.name}'", help="give both one name")
+    digest = machine_digest(machine)
     if digest != info.digest:
-        message = f"the machine '{found.name}' is not the one that this was compiled for: their digests differ"
+        message = f"the machine '{machine.name}' is not the one that this was compiled for: their digests differ"
         fail(
             "RT065",
             message,
             help=f'undo the change; or write its file and compile again with --machine, digest = "{digest}"',
         )
-    _check_capacity(info, found)
-    return found
+    _check_capacity(info, machine)
+    return machine
 
 
 def _check_capacity(info: TargetInfo, machine: Machine) -> None:

@@ -126,29 +126,29 @@ class Kernel:
     @property
     def parameters(self) -> dict[str, Parameter]:
         """The parameters of an implementation: operands by position; scratch, options and what may be left out by name."""
-        found = [operand.parameter for operand in self.operands]
-        found.append(Parameter("scratch", Parameter.KEYWORD_ONLY, annotation="Scratch"))
+        parameters = [operand.parameter for operand in self.operands]
+        parameters.append(Parameter("scratch", Parameter.KEYWORD_ONLY, annotation="Scratch"))
         if self.spec is not None:
-            found.append(Parameter("spec", Parameter.KEYWORD_ONLY, annotation=self.spec.__name__))
+            parameters.append(Parameter("spec", Parameter.KEYWORD_ONLY, annotation=self.spec.__name__))
         else:
-            found += [
+            parameters += [
                 Parameter(name, Parameter.KEYWORD_ONLY, default=option.default, annotation=option.annotation)
                 for name, option in self.options.items()
             ]
-        return {parameter.name: parameter for parameter in found}
+        return {parameter.name: parameter for parameter in parameters}
 
     def signature_problem(self, parameters: Iterable[Parameter]) -> str | None:
         """In what the parameters of an implementation, after `self`, differ from these, or None; annotations apart."""
         mine, theirs = self.parameters, {parameter.name: parameter for parameter in parameters}
         for name in [*mine, *theirs]:
-            wanted, found = (
+            wanted, actual = (
                 "nothing"
                 if each is None
                 else str(each.replace(annotation=Parameter.empty)) + f", {each.kind.description}"
                 for each in (mine.get(name), theirs.get(name))
             )
-            if wanted != found:
-                return f"'{self.name}' is declared with {wanted}; it has {found}"
+            if wanted != actual:
+                return f"'{self.name}' is declared with {wanted}; it has {actual}"
         order, given = (
             [each.name for each in parameters.values() if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
             for parameters in (mine, theirs)

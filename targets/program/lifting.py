@@ -97,10 +97,10 @@ def _blocks(op: Op) -> tuple[str, ...]:
 
 
 def _block(name: str) -> Block:
-    found = parse_block(name)
-    if found is None:
+    block = parse_block(name)
+    if block is None:
         raise ValueError(f"'{name}' is not a block")
-    return found
+    return block
 
 
 def _only_block(instruction: Instruction) -> Block:
@@ -123,7 +123,7 @@ _FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
 }
 
 
-def lift(program: Program, found: Diagnostics) -> Module:
+def lift(program: Program, diagnostics: Diagnostics) -> Module:
     """The schedule a program executes: a `placed` module without addresses, streams merged in an order that keeps the waits.
 
     It has the releases that a module sized for a target has; emission leaves them out, since they are no work.
@@ -131,7 +131,7 @@ def lift(program: Program, found: Diagnostics) -> Module:
     Reports RT080 for every instruction that is no op (fields or operands missing, too many or of the wrong type), and RT042 where
     the engines of a stage wait for each other.
     """
-    stages = [_LiftedStage(program, index, stage, found).lift() for index, stage in enumerate(program.stages)]
+    stages = [_LiftedStage(program, index, stage, diagnostics).lift() for index, stage in enumerate(program.stages)]
     for stage in stages:
         insert_releases(stage)
     return Module(program.name, Level.PLACED, program.model, program.plan, stages, program.info, program.pipeline)
@@ -140,11 +140,11 @@ def lift(program: Program, found: Diagnostics) -> Module:
 class _LiftedStage:
     """Lifts one stage."""
 
-    def __init__(self, program: Program, number: int, stage: ProgramStage, found: Diagnostics) -> None:
+    def __init__(self, program: Program, number: int, stage: ProgramStage, diagnostics: Diagnostics) -> None:
         self.program = program
         self.number = number
         self.source = stage
-        self.found = found
+        self.diagnostics = diagnostics
         self.tensors = [Tensor(t.name, t.kind, t.type, t.carried) for t in stage.tensors]
         self.index = {tensor: i for i, tensor in enumerate(self.tensors)}
 
@@ -152,7 +152,7 @@ class _LiftedStage:
         stage = Stage(self.number)
         for tensor in self.tensors:
             if tensor.name in stage.tensors:
-                self.found.error("RT080", f"stage @{self.number} has two tensors %{tensor.name}")
+                self.diagnostics.error("RT080", f"stage @{self.number} has two tensors %{tensor.name}")
             stage.tensors[tensor.name] = tensor
         for engine, position in self.list_order():
             instruction = self.source.streams[engine][position]
@@ -160,7 +160,7 @@ class _LiftedStage:
                 stage.ops.append(self.op(instruction, engine))
             except ValueError as error:  # a SignatureError among them
                 place = f"stage @{self.number}, {engine.value} engine, instruction {position + 1} '{instruction.title}'"
-                self.found.error("RT080", f"{place}: {error}")
+                self.diagnostics.error("RT080", f"{place}: {error}")
         return stage
 
     def list_order(self) -> list[tuple[Engine, int]]:
@@ -170,7 +170,7 @@ class _LiftedStage:
             done = Counter(engine for engine, _ in order)
             streams = self.source.streams
             stuck = [f"'{streams[e][done[e]].title}' ({e.value})" for e in ENGINES if done[e] < len(streams[e])]
-            self.found.error("RT042", f"stage @{self.number} cannot end: {', '.join(stuck)} wait for each other")
+            self.diagnostics.error("RT042", f"stage @{self.number} cannot end: {', '.join(stuck)} wait for each other")
         return order
 
     def op(self, instruction: Instruction, engine: Engine) -> Op:

@@ -130,17 +130,17 @@ class ProgramStage:
     @cached_property
     def carried(self) -> dict[tuple[str, str], list[int]]:
         """Tensors that outlive the step by what they hold, ("p", "mlp.0") or ("scale", ""): names are free, roles are not."""
-        found: dict[tuple[str, str], list[int]] = {}
+        carried: dict[tuple[str, str], list[int]] = {}
         for stream in self.streams.values():
             for instruction in stream:
                 for operand in instruction.operands:
                     if self.tensors[operand.tensor].carried:
-                        what, _, unit = operand.role.partition(".")
-                        owner = "" if what == "scale" else unit or instruction.blocks[0]
-                        numbers = found.setdefault((what, owner), [])
+                        what, _, block = operand.role.partition(".")
+                        owner = "" if what == "scale" else block or instruction.blocks[0]
+                        numbers = carried.setdefault((what, owner), [])
                         if operand.tensor not in numbers:
                             numbers.append(operand.tensor)
-        return found
+        return carried
 
     def execution_order(self) -> list[tuple[Engine, int]]:
         """One step's instructions, as (engine, position), each after all that it waits for in its step.

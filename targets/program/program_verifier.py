@@ -41,25 +41,25 @@ _CALLS_ROUTINE = frozenset(kind.keyword for kind in BLOCK_OPS)
 
 def check_program(program: Program) -> None:
     """Raise `DiagnosticError` with everything that is wrong with a program, one kind of fault after the other."""
-    found = Diagnostics()
+    diagnostics = Diagnostics()
     with paused_gc():
-        _check_sizes(program, found)
-        found.check()
-        module = lift(program, found)
-        found.check()
-        _check_routines(program, found)
-        found.check()
-        verify(module, found)
-        found.check()
-        _check_addresses(program, module, found)
-        found.check()
+        _check_sizes(program, diagnostics)
+        diagnostics.check()
+        module = lift(program, diagnostics)
+        diagnostics.check()
+        _check_routines(program, diagnostics)
+        diagnostics.check()
+        verify(module, diagnostics)
+        diagnostics.check()
+        _check_addresses(program, module, diagnostics)
+        diagnostics.check()
         for rendezvous in (False, True):
             simulate(program, lambda _stage, _instruction: 1.0, rendezvous=rendezvous)
-        check_races(program, found)
-        found.check()
+        check_races(program, diagnostics)
+        diagnostics.check()
 
 
-def _check_sizes(program: Program, found: Diagnostics) -> None:
+def _check_sizes(program: Program, diagnostics: Diagnostics) -> None:
     """The plan promises no more work than the streams hold: a number alone must not make the rules below work for ever."""
     for index, stage in enumerate(program.stages):
         blocks = program.topology.stage_blocks[index]
@@ -68,10 +68,10 @@ def _check_sizes(program: Program, found: Diagnostics) -> None:
             wanted = len(blocks) * program.plan.micro_batches
             if count != wanted:
                 text = f"stage @{index} has {count} {keyword} instructions; its {len(blocks)} blocks need {wanted}"
-                found.error("RT030", text)
+                diagnostics.error("RT030", text)
         if not _least_live_bytes(stage) <= stage.peak_live_bytes <= stage.arena_bytes:
             text = f"stage @{index} cannot have {stage.peak_live_bytes} live bytes in its arena of {stage.arena_bytes}"
-            found.error("RT080", text)
+            diagnostics.error("RT080", text)
 
 
 def _least_live_bytes(stage: ProgramStage) -> int:
@@ -87,25 +87,25 @@ def _least_live_bytes(stage: ProgramStage) -> int:
     )
 
 
-def _check_routines(program: Program, found: Diagnostics) -> None:
+def _check_routines(program: Program, diagnostics: Diagnostics) -> None:
     """Every call is one of a routine that serves it, and every routine is called."""
-    calls = _Calls(program, found)
+    calls = _Calls(program, diagnostics)
     for index, stage in enumerate(program.stages):
         for stream in stage.streams.values():
             for instruction in stream:
                 calls.check(index, stage, instruction)
     for number, routine in enumerate(program.routines):
         if number not in calls.called:
-            found.error("RT080", f"no instruction calls routine {routine.key}")
+            diagnostics.error("RT080", f"no instruction calls routine {routine.key}")
 
 
-def _check_addresses(program: Program, module: Module, found: Diagnostics) -> None:
+def _check_addresses(program: Program, module: Module, diagnostics: Diagnostics) -> None:
     """RT050 - RT052 on the lifted module."""
     for source, stage in zip(program.stages, module.stages, strict=True):
         for tensor, placed in zip(stage.tensors.values(), source.tensors, strict=True):
             tensor.offset = placed.offset
     module.level = Level.ALLOCATED
-    check_memory(module, Reporter(module, found))
+    check_memory(module, Reporter(module, diagnostics))
 
 
 @define
@@ -113,7 +113,7 @@ class _Calls:
     """Checks calls of routines, each distinct one once."""
 
     program: Program
-    found: Diagnostics
+    diagnostics: Diagnostics
     known: set[tuple[object, ...]] = field(factory=set)
     called: set[int] = field(factory=set)
 
@@ -128,17 +128,17 @@ class _Calls:
             self.called.add(number)
             problem = self.problem(stage, instruction, number)
         if problem is not None:
-            self.found.error("RT080", f"stage @{index}, '{instruction.title}': {problem}")
+            self.diagnostics.error("RT080", f"stage @{index}, '{instruction.title}': {problem}")
 
     def problem(self, stage: ProgramStage, instruction: Instruction, number: int) -> str | None:
         """What is wrong with a call, or None; also where an equal call was checked before."""
         routine = self.program.routines[number]
-        unit = parse_block(instruction.blocks[0])
-        assert unit is not None  # lifting reports what is none
+        block = parse_block(instruction.blocks[0])
+        assert block is not None  # lifting reports what is none
         bound = {operand.role: stage.tensors[operand.tensor] for operand in instruction.operands}
         accesses = {operand.role: operand.access for operand in instruction.operands}
         types = {role: (tensor.kind, tensor.type) for role, tensor in bound.items()}
-        key = (number, instruction.keyword, instruction.accumulates, unit.kind, *accesses.items(), *types.items())
+        key = (number, instruction.keyword, instruction.accumulates, block.kind, *accesses.items(), *types.items())
         if key in self.known:
             return None
         self.known.add(key)
@@ -151,10 +151,10 @@ class _Calls:
             if tensor is not None and (tensor.type.dtype, tensor.type.shape) != (formal.dtype, formal.shape):
                 return f"'{formal.name}' of routine {routine.key} is not {tensor.type}"
         roles = {role: access for role, access in accesses.items() if access is not Access.SCRATCH}
-        layer = representative(unit)
+        layer = representative(block)
         problem = routine_problem(routine, roles, parameters(self.program.model, layer))
         if problem is None:
-            form = form_of(unit, instruction, stage)
+            form = form_of(block, instruction, stage)
             problem = derivation_problem(routine, form, self.program.model, self.program.plan)
             return problem and f"routine {routine.key} is not the one of this op: {problem}"
         return problem

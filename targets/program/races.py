@@ -58,10 +58,10 @@ def _instruction(stage: ProgramStage, place: tuple[Engine, int, int]) -> Instruc
 
 
 def _waits(instruction: Instruction) -> str:
-    found = [
+    waits = [
         f"{w.engine.value} {w.count}{' of the previous step' if w.previous_step else ''}" for w in instruction.waits
     ]
-    return ", ".join(found) or "nothing"
+    return ", ".join(waits) or "nothing"
 
 
 def stage_races(stage: ProgramStage) -> list[Race]:

@@ -77,9 +77,9 @@ def _bound_problems(routine: Routine) -> Iterator[str]:
 
 def _layout_problems(routine: Routine, parameters: Iterable[Parameter]) -> Iterator[str]:
     """Parameters stand where the model has them; what else is named lies between them."""
-    found = {item.name: (item.shape, item.offset) for item in routine.parameters}
+    places = {item.name: (item.shape, item.offset) for item in routine.parameters}
     for parameter in parameters:
-        if found.get(parameter.weight) != (parameter.shape, parameter.offset):
+        if places.get(parameter.weight) != (parameter.shape, parameter.offset):
             yield f"'{parameter.weight}' is not where the model has it"
 
 
@@ -181,10 +181,10 @@ def _meet(one: Rows, other: Rows) -> bool:
 
 def _joined(parts: list[Rows]) -> list[Rows]:
     """Ranges joined where they meet or touch, ascending."""
-    found: list[Rows] = []
+    joined: list[Rows] = []
     for low, high in sorted(parts):
-        if found and low <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], high))
+        if joined and low <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], high))
         else:
-            found.append((low, high))
-    return found
+            joined.append((low, high))
+    return joined

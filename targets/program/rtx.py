@@ -202,12 +202,12 @@ class _Reader:
         sizes = {name: whole(self.header["columns"][name]) for name in ("instructions", "operands", "waits", "blocks")}
         if sum(sizes.values()) * 4 != len(data):
             raise ValueError("the columns do not have the sizes the header gives")
-        found: dict[str, Int32s] = {}
+        columns: dict[str, Int32s] = {}
         start = 0
         for name, size in sizes.items():
-            found[name] = np.frombuffer(data, "<i4", size, start).astype(np.int32)
+            columns[name] = np.frombuffer(data, "<i4", size, start).astype(np.int32)
             start += 4 * size
-        return found
+        return columns
 
     def take(self, name: str, count: int, width: int) -> list[list[int]]:
         start = self.at[name]

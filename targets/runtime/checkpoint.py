@@ -135,14 +135,14 @@ def clear_leftovers(directory: str, lock: Lock) -> list[Diagnostic]:
     Only under a lock, which proves that nobody writes there. Whole ones are kept until a checkpoint stands in its place: the next save
     removes them then.
     """
-    found = _leftovers(directory)
+    leftovers = _leftovers(directory)
     try:
         read_manifest(directory)
         stands = True
     except DiagnosticError:
         stands = False
     said = []
-    for path in found.ours:
+    for path in leftovers.ours:
         if not stands and is_sealed(path):
             said.append(_left(path, "kept until a checkpoint stands in its place"))
             continue
@@ -150,7 +150,7 @@ def clear_leftovers(directory: str, lock: Lock) -> list[Diagnostic]:
             shutil.rmtree(path, ignore_errors=True)
         is_gone = not path.exists()
         said.append(_left(path, "removed" if is_gone else "remove it, if no run writes there"))
-    return said + [_left(path, "remove it, if you do not want it" if stands else "kept") for path in found.earlier]
+    return said + [_left(path, "remove it, if you do not want it" if stands else "kept") for path in leftovers.earlier]
 
 
 def is_sealed(folder: Path) -> bool:
@@ -182,13 +182,13 @@ def left_checkpoints(directory: str) -> list[tuple[int, str]]:
     """The whole checkpoints that interrupted saves have left beside a place where there is nothing: steps done and directory, newest first."""
     if os.path.exists(directory):  # noqa: PTH110 - False, not an error, for what is no path at all
         return []
-    found = []
+    checkpoints = []
     for path in _leftovers(directory).paths:
         with suppress(DiagnosticError):
             step = read_manifest(str(path)).get("step")
             if isinstance(step, int):
-                found.append((step, str(path)))
-    return sorted(found, key=lambda each: each[0], reverse=True)
+                checkpoints.append((step, str(path)))
+    return sorted(checkpoints, key=lambda each: each[0], reverse=True)
 
 
 def left_over(directory: str) -> list[Path]:
@@ -244,9 +244,9 @@ def load_checkpoint(directory: str, model: ModelConfig) -> tuple[TrainingState, 
         contradicts(directory, "run")
     stored = _open_state(directory, manifest, model)
     blocks: dict[Block, BlockState] = {}
-    for unit in block_chain(model):
-        p, m1, m2 = (_flat_of(model, unit, kind, stored) for kind in STATE_KINDS)
-        blocks[unit] = BlockState(p, m1, m2, updates[str(unit)])
+    for owner in block_chain(model):
+        p, m1, m2 = (_flat_of(model, owner, kind, stored) for kind in STATE_KINDS)
+        blocks[owner] = BlockState(p, m1, m2, updates[str(owner)])
     return TrainingState(step, blocks, scale), run
 
 
@@ -340,29 +340,29 @@ def write_manifest(
 def _state_names(model: ModelConfig) -> Iterator[tuple[Block, str, list[str]]]:
     """Block, kind, and names of the parameters that are stored for it: a tied matrix with `embed`, not with `head`."""
     seen: set[str] = set()
-    for unit in block_chain(model):
-        names = [parameter.name for parameter in parameters(model, unit) if parameter.name not in seen]
+    for owner in block_chain(model):
+        names = [parameter.name for parameter in parameters(model, owner) if parameter.name not in seen]
         seen.update(names)
         for kind in STATE_KINDS:
-            yield unit, kind, names
+            yield owner, kind, names
 
 
 def _state_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The tensors of the state file in their order, with their shapes."""
-    shapes = {parameter.name: parameter.shape for unit in block_chain(model) for parameter in parameters(model, unit)}
+    shapes = {parameter.name: parameter.shape for owner in block_chain(model) for parameter in parameters(model, owner)}
     return {f"{kind}/{name}": shapes[name] for _, kind, names in _state_names(model) for name in names}
 
 
 def _state_tensors(model: ModelConfig, state: TrainingState, updates: dict[str, int]) -> Iterator[Float32]:
     """The tensors that `_state_shapes` lists; each block is asked for once, and its count noted in `updates` then."""
     last: tuple[Block, BlockState] | None = None
-    for unit, kind, names in _state_names(model):
-        if last is None or last[0] is not unit:
-            last = (unit, state.blocks[unit])
-            updates[str(unit)] = int(last[1].t)
-            if model.tied_embeddings and unit is block("head"):
+    for owner, kind, names in _state_names(model):
+        if last is None or last[0] is not owner:
+            last = (owner, state.blocks[owner])
+            updates[str(owner)] = int(last[1].t)
+            if model.tied_embeddings and owner is block("head"):
                 _check_tied(model, state.blocks[block("embed")], last[1])
-        tensors = named_parameters_of(model, unit, getattr(last[1], kind))
+        tensors = named_parameters_of(model, owner, getattr(last[1], kind))
         for name in names:
             yield tensors[name]
 
@@ -425,19 +425,19 @@ def read_manifest(directory: str, versions: Sequence[int] = (VERSION,)) -> dict[
 
 def _left_behind(directory: str) -> str | None:
     """A way out where an interrupted save left a checkpoint beside its place."""
-    found = left_checkpoints(directory)
-    return f"an interrupted save left a whole checkpoint as '{found[0][1]}': rename that one" if found else None
+    whole = left_checkpoints(directory)
+    return f"an interrupted save left a whole checkpoint as '{whole[0][1]}': rename that one" if whole else None
 
 
 def saved_model(directory: str, saved: object) -> ModelConfig:
     """The model that a manifest describes."""
     try:
-        found = ModelConfig.from_fields(saved) if isinstance(saved, dict) else None
+        model = ModelConfig.from_fields(saved) if isinstance(saved, dict) else None
     except DiagnosticError:
-        found = None
-    if found is None:
+        model = None
+    if model is None:
         contradicts(directory, "model")
-    return found
+    return model
 
 
 def kept_tokenizer_files(directory: str, manifest: Mapping[str, Any]) -> list[str]:
@@ -457,11 +457,11 @@ def kept_tokenizer_files(directory: str, manifest: Mapping[str, Any]) -> list[st
 
 def check_model_of(directory: str, saved: object, model: ModelConfig) -> None:
     """The checkpoint is of this model: equal in all but its name, and the deviation that no weights have any more."""
-    found = saved_model(directory, saved)
+    kept = saved_model(directory, saved)
     report = Diagnostics()
     apart = {"name", "initializer_range", "inert"}
     for name in (attribute.name for attribute in fields(ModelConfig) if attribute.name not in apart):
-        have, want = getattr(found, name), getattr(model, name)
+        have, want = getattr(kept, name), getattr(model, name)
         if have != want:
             report.error("RT092", f"the checkpoint '{directory}' has {name} = {shown(have)}, the model {shown(want)}")
     report.check()
@@ -480,8 +480,8 @@ def read_counts(
         contradicts(directory, "step")
     if not isinstance(scale, list) or len(scale) != 2 or not all(type(value) is float for value in scale):
         contradicts(directory, "scale")
-    units = [str(unit) for unit in block_chain(model)]
-    if not isinstance(updates, dict) or sorted(updates) != sorted(units) or not all(map(_is_count, updates.values())):
+    blocks = [str(owner) for owner in block_chain(model)]
+    if not isinstance(updates, dict) or sorted(updates) != sorted(blocks) or not all(map(_is_count, updates.values())):
         contradicts(directory, "updates")
     return step, (scale[0], scale[1]), updates
 
@@ -541,9 +541,9 @@ def _check_tensors(path: str, model: ModelConfig, stored: Mapping[str, StoredTen
     report.check()
 
 
-def _flat_of(model: ModelConfig, unit: Block, kind: str, stored: Mapping[str, StoredTensor]) -> Float32:
+def _flat_of(model: ModelConfig, owner: Block, kind: str, stored: Mapping[str, StoredTensor]) -> Float32:
     """One flat tensor of a block; what lies between its parameters is zero."""
-    flat = np.zeros(block_elements(model, unit), np.float32)
-    for name, view in named_parameters_of(model, unit, flat).items():
+    flat = np.zeros(block_elements(model, owner), np.float32)
+    for name, view in named_parameters_of(model, owner, flat).items():
         view[...] = stored[f"{kind}/{name}"].to_float32()
     return flat

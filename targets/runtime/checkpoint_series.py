@@ -117,13 +117,13 @@ class CheckpointSeries:
 
         Later checkpoints that are damaged may be there: the run will replace them. Raises `DiagnosticError` RT092 on all processes.
         """
-        processes.first_only(lambda: self._check_start(step, {os.path.realpath(found) for found in damaged}))
+        processes.first_only(lambda: self._check_start(step, {os.path.realpath(path) for path in damaged}))
 
     def _check_start(self, step: int, damaged: Collection[str]) -> None:
         later = [
-            (saved, found)
-            for saved, found in saved_steps(self.directory)
-            if saved > step and os.path.realpath(found) not in damaged
+            (saved, path)
+            for saved, path in saved_steps(self.directory)
+            if saved > step and os.path.realpath(path) not in damaged
         ]
         if later:
             fail(
@@ -206,12 +206,12 @@ def saved_steps(directory: str) -> list[tuple[int, str]]:
         fail("RT002", f"cannot read the checkpoint '{directory}': {reason}")
     # A name of its own comes after that of one which was replaced, and counts.
     place_of = {name.removeprefix(_REPLACED): name for name in sorted(names)}
-    found = [
+    steps = [
         (int(match[1]), str(Path(directory) / place))
         for name, place in place_of.items()
         if (match := _NAME.fullmatch(name))
     ]
-    return sorted(found, reverse=True)
+    return sorted(steps, reverse=True)
 
 
 def check_no_series(directory: str) -> None:
@@ -260,7 +260,7 @@ def load_latest(directory: str, model: ModelConfig, processes: Processes) -> Loa
                 for problem in error.diagnostics
             ]
             continue
-        return evolve(loaded, warnings=list(warnings), damaged=tuple(found for _, found in steps[:index]))
+        return evolve(loaded, warnings=list(warnings), damaged=tuple(path for _, path in steps[:index]))
     raise AssertionError  # the last candidate is loaded or raises
 
 

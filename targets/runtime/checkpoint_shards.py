@@ -90,11 +90,11 @@ def write_shard(folder: Path, rank: Rank) -> ShardFile:
 
 def _pieces(rank: Rank) -> Iterator[Piece]:
     model, topology = rank.program.model, rank.program.topology
-    for unit in topology.stage_blocks[rank.stage_index]:
-        shard = topology.shard_range(unit, rank.replica)
-        stop = min(shard.stop, block_elements(model, unit))
+    for block in topology.stage_blocks[rank.stage_index]:
+        shard = topology.shard_range(block, rank.replica)
+        stop = min(shard.stop, block_elements(model, block))
         if shard.start < stop:
-            yield Piece(str(unit), shard.start, stop, int(rank.carried("t", str(unit))[0]))
+            yield Piece(str(block), shard.start, stop, int(rank.carried("t", str(block))[0]))
 
 
 def seal_shards(
@@ -147,11 +147,11 @@ def shard_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
     model = saved_model(directory, manifest.get("model"))
     pieces = _checked_pieces(directory, model, manifest.get("files"), (0, 1))
     # A tied matrix is that of `embed`, as in files of weights.
-    owners = {parameter.name: unit for unit in reversed(block_chain(model)) for parameter in parameters(model, unit)}
+    owners = {parameter.name: block for block in reversed(block_chain(model)) for parameter in parameters(model, block)}
 
     @lru_cache(maxsize=1)
-    def parameters_of(unit: Block) -> dict[str, Float32]:
-        return named_parameters_of(model, unit, _joined(model, unit, pieces[unit], "p"))
+    def parameters_of(block: Block) -> dict[str, Float32]:
+        return named_parameters_of(model, block, _joined(model, block, pieces[block], "p"))
 
     return model, lambda name: parameters_of(owners[name])[name]
 
@@ -184,16 +184,16 @@ class _StoredPiece:
 
 def _stored_pieces(directory: str, model: ModelConfig, files: Mapping[str, Any]) -> dict[Block, list[_StoredPiece]]:
     """The pieces of every block in ascending order; together they are the block."""
-    units = {str(unit): unit for unit in block_chain(model)}
-    found: dict[Block, list[_StoredPiece]] = {unit: [] for unit in units.values()}
+    blocks = {str(block): block for block in block_chain(model)}
+    pieces_of: dict[Block, list[_StoredPiece]] = {block: [] for block in blocks.values()}
     for name, entry in files.items():
         path = str(Path(directory) / name)
         stored = open_tensors(path, "RT092")
         for piece in entry["pieces"]:
-            if not _is_piece(piece, units):
+            if not _is_piece(piece, blocks):
                 contradicts(directory, "files")
-            unit, start, stop = piece
-            tensors = {kind: stored.get(f"{kind}/{unit}") for kind in STATE_KINDS}
+            owner, start, stop = piece
+            tensors = {kind: stored.get(f"{kind}/{owner}") for kind in STATE_KINDS}
             sound = {
                 kind: tensor
                 for kind, tensor in tensors.items()
@@ -201,23 +201,23 @@ def _stored_pieces(directory: str, model: ModelConfig, files: Mapping[str, Any])
             }
             if len(sound) < len(STATE_KINDS):
                 fail(
-                    "RT092", f"'{path}' lacks elements {start} to {stop} of {shown(unit)}, or has them in another type"
+                    "RT092", f"'{path}' lacks elements {start} to {stop} of {shown(owner)}, or has them in another type"
                 )
-            found[units[unit]].append(_StoredPiece(start, stop, sound))
-    for unit, pieces in found.items():
+            pieces_of[blocks[owner]].append(_StoredPiece(start, stop, sound))
+    for block, pieces in pieces_of.items():
         pieces.sort(key=lambda piece: piece.start)
         ends = [0, *(piece.stop for piece in pieces)]
-        if [piece.start for piece in pieces] != ends[:-1] or ends[-1] != block_elements(model, unit):
-            fail("RT092", f"the files of the checkpoint '{directory}' do not hold each element of {unit} once")
-    return found
+        if [piece.start for piece in pieces] != ends[:-1] or ends[-1] != block_elements(model, block):
+            fail("RT092", f"the files of the checkpoint '{directory}' do not hold each element of {block} once")
+    return pieces_of
 
 
-def _is_piece(piece: object, units: Mapping[str, Block]) -> bool:
+def _is_piece(piece: object, blocks: Mapping[str, Block]) -> bool:
     return (
         isinstance(piece, list)
         and len(piece) == 3
         and isinstance(piece[0], str)
-        and piece[0] in units
+        and piece[0] in blocks
         and all(type(end) is int for end in piece[1:])
         and 0 <= piece[1] < piece[2]
     )
@@ -231,9 +231,9 @@ class _Blocks(Mapping[Block, BlockState]):
     pieces: dict[Block, list[_StoredPiece]]
     updates: dict[str, int]
 
-    def __getitem__(self, unit: Block) -> BlockState:
-        p, m1, m2 = (_joined(self.model, unit, self.pieces[unit], kind) for kind in STATE_KINDS)
-        return BlockState(p, m1, m2, self.updates[str(unit)])
+    def __getitem__(self, block: Block) -> BlockState:
+        p, m1, m2 = (_joined(self.model, block, self.pieces[block], kind) for kind in STATE_KINDS)
+        return BlockState(p, m1, m2, self.updates[str(block)])
 
     def __iter__(self) -> Iterator[Block]:
         return iter(self.pieces)
@@ -242,9 +242,9 @@ class _Blocks(Mapping[Block, BlockState]):
         return len(self.pieces)
 
 
-def _joined(model: ModelConfig, unit: Block, pieces: list[_StoredPiece], kind: str) -> Float32:
+def _joined(model: ModelConfig, block: Block, pieces: list[_StoredPiece], kind: str) -> Float32:
     """A flat tensor of a block."""
-    flat = np.empty(block_elements(model, unit), np.float32)
+    flat = np.empty(block_elements(model, block), np.float32)
     for piece in pieces:
         flat[piece.start : piece.stop] = piece.tensors[kind].to_float32()
     return flat

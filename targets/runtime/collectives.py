@@ -27,11 +27,11 @@ Views = dict[str, NDArray[Any]]
 Member = tuple[Rank, Instruction]
 
 
-def shard_slice(rank: Rank, unit: str) -> slice:
+def shard_slice(rank: Rank, name: str) -> slice:
     """Where a rank's shard of a block lies in the block's flat tensors."""
-    found = parse_block(unit)
-    assert found is not None
-    owned = rank.program.topology.shard_range(found, rank.replica)
+    owner = parse_block(name)
+    assert owner is not None
+    owned = rank.program.topology.shard_range(owner, rank.replica)
     return slice(owned.start, owned.stop)
 
 
@@ -39,31 +39,31 @@ def reduce_scatter(members: Sequence[Member], kernels: KernelSet, scratch: Scrat
     """Each replica's shard becomes (or grows by) the mean of that part of all replicas' gradients."""
     views = [rank.by_role(instruction) for rank, instruction in members]
     accumulate = members[0][1].accumulates
-    for unit in members[0][1].blocks:
+    for name in members[0][1].blocks:
         finite = True
         for (rank, _), mine in zip(members, views, strict=True):
-            shard = mine[f"gs.{unit}"]
-            part = shard_slice(rank, unit)
-            parts = [other[f"g.{unit}"][part] for other in views]
+            shard = mine[f"gs.{name}"]
+            part = shard_slice(rank, name)
+            parts = [other[f"g.{name}"][part] for other in views]
             scratch.reset()
             finite &= kernels.mean_of_replicas(
                 parts, shard, scratch=scratch, accumulate=accumulate, divisor=float(len(views))
             )
-        set_flags(views, unit, finite=finite, accumulate=accumulate)
+        set_flags(views, name, finite=finite, accumulate=accumulate)
 
 
 def all_reduce_replicas(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
     """Every replica's gradient becomes the mean of all."""
     views = [rank.by_role(instruction) for rank, instruction in members]
-    for unit in members[0][1].blocks:
-        gradients = [view[f"g.{unit}"] for view in views]
+    for name in members[0][1].blocks:
+        gradients = [view[f"g.{name}"] for view in views]
         scratch.reset()
         finite = kernels.mean_of_replicas(
             gradients, gradients[0], scratch=scratch, accumulate=False, divisor=float(len(views))
         )
         for other in gradients[1:]:
             np.copyto(other, gradients[0])
-        set_flags(views, unit, finite=finite, accumulate=False)
+        set_flags(views, name, finite=finite, accumulate=False)
 
 
 def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
@@ -71,12 +71,12 @@ def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scratch: Scra
 
     What follows the table in the head's tensor, its norm, has only padding beside it in that of `embed`, and is left alone.
     """
-    found: Views = {}
+    views: Views = {}
     for rank, instruction in members:
-        found |= rank.by_role(instruction)
+        views |= rank.by_role(instruction)
     rank = members[0][0]
-    shared = tied_elements(rank, found["gs.embed"].size)
-    first, last = found["gs.embed"][:shared], found["gs.head"][:shared]
+    shared = tied_elements(rank, views["gs.embed"].size)
+    first, last = views["gs.embed"][:shared], views["gs.head"][:shared]
     finite = True
     if shared:
         scratch.reset()
@@ -84,8 +84,8 @@ def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scratch: Scra
         np.copyto(last, first)
         scratch.reset()
         finite = kernels.all_finite(first, scratch=scratch)
-    flag = max(int(found["flag.embed"][0]), int(found["flag.head"][0]), int(not finite))
-    found["flag.embed"][0] = found["flag.head"][0] = flag
+    flag = max(int(views["flag.embed"][0]), int(views["flag.head"][0]), int(not finite))
+    views["flag.embed"][0] = views["flag.head"][0] = flag
 
 
 def tied_elements(rank: Rank, elements: int) -> int:
@@ -97,21 +97,21 @@ def tied_elements(rank: Rank, elements: int) -> int:
 def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
     """Every replica's view becomes all shards of the master weights, rounded to the view's type."""
     views = [rank.by_role(instruction) for rank, instruction in members]
-    for unit in members[0][1].blocks:
-        whole = views[0][f"w.{unit}"]
+    for name in members[0][1].blocks:
+        whole = views[0][f"w.{name}"]
         for (rank, _), mine in zip(members, views, strict=True):
             scratch.reset()
-            kernels.cast(mine[f"p.{unit}"], whole[shard_slice(rank, unit)], scratch=scratch)
+            kernels.cast(mine[f"p.{name}"], whole[shard_slice(rank, name)], scratch=scratch)
         for other in views[1:]:
-            np.copyto(other[f"w.{unit}"], whole)
+            np.copyto(other[f"w.{name}"], whole)
 
 
 def any_flag(members: Sequence[Member]) -> None:
     """The overflow flag of all ranks: set where any block's flag is."""
     views = [rank.by_role(instruction) for rank, instruction in members]
-    overflow = any(int(view[0]) for found in views for role, view in found.items() if role.startswith("flag."))
-    for found in views:
-        found["overflow"][0] = int(overflow)
+    overflow = any(int(view[0]) for mine in views for role, view in mine.items() if role.startswith("flag."))
+    for mine in views:
+        mine["overflow"][0] = int(overflow)
 
 
 def gradient_norm(members: Sequence[Member]) -> float:
@@ -122,21 +122,21 @@ def gradient_norm(members: Sequence[Member]) -> float:
     views = [rank.by_role(instruction) for rank, instruction in members]
     overflow = False
     stages: dict[int, dict[str, float]] = {}
-    for (rank, instruction), found in zip(members, views, strict=True):
-        overflow |= any_block_flag(found, instruction)
+    for (rank, instruction), mine in zip(members, views, strict=True):
+        overflow |= any_block_flag(mine, instruction)
         totals = stages.setdefault(rank.stage_index, dict.fromkeys(instruction.blocks, 0.0))
-        for unit in instruction.blocks:
-            for square in chunk_squares(rank, unit, found):
-                totals[unit] += square
+        for name in instruction.blocks:
+            for square in chunk_squares(rank, name, mine):
+                totals[name] += square
     norm = norm_of_stages(list(stages.values()), overflow=overflow)
-    for found in views:
-        found["norm"][0] = norm
+    for mine in views:
+        mine["norm"][0] = norm
     return norm
 
 
-def any_block_flag(found: Views, instruction: Instruction) -> bool:
+def any_block_flag(views: Views, instruction: Instruction) -> bool:
     """Whether a rank's flag of any block of an instruction is set."""
-    return any(int(found[f"flag.{unit}"][0]) for unit in instruction.blocks)
+    return any(int(views[f"flag.{name}"][0]) for name in instruction.blocks)
 
 
 def norm_of_stages(stages: Sequence[Mapping[str, float]], *, overflow: bool) -> float:
@@ -157,19 +157,19 @@ class _Work(threading.local):
 _work = _Work()
 
 
-def chunk_squares(rank: Rank, unit: str, found: Views) -> Iterator[float]:
+def chunk_squares(rank: Rank, name: str, views: Views) -> Iterator[float]:
     """What a rank contributes to the norm for a block: sums of squares of fixed chunks of its part, in float64."""
-    gradient = found[f"gs.{unit}"]
-    for low, high in norm_chunks(rank.program, unit, rank.replica, gradient.size):
+    gradient = views[f"gs.{name}"]
+    for low, high in norm_chunks(rank.program, name, rank.replica, gradient.size):
         chunk = _work.chunk[: high - low]
         np.copyto(chunk, gradient[low:high])
         yield float(np.dot(chunk, chunk))
 
 
-def norm_chunks(program: Program, unit: str, replica: int, elements: int) -> Iterator[tuple[int, int]]:
+def norm_chunks(program: Program, name: str, replica: int, elements: int) -> Iterator[tuple[int, int]]:
     """The chunks of a replica's part of a block's gradient that it counts for the norm; whole gradients count once."""
     model = program.model
-    owner = parse_block(unit)
+    owner = parse_block(name)
     assert owner is not None
     if replica and not is_sharded(program.plan):
         return
@@ -186,8 +186,8 @@ def total_loss(members: Sequence[Member]) -> float:
     return float(sum(float(rank.by_role(instruction)["loss"][0]) for rank, instruction in members))
 
 
-def set_flags(views: Sequence[Views], unit: str, *, finite: bool, accumulate: bool) -> None:
+def set_flags(views: Sequence[Views], name: str, *, finite: bool, accumulate: bool) -> None:
     """Set a block's flag on all replicas; over micro-batches a flag stays set."""
     for view in views:
-        flag = view[f"flag.{unit}"]
+        flag = view[f"flag.{name}"]
         flag[0] = int(not finite) | (int(flag[0]) if accumulate else 0)

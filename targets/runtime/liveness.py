@@ -63,12 +63,12 @@ class Departures:
         """From now on, also these ranks, where they are other processes of this machine that are alive."""
         if not hasattr(os, "pidfd_open"):  # Linux has it; elsewhere the caller finds out when it looks again
             return
-        for found in positions:
-            if found.pid in self._seen or found.pid == os.getpid() or liveness(found) is not Liveness.ALIVE:
+        for position in positions:
+            if position.pid in self._seen or position.pid == os.getpid() or liveness(position) is not Liveness.ALIVE:
                 continue
-            self._seen.add(found.pid)
+            self._seen.add(position.pid)
             with suppress(OSError):
-                self._handles[found.number] = os.pidfd_open(found.pid)
+                self._handles[position.number] = os.pidfd_open(position.pid)
 
     def wait(self, seconds: float, inbox: Sequence[int] = ()) -> set[int]:
         """Wait until a process ends, something can be read from `inbox`, or it is time; the ranks whose processes ended."""

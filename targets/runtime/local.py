@@ -137,12 +137,12 @@ class LocalEngine(ProgramEngine):
         members: list[Member] = []
         for place in self.program.topology.members(Group(instruction.group), rank.place):
             member = self.ranks[place.stage][place.replica]
-            found = member.head(Engine.COLLECTIVE)
-            if found is None or found[0].title_without_blocks != instruction.title_without_blocks:
+            head = member.head(Engine.COLLECTIVE)
+            if head is None or head[0].title_without_blocks != instruction.title_without_blocks:
                 return []
-            if found[1] != step or not member.is_ready(*found):
+            if head[1] != step or not member.is_ready(*head):
                 return []
-            members.append((member, found[0]))
+            members.append((member, head[0]))
         return members
 
     def execute(self, members: list[Member], step: int) -> None:
@@ -194,21 +194,21 @@ class LocalEngine(ProgramEngine):
     def positions(self) -> list[RankPosition]:
         """Where the ranks of this process are, while none of their instructions runs."""
         now = time.time()
-        found = []
+        positions = []
         for number, rank in enumerate(rank for ranks in self.ranks for rank in ranks):
             engines = {engine: EnginePosition(rank.completed[engine], running=False, since=now) for engine in ENGINES}
             place = (number, rank.stage_index, rank.replica, os.getpid(), socket.gethostname())
-            found.append(RankPosition(*place, RankPhase.RUNNING, self.step, now, now, 0.0, engines))
-        return found
+            positions.append(RankPosition(*place, RankPhase.RUNNING, self.step, now, now, 0.0, engines))
+        return positions
 
     def fail_as_hanging(self) -> NoReturn:
         """Say who waits for whom, as nothing will ever be ready.
 
         Raises `DiagnosticError` RT093.
         """
-        found = diagnose(self.program, self.positions(), time.time(), lambda _: Liveness.ALIVE)
-        text = f"the program hangs: {'; '.join(cause.text for cause in found.causes)}"
-        fail("RT093", text, notes=[Note(line) for line in (*found.ranks, found.verdict)])
+        diagnosis = diagnose(self.program, self.positions(), time.time(), lambda _: Liveness.ALIVE)
+        text = f"the program hangs: {'; '.join(cause.text for cause in diagnosis.causes)}"
+        fail("RT093", text, notes=[Note(line) for line in (*diagnosis.ranks, diagnosis.verdict)])
 
 
 _Ready: TypeAlias = Callable[[LocalEngine, Rank, "Instruction", int], "list[Member]"]

@@ -140,10 +140,10 @@ def _opened(name: str) -> int:
 def _is_there(name: str, handle: int) -> bool:
     """Whether a file still has its name."""
     try:
-        found, opened = os.lstat(name), os.fstat(handle)
+        named, opened = os.lstat(name), os.fstat(handle)
     except FileNotFoundError:
         return False
-    return (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
+    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def _say_who(handle: int) -> None:

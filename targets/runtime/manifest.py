@@ -98,14 +98,14 @@ def scale_that_starts_anew(saved: object, plan: Plan) -> list[Diagnostic]:
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[Diagnostic]:
     """Warnings about what has changed since the checkpoint was written."""
-    found = []
+    warnings = []
     for key, value in now.items():
         if key in _SAID_ELSEWHERE or key not in saved or saved[key] == value:
             continue
         text = f"the checkpoint was written with {key} = {saved[key]}, this run has {value}: not bit for bit the same"
         notes = _plan_differences(saved.get("plan"), now["plan"]) if key == "plan_hash" else []
-        found.append(Diagnostic("RT092", text, notes=notes, severity=Severity.WARNING))
-    return found
+        warnings.append(Diagnostic("RT092", text, notes=notes, severity=Severity.WARNING))
+    return warnings
 
 
 def _plan_differences(saved: object, now: dict[str, Any]) -> list[Note]:

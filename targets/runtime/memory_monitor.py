@@ -78,7 +78,7 @@ class MemoryMonitor:
 
     def __init__(self, ranks: list[list[Rank]], *, poison: bool) -> None:
         self.poison = poison
-        self.lives = {found[0].stage_index: stage_lives(found[0].stage) for found in ranks if found}
+        self.lives = {replicas[0].stage_index: stage_lives(replicas[0].stage) for replicas in ranks if replicas}
         self.live: dict[Key, _Live] = {}
         for stage_ranks in ranks:
             for rank in stage_ranks:

@@ -104,12 +104,12 @@ class Updater:
         )
 
     def _note_squares(
-        self, rank: Rank, unit: str, gradient: NDArray[Any], scale: NDArray[Any], *, finite: bool
+        self, rank: Rank, block: str, gradient: NDArray[Any], scale: NDArray[Any], *, finite: bool
     ) -> None:
         """Sum the squares of a block's gradient for the log, without its loss scale; infinite where it overflowed."""
         mine = self.squares.setdefault((rank.stage_index, rank.replica), {})
-        squares = chunk_squares(rank, unit, {f"gs.{unit}": gradient})
-        mine[unit] = sum(squares) / float(scale[0]) ** 2 if finite else inf
+        squares = chunk_squares(rank, block, {f"gs.{block}": gradient})
+        mine[block] = sum(squares) / float(scale[0]) ** 2 if finite else inf
 
     def gradient_norm(self) -> float | None:
         """The norm of the reduced gradient over this process's ranks in this step; None where the program computes it.
@@ -121,7 +121,7 @@ class Updater:
     def squares_of(self, stage: int, replica: int) -> float:
         """What a rank contributes to the square of that norm."""
         mine = self.squares.get((stage, replica), {})
-        return sum(mine[name] for unit in block_chain(self.program.model) if (name := str(unit)) in mine)
+        return sum(mine[name] for block in block_chain(self.program.model) if (name := str(block)) in mine)
 
     def refresh_view(self, rank: Rank, instruction: Instruction, scratch: Scratch) -> None:
         """Write the view of an update's block, where it writes one, from the master weights as they are."""
@@ -143,13 +143,13 @@ class Updater:
         norm = float(views["norm"][0]) * inverse
         return inverse * min(1.0, self.program.plan.optimizer.max_norm / (norm + 1e-6)) if isfinite(norm) else None
 
-    def decayed_ranges(self, unit: str, replica: int, elements: int) -> list[tuple[int, int]]:
+    def decayed_ranges(self, name: str, replica: int, elements: int) -> list[tuple[int, int]]:
         """The parts of a replica's shard that are decayed: matrices, not norms or biases."""
-        block = parse_block(unit)
+        block = parse_block(name)
         assert block is not None
         start = self.program.topology.shard_range(block, replica).start
-        found = parameters_within(self.program.model, block, start, elements)
-        return [(low, high) for parameter, low, high in found if parameter.decayed]
+        parts = parameters_within(self.program.model, block, start, elements)
+        return [(low, high) for parameter, low, high in parts if parameter.decayed]
 
     def scratch_bytes(self) -> int:
         """Scratch of the largest update or reduction of any stage."""

@@ -88,7 +88,7 @@ class RankPosition:
     @property
     def progress(self) -> tuple[Any, ...]:
         """Changes whenever the rank makes progress."""
-        return (self.phase, self.step, *((found.completed, found.running) for found in self.engines.values()))
+        return (self.phase, self.step, *((engine.completed, engine.running) for engine in self.engines.values()))
 
     @property
     def name(self) -> str:
@@ -166,10 +166,10 @@ def read_positions(folder: str) -> list[RankPosition]:
     """
     try:
         paths = sorted(Path(folder).glob("rank-*.position"))
-        found = [(path, _read(path, _SIZE + 1)) for path in paths]
+        contents = [(path, _read(path, _SIZE + 1)) for path in paths]
     except (OSError, ValueError) as error:
         fail("RT002", f"cannot read '{folder}': {getattr(error, 'strerror', None) or error}")
-    return [_parse(path, data) for path, data in found if not _is_blank(data)]
+    return [_parse(path, data) for path, data in contents if not _is_blank(data)]
 
 
 def _read(path: Path, most: int) -> bytes:
@@ -241,8 +241,8 @@ class RunFolder:
     def lost(self) -> tuple[list[int], float] | None:
         """Which ranks were gone first, and when; None where nobody saw it."""
         try:
-            found = json.loads(_read(self.path / _LOST_FILE, _MOST_SAID))
-            return [int(number) for number in found["ranks"]], float(found["time"])
+            note = json.loads(_read(self.path / _LOST_FILE, _MOST_SAID))
+            return [int(number) for number in note["ranks"]], float(note["time"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

@@ -116,8 +116,8 @@ class _Inquiry:
     ) -> None:
         self.program = program
         self.now = max([now, *(position.heartbeat for position in positions)])
-        self.at: dict[Place, RankPosition] = {(found.stage, found.replica): found for found in positions}
-        self.states = {place: state_of(found) for place, found in self.at.items()}
+        self.at: dict[Place, RankPosition] = {(position.stage, position.replica): position for position in positions}
+        self.states = {place: state_of(position) for place, position in self.at.items()}
         self.causes: dict[Node, Cause] = {}
         self.graph: nx.DiGraph[Node] = nx.DiGraph()
         for place in self.places():
@@ -173,10 +173,10 @@ class _Inquiry:
         if position.phase in (RankPhase.BETWEEN_STEPS, RankPhase.ENDED):
             late = [
                 other
-                for other, found in self.at.items()
-                if found.step < position.step or (found.step == position.step and found.phase is RankPhase.RUNNING)
+                for other, theirs in self.at.items()
+                if theirs.step < position.step or (theirs.step == position.step and theirs.phase is RankPhase.RUNNING)
             ]
-            return [(other, found) for other in late for found in self.working(other)]
+            return [(other, busy) for other in late for busy in self.working(other)]
         instruction, step = self.next_instruction(node)
         unmet = [(place, wait.engine) for wait in instruction.waits if not self.is_met(place, wait, step)]
         if unmet or engine in (Engine.COMPUTE, Engine.HOST):
@@ -189,7 +189,7 @@ class _Inquiry:
         """Engines of a rank that have not done all their instructions of the step."""
         stage, position = self.program.stages[place[0]], self.at[place]
         steps = max(position.engines[e].completed // len(stage.streams[e]) for e in ENGINES if stage.streams[e])
-        found = [
+        unfinished = [
             engine
             for engine in ENGINES
             if stage.streams[engine]
@@ -200,7 +200,7 @@ class _Inquiry:
             for engine in ENGINES
             if stage.streams[engine] and position.engines[engine].completed // len(stage.streams[engine]) < steps
         ]
-        return found or behind or [Engine.COMPUTE]
+        return unfinished or behind or [Engine.COMPUTE]
 
     def partner(self, node: Node) -> list[Node] | None:
         """The other end of a message, unless it has done its part or does it now."""
@@ -222,14 +222,14 @@ class _Inquiry:
         place, engine = node
         group = self.next_instruction(node)[0].group
         mine = self.meetings(node, group)
-        found: list[Node] = []
+        to_come: list[Node] = []
         for member in self.members(place, group):
             other: Node = (member, engine)
             theirs = self.meetings(other, group)
             met = theirs == mine and self.is_at(other, lambda head: head.group == group)
             if member != place and theirs <= mine and not met:
-                found.append(other)
-        return found or None
+                to_come.append(other)
+        return to_come or None
 
     def is_at(self, node: Node, matches: Callable[[Instruction], bool]) -> bool:
         """Whether an engine is ready for an instruction of a kind, and its rank's thread looks after it."""
@@ -263,11 +263,11 @@ class _Inquiry:
 
     def messages(self, node: Node, peer: int, payload: str) -> int:
         """Messages of a channel that an engine has completed."""
-        return self.count(node, lambda found: (found.peer, found.variant) == (peer, payload))
+        return self.count(node, lambda instruction: (instruction.peer, instruction.variant) == (peer, payload))
 
     def meetings(self, node: Node, group: str) -> int:
         """Collectives of a group that a rank has completed."""
-        return self.count(node, lambda found: found.group == group)
+        return self.count(node, lambda instruction: instruction.group == group)
 
     def count(self, node: Node, matches: Callable[[Instruction], bool]) -> int:
         """Completed instructions of a kind, over all steps."""
@@ -278,8 +278,8 @@ class _Inquiry:
         if not stream:
             return 0
         steps, index = divmod(self.at[place].engines[engine].completed, len(stream))
-        found = [matches(instruction) for instruction in stream]
-        return steps * sum(found) + sum(found[:index])
+        matching = [matches(instruction) for instruction in stream]
+        return steps * sum(matching) + sum(matching[:index])
 
     def are_one_process(self, one: Place, other: Place) -> bool:
         """Whether two ranks run in the same process."""
@@ -345,9 +345,9 @@ class _Inquiry:
         position = self.at[place]
         instruction, _ = self.next_instruction(node)
         micro_batch = "" if instruction.micro_batch is None else f", micro-batch {instruction.micro_batch}"
-        found = position.engines[engine]
-        verb = "in" if found.running else "before"
-        since = found.since or position.since
+        progress = position.engines[engine]
+        verb = "in" if progress.running else "before"
+        since = progress.since or position.since
         return (
             f"{verb} '{instruction.title}' (step {position.step}{micro_batch}) for {max(0.0, self.now - since):.1f} s"
         )
@@ -384,10 +384,10 @@ class _Inquiry:
         ends = [cause for node, cause in self.causes.items() if self.is_waited_for(node)]
         ends = ends or list(self.causes.values())
         distinct = {cause.text: cause for cause in ends}.values()
-        found = sorted(distinct, key=lambda cause: (not cause.fault.is_conclusive, -cause.seconds))
-        if found and found[0].fault.is_conclusive:
-            found = [cause for cause in found if cause.fault.is_conclusive]
-        return Diagnosis(tuple(found), lines)
+        causes = sorted(distinct, key=lambda cause: (not cause.fault.is_conclusive, -cause.seconds))
+        if causes and causes[0].fault.is_conclusive:
+            causes = [cause for cause in causes if cause.fault.is_conclusive]
+        return Diagnosis(tuple(causes), lines)
 
     def is_waited_for(self, node: Node) -> bool:
         """Whether another rank waits for this, directly or through others; or the whole rank is gone."""

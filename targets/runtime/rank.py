@@ -76,16 +76,16 @@ class Rank:
         """Views of an instruction's operands by role."""
         return {operand.role: self.views[operand.tensor] for operand in instruction.operands}
 
-    def carried(self, what: str, unit: str = "") -> NDArray[Any]:
+    def carried(self, what: str, block: str = "") -> NDArray[Any]:
         """View of a carried tensor by what it holds of which block: p, m1, m2, t or w; `scale` is of no block.
 
         Raises KeyError where the stage carries nothing of the kind.
         """
-        return self.views[self.stage.carried[what, unit][0]]
+        return self.views[self.stage.carried[what, block][0]]
 
-    def fill(self, what: str, unit: str, values: Any) -> None:
+    def fill(self, what: str, block: str, values: Any) -> None:
         """Write a carried tensor, and whatever else holds the same."""
-        for number in self.stage.carried[what, unit]:
+        for number in self.stage.carried[what, block]:
             self.views[number][...] = values
 
     def head(self, engine: Engine) -> tuple[Instruction, int] | None:

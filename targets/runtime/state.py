@@ -27,11 +27,11 @@ _STATE_TENSORS = ("p", "m1", "m2")
 def start_from_weights(engine: ProgramEngine, source: WeightSource) -> None:
     """Fill the carried tensors for a first step: masters from a source, views rounded from them, moments zero."""
     program = engine.program
-    for unit, ranks in _owners(engine):
-        flat = flat_master(program.model, program.plan, unit, source)
+    for block, ranks in _owners(engine):
+        flat = flat_master(program.model, program.plan, block, source)
         zeros = np.zeros_like(flat)
         for rank in ranks:
-            _fill(engine, rank, unit, (flat, zeros, zeros), updates=0)
+            _fill(engine, rank, block, (flat, zeros, zeros), updates=0)
     for ranks in engine.ranks:
         for rank in ranks:
             _start_scale(rank, program.plan.loss_scale)
@@ -45,12 +45,12 @@ def start_from_state(engine: ProgramEngine, state: TrainingState, *, keep_scale:
     program = engine.program
     if not (_LEAST_SCALE <= state.scale[0] <= 1 / _LEAST_SCALE and 0 <= state.scale[1] < GROWTH_INTERVAL):
         fail("RT092", f"the checkpoint has the loss scale {state.scale}, which no run has")
-    for unit, ranks in _owners(engine):
-        saved = state.blocks[unit]
-        elements = flat_elements(program.model, program.plan, unit)
+    for block, ranks in _owners(engine):
+        saved = state.blocks[block]
+        elements = flat_elements(program.model, program.plan, block)
         flats = tuple(_padded(array, elements) for array in (saved.p, saved.m1, saved.m2))
         for rank in ranks:
-            _fill(engine, rank, unit, (flats[0], flats[1], flats[2]), updates=saved.t)
+            _fill(engine, rank, block, (flats[0], flats[1], flats[2]), updates=saved.t)
     for ranks in engine.ranks:
         for rank in ranks:
             if program.plan.loss_scale is None and keep_scale:
@@ -67,8 +67,8 @@ def training_state(engine: ProgramEngine, step: int) -> TrainingState:
 
 def master_weights(engine: ProgramEngine) -> Iterator[tuple[Block, Flat]]:
     """Every block's whole master weights."""
-    for unit, ranks in _owners(engine):
-        yield unit, _gathered(engine, ranks, unit, "p")
+    for block, ranks in _owners(engine):
+        yield block, _gathered(engine, ranks, block, "p")
 
 
 class _Blocks(Mapping[Block, BlockState]):
@@ -78,10 +78,10 @@ class _Blocks(Mapping[Block, BlockState]):
         self.engine = engine
         self.ranks = dict(_owners(engine))
 
-    def __getitem__(self, unit: Block) -> BlockState:
-        ranks = self.ranks[unit]
-        p, m1, m2 = (_gathered(self.engine, ranks, unit, name) for name in _STATE_TENSORS)
-        return BlockState(p, m1, m2, int(ranks[0].carried("t", str(unit))[0]))
+    def __getitem__(self, block: Block) -> BlockState:
+        ranks = self.ranks[block]
+        p, m1, m2 = (_gathered(self.engine, ranks, block, name) for name in _STATE_TENSORS)
+        return BlockState(p, m1, m2, int(ranks[0].carried("t", str(block))[0]))
 
     def __iter__(self) -> Iterator[Block]:
         return iter(self.ranks)
@@ -94,13 +94,13 @@ def _owners(engine: ProgramEngine) -> Iterator[tuple[Block, list[Rank]]]:
     """Each block with the ranks of this process that hold it, if any do."""
     program = engine.program
     for index, ranks in enumerate(engine.ranks):
-        for unit in program.topology.stage_blocks[index] if ranks else ():
-            yield unit, ranks
+        for block in program.topology.stage_blocks[index] if ranks else ():
+            yield block, ranks
 
 
-def _fill(engine: ProgramEngine, rank: Rank, unit: Block, flats: tuple[Flat, Flat, Flat], *, updates: int) -> None:
-    owner = str(unit)
-    shard = engine.program.topology.shard_range(unit, rank.replica)
+def _fill(engine: ProgramEngine, rank: Rank, block: Block, flats: tuple[Flat, Flat, Flat], *, updates: int) -> None:
+    owner = str(block)
+    shard = engine.program.topology.shard_range(block, rank.replica)
     for name, flat in zip(_STATE_TENSORS, flats, strict=True):
         rank.fill(name, owner, flat[shard.start : shard.stop])
     rank.fill("t", owner, updates)
@@ -114,10 +114,10 @@ def _start_scale(rank: Rank, fixed: float | None) -> None:
         LossScale(rank.views[number]).start(fixed)
 
 
-def _gathered(engine: ProgramEngine, ranks: list[Rank], unit: Block, name: str) -> Flat:
+def _gathered(engine: ProgramEngine, ranks: list[Rank], block: Block, name: str) -> Flat:
     program = engine.program
-    parts = [rank.carried(name, str(unit)) for rank in (ranks if is_sharded(program.plan) else ranks[:1])]
-    return np.concatenate(parts)[: block_elements(program.model, unit)]
+    parts = [rank.carried(name, str(block)) for rank in (ranks if is_sharded(program.plan) else ranks[:1])]
+    return np.concatenate(parts)[: block_elements(program.model, block)]
 
 
 def _padded(flat: Flat, elements: int) -> Flat:

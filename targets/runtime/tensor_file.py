@@ -88,14 +88,14 @@ def open_tensors(path: str, code: str) -> dict[str, StoredTensor]:
     except (OSError, ValueError) as error:
         fail("RT002", f"cannot read '{path}': {getattr(error, 'strerror', None) or error}")
     entries = _parse_header(path, code, header)
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     ranges: list[tuple[int, int, str]] = []
     for name, entry in entries.items():
         dtype, shape, begin, end = _parse_entry(path, code, name, entry)
         ranges.append((begin, end, name))
-        found[name] = StoredTensor(dtype, shape, data[begin:end])
+        tensors[name] = StoredTensor(dtype, shape, data[begin:end])
     _check_ranges(path, code, sorted(ranges), len(data))
-    return found
+    return tensors
 
 
 def metadata_of(path: str) -> dict[str, object]:
@@ -103,8 +103,8 @@ def metadata_of(path: str) -> dict[str, object]:
     with suppress(OSError, ValueError, RecursionError), opened_regular(path) as stream:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         header = json.loads(stream.read(min(length, _MAX_HEADER)))
-        found = header.get("__metadata__") if isinstance(header, dict) else None
-        return found if isinstance(found, dict) else {}
+        metadata = header.get("__metadata__") if isinstance(header, dict) else None
+        return metadata if isinstance(metadata, dict) else {}
     return {}
 
 
@@ -146,12 +146,12 @@ def _damaged(path: str, code: str, what: str, *, help: str | None = None) -> NoR
 
 def _parse_header(path: str, code: str, header: bytes) -> dict[str, object]:
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(items)
-        if len(found) < len(items):
+        fields = dict(items)
+        if len(fields) < len(items):
             names = [name for name, _ in items]
             twice = next(name for name in names if names.count(name) > 1)
             _damaged(path, code, f"its header names {shown(twice)} twice")
-        return found
+        return fields
 
     try:
         entries = json.loads(header.decode("utf-8"), object_pairs_hook=pairs)

@@ -66,8 +66,8 @@ def files_of_tokenizer(path: str) -> dict[str, bytes]:
     """
     place = Path(path)
     beside = TOKENIZER_FILES[1:] if place.name == TOKENIZER_FILE else ()
-    found = {name: place.with_name(name) for name in beside if is_regular(place.with_name(name))}
-    return {name: read_bytes(str(file), "tokenizer") for name, file in {TOKENIZER_FILE: place, **found}.items()}
+    files = {name: place.with_name(name) for name in beside if is_regular(place.with_name(name))}
+    return {name: read_bytes(str(file), "tokenizer") for name, file in {TOKENIZER_FILE: place, **files}.items()}
 
 
 def tokenized(text: TokenStream, tokenizer: TokenizerChoice, *, vocab_size: int) -> TokenStream:
@@ -78,15 +78,15 @@ def tokenized(text: TokenStream, tokenizer: TokenizerChoice, *, vocab_size: int)
     tokenizer, its tokens are outside the vocabulary.
     """
     loaded = _load(tokenizer.path)
-    found: list[NDArray[np.uint32]] = []
+    encoded: list[NDArray[np.uint32]] = []
     pieces = iter(_pieces(text.tokens))
     while batch := list(islice(pieces, _TOGETHER)):
         try:
             encodings = loaded.encode_batch(batch, add_special_tokens=False)
         except Exception as error:  # noqa: BLE001 - the package raises no class of its own
             fail("RT090", f"the tokenizer '{tokenizer.name}' cannot take '{text.name}': {error}")
-        found += [np.array(encoding.ids, np.uint32) for encoding in encodings]
-    tokens = np.concatenate(found)
+        encoded += [np.array(encoding.ids, np.uint32) for encoding in encodings]
+    tokens = np.concatenate(encoded)
     token = f"one of the tokenizer '{tokenizer.name}'"
     stream = checked_stream(f"{text.name} by {tokenizer.path}", tokens, vocab_size, token)
     return evolve(stream, name=text.name, tokenizer=tokenizer.name, found=tokenizer.found)

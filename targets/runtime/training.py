@@ -90,8 +90,8 @@ class _Save:
 def _identity(directory: str) -> tuple[int, int] | None:
     """Which directory has this name; None where there is none."""
     with suppress(OSError, ValueError):
-        found = Path(directory).stat()
-        return found.st_dev, found.st_ino
+        status = Path(directory).stat()
+        return status.st_dev, status.st_ino
     return None
 
 
@@ -196,8 +196,8 @@ class TrainingRun:
         directory = self.settings.saving.directory
         if directory is None:
             return [], []
-        found = self.series.left_over() if self.series is not None else left_over(directory)
-        return [str(path) for path in found if not is_sealed(path)], [str(path) for path in found if is_sealed(path)]
+        paths = self.series.left_over() if self.series is not None else left_over(directory)
+        return [str(path) for path in paths if not is_sealed(path)], [str(path) for path in paths if is_sealed(path)]
 
     def remove_temporary_folder(self) -> None:
         """Remove the positions where nobody asked for them and nothing went wrong."""

@@ -45,25 +45,25 @@ EXIT_LOST = 1
 
 
 def report_of(
-    found: Diagnosis, title: str, severity: Severity = Severity.ERROR, help_text: str | None = None
+    diagnosis: Diagnosis, title: str, severity: Severity = Severity.ERROR, help_text: str | None = None
 ) -> Diagnostic:
     """A diagnosis as a diagnostic: its causes, then where every rank is."""
-    causes = "; ".join(cause.text for cause in found.causes) or "no rank waits"
-    notes = [Note(line) for line in (*found.ranks, found.verdict)]
+    causes = "; ".join(cause.text for cause in diagnosis.causes) or "no rank waits"
+    notes = [Note(line) for line in (*diagnosis.ranks, diagnosis.verdict)]
     return Diagnostic("RT093", f"{title}: {causes}", notes=notes, help=help_text, severity=severity)
 
 
-def getting_on(found: Diagnosis) -> Diagnostic:
+def getting_on(diagnosis: Diagnosis) -> Diagnostic:
     """Where the ranks of a run are that makes progress: what one waits for at a moment is no fault of anything."""
-    notes = [Note(line) for line in found.ranks]
+    notes = [Note(line) for line in diagnosis.ranks]
     return Diagnostic("RT093", "where the run is: it makes progress", notes=notes, severity=Severity.WARNING)
 
 
 def gone_ranks(positions: Sequence[RankPosition], departed: Collection[int]) -> list[RankPosition]:
     """Ranks of this machine whose processes are gone although they had not ended: those that departed first, if any did."""
     ended = (RankPhase.ENDED, RankPhase.FAILED)
-    gone = [found for found in positions if found.phase not in ended and liveness(found) is Liveness.GONE]
-    return [found for found in gone if found.number in departed] or gone
+    gone = [position for position in positions if position.phase not in ended and liveness(position) is Liveness.GONE]
+    return [position for position in gone if position.number in departed] or gone
 
 
 @frozen(eq=False)
@@ -148,11 +148,11 @@ class Watchdog:
 
     def _say_where(self, positions: Sequence[RankPosition]) -> None:
         """Answer who asks; nothing is to blame while the run makes progress."""
-        found = self._diagnosis(positions)
+        diagnosis = self._diagnosis(positions)
         if self._quiet < _SLOW_SECONDS:
-            self.watched.tell(getting_on(found))
+            self.watched.tell(getting_on(diagnosis))
         else:
-            self._tell(found, "where the run is", Severity.WARNING)
+            self._tell(diagnosis, "where the run is", Severity.WARNING)
 
     def _signals(self) -> bytes:
         """Wait for the next look, a signal, or the end of another rank; signals since the last look."""
@@ -168,10 +168,10 @@ class Watchdog:
     def _look(self, positions: Sequence[RankPosition], folder: RunFolder) -> None:
         gone = gone_ranks(positions, self._departed)
         if gone:
-            folder.note_lost(found.number for found in gone)
-            lost = folder.lost() or ([found.number for found in gone], 0.0)
-            found = diagnose(self.watched.program, positions, time.time(), only_gone(lost[0]))
-            self._end(found, "a rank was lost", folder)
+            folder.note_lost(position.number for position in gone)
+            lost = folder.lost() or ([position.number for position in gone], 0.0)
+            diagnosis = diagnose(self.watched.program, positions, time.time(), only_gone(lost[0]))
+            self._end(diagnosis, "a rank was lost", folder)
         if self._is_quiet(positions) and self._quiet >= self._next_verdict:
             self._judge(positions, folder)
             self._next_verdict = min(2 * self._quiet, max(self.watched.hang_timeout, self._quiet + 1.0))
@@ -181,7 +181,7 @@ class Watchdog:
         now = time.monotonic()
         self._quiet += min(now - self._looked, _LONGEST_LOOK)
         self._looked = now
-        progress = [(found.number, *found.progress) for found in positions]
+        progress = [(position.number, *position.progress) for position in positions]
         if progress == self._progress:
             return True
         self._progress, self._quiet, self._next_verdict, self._is_excused = progress, 0.0, _SLOW_SECONDS, False
@@ -189,27 +189,27 @@ class Watchdog:
 
     def _judge(self, positions: Sequence[RankPosition], folder: RunFolder) -> None:
         """End a run that cannot go on, or is too slow to believe in; say what is slow."""
-        found = self._diagnosis(positions)
+        diagnosis = self._diagnosis(positions)
         timeout = self.watched.hang_timeout
         title = f"the run has made no progress for {self._quiet:.1f} s"
-        if self._quiet >= timeout and found.is_conclusive:
-            self._end(found, title, folder)
-        elif self._quiet >= _PATIENCE * timeout and not found.is_other_work:
-            self._end(found, f"{title}, ten times --hang-timeout", folder)
+        if self._quiet >= timeout and diagnosis.is_conclusive:
+            self._end(diagnosis, title, folder)
+        elif self._quiet >= _PATIENCE * timeout and not diagnosis.is_other_work:
+            self._end(diagnosis, f"{title}, ten times --hang-timeout", folder)
         elif self.watched.number == 0 and self._quiet >= _PATIENCE * timeout and not self._is_excused:
             self._is_excused = True
-            self._tell(found, title, Severity.WARNING)
-        elif self.watched.number == 0 and _is_slow(found, positions):
-            self._tell(found, "straggler", Severity.WARNING)
+            self._tell(diagnosis, title, Severity.WARNING)
+        elif self.watched.number == 0 and _is_slow(diagnosis, positions):
+            self._tell(diagnosis, "straggler", Severity.WARNING)
 
-    def _tell(self, found: Diagnosis, title: str, severity: Severity) -> None:
-        self.watched.tell(report_of(found, title, severity))
+    def _tell(self, diagnosis: Diagnosis, title: str, severity: Severity) -> None:
+        self.watched.tell(report_of(diagnosis, title, severity))
 
-    def _end(self, found: Diagnosis, title: str, folder: RunFolder) -> None:
+    def _end(self, diagnosis: Diagnosis, title: str, folder: RunFolder) -> None:
         """Report, unless another rank has, and end this process: the run cannot go on."""
         time.sleep(_TURN_SECONDS * min(self.watched.number, _MOST_TURNS))
         if folder.claim_report():
-            report = report_of(found, title, help_text=self.watched.advice)
+            report = report_of(diagnosis, title, help_text=self.watched.advice)
             self.watched.tell(report)
             with contextlib.suppress(DiagnosticError):
                 folder.keep_report(report.render())
@@ -220,12 +220,12 @@ class Watchdog:
         os._exit(EXIT_LOST)  # the main thread may never come back from where it is
 
 
-def _is_slow(found: Diagnosis, positions: Sequence[RankPosition]) -> bool:
+def _is_slow(diagnosis: Diagnosis, positions: Sequence[RankPosition]) -> bool:
     """Whether what all wait for is unusual: ranks know how long instructions take after their first step."""
     usual = [position.longest_compute for position in positions]
     if not usual or not all(usual):
         return False
-    late = [cause for cause in found.causes if cause.fault is not Fault.OTHER_WORK]
+    late = [cause for cause in diagnosis.causes if cause.fault is not Fault.OTHER_WORK]
     return any(cause.seconds > max(_SLOW_SECONDS, _SLOW_FACTOR * max(usual)) for cause in late)
 
 

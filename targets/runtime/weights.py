@@ -56,11 +56,11 @@ _MOST_SHOWN = 24  # problems named one by one: a wrong model has hundreds
 @cache
 def named_parameters(model: ModelConfig) -> dict[str, Parameter]:
     """All parameters by Hugging Face name in forward order; a tied matrix once, as `embed` has it."""
-    found: dict[str, Parameter] = {}
-    for unit in block_chain(model):
-        for parameter in parameters(model, unit):
-            found.setdefault(parameter.name, parameter)
-    return found
+    by_name: dict[str, Parameter] = {}
+    for block in block_chain(model):
+        for parameter in parameters(model, block):
+            by_name.setdefault(parameter.name, parameter)
+    return by_name
 
 
 @cache
@@ -147,9 +147,9 @@ def check_config_beside(path: str, model: ModelConfig) -> tuple[Mapping[str, obj
     if not is_there:
         text = f"'{path}' has no {_CONFIG}: rotary base, window, norm epsilon and heads of these weights are taken to be the program's"
         return {}, [Diagnostic("RT091", text, severity=Severity.WARNING)]
-    found = load_model(str(folder / _CONFIG))
+    config = load_model(str(folder / _CONFIG))
     report = Diagnostics()
-    for name, have, want in found.differences(model):
+    for name, have, want in config.differences(model):
         key = RENAMED.get(name, (name,))[0]
         report.error(
             "RT091",
@@ -157,7 +157,7 @@ def check_config_beside(path: str, model: ModelConfig) -> tuple[Mapping[str, obj
             help=f"compile the program with --model {path}",
         )
     report.check()
-    return found.inert, []
+    return config.inert, []
 
 
 def write_weights(path: str, model: ModelConfig, source: WeightSource) -> None:
@@ -183,25 +183,25 @@ def is_written_here(path: str) -> bool:
     return metadata_of(path) == _METADATA
 
 
-def block_elements(model: ModelConfig, unit: Block) -> int:
+def block_elements(model: ModelConfig, block: Block) -> int:
     """Elements of a block's flat tensor up to the end of its last parameter: no padding of shards, the same in any plan."""
-    last = parameters(model, unit)[-1]
+    last = parameters(model, block)[-1]
     return last.offset + last.elements
 
 
-def flat_master(model: ModelConfig, plan: Plan, unit: Block, source: WeightSource) -> Float32:
+def flat_master(model: ModelConfig, plan: Plan, block: Block, source: WeightSource) -> Float32:
     """A block's whole flat tensor, shape [flat_elements], from a source; padding is zero."""
-    flat = np.zeros(flat_elements(model, plan, unit), np.float32)
-    for name, view in named_parameters_of(model, unit, flat).items():
+    flat = np.zeros(flat_elements(model, plan, block), np.float32)
+    for name, view in named_parameters_of(model, block, flat).items():
         view[...] = source(name)
     return flat
 
 
-def named_parameters_of(model: ModelConfig, unit: Block, flat: Float32) -> dict[str, Float32]:
+def named_parameters_of(model: ModelConfig, block: Block, flat: Float32) -> dict[str, Float32]:
     """The parameters of a block as views of its flat tensor, which may be padded or not."""
     return {
         parameter.name: flat[parameter.offset : parameter.offset + parameter.elements].reshape(parameter.shape)
-        for parameter in parameters(model, unit)
+        for parameter in parameters(model, block)
     }
 
 
@@ -225,7 +225,7 @@ def _open_shards(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of all files that an index names; index and files agree on what is where."""
     weight_map = _read_index(str(folder / _INDEX))
     report = Diagnostics()
-    found: dict[str, StoredTensor] = {}
+    stored: dict[str, StoredTensor] = {}
     for file in sorted(set(weight_map.values())):
         tensors = open_tensors(str(folder / file), "RT091")
         listed = {name for name, where in weight_map.items() if where == file}
@@ -235,9 +235,9 @@ def _open_shards(folder: Path) -> dict[str, StoredTensor]:
             report.error(
                 "RT091", f"'{folder / file}' has the tensor {shown(name)}, which the index does not place there"
             )
-        found.update((name, tensor) for name, tensor in tensors.items() if name in listed)
+        stored.update((name, tensor) for name, tensor in tensors.items() if name in listed)
     _check_some(report)
-    return found
+    return stored
 
 
 def _read_index(path: str) -> dict[str, str]:

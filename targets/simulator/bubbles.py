@@ -122,14 +122,14 @@ class Bubbles:
     def idle_seconds(self, stage: int, engine: Engine) -> dict[Cause, float]:
         """Idle seconds of an engine by cause; causes that do not occur are left out."""
         row = self._by_cause[stage * STREAMS + ENGINES.index(engine)]
-        found = {cause: float(seconds) for cause, seconds in zip(_CAUSES, row, strict=True) if seconds > 0}
+        idle = {cause: float(seconds) for cause, seconds in zip(_CAUSES, row, strict=True) if seconds > 0}
         first, stop = self.timeline.ops_of(stage, engine)
         if stop > first and not self.cold:
             last = self.timeline.steps * self.timeline.ops - self.timeline.ops + stop - 1
             own_step = float(self.timeline.ends[last] - self.timeline.ends[last - self.timeline.ops])
             if own_step < self.window_seconds:
-                found[Cause.SETTLING] = self.window_seconds - own_step
-        return found
+                idle[Cause.SETTLING] = self.window_seconds - own_step
+        return idle
 
     def waited_for(self, stage: int, engine: Engine) -> dict[int, float]:
         """Seconds an engine waited for each other stage, fill and drain apart."""

@@ -109,10 +109,10 @@ def flatten(program: Program) -> FlatProgram:
 
 
 def _ranges(lengths: Int64s) -> Records:
-    found = np.empty(len(lengths), RANGE)
-    found["stop"] = np.cumsum(lengths)
-    found["first"] = found["stop"] - lengths
-    return found
+    ranges = np.empty(len(lengths), RANGE)
+    ranges["stop"] = np.cumsum(lengths)
+    ranges["first"] = ranges["stop"] - lengths
+    return ranges
 
 
 def _lists(lists: list[list[int]]) -> tuple[Records, Int64s]:

@@ -32,16 +32,16 @@ class Routes:
 
     def users(self, flat: FlatProgram, slots: int, ddr_slot: int, link_slot: int) -> list[list[int]]:
         """By resource, the slots whose bytes may pass through it; a stream has so many `slots`, for DDR and link those two."""
-        found: list[set[int]] = [set() for _ in self.capacities]
+        users: list[set[int]] = [set() for _ in self.capacities]
         for stream in range(len(flat.streams)):
-            found[self.rows[stream // STREAMS, 0]].add(stream * slots + ddr_slot)
+            users[self.rows[stream // STREAMS, 0]].add(stream * slots + ddr_slot)
         linked = self.of_ops >= 0
         pairs = np.unique(flat.ops["stream"][linked] * len(self.rows) + self.of_ops[linked])
         for stream, route in zip(*np.divmod(pairs, len(self.rows)), strict=True):
             for resource in self.rows[route]:
                 if resource >= 0:
-                    found[resource].add(int(stream) * slots + link_slot)
-        return [sorted(each) for each in found]
+                    users[resource].add(int(stream) * slots + link_slot)
+        return [sorted(each) for each in users]
 
 
 def own_resources(levels: int) -> int:

@@ -106,5 +106,5 @@ def new_state(flat: FlatProgram, routes: Routes, host_bandwidth: float) -> RunSt
 def moved_bytes(state: RunState, stages: int, levels: int) -> Float64s:
     """Bytes that have flowed: [stages, DDR | link outwards | inwards, of each level]."""
     own = own_resources(levels)
-    found: Float64s = state.resources["moved"][: stages * own].reshape(stages, own)
-    return found
+    moved: Float64s = state.resources["moved"][: stages * own].reshape(stages, own)
+    return moved

@@ -89,16 +89,16 @@ def simulate_work(
 
 
 def _works(program: Program, work_of: WorkOf) -> Records:
-    found = [
+    works = [
         work_of(index, engine, item)
         for index, stage in enumerate(program.stages)
         for engine in ENGINES
         for item in stage.streams[engine]
     ]
-    works = np.empty(len(found), WORK)
+    records = np.empty(len(works), WORK)
     for name in WORK.names or ():
-        works[name] = [getattr(each, name) for each in found]
-    return works
+        records[name] = [getattr(each, name) for each in works]
+    return records
 
 
 def _hang(program: Program, state: RunState, steps: int, *, rendezvous: bool) -> None:

@@ -33,14 +33,14 @@ class Place:
         """Scaled, biased and masked; a key that is not seen has minus infinity."""
         i, j = np.arange(*self.queries, dtype=np.int32), np.arange(*self.keys, dtype=np.int32)
         distance = j[:, None] - i[None, :] if self.keys_first else j[None, :] - i[:, None]
-        found: F32 = score * self.scale
+        scores: F32 = score * self.scale
         if self.slope:
-            found += self.slope * distance.astype(np.float32)
+            scores += self.slope * distance.astype(np.float32)
         seen = distance <= 0
         if self.window is not None:
             seen &= distance > -self.window
-        found[~seen] = -np.inf
-        return found
+        scores[~seen] = -np.inf
+        return scores
 
     def along_queries(self, row: F32) -> F32:
         """One number a query, so that it goes with scores."""
@@ -90,11 +90,11 @@ def start_softmax(place: Place, total: F32, peak: F32, out: F32) -> None:
 
 def softmax(place: Place, total: F32, peak: F32, out: F32, weight: Array, score: F32) -> None:
     """Take a strip of keys into a running softmax over [keys, queries]; `weight` are its exponentials."""
-    found = place.scores(score)
-    new_peak = np.maximum(peak, found.max(axis=0))
+    scores = place.scores(score)
+    new_peak = np.maximum(peak, scores.max(axis=0))
     # a query that has seen no key yet has no peak: 0 keeps its weights at exp(-inf) = 0
     base = np.where(np.isneginf(new_peak), np.float32(0), new_peak)
-    exponentials, shrink = np.exp(found - base), np.exp(peak - base)
+    exponentials, shrink = np.exp(scores - base), np.exp(peak - base)
     total[...] = total * shrink + exponentials.sum(axis=0)
     out *= shrink
     peak[...] = new_peak
@@ -121,9 +121,9 @@ def row_product(place: Place, delta: F32, left: Array, right: Array) -> None:
 
 def score_gradient(place: Place, weight: Array, dscore: Array, score: F32, dweight: F32, lse: F32, delta: F32) -> None:
     """Probabilities of a strip, and the gradient of its scores."""
-    found = place.scores(score)
-    seen = ~np.isneginf(found)
-    prob = np.where(seen, np.exp(found - place.along_queries(lse)), np.float32(0))
+    scores = place.scores(score)
+    seen = ~np.isneginf(scores)
+    prob = np.where(seen, np.exp(scores - place.along_queries(lse)), np.float32(0))
     put(weight, prob)
     put(dscore, np.where(seen, prob * (dweight - place.along_queries(delta)), np.float32(0)))
 

@@ -139,9 +139,9 @@ class TiledMemory:
             self.levels[buffer.level][owner, start : start + nbytes].view(_numpy(buffer.dtype)).reshape(buffer.shape)
         )
         held = self.held[name, owner, copy]
-        found: Array = array[tuple(slice(*axis_range(axis, ranges, held)) for axis in buffer.axes)]
-        assert found.size == elements(buffer.axes, ranges), f"'{name}' has no room for a tile"
-        return found
+        tile: Array = array[tuple(slice(*axis_range(axis, ranges, held)) for axis in buffer.axes)]
+        assert tile.size == elements(buffer.axes, ranges), f"'{name}' has no room for a tile"
+        return tile
 
     def compute(self, core: int, event: Run) -> None:
         """Run a micro-kernel on its tiles."""

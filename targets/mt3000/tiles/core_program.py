@@ -146,18 +146,18 @@ class _Core:
         self.buffers = {buffer.name: buffer for buffer in self.schedule.buffers}
 
     def visits(self) -> list[_Visit]:
-        found: list[_Visit] = []
-        self.visit(self.schedule.body, self.schedule.ranges, found)
-        return found
+        visits: list[_Visit] = []
+        self.visit(self.schedule.body, self.schedule.ranges, visits)
+        return visits
 
-    def visit(self, body: tuple[Statement, ...], ranges: Ranges, found: list[_Visit]) -> None:
+    def visit(self, body: tuple[Statement, ...], ranges: Ranges, visits: list[_Visit]) -> None:
         for statement in body:
             if isinstance(statement, Loop):
                 differ = self.decides_inner_counts(statement)
                 for piece in pieces(self.schedule, statement, ranges, self.core, self.period, differ=differ):
-                    self.visit(statement.body, {**ranges, statement.dim: piece}, found)
+                    self.visit(statement.body, {**ranges, statement.dim: piece}, visits)
             else:
-                found.append((statement, ranges))
+                visits.append((statement, ranges))
 
     def decides_inner_counts(self, loop: Loop) -> bool:
         """Whether loops inside visit more or fewer pieces as this one goes on."""
@@ -167,14 +167,14 @@ class _Core:
         return self.cut_inside[id(loop)]
 
     def events(self) -> Iterator[Event]:
-        found = self.visits()
+        visits = self.visits()
         loads = dict.fromkeys(self.buffers, 0)
-        for statement, ranges in found:
+        for statement, ranges in visits:
             if isinstance(statement, Load):
                 loads[statement.buffer] += 1
                 scope = loads.get(statement.source, 0)
                 self.needed.setdefault(statement.buffer, []).append((scope, ranges))
-        for statement, ranges in found:
+        for statement, ranges in visits:
             match statement:
                 case Load():
                     yield from self.load(statement)

@@ -77,10 +77,10 @@ def check_hazards(schedule: TileSchedule) -> None:
 
 def _representatives(schedule: TileSchedule) -> list[int]:
     """Cores whose pieces differ in length from those of the cores before; core 0 first."""
-    found: dict[tuple[object, ...], int] = {}
+    cores: dict[tuple[object, ...], int] = {}
     for core in range(schedule.memories.cores):
-        found.setdefault(tuple(_lengths(schedule, schedule.body, dict(schedule.dims), core)), core)
-    return list(found.values())
+        cores.setdefault(tuple(_lengths(schedule, schedule.body, dict(schedule.dims), core)), core)
+    return list(cores.values())
 
 
 def _lengths(

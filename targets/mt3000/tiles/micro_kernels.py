@@ -37,18 +37,18 @@ class MicroKernel:
 
     def arguments(self, writes: int, reads: int) -> tuple[TileArgument, ...] | None:
         """What each of so many buffers is, or None where it takes another number of them."""
-        found = list(self.reads)
-        if found and found[-1].repeats:
-            found = found[:-1] + [found[-1]] * max(0, reads - len(found) + 1)
-        return (*self.writes, *found) if (writes, reads) == (len(self.writes), len(found)) else None
+        read = list(self.reads)
+        if read and read[-1].repeats:
+            read = read[:-1] + [read[-1]] * max(0, reads - len(read) + 1)
+        return (*self.writes, *read) if (writes, reads) == (len(self.writes), len(read)) else None
 
 
 def _kernel(text: str) -> MicroKernel:
-    found = [
+    arguments = [
         TileArgument(name, tuple(_LEVELS[level] for level in levels), mode, bool(star))
         for name, levels, mode, star in _TEXT.findall(text)
     ]
-    return MicroKernel(tuple(a for a in found if a.mode), tuple(a for a in found if not a.mode))
+    return MicroKernel(tuple(a for a in arguments if a.mode), tuple(a for a in arguments if not a.mode))
 
 
 MICRO_KERNELS: dict[str, MicroKernel] = {

@@ -250,24 +250,24 @@ _DEPTH = 32
 
 
 def _nest_to_json(body: tuple[Statement, ...]) -> list[Any]:
-    found: list[Any] = []
+    nest: list[Any] = []
     for item in body:
         match item:
             case Loop(dim, tile, inner, cores, stride, sees):
-                found.append(["loop", dim, tile, cores, stride, sees, _nest_to_json(inner)])
+                nest.append(["loop", dim, tile, cores, stride, sees, _nest_to_json(inner)])
             case Load(buffer, source, ahead):
-                found.append(["load", buffer, source, ahead])
+                nest.append(["load", buffer, source, ahead])
             case Store(buffer, target):
-                found.append(["store", buffer, target])
+                nest.append(["store", buffer, target])
             case Claim(buffer):
-                found.append(["claim", buffer])
+                nest.append(["claim", buffer])
             case Wait(buffer):
-                found.append(["wait", buffer])
+                nest.append(["wait", buffer])
             case Barrier():
-                found.append(["barrier"])
+                nest.append(["barrier"])
             case Compute(kernel, writes, reads, micro):
-                found.append(["compute", kernel, writes, reads, micro])
-    return found
+                nest.append(["compute", kernel, writes, reads, micro])
+    return nest
 
 
 def tiles_from_json(data: Any) -> TileSchedule:
@@ -304,25 +304,25 @@ def _names(data: Any) -> tuple[str, ...]:
 def _nest(data: Any, depth: int) -> tuple[Statement, ...]:
     if depth > _DEPTH:
         raise ValueError(f"a tile schedule has more than {_DEPTH} loops within each other")
-    found: list[Statement] = []
+    nest: list[Statement] = []
     for keyword, *fields in data:
         match keyword, fields:
             case "loop", [dim, tile, cores, stride, sees, inner]:
                 counts = whole(cores), whole(stride)
-                found.append(Loop(word(dim), whole(tile), _nest(inner, depth + 1), *counts, text(sees)))
+                nest.append(Loop(word(dim), whole(tile), _nest(inner, depth + 1), *counts, text(sees)))
             case "load", [buffer, source, ahead]:
-                found.append(Load(word(buffer), word(source), whole(ahead)))
+                nest.append(Load(word(buffer), word(source), whole(ahead)))
             case "compute", [kernel, writes, reads, (rows, vectors)]:
                 micro = whole(rows), whole(vectors)
-                found.append(Compute(word(kernel), _names(writes), _names(reads), micro))
+                nest.append(Compute(word(kernel), _names(writes), _names(reads), micro))
             case "store", [buffer, target]:
-                found.append(Store(word(buffer), word(target)))
+                nest.append(Store(word(buffer), word(target)))
             case "claim", [buffer]:
-                found.append(Claim(word(buffer)))
+                nest.append(Claim(word(buffer)))
             case "wait", [buffer]:
-                found.append(Wait(word(buffer)))
+                nest.append(Wait(word(buffer)))
             case "barrier", []:
-                found.append(Barrier())
+                nest.append(Barrier())
             case _:
                 raise ValueError(f"'{keyword}' with {len(fields)} fields is no statement of a tile schedule")
-    return tuple(found)
+    return tuple(nest)

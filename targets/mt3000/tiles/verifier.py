@@ -73,11 +73,11 @@ def structure_problem(schedule: TileSchedule) -> str | None:
 def operands_problem(schedule: TileSchedule, operands: Mapping[str, tuple[Dtype, tuple[int, ...]]]) -> str | None:
     """Why a schedule is not one for operands of these types, or None."""
     for operand in schedule.operands:
-        found = operands.get(operand.name)
-        if found is None:
+        given = operands.get(operand.name)
+        if given is None:
             return f"the kernel has no operand '{operand.name}'"
-        if found != (operand.dtype, schedule.operand_shape(operand)):
-            return f"'{operand.name}' is {found[0].value}{list(found[1])}; the tiles are for another type or shape"
+        if given != (operand.dtype, schedule.operand_shape(operand)):
+            return f"'{operand.name}' is {given[0].value}{list(given[1])}; the tiles are for another type or shape"
     return None
 
 
@@ -99,9 +99,9 @@ class _Structure:
         for problem in chain(self.names(), self.places()):
             raise UnsoundTilesError(problem)
         for statement in statements(self.schedule.body):
-            found = self.statement(statement)
-            if found is not None:
-                raise UnsoundTilesError(found)
+            fault = self.statement(statement)
+            if fault is not None:
+                raise UnsoundTilesError(fault)
         self.sources()
 
     def names(self) -> Iterator[str]:

@@ -72,8 +72,8 @@ def _best(
 ) -> TileSchedule:
     """The fastest of the few that promise most; of equals the first."""
     ordered = sorted(candidates, key=bound)
-    found = islice((schedule for schedule in map(build, ordered) if schedule is not None), _TIMED)
-    best = min(found, key=lambda schedule: tile_time(schedule, cluster).seconds, default=None)
+    promising = islice((schedule for schedule in map(build, ordered) if schedule is not None), _TIMED)
+    best = min(promising, key=lambda schedule: tile_time(schedule, cluster).seconds, default=None)
     if best is None:
         raise ValueError("no tile of it fits the on-chip memories")
     return best

@@ -75,8 +75,8 @@ class TileTime:
     @property
     def bound(self) -> str:
         """What takes longest."""
-        found = {"core": self.core_seconds, "am": self.am_seconds, "gsm": self.gsm_seconds, "ddr": self.ddr_seconds}
-        return max(found, key=found.__getitem__)
+        seconds = {"core": self.core_seconds, "am": self.am_seconds, "gsm": self.gsm_seconds, "ddr": self.ddr_seconds}
+        return max(seconds, key=seconds.__getitem__)
 
 
 def tile_time(schedule: TileSchedule, cluster: Cluster) -> TileTime:

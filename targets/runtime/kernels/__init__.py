@@ -40,5 +40,5 @@ def kernel_set(name: str, threads: int = 1) -> KernelSet:
 
 @cache
 def _kernel_set(made: Any, threads: int) -> KernelSet:
-    found: KernelSet = made(threads) if made.threaded else made()
-    return found
+    kernels: KernelSet = made(threads) if made.threaded else made()
+    return kernels

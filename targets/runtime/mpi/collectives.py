@@ -88,16 +88,16 @@ class GroupCollectives:
     def reduce_scatter(self, instruction: Instruction) -> Phases:
         """Reduce gradients into the shards of all members."""
         views = self.rank.by_role(instruction)
-        shards = {unit: views[f"gs.{unit}"] for unit in instruction.blocks}
+        shards = {block: views[f"gs.{block}"] for block in instruction.blocks}
         yield from self._reduce(views, shards, accumulate=instruction.accumulates)
 
     def _sum_replicas(self, instruction: Instruction) -> Phases:
         """Each rank reduces its part of every gradient in place, then all parts go to everyone."""
         views = self.rank.by_role(instruction)
         replicas = self.communicators.replicas
-        parts = {unit: views[f"g.{unit}"].reshape(replicas.size, -1)[replicas.rank] for unit in instruction.blocks}
+        parts = {block: views[f"g.{block}"].reshape(replicas.size, -1)[replicas.rank] for block in instruction.blocks}
         yield from self._reduce(views, parts, accumulate=False)
-        yield [replicas.Iallgather(MPI.IN_PLACE, whole_bytes(views[f"g.{unit}"])) for unit in instruction.blocks]
+        yield [replicas.Iallgather(MPI.IN_PLACE, whole_bytes(views[f"g.{block}"])) for block in instruction.blocks]
 
     def _reduce(self, views: Views, outs: dict[str, NDArray[Any]], *, accumulate: bool) -> Phases:
         """Make `outs`, by block, this rank's parts of the mean of all replicas' gradients, or add that; set the flags on all."""
@@ -105,23 +105,23 @@ class GroupCollectives:
         collect = self._collect_parts if self.reduction == "ordered" else self._sum_by_mpi
         parts: dict[str, Sequence[NDArray[Any]]] = {}
         requests = []
-        for unit in outs:
-            parts[unit], request = collect(views[f"g.{unit}"])
+        for block in outs:
+            parts[block], request = collect(views[f"g.{block}"])
             requests.append(request)
         yield requests
         flags = self.staging.take(len(outs), np.uint8)
-        for index, (unit, out) in enumerate(outs.items()):
+        for index, (block, out) in enumerate(outs.items()):
             self.scratch.reset()
             flags[index] = not self.kernels.mean_of_replicas(
-                parts[unit],
+                parts[block],
                 out,
                 scratch=self.scratch,
                 accumulate=accumulate,
                 divisor=float(replicas.size),
             )
         yield [replicas.Iallreduce(MPI.IN_PLACE, flags, MPI.MAX)]
-        for index, unit in enumerate(outs):
-            collectives.set_flags([views], unit, finite=not flags[index], accumulate=accumulate)
+        for index, block in enumerate(outs):
+            collectives.set_flags([views], block, finite=not flags[index], accumulate=accumulate)
 
     def _collect_parts(self, gradient: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], MPI.Request]:
         """Every replica's part of this rank's shard, in rank order."""
@@ -147,8 +147,8 @@ class GroupCollectives:
             collectives.all_reduce_ends([(self.rank, instruction)], self.kernels, self.scratch)
             return
         views = self.rank.by_role(instruction)
-        (unit,) = instruction.blocks
-        mine, flag = views[f"gs.{unit}"], views[f"flag.{unit}"]
+        (block,) = instruction.blocks
+        mine, flag = views[f"gs.{block}"], views[f"flag.{block}"]
         shared = collectives.tied_elements(self.rank, mine.size)
         theirs, flags = self.staging.take(shared, mine.dtype), self.staging.take(1, flag.dtype)
         other = 1 - ends.rank
@@ -171,11 +171,11 @@ class GroupCollectives:
         """Each rank rounds its shard into its place of its own view; the views then exchange places."""
         views = self.rank.by_role(instruction)
         replicas = self.communicators.replicas
-        for unit in instruction.blocks:
-            place = views[f"w.{unit}"].reshape(replicas.size, -1)[replicas.rank]
+        for block in instruction.blocks:
+            place = views[f"w.{block}"].reshape(replicas.size, -1)[replicas.rank]
             self.scratch.reset()
-            self.kernels.cast(views[f"p.{unit}"], place, scratch=self.scratch)
-        yield [replicas.Iallgather(MPI.IN_PLACE, whole_bytes(views[f"w.{unit}"])) for unit in instruction.blocks]
+            self.kernels.cast(views[f"p.{block}"], place, scratch=self.scratch)
+        yield [replicas.Iallgather(MPI.IN_PLACE, whole_bytes(views[f"w.{block}"])) for block in instruction.blocks]
 
     def _sum_loss(self, instruction: Instruction) -> Phases:
         replicas = self.communicators.replicas
@@ -196,20 +196,20 @@ class GroupCollectives:
         everyone = self.communicators.everyone
         counts = self.norm_counts
         mine = [float(collectives.any_block_flag(views, instruction))]
-        for unit in instruction.blocks:
-            mine.extend(collectives.chunk_squares(self.rank, unit, views))
+        for block in instruction.blocks:
+            mine.extend(collectives.chunk_squares(self.rank, block, views))
         sizes = [1 + sum(blocks.values()) for _, blocks in counts]
-        found = self.staging.take(sum(sizes), np.float64)
-        yield [everyone.Iallgatherv(np.array(mine), (found, sizes))]
-        values = iter(found.tolist())
+        gathered = self.staging.take(sum(sizes), np.float64)
+        yield [everyone.Iallgatherv(np.array(mine), (gathered, sizes))]
+        values = iter(gathered.tolist())
         overflow = False
         stages: dict[int, dict[str, float]] = {}
         for stage, blocks in counts:
             overflow |= bool(next(values))
             totals = stages.setdefault(stage, dict.fromkeys(blocks, 0.0))
-            for unit, count in blocks.items():
+            for block, count in blocks.items():
                 for square in islice(values, count):
-                    totals[unit] += square
+                    totals[block] += square
         norm = collectives.norm_of_stages(list(stages.values()), overflow=overflow)
         self.norm = norm / float(self.rank.carried("scale")[0])
         views["norm"][0] = norm
@@ -251,20 +251,20 @@ def _staging_of(rank: Rank, instruction: Instruction, reduction: Reduction) -> i
 
 
 def _norm_counts(program: Program) -> list[tuple[int, dict[str, int]]]:
-    found = []
+    by_rank = []
     for index, stage in enumerate(program.stages):
         elements = _reduced_elements(stage)
         for replica in range(program.plan.dp):
             counts = {
-                unit: sum(1 for _ in collectives.norm_chunks(program, unit, replica, size))
-                for unit, size in elements.items()
+                block: sum(1 for _ in collectives.norm_chunks(program, block, replica, size))
+                for block, size in elements.items()
             }
-            found.append((index, counts))
-    return found
+            by_rank.append((index, counts))
+    return by_rank
 
 
 def _reduced_elements(stage: ProgramStage) -> dict[str, int]:
     """Elements of every reduced gradient that the norm reads, by block in the norm's order."""
     norm = next(instruction for instruction in stage.streams[Engine.COLLECTIVE] if instruction.variant == "norm")
     tensors = {operand.role: stage.tensors[operand.tensor] for operand in norm.operands}
-    return {unit: tensors[f"gs.{unit}"].type.elements for unit in norm.blocks}
+    return {block: tensors[f"gs.{block}"].type.elements for block in norm.blocks}

@@ -65,5 +65,5 @@ class MpiProcesses(Processes):
         """What every process gave, by number. All must call it."""
         world = self.communicators.world
         finish(world.Ibarrier())  # others may take long: wait for them without spinning
-        found: list[T] = world.allgather(value)
-        return found
+        values: list[T] = world.allgather(value)
+        return values
