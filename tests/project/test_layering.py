@@ -161,7 +161,7 @@ BAD = {
         "ratrain.targets.runtime.arena",
         "import importlib\nimport_module('..mt3000', __package__)",
     ),
-    "program to machine": ("ratrain.targets.program.rtx", "from ratrain.targets.mt3000.tiles.schedule import Level"),
+    "program to machine": ("ratrain.targets.program.rtx", "from ratrain.targets.mt3000.tiles.schedule import Memory"),
     "cost to machine": ("ratrain.targets.machine.cost", "from ..mt3000.tiles.calls import PARTS"),
     "emitter to machine, for types only": (
         "ratrain.targets.codegen.emitter",

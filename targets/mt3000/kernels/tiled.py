@@ -16,7 +16,7 @@ from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.targets.mt3000.kernels.tiled_compute import Place
 from ratrain.targets.mt3000.kernels.tiled_memory import PlaceOf, TiledMemory, memory_plan
 from ratrain.targets.mt3000.tiles.calls import PARTS, tiles_of
-from ratrain.targets.mt3000.tiles.schedule import Level, Ranges, TileSchedule
+from ratrain.targets.mt3000.tiles.schedule import Memory, Ranges, TileSchedule
 from ratrain.targets.runtime.kernels.fast import Fast
 from ratrain.targets.runtime.kernels.reference_common import quiet
 from ratrain.targets.runtime.kernels.scratch import plan_bytes
@@ -85,11 +85,11 @@ class Tiled(Fast):
         schedule = self.tiles[part]
         scratch.reset()
         gsm, am, sm = scratch.take_all(memory_plan(schedule.memories))
-        levels = {Level.GSM: gsm[None], Level.AM: am, Level.SM: sm}
+        memories = {Memory.GSM: gsm[None], Memory.AM: am, Memory.SM: sm}
         present = {name: operand for name, operand in operands.items() if operand is not None}
         for operand in schedule.operands:
             assert present[operand.name].shape == schedule.operand_shape(operand), operand.name
-        TiledMemory(schedule, present, place_of, levels, self.late).run()
+        TiledMemory(schedule, present, place_of, memories, self.late).run()
 
     @quiet
     def gemm(

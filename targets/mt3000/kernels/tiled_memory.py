@@ -16,8 +16,8 @@ from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS
 from ratrain.targets.mt3000.tiles.schedule import (
     Barrier,
     Buffer,
-    Level,
     Memories,
+    Memory,
     Ranges,
     TileSchedule,
     axis_range,
@@ -52,7 +52,7 @@ class TiledMemory:
     schedule: TileSchedule
     operands: Mapping[str, Array]
     place_of: PlaceOf
-    levels: dict[Level, NDArray[np.uint8]]
+    memories: dict[Memory, NDArray[np.uint8]]
     """bytes, [owner, capacity]"""
     late: bool = False
     """transfers copy when they are waited for instead of when they are issued: both must give the same"""
@@ -127,16 +127,16 @@ class TiledMemory:
 
     def key(self, core: int, buffer: Buffer, copy: int) -> tuple[str, int, int]:
         """Buffer, owner and copy: all cores share what is in GSM."""
-        return buffer.name, 0 if buffer.level is Level.GSM else core, copy
+        return buffer.name, 0 if buffer.memory is Memory.GSM else core, copy
 
     def tile(self, core: int, name: str, copy: int, ranges: Ranges) -> Array:
         """The part of a buffer's copy that ranges mean, counted from what it holds."""
         buffer = self.buffers[name]
-        owner = 0 if buffer.level is Level.GSM else core
+        owner = 0 if buffer.memory is Memory.GSM else core
         start = buffer.offset + copy * buffer.copy_bytes
         nbytes = prod(buffer.shape) * buffer.dtype.itemsize
         array = (
-            self.levels[buffer.level][owner, start : start + nbytes].view(_numpy(buffer.dtype)).reshape(buffer.shape)
+            self.memories[buffer.memory][owner, start : start + nbytes].view(_numpy(buffer.dtype)).reshape(buffer.shape)
         )
         held = self.held[name, owner, copy]
         tile: Array = array[tuple(slice(*axis_range(axis, ranges, held)) for axis in buffer.axes)]

@@ -12,9 +12,9 @@ from ratrain.targets.mt3000.tiles.schedule import (
     Buffer,
     Claim,
     Compute,
-    Level,
     Load,
     Loop,
+    Memory,
     Ranges,
     Statement,
     Store,
@@ -210,7 +210,7 @@ class _Core:
 
     def acts(self, buffer: Buffer) -> bool:
         """Whether this core issues and awaits the transfers of a buffer: core 0 does it for the shared ones."""
-        return buffer.level is not Level.GSM or self.core == 0
+        return buffer.memory is not Memory.GSM or self.core == 0
 
     def number(self, name: str) -> int:
         """Which load or claim of a buffer is current; 0 for what is none."""

@@ -13,8 +13,8 @@ from ratrain.targets.mt3000.tiles.schedule import (
     Axes,
     Barrier,
     Buffer,
-    Level,
     Loop,
+    Memory,
     Ranges,
     Statement,
     TileSchedule,
@@ -151,7 +151,7 @@ class _Follower:
             self.reaches(event, self.operands[event.other], self.whole)
         copy.held, copy.arriving = None, event.ranges
         self.coming[event.channel] = event
-        if buffer.level is Level.GSM:
+        if buffer.memory is Memory.GSM:
             self.fillings[buffer.name, event.number] = _Filling(event.ranges, self.phase)
 
     def read_shared(self, event: Transfer) -> None:
@@ -179,7 +179,7 @@ class _Follower:
             copy.leaving -= 1
             return
         copy.held, copy.arriving = copy.arriving, None
-        if transfer.buffer.level is Level.GSM:
+        if transfer.buffer.memory is Memory.GSM:
             self.fillings[transfer.buffer.name, transfer.number].arrived = self.phase
         if transfer.other in self.buffers:
             filling = self.fillings[transfer.other, transfer.other_number]

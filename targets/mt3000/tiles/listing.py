@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ratrain.targets.mt3000.tiles.core_program import Await, Event, Run, Transfer, core_events
-from ratrain.targets.mt3000.tiles.schedule import Barrier, Level
+from ratrain.targets.mt3000.tiles.schedule import Barrier, Memory
 
 if TYPE_CHECKING:
     from ratrain.targets.mt3000.tiles.schedule import Axes, Ranges, TileSchedule
@@ -17,10 +17,10 @@ def tile_lines(schedule: TileSchedule, steps: Sequence[str], core: int, limit: i
     memories = schedule.memories
     extents = " ".join(f"{dim}={extent}" for dim, extent in schedule.dims)
     yield f"tiles {schedule.kernel} {extents}: {memories.cores} cores; {', '.join(steps)}"
-    for level in Level:
-        buffers = [buffer for buffer in schedule.buffers if buffer.level is level]
+    for memory in Memory:
+        buffers = [buffer for buffer in schedule.buffers if buffer.memory is memory]
         used = max((buffer.end for buffer in buffers), default=0)
-        yield f"  {level.value}: {used} of {memories.capacity(level)} bytes"
+        yield f"  {memory.value}: {used} of {memories.capacity(memory)} bytes"
         for buffer in buffers:
             shape = f"{buffer.dtype.value}{list(buffer.shape)}"
             yield f"    {buffer.name} : {shape} x {buffer.copies} at {buffer.offset:#x}, channel {buffer.channel}"
@@ -38,10 +38,10 @@ def _event_text(schedule: TileSchedule, event: Event) -> str:
     match event:
         case Transfer():
             axes = event.buffer.axes
-            near = f"{event.buffer.level.value} {event.buffer.name}.{event.copy}"
-            levels = {buffer.name: buffer.level.value for buffer in schedule.buffers}
-            held = event.other in levels
-            far = f"{levels[event.other]} {event.other}.{event.other_copy}" if held else f"ddr {event.other}"
+            near = f"{event.buffer.memory.value} {event.buffer.name}.{event.copy}"
+            memory_of = {buffer.name: buffer.memory.value for buffer in schedule.buffers}
+            held = event.other in memory_of
+            far = f"{memory_of[event.other]} {event.other}.{event.other_copy}" if held else f"ddr {event.other}"
             source, target = (far, near) if event.is_load else (near, far)
             tile = _tile_text(axes, event.ranges)
             return f"move {source} -> {target} [{tile}] {event.nbytes} bytes, channel {event.channel}"

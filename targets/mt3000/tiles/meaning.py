@@ -9,9 +9,9 @@ from ratrain.targets.mt3000.tiles.schedule import (
     Axes,
     Barrier,
     Compute,
-    Level,
     Load,
     Loop,
+    Memory,
     Statement,
     Store,
     TileSchedule,
@@ -59,7 +59,7 @@ class _Meaning:
     shared: set[str] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.shared = {buffer.name for buffer in self.schedule.buffers if buffer.level is Level.GSM}
+        self.shared = {buffer.name for buffer in self.schedule.buffers if buffer.memory is Memory.GSM}
         self.axes = {operand.name: operand.axes for operand in self.schedule.operands}
         self.axes |= {buffer.name: buffer.axes for buffer in self.schedule.buffers}
 

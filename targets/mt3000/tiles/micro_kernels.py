@@ -1,8 +1,8 @@
-"""The micro-kernels a tile schedule may run, with the levels their buffers must be in.
+"""The micro-kernels a tile schedule may run, with the memories their buffers must be in.
 
-Signatures: what is written, then what is read, as `name:levels`, with `=` where the whole tile is made anew, `~` where what was there is
-changed, `*` where there may be any number. Levels: `a` AM, `s` SM. Names are those of the arguments in
-`ratrain.targets.mt3000.kernels.tiled_compute`; scores are [keys, queries] or [queries, keys].
+Signatures: what is written, then what is read, as `name:memories`, with `=` where the whole tile is made anew, `~` where
+what was there is changed, `*` where there may be any number. Memories: `a` AM, `s` SM. Names are those of the arguments
+in `ratrain.targets.mt3000.kernels.tiled_compute`; scores are [keys, queries] or [queries, keys].
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 
 from attrs import frozen
 
-from ratrain.targets.mt3000.tiles.schedule import Level
+from ratrain.targets.mt3000.tiles.schedule import Memory
 
-_LEVELS = {"a": Level.AM, "s": Level.SM}
+_MEMORIES = {"a": Memory.AM, "s": Memory.SM}
 _TEXT = re.compile(r"(\w+):([as]+)([=~]?)(\*?)")
 
 
@@ -22,7 +22,7 @@ class TileArgument:
     """A buffer a micro-kernel takes."""
 
     name: str
-    levels: tuple[Level, ...]
+    memories: tuple[Memory, ...]
     mode: str
     """`=` made anew, `~` changed, empty: read"""
     repeats: bool
@@ -45,8 +45,8 @@ class MicroKernel:
 
 def _kernel(text: str) -> MicroKernel:
     arguments = [
-        TileArgument(name, tuple(_LEVELS[level] for level in levels), mode, bool(star))
-        for name, levels, mode, star in _TEXT.findall(text)
+        TileArgument(name, tuple(_MEMORIES[letter] for letter in memories), mode, bool(star))
+        for name, memories, mode, star in _TEXT.findall(text)
     ]
     return MicroKernel(tuple(a for a in arguments if a.mode), tuple(a for a in arguments if not a.mode))
 

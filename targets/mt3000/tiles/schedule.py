@@ -35,8 +35,8 @@ COPY_ALIGNMENT = 64
 """Bytes: copies of buffers start at multiples of it."""
 
 
-class Level(Enum):
-    """Where a buffer lies."""
+class Memory(Enum):
+    """The on-chip memory a buffer lies in."""
 
     GSM = "gsm"
     AM = "am"
@@ -52,9 +52,9 @@ class Memories:
     am_bytes: int
     sm_bytes: int
 
-    def capacity(self, level: Level) -> int:
-        """Bytes of a level: of the cluster for GSM, of one core elsewhere."""
-        return {Level.GSM: self.gsm_bytes, Level.AM: self.am_bytes, Level.SM: self.sm_bytes}[level]
+    def capacity(self, memory: Memory) -> int:
+        """Bytes of a memory: of the cluster for GSM, of one core elsewhere."""
+        return {Memory.GSM: self.gsm_bytes, Memory.AM: self.am_bytes, Memory.SM: self.sm_bytes}[memory]
 
 
 @frozen
@@ -71,7 +71,7 @@ class Buffer:
     """`copies` arrays of `shape` that are used in turn; copy i starts at `offset` + i * `copy_bytes`, on channel `channel` + i."""
 
     name: str
-    level: Level
+    memory: Memory
     dtype: Dtype
     axes: Axes
     shape: tuple[int, ...]
@@ -197,7 +197,7 @@ class TileSchedule:
             [memories.cores, memories.gsm_bytes, memories.am_bytes, memories.sm_bytes],
             [[o.name, o.dtype.value, o.axes] for o in self.operands],
             [
-                [b.name, b.level.value, b.dtype.value, b.axes, b.shape, b.copies, b.offset, b.channel]
+                [b.name, b.memory.value, b.dtype.value, b.axes, b.shape, b.copies, b.offset, b.channel]
                 for b in self.buffers
             ],
             _nest_to_json(self.body),
@@ -287,10 +287,12 @@ def tiles_from_json(data: Any) -> TileSchedule:
     )
 
 
-def _buffer(name: Any, level: Any, dtype: Any, axes: Any, shape: Any, copies: Any, offset: Any, channel: Any) -> Buffer:
+def _buffer(
+    name: Any, memory: Any, dtype: Any, axes: Any, shape: Any, copies: Any, offset: Any, channel: Any
+) -> Buffer:
     extents = tuple(whole(extent) for extent in shape)
     places = whole(copies), whole(offset), whole(channel)
-    return Buffer(word(name), Level(level), Dtype(dtype), _axes(axes), extents, *places)
+    return Buffer(word(name), Memory(memory), Dtype(dtype), _axes(axes), extents, *places)
 
 
 def _axes(data: Any) -> Axes:

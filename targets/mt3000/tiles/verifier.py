@@ -29,9 +29,9 @@ from ratrain.targets.mt3000.tiles.schedule import (
     Buffer,
     Claim,
     Compute,
-    Level,
     Load,
     Loop,
+    Memory,
     Statement,
     Store,
     TileSchedule,
@@ -83,7 +83,7 @@ def operands_problem(schedule: TileSchedule, operands: Mapping[str, tuple[Dtype,
 
 @define(eq=False)
 class _Structure:
-    """Names, places, levels."""
+    """Names, places, memories."""
 
     schedule: TileSchedule
     buffers: dict[str, Buffer] = field(init=False)
@@ -129,13 +129,13 @@ class _Structure:
                 yield f"'{buffer.name}' of shape {list(buffer.shape)} has {len(buffer.axes)} axes"
             elif not 1 <= buffer.copies <= _MOST_COPIES or buffer.offset % COPY_ALIGNMENT:
                 yield f"'{buffer.name}' has {buffer.copies} copies from byte {buffer.offset} on"
-            elif buffer.end > memories.capacity(buffer.level):
-                room = memories.capacity(buffer.level)
-                yield f"'{buffer.name}' ends at byte {buffer.end} of the {room} of {buffer.level.value}"
-        for level in Level:
-            spans = sorted((b.offset, b.end, b.name) for b in self.schedule.buffers if b.level is level)
+            elif buffer.end > memories.capacity(buffer.memory):
+                room = memories.capacity(buffer.memory)
+                yield f"'{buffer.name}' ends at byte {buffer.end} of the {room} of {buffer.memory.value}"
+        for memory in Memory:
+            spans = sorted((b.offset, b.end, b.name) for b in self.schedule.buffers if b.memory is memory)
             yield from (
-                f"'{name}' and '{other}' share bytes of {level.value}"
+                f"'{name}' and '{other}' share bytes of {memory.value}"
                 for (_, end, name), (start, _, other) in pairwise(spans)
                 if start < end
             )
@@ -176,14 +176,14 @@ class _Structure:
         if source not in self.buffers:
             return f"there is no '{source}' to load '{buffer.name}' from"
         held = self.buffers[source]
-        if held.level is not Level.GSM or buffer.level is Level.GSM:
+        if held.memory is not Memory.GSM or buffer.memory is Memory.GSM:
             return (
-                f"there is no transfer from {held.level.value} to {buffer.level.value}: '{source}' to '{buffer.name}'"
+                f"there is no transfer from {held.memory.value} to {buffer.memory.value}: '{source}' to '{buffer.name}'"
             )
         return self.goes(buffer, source, held.axes, held.dtype)
 
     def store(self, buffer: Buffer, target: str) -> str | None:
-        if target not in self.operands or buffer.level is not Level.AM:
+        if target not in self.operands or buffer.memory is not Memory.AM:
             return f"'{buffer.name}' cannot be stored in '{target}'"
         dtype = next(o.dtype for o in self.schedule.operands if o.name == target)
         return self.goes(buffer, target, self.operands[target], dtype)
@@ -204,8 +204,8 @@ class _Structure:
         for argument, name in zip(arguments, names, strict=True):
             if name not in self.buffers:
                 return self.unknown(name)
-            if self.buffers[name].level not in argument.levels:
-                return f"'{compute.kernel}' cannot take '{name}' from {self.buffers[name].level.value}"
+            if self.buffers[name].memory not in argument.memories:
+                return f"'{compute.kernel}' cannot take '{name}' from {self.buffers[name].memory.value}"
         if len({*names}) < len(names):
             return f"'{compute.kernel}' takes a buffer twice: {', '.join(names)}"
         for name in compute.writes[: _SUMS.get(compute.kernel, 0)]:

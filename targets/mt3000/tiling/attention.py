@@ -27,10 +27,10 @@ from ratrain.targets.mt3000.tiles.schedule import (
     Barrier,
     Claim,
     Compute,
-    Level,
     Load,
     Loop,
     Memories,
+    Memory,
     Statement,
     Store,
     TiledOperand,
@@ -187,7 +187,7 @@ class _Builder:
         names = []
         for operand in part.streams:
             axes = ((part.streamed,), heads)
-            layout.add(f"{operand}_panel", Level.GSM, self.shape.dtype, axes, (tiles.chunk, width), copies=copies)
+            layout.add(f"{operand}_panel", Memory.GSM, self.shape.dtype, axes, (tiles.chunk, width), copies=copies)
             names.append((f"{operand}_panel", operand))
         loads = (Load(panel, operand, copies - 1) for panel, operand in names)
         return (Barrier(), *loads, *(Wait(panel) for panel, _ in names), Barrier())
@@ -198,14 +198,14 @@ class _Builder:
         shape = (self.tiles.strip, self.shape.head_dim)
         names = [f"{operand}_strip" for operand in self.part.streams]
         for name in names:
-            self.layout.add(name, Level.SM, self.shape.dtype, axes, shape, copies=2)
+            self.layout.add(name, Memory.SM, self.shape.dtype, axes, shape, copies=2)
         loads = (Load(name, name.replace("strip", "panel"), 1) for name in names)
         return (*loads, *(Wait(name) for name in names))
 
     def hold(self, operand: str) -> tuple[Statement, ...]:
         """Load a block of what is held and transpose it: `operand`_held is [head_dim, rows]."""
         rows, d, dtype = self.tiles.held, self.shape.head_dim, self.shape.dtype
-        tile = self.layout.add(f"{operand}_tile", Level.AM, dtype, ((self.part.held,), ("d",)), (rows, d), copies=2)
+        tile = self.layout.add(f"{operand}_tile", Memory.AM, dtype, ((self.part.held,), ("d",)), (rows, d), copies=2)
         held = self.am(f"{operand}_held", dtype, "d", self.part.held)
         return (Load(tile, operand, 1), Wait(tile), Compute("transpose", (held,), (tile,)))
 
@@ -213,7 +213,7 @@ class _Builder:
         """A buffer in AM that only computation uses."""
         sizes = {"d": self.shape.head_dim, self.part.held: self.tiles.held, self.part.streamed: self.tiles.strip}
         axes = tuple((dim,) for dim in dims)
-        return self.layout.add(name, Level.AM, dtype, axes, tuple(sizes[dim] for dim in dims), transfers=False)
+        return self.layout.add(name, Memory.AM, dtype, axes, tuple(sizes[dim] for dim in dims), transfers=False)
 
     def product(self, out: str, scalars: str, vectors: str, *, adds: bool = False) -> Compute:
         return Compute("add_product" if adds else "product", (out,), (scalars, vectors), self.tiles.micro)
@@ -222,12 +222,12 @@ class _Builder:
         """Round a sum [head_dim, rows], transposed back, and store it."""
         rows, d = self.tiles.held, self.shape.head_dim
         axes: Axes = ((self.part.held,), ("d",))
-        tile = self.layout.add(f"{operand}_result", Level.AM, self.shape.dtype, axes, (rows, d), copies=2)
+        tile = self.layout.add(f"{operand}_result", Memory.AM, self.shape.dtype, axes, (rows, d), copies=2)
         return (Claim(tile), Wait(tile), Compute(compute, (tile,), sources), Store(tile, operand))
 
-    def row(self, operand: str, dim: str, size: int, level: Level = Level.AM) -> str:
+    def row(self, operand: str, dim: str, size: int, memory: Memory = Memory.AM) -> str:
         """A buffer for one float32 a row."""
-        return self.layout.add(f"{operand}_row", level, Dtype.F32, ((dim,),), (size,), copies=2)
+        return self.layout.add(f"{operand}_row", memory, Dtype.F32, ((dim,),), (size,), copies=2)
 
     def forward(self) -> tuple[tuple[Statement, ...], tuple[Statement, ...], tuple[Statement, ...]]:
         half, single, rows = self.shape.dtype, Dtype.F32, self.tiles.held
@@ -257,7 +257,7 @@ class _Builder:
 
     def query_gradient(self) -> tuple[tuple[Statement, ...], tuple[Statement, ...], tuple[Statement, ...]]:
         half, single, rows, d = self.shape.dtype, Dtype.F32, self.tiles.held, self.shape.head_dim
-        o_tile = self.layout.add("o_tile", Level.AM, half, (("q",), ("d",)), (rows, d), copies=2)
+        o_tile = self.layout.add("o_tile", Memory.AM, half, (("q",), ("d",)), (rows, d), copies=2)
         lse, delta = self.row("lse", "q", rows), self.row("delta", "q", rows)
         gradient = self.am("dq_sum", single, "d", "q")
         before = (
@@ -284,7 +284,7 @@ class _Builder:
             *self.hold("v"),
             *(Compute("zero", (dk,), ()), Compute("zero", (dv,), ())),
         )
-        rows = [self.row(name, "q", self.tiles.strip, Level.SM) for name in _ROW_OPERANDS]
+        rows = [self.row(name, "q", self.tiles.strip, Memory.SM) for name in _ROW_OPERANDS]
         inside = (
             *self.strips(),
             *(Load(row, name, 1) for row, name in zip(rows, _ROW_OPERANDS, strict=True)),

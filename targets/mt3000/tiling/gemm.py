@@ -18,10 +18,10 @@ from ratrain.targets.mt3000.tiles.schedule import (
     Barrier,
     Claim,
     Compute,
-    Level,
     Load,
     Loop,
     Memories,
+    Memory,
     Statement,
     Store,
     TiledOperand,
@@ -106,19 +106,19 @@ def _layout(shape: GemmShape, tiles: GemmTiles, memories: Memories) -> Layout:
     panel, strip = (
         _sizes(shape.a_axes, m=m, k=k) for m, k in ((tiles.rows * tiles.m, tiles.panel_k), (tiles.strip_m, tiles.k))
     )
-    layout.add("a_panel", Level.GSM, shape.a, shape.a_axes, panel, copies=2)
+    layout.add("a_panel", Memory.GSM, shape.a, shape.a_axes, panel, copies=2)
     if tiles.rows > 1:
         b_panel = _sizes(shape.b_axes, k=tiles.panel_k, n=tiles.columns * tiles.n)
-        layout.add("b_panel", Level.GSM, shape.b, shape.b_axes, b_panel, copies=2)
-    layout.add("a_strip", Level.SM, shape.a, shape.a_axes, strip, copies=2)
-    layout.add("b_tile", Level.AM, shape.b, shape.b_axes, _sizes(shape.b_axes, k=tiles.k, n=tiles.n), copies=2)
+        layout.add("b_panel", Memory.GSM, shape.b, shape.b_axes, b_panel, copies=2)
+    layout.add("a_strip", Memory.SM, shape.a, shape.a_axes, strip, copies=2)
+    layout.add("b_tile", Memory.AM, shape.b, shape.b_axes, _sizes(shape.b_axes, k=tiles.k, n=tiles.n), copies=2)
     if shape.trans_b:
-        layout.add("b_turned", Level.AM, shape.b, (("k",), ("n",)), (tiles.k, tiles.n), transfers=False)
-    layout.add("sum", Level.AM, shape.accumulator, _C, (tiles.m, tiles.n), transfers=False)
-    layout.add("result", Level.AM, shape.out, _C, (tiles.result_m, tiles.n), copies=2)
+        layout.add("b_turned", Memory.AM, shape.b, (("k",), ("n",)), (tiles.k, tiles.n), transfers=False)
+    layout.add("sum", Memory.AM, shape.accumulator, _C, (tiles.m, tiles.n), transfers=False)
+    layout.add("result", Memory.AM, shape.out, _C, (tiles.result_m, tiles.n), copies=2)
     for name, dtype in shape.added:
         sizes = (tiles.n,) if name == "bias" else (tiles.result_m, tiles.n)
-        layout.add(f"{name}_tile", Level.AM, dtype, _BIAS if name == "bias" else _C, sizes, copies=2)
+        layout.add(f"{name}_tile", Memory.AM, dtype, _BIAS if name == "bias" else _C, sizes, copies=2)
     return layout
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from ratrain.targets.mt3000.tiles.schedule import Axes, Buffer, Level, Memories
+from ratrain.targets.mt3000.tiles.schedule import Axes, Buffer, Memories, Memory
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.types import Dtype
@@ -18,13 +18,13 @@ class Layout:
 
     memories: Memories
     buffers: list[Buffer] = field(factory=list)
-    used: dict[Level, int] = field(factory=lambda: dict.fromkeys(Level, 0))
+    used: dict[Memory, int] = field(factory=lambda: dict.fromkeys(Memory, 0))
     channels: int = 0
 
     def add(
         self,
         name: str,
-        level: Level,
+        memory: Memory,
         dtype: Dtype,
         axes: Axes,
         shape: tuple[int, ...],
@@ -33,13 +33,13 @@ class Layout:
         transfers: bool = True,
     ) -> str:
         """Place a buffer behind those before it; its name. One without `transfers` takes no channel."""
-        buffer = Buffer(name, level, dtype, axes, shape, copies, self.used[level], self.channels if transfers else 0)
+        buffer = Buffer(name, memory, dtype, axes, shape, copies, self.used[memory], self.channels if transfers else 0)
         self.buffers.append(buffer)
-        self.used[level] = buffer.end
+        self.used[memory] = buffer.end
         self.channels += copies if transfers else 0
         return name
 
     @property
     def fits(self) -> bool:
         """Whether everything lies within its memory."""
-        return all(self.used[level] <= self.memories.capacity(level) for level in Level)
+        return all(self.used[memory] <= self.memories.capacity(memory) for memory in Memory)

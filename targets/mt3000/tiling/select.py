@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @frozen
 class TiledCall:
-    """What a kernel call costs by its tiles: seconds alone, bytes that cross DDR, bytes by (source level, destination level)."""
+    """What a kernel call costs by its tiles: seconds alone, bytes across DDR, bytes by (source, destination) memory."""
 
     seconds: float
     ddr_bytes: int

@@ -21,9 +21,9 @@ from ratrain.targets.mt3000.tiles.schedule import (
     Barrier,
     Buffer,
     Compute,
-    Level,
     Load,
     Loop,
+    Memory,
     Statement,
     Store,
     TileSchedule,
@@ -55,7 +55,7 @@ _EXPONENTIALS = ("softmax", "score_gradient")
 
 @frozen
 class TileTime:
-    """What a schedule takes when it has the cluster to itself. Seconds; bytes by (source level, destination level)."""
+    """What a schedule takes when it has the cluster to itself. Seconds; bytes by (source, destination) memory."""
 
     seconds: float
     fill_seconds: float
@@ -116,7 +116,7 @@ class _Seconds:
 
 @define(eq=False)
 class _Section:
-    """What happens between two synchronisations: cycles of each core and its AM, bytes of the shared levels."""
+    """What happens between two synchronisations: cycles of each core and its AM, bytes of the shared memories."""
 
     core: PerCore
     am: PerCore
@@ -268,10 +268,10 @@ class _Walk:
     def transfer(self, buffer: Buffer, other: str, spans: _Spans, times: PerCore, *, is_load: bool) -> None:
         nbytes = times * self.sizes(buffer.axes, spans) * buffer.dtype.itemsize
         calls = times
-        if buffer.level is Level.GSM:  # core 0 moves it for all
+        if buffer.memory is Memory.GSM:  # core 0 moves it for all
             nbytes, calls = nbytes[:1], np.concatenate([times[:1], np.zeros(len(times) - 1)])
-        near = buffer.level.value
-        far = self.buffers[other].level.value if other in self.buffers else "ddr"
+        near = buffer.memory.value
+        far = self.buffers[other].memory.value if other in self.buffers else "ddr"
         pair = (far, near) if is_load else (near, far)
         total = float(nbytes.sum())
         self.transfers[pair] = self.transfers.get(pair, 0) + round(total * self.repeats)
@@ -369,4 +369,4 @@ def _first_bytes(schedule: TileSchedule, buffer: Buffer, cluster: Cluster) -> fl
         min(extent, prod(schedule.extent(dim) for dim in axis))
         for extent, axis in zip(buffer.shape, buffer.axes, strict=True)
     ]
-    return prod(shape) * buffer.dtype.itemsize * (1 if buffer.level is Level.GSM else cluster.cores)
+    return prod(shape) * buffer.dtype.itemsize * (1 if buffer.memory is Memory.GSM else cluster.cores)

@@ -15,9 +15,9 @@ from ratrain.targets.mt3000.tiles.schedule import (
     Barrier,
     Claim,
     Compute,
-    Level,
     Load,
     Loop,
+    Memory,
     Ranges,
     Statement,
     Store,
@@ -104,9 +104,9 @@ def test_no_buffer_can_shrink_move_or_lose_a_copy(name: str) -> None:
             buffers[number] = evolve(buffers[number], **fields)
             return schedule_problem(evolve(schedule, buffers=tuple(buffers)))
 
-        assert changed(offset=schedule.memories.capacity(buffer.level) - 64) is not None
+        assert changed(offset=schedule.memories.capacity(buffer.memory) - 64) is not None
         assert changed(offset=buffer.offset + 8) is not None
-        neighbours = [b for b in schedule.buffers if b.level is buffer.level and b is not buffer]
+        neighbours = [b for b in schedule.buffers if b.memory is buffer.memory and b is not buffer]
         if neighbours:
             assert "share bytes" in (changed(offset=neighbours[0].offset) or "")
         for axis in range(len(buffer.shape)):
@@ -127,15 +127,15 @@ def results(schedule: TileSchedule) -> dict[str, list[float]]:
     inputs = {o.name: rng.integers(-2, 3, schedule.operand_shape(o)).astype(dtypes[o.dtype]) for o in schedule.operands}
     for late in (False, True):
         operands = {name: array.copy() for name, array in inputs.items()}
-        memories = [np.full(buffer.shape, 0xFF, np.uint8) for buffer in memory_plan(schedule.memories)]
-        levels = dict(zip((Level.GSM, Level.AM, Level.SM), (memories[0][None], *memories[1:]), strict=True))
+        arrays = [np.full(buffer.shape, 0xFF, np.uint8) for buffer in memory_plan(schedule.memories)]
+        memories = dict(zip((Memory.GSM, Memory.AM, Memory.SM), (arrays[0][None], *arrays[1:]), strict=True))
 
         def place(ranges: Ranges, keys_first: bool) -> Place:
             return Place(ranges["q"], ranges["k"], np.float32(0.125), np.float32(0), schedule.window, keys_first)
 
         of = place if "q" in dict(schedule.dims) else lambda _r, _k: Place((0, 0), (0, 0), np.float32(1), 0, None, True)
         with np.errstate(all="ignore"):
-            TiledMemory(schedule, operands, of, levels, late).run()
+            TiledMemory(schedule, operands, of, memories, late).run()
         found.append({name: array.astype(float).round(3).ravel().tolist() for name, array in operands.items()})
     assert found[0] == found[1]
     return found[0]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.types import Dtype
 from ratrain.targets.mt3000.tiles.core_program import Run, Transfer, core_events
-from ratrain.targets.mt3000.tiles.schedule import Level, TileSchedule, elements, tiles_from_json
+from ratrain.targets.mt3000.tiles.schedule import Memory, TileSchedule, elements, tiles_from_json
 from ratrain.targets.mt3000.tiles.verifier import schedule_problem
 from ratrain.targets.mt3000.tiling.attention import (
     PARTS,
@@ -38,13 +38,13 @@ LLAMA_7B = AttentionShape(1, 2048, 32, 32, 128, None, HALF)
 
 
 def moved(schedule: TileSchedule) -> Counter[tuple[str, str]]:
-    """Bytes by (source, destination) level, counted transfer by transfer over all cores."""
-    levels = {buffer.name: buffer.level.value for buffer in schedule.buffers}
+    """Bytes by (source, destination) memory, counted transfer by transfer over all cores."""
+    memory_of = {buffer.name: buffer.memory.value for buffer in schedule.buffers}
     found: Counter[tuple[str, str]] = Counter()
     for core in range(schedule.memories.cores):
         for event in core_events(schedule, core):
             if isinstance(event, Transfer):
-                near, far = event.buffer.level.value, levels.get(event.other, "ddr")
+                near, far = event.buffer.memory.value, memory_of.get(event.other, "ddr")
                 found[(far, near) if event.is_load else (near, far)] += event.nbytes
     return found
 
@@ -62,9 +62,9 @@ def stored(schedule: TileSchedule) -> Counter[str]:
 def check_schedule(schedule: TileSchedule, cluster: Cluster, results: tuple[str, ...]) -> None:
     assert schedule_problem(schedule) is None
     assert tiles_from_json(json.loads(json.dumps(schedule.to_json()))) == schedule
-    for level in Level:
-        used = max((buffer.end for buffer in schedule.buffers if buffer.level is level), default=0)
-        assert used <= cluster.memories.capacity(level)
+    for memory in Memory:
+        used = max((buffer.end for buffer in schedule.buffers if buffer.memory is memory), default=0)
+        assert used <= cluster.memories.capacity(memory)
     time = tile_time(schedule, cluster)
     assert time.transfers == moved(schedule)
     assert time.seconds >= max(time.core_seconds, time.am_seconds, time.gsm_seconds, time.ddr_seconds) > 0
