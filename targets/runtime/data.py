@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from attrs import define, evolve, field, frozen
@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, Note, fail
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.ops import Part
+from ratrain.targets.runtime.settings import Order
 from ratrain.targets.runtime.token_file import FileTokens, better_type, check_width, file_bytes
 
 Tokens = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32] | FileTokens
-Order = Literal["shuffled", "sequential"]
 
 TEXT_VOCABULARY = 256
 """Tokens of byte-level text."""

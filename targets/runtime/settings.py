@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import Literal, TypeAlias
 
 from attrs import frozen
 
-from ratrain.targets.runtime.data import Order
+Order: TypeAlias = Literal["shuffled", "sequential"]
+"""In which order training sequences are visited."""
 
 
 @frozen

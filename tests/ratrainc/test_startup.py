@@ -28,6 +28,18 @@ def test_help_imports_nothing_heavy(tmp_path: Path, option: str) -> None:
     assert heavy_imports(tmp_path, "-m", "ratrain", option) == []
 
 
+def test_the_help_of_no_command_imports_anything_heavy(tmp_path: Path) -> None:
+    (tmp_path / "every_help.py").write_text(
+        "import sys\n"
+        "from ratrain.ratrainc.cli import _COMMANDS, main\n"
+        "for name in _COMMANDS:\n"
+        "    assert main([name, '--help']) == 0, name\n"
+        f"    heavy = [module for module in {HEAVY} if module in sys.modules]\n"
+        "    assert not heavy, f'{name} --help imports {heavy}'\n"
+    )
+    assert heavy_imports(tmp_path, "-m", "every_help") == []
+
+
 @pytest.mark.parametrize("name", HEAVY)
 def test_a_heavy_import_is_noticed(tmp_path: Path, name: str) -> None:
     (tmp_path / "lazy.py").write_text(f"def run():\n    import {name}.core\n\nrun()\n")
