@@ -21,6 +21,7 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.files import write_lines
 from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrainc.plan_choices import PlanChoice, SearchEffort
 from ratrain.ratrainc.planner.bounds import Columns, plan_bounds
 from ratrain.ratrainc.planner.comparison import best_of_each, comparison_rows
 from ratrain.ratrainc.planner.evaluation import Evaluation, Task, evaluate, folded_micro_batches
@@ -55,6 +56,11 @@ COMPARE_SECONDS = 40.0
 CLUSTERS = (256, 512, 1024)
 SEQUENCES = 8
 """sequences a cluster in a step, as published for 7B on 256"""
+
+
+def effort(seconds: float) -> SearchEffort:
+    """A search of so long on all cores."""
+    return SearchEffort(seconds, os.cpu_count() or 1)
 
 
 def rate() -> None:
@@ -96,19 +102,19 @@ def smallest() -> None:
         published = PAPER[name]
         for levels in ((0, 1, 2, 3), (0, 1, 2)):
             start = time.perf_counter()
-            request = planning_request(load_model(name), published + 32, 8, 2048, zero_levels=levels)
-            found = smallest_clusters(request, lambda _text: None)
+            request = planning_request(load_model(name), published + 32, 8, 2048, plans=PlanChoice(zero_levels=levels))
+            fewest = smallest_clusters(request, lambda _text: None)
             text = (
                 "nothing"
-                if found.candidate is None
-                else f"{found.clusters} clusters, {shape_text(found.candidate)}, cuts {found.candidate.plan.cuts}"
+                if fewest.candidate is None
+                else f"{fewest.clusters} clusters, {shape_text(fewest.candidate)}, cuts {fewest.candidate.plan.cuts}"
             )
             print(
                 f"{name} (published {published}), ZeRO {levels}: {text}; {time.perf_counter() - start:.1f} s",
                 flush=True,
             )
-            if found.candidate is not None and 3 in levels:
-                clusters, best = found.clusters, found.candidate
+            if fewest.candidate is not None and 3 in levels:
+                clusters, best = fewest.clusters, fewest.candidate
                 head = [f"The fewest clusters on which {name} was found to fit {request.machine.name}: {clusters}."]
                 path = EXAMPLES / "smallest" / f"{name}-{clusters}.toml"
                 path.parent.mkdir(exist_ok=True)
@@ -121,9 +127,7 @@ def plan() -> None:
         for clusters in (256, 1024):
             large = name in ("qwen2.5-32b", "llama-2-70b")
             seconds = 100.0 if large else 20.0
-            request = planning_request(
-                load_model(name), clusters, SEQUENCES * clusters, 2048, seconds=seconds, jobs=os.cpu_count() or 1
-            )
+            request = planning_request(load_model(name), clusters, SEQUENCES * clusters, 2048, effort=effort(seconds))
             for kind, answer in (("quick", quick_answer(request)), ("full", Search(request).run())):
                 best = answer.best
                 text = "nothing fits" if best is None else f"{shape_text(best)} {best.seconds:.2f} s"
@@ -138,7 +142,7 @@ def plan() -> None:
 def compare() -> None:
     """The strategies on 256 clusters: each on its best plan, and all on each of three plans."""
     for name in sys.argv[2:] or ("baichuan2-13b", "qwen2.5-32b"):
-        request = planning_request(load_model(name), 256, 4096, 2048, seconds=COMPARE_SECONDS, jobs=os.cpu_count() or 1)
+        request = planning_request(load_model(name), 256, 4096, 2048, effort=effort(COMPARE_SECONDS))
         best = _each_on_its_best(name, request, COMPARED)
         pipelines = _each_on_its_best(name, evolve(request, zero_levels=(0, 1, 2)), ("baseline-1f1b", "ratrain"))
         owners = {
@@ -198,9 +202,7 @@ def examples() -> None:
     for name in wanted:
         for clusters in CLUSTERS:
             seconds = 80.0 if name in ("qwen2.5-32b", "llama-2-70b") else 20.0
-            request = planning_request(
-                load_model(name), clusters, SEQUENCES * clusters, 2048, seconds=seconds, jobs=os.cpu_count() or 1
-            )
+            request = planning_request(load_model(name), clusters, SEQUENCES * clusters, 2048, effort=effort(seconds))
             answer = Search(request).run()
             if answer.best is None:
                 print(f"{name} on {clusters}: nothing fits")

@@ -8,6 +8,7 @@ import click
 
 from ratrain.ratrainc.commands.options import (
     Source,
+    in_groups,
     jobs_option,
     json_option,
     machine_option,
@@ -15,6 +16,7 @@ from ratrain.ratrainc.commands.options import (
     refuse_idle,
     seconds_option,
 )
+from ratrain.ratrainc.plan_choices import SearchEffort
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
@@ -48,21 +50,21 @@ Examples:
     "--global-batch", type=click.IntRange(1, 1 << 20), metavar="G", help="With --plan auto: sequences of a step."
 )
 @click.option("--seq-len", type=click.IntRange(1, 1 << 20), default=2048, show_default=True, help="With --plan auto.")
-@seconds_option(20.0, "With --plan auto: search time of each.")
-@jobs_option("With --plan auto: processes.")
+@seconds_option(20.0, "With --plan auto: search time of each.", "effort_seconds")
+@jobs_option("With --plan auto: processes.", "effort_jobs")
 @click.option(
     "--strategies", "names", metavar="a,b,...", help="Strategies to compare, the first is the yardstick. Default: all."
 )
 @machine_option
 @json_option
+@in_groups(effort=SearchEffort)
 def command(
     model: str,
     plan: str,
     clusters: int | None,
     global_batch: int | None,
     seq_len: int,
-    seconds: float,
-    jobs: int,
+    effort: SearchEffort,
     names: str | None,
     machine: str | None,
     as_json: bool,
@@ -79,7 +81,7 @@ def command(
         raise click.UsageError("--clusters and --global-batch go with --plan auto; a plan file says both")
     if not automatic:
         refuse_idle("goes with --plan auto: a plan file says it", "seq_len")
-        refuse_idle("is for a search: it goes with --plan auto", "seconds", "jobs")
+        refuse_idle("is for a search: it goes with --plan auto", "effort_seconds", "effort_jobs")
     from ratrain import api
     from ratrain.ratrainc.console import print_json
     from ratrain.ratrainc.strategies import STRATEGIES, strategy
@@ -90,7 +92,7 @@ def command(
     if automatic:
         assert clusters is not None
         assert global_batch is not None
-        rows = _each_on_its_best(model, chosen, target, clusters, global_batch, seq_len, seconds, jobs)
+        rows = _each_on_its_best(model, chosen, target, clusters, global_batch, seq_len, effort)
     else:
         config, resolved = api.resolved(model, plan)
         chosen = _of_one_schedule(resolved, plan, chosen, named=names is not None)
@@ -128,15 +130,15 @@ def _on_one_plan(
     from ratrain.ratrainc.console import progress
     from ratrain.ratrainc.levers import Setting, try_setting
 
-    found = []
+    outcomes = []
     with progress(len(chosen), "comparing") as (bar, task):
         for item in chosen:
             adapted = item.adapted(resolved)
             outcome = try_setting(Setting(config, adapted, item.passes, target), item.name)
             assert outcome is not None, "the plan was checked, and ZeRO 3 goes with every plan"
-            found.append(outcome)
+            outcomes.append(outcome)
             bar.update(task, advance=1)
-    return [_row(outcome, found[0], resolved.tokens_per_step) for outcome in found]
+    return [_row(outcome, outcomes[0], resolved.tokens_per_step) for outcome in outcomes]
 
 
 def _each_on_its_best(
@@ -146,8 +148,7 @@ def _each_on_its_best(
     clusters: int,
     global_batch: int,
     seq_len: int,
-    seconds: float,
-    jobs: int,
+    effort: SearchEffort,
 ) -> list[dict[str, Any]]:
     from ratrain.ratrain_ir.frontend.model_config import load_model
     from ratrain.ratrainc.console import progress
@@ -160,8 +161,7 @@ def _each_on_its_best(
         global_batch,
         seq_len,
         machine=target,
-        seconds=seconds,
-        jobs=jobs,
+        effort=effort,
     )
     with progress(None, "planning") as (bar, task):
         answers = best_of_each(request, chosen, lambda text: bar.update(task, advance=1, status=text))

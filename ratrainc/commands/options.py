@@ -110,8 +110,8 @@ class Result(FilePath):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The path as it was given; a usage error where a file of another kind would be lost."""
         path = super().convert(value, param, ctx)
-        found = _status(path)
-        if not self.endings or found is None or not stat.S_ISREG(found.st_mode):
+        status = _status(path)
+        if not self.endings or status is None or not stat.S_ISREG(status.st_mode):
             return path
         ending = os.path.splitext(os.path.realpath(path))[1].lower()  # noqa: PTH122
         if ending in _ENDINGS and ending not in self.endings:
@@ -135,10 +135,10 @@ def _would_replace(one: FilePath, path: str, other: FilePath, place: str) -> boo
 
 def _is_one_file(path: str, other: str) -> bool:
     """Whether two paths lead to one file, through whatever links, or would make one. Devices and directories are never replaced."""
-    found, others = _status(path), _status(other)
-    if found is None or others is None:
-        return found is others and "\0" not in path + other and os.path.realpath(path) == os.path.realpath(other)
-    return stat.S_ISREG(found.st_mode) and os.path.samestat(found, others)
+    status, other_status = _status(path), _status(other)
+    if status is None or other_status is None:
+        return status is other_status and "\0" not in path + other and os.path.realpath(path) == os.path.realpath(other)
+    return stat.S_ISREG(status.st_mode) and os.path.samestat(status, other_status)
 
 
 def _status(path: str) -> os.stat_result | None:
@@ -203,15 +203,16 @@ def steps_option(default: int, text: str, parameter: str = "steps") -> Callable[
     )
 
 
-def seconds_option(default: float, text: str) -> Callable[[F], F]:
+def seconds_option(default: float, text: str, parameter: str = "seconds") -> Callable[[F], F]:
     """`--seconds`: the time for a search."""
-    return click.option("--seconds", type=FiniteRange(min=0), default=default, show_default=True, help=text)
+    return click.option("--seconds", parameter, type=FiniteRange(min=0), default=default, show_default=True, help=text)
 
 
-def jobs_option(text: str = "Processes.") -> Callable[[F], F]:
+def jobs_option(text: str = "Processes.", parameter: str = "jobs") -> Callable[[F], F]:
     """`--jobs`: processes of a search."""
     return click.option(
         "--jobs",
+        parameter,
         type=click.IntRange(1, _MOST_JOBS),
         default=lambda: min(_MOST_JOBS, os.cpu_count() or 1),
         show_default="one a core",

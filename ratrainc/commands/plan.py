@@ -10,6 +10,7 @@ from ratrain.ratrainc.commands.options import (
     FiniteRange,
     Result,
     Source,
+    in_groups,
     jobs_option,
     json_option,
     machine_option,
@@ -18,6 +19,7 @@ from ratrain.ratrainc.commands.options import (
     refuse_idle,
     seconds_option,
 )
+from ratrain.ratrainc.plan_choices import PlanChoice, Questions, SearchEffort, StepSize
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
@@ -44,19 +46,34 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 
 @click.command(epilog=_EPILOG)
 @model_option(required=True)
-@click.option("--clusters", type=click.IntRange(1, 1 << 16), required=True, metavar="N", help="Clusters there are.")
+@click.option(
+    "--clusters",
+    "size_clusters",
+    type=click.IntRange(1, 1 << 16),
+    required=True,
+    metavar="N",
+    help="Clusters there are.",
+)
 @click.option(
     "--global-batch",
+    "size_global_batch",
     type=click.IntRange(1, 1 << 20),
     metavar="SEQS",
     help="Sequences of a step; only --smallest needs none.",
 )
 @click.option(
-    "--seq-len", type=click.IntRange(1, 1 << 20), default=2048, show_default=True, metavar="S", help="Tokens of each."
+    "--seq-len",
+    "size_seq_len",
+    type=click.IntRange(1, 1 << 20),
+    default=2048,
+    show_default=True,
+    metavar="S",
+    help="Tokens of each.",
 )
-@click.option("--strategy", "strategy_name", metavar="S", help="Plan for this strategy. Default: ratrain.")
+@click.option("--strategy", "plans_strategy", metavar="S", help="Plan for this strategy. Default: ratrain.")
 @click.option(
     "--zero",
+    "plans_zero_levels",
     default="0,1,2,3",
     show_default=True,
     callback=_levels,
@@ -64,18 +81,31 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     help="ZeRO levels to choose from.",
 )
 @click.option(
-    "--like", type=Source("plan"), metavar="P.toml", help="Take dtypes, chunks and the optimizer from this plan."
+    "--like",
+    "plans_like",
+    type=Source("plan"),
+    metavar="P.toml",
+    help="Take dtypes, chunks and the optimizer from this plan.",
 )
 @click.option("--quick", is_flag=True, help="Closed forms only: an estimate and its gap within seconds.")
 @click.option("--smallest", is_flag=True, help="Find the fewest clusters, up to N, on which a plan fits, and the plan.")
-@click.option("--exhaustive", is_flag=True, help="Go on until the bounds prove that nothing is left to gain.")
-@seconds_option(25.0, "Time for the search.")
-@jobs_option()
-@click.option("--tokens", type=FiniteRange(min=1), metavar="N", help="Say what training on N tokens takes.")
-@click.option("--robust", is_flag=True, help="Say how well the best plans withstand a slow stage and jitter.")
+@click.option(
+    "--exhaustive", "effort_exhaustive", is_flag=True, help="Go on until the bounds prove that nothing is left to gain."
+)
+@seconds_option(25.0, "Time for the search.", "effort_seconds")
+@jobs_option(parameter="effort_jobs")
+@click.option(
+    "--tokens", "questions_tokens", type=FiniteRange(min=1), metavar="N", help="Say what training on N tokens takes."
+)
+@click.option(
+    "--robust",
+    "questions_robust",
+    is_flag=True,
+    help="Say how well the best plans withstand a slow stage and jitter.",
+)
 @click.option(
     "--what-if",
-    "what_ifs",
+    "questions_what_ifs",
     multiple=True,
     metavar="ddr=16GiB,link=7.4GB/s",
     help="Plan again for a machine changed like this; may be repeated. With -o once: that plan is written, and the changed machine beside it.",
@@ -90,22 +120,15 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 )
 @machine_option
 @json_option
+@in_groups(size=StepSize, plans=PlanChoice, effort=SearchEffort, questions=Questions)
 def command(
     model: str,
-    clusters: int,
-    global_batch: int | None,
-    seq_len: int,
-    strategy_name: str | None,
-    zero: tuple[int, ...],
-    like: str | None,
+    size: StepSize,
     quick: bool,
     smallest: bool,
-    exhaustive: bool,
-    seconds: float,
-    jobs: int,
-    tokens: float | None,
-    robust: bool,
-    what_ifs: tuple[str, ...],
+    plans: PlanChoice,
+    effort: SearchEffort,
+    questions: Questions,
     output: str | None,
     machine: str | None,
     as_json: bool,
@@ -114,22 +137,19 @@ def command(
 
     Bounds rule plans out; what is left is compiled, placed under the capacity and simulated. All times are simulated.
     """
-    if quick + smallest + exhaustive > 1:
+    if quick + smallest + effort.exhaustive > 1:
         raise click.UsageError("--quick, --smallest and --exhaustive exclude one another")
     if quick:
-        refuse_idle("is for a search: it does not go with --quick", "seconds", "jobs", "robust")
-    if exhaustive:
-        refuse_idle("ends a search that --exhaustive does not end", "seconds")
+        refuse_idle("is for a search: it does not go with --quick", "effort_seconds", "effort_jobs", "questions_robust")
+    if effort.exhaustive:
+        refuse_idle("ends a search that --exhaustive does not end", "effort_seconds")
     if smallest:
-        idle = ("global_batch", "tokens", "robust", "what_ifs", "seconds", "jobs")
+        asked = ("questions_tokens", "questions_robust", "questions_what_ifs")
+        idle = ("size_global_batch", *asked, "effort_seconds", "effort_jobs")
         refuse_idle("does not go with --smallest, which looks for bytes alone", *idle)
-    if global_batch is None and not smallest:
+    if size.global_batch is None and not smallest:
         raise click.UsageError("--global-batch is missing")
-    if smallest:
-        _refuse_with_smallest(global_batch, tokens, what_ifs, robust=robust)
-    if quick and robust:
-        raise click.UsageError("--robust disturbs simulated steps: --quick simulates none")
-    if output is not None and len(what_ifs) > 1:
+    if output is not None and len(questions.what_ifs) > 1:
         raise click.UsageError(
             "-o writes one plan: give one --what-if with it, or none for the plan of the machine as it is"
         )
@@ -141,29 +161,27 @@ def command(
     from ratrain.ratrainc.planner.requests import planning_request
     from ratrain.ratrainc.planner.scenarios import scenario_json, show_scenarios
 
-    changed_file = _machine_beside(output) if output is not None and what_ifs else None
+    changed_file = _machine_beside(output) if output is not None and questions.what_ifs else None
     if changed_file is not None:
         check_writable(changed_file)
     request = planning_request(
         load_model(model),
-        clusters,
-        global_batch or clusters,
-        seq_len,
+        size.clusters,
+        size.global_batch or size.clusters,
+        size.seq_len,
         machine=machine,
-        strategy_name=strategy_name,
-        like=like,
-        seconds=float("inf") if exhaustive else seconds,
-        jobs=jobs,
-        exhaustive=exhaustive,
-        robust=robust,
-        zero_levels=zero,
+        plans=plans,
+        effort=effort,
+        robust=questions.robust,
     )
     if request.strategy.zero is not None:
-        refuse_idle(f"does not go with the strategy '{request.strategy.name}', which sets the level", "zero")
+        refuse_idle(
+            f"does not go with the strategy '{request.strategy.name}', which sets the level", "plans_zero_levels"
+        )
     if smallest:
         _smallest(request, model, output, machine, as_json=as_json)
         return
-    changes = [(text, parse_changes(text, request.machine)) for text in what_ifs]
+    changes = [(text, parse_changes(text, request.machine)) for text in questions.what_ifs]
     answer = _answer(request, quick=quick)
     if answer.best is None:
         no_plan(answer)
@@ -172,32 +190,18 @@ def command(
     if output is not None:
         _write(written, model, output, changed_file or machine, changed_file)
     if as_json:
-        what_if = {"what_if": [scenario_json(s, tokens) for s in scenarios]} if scenarios else {}
+        what_if = {"what_if": [scenario_json(s, questions.tokens) for s in scenarios]} if scenarios else {}
         outputs = {"output": output} | ({"machine_output": changed_file} if changed_file is not None else {})
-        print_json(answer_json(answer, tokens) | what_if | outputs)
+        print_json(answer_json(answer, questions.tokens) | what_if | outputs)
         return
-    show_answer(answer, tokens)
+    show_answer(answer, questions.tokens)
     if scenarios:
-        show_scenarios(answer, scenarios, tokens)
+        show_scenarios(answer, scenarios, questions.tokens)
     if output is not None:
         echo(
             f"wrote {output}"
-            + (f", the plan of {what_ifs[0]}, and {changed_file}, that machine" if changed_file else "")
+            + (f", the plan of {questions.what_ifs[0]}, and {changed_file}, that machine" if changed_file else "")
         )
-
-
-def _refuse_with_smallest(
-    global_batch: int | None, tokens: float | None, what_ifs: tuple[str, ...], *, robust: bool
-) -> None:
-    given = {
-        "--global-batch": global_batch,
-        "--tokens": tokens,
-        "--what-if": what_ifs or None,
-        "--robust": robust or None,
-    }
-    for option, value in given.items():
-        if value is not None:
-            raise click.UsageError(f"{option} asks about one step on given clusters: --smallest has none")
 
 
 def _machine_beside(output: str) -> str:
@@ -251,14 +255,14 @@ def _smallest(request: Request, model: str, output: str | None, machine: str | N
     from ratrain.ratrainc.planner.smallest import SEQUENCES, smallest_clusters
 
     with progress(request.clusters, "fewest clusters") as (bar, task):
-        found = smallest_clusters(request, lambda text: bar.update(task, advance=1, status=text))
-    clusters, best = found.clusters, found.candidate
+        fewest = smallest_clusters(request, lambda text: bar.update(task, advance=1, status=text))
+    clusters, best = fewest.clusters, fewest.candidate
     if clusters is None or best is None:
-        known = "fits" if not found.unproven else "was found that fits"
+        known = "fits" if not fewest.unproven else "was found that fits"
         fail(
             "RT053",
             f"no plan of {request.model.name} {known} {request.clusters} clusters or fewer, at {SEQUENCES} sequences each",
-            notes=[Note(_of_fewer(found))],
+            notes=[Note(_of_fewer(fewest))],
             help="allow more clusters",
         )
     if output is not None:
@@ -267,14 +271,14 @@ def _smallest(request: Request, model: str, output: str | None, machine: str | N
         head = [
             f"The fewest clusters on which {request.model.name} was found to fit {request.machine.name}: {clusters}."
         ]
-        head += [f"{_of_fewer(found)}."] if _of_fewer(found) else []
+        head += [f"{_of_fewer(fewest)}."] if _of_fewer(fewest) else []
         write_lines(output, plan_text(best, model, head, machine).splitlines())
     if as_json:
         print_json(
             {
                 "model": request.model.name,
                 "clusters": clusters,
-                "unproven_clusters": list(found.unproven),
+                "unproven_clusters": list(fewest.unproven),
                 "plan": candidate_json(best, clusters, None),
                 "output": output,
             }
@@ -283,15 +287,15 @@ def _smallest(request: Request, model: str, output: str | None, machine: str | N
     say(
         f"{request.model.name} fits {clusters} clusters: {shape_text(best)}, cuts {list(best.plan.cuts)}, highest peak {size_text(best.peak_bytes)}"
     )
-    if _of_fewer(found):
-        say(_of_fewer(found))
+    if _of_fewer(fewest):
+        say(_of_fewer(fewest))
     if output is not None:
         echo(f"wrote {output}")
 
 
-def _of_fewer(found: Smallest) -> str:
+def _of_fewer(fewest: Smallest) -> str:
     """What is known of the numbers of clusters that were passed over; empty where there are none."""
-    if found.unproven:
-        numbers = ", ".join(map(str, found.unproven))
+    if fewest.unproven:
+        numbers = ", ".join(map(str, fewest.unproven))
         return f"On {numbers} the roomiest shapes could not be placed and others were not tried: that none fits is not proved"
-    return "" if found.clusters == 1 else "On all fewer, bounds on bytes rule out every plan"
+    return "" if fewest.clusters == 1 else "On all fewer, bounds on bytes rule out every plan"

@@ -9,6 +9,7 @@ import click
 from ratrain.ratrainc.commands.options import (
     Result,
     Source,
+    in_groups,
     jobs_option,
     json_option,
     machine_option,
@@ -17,6 +18,7 @@ from ratrain.ratrainc.commands.options import (
     refuse_idle,
     seconds_option,
 )
+from ratrain.ratrainc.plan_choices import PlanChoice, SearchEffort
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
@@ -62,9 +64,9 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     metavar="P.toml",
     help="Keep this plan's stages and only add replicas. Default: plan anew each time.",
 )
-@click.option("--strategy", "strategy_name", metavar="S", help="Default: ratrain.")
-@seconds_option(20.0, "Search time of each point.")
-@jobs_option()
+@click.option("--strategy", "plans_strategy", metavar="S", help="Default: ratrain.")
+@seconds_option(20.0, "Search time of each point.", "effort_seconds")
+@jobs_option(parameter="effort_jobs")
 @click.option(
     "--plot",
     type=Result("picture", ".svg", ".png"),
@@ -74,15 +76,15 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 )
 @machine_option
 @json_option
+@in_groups(plans=PlanChoice, effort=SearchEffort)
 def command(
     model: str,
     clusters: list[int],
     sequences_per_cluster: int,
     seq_len: int,
     plan: str | None,
-    strategy_name: str | None,
-    seconds: float,
-    jobs: int,
+    plans: PlanChoice,
+    effort: SearchEffort,
     plot: str | None,
     machine: str | None,
     as_json: bool,
@@ -97,7 +99,7 @@ def command(
 
     if plan is not None:
         refuse_idle("does not go with --plan: the plan says it", "seq_len")
-        refuse_idle("is for a search: with --plan there is none", "seconds", "jobs")
+        refuse_idle("is for a search: with --plan there is none", "effort_seconds", "effort_jobs")
     if plot is not None:
         picture_kind(plot)
     config = load_model(model)
@@ -107,9 +109,8 @@ def command(
         clusters[0] * sequences_per_cluster,
         seq_len,
         machine=machine,
-        strategy_name=strategy_name,
-        seconds=seconds,
-        jobs=jobs,
+        plans=plans,
+        effort=effort,
     )
     fixed = load_plan(plan, config) if plan is not None else None
     if plan is not None and fixed is not None:

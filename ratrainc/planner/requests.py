@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
 from ratrain.ratrain_ir.frontend.plan_text import load_plan, place_in_plan
+from ratrain.ratrainc.plan_choices import PlanChoice, SearchEffort
 from ratrain.ratrainc.planner.answer import Request
 from ratrain.ratrainc.planner.variants import schedule_of
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
@@ -25,29 +27,26 @@ def planning_request(
     seq_len: int,
     *,
     machine: str | Machine | None = None,
-    strategy_name: str | None = None,
-    like: str | None = None,
-    seconds: float = 25.0,
-    jobs: int = 1,
-    exhaustive: bool = False,
+    plans: PlanChoice | None = None,
+    effort: SearchEffort | None = None,
     robust: bool = False,
-    zero_levels: tuple[int, ...] = (0, 1, 2, 3),
 ) -> Request:
-    """A request; `like` names a plan file whose dtypes, chunks and optimizer all plans take.
+    """A request for the best plan of a step of `global_batch` sequences, each of `seq_len` tokens, on so many clusters.
 
     Raises `DiagnosticError` for an unknown strategy or machine, a file that is no plan for the model, or one that says another
     schedule than the one plans are made for.
     """
-    chosen = strategy(strategy_name or DEFAULT_STRATEGY)
+    plans, effort = plans or PlanChoice(), effort or SearchEffort()
+    chosen = strategy(plans.strategy or DEFAULT_STRATEGY)
     template = None
-    if like is not None:
-        template = evolve(load_plan(like, model), seq_len=seq_len)
+    if plans.like is not None:
+        template = evolve(load_plan(plans.like, model), seq_len=seq_len)
         wanted = schedule_of(chosen.passes)
         refuse_contradiction(
             template,
             wanted,
             f"the planner, for the strategy '{chosen.name}',",
-            partial(place_in_plan, like, "schedule"),
+            partial(place_in_plan, plans.like, "schedule"),
         )
         template = evolve(template, schedule=None)  # what a plan says of it, it says by its strategy
     return Request(
@@ -57,10 +56,10 @@ def planning_request(
         global_batch,
         seq_len,
         chosen,
-        seconds=seconds,
-        jobs=jobs,
-        exhaustive=exhaustive,
+        seconds=inf if effort.exhaustive else effort.seconds,
+        jobs=effort.jobs,
+        exhaustive=effort.exhaustive,
         robust=robust,
-        zero_levels=zero_levels,
+        zero_levels=plans.zero_levels,
         plan_template=template,
     )

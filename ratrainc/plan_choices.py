@@ -1,0 +1,51 @@
+"""What a search for a plan is told beside its model and machine, in groups of what belongs together."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen
+class StepSize:
+    """What a step trains on, and on how many clusters."""
+
+    clusters: int
+    seq_len: int
+    """tokens of a sequence"""
+    global_batch: int | None = None
+    """sequences of a step; None: none are asked for, where only bytes count"""
+
+
+@frozen
+class PlanChoice:
+    """Which plans are looked for."""
+
+    strategy: str | None = None
+    """by name; None: the default one"""
+    zero_levels: tuple[int, ...] = (0, 1, 2, 3)
+    like: str | None = None
+    """a plan file whose dtypes, chunks and optimizer all plans take"""
+
+
+@frozen
+class SearchEffort:
+    """How long and how widely a search goes on."""
+
+    seconds: float = 25.0
+    """for the search; an exhaustive one takes as long as it needs"""
+    jobs: int = 1
+    """processes"""
+    exhaustive: bool = False
+    """until the bounds prove that nothing is left to gain"""
+
+
+@frozen
+class Questions:
+    """What is asked beside the plan."""
+
+    tokens: float | None = None
+    """what training on so many takes; None: not asked"""
+    robust: bool = False
+    """how well the best plans withstand a slow stage and jitter"""
+    what_ifs: tuple[str, ...] = ()
+    """changes of the machine to plan again for"""
