@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
+from ratrain.ratrain_ir.messages import DIRECTIONS, Direction
 from ratrain.targets.simulator.timed_run import simulate
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def disturbance_of(timeline: Timeline, figures: Figures) -> Disturbance:
         for engines in timeline.spans
         for spans in engines.values()
         for span in spans
-        if span.instruction.keyword != "recv"
+        if DIRECTIONS[span.instruction.keyword] is not Direction.IN
     }
     busiest = max(range(len(figures.stages)), key=lambda stage: figures.stages[stage].busy_seconds)
 

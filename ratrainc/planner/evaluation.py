@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrain_ir.gc import paused_gc
-from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.ops import OP_CLASSES, Engine, InputGradientOp, WeightGradientOp
 from ratrain.ratrain_ir.verifier import verify
 from ratrain.ratrainc.planner.disturbance import Disturbance, disturbance_of
 from ratrain.ratrainc.timed_plan import RefusedPlan, time_plan
@@ -27,7 +27,7 @@ from ratrain.targets.program.program_verifier import check_program
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
-    from ratrain.targets.program.program import Program
+    from ratrain.targets.program.program import Instruction, Program
     from ratrain.targets.simulator.timeline import Timeline
 
 _SMALL_PIPELINE = 8
@@ -103,9 +103,9 @@ def evaluate(task: Task) -> Evaluation:
 
 def _verify(module: Module, program: Program) -> None:
     """Raise `DiagnosticError` unless schedule and program are sound."""
-    found = Diagnostics()
-    verify(module, found)
-    found.check()
+    diagnostics = Diagnostics()
+    verify(module, diagnostics)
+    diagnostics.check()
     check_program(program)
 
 
@@ -118,7 +118,11 @@ def _pace(timeline: Timeline, plan: Plan) -> float:
     count = len(timeline.program.stages[0].streams[Engine.COMPUTE])
     ends: dict[int, float] = {}
     for span in spans[-count:]:
-        if span.instruction.keyword.startswith("backward") and span.instruction.micro_batch is not None:
+        if _is_backward(span.instruction) and span.instruction.micro_batch is not None:
             ends[span.instruction.micro_batch] = span.end
     last = plan.micro_batches - plan.pp
     return (ends[last] - ends[last - plan.pp]) / plan.pp
+
+
+def _is_backward(instruction: Instruction) -> bool:
+    return issubclass(OP_CLASSES[instruction.keyword], InputGradientOp | WeightGradientOp)
