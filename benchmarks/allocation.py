@@ -34,14 +34,14 @@ COLUMNS = (
 def row(name: str, problem: AllocationProblem, capacity: int | None) -> None:
     """Place, check and print one instance."""
     cpu = time.process_time()
-    found = allocate(problem, capacity=capacity, effort=Effort())
+    allocation = allocate(problem, capacity=capacity, effort=Effort())
     cpu = time.process_time() - cpu
-    assert not check_allocation(problem, found.offsets), name
-    missed = "" if capacity is None or found.arena_bytes <= capacity else f"  ABOVE {capacity}"
-    ratio = found.arena_bytes / found.lower_bound_bytes
+    assert not check_allocation(problem, allocation.offsets), name
+    missed = "" if capacity is None or allocation.arena_bytes <= capacity else f"  ABOVE {capacity}"
+    ratio = allocation.arena_bytes / allocation.lower_bound_bytes
     print(
-        f"{name:24} {len(problem.sizes):8} {found.lower_bound_bytes:14} {found.arena_bytes:14} {ratio:8.5f} "
-        f"{found.seconds:8.2f} {cpu:8.2f}  {found.method}{missed}",
+        f"{name:24} {len(problem.sizes):8} {allocation.lower_bound_bytes:14} {allocation.arena_bytes:14} {ratio:8.5f} "
+        f"{allocation.seconds:8.2f} {cpu:8.2f}  {allocation.method}{missed}",
         flush=True,
     )
 

@@ -138,8 +138,10 @@ def pipeline(
         if op == "F":
             saved[j, chunk] = [_forward(clock, lengths[j]) for _ in layers]
         elif op == "B":
-            found = saved.pop((j, chunk))
-            kept[j, chunk] = [_backward(clock, lengths[j], found[layer], split=split) for layer in reversed(layers)]
+            tensors_of = saved.pop((j, chunk))
+            kept[j, chunk] = [
+                _backward(clock, lengths[j], tensors_of[layer], split=split) for layer in reversed(layers)
+            ]
         else:
             for tensors in kept.pop((j, chunk)):
                 _weights(clock, tensors)

@@ -142,11 +142,11 @@ def errors(ours: Ours) -> dict[str, float]:
         exact["dq"][:, at] = ds @ k[:, of]
         exact["dk"][:, of] += ds.T @ q[:, at]
         exact["dv"][:, of] += p.T @ do[:, at]
-    found = {}
+    largest = {}
     for name, value in exact.items():
         half_ulp = np.spacing(np.maximum(np.abs(value), 2.0**-8).astype(np.float16)).astype(np.float64) / 2
-        found[name] = float((np.abs(getattr(ours, name) - value) / half_ulp).max())
-    return found
+        largest[name] = float((np.abs(getattr(ours, name) - value) / half_ulp).max())
+    return largest
 
 
 def compare(name: str, spec: AttentionSpec, threads: int, repeat: int, clock: str, *, with_torch: bool) -> None:

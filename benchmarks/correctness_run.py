@@ -143,8 +143,8 @@ def programs(plan: Plan) -> tuple[Program, Program]:
 
 def last_saved(folder: Path) -> Path | None:
     """The newest whole save of both runs, if there is one."""
-    found = [place for place in folder.glob(f"{SAVE}*") if place.name.removeprefix(SAVE).isdigit()]
-    return max(found, key=lambda place: int(place.name.removeprefix(SAVE)), default=None)
+    saves = [place for place in folder.glob(f"{SAVE}*") if place.name.removeprefix(SAVE).isdigit()]
+    return max(saves, key=lambda place: int(place.name.removeprefix(SAVE)), default=None)
 
 
 def started(task: Task, saved: Path | None) -> tuple[list[TrainingRun], list[Compared]]:
@@ -190,15 +190,15 @@ def compared(runs: Sequence[TrainingRun], first: int, stop: int) -> Iterator[tup
 
 def differing_blocks(runs: Sequence[TrainingRun]) -> list[str]:
     """Blocks of which master weights, moments or numbers of updates differ in any bit, on any rank."""
-    found = set()
+    differing = set()
     for mine, theirs in zip(*([rank for ranks in run.engine.ranks for rank in ranks] for run in runs), strict=True):
         for what, unit in mine.stage.carried:
             if (
                 what in ("p", "m1", "m2", "t")
                 and mine.carried(what, unit).tobytes() != theirs.carried(what, unit).tobytes()
             ):
-                found.add(unit)
-    return sorted({unit for units in runs[0].processes.exchange(sorted(found)) for unit in units})
+                differing.add(unit)
+    return sorted({unit for units in runs[0].processes.exchange(sorted(differing)) for unit in units})
 
 
 def main(words: Sequence[str] | None = None) -> int:

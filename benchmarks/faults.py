@@ -229,7 +229,7 @@ def rows(bench: Bench, kills: int, seed: int, only: str | None) -> Iterator[Row]
         if keyword == "send":
             stage, engine = 0, Engine.SEND
         stream = bench.stages[stage][engine.value]
-        index = choice.choice([i for i, found in enumerate(stream) if found.keyword.startswith(keyword)])
+        index = choice.choice([i for i, instruction in enumerate(stream) if instruction.keyword.startswith(keyword)])
         at = choice.randrange(SAVE_EVERY, STEPS) if step is None else step
         words = f"@{stage} replica {replica} step {at} {stream[index].title}"
         return {"stage": stage, "replica": replica, "step": at, "engine": engine.value, "index": index}, words
@@ -294,17 +294,17 @@ def main(words: list[str]) -> int:
         bench = Bench(Path(folder), path, streams)
         outcome, bench.plain = bench.run(Path(folder) / "plain")
         assert outcome.exit_code == 0, outcome.text
-        found = []
+        results = []
         if not options.json:
             print("| fault | where | exit | message after | resumed | losses equal | |")
             print("|---|---|---|---|---|---|---|", flush=True)
         for row in rows(bench, options.kills, options.seed, options.only):
-            found.append(row)
+            results.append(row)
             if not options.json:
                 show(row)
     if options.json:
-        print(json.dumps([asdict(row) for row in found]))
-    return 0 if all(row.passed for row in found) else 1
+        print(json.dumps([asdict(row) for row in results]))
+    return 0 if all(row.passed for row in results) else 1
 
 
 if __name__ == "__main__":

@@ -108,18 +108,18 @@ def tile_text(schedule: TileSchedule) -> str:
     (micro,) = {
         s.micro for s in statements(schedule.body) if not isinstance(s, Loop) and getattr(s, "micro", (0, 0))[0]
     }
-    found = [f"{name} {'x'.join(map(str, shapes[name]))}" for name in names]
-    return ", ".join([*found, f"micro {micro[0]}x{micro[1]}"])
+    tiles = [f"{name} {'x'.join(map(str, shapes[name]))}" for name in names]
+    return ", ".join([*tiles, f"micro {micro[0]}x{micro[1]}"])
 
 
 def main() -> None:
     start = time.perf_counter()
-    found = list(cases())
+    every_case = list(cases())
     seconds = time.perf_counter() - start
     table = Table(title="Predicted (alone on a cluster) and published", show_lines=False)
     for heading in ("kernel", "tiles", "ms", "bound by", "DDR MB", "flop/DDR B", "% of peak", "published", "error"):
         table.add_column(heading, overflow="fold")
-    for case in found:
+    for case in every_case:
         times: list[TileTime] = [tile_time(schedule, case.cluster) for schedule in case.schedules]
         total, ddr = sum(t.seconds for t in times), sum(t.ddr_bytes for t in times)
         dtype = case.schedules[0].operands[0].dtype
@@ -140,7 +140,7 @@ def main() -> None:
             error,
         )
     Console(width=200).print(table)
-    print(f"{len(found)} kernels searched in {seconds:.2f} s")
+    print(f"{len(every_case)} kernels searched in {seconds:.2f} s")
 
 
 if __name__ == "__main__":

@@ -85,9 +85,9 @@ class Stopwatch:
 
 def verified(module: Module, layer: Callable[[Module, Reporter], None]) -> None:
     """Run one layer of the verifier; nothing may be wrong."""
-    found = Diagnostics()
-    layer(module, Reporter(module, found))
-    found.check()
+    diagnostics = Diagnostics()
+    layer(module, Reporter(module, diagnostics))
+    diagnostics.check()
 
 
 def measure(module: Module, repeat: int) -> dict[str, float]:

@@ -74,13 +74,13 @@ def step_seconds(program: Program, steps: int, folder: Path, profile: Path | Non
 def main(steps: int) -> None:
     """Profile two ranks; predict and run others."""
     cores = len(os.sched_getaffinity(0))
-    found = plans(load_plan(str(EXAMPLES / "tiny.toml"), load_model(str(EXAMPLES / "tiny.json"))))
+    by_title = plans(load_plan(str(EXAMPLES / "tiny.toml"), load_model(str(EXAMPLES / "tiny.json"))))
     print(f"{cores} cores\n| ranks | predicted | ran: median (quartiles) | error |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
         profile: Path | None = Path(name) / "profile.json"
         assert profile is not None
         calibration = str(profile)
-        for title, plan in found.items():
+        for title, plan in by_title.items():
             program = api.emit(api.compile(str(EXAMPLES / "tiny.json"), plan))
             seconds = step_seconds(program, steps, Path(name), profile)
             profile = None

@@ -49,9 +49,9 @@ def pools() -> list[str]:
     """One line for each thread pool of the process."""
     from threadpoolctl import threadpool_info
 
-    found = []
+    lines = []
     for pool in threadpool_info():
         core = f", core type {pool['architecture']}" if pool.get("architecture") else ""
         version = f" {pool['version']}" if pool.get("version") else ""
-        found.append(f"{pool['internal_api']}{version}: {pool['num_threads']} threads{core} ({pool['prefix']})")
-    return found
+        lines.append(f"{pool['internal_api']}{version}: {pool['num_threads']} threads{core} ({pool['prefix']})")
+    return lines

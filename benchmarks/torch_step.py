@@ -73,7 +73,7 @@ class Llama(nn.Module):
 
 def names(model: ModelConfig) -> dict[str, str]:
     """Each parameter's Hugging Face name."""
-    found = {
+    renamed = {
         "embed.weight": "model.embed_tokens.weight",
         "norm.weight": "model.norm.weight",
         "head.weight": "lm_head.weight",
@@ -83,8 +83,8 @@ def names(model: ModelConfig) -> dict[str, str]:
     parts |= {part: f"mlp.{part}_proj" for part in ("gate", "up", "down")}
     for layer in range(model.layers):
         for ours, theirs in parts.items():
-            found[f"layers.{layer}.{ours}.weight"] = f"model.layers.{layer}.{theirs}.weight"
-    return found
+            renamed[f"layers.{layer}.{ours}.weight"] = f"model.layers.{layer}.{theirs}.weight"
+    return renamed
 
 
 def make_step(

@@ -143,18 +143,18 @@ def profile(task: Task, threads: int, clock: str, peer: float | None) -> None:
     step()
     with profiler.booked_products():
         steps = [profiler.step(step) for _ in range(PROFILED_STEPS)]
-    found = sorted(steps, key=lambda one: one.seconds)[PROFILED_STEPS // 2]
-    alone = statistics.median(products_alone(found.products, now) for _ in range(PROFILED_STEPS))
-    available = found.seconds * (threads if clock == "wall" else 1)
+    median_step = sorted(steps, key=lambda one: one.seconds)[PROFILED_STEPS // 2]
+    alone = statistics.median(products_alone(median_step.products, now) for _ in range(PROFILED_STEPS))
+    available = median_step.seconds * (threads if clock == "wall" else 1)
     against = f": at most {peer / alone:.2f}x float32" if peer else ""
-    print(f"  inside sgemm {found.product_seconds() / available:.1%} of a step of {found.seconds:.3f} s")
+    print(f"  inside sgemm {median_step.product_seconds() / available:.1%} of a step of {median_step.seconds:.3f} s")
     print(f"  its products alone: {alone:.3f} s{against}")
     print(f"  {'kernel':20s} {'share':>6s} {'of it not sgemm':>16s}")
-    for name, seconds in sorted(found.kernels.items(), key=lambda item: -item[1]):
-        outside = seconds - found.product_seconds(name) / (threads if clock == "wall" else 1)
-        print(f"  {name:20s} {seconds / found.seconds:6.1%} {outside / found.seconds:16.1%}")
-    rest = found.seconds - sum(found.kernels.values())
-    print(f"  {'engine':20s} {rest / found.seconds:6.1%} {rest / found.seconds:16.1%}")
+    for name, seconds in sorted(median_step.kernels.items(), key=lambda item: -item[1]):
+        outside = seconds - median_step.product_seconds(name) / (threads if clock == "wall" else 1)
+        print(f"  {name:20s} {seconds / median_step.seconds:6.1%} {outside / median_step.seconds:16.1%}")
+    rest = median_step.seconds - sum(median_step.kernels.values())
+    print(f"  {'engine':20s} {rest / median_step.seconds:6.1%} {rest / median_step.seconds:16.1%}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -56,11 +56,11 @@ def main(folder: Path, output: str | None) -> None:
         print(", ".join(f"{name} {start[name]:.4g} -> {machine[name]:.4g}" for name in names))
         predicted = predicted_gpt(rows, machine)
         for what, chosen in (("fitted", ~held), ("held out", held)):
-            found = errors(predicted[chosen], measured[chosen])
-            assert found is not None
+            summary = errors(predicted[chosen], measured[chosen])
+            assert summary is not None
             print(
-                f"  {what}: {found.count} rows, error mean {100 * found.mean:.2f} %, median {100 * found.median:.2f} %,"
-                f" largest {100 * found.largest:.2f} %"
+                f"  {what}: {summary.count} rows, error mean {100 * summary.mean:.2f} %, median {100 * summary.median:.2f} %,"
+                f" largest {100 * summary.largest:.2f} %"
             )
     ratio = predicted / measured - 1
     for key in ("hidden", "micro_batch", "pp", "dp"):

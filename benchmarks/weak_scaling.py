@@ -60,10 +60,10 @@ def fit_first(plans: dict[int, Plan], machine: Machine, passes: str) -> Calibrat
     return calibrate(rows, machine, [FITTED[machine.name]], held, passes, Location("the published throughput", 1))
 
 
-def show(found: Calibration, plans: dict[int, Plan]) -> None:
+def show(calibration: Calibration, plans: dict[int, Plan]) -> None:
     """Print the points: throughput, error, efficiency."""
     first = None
-    for (clusters, plan), seconds in zip(plans.items(), found.predicted, strict=True):
+    for (clusters, plan), seconds in zip(plans.items(), calibration.predicted, strict=True):
         rate = plan.tokens_per_step / seconds
         first = first or rate / clusters
         target = PUBLISHED[clusters]
@@ -79,11 +79,11 @@ def scaling() -> None:
     plans = {clusters: plan_of(clusters) for clusters in PUBLISHED}
     for name, constant in FITTED.items():
         start = load_machine(name)
-        found = fit_first(plans, start, PASSES)
-        values = f"{start[constant]:.4g} -> {found.machine[constant]:.4g}"
+        calibration = fit_first(plans, start, PASSES)
+        values = f"{start[constant]:.4g} -> {calibration.machine[constant]:.4g}"
         print(f"{name}: [{constant}] {values}, fitted to the point at 256 clusters")
-        show(found, plans)
-        for key, each in found.machine.constants.items():
+        show(calibration, plans)
+        for key, each in calibration.machine.constants.items():
             print(f"    {key} = {each.value:g} {each.unit} ({each.certainty})")
 
 
@@ -101,12 +101,12 @@ def cause() -> None:
     for what, plans, passes, tried in variants:
         print(what)
         try:
-            found = fit_first(plans, tried, passes)
+            calibration = fit_first(plans, tried, passes)
         except DiagnosticError as error:
             print(f"  {error.diagnostics[0].message}")
             continue
-        print(f"  [gemm_efficiency] {found.machine['gemm_efficiency']:.4f}")
-        show(found, plans)
+        print(f"  [gemm_efficiency] {calibration.machine['gemm_efficiency']:.4f}")
+        show(calibration, plans)
 
 
 def memory() -> None:

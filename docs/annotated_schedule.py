@@ -97,13 +97,13 @@ def page() -> str:
 def annotated(lines: list[str]) -> list[str]:
     """The lines with each remark above the first line it fits."""
     left = list(_REMARKS)
-    found: list[str] = []
+    remarked: list[str] = []
     for line in lines:
         for remark in left:
             if re.search(remark[0], line):
                 indent = line[: len(line) - len(line.lstrip())]
-                found.append(f"{indent}// {remark[1]}")
+                remarked.append(f"{indent}// {remark[1]}")
                 left.remove(remark)
                 break
-        found.append(line)
-    return found
+        remarked.append(line)
+    return remarked

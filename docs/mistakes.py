@@ -205,11 +205,11 @@ def _verify(name: str) -> str:
 
 def _difference(before: Lines, after: Lines) -> str:
     """What was changed, without line numbers; distant places are separated by dots."""
-    found = []
+    changes = []
     for line in list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]:
         text = "  ..." if line.startswith("@@") else line[:1] + " " + line[1:].strip()
-        found.append(text)
-    return "\n".join(found[1:])
+        changes.append(text)
+    return "\n".join(changes[1:])
 
 
 def _section(number: int, title: str, change: str, name: str, why: str) -> str:

@@ -145,17 +145,17 @@ def changed(model: ModelConfig, plan: Plan) -> Iterator[Module]:
 @cache
 def forms() -> dict[str, list[Form]]:
     """The forms of each op, by keyword in the order of `OP_CLASSES`."""
-    found: dict[Shape, Form] = {}
+    by_shape: dict[Shape, Form] = {}
     for conditions, model, plan in plans():
         for module in changed(model, plan):
             for op in (op for stage in module.stages for op in stage.ops):
                 shape, form = _form(module, op)
-                known = found.setdefault(shape, form)
+                known = by_shape.setdefault(shape, form)
                 known.places.add(conditions)
                 for role, kinds in form.kinds.items():
                     known.kinds[role] = known.kinds.get(role, frozenset()) | kinds
     by_keyword: dict[str, list[Form]] = {keyword: [] for keyword in OP_CLASSES}
-    for form in found.values():
+    for form in by_shape.values():
         by_keyword[form.op.keyword].append(form)
     return by_keyword
 
@@ -199,8 +199,8 @@ def _slot_groups(module: Module, unit: Block) -> Groups:
         "pending": pending_slots(module.model, module.plan, unit),
     }
     return {
-        prefix: tuple(Tensor(f"{prefix}.{slot.name}", StateKind.SAVED, slot.type) for slot in found)
-        for prefix, found in slots.items()
+        prefix: tuple(Tensor(f"{prefix}.{slot.name}", StateKind.SAVED, slot.type) for slot in group)
+        for prefix, group in slots.items()
     }
 
 
@@ -247,10 +247,12 @@ saves, `%p`, `%m1`, `%m2` and `%t` the master, the moments and the update count.
 
 def section() -> str:
     """The ops, as a part of a page."""
-    found = forms()
-    rows = [f"| `{keyword}` | {_engines(found[keyword])} | {summary(cls)} |" for keyword, cls in OP_CLASSES.items()]
+    by_keyword = forms()
+    rows = [
+        f"| `{keyword}` | {_engines(by_keyword[keyword])} | {summary(cls)} |" for keyword, cls in OP_CLASSES.items()
+    ]
     table = "\n".join(["| op | engine | what it does |", "|---|---|---|", *rows])
-    return "\n".join([table, "", _HOW_TO_READ, *(_op_text(keyword, items) for keyword, items in found.items())])
+    return "\n".join([table, "", _HOW_TO_READ, *(_op_text(keyword, items) for keyword, items in by_keyword.items())])
 
 
 def summary(cls: type[Op]) -> str:
@@ -269,8 +271,8 @@ def _op_text(keyword: str, items: list[Form]) -> str:
     remarks = dict.fromkeys(["", *(_remark(form, items) for form in items)])
     examples = []
     for remark in remarks:
-        found = [form.text for form in items if _remark(form, items) == remark]
-        examples += [f"// {remark}"] * bool(remark and found) + found
+        texts = [form.text for form in items if _remark(form, items) == remark]
+        examples += [f"// {remark}"] * bool(remark and texts) + texts
     about = textwrap.wrap(f"**`{keyword}`**" + (f": {rest}" if rest else ""), WIDTH)
     return "\n".join([*about, "", *textwrap.indent("\n".join(examples), "    ").split("\n"), "", *_operands(items), ""])
 
@@ -285,7 +287,7 @@ def _operands(items: list[Form]) -> list[str]:
                 role = tensor.name.partition(".")[0]
                 kinds[role] = kinds.get(role, frozenset()) | form.kinds.get(tensor.name, frozenset({tensor.kind}))
         if kinds:
-            shown = ", ".join(f"`{role}` ({_alternatives(found)})" for role, found in kinds.items())
+            shown = ", ".join(f"`{role}` ({_alternatives(role_kinds)})" for role, role_kinds in kinds.items())
             lines += textwrap.wrap(f"- {part} {shown}", WIDTH, subsequent_indent="  ")
     return lines
 

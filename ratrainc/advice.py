@@ -38,20 +38,20 @@ def advice(setting: Setting, strategy: Strategy, command: str | None) -> list[No
     if now is None:
         return []
     heaviest = max(range(len(now.peak_bytes)), key=now.peak_bytes.__getitem__)
-    found = _fitting_changes(setting, heaviest)
-    if found:
-        return [Note(f"tried, and fits: {o.name}: {_figures(o.step_seconds, o.peak_bytes)}") for o in found]
+    fitting = _fitting_changes(setting, heaviest)
+    if fitting:
+        return [Note(f"tried, and fits: {o.name}: {_figures(o.step_seconds, o.peak_bytes)}") for o in fitting]
     return list(_planned(setting, strategy, command, begin + SECONDS))
 
 
 def _fitting_changes(setting: Setting, heaviest: int) -> list[Outcome]:
-    found: list[Outcome] = []
+    fitting: list[Outcome] = []
     for outcome in outcomes(setting, heaviest, SECONDS - _PLANNER_SECONDS):
         if outcome.fits:
-            found.append(outcome)
-        if len(found) >= _SHOWN or (found and " and " in outcome.name):
+            fitting.append(outcome)
+        if len(fitting) >= _SHOWN or (fitting and " and " in outcome.name):
             break
-    return sorted(found, key=lambda o: o.step_seconds or 0.0)
+    return sorted(fitting, key=lambda o: o.step_seconds or 0.0)
 
 
 def _planned(setting: Setting, strategy: Strategy, command: str | None, deadline: float) -> Iterator[Note]:
@@ -73,8 +73,8 @@ def _planned(setting: Setting, strategy: Strategy, command: str | None, deadline
     asking = f"; ask for it with: {command}" if command else ""
     if answer.proven_empty and command:  # bounds are those of strategies; of any passes they prove nothing
         yield Note(_proof(answer))
-    elif found := _first_placed(answer, deadline):
-        candidate, evaluation = found
+    elif placed := _first_placed(answer, deadline):
+        candidate, evaluation = placed
         how = "estimated from fewer micro-batches" if evaluation.estimated else "simulated"
         figures = _figures(evaluation.step_seconds, evaluation.peak_bytes, how)
         yield Note(f"the planner's plan for {_same(plan)} fits: {_keys(plan, candidate.plan)}: {figures}{asking}")
@@ -116,10 +116,10 @@ def _same(plan: Plan) -> str:
     return f"the same {plan.clusters} clusters and {plan.global_batch} sequences of {plan.seq_len} tokens"
 
 
-def _keys(given: Plan, found: Plan) -> str:
+def _keys(given: Plan, planned: Plan) -> str:
     """The keys whose values differ, as a plan file has them."""
     before = plan_words(given)
-    return ", ".join(f"{key} = {value}" for key, value in plan_words(found).items() if before.get(key) != value)
+    return ", ".join(f"{key} = {value}" for key, value in plan_words(planned).items() if before.get(key) != value)
 
 
 def _figures(seconds: float | None, peaks: tuple[int, ...], how: str = "simulated") -> str:

@@ -52,8 +52,8 @@ def errors() -> Console:
 @cache
 def output() -> Console:
     """The console for results."""
-    found = PlainConsole()
-    return found if found.is_terminal else PlainConsole(width=_WIDTH)
+    console = PlainConsole()
+    return console if console.is_terminal else PlainConsole(width=_WIDTH)
 
 
 def print_json(data: dict[str, Any]) -> None:
@@ -69,9 +69,9 @@ def show_diagnostics(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> Non
         echo(diagnostic.render(), err=True)
     if len(diagnostics) > _SHOWN:
         echo(f"... and {len(diagnostics) - _SHOWN} more", err=True)
-    found = [d for d in diagnostics if d.severity is Severity.ERROR]
-    if len(found) > 1:
-        echo(f"{len(found)} errors", err=True)
+    count = sum(d.severity is Severity.ERROR for d in diagnostics)
+    if count > 1:
+        echo(f"{count} errors", err=True)
 
 
 @contextmanager
@@ -95,9 +95,9 @@ def unseen_progress(total: int, clock: Callable[[], float] | None = None) -> Pro
 
     They are judged by what followed the first advance, before which kernels are loaded or compiled. `clock` gives seconds.
     """
-    found = Progress(console=errors(), disable=True, speed_estimate_period=inf, get_time=clock)
-    found.add_task("", total=total)
-    return found
+    unseen = Progress(console=errors(), disable=True, speed_estimate_period=inf, get_time=clock)
+    unseen.add_task("", total=total)
+    return unseen
 
 
 @contextmanager

@@ -105,9 +105,9 @@ def outcomes(setting: Setting, heaviest: int, seconds: float) -> Iterator[Outcom
             return
         name = " and ".join(lever.name for lever in chosen)
         tried.add((changed.plan, changed.pipeline))
-        found = try_setting(changed, name)
-        if found is not None:
-            yield found
+        outcome = try_setting(changed, name)
+        if outcome is not None:
+            yield outcome
 
 
 def _replace_pass(setting: Setting, names: tuple[str, ...], change: Callable[[Pass], Pass]) -> Setting | None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def say_start(run: TrainingRun) -> None:
     """Say what the run trains on, and what it takes."""
     scratch = size_text(run.engine.scratch_bytes)
-    found = f" ({run.stream.found})" if run.stream.found else ""
-    say(f"data: {in_words(run.stream.facts())}{found}")
+    origin = f" ({run.stream.found})" if run.stream.found else ""
+    say(f"data: {in_words(run.stream.facts())}{origin}")
     if run.held_out is not None:
         held = run.held_out
         say(f"held out: {held.batches.stream.name}; an evaluation takes {held.tokens:,} tokens of it")

@@ -62,11 +62,11 @@ def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, 
     Raises `DiagnosticError` RT093 where there is no launcher.
     """
     searched = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    found = launcher or shutil.which("mpirun", path=searched)
-    if found is None or shutil.which(found) is None:
+    mpirun = launcher or shutil.which("mpirun", path=searched)
+    if mpirun is None or shutil.which(mpirun) is None:
         text = f"'{launcher}' cannot be executed" if launcher else "there is no mpirun on the PATH"
         fail("RT093", text, help="pip install 'ratrain[mpi]' brings one; --mpirun names another")
-    said = _version_of(found)
+    said = _version_of(mpirun)
     variables: dict[str, str] = {}
     if "Open MPI" in said or "OpenRTE" in said:
         if os.geteuid() == 0:  # Open MPI refuses root without these, and more ranks than cores without the policy
@@ -74,7 +74,7 @@ def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, 
         if ranks > (os.cpu_count() or 1):
             variables["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"  # from version 5 on
             variables["OMPI_MCA_rmaps_base_oversubscribe"] = "1"  # before
-    return [found, "-n", str(ranks)], variables
+    return [mpirun, "-n", str(ranks)], variables
 
 
 def _version_of(launcher: str) -> str:
@@ -148,7 +148,7 @@ class Supervisor:
                 departures.watch(positions)
                 gone = gone_ranks(positions, departed)
                 if gone and deadline is None:
-                    self.folder.note_lost(found.number for found in gone)
+                    self.folder.note_lost(position.number for position in gone)
                     deadline = time.monotonic() + _END_SECONDS
             if deadline is not None and time.monotonic() > deadline:
                 self._kill(process)
@@ -166,10 +166,10 @@ class Supervisor:
         """Send a signal to the ranks of this machine whose processes are in some state; how many there were."""
         told = 0
         with suppress(DiagnosticError):
-            for found in read_positions(self.folder.directory):
-                if liveness(found) in states:
+            for position in read_positions(self.folder.directory):
+                if liveness(position) in states:
                     with suppress(OSError):
-                        os.kill(found.pid, number)
+                        os.kill(position.pid, number)
                         told += 1
         return told
 
@@ -201,9 +201,9 @@ class Supervisor:
         if self.folder.report():
             return
         with suppress(DiagnosticError):
-            found = examine(self.folder)
+            diagnosis = examine(self.folder)
             title = "a rank was lost" if self.folder.lost() else f"the ranks ended with code {code}"
-            report = report_of(found, title, help_text=self.advice)
+            report = report_of(diagnosis, title, help_text=self.advice)
             tell(report)
             self.folder.keep_report(report.render())
 
@@ -228,7 +228,7 @@ def examine(folder: RunFolder) -> Diagnosis:
     program = read_program(folder.program_path)
     now = time.time()
     state_of: Callable[[RankPosition], Liveness] = liveness
-    if not any(liveness(found) in (Liveness.ALIVE, Liveness.STOPPED) for found in positions):
+    if not any(liveness(position) in (Liveness.ALIVE, Liveness.STOPPED) for position in positions):
         now, state_of = _last_moment(folder, positions)
     return diagnose(program, positions, now, state_of)
 
@@ -240,35 +240,41 @@ def _last_moment(
     lost = folder.lost()
     if lost is not None:
         return lost[1], only_gone(lost[0])
-    silent = [found for found in positions if found.phase is not RankPhase.ENDED]
-    return max((found.heartbeat for found in silent), default=0.0), only_gone([found.number for found in silent])
+    silent = [position for position in positions if position.phase is not RankPhase.ENDED]
+    return max((position.heartbeat for position in silent), default=0.0), only_gone(
+        [position.number for position in silent]
+    )
 
 
 def describe(folder: RunFolder) -> tuple[Diagnostic | str, bool]:
     """What became of a run: a report, or what was said at its end; and whether all is well with it."""
     positions = read_positions(folder.directory)
-    if positions and all(found.phase is RankPhase.ENDED for found in positions):
-        return f"the run ended well, after step {max(found.step for found in positions)}", True
+    if positions and all(position.phase is RankPhase.ENDED for position in positions):
+        return f"the run ended well, after step {max(position.step for position in positions)}", True
     kept = folder.report()
     if kept:
         return kept, False
-    if any(found.phase is RankPhase.FAILED for found in positions):
+    if any(position.phase is RankPhase.FAILED for position in positions):
         return "the run ended with an error, or was interrupted twice, and said so where it was started", False
     if positions and _gets_on(folder, positions):
         return getting_on(examine(folder)), True
-    found = examine(folder)
+    diagnosis = examine(folder)
     alive = any(liveness(position) is Liveness.ALIVE for position in positions)
     title = "where the run is" if alive else "the run was lost"
     if not alive and folder.lost() is None:
         title += ", and no rank saw which went first ('ratrainc launch' would have)"
-    return report_of(found, title, Severity.WARNING if alive else Severity.ERROR), alive and not found.is_conclusive
+    return report_of(
+        diagnosis, title, Severity.WARNING if alive else Severity.ERROR
+    ), alive and not diagnosis.is_conclusive
 
 
 def _gets_on(folder: RunFolder, positions: Sequence[RankPosition]) -> bool:
     """Whether a run that is alive moves within a second."""
     deadline = time.monotonic() + _WATCH_SECONDS
-    while time.monotonic() < deadline and all(liveness(found) is not Liveness.GONE for found in positions):
+    while time.monotonic() < deadline and all(liveness(position) is not Liveness.GONE for position in positions):
         time.sleep(_LOOK_SECONDS)
-        if [found.progress for found in read_positions(folder.directory)] != [found.progress for found in positions]:
+        if [position.progress for position in read_positions(folder.directory)] != [
+            position.progress for position in positions
+        ]:
             return True
     return False

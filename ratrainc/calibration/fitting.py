@@ -55,8 +55,13 @@ def errors(predicted: Seconds, measured: Seconds) -> Errors | None:
     """The errors of rows; None where there are none."""
     if not len(measured):
         return None
-    found = np.abs(predicted / measured - 1)
-    return Errors(len(found), float(found.mean()), float(np.median(found)), float(found.max()))
+    relative_errors = np.abs(predicted / measured - 1)
+    return Errors(
+        len(relative_errors),
+        float(relative_errors.mean()),
+        float(np.median(relative_errors)),
+        float(relative_errors.max()),
+    )
 
 
 def with_values(machine: Machine, names: Sequence[str], values: Sequence[float], source: str) -> Machine:
@@ -115,14 +120,14 @@ def fitted(
             return np.log(predict(changed(changes)) / measured)
 
     _check_influence(residuals, names, place)
-    found = least_squares(
+    solution = least_squares(
         lambda changes: np.concatenate((residuals(changes), _HOLD * changes)),
         np.zeros(len(names)),
         bounds=(-log(_MOST_CHANGE), np.minimum(np.log(largest / start), log(_MOST_CHANGE))),
         ftol=_SMALL_GAIN,
         max_nfev=_MOST_STEPS,
     )
-    return changed(found.x)
+    return changed(solution.x)
 
 
 def _check_influence(residuals: Callable[[Seconds], Seconds], names: Sequence[str], place: Location | None) -> None:

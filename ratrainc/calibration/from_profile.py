@@ -85,17 +85,17 @@ def machine_from_profile(path: str, name: str, peak_flops: float) -> ProfiledMac
     Raises `DiagnosticError` RT002 as `check_solver` does, and where the file is not a profile of a run in order.
     """
     check_solver()
-    found = _read(path)
-    start = _machine(name, peak_flops, found, path)
-    _check_routines(found.routines, start, path)
-    routines = [(found.routines[op.routine], s) for op, s in found.ops.items() if op.routine is not None]
+    profile = _read(path)
+    start = _machine(name, peak_flops, profile, path)
+    _check_routines(profile.routines, start, path)
+    routines = [(profile.routines[op.routine], s) for op, s in profile.ops.items() if op.routine is not None]
     measured = np.array([seconds for _, seconds in routines])
     predict = partial(_routine_seconds, [routine for routine, _ in routines])
     source = f"fitted to {len(routines)} routines in {path}"
     machine = fitted(start, _FITTED, predict, measured, source=source, place=Location(path, 1))
     rates = errors(predict(machine), measured)
-    machine = Machine(name, Engine.COMPUTE, machine.constants, "table", _table(found, machine))
-    return ProfiledMachine(machine, found.step_seconds, found.steps, rates)
+    machine = Machine(name, Engine.COMPUTE, machine.constants, "table", _table(profile, machine))
+    return ProfiledMachine(machine, profile.step_seconds, profile.steps, rates)
 
 
 def _check_routines(routines: tuple[Routine, ...], machine: Machine, path: str) -> None:
@@ -115,11 +115,11 @@ def _check_routines(routines: tuple[Routine, ...], machine: Machine, path: str) 
             )
 
 
-def _table(found: _Measured, machine: Machine) -> OpTable:
+def _table(profile: _Measured, machine: Machine) -> OpTable:
     """What ran; the size of a routine is what the machine's rates say of it."""
     ops = []
-    for op, seconds in found.ops.items():
-        size = op.size if op.routine is None else routine_work(found.routines[op.routine], machine).seconds
+    for op, seconds in profile.ops.items():
+        size = op.size if op.routine is None else routine_work(profile.routines[op.routine], machine).seconds
         ops.append(MeasuredOp(op.key, size, seconds))
     return OpTable(tuple(ops))
 
@@ -245,9 +245,9 @@ def _covered_seconds(spans: list[_Span]) -> float:
     return covered
 
 
-def _link(found: _Measured, path: str) -> dict[str, Constant]:
+def _link(profile: _Measured, path: str) -> dict[str, Constant]:
     """Latency and bandwidth of messages, as a line through the sizes that were sent; a message inside a process is a copy."""
-    messages = {op.size: seconds for op, seconds in found.ops.items() if op.key == "send" and op.size > 0}
+    messages = {op.size: seconds for op, seconds in profile.ops.items() if op.key == "send" and op.size > 0}
     if not messages:
         return {
             "link_bandwidth": Constant(1e10, "bytes/s", "assumed", "a copy in memory: no message was sent"),
@@ -263,7 +263,7 @@ def _link(found: _Measured, path: str) -> dict[str, Constant]:
     }
 
 
-def _machine(name: str, peak: float, found: _Measured, path: str) -> Machine:
+def _machine(name: str, peak: float, profile: _Measured, path: str) -> Machine:
     """Where the fit starts."""
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     assumed = "where the fit of rates starts"
@@ -276,9 +276,9 @@ def _machine(name: str, peak: float, found: _Measured, path: str) -> Machine:
         "gemm_efficiency": Constant(0.7, "fraction of fp16_peak", "assumed", assumed),
         "attention_efficiency": Constant(0.3, "fraction of fp16_peak", "assumed", assumed),
         "head_efficiency": Constant(0.5, "fraction of fp16_peak", "assumed", assumed),
-        **_link(found, path),
+        **_link(profile, path),
         "launch": Constant(5e-6, "s", "assumed", assumed),
         "collective_chunk": Constant(float(1 << 20), "bytes", "assumed", "as in other machine files"),
-        "engine_gap": Constant(found.gap_seconds, "s", "measured", f"between two ops of {path}"),
+        "engine_gap": Constant(profile.gap_seconds, "s", "measured", f"between two ops of {path}"),
     }
     return Machine(name, Engine.COMPUTE, constants)

@@ -37,14 +37,14 @@ class Calibration:
     def errors(self) -> list[tuple[str, Errors]]:
         """Errors of the rows that were fitted, and of those that were held out where there are any."""
         held = np.array(self.is_held_out)
-        found = (
+        groups = (
             ("fitted", errors(self.predicted[~held], self.measured[~held])),
             (
                 "held out",
                 errors(self.predicted[held], self.measured[held]),
             ),
         )
-        return [(name, each) for name, each in found if each is not None]
+        return [(name, each) for name, each in groups if each is not None]
 
     def to_json(self) -> dict[str, Any]:
         """The calibration as `--json` prints it."""

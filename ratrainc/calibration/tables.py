@@ -43,8 +43,8 @@ class TableLine:
         try:
             yield
         except DiagnosticError as error:
-            found = [d if d.location else evolve(d, location=place, source=self.text) for d in error.diagnostics]
-            raise DiagnosticError(found) from None
+            located = [d if d.location else evolve(d, location=place, source=self.text) for d in error.diagnostics]
+            raise DiagnosticError(located) from None
 
 
 def read_table(path: str, what: str) -> list[TableLine]:

@@ -73,13 +73,13 @@ def command(file: str, capacity: int, output: str | None, seconds: float | None,
     if bound.nbytes > capacity:
         return _refused(table, bound, None, _too_much_live(table, bound, capacity), as_json=as_json)
     with status(f"placing {len(table.ids)} buffers"):
-        found = allocate(table.problem, capacity=capacity, effort=_effort(seconds))
-        assert not check_allocation(table.problem, found.offsets), "the placement is not sound"
-    if found.arena_bytes > capacity:
-        return _refused(table, bound, found, _not_found(found, capacity), as_json=as_json)
+        allocation = allocate(table.problem, capacity=capacity, effort=_effort(seconds))
+        assert not check_allocation(table.problem, allocation.offsets), "the placement is not sound"
+    if allocation.arena_bytes > capacity:
+        return _refused(table, bound, allocation, _not_found(allocation, capacity), as_json=as_json)
     if output:
-        write_solution(output, table, found.offsets)
-    _report(file, table, found, output, as_json=as_json)
+        write_solution(output, table, allocation.offsets)
+    _report(file, table, allocation, output, as_json=as_json)
     return 0
 
 
@@ -104,25 +104,27 @@ def _too_much_live(table: Table, bound: LowerBound, capacity: int) -> Diagnostic
     )
 
 
-def _not_found(found: Allocation, capacity: int) -> Diagnostic:
+def _not_found(allocation: Allocation, capacity: int) -> Diagnostic:
     from ratrain.ratrain_ir.diagnostics import Diagnostic
 
-    short = f"{found.arena_bytes - capacity} more than the capacity of {capacity}"
-    if found.proved_bytes > capacity:
+    short = f"{allocation.arena_bytes - capacity} more than the capacity of {capacity}"
+    if allocation.proved_bytes > capacity:
         return Diagnostic(
             "RT052",
-            f"the lowest placement found needs {found.arena_bytes} bytes, {short}; "
-            f"an exhaustive search showed that none fits, although only {found.lower_bound_bytes} bytes live at once",
+            f"the lowest placement found needs {allocation.arena_bytes} bytes, {short}; "
+            f"an exhaustive search showed that none fits, although only {allocation.lower_bound_bytes} bytes live at once",
             help="raise the capacity or shorten some lifetimes",
         )
     return Diagnostic(
         "RT052",
-        f"no placement that fits was found in {found.seconds:.1f} s; the lowest one needs {found.arena_bytes} bytes, {short}",
-        help=f"there may be one, since only {found.lower_bound_bytes} bytes live at once: search longer with --seconds",
+        f"no placement that fits was found in {allocation.seconds:.1f} s; the lowest one needs {allocation.arena_bytes} bytes, {short}",
+        help=f"there may be one, since only {allocation.lower_bound_bytes} bytes live at once: search longer with --seconds",
     )
 
 
-def _refused(table: Table, bound: LowerBound, found: Allocation | None, problem: Diagnostic, *, as_json: bool) -> int:
+def _refused(
+    table: Table, bound: LowerBound, allocation: Allocation | None, problem: Diagnostic, *, as_json: bool
+) -> int:
     from ratrain.ratrainc.console import print_json, show_diagnostics
 
     if as_json:
@@ -130,10 +132,10 @@ def _refused(table: Table, bound: LowerBound, found: Allocation | None, problem:
             "fits": False,
             "buffers": len(table.ids),
             "lower_bound_bytes": bound.nbytes,
-            "arena_bytes": found.arena_bytes if found else None,
-            "gap": found.gap if found else None,
-            "method": found.method if found else None,
-            "seconds": found.seconds if found else 0.0,
+            "arena_bytes": allocation.arena_bytes if allocation else None,
+            "gap": allocation.gap if allocation else None,
+            "method": allocation.method if allocation else None,
+            "seconds": allocation.seconds if allocation else 0.0,
             "position": bound.position,
             "live": [table.ids[i] for i in bound.live],
             "diagnostics": [problem.to_json()],
@@ -143,24 +145,24 @@ def _refused(table: Table, bound: LowerBound, found: Allocation | None, problem:
     return 1
 
 
-def _report(file: str, table: Table, found: Allocation, output: str | None, *, as_json: bool) -> None:
+def _report(file: str, table: Table, allocation: Allocation, output: str | None, *, as_json: bool) -> None:
     from ratrain.ratrainc.console import print_json, say, seconds_text
 
     if as_json:
         data = {
             "fits": True,
             "buffers": len(table.ids),
-            "lower_bound_bytes": found.lower_bound_bytes,
-            "arena_bytes": found.arena_bytes,
-            "gap": found.gap,
-            "method": found.method,
-            "seconds": found.seconds,
+            "lower_bound_bytes": allocation.lower_bound_bytes,
+            "arena_bytes": allocation.arena_bytes,
+            "gap": allocation.gap,
+            "method": allocation.method,
+            "seconds": allocation.seconds,
         }
         print_json(data)
         return
     say(
-        f"{file}: {len(table.ids)} buffers in {found.arena_bytes} bytes; lower bound {found.lower_bound_bytes}, "
-        f"gap {found.gap:.2%}; {found.method}, {seconds_text(found.seconds)}"
+        f"{file}: {len(table.ids)} buffers in {allocation.arena_bytes} bytes; lower bound {allocation.lower_bound_bytes}, "
+        f"gap {allocation.gap:.2%}; {allocation.method}, {seconds_text(allocation.seconds)}"
     )
     if output:
         say(f"wrote {output}")

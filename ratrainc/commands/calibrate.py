@@ -108,13 +108,13 @@ def command(
         raise click.UsageError("--fit names no constant")
     passes = strategy(strategy_name or DEFAULT_STRATEGY).passes
     with status(f"fitting {', '.join(names)}"):
-        found = calibrate_rows(rows, load_machine(machine), names, every=every, passes=passes)
+        calibration = calibrate_rows(rows, load_machine(machine), names, every=every, passes=passes)
     if output is not None:
-        write_machine(found.machine, output)
+        write_machine(calibration.machine, output)
     if as_json:
-        print_json(found.to_json() | {"output": output})
+        print_json(calibration.to_json() | {"output": output})
         return
-    _show(found)
+    _show(calibration)
     if output is not None:
         echo(f"wrote {output}")
 
@@ -130,34 +130,35 @@ def _calibrate_profile(path: str, name: str, output: str | None, *, as_json: boo
     with status("fitting rates"):
         with threadpool_limits(limits=1):
             peak = measured_peak_flops()
-        found = machine_from_profile(path, name, peak)
+        profiled = machine_from_profile(path, name, peak)
     if output is not None:
-        write_machine(found.machine, output)
+        write_machine(profiled.machine, output)
     if as_json:
-        print_json(found.to_json() | {"output": output})
+        print_json(profiled.to_json() | {"output": output})
         return
     echo(
-        f"{len(found.machine.table.ops)} distinct ops of {found.steps} steps, {seconds_text(found.step_seconds)} a step"
+        f"{len(profiled.machine.table.ops)} distinct ops of {profiled.steps} steps, {seconds_text(profiled.step_seconds)} a step"
     )
-    if found.rates is not None:
+    if profiled.rates is not None:
         echo(
-            f"fitted rates, for ops that did not run: off by {100 * found.rates.mean:.0f} % on average on those that did"
+            f"fitted rates, for ops that did not run: off by {100 * profiled.rates.mean:.0f} % on average on those that did"
         )
     if output is not None:
         echo(f"wrote {output}")
 
 
-def _show(found: Calibration) -> None:
+def _show(calibration: Calibration) -> None:
     from ratrain.ratrainc.console import table
 
     constants = [
-        [name, f"{start:.6g}", f"{found.machine[name]:.6g}", found.machine.constants[name].unit]
-        for name, start in found.start.items()
+        [name, f"{start:.6g}", f"{calibration.machine[name]:.6g}", calibration.machine.constants[name].unit]
+        for name, start in calibration.start.items()
     ]
     table("constants fitted", ("constant", "start", "fitted", "unit"), constants)
     lines = [
-        [name, str(e.count), *(f"{100 * v:.2f} %" for v in (e.mean, e.median, e.largest))] for name, e in found.errors
+        [name, str(e.count), *(f"{100 * v:.2f} %" for v in (e.mean, e.median, e.largest))]
+        for name, e in calibration.errors
     ]
     table("error of simulated against measured step times", ("rows", "count", "mean", "median", "largest"), lines)
-    if "held out" not in dict(found.errors):
+    if "held out" not in dict(calibration.errors):
         echo("no row was held out: nothing says how well other rows are predicted")

@@ -175,10 +175,10 @@ def _with_advice(error: DiagnosticError, setting: Setting, strategy: Strategy, a
     return DiagnosticError([*others, attrs.evolve(last, notes=(*last.notes, *notes))])
 
 
-def _planner_command(model: str, plan: str, found: Plan, strategy: str | None, machine: str | None) -> str:
+def _planner_command(model: str, plan: str, resolved: Plan, strategy: str | None, machine: str | None) -> str:
     """The command that asks the planner for a plan in place of one, for the same clusters and step."""
-    words = ["ratrainc", "plan", "--model", model, "--clusters", str(found.clusters)]
-    words += ["--global-batch", str(found.global_batch), "--seq-len", str(found.seq_len), "--like", plan]
+    words = ["ratrainc", "plan", "--model", model, "--clusters", str(resolved.clusters)]
+    words += ["--global-batch", str(resolved.global_batch), "--seq-len", str(resolved.seq_len), "--like", plan]
     words += ["--strategy", strategy] if strategy is not None else []
     words += ["--machine", machine] if machine is not None else []
     return shlex.join([*words, "-o", "P.toml"])

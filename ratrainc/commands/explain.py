@@ -180,7 +180,7 @@ def _levers(module: Module, stage: int, machine: Machine | None, seconds: float)
         now = try_setting(setting, "as it is")
         if now is None:
             return []
-        found = [now, *(o for o in outcomes(setting, stage, seconds) if " and " not in o.name)]
+        tried = [now, *(o for o in outcomes(setting, stage, seconds) if " and " not in o.name)]
     reference = now.peak_bytes[stage]
     return [
         {
@@ -190,7 +190,7 @@ def _levers(module: Module, stage: int, machine: Machine | None, seconds: float)
             "step_seconds": outcome.step_seconds,
             "fits": outcome.fits,
         }
-        for outcome in found
+        for outcome in tried
     ]
 
 

@@ -118,10 +118,10 @@ def _beside_checkpoints(save: str | None, ranks: int, words: tuple[str, ...]) ->
 
 def _value_of(option: str, words: tuple[str, ...]) -> str | None:
     """The value that an option of `ratrainc run` is given; the last one counts."""
-    found = None
+    value = None
     for index, word in enumerate(words):
         if word == option and index + 1 < len(words):
-            found = words[index + 1]
+            value = words[index + 1]
         elif word.startswith(f"{option}="):
-            found = word.partition("=")[2]
-    return found
+            value = word.partition("=")[2]
+    return value

@@ -31,8 +31,8 @@ def command(directory: str, as_json: bool) -> int:
     from ratrain.targets.runtime.positions import RunFolder
 
     inside = Path(directory) / RUN_FOLDER
-    found, well = describe(RunFolder(str(inside if is_directory(inside) else directory)))
-    text = found if isinstance(found, str) else found.render()
+    report, well = describe(RunFolder(str(inside if is_directory(inside) else directory)))
+    text = report if isinstance(report, str) else report.render()
     if as_json:
         print_json({"report": text, "well": well})
     else:

@@ -71,8 +71,8 @@ class Candidate:
         """Seconds of a step: simulated, from a folded step, or a closed form; infinite where it does not fit."""
         if self.evaluation is None:
             return self.estimated_seconds
-        found = self.evaluation.step_seconds
-        return float("inf") if found is None else found
+        step_seconds = self.evaluation.step_seconds
+        return float("inf") if step_seconds is None else step_seconds
 
     @property
     def peak_bytes(self) -> int:

@@ -374,5 +374,5 @@ def shape_bounds(c: Columns) -> Numbers:
 
 def state_bytes(c: Columns) -> Numbers:
     """Bytes of carried state that some stage of each shape has at least."""
-    found: Numbers = np.array([1.0, c.layers, 1.0]) @ c.carried / c.pp
-    return found
+    nbytes: Numbers = np.array([1.0, c.layers, 1.0]) @ c.carried / c.pp
+    return nbytes

@@ -50,13 +50,13 @@ def _messages(plan: Plan, machine: Machine) -> list[Crossing]:
     placement = placement_of(plan, machine)
     edges = [hop for hop in placement.mesh.hops if hop.channel.payload is Payload.ACTIVATION]
     levels = sorted((placement.level_between(hop.source, hop.target), hop.source, hop.target) for hop in edges)
-    found = []
+    messages = []
     for level, members in groupby(levels, key=lambda item: item[0]):
         names = [f"@{source}-@{target}" for _, source, target in members]
         shown = ", ".join(names[:_SHOWN_BOUNDARIES])
         more = f" and {len(names) - _SHOWN_BOUNDARIES} more" if len(names) > _SHOWN_BOUNDARIES else ""
-        found.append(Crossing(f"messages {shown}{more}", machine.link_groups[level].name, ""))
-    return found
+        messages.append(Crossing(f"messages {shown}{more}", machine.link_groups[level].name, ""))
+    return messages
 
 
 def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Crossing]:
@@ -65,16 +65,16 @@ def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Cross
     single = evolve(plan, pp=1, cuts=(), micro_batches=1, mapping=mapping)
     module = lower(evolve(model, layers=1), single)
     target = target_of(machine)
-    found: dict[str, Crossing] = {}
+    by_keyword: dict[str, Crossing] = {}
     for op in module.stages[0].ops:
         if not isinstance(op, ReduceScatter | AllReduce | AllGather) or {unit.kind for unit in op.blocks} != {"mlp"}:
             continue
         timed = target.timed(module, module.stages[0], op)
         way = collective_way(timed, single, machine)
-        if way is None or op.keyword in found:
+        if way is None or op.keyword in by_keyword:
             continue
         used = sorted({each.level for each in way.rounds})
         sent = ", ".join(f"{machine.link_groups[level].name} {size_text(int(way.bytes_at(level)))}" for level in used)
         what = f"{op.keyword} of an mlp, {size_text(timed.payload_bytes)}"
-        found[op.keyword] = Crossing(what, machine.link_groups[used[-1]].name, f"{way.name}: {sent} a cluster")
-    return list(found.values())
+        by_keyword[op.keyword] = Crossing(what, machine.link_groups[used[-1]].name, f"{way.name}: {sent} a cluster")
+    return list(by_keyword.values())

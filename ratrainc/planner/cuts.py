@@ -39,8 +39,8 @@ def best_cuts(c: Columns, *, roomiest: bool = False) -> BestCuts:
     most = total - stages + 1
     before = np.arange(total, dtype=float)[:, None, None]
     layers = np.broadcast_to(np.arange(1, most + 1, dtype=float)[:, None], (stages, 1, most, 1))
-    found = stage_bounds(c, before, layers)
-    seconds, peaks = found.seconds[..., 0], found.peak_bytes[..., 0]
+    of_stages = stage_bounds(c, before, layers)
+    seconds, peaks = of_stages.seconds[..., 0], of_stages.peak_bytes[..., 0]
     least = _least_of_largest(seconds, total)
     if not np.isfinite(least):
         return _shortage(peaks, total, c.capacity)
@@ -130,12 +130,12 @@ def listed(c: Columns, candidates: list[tuple[int, ...]]) -> list[tuple[float, t
 
 def neighbours(layers: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Cuts with one layer moved from one stage to another."""
-    found = []
+    shifted = []
     for source, target in combinations(range(len(layers)), 2):
         for a, b in ((source, target), (target, source)):
             if layers[a] > 1:
                 moved = list(layers)
                 moved[a] -= 1
                 moved[b] += 1
-                found.append(tuple(moved))
-    return found
+                shifted.append(tuple(moved))
+    return shifted

@@ -39,7 +39,7 @@ class Searched(Protocol):
         ...
 
     @property
-    def found(self) -> list[Candidate]:
+    def fitting(self) -> list[Candidate]:
         """Plans that were evaluated and fit."""
         ...
 
@@ -55,23 +55,23 @@ class Searched(Protocol):
 
 def losers(search: Searched, best: Candidate) -> list[Loser]:
     """One row for each number of stages near the best's and each power of two, and for each other ZeRO level at the best's shape."""
-    found = []
+    lost = []
     stages = sorted({shape.pp for shape in search.row})
     near = {best.shape.pp - 1, best.shape.pp + 1, *(1 << power for power in range(12))} - {best.shape.pp}
     for pp in [p for p in stages if p in near]:
         family = [shape for shape in search.row if shape.pp == pp]
-        found.append(Loser(f"P = {pp}", _reason(search, best, family)))
+        lost.append(Loser(f"P = {pp}", _reason(search, best, family)))
     for zero, reduce in search.request.modes:
         family = [s for s in search.row if (s.zero, s.reduce) == (zero, reduce) and s.pp == best.shape.pp]
         if (zero, reduce) != (best.shape.zero, best.shape.reduce) and family:
-            found.append(Loser(f"P = {best.shape.pp}, ZeRO {zero}, reduce {reduce}", _reason(search, best, family)))
-    return found[:_SHOWN]
+            lost.append(Loser(f"P = {best.shape.pp}, ZeRO {zero}, reduce {reduce}", _reason(search, best, family)))
+    return lost[:_SHOWN]
 
 
 def _reason(search: Searched, best: Candidate, family: list[Shape]) -> str:
     """Why no plan of some shapes won."""
     members = set(family)
-    tried = [c for c in search.found if c.shape in members]
+    tried = [c for c in search.fitting if c.shape in members]
     if tried:
         fastest = min(tried, key=lambda c: c.seconds)
         return f"{_slower(fastest.seconds, best)}: {seconds_text(fastest.seconds)} simulated ({_text(fastest.shape)})"

@@ -58,7 +58,7 @@ def parse_changes(text: str, machine: Machine) -> dict[str, float]:
 
     Raises `DiagnosticError` RT065 for a constant the machine does not have, or a value that is no size, rate or time.
     """
-    found = {}
+    changes = {}
     for part in text.split(","):
         name, _, value = (word.strip() for word in part.partition("="))
         constant = _SHORT.get(name, name.replace("-", "_"))
@@ -78,5 +78,5 @@ def parse_changes(text: str, machine: Machine) -> dict[str, float]:
                 f"'{value}' is not a value of {constant} ({unit})",
                 help="write for example 16GiB, 7.4GB/s, 10us or 11Tflop/s",
             )
-        found[constant] = number * _SCALES[match[2]]
-    return found
+        changes[constant] = number * _SCALES[match[2]]
+    return changes

@@ -334,7 +334,7 @@ class _State:
 
     def seconds(self, op: type, kind: str) -> float:
         """Seconds of a block's op of a class alone; of several the shortest, 0 where there is none."""
-        return min((self.of_op(found) for found in self.ops.get((op, kind), ())), default=0.0)
+        return min((self.of_op(each) for each in self.ops.get((op, kind), ())), default=0.0)
 
     def link_seconds(self, kind: str, *, every_micro_batch: bool) -> float:
         """Seconds of the collective engine for a block, once a step or for each micro-batch."""

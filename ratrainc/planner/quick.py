@@ -24,8 +24,8 @@ def quick_answer(request: Request) -> Answer:
     """An answer without compiling anything: its times are estimates, its peaks lower bounds."""
     begin, computed = time.monotonic(), time.process_time()
     profiles = Profiles(request.setting)
-    found = shapes(request.model, request.clusters, request.global_batch, request.modes, request.machine.link_groups)
-    columns = Columns.of(profiles, found, schedule=schedule_of(request.strategy.passes))
+    space = shapes(request.model, request.clusters, request.global_batch, request.modes, request.machine.link_groups)
+    columns = Columns.of(profiles, space, schedule=schedule_of(request.strategy.passes))
     bounds = shape_bounds(columns)
     candidates: list[Candidate] = []
     rejected: list[Rejected] = []
@@ -38,18 +38,18 @@ def quick_answer(request: Request) -> Answer:
         row = columns.rows(slice(at, at + 1))
         cuts = best_cuts(row)
         if not np.isfinite(cuts.seconds):
-            rejected.append(Rejected(found[at], cuts.stage, cuts.short_bytes))
+            rejected.append(Rejected(space[at], cuts.stage, cuts.short_bytes))
             continue
         estimate = float(plan_estimates(row, np.array([cuts.layers], float))[0])
-        plan = found[at].plan(profiles.setting, cuts_of(cuts.layers))
+        plan = space[at].plan(profiles.setting, cuts_of(cuts.layers))
         candidates.append(
-            Candidate(found[at], plan, request.strategy.passes, cuts.seconds, None, estimate, cuts.peak_bytes)
+            Candidate(space[at], plan, request.strategy.passes, cuts.seconds, None, estimate, cuts.peak_bytes)
         )
         least = min(least, estimate)
     if not candidates and not rejected:  # the state alone is too large for every shape
         smallest = int(np.argmin(state_bytes(columns)))
         cuts = best_cuts(columns.rows(slice(smallest, smallest + 1)))
-        rejected.append(Rejected(found[smallest], cuts.stage, cuts.short_bytes))
+        rejected.append(Rejected(space[smallest], cuts.stage, cuts.short_bytes))
     candidates.sort(key=lambda c: c.seconds)
     bound = min([open_bound, *(c.bound_seconds for c in candidates)])
     fitting = [c for c in candidates if np.isfinite(c.seconds)]
@@ -60,8 +60,8 @@ def quick_answer(request: Request) -> Answer:
         rejected,
         bound,
         bound,
-        len(found),
-        sum(partition_count(request.model.layers, shape.pp) for shape in found),
+        len(space),
+        sum(partition_count(request.model.layers, shape.pp) for shape in space),
         0,
         time.monotonic() - begin,
         proven=False,

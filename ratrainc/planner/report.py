@@ -24,10 +24,10 @@ _SECONDS_OF_DAY = 86400.0
 
 def best_plans(answer: Answer) -> list[Candidate]:
     """The candidates, each plan once with its fastest pipeline, fastest first."""
-    found: dict[Any, Candidate] = {}
+    fastest: dict[Any, Candidate] = {}
     for candidate in answer.candidates:
-        found.setdefault(candidate.plan, candidate)
-    return list(found.values())
+        fastest.setdefault(candidate.plan, candidate)
+    return list(fastest.values())
 
 
 def tokens_per_second(candidate: Candidate) -> float:
@@ -44,7 +44,7 @@ def training_cost(candidate: Candidate, clusters: int, tokens: float) -> tuple[f
 def candidate_json(candidate: Candidate, clusters: int, tokens: float | None) -> dict[str, Any]:
     """One plan as `--json` prints it."""
     plan = candidate.plan
-    found: dict[str, Any] = {
+    data: dict[str, Any] = {
         "pp": plan.pp,
         "dp": plan.dp,
         "micro_batch_size": plan.micro_batch_size,
@@ -65,10 +65,10 @@ def candidate_json(candidate: Candidate, clusters: int, tokens: float | None) ->
     }
     disturbance = candidate.evaluation.disturbance if candidate.evaluation else None
     if disturbance is not None:
-        found |= asdict(disturbance)
+        data |= asdict(disturbance)
     if tokens is not None:
-        found["days"], found["cluster_hours"] = training_cost(candidate, clusters, tokens)
-    return found
+        data["days"], data["cluster_hours"] = training_cost(candidate, clusters, tokens)
+    return data
 
 
 def how(candidate: Candidate) -> str:
@@ -181,8 +181,12 @@ def _row(candidate: Candidate, request: Request, tokens: float | None, *, mapped
     if mapped:
         row.insert(2, str(plan.mapping or "-"))
     if request.robust:
-        found = candidate.evaluation.disturbance if candidate.evaluation else None
-        row += [seconds_text(found.slow_stage_seconds), seconds_text(found.jitter_seconds)] if found else ["-", "-"]
+        disturbance = candidate.evaluation.disturbance if candidate.evaluation else None
+        row += (
+            [seconds_text(disturbance.slow_stage_seconds), seconds_text(disturbance.jitter_seconds)]
+            if disturbance
+            else ["-", "-"]
+        )
     if tokens is not None:
         days, hours = training_cost(candidate, request.clusters, tokens)
         row += [f"{days:,.1f}", f"{hours:,.0f}"]

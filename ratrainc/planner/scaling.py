@@ -34,13 +34,13 @@ class Point:
 
 def planned_points(request: Request, counts: Sequence[int], sequences: int, tick: Callable[[str], None]) -> list[Point]:
     """The best plan at each number of clusters, with so many sequences a cluster."""
-    found = []
+    timed = []
     for clusters in counts:
         answer = Search(evolve(request, clusters=clusters, global_batch=clusters * sequences), tick).run()
         best = answer.best
         seconds = best.seconds if best else None
-        found.append((clusters, clusters * sequences, seconds, answer.bound_seconds, best.plan if best else None))
-    return _points(found, request.seq_len)
+        timed.append((clusters, clusters * sequences, seconds, answer.bound_seconds, best.plan if best else None))
+    return _points(timed, request.seq_len)
 
 
 def fixed_points(
@@ -50,7 +50,7 @@ def fixed_points(
 
     Raises `DiagnosticError` RT064 where a number of clusters is not a multiple of the stages, or sequences do not divide evenly.
     """
-    found = []
+    timed = []
     for clusters in counts:
         dp, rest = divmod(clusters, plan.pp)
         size = plan.micro_batch_size
@@ -64,14 +64,14 @@ def fixed_points(
         shaped = plan.reshaped(dp=dp, micro_batches=micro_batches, zero=plan.zero if dp > 1 else 0)
         evaluation = evaluate(Task(request.model, shaped, request.strategy.passes, request.machine))
         tick(f"{clusters} clusters")
-        found.append((clusters, shaped.global_batch, evaluation.step_seconds, None, shaped))
-    return _points(found, plan.seq_len)
+        timed.append((clusters, shaped.global_batch, evaluation.step_seconds, None, shaped))
+    return _points(timed, plan.seq_len)
 
 
-def _points(found: Sequence[tuple[int, int, float | None, float | None, Plan | None]], seq_len: int) -> list[Point]:
+def _points(timed: Sequence[tuple[int, int, float | None, float | None, Plan | None]], seq_len: int) -> list[Point]:
     points: list[Point] = []
     first: float | None = None
-    for clusters, batch, seconds, bound, plan in found:
+    for clusters, batch, seconds, bound, plan in timed:
         if seconds is None:
             points.append(Point(clusters, batch, None, None, None, bound, None))
             continue
@@ -85,7 +85,7 @@ def point_json(point: Point) -> dict[str, Any]:
     """A point as `--json` prints it."""
     plan = point.plan
     bound = point.bound_seconds if point.bound_seconds is not None and math.isfinite(point.bound_seconds) else None
-    found: dict[str, Any] = {
+    data: dict[str, Any] = {
         "clusters": point.clusters,
         "global_batch": point.global_batch,
         "tokens_per_second": point.tokens_per_second,
@@ -95,8 +95,8 @@ def point_json(point: Point) -> dict[str, Any]:
     }
     if plan is not None:
         names = ("pp", "dp", "micro_batch_size", "micro_batches", "zero", "reduce")
-        found["plan"] = {name: getattr(plan, name) for name in names} | {"cuts": list(plan.cuts)}
-    return found
+        data["plan"] = {name: getattr(plan, name) for name in names} | {"cuts": list(plan.cuts)}
+    return data
 
 
 def draw(points: Sequence[Point], path: str, title: str) -> None:

@@ -69,7 +69,7 @@ class Search:
     tick: Tick = lambda _text: None
     """called after each evaluation with a line for a progress bar"""
     profiles: Profiles = field(init=False)
-    found: list[Candidate] = field(factory=list)
+    fitting: list[Candidate] = field(factory=list)
     refused: list[Candidate] = field(factory=list)
     rejected: list[Rejected] = field(factory=list)
     open_bound: float = float("inf")
@@ -85,13 +85,13 @@ class Search:
     def run(self) -> Answer:
         """Search until it is proven that nothing is left to gain, nothing is worth trying, or time is up."""
         begin = time.monotonic()
-        found = self.fill_queue()
+        space = self.fill_queue()
         with self.pool() as run:
             self.explore(run, begin)
             self.simulate_whole(run)
-        if not self.found and not self.rejected:
+        if not self.fitting and not self.rejected:
             self.reject_smallest_state()
-        ranked = sorted(self.found, key=Candidate.rank)
+        ranked = sorted(self.fitting, key=Candidate.rank)
         bound, relaxed = self.lower_bound(ranked), self.relaxed_bound()
         proven = bool(ranked) and bound >= ranked[0].seconds
         best = ranked[0].seconds if ranked else float("inf")
@@ -102,8 +102,8 @@ class Search:
             self.rejected,
             min(bound, best),
             min(relaxed, best),
-            len(found),
-            sum(partition_count(self.request.model.layers, shape.pp) for shape in found),
+            len(space),
+            sum(partition_count(self.request.model.layers, shape.pp) for shape in space),
             self.evaluations,
             time.monotonic() - begin,
             proven,
@@ -113,16 +113,16 @@ class Search:
     def fill_queue(self) -> list[Shape]:
         """Put every shape into the queue under its bound for any cuts."""
         request = self.request
-        found = shapes(
+        space = shapes(
             request.model, request.clusters, request.global_batch, request.modes, request.machine.link_groups
         )
-        self.columns = Columns.of(self.profiles, found, schedule=schedule_of(request.strategy.passes))
-        self.row = {shape: row for row, shape in enumerate(found)}
+        self.columns = Columns.of(self.profiles, space, schedule=schedule_of(request.strategy.passes))
+        self.row = {shape: row for row, shape in enumerate(space)}
         self.shape_bounds = shape_bounds(self.columns)
-        for shape, bound in zip(found, self.shape_bounds.tolist(), strict=True):
+        for shape, bound in zip(space, self.shape_bounds.tolist(), strict=True):
             if np.isfinite(bound):
                 self.push(bound, bound, shape)
-        return found
+        return space
 
     columns: Columns = field(init=False)
     shape_bounds: Numbers = field(init=False)
@@ -195,7 +195,7 @@ class Search:
     def may_go_on(self, seconds: float) -> bool:
         """Whether a new evaluation may start: in time, or late while nothing fits yet."""
         limit = self.request.seconds
-        return seconds < limit or (not self.found and (seconds < _PATIENCE * limit or not self.evaluations))
+        return seconds < limit or (not self.fitting and (seconds < _PATIENCE * limit or not self.evaluations))
 
     def task(self, node: _Node) -> Task:
         """What a leaf asks of a worker."""
@@ -211,7 +211,7 @@ class Search:
         self.evaluations += 1
         task = self.task(node)
         candidate = Candidate(node.shape, task.plan, task.pipeline, node.bound, evaluation)
-        (self.refused if evaluation.step_seconds is None else self.found).append(candidate)
+        (self.refused if evaluation.step_seconds is None else self.fitting).append(candidate)
         self.best = min(self.best, candidate.seconds)
         self.tick(f"best {self.best:.2f} s a step" if np.isfinite(self.best) else "nothing fits yet")
         self.branch(node, candidate)
@@ -267,7 +267,7 @@ class Search:
     def leaders(self) -> list[Candidate]:
         """The best plan and the runner-up, each under its fastest pipeline."""
         fastest: dict[Plan, Candidate] = {}
-        for candidate in sorted(self.found, key=Candidate.rank):
+        for candidate in sorted(self.fitting, key=Candidate.rank):
             fastest.setdefault(candidate.plan, candidate)
         return list(fastest.values())[:_WHOLE]
 
@@ -280,8 +280,8 @@ class Search:
         ]
         for candidate, future in zip(candidates, [run.submit(task) for task in tasks], strict=True):
             whole = attrs.evolve(candidate, evaluation=future.result())
-            self.found.remove(candidate)
-            (self.found if np.isfinite(whole.seconds) else self.refused).append(whole)
+            self.fitting.remove(candidate)
+            (self.fitting if np.isfinite(whole.seconds) else self.refused).append(whole)
 
     def lower_bound(self, ranked: list[Candidate]) -> float:
         """The least step time that any plan of the space can have."""
@@ -292,7 +292,7 @@ class Search:
 
     def relaxed_bound(self) -> float:
         """The least closed-form bound of all plans: it holds for schedules that no pass makes, too."""
-        return min([self.open_bound, *(c.bound_seconds for c in self.found + self.refused)])
+        return min([self.open_bound, *(c.bound_seconds for c in self.fitting + self.refused)])
 
     @contextmanager
     def pool(self) -> Iterator[_Runner]:

@@ -44,9 +44,9 @@ def smallest_clusters(request: Request, tick: Callable[[str], None]) -> Smallest
     unproven: list[int] = []
     for clusters in range(1, request.clusters + 1):
         tick(f"{clusters} clusters")
-        found, tried = _fitting(evolve(request, clusters=clusters, global_batch=clusters * SEQUENCES))
-        if found is not None:
-            return Smallest(clusters, found, tuple(unproven))
+        fitting, tried = _fitting(evolve(request, clusters=clusters, global_batch=clusters * SEQUENCES))
+        if fitting is not None:
+            return Smallest(clusters, fitting, tuple(unproven))
         if tried:
             unproven.append(clusters)
     return Smallest(None, None, tuple(unproven))
@@ -55,8 +55,8 @@ def smallest_clusters(request: Request, tick: Callable[[str], None]) -> Smallest
 def _fitting(request: Request) -> tuple[Candidate | None, bool]:
     """A plan that fits, and whether bounds left any to be tried."""
     search = Search(request)
-    found = [s for s in search.fill_queue() if s.clusters == request.clusters and s.micro_batch_size == 1]
-    shapes = {evolve(shape, tiles=()): shape for shape in found}  # bytes do not depend on the mapping
+    using_all = [s for s in search.fill_queue() if s.clusters == request.clusters and s.micro_batch_size == 1]
+    shapes = {evolve(shape, tiles=()): shape for shape in using_all}  # bytes do not depend on the mapping
     roomy = []
     for shape in shapes.values():
         if not np.isfinite(search.shape_bounds[search.row[shape]]):

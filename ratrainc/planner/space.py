@@ -80,10 +80,10 @@ def shapes(
     most = groups[-1].clusters
     if most is not None and clusters > most:
         fail("RT064", f"the machine has {most} clusters, {clusters} are asked for")
-    found = list(_shapes(model, clusters, global_batch, modes, groups))
-    if not found:
+    space = list(_shapes(model, clusters, global_batch, modes, groups))
+    if not space:
         fail("RT064", f"{clusters} clusters and a global batch of {global_batch}: both must be at least 1")
-    return found
+    return space
 
 
 def _shapes(

@@ -22,12 +22,12 @@ def tilings(pp: int, dp: int, clusters: int, groups: Sequence[LinkGroup]) -> lis
     """
     if are_uniform(groups):
         return [()]
-    found: list[Tiles] = [()]
+    all_tiles: list[Tiles] = [()]
     for level in range(len(groups) - 1):
-        found = [
-            (*tiles, tile) for tiles in found for tile in _next_tiles(tiles, pp, dp, clusters, groups[: level + 1])
+        all_tiles = [
+            (*tiles, tile) for tiles in all_tiles for tile in _next_tiles(tiles, pp, dp, clusters, groups[: level + 1])
         ]
-    return found or [()]
+    return all_tiles or [()]
 
 
 def _next_tiles(inner: Tiles, pp: int, dp: int, clusters: int, groups: Sequence[LinkGroup]) -> list[Tile]:

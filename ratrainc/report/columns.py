@@ -161,5 +161,5 @@ def tensor_elements(timeline: Timeline, stage: int) -> Iterator[str]:
 
 def _interned(values: Iterable[T]) -> tuple[list[T], Int64s]:
     numbers: dict[T, int] = {}
-    found = [numbers.setdefault(value, len(numbers)) for value in values]
-    return list(numbers), np.array(found, np.int64)
+    indices = [numbers.setdefault(value, len(numbers)) for value in values]
+    return list(numbers), np.array(indices, np.int64)

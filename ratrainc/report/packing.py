@@ -32,9 +32,9 @@ def packed_lines(name: str, lines: Iterable[str]) -> str:
 
 
 def _exact(values: NDArray[np.generic], kind: str) -> NDArray[np.generic]:
-    found: NDArray[np.generic] = values.astype(f"<{kind}")
-    assert np.array_equal(found, values), f"values do not fit {kind}"
-    return found
+    exact: NDArray[np.generic] = values.astype(f"<{kind}")
+    assert np.array_equal(exact, values), f"values do not fit {kind}"
+    return exact
 
 
 def _element(name: str, directory: str, body: bytes) -> str:

@@ -46,9 +46,9 @@ def resolved(model: str | ModelConfig, plan: str | Plan) -> tuple[ModelConfig, P
     """
     config = load_model(model) if isinstance(model, str) else model
     check_model(config)
-    found = load_plan(plan, config) if isinstance(plan, str | Path) else plan
-    check_plan(found, config)
-    return config, found
+    resolved_plan = load_plan(plan, config) if isinstance(plan, str | Path) else plan
+    check_plan(resolved_plan, config)
+    return config, resolved_plan
 
 
 def lowered(model: str | ModelConfig, plan: str | Plan) -> Module:
@@ -56,9 +56,9 @@ def lowered(model: str | ModelConfig, plan: str | Plan) -> Module:
 
     Raises `DiagnosticError` for whatever is wrong with either.
     """
-    config, found = resolved(model, plan)
+    config, resolved_plan = resolved(model, plan)
     with paused_gc():
-        return lower(config, found)
+        return lower(config, resolved_plan)
 
 
 def compile(  # noqa: A001 - the name the documentation promises
@@ -106,17 +106,17 @@ def check(module: Module, *, machine: str | Machine | None = None) -> None:
 
     What is sound can be emitted and run.
     """
-    found = Diagnostics()
+    diagnostics = Diagnostics()
     with paused_gc():
         if module.target is None:
-            verify_module(module, found)
+            verify_module(module, diagnostics)
         else:
             chosen = machine_for(module, machine)
             there = evolve(module, target=_info_on(module.target, chosen))
-            verify_module(there, found)
-            found.check()
-            check_workspace(there, target_of(chosen), Reporter(there, found))
-    found.check()
+            verify_module(there, diagnostics)
+            diagnostics.check()
+            check_workspace(there, target_of(chosen), Reporter(there, diagnostics))
+    diagnostics.check()
 
 
 def emit(module: Module, *, machine: str | Machine | None = None) -> Program:
@@ -152,10 +152,10 @@ def make_for(module: Module, machine: Machine) -> None:
         return
     module.target = info
     if module.level is Level.ALLOCATED:
-        found = Diagnostics()
+        diagnostics = Diagnostics()
         for stage in module.stages:
-            check_capacity(module, stage, Reporter(module, found))
-        found.check()
+            check_capacity(module, stage, Reporter(module, diagnostics))
+        diagnostics.check()
 
 
 def simulate(
