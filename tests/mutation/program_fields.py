@@ -184,7 +184,7 @@ def _change(
     return f"{title}: {name} {value}"
 
 
-@operator(NO_OP, VALUES, MESSAGES, HANG, IN_FLIGHT)
+@operator(NO_OP, VALUES, MESSAGES, HANG, IN_FLIGHT, "RT026")  # RT026: a view gathered once gets a micro-batch
 def change_micro_batch(program: Program, random: Random) -> str | None:
     numbers = (None, *range(program.plan.micro_batches + 1))
     return _change(program, random, "micro_batch", lambda _i: numbers, lambda _i: True)
