@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from ratrain.passes.pipeline_text import parse_pipeline, pass_text
 from ratrain.passes.registry import PROVIDERS, pass_class
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Note, fail
 from ratrain.ratrain_ir.module import Module
+from ratrain.ratrain_ir.plugins import is_own, place_of
 from ratrain.ratrain_ir.schedules import DEFAULT_SCHEDULE
 from ratrain.ratrain_ir.target import Target
 
@@ -55,13 +57,16 @@ class PassManager:
         context = PassContext(self.target)
         start = time.perf_counter()
         draft = module.draft()  # what a pass that raises has done to the lists is dropped with it
-        item.run(draft, context)
+        if is_own(type(item)):
+            item.run(draft, context)
+        else:
+            _run_of_plugin(item, draft, context)
         module.adopt(draft)
         seconds = time.perf_counter() - start
         text = pass_text(item)
         module.pipeline = f"{module.pipeline},{text}" if module.pipeline else text
         self.runs.append(PassRun(text, seconds, context.statistics, inserted_for))
-        if self.verify_each:
+        if self.verify_each or not is_own(type(item)):
             _verify_after(module, text, self.target)
         if self.after_pass is not None:
             self.after_pass(module, self.runs[-1])
@@ -97,8 +102,27 @@ def _refuse_illegal_order(item: Pass, facts: frozenset[Fact]) -> None:
             fail(
                 "RT071",
                 f"'{item.name}' cannot run after '{first}': {_REASONS.get(fact, 'it would undo it')}",
-                help=f"put '{item.name}' before '{first}' in the pipeline",
+                help=f"put '{item.name}' before '{first}' in the pipeline; a schedule that has been through '{first}' is compiled anew",
             )
+
+
+def _run_of_plugin(item: Pass, draft: Module, context: PassContext) -> None:
+    """Run a pass of a plugin; what it does wrong is told as its fault.
+
+    Raises `DiagnosticError` RT072, or what the pass itself raises of that kind.
+    """
+    stages, file = len(draft.stages), str(getattr(sys.modules.get(type(item).__module__), "__file__", ""))
+    try:
+        item.run(draft, context)
+    except DiagnosticError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a plugin raises is told, in words
+        fail("RT072", f"the pass '{item.name}' failed: {type(error).__name__}: {error}{place_of(error, file)}")
+    if len(draft.stages) != stages:
+        fail(
+            "RT072",
+            f"the pass '{item.name}' left {len(draft.stages)} stages of {stages}: the plan says how many there are",
+        )
 
 
 def _verify_after(module: Module, text: str, target: Target) -> None:

@@ -69,6 +69,10 @@ class PassContext:
         return seconds
 
 
+OPTION_UNITS = ("bytes", "blocks", "micro-batches")
+"""What numbers that are options of passes count."""
+
+
 def default_text(option: Attribute[Any]) -> str:
     """The default of an option in words."""
     unset: str = option.metadata.get("default", "what the machine has")

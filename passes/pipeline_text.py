@@ -105,11 +105,9 @@ def _read_option(text: str, at: int, cls: type[Pass], attribute: attrs.Attribute
             expected = " or ".join(("bytes like 64MiB", *words))
             _fail(text, at, f"{attribute.name} of '{cls.name}': expected {expected}, got '{value}'", len(value))
         return size
-    if attribute.metadata.get("unit") in ("blocks", "micro-batches"):
-        if not (value.isascii() and value.isdigit() and len(value) < _MAX_COUNT_DIGITS):
-            _fail(text, at, f"{attribute.name} of '{cls.name}': expected a number, got '{value}'", len(value))
-        return int(value)
-    raise AssertionError(f"option {attribute.name} of {cls.name} declares neither choices nor a unit")
+    if not (value.isascii() and value.isdigit() and len(value) < _MAX_COUNT_DIGITS):
+        _fail(text, at, f"{attribute.name} of '{cls.name}': expected a number, got '{value}'", len(value))
+    return int(value)
 
 
 def _fail(text: str, at: int, message: str, length: int = 1, help: str | None = None) -> NoReturn:  # noqa: A002

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from ratrain.passes.pass_base import Fact, Pass
+import re
+from typing import cast
+
+import attrs
+
+from ratrain.passes.pass_base import OPTION_UNITS, Fact, Pass
 from ratrain.ratrain_ir.diagnostics import fail, nearest
 from ratrain.ratrain_ir.registry import Registry
 
@@ -38,27 +43,46 @@ PROVIDERS: dict[Fact, str] = {
 def register_pass(cls: type[Pass]) -> type[Pass]:
     """Let a pass of one's own be found by its name; a class decorator for modules that are given to `--plugin`.
 
-    Raises `DiagnosticError` RT004 where another pass has the name.
+    Raises `DiagnosticError` RT072 where it is no pass, or another pass has the name.
     """
-    PASSES.register(cls.name, f"{cls.__module__}:{cls.__qualname__}")
+    _check_pass(cls, f"{getattr(cls, '__module__', '?')}:{getattr(cls, '__qualname__', repr(cls))}")
+    PASSES.register(cls.name, cls)
     return cls
 
 
 def pass_class(name: str) -> type[Pass]:
     """The class of a pass.
 
-    Raises `DiagnosticError` RT004 for an unknown name, and for one that stands for something else than a pass.
+    Raises `DiagnosticError` RT004 for an unknown name, RT072 for one of a plugin that stands for something else than a pass.
     """
     try:
-        loaded = PASSES.load(name)
+        cls = PASSES.load(name)
     except KeyError:
         known = PASSES.names()
-        fail("RT004", f"'{name}' is not a pass; the passes are {', '.join(known)}", help=nearest(name, known))
-    if not (isinstance(loaded, type) and issubclass(loaded, Pass)):
-        fail(
-            "RT004",
-            f"'{PASSES.place(name)}' is not a pass: it is not a class derived from `Pass` (ratrain.passes.pass_base)",
+        way_out = (
+            nearest(name, known) or "one of your own is found where its module is given: ratrainc --plugin FILE.py ..."
         )
-    if loaded.name != name:
-        fail("RT004", f"'{PASSES.place(name)}' is registered as '{name}' and calls itself '{loaded.name}'")
-    return loaded
+        fail("RT004", f"'{name}' is not a pass; the passes are {', '.join(known)}", help=way_out)
+    place = str(PASSES.place(name))
+    _check_pass(cls, place)
+    if cls.name != name:
+        fail("RT072", f"'{place}' is registered as '{name}' and calls itself '{cls.name}'")
+    return cast("type[Pass]", cls)
+
+
+def _check_pass(cls: object, place: str) -> None:
+    """Raise `DiagnosticError` RT072 unless a class is a whole pass."""
+    if not (isinstance(cls, type) and issubclass(cls, Pass)):
+        fail("RT072", f"'{place}' is no pass: it is no class on top of `Pass` (ratrain.passes.pass_base)")
+    name = getattr(cls, "name", None)
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+        fail("RT072", f"the pass '{place}' has the name {name!r}", help="names are of small letters, digits and '-'")
+    if "__attrs_attrs__" not in vars(cls):
+        fail("RT072", f"the pass '{name}' of {place} declares its options to nobody", help="decorate it: @attrs.frozen")
+    for option in attrs.fields(cls):
+        if "choices" not in option.metadata and option.metadata.get("unit") not in OPTION_UNITS:
+            text = f"the option '{option.name}' of the pass '{name}' declares neither choices nor a unit"
+            units = ", ".join(OPTION_UNITS)
+            fail(
+                "RT072", text, help=f'metadata={{"choices": ("one", "other")}}, or {{"unit": ...}} with one of {units}'
+            )

@@ -58,6 +58,7 @@ CODES: dict[str, str] = {
     # passes
     "RT070": "the pass pipeline cannot be read",
     "RT071": "a pass cannot run at this point of the pipeline",
+    "RT072": "a plugin, or a pass or target of one, is at fault",
     # programs
     "RT080": "the file is not a sound .rtx program",
     "RT081": "two instructions of a program race",

@@ -26,10 +26,14 @@ class Registry:
         self.group = group
         self._own = dict(own)
 
-    def register(self, name: str, place: str) -> None:
-        """Add a name. Raises `DiagnosticError` RT004 where it is taken by another place."""
+    def register(self, name: str, what: str | type) -> None:
+        """Add a name for a place, or for a class. Raises `DiagnosticError` RT072 where another has it, or it stands for nothing."""
+        place = f"{what.__module__}:{what.__qualname__}" if isinstance(what, type) else what
+        if not isinstance(place, str) or ":" not in place:
+            text = f"the {self.what} '{name}' is registered as {place!r}: a class or 'module:attribute' is expected"
+            fail("RT072", text)
         if self._own.get(name, place) != place:
-            fail("RT004", f"the {self.what} '{name}' of {place} has the name of {self._own[name]}", help="rename it")
+            fail("RT072", f"the {self.what} '{name}' of {place} has the name of {self._own[name]}", help="rename it")
         self._own[name] = place
 
     def names(self) -> list[str]:
@@ -51,7 +55,7 @@ class Registry:
     def load(self, name: str) -> Any:
         """What stands at the place of a name.
 
-        Raises KeyError for an unknown name, `DiagnosticError` RT004 where another's place cannot be imported.
+        Raises KeyError for an unknown name, `DiagnosticError` RT072 where another's place cannot be imported.
         """
         place = self.place(name)
         if place is None:
@@ -62,7 +66,7 @@ class Registry:
         except (ImportError, AttributeError) as error:
             if module.startswith("ratrain."):
                 raise
-            fail("RT004", f"{self.what} '{name}' cannot be loaded from '{place}': {error}")
+            fail("RT072", f"{self.what} '{name}' cannot be loaded from '{place}': {error}")
 
     @cached_property
     def _of_others(self) -> dict[str, str]:

@@ -123,7 +123,7 @@ def project_version() -> str:
     "plugin_names",
     multiple=True,
     metavar="MODULE|FILE.py",
-    help="Import passes and targets of your own first. May be given several times.",
+    help="Import passes and targets of your own first. May stand anywhere, and several times.",
 )
 def commands(plugin_names: tuple[str, ...]) -> None:
     """Compile LLM training schedules for machines whose memory is small, explicit and slow to reach.
@@ -151,10 +151,23 @@ def _keeping_ctrl_c() -> Iterator[None]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit code: 0, 1 the input is at fault, 2 usage, 70 internal error, 130 interrupted."""
-    words = sys.argv[1:] if arguments is None else arguments
+    words = _plugins_first(sys.argv[1:] if arguments is None else arguments)
     _write_whole()
     with _keeping_ctrl_c():
         return _exit_code_of(words)
+
+
+def _plugins_first(words: list[str]) -> list[str]:
+    """The words with `--plugin NAME`, which may stand anywhere, before the command: its own options may need what it brings."""
+    plugin_words, others, rest = [], [], iter(words)
+    for word in rest:
+        if word == "--plugin":
+            plugin_words += [word, *([name] if (name := next(rest, None)) is not None else [])]
+        elif word.startswith("--plugin="):
+            plugin_words.append(word)
+        else:
+            others.append(word)
+    return plugin_words + others
 
 
 def _exit_code_of(words: list[str]) -> int:

@@ -103,12 +103,12 @@ class MachineTarget:
 def target_of(machine: Machine) -> MachineTarget:
     """The target that a machine file names, on that machine.
 
-    Raises `DiagnosticError` RT004 where what is registered by its name is no target.
+    Raises `DiagnosticError` RT072 where what is registered by its name is no target.
     """
     cls = TARGETS.load(machine.target)
     if not (isinstance(cls, type) and issubclass(cls, MachineTarget)):
         fail(
-            "RT004",
+            "RT072",
             f"'{TARGETS.place(machine.target)}' is not a target: it is not a class derived from `MachineTarget` (ratrain.targets.target)",
         )
     return cls(machine)

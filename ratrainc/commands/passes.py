@@ -22,7 +22,7 @@ def list_passes() -> None:
 
     for name in PASSES.names():
         cls = pass_class(name)
-        echo(f"{name}\n    {(cls.__doc__ or '').splitlines()[0]}")
+        echo(f"{name}\n    {(cls.__doc__ or 'It does not say what it does.').strip().splitlines()[0]}")
         for attribute in attrs.fields(cls):
             option = attribute.name.replace("_", "-")
             echo(f"    {{{option}={values_text(attribute)}}}, default {default_text(attribute)}")

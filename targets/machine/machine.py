@@ -311,7 +311,8 @@ class _Reader:
                 self.error(key, f"'{key}' is not a constant of a machine", nearest(key, _ALL_UNITS))
         target = data.get("target", DEFAULT_TARGET)
         if not isinstance(target, str) or TARGETS.place(target) is None:
-            self.error("target", f"target is one of {', '.join(TARGETS.names())}, got {target!r}")
+            help_text = "one of your own is found where its module is given: ratrainc --plugin FILE.py ..."
+            self.error("target", f"target is one of {', '.join(TARGETS.names())}, got {target!r}", help_text)
         cost = data.get("cost", "roofline")
         if not isinstance(cost, str) or KERNEL_COSTS.place(cost) is None:
             self.error("cost", f"cost is one of {', '.join(KERNEL_COSTS.names())}, got {cost!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -110,20 +111,86 @@ def test_a_target_of_ones_own_sizes_the_workspace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "cannot be loaded: FileNotFoundError"),
-        ("1 / 0", "cannot be loaded: ZeroDivisionError: division by zero"),
-        (PASS.format(name="lifetime"), "the pass 'lifetime' of bad:Rename has the name of"),
-        (
-            "from ratrain.passes.registry import PASSES\nPASSES.register('odd', 'json:dumps')",
-            "'json:dumps' is not a pass",
-        ),
-        ("from ratrain.passes.registry import PASSES\nPASSES.register('odd', 'json:gone')", "cannot be loaded from"),
+        (None, "there is no plugin"),
+        ("1 / 0", "cannot be loaded: ZeroDivisionError: division by zero (FOLDER/bad.py:1)"),
+        ("def f(:\n", "cannot be loaded: SyntaxError"),
+        ("import sys\nsys.exit(3)", "cannot be loaded: SystemExit: 3 (FOLDER/bad.py:2)"),
+        ("import gone_away", "cannot be loaded: No module named 'gone_away' (FOLDER/bad.py:1)"),
+        (PASS.format(name="lifetime"), "the pass 'lifetime' of ratrain_plugin_bad:Rename has the name of"),
+        (PASS.format(name="My Pass"), "has the name 'My Pass'"),
+        (PASS.format(name="rename").replace("@frozen\n", ""), "help: decorate it: @attrs.frozen"),
+        (re.sub("metadata=.*", ")", PASS.format(name="rename")), "declares neither choices nor a unit"),
+        ("from ratrain.passes.registry import *\nPASSES.register('odd', 'json:dumps')", "'json:dumps' is no pass"),
+        ("from ratrain.passes.registry import *\nPASSES.register('odd', 'json:gone')", "cannot be loaded from"),
+        ("from ratrain.passes.registry import *\nPASSES.register('odd', 7)", "is registered as 7: a class or"),
+        ("from ratrain.passes.registry import *\n@register_pass\nclass A: name = 'a'", "A' is no pass"),
     ],
 )
 def test_what_is_wrong_with_a_plugin_is_told(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / "bad.py").write_text(text)
-    found = ratrainc(tmp_path, "--plugin", "bad.py", "passes")
-    assert found.returncode == 1
-    assert "error[RT004]" in found.stderr
-    assert message in found.stderr
+    told = ratrainc(tmp_path, "--plugin", "bad.py", "passes")
+    assert told.returncode == 1
+    assert "error[RT072]" in told.stderr
+    assert message.replace("FOLDER", str(tmp_path)) in told.stderr
+
+
+def test_a_module_that_is_a_file_here_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PASS.format(name="rename"))
+    told = ratrainc(tmp_path, "--plugin", "mine", "passes")
+    assert told.returncode == 1
+    assert "help: a file is given with its ending: --plugin mine.py" in told.stderr
+
+
+@pytest.mark.parametrize("name", ["json.py", "numba.py", "my-pass.py", "a.b.py", "with space.py", "co:lon/p.py"])
+def test_a_plugin_may_have_any_name(tmp_path: Path, schedule: str, name: str) -> None:
+    """That of a library too, which stays what it is."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(PASS.format(name="rename"))
+    done = ratrainc(tmp_path, "compile", schedule, "-o", "z.rtx", "--json", "--plugin", name)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("words", [["--plugin", "mine.py"], ["--plugin=mine.py"]])
+def test_the_option_may_stand_behind_the_command(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "mine.py").write_text(PASS.format(name="rename"))
+    assert "Gives the module another name." in ratrainc(tmp_path, "passes", *words).stdout
+
+
+FAULTS = {
+    "raises": (
+        "raise ValueError('my own fault')",
+        "the pass 'rename' failed: ValueError: my own fault (FOLDER/mine.py:",
+    ),
+    "empties a stage": ("module.stages[0].ops = []", "the module was broken by the pass 'rename'"),
+    "drops the stages": ("module.stages = []", "the pass 'rename' left 0 stages of 2"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_a_pass_does_wrong_is_told_as_its_fault(tmp_path: Path, schedule: str, fault: str) -> None:
+    body, message = FAULTS[fault]
+    (tmp_path / "mine.py").write_text(PASS.format(name="rename").replace("module.name = self.to", body))
+    words = ["opt", schedule, "--passes", "rename,allocate-ddr", "-o", "b.rtir"]
+    told = ratrainc(tmp_path, "--plugin", "mine.py", *words)
+    assert told.returncode == 1, told.stderr
+    assert message.replace("FOLDER", str(tmp_path)) in told.stderr
+
+
+def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "plugins.md").read_text("utf-8")
+    (own_pass, own_target), (machine,) = (
+        re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("python", "toml")
+    )
+    for name, text in (("mine.py", own_pass), ("roomy.py", own_target), ("roomy1.toml", machine)):
+        (tmp_path / name).write_text(text)
+    words = ["compile", "--model", str(ROOT / "examples" / "tiny.json"), "--plan", str(ROOT / "examples" / "tiny.toml")]
+    pipeline = "place-gpipe,tokens-first{order=ascending},allocate-ddr"
+    options = ["--passes", pipeline, "--machine", "roomy1.toml", "--plugin", "mine.py", "--plugin", "roomy.py"]
+    done = ratrainc(tmp_path, *words, *options, "-o", "x.rtir")
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "x.rtir").read_text().splitlines()
+    loads = [number for number, line in enumerate(lines) if "load_input tokens" in line]
+    assert len(loads) == 4
+    assert loads[-1] < next(number for number, line in enumerate(lines) if " = forward " in line)
