@@ -35,7 +35,8 @@ from tests.targets.runtime.mpi_tools import needs_mpi, run_ranks
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
 STEPS = 4
 PEAK = 5e10
 
@@ -364,7 +365,7 @@ def test_ranks_over_mpi_are_profiled_by_one_clock(profiled: tuple[Program, Path]
 @pytest.mark.full
 def test_clocks_of_other_machines_are_brought_to_that_of_process_0() -> None:
     """Three processes with clocks of their own, each as if on another machine; the offsets found are within their errors."""
-    result = run_ranks(3, Path(__file__).with_name("mpi_clocks.py"))
+    result = run_ranks(3, ROOT / "tests" / "targets" / "runtime" / "mpi_clocks.py")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert len(found) == 3
