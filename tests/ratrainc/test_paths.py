@@ -39,7 +39,7 @@ CONFIG = {
 }
 PLAN = "[parallel]\npp = 1\ndp = 1\n[batch]\nmicro_batch_size = 1\nmicro_batches = 1\nseq_len = 8\n"
 MODEL = {"model": "tiny.json", "plan": "plan.toml"}
-SEARCH = {"model": "tiny.json", "clusters": "1", "seconds": "0"}
+SEARCH = {"model": "tiny.json", "effort_seconds": "0"}
 USUAL: dict[str, dict[str, str]] = {
     "quickstart": {"steps": "1"},
     "compile": MODEL,
@@ -52,8 +52,8 @@ USUAL: dict[str, dict[str, str]] = {
     "explain": {"file": "a.rtir"},
     "simulate": {"file": "a.rtx"},
     "report": {"file": "a.rtx", "output": "out.html"},
-    "plan": SEARCH | {"global_batch": "1", "seq_len": "8"},
-    "scale": SEARCH | {"seq_len": "8"},
+    "plan": SEARCH | {"size_clusters": "1", "size_global_batch": "1", "size_seq_len": "8"},
+    "scale": SEARCH | {"clusters": "1", "seq_len": "8"},
     "calibrate": {"rows": "rows.csv", "names": "launch"},
     "compare": MODEL,
     "run": {"file": "a.rtx", "data_path": "text.txt", "settings_steps": "1", "settings_execution_kernels": "reference"},
@@ -75,8 +75,8 @@ WITH: dict[tuple[str, str], dict[str, str | None]] = {
     ("run", "settings_evaluation_path"): {"settings_evaluation_every": "1"},
 }
 """What goes with a parameter, or does not."""
-NO_PATHS = {"strategy", "passes", "pipeline", "print_ir_after", "strategy_name", "names", "name", "zero", "what_ifs"}
-NO_PATHS |= {"clusters", "engine", "capacity"}
+NO_PATHS = {"strategy", "strategy_name", "passes", "pipeline", "print_ir_after", "plans_strategy", "names", "name"}
+NO_PATHS |= {"plans_zero_levels", "questions_what_ifs", "clusters", "engine", "capacity"}
 ENDINGS = {"schedule": ".rtir", "program": ".rtx", "picture": ".svg", "data": ".txt", "machine": ".toml"}
 FOLDERS = {
     ("run", "settings_saving_directory"),
@@ -121,6 +121,7 @@ def words(name: str, **values: str | None) -> list[str]:
     chosen = {key: value for key, value in (USUAL[name] | values).items() if value is not None}
     options: list[str] = []
     arguments: list[str] = []
+    assert chosen.keys() <= {parameter.name for parameter in COMMANDS[name].params}, "a parameter has another name"
     for parameter in COMMANDS[name].params:
         if parameter.name in chosen:
             value = chosen[parameter.name]
@@ -425,7 +426,7 @@ IN_PLACE = {
     "opt": {"file": "a.rtir", "output": "a.rtir"},
     "compile": {"schedule": "a.rtir", "model": None, "plan": None, "output": "a.rtir"},
     "alloc": {"file": "problem.csv", "output": "problem.csv"},
-    "plan": {"like": "plan.toml", "output": "plan.toml"},
+    "plan": {"plans_like": "plan.toml", "output": "plan.toml"},
 }
 """Results of the kind of a source, which may stand in its place."""
 
