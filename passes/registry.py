@@ -9,6 +9,7 @@ import attrs
 
 from ratrain.passes.pass_base import OPTION_UNITS, Fact, Pass
 from ratrain.ratrain_ir.diagnostics import fail, nearest
+from ratrain.ratrain_ir.plugins import WAY_OUT
 from ratrain.ratrain_ir.registry import Registry
 
 PASSES = Registry(
@@ -59,9 +60,7 @@ def pass_class(name: str) -> type[Pass]:
         cls = PASSES.load(name)
     except KeyError:
         known = PASSES.names()
-        way_out = (
-            nearest(name, known) or "one of your own is found where its module is given: ratrainc --plugin FILE.py ..."
-        )
+        way_out = nearest(name, known) or WAY_OUT
         fail("RT004", f"'{name}' is not a pass; the passes are {', '.join(known)}", help=way_out)
     place = str(PASSES.place(name))
     _check_pass(cls, place)

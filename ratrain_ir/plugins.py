@@ -17,6 +17,10 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
 
 VARIABLE = "RATRAIN_PLUGINS"
 """Holds the plugins that are loaded, in order, separated as in PATH; what is special there is written as in a URL (%3A)."""
+WAY_OUT = "one of your own is found where its module is given: ratrainc --plugin FILE.py ..."
+"""Help for a name that nothing has."""
+_HOME = f"{Path(__file__).parent.parent}{os.sep}"
+"""The folder of this package, as tracebacks name its files."""
 _FILES = "ratrain_plugin_"
 """What the names of modules that are files begin with, so that none has the name of a library."""
 
@@ -54,21 +58,22 @@ def place_of(error: BaseException, name: str) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}:{error.lineno})"
     own = [frame for frame in frames if frame.filename == name] or [
-        frame for frame in frames if "ratrain" not in Path(frame.filename).parts and "<frozen" not in frame.filename
+        frame for frame in frames if not frame.filename.startswith((_HOME, "<frozen"))
     ]
     return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
 
 
 def _import(name: str) -> None:
+    is_file = name.endswith(".py")
+    if is_file and not Path(name).exists():
+        fail("RT072", f"there is no plugin '{name}'")
     try:
-        if name.endswith(".py"):
+        if is_file:
             _import_file(Path(name))
         else:
             import_module(name)
     except DiagnosticError:
         raise
-    except FileNotFoundError:
-        fail("RT072", f"there is no plugin '{name}'")
     except ModuleNotFoundError as error:
         fail("RT072", f"the plugin '{name}' cannot be loaded: {error}{place_of(error, name)}", help=_way_out(name))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin raises is told, in words

@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain.ratrain_ir.files import is_there, read_text
 from ratrain.ratrain_ir.frontend.toml_text import parse_toml
 from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.plugins import WAY_OUT
 from ratrain.ratrain_ir.registry import Registry
 from ratrain.targets.machine.link_groups import (
     GROUP_UNITS,
@@ -311,8 +312,7 @@ class _Reader:
                 self.error(key, f"'{key}' is not a constant of a machine", nearest(key, _ALL_UNITS))
         target = data.get("target", DEFAULT_TARGET)
         if not isinstance(target, str) or TARGETS.place(target) is None:
-            help_text = "one of your own is found where its module is given: ratrainc --plugin FILE.py ..."
-            self.error("target", f"target is one of {', '.join(TARGETS.names())}, got {target!r}", help_text)
+            self.error("target", f"target is one of {', '.join(TARGETS.names())}, got {target!r}", WAY_OUT)
         cost = data.get("cost", "roofline")
         if not isinstance(cost, str) or KERNEL_COSTS.place(cost) is None:
             self.error("cost", f"cost is one of {', '.join(KERNEL_COSTS.names())}, got {cost!r}")

@@ -113,6 +113,7 @@ def test_a_target_of_ones_own_sizes_the_workspace(tmp_path: Path) -> None:
     [
         (None, "there is no plugin"),
         ("1 / 0", "cannot be loaded: ZeroDivisionError: division by zero (FOLDER/bad.py:1)"),
+        ("open('gone.txt')", "cannot be loaded: FileNotFoundError: [Errno 2] No such file or directory: 'gone.txt'"),
         ("def f(:\n", "cannot be loaded: SyntaxError"),
         ("import sys\nsys.exit(3)", "cannot be loaded: SystemExit: 3 (FOLDER/bad.py:2)"),
         ("import gone_away", "cannot be loaded: No module named 'gone_away' (FOLDER/bad.py:1)"),
