@@ -60,6 +60,7 @@ OPTIONS = {
                 "how it is cut and replicated", "--plan p2.toml", "--model m.json -o out.rtir", idle=("x.rtir",)
             ),
             "--machine": Option("sizes, times and capacity; the name in what is written", "--machine slow.toml"),
+            "--capacity": Option("bytes of DDR, in place of the machine's", "--capacity 4MiB", idle=("x.rtir",)),
             "--strategy": Option(
                 "the pipeline, by name",
                 "--strategy full-save",
@@ -245,6 +246,7 @@ OPTIONS = {
             ),
             "-o": Option("the plan that is written", "-o best.toml"),
             "--machine": Option("times and capacity", "--machine slow.toml"),
+            "--capacity": Option("bytes of DDR, in place of the machine's", "--capacity 4MiB"),
             "--json": _JSON,
         },
         wall=True,
@@ -288,6 +290,7 @@ OPTIONS = {
             ),
             "--plot": Option("a picture", "--plot c.gif"),
             "--machine": Option("times and capacity", "--machine slow.toml"),
+            "--capacity": Option("bytes of DDR, in place of the machine's", "--capacity 100KB"),
             "--json": _JSON,
         },
     ),
@@ -339,6 +342,7 @@ OPTIONS = {
                 "the rows, the first is the yardstick", "--strategies ratrain,full-save", "--model m.json --plan p.toml"
             ),
             "--machine": Option("times and capacity", "--machine slow.toml"),
+            "--capacity": Option("bytes of DDR, in place of the machine's", "--capacity 10KB"),
             "--json": _JSON,
         },
     ),

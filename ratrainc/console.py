@@ -134,6 +134,12 @@ def size_text(count: int) -> str:
     return f"{count / GIB:.2f} GiB" if count >= GIB // 4 else f"{count / MIB:.2f} MiB"
 
 
+def capacity_text(count: int) -> str:
+    """Bytes to compare with what others publish, in all units in use: exact, decimal and binary."""
+    decimal = f"{count / 10**9:.2f} GB" if count >= 10**8 else f"{count / 10**6:.2f} MB"
+    return f"{count} bytes ({decimal}, {size_text(count)})"
+
+
 def seconds_text(seconds: float) -> str:
     """Seconds for people."""
     if seconds >= 1:

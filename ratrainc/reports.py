@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.schedules import micro_batches_in_flight
-from ratrain.ratrainc.console import say, seconds_text, size_text, table
+from ratrain.ratrainc.console import capacity_text, say, seconds_text, size_text, table
 
 if TYPE_CHECKING:
     from ratrain.passes.manager import PassRun
@@ -50,7 +50,7 @@ def show_module(module: Module) -> None:
     )
     table(title, ("stage", "blocks", "peak live", "arena", "headroom", "in flight", "ops"), rows)
     if capacity is not None:
-        say(f"capacity of a stage: {capacity} bytes ({size_text(capacity)})")
+        say(f"capacity of a stage: {capacity_text(capacity)}")
 
 
 def show_figures(program: Program, figures: Figures, machine: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands.options import FiniteRange, Result, Source, json_option, output_file
+from ratrain.ratrainc.commands.options import FiniteRange, Result, Source, byte_count, json_option, output_file
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.allocation import Allocation, Effort, LowerBound
@@ -29,19 +29,11 @@ _SHOWN = 16
 _UNLIMITED = 1 << 60
 
 
-def _size(context: click.Context, parameter: click.Parameter, value: str) -> int:
-    """Bytes, as a number or like 20GiB."""
-    from ratrain.passes.pipeline_text import size_in_bytes
-
-    size = size_in_bytes(value)
-    if size is None:
-        raise click.BadParameter(f"expected bytes like 1048576 or 20GiB, got '{value}'", context, parameter)
-    return size
-
-
 @click.command(epilog=_EPILOG)
 @click.argument("file", type=Source("allocation problem"), metavar="PROBLEM.csv")
-@click.option("--capacity", required=True, callback=_size, metavar="BYTES", help="The bytes there are, like 20GiB.")
+@click.option(
+    "--capacity", required=True, callback=byte_count, metavar="BYTES", help="The bytes there are, like 20GiB."
+)
 @click.option(
     "-o",
     "--output",

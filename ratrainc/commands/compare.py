@@ -11,11 +11,12 @@ from ratrain.ratrainc.commands.options import (
     in_groups,
     jobs_option,
     json_option,
-    machine_option,
     model_option,
     refuse_idle,
     seconds_option,
+    target_options,
 )
+from ratrain.ratrainc.machine_choice import MachineChoice
 from ratrain.ratrainc.plan_choices import SearchEffort
 from ratrain.ratrainc.terminal import echo
 
@@ -55,9 +56,9 @@ Examples:
 @click.option(
     "--strategies", "names", metavar="a,b,...", help="Strategies to compare, the first is the yardstick. Default: all."
 )
-@machine_option
+@target_options
 @json_option
-@in_groups(effort=SearchEffort)
+@in_groups(target=MachineChoice, effort=SearchEffort)
 def command(
     model: str,
     plan: str,
@@ -66,7 +67,7 @@ def command(
     seq_len: int,
     effort: SearchEffort,
     names: str | None,
-    machine: str | None,
+    target: MachineChoice,
     as_json: bool,
 ) -> None:
     """Compile and simulate one plan under several strategies, or each strategy on its own best plan.
@@ -85,22 +86,21 @@ def command(
     from ratrain import api
     from ratrain.ratrainc.console import print_json
     from ratrain.ratrainc.strategies import STRATEGIES, strategy
-    from ratrain.targets.machine.machine import load_machine
 
     chosen = [strategy(name.strip()) for name in names.split(",")] if names else _yardstick_first(STRATEGIES)
-    target = load_machine(machine)
+    machine = target.load()
     if automatic:
         assert clusters is not None
         assert global_batch is not None
-        rows = _each_on_its_best(model, chosen, target, clusters, global_batch, seq_len, effort)
+        rows = _each_on_its_best(model, chosen, machine, clusters, global_batch, seq_len, effort)
     else:
         config, resolved = api.resolved(model, plan)
         chosen = _of_one_schedule(resolved, plan, chosen, named=names is not None)
-        rows = _on_one_plan(config, resolved, chosen, target)
+        rows = _on_one_plan(config, resolved, chosen, machine)
     if as_json:
-        print_json({"strategies": rows, "capacity_bytes": target.whole("ddr_capacity")})
+        print_json({"strategies": rows, "capacity_bytes": machine.whole("ddr_capacity")})
         return
-    _show(rows, target.whole("ddr_capacity"), "each on its best plan" if automatic else "on one plan")
+    _show(rows, machine.whole("ddr_capacity"), "each on its best plan" if automatic else "on one plan")
     if not automatic:
         for item in chosen:
             if item.note:

@@ -10,13 +10,15 @@ import click
 from ratrain.ratrainc.commands.options import (
     Result,
     Source,
+    in_groups,
     json_option,
-    machine_option,
     model_option,
     output_file,
     plan_option,
     refuse_idle,
+    target_options,
 )
+from ratrain.ratrainc.machine_choice import MachineChoice
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ _EPILOG = """\b
 Examples:
   ratrainc compile --model llama-2-7b --plan examples/llama-2-7b-256.toml -o 7b.rtir
   ratrainc compile --model examples/tiny.json --plan examples/tiny.toml --strategy full-save -o tiny.rtx
+  ratrainc compile --model llama-2-7b --plan examples/llama-2-7b-8.toml --capacity 20GiB
   ratrainc compile --model llama-2-7b --plan P.toml --passes "place-1f1b,recompute{policy=mlp},allocate-ddr"
   ratrainc compile edited.rtir -o edited.rtx
 """
@@ -41,7 +44,7 @@ Examples:
 @click.argument("schedule", type=Source("schedule"), required=False, metavar="[FILE.rtir]")
 @model_option(required=False)
 @plan_option(required=False)
-@machine_option
+@target_options
 @click.option("--strategy", metavar="S", help="A named pipeline; 'ratrainc strategies' lists them.")
 @click.option("--passes", metavar="PIPELINE", help="A pipeline of passes instead of a strategy.")
 @click.option(
@@ -57,11 +60,12 @@ Examples:
 )
 @click.option("--verify-each", is_flag=True, help="Verify after every pass and name the one that broke the module.")
 @json_option
+@in_groups(target=MachineChoice)
 def command(
     schedule: str | None,
     model: str | None,
     plan: str | None,
-    machine: str | None,
+    target: MachineChoice,
     strategy: str | None,
     passes: str | None,
     output: str | None,
@@ -80,38 +84,37 @@ def command(
     from ratrain.ratrainc.console import print_json, status
     from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, Strategy
     from ratrain.ratrainc.strategies import strategy as named
-    from ratrain.targets.machine.machine import load_machine
 
     chosen = named(strategy or DEFAULT_STRATEGY)
     pipeline = chosen.passes if passes is None else passes
     if schedule is not None:
         with status(f"compiling {schedule}"):
-            module, target = checked_schedule(schedule, machine)
+            module, machine = checked_schedule(schedule, target.machine)
             wanted = passes if passes is not None else "" if module.target is not None else "allocate-ddr"
             if not wanted:
                 refuse_idle("has no pass to follow: the schedule is allocated already", "verify_each")
-            runs = api.run_passes(module, wanted, machine=target, verify_each=verify_each)
+            runs = api.run_passes(module, wanted, machine=machine, verify_each=verify_each)
     else:
         assert model is not None
         assert plan is not None
         with status(f"compiling {model}"):
             config, resolved = api.resolved(model, plan)
             _check_schedule(resolved, plan, chosen, passes)
-            target = load_machine(machine)
+            machine = target.load()
             resolved = chosen.adapted(resolved) if passes is None else resolved
             module = api.lowered(config, resolved)
             try:
-                runs = api.run_passes(module, pipeline, machine=target, verify_each=verify_each)
+                runs = api.run_passes(module, pipeline, machine=machine, verify_each=verify_each)
             except DiagnosticError as error:
                 from ratrain.ratrainc.levers import Setting
 
                 if advice and {d.code for d in error.diagnostics} & _DOES_NOT_FIT:
-                    setting = Setting(config, resolved, pipeline, target)
-                    asking = None if passes is not None else _planner_command(model, plan, resolved, strategy, machine)
+                    setting = Setting(config, resolved, pipeline, machine)
+                    asking = None if passes is not None else _planner_command(model, plan, resolved, strategy, target)
                     named_or_own = chosen if passes is None else Strategy("--passes", passes, "as given")
                     raise _with_advice(error, setting, named_or_own, asking) from None
                 raise
-    written = _write(module, output, target)
+    written = _write(module, output, machine)
     if as_json:
         print_json(summary(module) | {"output": written, "passes": [run.text for run in runs]})
         return
@@ -139,6 +142,7 @@ def _check_usage(
         )
     if schedule is not None:
         refuse_idle("goes with --model and --plan: a schedule file's plan is not changed", "advice")
+        refuse_idle("goes with --model and --plan: a schedule file carries its machine", "target_capacity")
     if strategy is not None and passes is not None:
         raise click.UsageError("--strategy and --passes exclude each other")
     if output is not None and not output.endswith((".rtir", ".rtx")):
@@ -175,13 +179,12 @@ def _with_advice(error: DiagnosticError, setting: Setting, strategy: Strategy, a
     return DiagnosticError([*others, attrs.evolve(last, notes=(*last.notes, *notes))])
 
 
-def _planner_command(model: str, plan: str, resolved: Plan, strategy: str | None, machine: str | None) -> str:
+def _planner_command(model: str, plan: str, resolved: Plan, strategy: str | None, target: MachineChoice) -> str:
     """The command that asks the planner for a plan in place of one, for the same clusters and step."""
     words = ["ratrainc", "plan", "--model", model, "--clusters", str(resolved.clusters)]
     words += ["--global-batch", str(resolved.global_batch), "--seq-len", str(resolved.seq_len), "--like", plan]
     words += ["--strategy", strategy] if strategy is not None else []
-    words += ["--machine", machine] if machine is not None else []
-    return shlex.join([*words, "-o", "P.toml"])
+    return shlex.join([*words, *target.words, "-o", "P.toml"])
 
 
 def _write(module: Module, output: str | None, machine: Machine | None) -> str | None:

@@ -184,6 +184,28 @@ def machine_option(function: F) -> F:
     return click.option("--machine", type=Source("machine"), metavar="FILE", help=text)(function)
 
 
+def byte_count(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """The callback of an option that counts bytes: a number, or one with a unit like 20GiB or 20GB."""
+    from ratrain.passes.pipeline_text import size_in_bytes
+
+    size = None if value is None else size_in_bytes(value)
+    if value is not None and size is None:
+        raise click.BadParameter(f"expected bytes like 1048576, 20GB or 20GiB, got '{value}'", context, parameter)
+    return size
+
+
+def target_options(function: F) -> F:
+    """`--machine` and `--capacity`, the group `target`: a `MachineChoice`."""
+    text = "A machine file (TOML), or the name of a built-in machine. Default: mt3000."
+    capacity = (
+        "DDR of a cluster, like 20GiB, in place of what the machine has (of the mt3000: 20GB, which are 20 * 10^9)."
+    )
+    function = click.option("--capacity", "target_capacity", callback=byte_count, metavar="BYTES", help=capacity)(
+        function
+    )
+    return click.option("--machine", "target_machine", type=Source("machine"), metavar="FILE", help=text)(function)
+
+
 def json_option(function: F) -> F:
     """`--json`."""
     text = "Print one JSON object on stdout and nothing else there."

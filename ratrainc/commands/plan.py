@@ -13,12 +13,13 @@ from ratrain.ratrainc.commands.options import (
     in_groups,
     jobs_option,
     json_option,
-    machine_option,
     model_option,
     output_file,
     refuse_idle,
     seconds_option,
+    target_options,
 )
+from ratrain.ratrainc.machine_choice import MachineChoice
 from ratrain.ratrainc.plan_choices import PlanChoice, Questions, SearchEffort, StepSize
 from ratrain.ratrainc.terminal import echo
 
@@ -118,9 +119,9 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     metavar="P.toml",
     help="Write the best plan; with --what-if, the best of the changed machine.",
 )
-@machine_option
+@target_options
 @json_option
-@in_groups(size=StepSize, plans=PlanChoice, effort=SearchEffort, questions=Questions)
+@in_groups(target=MachineChoice, size=StepSize, plans=PlanChoice, effort=SearchEffort, questions=Questions)
 def command(
     model: str,
     size: StepSize,
@@ -130,7 +131,7 @@ def command(
     effort: SearchEffort,
     questions: Questions,
     output: str | None,
-    machine: str | None,
+    target: MachineChoice,
     as_json: bool,
 ) -> None:
     """Find the plan to run on so many clusters, and say how far it can be from the best possible.
@@ -169,7 +170,7 @@ def command(
         size.clusters,
         size.global_batch or size.clusters,
         size.seq_len,
-        machine=machine,
+        machine=target.load(),
         plans=plans,
         effort=effort,
         robust=questions.robust,
@@ -179,7 +180,7 @@ def command(
             f"does not go with the strategy '{request.strategy.name}', which sets the level", "plans_zero_levels"
         )
     if smallest:
-        _smallest(request, model, output, machine, as_json=as_json)
+        _smallest(request, model, output, target, as_json=as_json)
         return
     changes = [(text, parse_changes(text, request.machine)) for text in questions.what_ifs]
     answer = _answer(request, quick=quick)
@@ -188,7 +189,7 @@ def command(
     scenarios = [_scenario(answer, text, values, quick=quick) for text, values in changes]
     written = scenarios[0].answer if scenarios else answer
     if output is not None:
-        _write(written, model, output, changed_file or machine, changed_file)
+        _write(written, model, output, target if changed_file is None else MachineChoice(changed_file), changed_file)
     if as_json:
         what_if = {"what_if": [scenario_json(s, questions.tokens) for s in scenarios]} if scenarios else {}
         outputs = {"output": output} | ({"machine_output": changed_file} if changed_file is not None else {})
@@ -209,7 +210,7 @@ def _machine_beside(output: str) -> str:
     return f"{output.removesuffix('.toml')}.machine.toml"
 
 
-def _write(answer: Answer, model: str, output: str, machine: str | None, changed_file: str | None) -> None:
+def _write(answer: Answer, model: str, output: str, target: MachineChoice, changed_file: str | None) -> None:
     """Write the best plan, and, where it is for a changed machine, that machine.
 
     Raises `DiagnosticError` RT053 where the changed machine has none, RT065 where its constants contradict each other.
@@ -222,7 +223,7 @@ def _write(answer: Answer, model: str, output: str, machine: str | None, changed
         no_plan(answer)
     if changed_file is not None:
         write_machine(answer.request.machine, changed_file)
-    write_lines(output, plan_file(answer, answer.best, model, machine).splitlines())
+    write_lines(output, plan_file(answer, answer.best, model, target).splitlines())
 
 
 def _answer(request: Request, *, quick: bool) -> Answer:
@@ -248,7 +249,7 @@ def _scenario(answer: Answer, text: str, values: dict[str, float], *, quick: boo
     return Scenario(text, changed, None if quick else kept_plan(answer, machine))
 
 
-def _smallest(request: Request, model: str, output: str | None, machine: str | None, *, as_json: bool) -> None:
+def _smallest(request: Request, model: str, output: str | None, target: MachineChoice, *, as_json: bool) -> None:
     from ratrain.ratrain_ir.diagnostics import Note, fail
     from ratrain.ratrainc.console import print_json, progress, say, size_text
     from ratrain.ratrainc.planner.report import candidate_json, plan_text, shape_text
@@ -272,7 +273,7 @@ def _smallest(request: Request, model: str, output: str | None, machine: str | N
             f"The fewest clusters on which {request.model.name} was found to fit {request.machine.name}: {clusters}."
         ]
         head += [f"{_of_fewer(fewest)}."] if _of_fewer(fewest) else []
-        write_lines(output, plan_text(best, model, head, machine).splitlines())
+        write_lines(output, plan_text(best, model, head, target).splitlines())
     if as_json:
         print_json(
             {

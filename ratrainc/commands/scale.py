@@ -12,12 +12,13 @@ from ratrain.ratrainc.commands.options import (
     in_groups,
     jobs_option,
     json_option,
-    machine_option,
     model_option,
     output_file,
     refuse_idle,
     seconds_option,
+    target_options,
 )
+from ratrain.ratrainc.machine_choice import MachineChoice
 from ratrain.ratrainc.plan_choices import PlanChoice, SearchEffort
 from ratrain.ratrainc.terminal import echo
 
@@ -74,9 +75,9 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     metavar="OUT.png|OUT.svg",
     help="Draw the curve (needs the extra 'plot').",
 )
-@machine_option
+@target_options
 @json_option
-@in_groups(plans=PlanChoice, effort=SearchEffort)
+@in_groups(target=MachineChoice, plans=PlanChoice, effort=SearchEffort)
 def command(
     model: str,
     clusters: list[int],
@@ -86,7 +87,7 @@ def command(
     plans: PlanChoice,
     effort: SearchEffort,
     plot: str | None,
-    machine: str | None,
+    target: MachineChoice,
     as_json: bool,
 ) -> None:
     """Show how throughput grows with the number of clusters when each has as much to do. All times are simulated."""
@@ -108,7 +109,7 @@ def command(
         clusters[0],
         clusters[0] * sequences_per_cluster,
         seq_len,
-        machine=machine,
+        machine=target.load(),
         plans=plans,
         effort=effort,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -10,12 +9,13 @@ from attrs import asdict, evolve
 
 from ratrain.ratrain_ir.diagnostics import Note, fail
 from ratrain.ratrain_ir.frontend.plan_text import plan_to_toml
-from ratrain.ratrainc.console import say, seconds_text, size_text, table
+from ratrain.ratrainc.console import capacity_text, say, seconds_text, size_text, table
 from ratrain.ratrainc.planner.crossings import Crossing, crossings
 from ratrain.ratrainc.planner.variants import placed_by
 from ratrain.targets.machine.link_groups import are_uniform
 
 if TYPE_CHECKING:
+    from ratrain.ratrainc.machine_choice import MachineChoice
     from ratrain.ratrainc.planner.answer import Answer, Candidate, Request
 
 _SHOWN = 5
@@ -201,8 +201,8 @@ def cuts_text(cuts: Sequence[int]) -> str:
     return ",".join(words) if len(words) <= 5 else f"{','.join(words[:3])}..{words[-1]}"
 
 
-def plan_file(answer: Answer, candidate: Candidate, model: str, machine: str | None = None) -> str:
-    """The TOML text of a plan, with what the search knows of it in comments; `machine` as --machine takes it, None: the default."""
+def plan_file(answer: Answer, candidate: Candidate, model: str, target: MachineChoice | None = None) -> str:
+    """The TOML text of a plan, with what the search knows of it in comments; for the default machine where none is given."""
     request = answer.request
     sequences = f"{request.global_batch} sequences of {request.seq_len} tokens a step"
     simulated = (
@@ -215,7 +215,7 @@ def plan_file(answer: Answer, candidate: Candidate, model: str, machine: str | N
         f"or less than {seconds_text(answer.relaxed_bound_seconds)} (closed form) with any.",
         *(_mapping_reasons(answer, candidate) if candidate.plan.mapping is not None else ()),
     ]
-    return plan_text(candidate, model, head, machine)
+    return plan_text(candidate, model, head, target)
 
 
 def _mapping_reasons(answer: Answer, candidate: Candidate) -> Iterator[str]:
@@ -232,12 +232,12 @@ def _mapping_reasons(answer: Answer, candidate: Candidate) -> Iterator[str]:
         yield "  No other mapping of this shape was simulated: it has none, or bounds ruled them out."
 
 
-def plan_text(candidate: Candidate, model: str, head: Sequence[str], machine: str | None = None) -> str:
-    """The TOML text of a plan under lines of comment, for a machine as --machine takes it; None: the default."""
-    target = "" if machine is None else f" --machine {shlex.quote(machine)}"
+def plan_text(candidate: Candidate, model: str, head: Sequence[str], target: MachineChoice | None = None) -> str:
+    """The TOML text of a plan under lines of comment; for the default machine where none is given."""
+    words = "" if target is None else target.text
     compiling = [
         "Compile it with:",
-        f"  ratrainc compile --model {model} --plan THIS.toml{target} \\",
+        f"  ratrainc compile --model {model} --plan THIS.toml{words} \\",
         f'    --passes "{candidate.pipeline}"',
     ]
     text = (
@@ -304,7 +304,7 @@ def no_plan(answer: Answer) -> NoReturn:
         "RT053",
         f"no plan of {request.model.name} with {request.global_batch} sequences of {request.seq_len} tokens "
         f"{'fits' if proved else 'was found that fits'} {request.clusters} clusters of "
-        f"{request.machine.whole('ddr_capacity')} bytes",
+        f"{capacity_text(request.machine.whole('ddr_capacity'))}",
         notes=notes,
         help=f"{'' if proved or request.exhaustive else more}use more clusters, shorter sequences, or another strategy",
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.frontend.plan_text import plan_words
 from ratrain.ratrain_ir.ops import ENGINES, Engine
-from ratrain.ratrainc.console import seconds_text, size_text
+from ratrain.ratrainc.console import capacity_text, seconds_text, size_text
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
@@ -43,7 +43,7 @@ def key_figures(program: Program, figures: Figures) -> str:
         ("clusters", f"{program.plan.clusters:,}"),
         ("ops a step", f"{sum(stage.instructions for stage in program.stages):,}"),
         ("largest arena", size_text(max(stage.arena_bytes for stage in program.stages))),
-        ("capacity", size_text(program.capacity_bytes)),
+        ("capacity", capacity_text(program.capacity_bytes)),
     ]
     return "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs)
 

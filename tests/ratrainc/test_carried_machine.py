@@ -388,7 +388,7 @@ def test_a_schedule_is_not_compiled_for_a_machine_that_cannot_run_it(
 
 def test_a_capacity_beyond_the_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", "--model", MODEL, "--plan", PLAN, "--passes", "allocate-ddr{capacity=40GiB}"]) == 1
-    assert "the machine 'mt3000' has 21474836480" in capsys.readouterr().err
+    assert "the machine 'mt3000' has 20000000000" in capsys.readouterr().err
 
 
 def test_diff_tells_machines_apart(files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -410,7 +410,7 @@ def test_a_capacity_beyond_a_built_in_machine_is_refused(
     assert main(["compile", "--model", MODEL, "--plan", PLAN, "-o", path]) == 0
     rewrite(path, path, lambda info: evolve(info, capacity_bytes=1 << 50))
     assert main(["verify", path]) == 1
-    assert "its machine has a ddr_capacity of 21474836480" in capsys.readouterr().err
+    assert "its machine has a ddr_capacity of 20000000000" in capsys.readouterr().err
 
 
 def test_tiles_for_other_memories_than_the_machines_are_refused(
@@ -435,3 +435,19 @@ def test_tiles_for_other_memories_than_the_machines_are_refused(
     for command in (["verify", path], ["simulate", path], ["run", path, "--steps", "1", "--kernels", "tiled"]):
         assert main(command) == 1
         assert "for other on-chip memories than those of 'mt3000-tiles'" in capsys.readouterr().err
+
+
+def test_another_capacity_makes_another_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is compiled under --capacity says so by its machine's name, carries that machine, and is no file of the mt3000."""
+    schedule = str(tmp_path / "x.rtir")
+    assert main(["compile", "--model", MODEL, "--plan", PLAN, "--capacity", "20GiB", "-o", schedule]) == 0
+    assert "21474836480 bytes (21.47 GB, 20.00 GiB)" in capsys.readouterr().out
+    carried = api.load_schedule(schedule).target
+    assert carried is not None
+    assert (carried.name, carried.capacity_bytes) == ("mt3000-20GiB", 20 << 30)
+    assert compiled_for(carried).whole("ddr_capacity") == 20 << 30
+    assert main(["compile", "--model", MODEL, "--plan", PLAN, "--capacity", "20GB", "-o", schedule]) == 0
+    assert "20000000000 bytes (20.00 GB, 18.63 GiB)" in capsys.readouterr().out
+    carried = api.load_schedule(schedule).target
+    assert carried is not None
+    assert carried.name == "mt3000"

@@ -115,7 +115,7 @@ COMPILE = ("compile", "--model", "tiny.json", "--plan", "plan.toml")
 
 def test_compile_reports_what_each_stage_needs(cli: Cli) -> None:
     found = cli.good(*COMPILE, "--json").json()
-    assert found["capacity_bytes"] == 21474836480
+    assert found["capacity_bytes"] == 20000000000
     assert len(found["stages"]) == 2
     for stage in found["stages"]:
         assert 0 < stage["peak_live_bytes"] <= stage["arena_bytes"] <= found["capacity_bytes"]

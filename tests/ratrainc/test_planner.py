@@ -375,7 +375,7 @@ def test_usage_errors(words, capsys):
 def test_fewest_clusters(capsys, tmp_path):
     machine = tmp_path / "small.toml"
     text = (ROOT / "targets/mt3000/machines/mt3000.toml").read_text()
-    machine.write_text(text.replace("21474836480", "12000000"))
+    machine.write_text(text.replace("20000000000", "12000000"))
     out = tmp_path / "P.toml"
     words = (
         "plan",
