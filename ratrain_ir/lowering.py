@@ -1,9 +1,9 @@
 """Lowering of a model and a plan into a `dataflow` module: one complete training step in plain micro-batch order.
 
 Per stage: all forwards, micro-batch by micro-batch; all backwards, ascending too (gradients accumulate in that order, which
-is part of the semantics); then gradient reduction block by block in backward order; then, in forward order, the update of
-each block and, where state is sharded, the gather of its view; at last the scalars. Passes reorder and merge, they never
-add or drop mathematics.
+is part of the semantics); then gradient reduction block by block in backward order, and the scalars of all ranks; then, in
+forward order, the update of each block and, where state is sharded, the gather of its view; at last the next step's scale.
+Passes reorder and merge, they never add or drop mathematics.
 """
 
 from __future__ import annotations
@@ -221,6 +221,7 @@ class _StageLowering:
             loss = self.named("loss")
             self.emit(AllReduceScalar(quantity=Quantity.LOSS, group=Group.REPLICAS, reads=(loss,)))
         self.sum_norm(blocks)
+        self.combine_flags(blocks)
         for block in blocks:
             self.emit(self.update(block))
         if is_sharded(self.plan) and not gathers_within_step(self.plan):
@@ -228,10 +229,7 @@ class _StageLowering:
                 view, master = self.named(f"w.{block}"), self.named(f"p.{block}")
                 self.emit(AllGather(blocks=(block,), reads=(master,), writes=(view,)))
         if self.plan.has_dynamic_scale:
-            flags = tuple(self.named(f"flag.{block}") for block in blocks)
-            overflow = self.scalar("overflow", Dtype.U32)
-            self.emit(AllReduceScalar(quantity=Quantity.FLAGS, group=Group.ALL, reads=flags, writes=(overflow,)))
-            self.emit(ScaleUpdate(reads=(overflow,), updates=(self.named("scale"),)))
+            self.emit(ScaleUpdate(reads=(self.named("overflow"),), updates=(self.named("scale"),)))
 
     def grad_sync(self, block: Block) -> Op:
         if is_sharded(self.plan):
@@ -261,6 +259,13 @@ class _StageLowering:
             norm = (self.scalar("norm", Dtype.F64),)
             reads = (*gradients, *flags)
             self.emit(AllReduceScalar(quantity=Quantity.NORM, group=Group.ALL, blocks=blocks, reads=reads, writes=norm))
+
+    def combine_flags(self, blocks: tuple[Block, ...]) -> None:
+        """The flags of all ranks, which the next step's scale follows: they wait for reductions, not for updates and gathers."""
+        if self.plan.has_dynamic_scale:
+            flags = tuple(self.named(f"flag.{block}") for block in blocks)
+            overflow = (self.scalar("overflow", Dtype.U32),)
+            self.emit(AllReduceScalar(quantity=Quantity.FLAGS, group=Group.ALL, reads=flags, writes=overflow))
 
     def update(self, block: Block) -> Update:
         norm = (self.named("norm"),) if self.plan.optimizer.clip == "global" else ()

@@ -422,10 +422,13 @@ class AllGather(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class ScaleUpdate(Op):
-    """Sets the next step's loss scale from this step's overflow flag."""
+    """Sets the next step's loss scale from this step's overflow flag.
+
+    On the engine on which the flag arrives: the next step's inputs, which the host loads, do not wait for it.
+    """
 
     keyword = "scale_update"
-    default_engine = Engine.HOST
+    default_engine = Engine.COLLECTIVE
     alike_on_all_stages = True
 
 
@@ -476,7 +479,7 @@ OP_CLASSES: dict[str, type[Op]] = {
     )
 }
 
-COLLECTIVE_OPS = tuple(cls for cls in OP_CLASSES.values() if cls.default_engine is Engine.COLLECTIVE)
+COLLECTIVE_OPS: tuple[type[Op], ...] = (ReduceScatter, AllReduce, AllReduceScalar, AllGather)
 """What the members of a group do together."""
 
 _BASE_FIELDS = {a.name for a in attrs.fields(Op)}

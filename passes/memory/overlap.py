@@ -4,6 +4,7 @@ A tensor's bytes are free when its last accessor has *completed*. List order doe
 reduced stands in the list before the backwards that run meanwhile. If one of them got the gradient's bytes, it would wait for the
 link, and the overlap would be lost. So intervals are lengthened to where, by the target's own seconds, whoever comes next in the
 list would not have to wait. That takes more bytes; a limit on how far an op may lag behind its place in the list trades them for time.
+Scalars share their bytes with nothing, unless no lag fits: an op that wants the four bytes of a flag back would wait for a collective.
 
 The times are those of one stage on its own: each engine in list order, messages from other stages on time.
 """
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import Engine, Op, Release, Tensor
-from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrain_ir.types import StateKind, aligned
 
 _HALVINGS = 12
 
@@ -104,27 +105,31 @@ class Occupancy:
     """when the interval's last accessor has completed"""
     earliest: NDArray[np.float64]
     """earliest start of any op from a position of the list on"""
+    apart: NDArray[np.bool_]
+    """whether the interval is all of a scalar's"""
 
     def within(self, lag: float) -> Lifetimes:
         """Intervals in which an accessor may end up to `lag` seconds after its place in the list has come; 0: those of the list."""
-        freed = iter(self._freed(lag).tolist())
-        intervals = {
-            tensor: tuple((start, next(freed)) for start, _ in spans) for tensor, spans in self.lives.intervals.items()
-        }
+        spans = zip(self._taken(lag).tolist(), self._freed(lag).tolist(), strict=True)
+        intervals = {tensor: tuple(next(spans) for _ in lives) for tensor, lives in self.lives.intervals.items()}
         return Lifetimes(self.lives.stage, intervals, self._live_bytes(lag))
 
     def peak_bytes(self, lag: float) -> int:
         """The most bytes that are taken at once under a lag."""
         return int(self._live_bytes(lag).max(initial=0))
 
+    def _taken(self, lag: float) -> NDArray[np.int64]:
+        return np.where(self.apart, 0, self.starts) if lag > 0 else self.starts
+
     def _freed(self, lag: float) -> NDArray[np.int64]:
         until = np.minimum(self.completed, self.issued + lag)
         later = np.searchsorted(self.earliest, until).astype(np.int64)
-        return np.minimum(np.maximum(self.stops, later), self.limits)
+        freed = np.minimum(np.maximum(self.stops, later), self.limits)
+        return np.where(self.apart, len(self.earliest), freed) if lag > 0 else freed
 
     def _live_bytes(self, lag: float) -> NDArray[np.int64]:
         curve = np.zeros(len(self.earliest) + 1, np.int64)
-        np.add.at(curve, self.starts, self.sizes)
+        np.add.at(curve, self._taken(lag), self.sizes)
         np.subtract.at(curve, self._freed(lag), self.sizes)
         return np.cumsum(curve)[:-1]
 
@@ -147,7 +152,7 @@ def occupancy(stage: Stage, op_seconds: OpSeconds) -> Occupancy:
     times = list_times(stage, op_seconds)
     lives = lifetimes(stage)
     completions = _completions(stage, times)
-    sizes, starts, stops, limits, completed = [], [], [], [], []
+    sizes, starts, stops, limits, completed, apart = [], [], [], [], [], []
     for tensor, spans in lives.intervals.items():
         nexts = [*(start for start, _ in spans), len(stage.ops)][1:]
         for (start, stop), limit in zip(spans, nexts, strict=True):  # none where nothing touches the tensor
@@ -156,6 +161,7 @@ def occupancy(stage: Stage, op_seconds: OpSeconds) -> Occupancy:
             stops.append(stop)
             limits.append(limit)
             completed.append(completions.get((tensor, stop), 0.0))
+            apart.append(tensor.kind is StateKind.SCALAR and len(spans) == 1)
     ends = np.array(stops, np.int64)
     earliest = np.minimum.accumulate(times.starts[::-1])[::-1]
     return Occupancy(
@@ -167,6 +173,7 @@ def occupancy(stage: Stage, op_seconds: OpSeconds) -> Occupancy:
         times.issued[np.maximum(ends - 1, 0)] if len(stage.ops) else np.zeros(len(ends)),
         np.array(completed, np.float64),
         earliest,
+        np.array(apart, np.bool_),
     )
 
 

@@ -1,7 +1,8 @@
 """`insert-prefetch{depth-blocks=... depth-bytes=...}`: gathers parameter views in the order the next forward visits the blocks.
 
 Across the step's end, each gather follows the update of its block and the gathers of the blocks before it, so that the view the next step
-needs first is whole first. Where nothing is sharded an update writes its view itself, and there is nothing to gather. Where
+needs first is whole first. The flags of all ranks meet before the gathers, which they do not depend on, or the next step would wait for all
+gathers; only what a stage gathers while stages before it still run their last backwards comes before them. Where nothing is sharded an update writes its view itself, and there is nothing to gather. Where
 views are sharded within the step too (ZeRO 3), each is gathered up to `depth-blocks` block ops ahead of its use, as far as the views that
 wait for theirs take no more than `depth-bytes`.
 """
@@ -14,9 +15,21 @@ from typing import TYPE_CHECKING, ClassVar, TypeGuard
 
 from attrs import field, frozen
 
+from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Pass, PassContext
 from ratrain.ratrain_ir.blocks import Block, block_chain, gathers_within_step
-from ratrain.ratrain_ir.ops import AllGather, Engine, Op, Tensor, Update
+from ratrain.ratrain_ir.ops import (
+    AllGather,
+    AllReduce,
+    AllReduceScalar,
+    Engine,
+    InputGradientOp,
+    Op,
+    Quantity,
+    ReduceScatter,
+    Tensor,
+    Update,
+)
 from ratrain.ratrain_ir.types import StateKind
 
 if TYPE_CHECKING:
@@ -35,34 +48,81 @@ class InsertPrefetchPass(Pass):
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage."""
-        context.statistics["gathers"] = sum(self.rewrite(module, stage) for stage in module.stages)
+        context.statistics["gathers"] = sum(self.rewrite(stage, Trials(module, context)) for stage in module.stages)
 
-    def rewrite(self, module: Module, stage: Stage) -> int:
+    def rewrite(self, stage: Stage, trials: Trials) -> int:
         """Rewrite one stage; the number of gathers."""
-        gathers = _reorder(stage, {block: index for index, block in enumerate(block_chain(module.model))})
+        module = trials.module
+        gathers = _reorder(stage, trials, {block: index for index, block in enumerate(block_chain(module.model))})
         if gathers_within_step(module.plan):
             gathers = _prefetch_within_step(stage, self.depth_blocks, self.depth_bytes)
         return gathers
 
 
-def _reorder(stage: Stage, order: dict[Block, int]) -> int:
-    """Put gathers in forward order, each as soon as the updates it needs are done; the number of gathers."""
+def _reorder(stage: Stage, trials: Trials, order: dict[Block, int]) -> int:
+    """Put gathers in forward order, each as soon as the updates it needs are done, and flags early; the number of gathers."""
     gathers = sorted(
         (op for op in stage.ops if _is_for_next_step(op)), key=lambda op: min(map(order.__getitem__, op.blocks))
     )
-    last_update = {op.block: position for position, op in enumerate(stage.ops) if type(op) is Update}
+    flags = [op for op in stage.ops if _meets_flags(op)]
+    moved: set[Op] = {*gathers, *flags}
+    rest = [op for op in stage.ops if op not in moved]
+    last_update = {op.block: position for position, op in enumerate(rest) if type(op) is Update}
+    first = _gathered_before_flags(stage, trials, gathers) if flags else 0
     after: dict[int, list[Op]] = {}
     earliest = -1
-    for gather in gathers:
-        earliest = max(earliest, *(last_update.get(block, len(stage.ops) - 1) for block in gather.blocks))
-        after.setdefault(earliest, []).append(gather)
-    ops: list[Op] = []
-    for position, op in enumerate(stage.ops):
-        if not _is_for_next_step(op):
-            ops.append(op)
+    moving: tuple[AllGather | AllReduceScalar, ...] = (*gathers[:first], *flags, *gathers[first:])
+    for op in moving:
+        needed = [last_update.get(block, len(rest) - 1) for block in op.blocks] or [_last_reduction(rest)]
+        earliest = max(earliest, *needed)
+        after.setdefault(earliest, []).append(op)
+    ops: list[Op] = list(after.get(-1, ()))
+    for position, stays in enumerate(rest):
+        ops.append(stays)
         ops += after.get(position, ())
     stage.ops = ops
     return len(gathers)
+
+
+def _last_reduction(ops: list[Op]) -> int:
+    """Where the last op stands that makes flags of gradients; -1 where none does."""
+    return next((at for at in reversed(range(len(ops))) if isinstance(ops[at], ReduceScatter | AllReduce)), -1)
+
+
+def _gathered_before_flags(stage: Stage, trials: Trials, gathers: list[AllGather]) -> int:
+    """How many gathers a stage has time for before the flags of the stages before it are there.
+
+    Those have the last micro-batch's backward still to run, one after the other, when this stage has done its own.
+    """
+    module = trials.module
+    topology = module.topology
+    left = sum(
+        _last_backward_seconds(module.stages[topology.chunk_stages[chunk]], trials)
+        for chunk in range(topology.chunks_of(stage.index)[0])
+    )
+    for count, gather in enumerate(gathers):
+        left -= trials.op_seconds(stage, gather)
+        if left < 0:
+            return count
+    return len(gathers)
+
+
+def _last_backward_seconds(stage: Stage, trials: Trials) -> float:
+    """Seconds of a stage's input gradients of the last micro-batch, without what is recovered for them."""
+    module = trials.module
+    missing = len(module.topology.stage_blocks[stage.index])
+    seconds = 0.0
+    for op in reversed(stage.ops):
+        if isinstance(op, InputGradientOp) and op.micro_batch == module.plan.micro_batches - 1:
+            seconds += trials.context.op_seconds(module, stage, op)
+            missing -= 1
+            if not missing:
+                break
+    return seconds
+
+
+def _meets_flags(op: Op) -> TypeGuard[AllReduceScalar]:
+    return type(op) is AllReduceScalar and op.quantity is Quantity.FLAGS
 
 
 def _is_for_next_step(op: Op) -> TypeGuard[AllGather]:

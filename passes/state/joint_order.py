@@ -51,7 +51,7 @@ class _StateOrder:
         if self.updates_when_final:
             ScheduleUpdatePass().rewrite(stage, trials)
         if self.gathers_in_order:
-            self.prefetch.rewrite(trials.module, stage)
+            self.prefetch.rewrite(stage, trials)
 
     def __str__(self) -> str:
         updates = ", updates as gradients become final" if self.updates_when_final else ""

@@ -10,13 +10,13 @@ from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.blocks import Block, gathers_within_step, is_sharded
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import (
+    COLLECTIVE_OPS,
     AllGather,
     AllReduce,
     AllReduceScalar,
     Backward,
     BackwardInput,
     BackwardWeight,
-    Engine,
     Forward,
     Group,
     LoadInput,
@@ -83,7 +83,7 @@ def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter)
     if module.level is Level.DATAFLOW and (type(op) is Release or op.scratch):
         what = "a release" if type(op) is Release else "workspace"
         report.at_op("RT026", f"{what} is not allowed at level dataflow, where no order is claimed", stage, op)
-    if op.engine is Engine.COLLECTIVE:
+    if isinstance(op, COLLECTIVE_OPS):
         check_collective(module, stage, op, report)
 
 
