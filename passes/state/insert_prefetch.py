@@ -22,6 +22,7 @@ from ratrain.ratrain_ir.ops import (
     AllGather,
     AllReduce,
     AllReduceScalar,
+    BackwardWeight,
     Engine,
     InputGradientOp,
     Op,
@@ -85,21 +86,26 @@ def _reorder(stage: Stage, trials: Trials, order: dict[Block, int]) -> int:
 
 
 def _last_reduction(ops: list[Op]) -> int:
-    """Where the last op stands that makes flags of gradients; -1 where none does."""
-    return next((at for at in reversed(range(len(ops))) if isinstance(ops[at], ReduceScatter | AllReduce)), -1)
+    """Where the last op stands that makes flags of gradients, or, as all ranks meet in one order, another scalar; -1: none does."""
+    kinds = ReduceScatter | AllReduce | AllReduceScalar
+    return next((at for at in reversed(range(len(ops))) if isinstance(ops[at], kinds)), -1)
 
 
 def _gathered_before_flags(stage: Stage, trials: Trials, gathers: list[AllGather]) -> int:
     """How many gathers a stage has time for before the flags of the stages before it are there.
 
-    Those have the last micro-batch's backward still to run, one after the other, when this stage has done its own.
+    Those have the last micro-batch's backward still to run, one after the other, when this stage has sent its own gradient; it may
+    have weight halves left. Where gradients are clipped by the norm of all, all stages go on at once.
     """
     module = trials.module
+    if module.plan.optimizer.clip == "global":
+        return 0
     topology = module.topology
     left = sum(
         _last_backward_seconds(module.stages[topology.chunk_stages[chunk]], trials)
         for chunk in range(topology.chunks_of(stage.index)[0])
     )
+    left -= _seconds_of_weight_halves_left(stage, trials)
     for count, gather in enumerate(gathers):
         left -= trials.op_seconds(stage, gather)
         if left < 0:
@@ -118,6 +124,17 @@ def _last_backward_seconds(stage: Stage, trials: Trials) -> float:
             missing -= 1
             if not missing:
                 break
+    return seconds
+
+
+def _seconds_of_weight_halves_left(stage: Stage, trials: Trials) -> float:
+    """Seconds of the weight halves that a stage runs after its last input gradient."""
+    seconds = 0.0
+    for op in reversed(stage.ops):
+        if isinstance(op, InputGradientOp):
+            break
+        if type(op) is BackwardWeight:
+            seconds += trials.context.op_seconds(trials.module, stage, op)
     return seconds
 
 

@@ -31,6 +31,7 @@ class Cause(Enum):
     PREFETCH = "PrefetchW"
     BARRIER = "barrier"
     INPUT = "input"
+    QUEUE = "queued behind"
     COMPUTE = "own compute"
     SETTLING = "settling"
 
@@ -39,7 +40,7 @@ class Cause(Enum):
 
 _CAUSES = tuple(Cause)
 """By number, as `idle_walk` has them."""
-_TAIL = (Cause.GRAD_SYNC, Cause.UPDATE, Cause.PREFETCH, Cause.BARRIER)
+_TAIL = (Cause.GRAD_SYNC, Cause.UPDATE, Cause.PREFETCH, Cause.BARRIER, Cause.QUEUE)
 _KINDS = PerOp(
     "cause of waiting",
     {
@@ -196,7 +197,15 @@ class Bubbles:
         kinds = np.array([_KINDS[item.keyword] for item in timeline.instructions], np.int64)
         intervals, bounds = self._idle_intervals()
         numbers, times = idle_walk.walk(
-            timeline.flat, timeline.starts, timeline.ends, self._reuse, kinds, timeline.rendezvous, intervals, bounds
+            timeline.flat,
+            timeline.starts,
+            timeline.ends,
+            self._reuse,
+            kinds,
+            self._apart,
+            timeline.rendezvous,
+            intervals,
+            bounds,
         )
         return numbers, times, intervals[numbers[:, 0], 0]
 
@@ -255,19 +264,33 @@ class Bubbles:
     @cached_property
     def _reuse(self) -> Int64s:
         """By wait: whether the two have no tensor in common, so that only bytes are waited for."""
-        timeline, flat = self.timeline, self.timeline.flat
+        flat = self.timeline.flat
+        waiting = np.repeat(np.arange(self.timeline.ops), flat.ops["wait_stop"] - flat.ops["wait_first"])
+        return self._have_nothing_in_common(
+            waiting, flat.streams["first"][flat.waits["stream"]] + flat.waits["count"] - 1
+        )
+
+    @cached_property
+    def _apart(self) -> Int64s:
+        """By op: whether it has no tensor in common with the one before it in its stream, the last one before the first."""
+        flat = self.timeline.flat
+        before = np.arange(self.timeline.ops) - 1
+        before[flat.first_ops] = flat.last_ops
+        return self._have_nothing_in_common(np.arange(self.timeline.ops), before)
+
+    def _have_nothing_in_common(self, ops: Int64s, others: Int64s) -> Int64s:
+        """By pair: whether two ops have no tensor in common."""
+        timeline = self.timeline
         items = timeline.instructions
         counts = np.array([len(item.operands) for item in items], np.int64)
         tensors = np.array([operand.tensor for item in items for operand in item.operands], np.int64)
         stride = int(tensors.max(initial=0)) + 1
         held = np.unique(np.repeat(np.arange(timeline.ops), counts) * stride + tensors)
-        waiting = np.repeat(np.arange(timeline.ops), flat.ops["wait_stop"] - flat.ops["wait_first"])
-        awaited = flat.streams["first"][flat.waits["stream"]] + flat.waits["count"] - 1
         starts = np.cumsum(counts) - counts
-        sizes = counts[waiting]
+        sizes = counts[ops]
         firsts = np.cumsum(sizes) - sizes
-        places = np.arange(sizes.sum()) - np.repeat(firsts, sizes) + np.repeat(starts[waiting], sizes)
-        keys = np.repeat(awaited, sizes) * stride + tensors[places]
+        places = np.arange(sizes.sum()) - np.repeat(firsts, sizes) + np.repeat(starts[ops], sizes)
+        keys = np.repeat(others, sizes) * stride + tensors[places]
         shared = np.isin(keys, held, kind="sort")
-        numbers = np.repeat(np.arange(len(waiting)), sizes)
-        return np.asarray(np.bincount(numbers[shared], minlength=len(waiting)) == 0, np.int64)
+        numbers = np.repeat(np.arange(len(ops)), sizes)
+        return np.asarray(np.bincount(numbers[shared], minlength=len(ops)) == 0, np.int64)

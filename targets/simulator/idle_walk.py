@@ -11,8 +11,11 @@ import numpy as np
 from ratrain.passes.memory.allocation.compiled import kernel
 from ratrain.targets.simulator.flat_program import RECV, SEND, STREAMS, TOGETHER, FlatProgram, Float64s, Int64s
 
-FILL, DRAIN, STAGE, LINK, BYTE_REUSE, GRAD_SYNC, UPDATE, PREFETCH, BARRIER, INPUT, COMPUTE = range(11)
-"""What an engine waits for. COMPUTE is its own stage's compute engine, STAGE anything on another stage."""
+FILL, DRAIN, STAGE, LINK, BYTE_REUSE, GRAD_SYNC, UPDATE, PREFETCH, BARRIER, INPUT, QUEUE, COMPUTE = range(12)
+"""What an engine waits for. COMPUTE is its own stage's compute engine, STAGE anything on another stage.
+
+QUEUE: what it waits for stood behind an op of another kind that it does not need.
+"""
 NOBODY = -1
 INSIDE = -1
 """`boundary` of an idle interval that lies between two ops of a step."""
@@ -83,13 +86,14 @@ def own_last_awaited(
 
 @kernel
 def walk(
-    flat: FlatProgram, starts: Float64s, ends: Float64s, reuse: Int64s, kinds: Int64s, rendezvous: bool,
+    flat: FlatProgram, starts: Float64s, ends: Float64s, reuse: Int64s, kinds: Int64s, apart: Int64s, rendezvous: bool,
     intervals: Int64s, bounds: Float64s,
 ) -> tuple[Int64s, Float64s]:  # fmt: skip
     """Take idle intervals apart by what the engine waited for.
 
     `intervals` [n, 4]: stream; the event that starts at its end, or -1; the event that ends there, used where none starts;
-    `boundary`: the step that begins with it, or INSIDE. `bounds` [n, 2]: from, to. `kinds`: by op, what it is to those who wait.
+    `boundary`: the step that begins with it, or INSIDE. `bounds` [n, 2]: from, to. `kinds`: by op, what it is to those who wait; `apart`: by op,
+    whether it has no tensor in common with the one before it in its stream.
     Returns [m, 3] interval, cause, stage and [m, 2] from, to; the pieces of an interval come latest first.
     """
     numbers, times = np.empty((256, 3), np.int64), np.empty((256, 2))
@@ -101,6 +105,7 @@ def walk(
         fresh = True
         while to > begin:
             cause, stage, since = COMPUTE, own, begin
+            waiting = event
             if event >= 0:
                 ended, awaited = last_awaited(flat, ends, reuse, event, rendezvous, False)
                 sooner, other = last_awaited(flat, ends, reuse, event, rendezvous, True)
@@ -114,6 +119,8 @@ def walk(
                 since = max(begin, starts[awaited])
                 step = awaited // len(flat.ops)
                 cause = cause_of(kinds[op], stage == own, boundary, step)
+                if waiting >= 0 and cause == kinds[op] and is_queue(flat, kinds, apart, waiting % len(flat.ops), op):
+                    cause = QUEUE
                 event = awaited
             if since < to:
                 same = not fresh and numbers[count - 1, 1] == cause and numbers[count - 1, 2] == stage
@@ -128,6 +135,17 @@ def walk(
                 fresh = False
             to = since
     return numbers[:count], times[:count]
+
+
+@kernel
+def is_queue(flat: FlatProgram, kinds: Int64s, apart: Int64s, waiting: int, awaited: int) -> bool:
+    """Whether an op, or one it meets, only stands behind the awaited one, which is of another kind and gives it nothing."""
+    stream = flat.streams[flat.ops[awaited].stream]
+    behind = awaited + 1 if awaited + 1 < stream.stop else stream.first
+    meeting = flat.ops[waiting].meeting
+    same = behind == waiting or (meeting >= 0 and flat.ops[behind].meeting == meeting)
+    works = kinds[awaited] >= GRAD_SYNC and kinds[awaited] < COMPUTE and kinds[behind] >= GRAD_SYNC
+    return bool(same and works and kinds[behind] != kinds[awaited] and apart[behind] == 1 and kinds[behind] < COMPUTE)
 
 
 @kernel
