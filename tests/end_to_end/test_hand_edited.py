@@ -101,7 +101,7 @@ LEGAL_ALLOCATED: dict[str, Edit] = {
     ),
     "the loss before a send": lambda text: moved(text, "all_reduce_scalar loss", before=("send gradient m2",), stage=1),
     "a gather after the next update": lambda text: moved(text, "all_gather embed", before=("update mlp.0",)),
-    "a release later": lambda text: moved(text, "release (%gs.embed)", before=("all_reduce_scalar flags",)),
+    "a release later": lambda text: moved(text, "release (%gs.embed,", before=("scale_update",)),
 }
 
 
@@ -123,9 +123,9 @@ LEGAL_PLACED: dict[str, Edit] = {
         ("recv gradient m0",),
     ),
     "updates in another order": lambda text: moved(text, "update mlp.0", before=("update embed",)),
-    "a gather later": lambda text: moved(text, "all_gather embed", before=("all_reduce_scalar flags",)),
+    "a gather later": lambda text: moved(text, "all_gather embed", before=("scale_update",)),
     "a forward before a receive": lambda text: moved(text, "recv gradient m1", before=("forward embed m2",)),
-    "flags before updates": lambda text: moved(text, "all_reduce_scalar flags", before=("update embed",)),
+    "flags after updates": lambda text: moved(text, "all_reduce_scalar flags", before=("all_gather embed",)),
 }
 
 

@@ -71,7 +71,7 @@ def test_everything_wrong_in_one_layer_is_reported_at_once():
     lines = sound("released").splitlines()
     for edit in (
         drop("%tokens.m0 = load_input"),
-        drop("release (%gs.embed)"),
+        drop("release (%g.embed)"),
         repeat("release (%overflow)", stage=1),
         change("send activation m1", "@1", "@0"),
     ):
