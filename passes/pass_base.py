@@ -73,10 +73,19 @@ OPTION_UNITS = ("bytes", "blocks", "micro-batches")
 """What numbers that are options of passes count."""
 
 
+SWITCH = ("false", "true")
+"""The choices of an option that is a `bool`."""
+
+
+def option_text(value: object) -> str:
+    """The value of an option as a pipeline writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def default_text(option: Attribute[Any]) -> str:
     """The default of an option in words."""
     unset: str = option.metadata.get("default", "what the machine has")
-    return unset if option.default is None else str(option.default)
+    return unset if option.default is None else option_text(option.default)
 
 
 def values_text(option: Attribute[Any]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 
+from ratrain.passes.pass_base import option_text
 from ratrain.passes.registry import pass_class
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location, nearest
 
@@ -49,7 +50,7 @@ def pipeline_text(passes: list[Pass]) -> str:
 def pass_text(item: Pass) -> str:
     """One pass with the options that differ from their defaults."""
     options = [
-        f"{attribute.name.replace('_', '-')}={_option_text(getattr(item, attribute.name))}"
+        f"{attribute.name.replace('_', '-')}={option_text(getattr(item, attribute.name))}"
         for attribute in attrs.fields(type(item))
         if getattr(item, attribute.name) != attribute.default
     ]
@@ -60,10 +61,6 @@ def size_in_bytes(text: str) -> int | None:
     """Bytes of a size like `64MiB` or `1000`, or None where it is not one."""
     match = _SIZE.fullmatch(text.strip())
     return int(match[1]) * _UNITS[match[2] or "B"] if match else None
-
-
-def _option_text(value: Any) -> str:
-    return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
 def _make(text: str, match: re.Match[str]) -> Pass:
@@ -95,7 +92,7 @@ def _read_option(text: str, at: int, cls: type[Pass], attribute: attrs.Attribute
         if value not in choices:
             expected = f"expected one of {', '.join(choices)}, got '{value}'"
             _fail(text, at, f"{attribute.name} of '{cls.name}': {expected}", len(value), nearest(value, choices))
-        return value
+        return value == "true" if isinstance(attribute.default, bool) else value
     words = attribute.metadata.get("words", ())
     if value in words:
         return value

@@ -61,7 +61,7 @@ CODES: dict[str, str] = {
     "RT072": "a plugin, or a pass or target of one, is at fault",
     # programs
     "RT080": "the file is not a sound .rtx program",
-    "RT081": "two instructions of a program race",
+    "RT081": "two instructions of a program race, or compute does not wait for a blocking collective",
     # data and runs
     "RT090": "the training data cannot be used",
     "RT091": "the weights do not fit the model",

@@ -189,6 +189,18 @@ def _enum_field(kind: type[Enum], default: Enum | None = None, among: tuple[Enum
     return field(metadata=codec) if default is None else field(metadata=codec, default=default)
 
 
+def _read_blocking(text: str) -> bool:
+    if text != "blocking":
+        raise FieldError(f"expected 'blocking', got '{text}'")
+    return True
+
+
+def _blocking_field() -> Any:
+    """Whether compute waits: no computation runs while the collective does. It takes as long on its own."""
+    codec = {"read": _read_blocking, "write": lambda _: "blocking", "optional": True, TIME: NOTHING}
+    return field(metadata=codec, default=False)
+
+
 def _phase_field() -> Any:
     codec = {"read": _read_enum(Phase), "write": lambda member: member.value, "optional": True}
     return field(metadata=codec, default=None)
@@ -341,7 +353,7 @@ class ReduceScatter(Op):
     """GradSync into shards: the mean over replicas of each block's gradient.
 
     An overflow flag goes with each shard. With a micro-batch it reduces that micro-batch's contribution
-    (`reduce = "each-micro-batch"`), without one the whole.
+    (`reduce = "each-micro-batch"`), without one the whole. If it is blocking, compute waits for it.
     """
 
     keyword = "reduce_scatter"
@@ -349,6 +361,7 @@ class ReduceScatter(Op):
     alike_on_all_stages = True
     blocks: tuple[Block, ...] = _blocks_field()
     micro_batch: int | None = _micro_batch_field(optional=True)
+    blocking: bool = _blocking_field()
 
 
 @final
@@ -356,7 +369,8 @@ class ReduceScatter(Op):
 class AllReduce(Op):
     """GradSync in place: the mean over replicas, or the sum of tied gradients.
 
-    The overflow flags go with them. Tied gradients are those of the embedding and the head, summed over `ends`.
+    The overflow flags go with them. Tied gradients are those of the embedding and the head, summed over `ends`. If it is blocking,
+    compute waits for it.
     """
 
     keyword = "all_reduce"
@@ -364,6 +378,7 @@ class AllReduce(Op):
     alike_on_all_stages = True
     blocks: tuple[Block, ...] = _blocks_field()
     group: Group = _enum_field(Group, Group.REPLICAS)
+    blocking: bool = _blocking_field()
 
 
 @final
@@ -408,7 +423,8 @@ class Update(Op):
 class AllGather(Op):
     """PrefetchW: makes parameter views whole from the replicas' master shards.
 
-    At the step's end for the next step; with a micro-batch and a phase, within the step for one use (ZeRO 3).
+    At the step's end for the next step; with a micro-batch and a phase, within the step for one use (ZeRO 3). If it is blocking,
+    compute waits for it.
     """
 
     keyword = "all_gather"
@@ -417,6 +433,7 @@ class AllGather(Op):
     blocks: tuple[Block, ...] = _blocks_field()
     micro_batch: int | None = _micro_batch_field(optional=True)
     phase: Phase | None = _phase_field()
+    blocking: bool = _blocking_field()
 
 
 @final
@@ -481,6 +498,15 @@ OP_CLASSES: dict[str, type[Op]] = {
 
 COLLECTIVE_OPS: tuple[type[Op], ...] = (ReduceScatter, AllReduce, AllReduceScalar, AllGather)
 """What the members of a group do together."""
+
+TensorCollective = ReduceScatter | AllReduce | AllGather
+"""What combines or moves whole tensors of a group, and may be blocking."""
+
+
+def is_blocking(op: Op) -> bool:
+    """Whether compute waits for an op: it starts when the compute ops before it in the list are done, and those after it wait for it."""
+    return isinstance(op, TensorCollective) and op.blocking
+
 
 _BASE_FIELDS = {a.name for a in attrs.fields(Op)}
 

@@ -46,8 +46,9 @@ class Strategy:
 
 
 _BULK = "bucket-grad-sync{unit=stage}"
+_BLOCKING_BULK = "bucket-grad-sync{unit=stage blocking=true},insert-prefetch{depth-blocks=0 blocking=true}"
 # A strategy that is named after a schedule places it; the others take the plan's.
-_BASELINE = f"place-1f1b,{_BULK},recompute{{policy=full}},allocate-ddr"
+_BASELINE = f"place-1f1b,{_BLOCKING_BULK},recompute{{policy=full}},allocate-ddr"
 
 STRATEGIES = (
     Strategy(
@@ -58,18 +59,23 @@ STRATEGIES = (
     ),
     Strategy(
         "ratrain-no-fsr",
+        "joint-order{policy=full placement=inline},allocate-ddr",
+        "ratrain without forward-side recovery: everything is recovered inline, right before each backward",
+    ),
+    Strategy(
+        "ratrain-inline",
         "joint-order{placement=inline},allocate-ddr",
-        "ratrain with recovery inline, right before each backward",
+        "ratrain that keeps what fits too, and recovers the rest inline, right before each backward",
     ),
     Strategy(
         "ratrain-no-update-prefetch",
         "joint-order{state=bulk},allocate-ddr",
-        "ratrain with all updates before all gathers, as in the baseline",
+        "ratrain with all updates before all gathers, as in baseline-1f1b-overlapped",
     ),
     Strategy(
         "ratrain-no-layerwise",
         "joint-order{reduction=bulk},allocate-ddr",
-        "ratrain with each stage's gradients reduced at once, as in the baseline",
+        "ratrain with each stage's gradients reduced at once, as in baseline-1f1b-overlapped",
     ),
     Strategy(
         "zb-h1",
@@ -79,7 +85,13 @@ STRATEGIES = (
     Strategy(
         "baseline-1f1b",
         _BASELINE,
-        "full recomputation inside backward; reduction in bulk after the whole backward, then updates, then gathers",
+        "full recomputation inside backward; reduction in bulk after the whole backward, then updates, then gathers; compute waits "
+        "for every reduction and gather",
+    ),
+    Strategy(
+        "baseline-1f1b-overlapped",
+        f"place-1f1b,{_BULK},recompute{{policy=full}},allocate-ddr",
+        "baseline-1f1b in which compute waits only for what it reads",
     ),
     Strategy(
         "tuned-1f1b",
@@ -89,13 +101,21 @@ STRATEGIES = (
     ),
     Strategy(
         "full-save",
-        f"{_BULK},recompute{{policy=none}},allocate-ddr",
+        f"{_BLOCKING_BULK},recompute{{policy=none}},allocate-ddr",
         "baseline-1f1b that keeps every activation instead of recomputing it",
     ),
     Strategy(
         "zero3",
-        f"{_BULK},insert-prefetch,recompute{{policy=full}},allocate-ddr",
-        "baseline-1f1b with views sharded too: each is gathered one block ahead of every use (ZeRO 3)",
+        "bucket-grad-sync{bytes=1GB},insert-prefetch,recompute{policy=auto},allocate-ddr",
+        "views sharded too, each gathered one block ahead of every use, and gradients reduced in buckets, both beside compute; only what "
+        "does not fit is recomputed, inline (ZeRO 3)",
+        zero=3,
+    ),
+    Strategy(
+        "zero3-blocking",
+        "bucket-grad-sync{bytes=1GB blocking=true},insert-prefetch{depth-blocks=0 blocking=true},recompute{policy=full},allocate-ddr",
+        "zero3 without overlap and with full recomputation: views are gathered right before every use, and compute waits for gathers "
+        "and reductions",
         zero=3,
     ),
 )

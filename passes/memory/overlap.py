@@ -6,7 +6,8 @@ link, and the overlap would be lost. So intervals are lengthened to where, by th
 list would not have to wait. That takes more bytes; a limit on how far an op may lag behind its place in the list trades them for time.
 Scalars share their bytes with nothing, unless no lag fits: an op that wants the four bytes of a flag back would wait for a collective.
 
-The times are those of one stage on its own: each engine in list order, messages from other stages on time.
+The times are those of one stage on its own: each engine in list order, messages from other stages on time. A blocking collective
+takes the time of the compute engine too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
 from ratrain.ratrain_ir.module import Stage
-from ratrain.ratrain_ir.ops import Engine, Op, Release, Tensor
+from ratrain.ratrain_ir.ops import Engine, Op, Release, Tensor, is_blocking
 from ratrain.ratrain_ir.types import StateKind, aligned
 
 _HALVINGS = 12
@@ -73,13 +74,17 @@ class _Walk:
                 issued[position], starts[position], ends[position] = now, inf, now
                 continue
             start = max(free.get(op.engine, 0.0), now)
+            takes_compute = op.engine is Engine.COMPUTE or is_blocking(op)
+            if takes_compute:
+                start = max(start, free.get(Engine.COMPUTE, 0.0))
             for tensor in op.reads + op.updates:
                 start = max(start, written.get(tensor, 0.0))
             end = start + self.op_seconds(self.stage, op)
             free[op.engine] = end
             for tensor in op.writes + op.updates:
                 written[tensor] = end
-            if op.engine is Engine.COMPUTE:
+            if takes_compute:
+                free[Engine.COMPUTE] = end
                 now = start
             issued[position], starts[position], ends[position] = now, start, end
         self.now = now

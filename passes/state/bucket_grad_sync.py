@@ -1,4 +1,4 @@
-"""`bucket-grad-sync{bytes=...|auto unit=block|layer|stage}`: joins the gradient reductions of neighbouring blocks, and starts them as early as they may.
+"""`bucket-grad-sync{bytes=...|auto unit=block|layer|stage blocking=true}`: joins the gradient reductions of neighbouring blocks, and starts them as early as they may.
 
 Reductions come in backward order. A bucket closes when its gradients reach `bytes`; it stands right after the backward that
 gives its last contribution, so that it waits for no straggler it does not need. With `reduce = "each-micro-batch"` the
@@ -6,16 +6,17 @@ buckets are formed within each micro-batch. Shards partition every block, never 
 
 Small buckets start early; large ones pay the links' latencies less often. `bytes=auto` takes the smallest of a few sizes whose reductions the
 link finishes while the backward that makes them runs; if there is none, the one that keeps the link busy for the shortest time.
-`unit=stage` reduces in bulk: one collective of all of a stage's gradients, after the whole backward.
+`unit=stage` reduces in bulk: one collective of all of a stage's gradients, after the whole backward. With `blocking=true` compute waits for every
+reduction of gradients, that of tied ones too, as where it is called and waited for; else reductions are as blocking as they were.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
-from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.passes.pass_base import SWITCH, Pass, PassContext
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import (
     AllReduce,
@@ -46,6 +47,7 @@ class BucketGradSyncPass(Pass):
     bytes: int | str = field(default=64 * MIB, metadata={"unit": "bytes", "words": ("auto",)})
     unit: str = field(default="block", metadata={"choices": ("block", "layer", "stage")})
     """A bucket ends with a block, only with a whole layer, or with the stage."""
+    blocking: bool = field(default=False, metadata={"choices": SWITCH})
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage."""
@@ -57,6 +59,8 @@ class BucketGradSyncPass(Pass):
         bucketing = _Bucketing(stage, limit, self.unit)
         bucketing.run()
         stage.ops = bucketing.ops()
+        if self.blocking:
+            stage.ops = [evolve(op, blocking=True) if isinstance(op, GradSync) else op for op in stage.ops]
         return len(bucketing.buckets)
 
     def fitted(self, module: Module, stage: Stage, context: PassContext) -> int:
@@ -125,7 +129,7 @@ class _Bucketing:
 
     def key(self, op: GradSync) -> object:
         """Reductions of equal key may share a bucket."""
-        return op.micro_batch if isinstance(op, ReduceScatter) else None
+        return (op.micro_batch if isinstance(op, ReduceScatter) else None, op.blocking)
 
     def is_full(self, size: int, last: GradSync, following: GradSync) -> bool:
         """Whether a bucket of so many bytes ends before the next reduction: it has its bytes, and no layer is torn where layers count."""
@@ -146,15 +150,15 @@ def _gradients(op: GradSync) -> Tensors:
 
 
 def _merged(ops: list[GradSync]) -> Op:
-    """One reduction of all blocks of several: gradients or shards in block order, then the flags in block order."""
-    blocks = tuple(block for op in ops for block in op.blocks)
-    reads = tuple(t for op in ops for t in op.reads)
-    writes = _big_then_flags(tuple(t for op in ops for t in op.writes))
-    updates = _big_then_flags(tuple(t for op in ops for t in op.updates))
-    first = ops[0]
-    if isinstance(first, ReduceScatter):
-        return ReduceScatter(blocks=blocks, micro_batch=first.micro_batch, reads=reads, writes=writes, updates=updates)
-    return AllReduce(blocks=blocks, group=Group.REPLICAS, reads=reads, writes=writes, updates=updates)
+    """One reduction of all blocks of several, else like the first: gradients or shards in block order, then the flags in block order."""
+    return evolve(
+        ops[0],
+        blocks=tuple(block for op in ops for block in op.blocks),
+        reads=tuple(t for op in ops for t in op.reads),
+        writes=_big_then_flags(tuple(t for op in ops for t in op.writes)),
+        updates=_big_then_flags(tuple(t for op in ops for t in op.updates)),
+        line=0,
+    )
 
 
 def _big_then_flags(tensors: Tensors) -> Tensors:

@@ -1,10 +1,13 @@
-"""`insert-prefetch{depth-blocks=... depth-bytes=...}`: gathers parameter views in the order the next forward visits the blocks.
+"""`insert-prefetch{depth-blocks=... depth-bytes=... blocking=true}`: gathers parameter views in the order the next forward visits the blocks.
 
 Across the step's end, each gather follows the update of its block and the gathers of the blocks before it, so that the view the next step
 needs first is whole first. The flags of all ranks meet before the gathers, which they do not depend on, or the next step would wait for all
 gathers; only what a stage gathers while stages before it still run their last backwards comes before them. Where nothing is sharded an update writes its view itself, and there is nothing to gather. Where
 views are sharded within the step too (ZeRO 3), each is gathered up to `depth-blocks` block ops ahead of its use, as far as the views that
 wait for theirs take no more than `depth-bytes`.
+
+With `blocking=true` compute waits for every gather, as where it is called and waited for. Across the step's end gathers then follow all updates of
+their stage, since they have nothing to hide behind; else they are as blocking as they were.
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, TypeGuard
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ratrain.passes.memory.trial import Trials
-from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.passes.pass_base import SWITCH, Pass, PassContext
 from ratrain.ratrain_ir.blocks import Block, block_chain, gathers_within_step
 from ratrain.ratrain_ir.ops import (
     AllGather,
@@ -30,6 +33,7 @@ from ratrain.ratrain_ir.ops import (
     ReduceScatter,
     Tensor,
     Update,
+    is_blocking,
 )
 from ratrain.ratrain_ir.types import StateKind
 
@@ -46,6 +50,7 @@ class InsertPrefetchPass(Pass):
     """How many block ops ahead of its use a view sharded within the step is gathered (ZeRO 3)."""
     depth_bytes: int | None = field(default=None, metadata={"unit": "bytes", "default": "no limit"})
     """Bytes that views sharded within the step may take before they are used; one view always may. None: no limit."""
+    blocking: bool = field(default=False, metadata={"choices": SWITCH})
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage."""
@@ -54,6 +59,8 @@ class InsertPrefetchPass(Pass):
     def rewrite(self, stage: Stage, trials: Trials) -> int:
         """Rewrite one stage; the number of gathers."""
         module = trials.module
+        if self.blocking:
+            stage.ops = [evolve(op, blocking=True) if type(op) is AllGather else op for op in stage.ops]
         gathers = _reorder(stage, trials, {block: index for index, block in enumerate(block_chain(module.model))})
         if gathers_within_step(module.plan):
             gathers = _prefetch_within_step(stage, self.depth_blocks, self.depth_bytes)
@@ -61,7 +68,7 @@ class InsertPrefetchPass(Pass):
 
 
 def _reorder(stage: Stage, trials: Trials, order: dict[Block, int]) -> int:
-    """Put gathers in forward order, each as soon as the updates it needs are done, and flags early; the number of gathers."""
+    """Put gathers in forward order, each as soon as the updates it needs are done, a blocking one after all, and flags early; the number of gathers."""
     gathers = sorted(
         (op for op in stage.ops if _is_for_next_step(op)), key=lambda op: min(map(order.__getitem__, op.blocks))
     )
@@ -74,7 +81,8 @@ def _reorder(stage: Stage, trials: Trials, order: dict[Block, int]) -> int:
     earliest = -1
     moving: tuple[AllGather | AllReduceScalar, ...] = (*gathers[:first], *flags, *gathers[first:])
     for op in moving:
-        needed = [last_update.get(block, len(rest) - 1) for block in op.blocks] or [_last_reduction(rest)]
+        updated = last_update if is_blocking(op) else op.blocks
+        needed = [last_update.get(block, len(rest) - 1) for block in updated] or [_last_reduction(rest)]
         earliest = max(earliest, *needed)
         after.setdefault(earliest, []).append(op)
     ops: list[Op] = list(after.get(-1, ()))

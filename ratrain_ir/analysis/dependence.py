@@ -1,7 +1,8 @@
 """Dependences within a stage: what each op must wait for on the other engines, this step and the one before.
 
 Read-after-write, write-after-read and write-after-write over the list order; once tensors have addresses, also byte reuse:
-whoever first writes new bytes waits for every accessor of the old. The step is swept twice, so that waits across the step's
+whoever first writes new bytes waits for every accessor of the old. A blocking collective waits for the last compute op before it in
+the list, and the next compute op waits for it. The step is swept twice, so that waits across the step's
 end come out of the same rules. Since an engine runs its ops in order, one position an engine is enough, and what another
 wait (or the engine's own order) implies is left out: the waits are transitively reduced with vector clocks.
 """
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
-from ratrain.ratrain_ir.ops import ENGINES, Engine, Op, Release, Tensor
+from ratrain.ratrain_ir.ops import ENGINES, Engine, Op, Release, Tensor, is_blocking
 from ratrain.ratrain_ir.types import aligned
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage
 
 ENGINE_INDEX = {engine: index for index, engine in enumerate(ENGINES)}
+_COMPUTE, _COLLECTIVE = ENGINE_INDEX[Engine.COMPUTE], ENGINE_INDEX[Engine.COLLECTIVE]
 _NONE = -1
 
 
@@ -81,13 +83,24 @@ def raw_dependences(stage: Stage) -> list[list[int]]:
 class _Sweep:
     lives: dict[Tensor, _Life] = field(factory=dict)
     arena: _Bytes = field(factory=_Bytes)
+    computed: int = _NONE
+    """the last compute op so far"""
+    blocking: int = _NONE
+    """the last blocking collective so far"""
 
     def over(self, ops: list[Op]) -> list[list[int]]:
         needed: list[list[int]] = []
         for position, op in enumerate([*ops, *ops]):
             needs = [_NONE] * len(ENGINES)
             if type(op) is not Release:
-                self.visit(op, position, ENGINE_INDEX[op.engine], needs)
+                engine = ENGINE_INDEX[op.engine]
+                self.visit(op, position, engine, needs)
+                if engine == _COMPUTE:
+                    needs[_COLLECTIVE] = max(needs[_COLLECTIVE], self.blocking)
+                    self.computed = position
+                elif engine == _COLLECTIVE and is_blocking(op):
+                    needs[_COMPUTE] = max(needs[_COMPUTE], self.computed)
+                    self.blocking = position
             needed.append(needs)
         return needed
 

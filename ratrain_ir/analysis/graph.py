@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from attrs import frozen
 
 from ratrain.ratrain_ir.analysis.progress import channels, meeting_stages
-from ratrain.ratrain_ir.ops import Release, Tensor
+from ratrain.ratrain_ir.ops import Engine, Release, Tensor, is_blocking
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 STEPS = 2
 """Consecutive steps that are unrolled, so that what crosses the step's end has edges too."""
+
+BLOCKING = "blocking"
+"""The reason of an edge between a compute op and a collective that compute waits for."""
 
 StageNode = tuple[int, int]
 """(step, position): one op of one stage."""
@@ -46,7 +49,8 @@ def dependence_graph(stage: Stage) -> nx.DiGraph[StageNode]:
     """Which ops of a stage must complete before which others start, over two consecutive steps.
 
     Nodes are (step, position) of every op that an engine runs. There is an edge from an op to every later one that touches
-    one of its bytes, where one of the two writes it, and to the next op of its engine. Edges carry `reason`.
+    one of its bytes, where one of the two writes it, and to the next op of its engine; from a compute op to every later blocking
+    collective, and from there to every later compute op. Edges carry `reason`.
     """
     import networkx as nx
 
@@ -59,6 +63,7 @@ def dependence_graph(stage: Stage) -> nx.DiGraph[StageNode]:
                 graph.add_edge(earlier.node, later.node, reason=_reason(earlier, later))
     for nodes in _engine_orders(stage):
         graph.add_edges_from(pairwise(nodes), reason="engine order")
+    graph.add_edges_from(_blocked_pairs(stage), reason=BLOCKING)
     return graph
 
 
@@ -167,6 +172,15 @@ def _engine_orders(stage: Stage) -> list[list[StageNode]]:
             if type(op) is not Release:
                 orders[op.engine].append((step, position))
     return list(orders.values())
+
+
+def _blocked_pairs(stage: Stage) -> Iterator[tuple[StageNode, StageNode]]:
+    """Blocking collectives and compute ops: every pair, the earlier first."""
+    nodes = [((step, position), op) for step in range(STEPS) for position, op in enumerate(stage.ops)]
+    taking_part = [(node, is_blocking(op)) for node, op in nodes if op.engine is Engine.COMPUTE or is_blocking(op)]
+    for (earlier, one_blocks), (later, other_blocks) in combinations(taking_part, 2):
+        if one_blocks != other_blocks:
+            yield earlier, later
 
 
 def _messages(module: Module) -> Iterator[list[ModuleNode]]:

@@ -103,6 +103,7 @@ class _StageEmission:
             accumulates=binding.accumulates,
             operands=stored_operands(op, binding, self.index),
             waits=tuple(CountWait(w.engine, counts[w.position], w.previous_step) for w in waits),
+            blocking=fields.blocking,
         )
 
     def routine(self, op: Op) -> int | None:

@@ -37,6 +37,7 @@ from ratrain.ratrain_ir.ops import (
     Tensor,
     Tensors,
     Update,
+    is_blocking,
 )
 from ratrain.ratrain_ir.signatures import Binding, bind
 from ratrain.targets.program.program import Access, Instruction, Operand, Program, ProgramStage
@@ -54,12 +55,13 @@ class StoredFields:
     variant: str
     group: str
     blocks: tuple[str, ...]
+    blocking: bool
 
 
 def stored_fields(op: Op) -> StoredFields:
     """The fields of an op as an instruction holds them."""
     peer = op.peer if isinstance(op, Send | Recv) else None
-    return StoredFields(getattr(op, "micro_batch", None), peer, _variant(op), group_name(op), _blocks(op))
+    return StoredFields(getattr(op, "micro_batch", None), peer, _variant(op), group_name(op), _blocks(op), is_blocking(op))
 
 
 def stored_operands(op: Op, binding: Binding, index: Mapping[Tensor, int]) -> tuple[Operand, ...]:
@@ -119,6 +121,7 @@ _FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
     "phase": lambda instruction, _engine: Phase(instruction.variant) if instruction.variant else None,
     "quantity": lambda instruction, _engine: Quantity(instruction.variant),
     "group": lambda instruction, _engine: Group(instruction.group),
+    "blocking": lambda instruction, _engine: instruction.blocking,
     "placement": lambda _instruction, engine: engine,
 }
 
@@ -202,7 +205,12 @@ class _LiftedStage:
         if engine is not op.engine or engine not in _engines_of(op):
             raise ValueError(f"it belongs on the {op.default_engine.value} engine")
         mine = StoredFields(
-            instruction.micro_batch, instruction.peer, instruction.variant, instruction.group, instruction.blocks
+            instruction.micro_batch,
+            instruction.peer,
+            instruction.variant,
+            instruction.group,
+            instruction.blocks,
+            instruction.blocking,
         )
         if stored_fields(op) != mine:
             raise ValueError(f"it has fields that '{op.keyword}' does not have")

@@ -80,6 +80,8 @@ class Instruction:
     accumulates: bool
     operands: tuple[Operand, ...]
     waits: tuple[CountWait, ...]
+    blocking: bool = False
+    """of a collective: whether compute waits for it"""
 
     @property
     def title_without_blocks(self) -> str:
@@ -115,6 +117,8 @@ class Instruction:
             parts.append(f"m{self.micro_batch}")
         if self.peer is not None:
             parts.append(f"@{self.peer}")
+        if self.blocking:
+            parts.append("blocking")
         return " ".join(parts)
 
 

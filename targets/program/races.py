@@ -5,6 +5,8 @@ an engine's own stream and of the program's waits, nothing else. Vector clocks o
 checked against the last write of each byte and the last read on each engine, so every conflicting pair is covered, by
 transitivity, in one sweep (the epochs of FastTrack, Flanagan and Freund, PLDI 2009). A third step adds nothing: what is ordered before
 its image of the next step is ordered before all later ones, since engines keep their order.
+
+By the same clocks, a blocking collective and the compute instructions around it are ordered: its mark is no empty word.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from ratrain.ratrain_ir.diagnostics import Diagnostics, Note
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.targets.program.program import Access, Instruction, Program, ProgramStage
 
+_COMPUTE, _COLLECTIVE = ENGINES.index(Engine.COMPUTE), ENGINES.index(Engine.COLLECTIVE)
 _NEVER = -1
 _MAX_REPORTS = 20
 _STEPS = 2
@@ -24,7 +27,7 @@ _STEPS = 2
 
 @frozen
 class Race:
-    """Two instructions, given as (engine, number in its stream from 1, step), and bytes both touch.
+    """Two instructions, given as (engine, number in its stream from 1, step), and bytes both touch: none where one computes and the other blocks.
 
     `first` is not of a later step than `second`.
     """
@@ -42,8 +45,7 @@ def check_races(program: Program, diagnostics: Diagnostics) -> None:
             first, second = _instruction(stage, race.first), _instruction(stage, race.second)
             text = (
                 f"stage @{index}: '{first.title}' ({race.first[0].value} {race.first[1]}) and '{second.title}' "
-                f"({race.second[0].value} {race.second[1]}{_later(race)}) both touch the bytes {race.start:#x} to "
-                f"{race.stop:#x}, one writes, and no wait orders them"
+                f"({race.second[0].value} {race.second[1]}{_later(race)}) {_reason(race)}, and no wait orders them"
             )
             notes = [Note(f"'{second.title}' waits for: {_waits(second)}")]
             diagnostics.error("RT081", text, notes=notes)
@@ -51,6 +53,12 @@ def check_races(program: Program, diagnostics: Diagnostics) -> None:
 
 def _later(race: Race) -> str:
     return " of the next step" if race.second[2] > race.first[2] else ""
+
+
+def _reason(race: Race) -> str:
+    if race.start == race.stop:
+        return "must not run at once, since one is a blocking collective and the other computes"
+    return f"both touch the bytes {race.start:#x} to {race.stop:#x}, one writes"
 
 
 def _instruction(stage: ProgramStage, place: tuple[Engine, int, int]) -> Instruction:
@@ -110,7 +118,15 @@ class _Sweep:
                     clocks[engine].append(clock)
                     done[engine] += 1
                     running = True
+        self.check_blocking(streams[_COLLECTIVE], clocks)
         return self.races
+
+    def check_blocking(self, collectives: list[Instruction], clocks: list[list[list[int]]]) -> None:
+        """No compute instruction runs beside a blocking collective: the first that is not done when it starts waits for it."""
+        for number, clock in enumerate(clocks[_COLLECTIVE]):
+            following = clock[_COMPUTE] + 1
+            if collectives[number % len(collectives)].blocking and following < len(clocks[_COMPUTE]):
+                self.check((_COMPUTE, following), (_COLLECTIVE, number), clocks[_COMPUTE][following], 0, 0)
 
     def clock(
         self,

@@ -42,6 +42,8 @@ VERSION = 1
 _PREFIX = struct.Struct("<8sIQ")
 _DIGEST_BYTES = 32
 _INSTRUCTION_COLUMNS = 10
+_ACCUMULATES, _BLOCKING = 1, 2
+"""Bits of one column: programs without blocking collectives are written as they were before there were any."""
 _MAX_HEADER_BYTES = 1 << 30
 _MAX_TENSOR_BYTES = 1 << 50
 _TENSOR_NAME = re.compile(r"[A-Za-z_][\w\-]*(\.[\w\-]+)*")
@@ -130,7 +132,7 @@ class _Writer:
             _or_none(item.peer),
             self.string(item.variant),
             self.string(item.group),
-            int(item.accumulates),
+            item.accumulates * _ACCUMULATES | item.blocking * _BLOCKING,
             len(item.operands),
             len(item.waits),
             len(item.blocks),
@@ -255,7 +257,7 @@ class _Reader:
         return stage
 
     def instruction(self, row: list[int], counts: list[int], tensors: int) -> Instruction:
-        keyword, routine, micro_batch, peer, variant, group, accumulates, operands, waits, blocks = row
+        keyword, routine, micro_batch, peer, variant, group, flags, operands, waits, blocks = row
         name = self.strings[_index(keyword, len(self.strings))]
         if name not in OP_CLASSES:
             raise ValueError(f"'{name}' is not an instruction")
@@ -267,9 +269,10 @@ class _Reader:
             variant=self.strings[_index(variant, len(self.strings))],
             group=self.strings[_index(group, len(self.strings))],
             blocks=tuple(self.strings[_index(b, len(self.strings))] for (b,) in self.take("blocks", blocks, 1)),
-            accumulates=bool(_index(accumulates, 2)),
+            accumulates=bool(_index(flags, _BLOCKING << 1) & _ACCUMULATES),
             operands=tuple(self.operand(r, tensors) for r in self.take("operands", operands, 3)),
             waits=tuple(_wait(r, counts) for r in self.take("waits", waits, 3)),
+            blocking=bool(flags & _BLOCKING),
         )
 
     def operand(self, row: list[int], tensors: int) -> Operand:

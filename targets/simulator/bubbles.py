@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 from attrs import define, frozen
+from numpy.typing import NDArray
 
 from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.ops import ENGINES, Engine
@@ -263,22 +264,28 @@ class Bubbles:
 
     @cached_property
     def _reuse(self) -> Int64s:
-        """By wait: whether the two have no tensor in common, so that only bytes are waited for."""
+        """By wait: whether the two have no tensor in common and neither is blocking, so that only bytes are waited for."""
         flat = self.timeline.flat
         waiting = np.repeat(np.arange(self.timeline.ops), flat.ops["wait_stop"] - flat.ops["wait_first"])
-        return self._have_nothing_in_common(
-            waiting, flat.streams["first"][flat.waits["stream"]] + flat.waits["count"] - 1
-        )
+        awaited = flat.streams["first"][flat.waits["stream"]] + flat.waits["count"] - 1
+        blocked = self._blocking[waiting] | self._blocking[awaited]
+        return np.asarray(self._have_nothing_in_common(waiting, awaited) & ~blocked, np.int64)
 
     @cached_property
     def _apart(self) -> Int64s:
-        """By op: whether it has no tensor in common with the one before it in its stream, the last one before the first."""
+        """By op: whether it needs nothing of the one before it in its stream, the last one before the first: no tensor, and it is not blocking."""
         flat = self.timeline.flat
         before = np.arange(self.timeline.ops) - 1
         before[flat.first_ops] = flat.last_ops
-        return self._have_nothing_in_common(np.arange(self.timeline.ops), before)
+        apart = self._have_nothing_in_common(np.arange(self.timeline.ops), before) & ~self._blocking[before]
+        return np.asarray(apart, np.int64)
 
-    def _have_nothing_in_common(self, ops: Int64s, others: Int64s) -> Int64s:
+    @cached_property
+    def _blocking(self) -> NDArray[np.bool_]:
+        """By op: whether compute waits for it."""
+        return np.array([item.blocking for item in self.timeline.instructions], np.bool_)
+
+    def _have_nothing_in_common(self, ops: Int64s, others: Int64s) -> NDArray[np.bool_]:
         """By pair: whether two ops have no tensor in common."""
         timeline = self.timeline
         items = timeline.instructions
@@ -293,4 +300,4 @@ class Bubbles:
         keys = np.repeat(others, sizes) * stride + tensors[places]
         shared = np.isin(keys, held, kind="sort")
         numbers = np.repeat(np.arange(len(ops)), sizes)
-        return np.asarray(np.bincount(numbers[shared], minlength=len(ops)) == 0, np.int64)
+        return np.asarray(np.bincount(numbers[shared], minlength=len(ops)) == 0, np.bool_)
