@@ -69,6 +69,7 @@ MODEL = ModelConfig(
 PLAN = Plan(pp=2, dp=2, cuts=(1,), micro_batch_size=1, micro_batches=2, seq_len=8)
 
 LEAN = LayerChoice("lean", "lean")
+BLOCKING = "bucket-grad-sync{bytes=1 blocking=true},insert-prefetch{blocking=true}"
 
 SHARDING: dict[str, dict[str, Any]] = {
     "ZeRO 0": {"zero": 0},
@@ -139,6 +140,7 @@ def changed(model: ModelConfig, plan: Plan) -> Iterator[Module]:
             mark_checkpoints(rewrite(stage, same_for_all(choice)).starts)
         yield module
     yield PassManager(FakeTarget()).run(lower(model, plan), "place-zb-h1{delay=1}")
+    yield PassManager(FakeTarget()).run(lower(model, plan), BLOCKING)
     yield PassManager(FakeTarget(update_engine=Engine.HOST)).run(lower(model, plan), "insert-release,legalise")
 
 
@@ -233,6 +235,8 @@ def _fields(op: Op) -> Shape:
 
 def _shape_of_field(op: Op, value: object) -> object:
     """What of a field's value makes another form: a choice among words, whether it is there, what kind of block computes."""
+    if isinstance(value, bool):
+        return value
     if isinstance(value, Block):
         return value.kind if isinstance(op, BlockOp) else True
     return value if isinstance(value, Enum) else value not in (None, ())

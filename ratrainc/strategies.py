@@ -69,13 +69,13 @@ STRATEGIES = (
     ),
     Strategy(
         "ratrain-no-update-prefetch",
-        "joint-order{state=bulk},allocate-ddr",
-        "ratrain with all updates before all gathers, as in baseline-1f1b-overlapped",
+        "joint-order{state=blocking-bulk},allocate-ddr",
+        "ratrain with all updates before all gathers, for which compute waits, as in the baseline",
     ),
     Strategy(
         "ratrain-no-layerwise",
-        "joint-order{reduction=bulk},allocate-ddr",
-        "ratrain with each stage's gradients reduced at once, as in baseline-1f1b-overlapped",
+        "joint-order{reduction=blocking-bulk},allocate-ddr",
+        "ratrain with each stage's gradients reduced at once, while compute waits, as in the baseline",
     ),
     Strategy(
         "zb-h1",

@@ -7,7 +7,7 @@ buckets are formed within each micro-batch. Shards partition every block, never 
 Small buckets start early; large ones pay the links' latencies less often. `bytes=auto` takes the smallest of a few sizes whose reductions the
 link finishes while the backward that makes them runs; if there is none, the one that keeps the link busy for the shortest time.
 `unit=stage` reduces in bulk: one collective of all of a stage's gradients, after the whole backward. With `blocking=true` compute waits for every
-reduction of gradients, that of tied ones too, as where it is called and waited for; else reductions are as blocking as they were.
+reduction of gradients, that of tied ones too, as where a program calls it and goes on when it returns; without, what is blocking stays so.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ gathers; only what a stage gathers while stages before it still run their last b
 views are sharded within the step too (ZeRO 3), each is gathered up to `depth-blocks` block ops ahead of its use, as far as the views that
 wait for theirs take no more than `depth-bytes`.
 
-With `blocking=true` compute waits for every gather, as where it is called and waited for. Across the step's end gathers then follow all updates of
-their stage, since they have nothing to hide behind; else they are as blocking as they were.
+With `blocking=true` compute waits for every gather, as where a program calls it and goes on when it returns; without, what is blocking stays so.
+Across the step's end blocking gathers follow all updates of their stage, since there is nothing for them to hide behind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`joint-order{policy=... placement=... reduction=buckets|bulk state=ordered|bulk}`: reductions, updates, gathers and recovery, decided together.
+"""`joint-order{policy=... placement=... reduction=buckets|bulk|blocking-bulk state=ordered|bulk|blocking-bulk}`: reductions, updates, gathers and recovery, decided together.
 
 They compete for one link, one DDR bandwidth and one byte budget, so what is best for one depends on the others. With ZeRO 3 it is decided first how
 many blocks ahead a stage gathers its views (`passes/state/prefetch_depth.py`). For each stage the bucket
@@ -10,7 +10,8 @@ defaults, one by one, and the faster is taken: deciding together never costs tim
                               recompute{policy=auto placement=forward-side}
 
 With `reduction=bulk` a stage's gradients are reduced at once after its whole backward; with `state=bulk` all updates come before all
-gathers, in the order of blocks. Both are there to see what each mechanism earns.
+gathers, in the order of blocks. With `blocking-bulk` compute waits for the reductions, or the gathers, besides (`bucket-grad-sync`,
+`insert-prefetch`). They are there to see what each mechanism earns.
 """
 
 from __future__ import annotations
@@ -42,20 +43,21 @@ class _StateOrder:
 
     buckets: BucketGradSyncPass
     updates_when_final: bool
-    gathers_in_order: bool
-    prefetch: InsertPrefetchPass
+    prefetch: InsertPrefetchPass | None
+    """None: gathers stay where they are, after all updates or right before the use"""
 
     def rewrite(self, stage: Stage, trials: Trials) -> None:
         """Rewrite a stage's list."""
         self.buckets.rewrite(trials.module, stage, trials.context)
         if self.updates_when_final:
             ScheduleUpdatePass().rewrite(stage, trials)
-        if self.gathers_in_order:
+        if self.prefetch is not None:
             self.prefetch.rewrite(stage, trials)
 
     def __str__(self) -> str:
         updates = ", updates as gradients become final" if self.updates_when_final else ""
-        ahead = f", views gathered {self.prefetch.depth_blocks} blocks ahead" if self.prefetch.depth_blocks > 1 else ""
+        depth = self.prefetch.depth_blocks if self.prefetch is not None else 0
+        ahead = f", views gathered {depth} blocks ahead" if depth > 1 else ""
         return f"buckets of {self.buckets.bytes} bytes{updates}{ahead}"
 
 
@@ -69,8 +71,8 @@ class JointOrderPass(Pass):
     budget: int | None = field(default=None, metadata={"unit": "bytes"})
     bucket_bytes: int = field(default=LIMITS[-1], metadata={"unit": "bytes"})
     """The largest buckets that are tried."""
-    reduction: str = field(default="buckets", metadata={"choices": ("buckets", "bulk")})
-    state: str = field(default="ordered", metadata={"choices": ("ordered", "bulk")})
+    reduction: str = field(default="buckets", metadata={"choices": ("buckets", "bulk", "blocking-bulk")})
+    state: str = field(default="ordered", metadata={"choices": ("ordered", "bulk", "blocking-bulk")})
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage.
@@ -117,17 +119,18 @@ class JointOrderPass(Pass):
 
     def orders(self, depth: int) -> list[_StateOrder]:
         """What a stage may take that gathers views so many blocks ahead, its default first."""
-        ordered = self.state == "ordered"
-        if self.reduction == "bulk":
-            buckets = [BucketGradSyncPass(unit="stage")]
-        else:
+        if self.reduction == "buckets":
             limits = (BucketGradSyncPass().bytes, *LIMITS)
             buckets = [BucketGradSyncPass(min(int(limit), self.bucket_bytes)) for limit in limits]
-        when_final = (True, False) if ordered else (False,)
-        prefetch = InsertPrefetchPass(depth)
-        return list(
-            dict.fromkeys(_StateOrder(item, final, ordered, prefetch) for final in when_final for item in buckets)
-        )
+        else:
+            buckets = [BucketGradSyncPass(unit="stage", blocking=self.reduction == "blocking-bulk")]
+        when_final = (True, False) if self.state == "ordered" else (False,)
+        prefetch = {
+            "ordered": InsertPrefetchPass(depth),
+            "bulk": None,
+            "blocking-bulk": InsertPrefetchPass(depth_blocks=0, blocking=True),
+        }[self.state]
+        return list(dict.fromkeys(_StateOrder(item, final, prefetch) for final in when_final for item in buckets))
 
     def choose(self, module: Module, context: PassContext, depths: list[int]) -> list[_StateOrder]:
         """The order with the shortest period for each stage; stages of like blocks take the same."""

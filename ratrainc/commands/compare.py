@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
-    from ratrain.ratrainc.levers import Outcome
     from ratrain.ratrainc.strategies import Strategy
     from ratrain.targets.machine.machine import Machine
 
@@ -44,7 +44,7 @@ Examples:
     type=Source("plan"),
     required=True,
     metavar="P.toml|auto",
-    help="The parallel plan, in TOML; auto: the best for each strategy.",
+    help="The parallel plan, in TOML; auto: the best for ratrain, then the best for each strategy.",
 )
 @click.option("--clusters", type=click.IntRange(1, 1 << 16), metavar="N", help="With --plan auto: clusters there are.")
 @click.option(
@@ -70,10 +70,11 @@ def command(
     target: MachineChoice,
     as_json: bool,
 ) -> None:
-    """Compile and simulate one plan under several strategies, or each strategy on its own best plan.
+    """Compile and simulate one plan under several strategies; with --plan auto on the best plan of ratrain, then each on its own best plan.
 
     They train the same; they differ in bytes and time. All times are simulated. A strategy that does not fit is shown with what it lacks,
-    and has no speed-up. Where the plan names a schedule, strategies that are named after another are left out, or refused if they are asked for.
+    and has no speed-up. On one plan a speed-up is that of the strategy; each on its best, that of the plans too. Where a plan file names a
+    schedule, strategies that are named after another are left out, or refused if they are asked for.
     """
     automatic = plan == "auto"
     if automatic and (clusters is None or global_batch is None):
@@ -85,26 +86,34 @@ def command(
         refuse_idle("is for a search: it goes with --plan auto", "effort_seconds", "effort_jobs")
     from ratrain import api
     from ratrain.ratrainc.console import print_json
-    from ratrain.ratrainc.strategies import STRATEGIES, strategy
+    from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, STRATEGIES, strategy
 
     chosen = [strategy(name.strip()) for name in names.split(",")] if names else _yardstick_first(STRATEGIES)
     machine = target.load()
+    capacity = machine.whole("ddr_capacity")
     if automatic:
         assert clusters is not None
         assert global_batch is not None
-        rows = _each_on_its_best(model, chosen, machine, clusters, global_batch, seq_len, effort)
+        common, rows = _planned(model, chosen, machine, clusters, global_batch, seq_len, effort)
+        facts: dict[str, Any] = {"strategies": rows, "on_one_plan": common}
+        notes = (
+            [] if common else [f"no plan was found that fits {DEFAULT_STRATEGY}: there is no comparison on one plan"]
+        )
     else:
         config, resolved = api.resolved(model, plan)
         chosen = _of_one_schedule(resolved, plan, chosen, named=names is not None)
-        rows = _on_one_plan(config, resolved, chosen, machine)
+        common, rows = None, _on_one_plan(config, resolved, chosen, machine)
+        facts = {"strategies": rows}
+        notes = [item.note for item in chosen if item.note]
     if as_json:
-        print_json({"strategies": rows, "capacity_bytes": machine.whole("ddr_capacity")})
+        print_json(facts | {"capacity_bytes": capacity})
         return
-    _show(rows, machine.whole("ddr_capacity"), "each on its best plan" if automatic else "on one plan")
-    if not automatic:
-        for item in chosen:
-            if item.note:
-                echo(item.note)
+    if common:
+        where = f"all on the best plan of {common['best_for']}, {_plan_text(common['plan'])}"
+        _show(common["strategies"], capacity, where)
+    _show(rows, capacity, "each on its best plan" if automatic else "on one plan")
+    for note in notes:
+        echo(note)
 
 
 def _of_one_schedule(plan: Plan, path: str, chosen: Sequence[Strategy], *, named: bool) -> list[Strategy]:
@@ -124,24 +133,15 @@ def _of_one_schedule(plan: Plan, path: str, chosen: Sequence[Strategy], *, named
     return fitting
 
 
-def _on_one_plan(
-    config: ModelConfig, resolved: Plan, chosen: Sequence[Strategy], target: Machine
-) -> list[dict[str, Any]]:
+def _on_one_plan(config: ModelConfig, plan: Plan, chosen: Sequence[Strategy], target: Machine) -> list[dict[str, Any]]:
     from ratrain.ratrainc.console import progress
-    from ratrain.ratrainc.levers import Setting, try_setting
+    from ratrain.ratrainc.planner.comparison import rows_on_one_plan
 
-    outcomes = []
     with progress(len(chosen), "comparing") as (bar, task):
-        for item in chosen:
-            adapted = item.adapted(resolved)
-            outcome = try_setting(Setting(config, adapted, item.passes, target), item.name)
-            assert outcome is not None, "the plan was checked, and ZeRO 3 goes with every plan"
-            outcomes.append(outcome)
-            bar.update(task, advance=1)
-    return [_row(outcome, outcomes[0], resolved.tokens_per_step) for outcome in outcomes]
+        return rows_on_one_plan(config, plan, chosen, target, lambda: bar.update(task, advance=1))
 
 
-def _each_on_its_best(
+def _planned(
     model: str,
     chosen: Sequence[Strategy],
     target: Machine,
@@ -149,40 +149,31 @@ def _each_on_its_best(
     global_batch: int,
     seq_len: int,
     effort: SearchEffort,
-) -> list[dict[str, Any]]:
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """What all came to on the best plan of the default strategy, None where it has none; and what each came to on its own."""
     from ratrain.ratrain_ir.frontend.model_config import load_model
     from ratrain.ratrainc.console import progress
     from ratrain.ratrainc.planner.comparison import best_of_each, comparison_rows
+    from ratrain.ratrainc.planner.report import candidate_json
     from ratrain.ratrainc.planner.requests import planning_request
 
-    request = planning_request(
-        load_model(model),
-        clusters,
-        global_batch,
-        seq_len,
-        machine=target,
-        effort=effort,
-    )
+    config = load_model(model)
+    request = planning_request(config, clusters, global_batch, seq_len, machine=target, effort=effort)
     with progress(None, "planning") as (bar, task):
-        answers = best_of_each(request, chosen, lambda text: bar.update(task, advance=1, status=text))
-    return comparison_rows(chosen, answers)
+        tick = partial(bar.update, task, advance=1)
+        best, *answers = best_of_each(request, [request.strategy, *chosen], lambda text: tick(status=text))
+    common = None
+    if best.best is not None:
+        common = {
+            "best_for": request.strategy.name,
+            "plan": candidate_json(best.best, clusters, None),
+            "strategies": _on_one_plan(config, best.best.plan, chosen, target),
+        }
+    return common, comparison_rows(chosen, answers)
 
 
 def _yardstick_first(strategies: Sequence[Strategy]) -> list[Strategy]:
     return sorted(strategies, key=lambda item: item.name != "baseline-1f1b")
-
-
-def _row(outcome: Outcome, yardstick: Outcome, tokens: int) -> dict[str, Any]:
-    seconds, reference = outcome.step_seconds, yardstick.step_seconds
-    return {
-        "name": outcome.name,
-        "step_seconds": seconds,
-        "tokens_per_second": tokens / seconds if seconds else None,
-        "peak_bytes": max(outcome.peak_bytes),
-        "exposed_tail_seconds": outcome.exposed_tail_seconds,
-        "speedup": reference / seconds if seconds and reference else None,
-        "fits": outcome.fits,
-    }
 
 
 def _show(rows: list[dict[str, Any]], capacity: int, where: str) -> None:
@@ -199,7 +190,7 @@ def _show(rows: list[dict[str, Any]], capacity: int, where: str) -> None:
             lacking = row["peak_bytes"] - capacity
             # what is live may fit where no placement of it was found
             times = [f"lacks {size_text(lacking)}" if lacking > 0 else "not placed", "-", "-", "-"]
-        plan = [_plan_text(row["plan"])] if planned else []
+        plan = [_plan_text(row["plan"]) if row["plan"] else "-"] if planned else []
         shown.append([row["name"], *plan, size_text(row["peak_bytes"]), *times])
     columns = (
         "strategy",
@@ -211,11 +202,11 @@ def _show(rows: list[dict[str, Any]], capacity: int, where: str) -> None:
         "speed-up",
     )
     table(f"strategies {where} (simulated; speed-up over the first that is named)", columns, shown)
+    if len(rows) > 1 and not rows[0]["fits"]:
+        echo(f"{rows[0]['name']} does not fit, so there is nothing to be faster than")
 
 
-def _plan_text(plan: dict[str, Any] | None) -> str:
-    if plan is None:
-        return "-"
+def _plan_text(plan: dict[str, Any]) -> str:
     each = " each" if plan["reduce"] == "each-micro-batch" else ""
     sizes = f"P{plan['pp']} D{plan['dp']} b{plan['micro_batch_size']} M{plan['micro_batches']}"
     return f"{sizes} Z{plan['zero']}{each}"

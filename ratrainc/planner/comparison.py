@@ -1,4 +1,4 @@
-"""Strategies, each on its own best plan."""
+"""Strategies compared: all on one plan, or each on its own best plan. A row a strategy, as `ratrainc compare --json` prints it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,42 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
+from ratrain.ratrainc.levers import Outcome, Setting, try_setting
 from ratrain.ratrainc.planner.report import candidate_json
 from ratrain.ratrainc.planner.search import Search
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.ratrainc.planner.answer import Answer, Request
     from ratrain.ratrainc.strategies import Strategy
+    from ratrain.targets.machine.machine import Machine
+
+
+def rows_on_one_plan(
+    model: ModelConfig, plan: Plan, strategies: Sequence[Strategy], machine: Machine, tick: Callable[[], object]
+) -> list[dict[str, Any]]:
+    """A row a strategy on one plan, which was checked; speed-ups are over the first. One that does not fit has no speed-up."""
+    outcomes = []
+    for item in strategies:
+        outcome = try_setting(Setting(model, item.adapted(plan), item.passes, machine), item.name)
+        assert outcome is not None, "ZeRO 3 goes with every plan"
+        outcomes.append(outcome)
+        tick()
+    return [_row(outcome, outcomes[0], plan.tokens_per_step) for outcome in outcomes]
+
+
+def _row(outcome: Outcome, yardstick: Outcome, tokens: int) -> dict[str, Any]:
+    seconds, reference = outcome.step_seconds, yardstick.step_seconds
+    return {
+        "name": outcome.name,
+        "step_seconds": seconds,
+        "tokens_per_second": tokens / seconds if seconds else None,
+        "peak_bytes": max(outcome.peak_bytes),
+        "exposed_tail_seconds": outcome.exposed_tail_seconds,
+        "speedup": reference / seconds if seconds and reference else None,
+        "fits": outcome.fits,
+    }
 
 
 def best_of_each(request: Request, strategies: Sequence[Strategy], tick: Callable[[str], None]) -> list[Answer]:

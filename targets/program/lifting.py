@@ -61,7 +61,9 @@ class StoredFields:
 def stored_fields(op: Op) -> StoredFields:
     """The fields of an op as an instruction holds them."""
     peer = op.peer if isinstance(op, Send | Recv) else None
-    return StoredFields(getattr(op, "micro_batch", None), peer, _variant(op), group_name(op), _blocks(op), is_blocking(op))
+    return StoredFields(
+        getattr(op, "micro_batch", None), peer, _variant(op), group_name(op), _blocks(op), is_blocking(op)
+    )
 
 
 def stored_operands(op: Op, binding: Binding, index: Mapping[Tensor, int]) -> tuple[Operand, ...]:

@@ -89,7 +89,7 @@ SUBJECTS: dict[str, Subject] = {
         Subject(
             "p3-d2-zero2-each-tied",
             {"pp": 3, "micro_batches": 2, "zero": 2, "reduce": "each-micro-batch"},
-            strategy("baseline-1f1b").passes,
+            strategy("baseline-1f1b-overlapped").passes,
             evolve(DEEP, tied_embeddings=True),
         ),
         Subject(
@@ -97,7 +97,7 @@ SUBJECTS: dict[str, Subject] = {
             {"micro_batches": 2, "zero": 3, "reduce": "each-micro-batch", "optimizer": CLIPPED},
             strategy("ratrain").passes,
         ),
-        Subject("p2-d2-zero3-tied", {"micro_batches": 2, "zero": 3}, strategy("baseline-1f1b").passes, TIED),
+        Subject("p2-d2-zero3-tied", {"micro_batches": 2, "zero": 3}, strategy("zero3-blocking").passes, TIED),
         Subject(
             "p2-d2-gpipe-clip",
             {"micro_batches": 3, "schedule": "gpipe", "optimizer": CLIPPED},

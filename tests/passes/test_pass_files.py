@@ -13,6 +13,7 @@ import attrs
 import pytest
 
 from ratrain.passes.memory.insert_release import InsertReleasePass
+from ratrain.passes.pass_base import option_text
 from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.registry import PASSES, pass_class
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
@@ -78,7 +79,7 @@ def options_not_shown(name: str, cases) -> Iterator[str]:
     """The choices of a pass that no case takes, and the options with a unit that none gives."""
     runs = [run for case in cases if (run := parsed(case.run)) is not None]
     for option in attrs.fields(pass_class(name)):
-        taken = {getattr(run, option.name) for run in runs}
+        taken = {option_text(value) if isinstance(value := getattr(run, option.name), bool) else value for run in runs}
         written = option.name.replace("_", "-")
         words = (*option.metadata.get("choices", ()), *option.metadata.get("words", ()))
         yield from (f"{written}={word}" for word in words if word not in taken)

@@ -45,6 +45,8 @@ def refusal(action, *arguments) -> Diagnostic:
 
 
 def option_values(attribute: attrs.Attribute) -> st.SearchStrategy:
+    if isinstance(attribute.default, bool):
+        return st.booleans()
     if "choices" in attribute.metadata:
         return st.sampled_from(attribute.metadata["choices"])
     counts = dict.fromkeys(("blocks", "micro-batches"), st.integers(0, 999))

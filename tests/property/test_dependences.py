@@ -11,14 +11,21 @@ from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.analysis.dependence import stage_waits
-from ratrain.ratrain_ir.analysis.graph import critical_path, dependence_graph, finish_times, module_graph, op_at
+from ratrain.ratrain_ir.analysis.graph import (
+    BLOCKING,
+    critical_path,
+    dependence_graph,
+    finish_times,
+    module_graph,
+    op_at,
+)
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
 from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops import ENGINES, Forward, Op, Recv, Release, Send
+from ratrain.ratrain_ir.ops import ENGINES, Engine, Forward, Op, Recv, Release, Send, is_blocking
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases, pipelines, targets
 from ratrain.ratrain_ir.verifier.memory import check_memory
@@ -28,8 +35,8 @@ PASSES = (
     ("place-1f1b", {}),
     ("place-zb-h1", {"delay": ("0", "1", "9")}),
     ("recompute", {"policy": ("full", "attention", "mlp")}),
-    ("bucket-grad-sync", {"bytes": ("1B", "1KiB")}),
-    ("insert-prefetch", {}),
+    ("bucket-grad-sync", {"bytes": ("1B", "1KiB"), "blocking": ("true",)}),
+    ("insert-prefetch", {"blocking": ("true",)}),
     ("insert-release", {}),
     ("legalise", {}),
     ("allocate-ddr", {}),
@@ -101,9 +108,15 @@ def test_an_edge_of_the_plain_graph_gives_its_reason(module):
             assert before < after
             first, second = (stage.ops[position] for _, position in (before, after))
             shared = [t.name for t in first.operands if t in second.operands]
-            assert (
-                reason == "engine order" or any(f"%{name}" in reason for name in shared) or " takes bytes of " in reason
-            )
+            if reason == BLOCKING:
+                assert is_blocking(first) != is_blocking(second)
+                assert Engine.COMPUTE in (first.engine, second.engine)
+            else:
+                assert (
+                    reason == "engine order"
+                    or any(f"%{name}" in reason for name in shared)
+                    or " takes bytes of " in reason
+                )
 
 
 def agree(module: Module, *, rendezvous: bool) -> bool:

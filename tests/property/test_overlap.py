@@ -23,7 +23,12 @@ from tests.passes.test_pipeline import MODEL, PLAN
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage
 
-PIPELINES = ("place-1f1b", "place-zb-h1", "recompute,bucket-grad-sync{bytes=1KiB},schedule-update,insert-prefetch")
+PIPELINES = (
+    "place-1f1b",
+    "place-zb-h1",
+    "recompute,bucket-grad-sync{bytes=1KiB},schedule-update,insert-prefetch",
+    "bucket-grad-sync{bytes=1KiB blocking=true},insert-prefetch{blocking=true}",
+)
 
 
 def stages_with_workspace(case: Case, pipeline: str, target: FakeTarget) -> tuple[list[Stage], OpSeconds]:
