@@ -34,7 +34,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "clip": ("none", "global"),
     "mlp_chunk": (None, 7),
     "strategy": (
-        *(item.name for item in STRATEGIES if item.name not in ("baseline-1f1b", "tuned-1f1b")),
+        *(item.name for item in STRATEGIES if item.name != "tuned-1f1b"),
         "place-zb-h1{delay=0},recompute{policy=full},bucket-grad-sync{bytes=1KiB},allocate-ddr",
         "place-gpipe,recompute{policy=attention},bucket-grad-sync{bytes=1KiB},allocate-ddr",
         "place-1f1b,bucket-grad-sync,insert-prefetch{depth-blocks=4},recompute{policy=auto budget=700KB},allocate-ddr",
@@ -105,7 +105,7 @@ ROWS = covering_rows()
 
 
 def test_the_array_covers_every_pair() -> None:
-    assert len(ROWS) <= 60
+    assert len(ROWS) <= 75
     for a, b in combinations(FACTORS, 2):
         assert {(str(row[a]), str(row[b])) for row in ROWS} == {
             (str(x), str(y)) for x, y in product(FACTORS[a], FACTORS[b])

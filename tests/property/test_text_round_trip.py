@@ -24,8 +24,8 @@ from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
 PASSES = (
     ("place-zb-h1", {}),
     ("recompute", {"policy": ("full", "attention", "mlp")}),
-    ("bucket-grad-sync", {"bytes": ("1B", "1KiB")}),
-    ("insert-prefetch", {}),
+    ("bucket-grad-sync", {"bytes": ("1B", "1KiB"), "blocking": ("true",)}),
+    ("insert-prefetch", {"blocking": ("true",)}),
     ("insert-release", {}),
     ("legalise", {}),
     ("allocate-ddr", {}),

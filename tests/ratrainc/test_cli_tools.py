@@ -68,14 +68,26 @@ def test_levers_are_tried(schedule: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_compare_shows_the_contract_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("compare", *SOURCES, "--strategies", "baseline-1f1b,ratrain,zero3", "--json")
+    words = ("compare", *SOURCES, "--strategies", "baseline-1f1b,ratrain,zero3,zero3-blocking", "--json")
     rows = {row["name"]: row for row in json.loads(printed(capsys, *words))["strategies"]}
     keys = {"name", "step_seconds", "tokens_per_second", "peak_bytes", "exposed_tail_seconds", "speedup", "fits"}
     assert all(set(row) == keys for row in rows.values())
     assert rows["baseline-1f1b"]["speedup"] == 1.0
     assert rows["ratrain"]["speedup"] > 1.0
-    assert rows["zero3"]["peak_bytes"] <= rows["baseline-1f1b"]["peak_bytes"]
+    assert rows["zero3-blocking"]["peak_bytes"] <= rows["baseline-1f1b"]["peak_bytes"]
+    assert rows["zero3"]["step_seconds"] < rows["zero3-blocking"]["step_seconds"]
     assert "ratrain" in printed(capsys, *words[:-1])
+
+
+def test_compare_says_that_the_yardstick_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """full-save lacks bytes under a capacity in which full recomputation has room."""
+    words = ("compare", *SOURCES, "--strategies", "full-save,baseline-1f1b", "--capacity", "7MB")
+    shown = printed(capsys, *words)
+    assert "lacks" in shown
+    assert "full-save does not fit, so there is nothing to be faster than" in shown
+    rows = {row["name"]: row for row in json.loads(printed(capsys, *words, "--json"))["strategies"]}
+    assert [rows[name]["fits"] for name in ("full-save", "baseline-1f1b")] == [False, True]
+    assert rows["baseline-1f1b"]["speedup"] is None
 
 
 def test_compare_says_what_a_strategy_lacks(capsys: pytest.CaptureFixture[str]) -> None:

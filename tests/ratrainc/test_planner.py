@@ -292,6 +292,24 @@ def test_compare_gives_each_strategy_its_best(capsys):
     assert rows["ratrain"]["plan"]["pp"] >= 1
 
 
+def test_compare_has_all_on_one_plan_first(capsys):
+    """Each as it is on a plan file of the same plan, with the speed-ups of the strategies alone."""
+    words = ("compare", *SMALL, "--plan", "auto", "--strategies", "baseline-1f1b,zero3")
+    assert main([*words, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    common = facts["on_one_plan"]
+    assert common["best_for"] == "ratrain"
+    assert [row["name"] for row in common["strategies"]] == ["baseline-1f1b", "zero3"]
+    assert all("plan" not in row for row in common["strategies"])
+    assert common["strategies"][0]["speedup"] == 1.0
+    one, own = (rows[0]["step_seconds"] for rows in (common["strategies"], facts["strategies"]))
+    assert own <= one * (1 + 1e-9), "its own best plan is no worse for it than another's"
+    assert common["plan"]["pp"] >= 1
+    assert main([*words]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("all on the best plan of ratrain, P") < shown.index("each on its best plan")
+
+
 def test_compare_says_what_a_strategy_lacks(capsys):
     words = (
         "compare",
@@ -308,6 +326,7 @@ def test_compare_says_what_a_strategy_lacks(capsys):
     )
     assert main([*words, "--jobs", "1", "--strategies", "ratrain", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert found["on_one_plan"] is None
     row = found["strategies"][0]
     assert not row["fits"]
     assert row["speedup"] is None
