@@ -43,11 +43,14 @@ PAPER = {"llama-2-7b": 8, "baichuan2-13b": 16, "qwen2.5-32b": 64, "llama-2-70b":
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 COMPARED = (
     "baseline-1f1b",
+    "baseline-1f1b-overlapped",
     "full-save",
     "zero3",
+    "zero3-blocking",
     "tuned-1f1b",
     "ratrain",
     "ratrain-no-fsr",
+    "ratrain-inline",
     "ratrain-no-update-prefetch",
     "ratrain-no-layerwise",
 )

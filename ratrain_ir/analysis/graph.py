@@ -177,10 +177,10 @@ def _engine_orders(stage: Stage) -> list[list[StageNode]]:
 def _blocked_pairs(stage: Stage) -> Iterator[tuple[StageNode, StageNode]]:
     """Blocking collectives and compute ops: every pair, the earlier first."""
     nodes = [((step, position), op) for step in range(STEPS) for position, op in enumerate(stage.ops)]
-    taking_part = [(node, is_blocking(op)) for node, op in nodes if op.engine is Engine.COMPUTE or is_blocking(op)]
-    for (earlier, one_blocks), (later, other_blocks) in combinations(taking_part, 2):
-        if one_blocks != other_blocks:
-            yield earlier, later
+    compute = [node for node, op in nodes if op.engine is Engine.COMPUTE]
+    for collective in [node for node, op in nodes if is_blocking(op)]:
+        for node in compute:
+            yield min(node, collective), max(node, collective)
 
 
 def _messages(module: Module) -> Iterator[list[ModuleNode]]:
