@@ -156,7 +156,7 @@ OPTIONS = {
     "simulate": Command(
         "x.rtx",
         {
-            "--machine": Option("times", "--machine slow.toml"),
+            "--machine": Option("times", "--machine slow.toml", idle=("x.rtx --times 1,1,1,0",)),
             "--rendezvous": Option(
                 "sends wait for their receives",
                 "--rendezvous",
@@ -168,12 +168,21 @@ OPTIONS = {
                 "what overlaps shares DDR and link",
                 "--no-sharing",
                 "x.rtx --json",
+                idle=("x.rtx --one-core", "x.rtx --cores 2", "x.rtx --times 1,1,1,0"),
+            ),
+            "--times": Option(
+                "what ops take, in place of a machine's times; adds the bubble",
+                "--times 1,1,1,0",
                 idle=("x.rtx --one-core", "x.rtx --cores 2"),
             ),
             "--one-core": Option(
-                "one engine at a time, of all ranks", "--one-core", idle=("x.rtx --cores 2", "x.rtx --trace t.json")
+                "one engine at a time, of all ranks",
+                "--one-core",
+                idle=("x.rtx --cores 2", "x.rtx --trace t.json", "x.rtx --times 1,1,1,0"),
             ),
-            "--cores": Option("cores that all ranks share", "--cores 2", idle=("x.rtx --trace t.json",)),
+            "--cores": Option(
+                "cores that all ranks share", "--cores 2", idle=("x.rtx --trace t.json", "x.rtx --times 1,1,1,0")
+            ),
             "--trace": Option("a timeline", "--trace t.json"),
             "--json": _JSON,
         },

@@ -22,6 +22,8 @@ MOST_BYTES: dict[str, int] = {
     "allocation problem": 64 * MIB,
     "table of measured steps": 4 * MIB,
     "table of measured iterations": 4 * MIB,
+    "validation table": 4 * MIB,
+    "table of op times": 1 * MIB,
     "machine file": 16 * MIB,
     "profile": 512 * MIB,
     "tokenizer": 256 * MIB,

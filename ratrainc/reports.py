@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ratrain.passes.manager import PassRun
     from ratrain.ratrain_ir.module import Module
     from ratrain.targets.program.program import Program
-    from ratrain.targets.simulator.figures import Figures
+    from ratrain.targets.simulator.figures import Figures, StepFigures
 
 
 def show_inserted(runs: Sequence[PassRun]) -> None:
@@ -55,18 +55,32 @@ def show_module(module: Module) -> None:
 
 def show_figures(program: Program, figures: Figures, machine: str) -> None:
     """What a simulation says."""
+    _show_stages(f"{program.name} on {program.plan.clusters} x {machine} (simulated)", figures, seconds_text)
+    say(f"step (simulated): {seconds_text(figures.step_seconds)}, from cold {seconds_text(figures.makespan_seconds)}")
+    say(f"tokens/s (simulated): {figures.tokens_per_second:,.1f}, model-flops utilisation {100 * figures.mfu:.1f} %")
+
+
+def show_given_times(program: Program, figures: StepFigures) -> None:
+    """What a simulation with stated times says, in their unit, whatever that is."""
+    _show_stages(f"{program.name} with the given times, in their unit (simulated)", figures, _time_text)
+    step, cold = _time_text(figures.step_seconds), _time_text(figures.makespan_seconds)
+    say(f"step (simulated): {step}, from cold {cold}; bubble fraction {figures.bubble_fraction:.4f}")
+
+
+def _time_text(time: float) -> str:
+    return f"{time:.6g}"
+
+
+def _show_stages(title: str, figures: StepFigures, time_text: Callable[[float], str]) -> None:
     rows = [
         [
             f"@{index}",
-            seconds_text(stage.busy_seconds),
-            seconds_text(stage.idle_seconds),
-            f"{100 * stage.idle_seconds / figures.step_seconds:.1f} %",
+            time_text(stage.busy_seconds),
+            time_text(stage.idle_seconds),
+            f"{100 * figures.stage_bubble_fraction(stage):.1f} %",
             size_text(stage.peak_bytes),
             size_text(stage.arena_bytes),
         ]
         for index, stage in enumerate(figures.stages)
     ]
-    title = f"{program.name} on {program.plan.clusters} x {machine} (simulated)"
     table(title, ("stage", "compute busy", "idle", "idle share", "peak live", "arena"), rows)
-    say(f"step (simulated): {seconds_text(figures.step_seconds)}, from cold {seconds_text(figures.makespan_seconds)}")
-    say(f"tokens/s (simulated): {figures.tokens_per_second:,.1f}, model-flops utilisation {100 * figures.mfu:.1f} %")

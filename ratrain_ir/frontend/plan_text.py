@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.diagnostics import Location, fail
 from ratrain.ratrain_ir.frontend.balance import balance_cuts
 from ratrain.ratrain_ir.frontend.fields import FieldReader, Report
 from ratrain.ratrain_ir.frontend.plan import KEYS, Plan
 from ratrain.ratrain_ir.frontend.plan_checks import check_said, check_together
 from ratrain.ratrain_ir.frontend.plan_keys import table_of
 from ratrain.ratrain_ir.frontend.text import Place, Places, Source, nowhere, read_text, toml_places
-from ratrain.ratrain_ir.frontend.toml_text import parse_toml
+from ratrain.ratrain_ir.frontend.toml_text import toml_data
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 
 _WHAT = "a plan in TOML"
-_TOML_PLACE = re.compile(r"^(.*) \(at (?:line (\d+), column (\d+)|end of document)\)$", re.DOTALL)
 
 
 def plan_from_fields(
@@ -60,7 +56,7 @@ def parse_plan(text: str, *, file: str, model: ModelConfig) -> Plan:
     """
     source = Source(file, text)
     report = Report(toml_places(source))
-    values = KEYS.flat(_toml(source), report)
+    values = KEYS.flat(toml_data(source, "RT063"), report)
     auto_cuts = values.get("cuts", "auto") == "auto"
     reader = FieldReader(values, report, "RT063", KEYS.labels)
     plan = KEYS.read(reader, {"cuts": ()} if auto_cuts else {})
@@ -90,23 +86,3 @@ def plan_to_toml(plan: Plan) -> str:
 def plan_words(plan: Plan) -> dict[str, str]:
     """Each key of a plan file with its value as the file has it, in the file's order; keys that the file would leave out are not there."""
     return table_of(type(plan)).words(plan)
-
-
-def _toml(source: Source) -> dict[str, Any]:
-    """The parsed TOML text; RT063 at the place the parser stopped."""
-    try:
-        return parse_toml(source.text)
-    except tomllib.TOMLDecodeError as error:
-        match = _TOML_PLACE.match(str(error))
-        message = match[1] if match else str(error)
-        last = len(source.lines)
-        at_place = match and match[2]
-        place = (
-            source.at(int(match[2]), int(match[3]))
-            if match and at_place
-            else source.at(last, len(source.lines[-1]) + 1)
-        )
-        fail("RT063", f"the file is not valid TOML: {message}", place.location, source=place.source)
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error).split(";")[0]
-        fail("RT063", f"the file is not usable TOML: {reason}", Location(source.file, 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,8 @@ from ratrain.ratrainc.terminal import echo
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.program.program import Program
+    from ratrain.targets.simulator.given_times import GivenTimes
+    from ratrain.targets.simulator.timeline import Timeline
 
 _EPILOG = """\b
 Examples:
@@ -29,7 +31,41 @@ Examples:
   ratrainc simulate 7b.rtx --trace 7b.json                     then open it in Perfetto
   ratrainc simulate 7b.rtx --no-sharing                        what the overlap costs
   ratrainc simulate 7b.rtx --machine my-machine.toml --rendezvous
+  ratrainc simulate 7b.rtx --times 1,1,1,0                     a textbook case: (M + P - 1)(T_F + T_B + T_W) under 1F1B
+  ratrainc simulate zb.rtx --times 18.522,18.086,9.337,0.601   times of a pipeline that was measured: its bubble
+  ratrainc simulate zb.rtx --times times.toml
+
+\b
+T_F is one micro-batch's forward on one stage, spread evenly over the attention and mlp blocks of the stage, T_B the half of its
+backward that makes the gradient of the stage's input, T_W the half that makes those of its parameters (a whole backward takes
+T_B + T_W), T_comm a message between stages. All else, embedding and head too, takes no time. A file says more, by kind of op:
+  forward = 18.522        as T_F; recompute, backward, or backward_input and backward_weight likewise
+  backward_input = 18.086
+  backward_weight = 9.337
+  send = 0.601            one op; also recv, load_input, update, scale_update, and the collectives reduce_scatter,
+  update = 0.2            all_reduce, all_gather, all_reduce_scalar
 """
+
+
+class _Times(click.ParamType[Any]):
+    """Four times, or the path of a file of them."""
+
+    name = "times"
+
+    def __init__(self) -> None:
+        self.file = Source("times")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | GivenTimes:
+        """The path of a file, or the times; a usage error where it is neither."""
+        text = str(value)
+        if text.endswith(".toml"):
+            return self.file.convert(value, param, ctx)
+        from ratrain.ratrainc.times_text import textbook_times
+
+        try:
+            return textbook_times(text)
+        except ValueError as error:
+            self.fail(f"{error}; or name a .toml file", param, ctx)
 
 
 @click.command(epilog=_EPILOG)
@@ -37,6 +73,12 @@ Examples:
 @machine_option
 @rendezvous_option
 @sharing_option
+@click.option(
+    "--times",
+    type=_Times(),
+    metavar="T_F,T_B,T_W,T_comm|FILE.toml",
+    help="In place of a machine: what ops take, in any unit. Prints times in that unit, and the bubble.",
+)
 @click.option(
     "--one-core",
     is_flag=True,
@@ -61,6 +103,7 @@ def command(
     machine: str | None,
     rendezvous: bool,
     sharing: bool,
+    times: str | GivenTimes | None,
     one_core: bool,
     cores: int | None,
     trace: str | None,
@@ -78,23 +121,58 @@ def command(
         raise click.UsageError("--one-core and --cores give a step time alone: they exclude each other and --trace")
     if one_core or cores is not None:
         refuse_idle("is for engines that run side by side: --one-core and --cores take turns", "rendezvous", "sharing")
+    if times is not None:
+        refuse_idle("is for the times of a machine: --times gives them", "sharing", "one_core", "cores")
+        if not file.endswith(".rtir"):  # what of it is not placed yet is placed for a machine
+            refuse_idle("would time the program, which --times does", "machine")
+    given = _loaded(times)
     with status(f"simulating {file}"):
         program, chosen = checked_program(file, machine)
     if one_core or cores is not None:
         _show_step(program, chosen, cores, as_json=as_json)
         return
     with status(f"simulating {file}"):
-        figures, timeline = api.simulate_with_timeline(program, machine=chosen, rendezvous=rendezvous, sharing=sharing)
+        if given is not None:
+            timeline = given.run(program, rendezvous=rendezvous)
+        else:
+            figures, timeline = api.simulate_with_timeline(
+                program, machine=chosen, rendezvous=rendezvous, sharing=sharing
+            )
     if trace is not None:
         from ratrain.ratrainc.trace import write_trace
 
         write_trace(timeline, trace)
+    if given is not None:
+        _show_given(program, given, timeline, as_json=as_json)
+        return
     if as_json:
         print_json(figures.to_json() | {"machine": chosen.name})
         return
     from ratrain.ratrainc.reports import show_figures
 
     show_figures(program, figures, chosen.name)
+
+
+def _loaded(times: str | GivenTimes | None) -> GivenTimes | None:
+    """The times of a file where they are in one."""
+    if not isinstance(times, str):
+        return times
+    from ratrain.ratrainc.times_text import load_times
+
+    return load_times(times)
+
+
+def _show_given(program: Program, given: GivenTimes, timeline: Timeline, *, as_json: bool) -> None:
+    """The figures of a timeline in the unit of the times it was made with."""
+    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.reports import show_given_times
+    from ratrain.targets.simulator.figures import step_figures
+
+    figures = step_figures(timeline)
+    if as_json:
+        print_json(figures.to_json() | {"times": dict(given.seconds)})
+    else:
+        show_given_times(program, figures)
 
 
 def _show_step(program: Program, machine: Machine, cores: int | None, *, as_json: bool) -> None:

@@ -7,7 +7,6 @@ what a search reports as its answer is always simulated whole.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import attrs
@@ -59,7 +58,7 @@ class Evaluation:
     refusal: str = ""
     estimated: bool = False
     """whether the step was folded"""
-    bubble_share: float = 0.0
+    bubble_fraction: float = 0.0
     """idle share of the compute engines"""
     disturbance: Disturbance | None = None
 
@@ -90,13 +89,12 @@ def evaluate(task: Task) -> Evaluation:
     figures, timeline = timed.figures, timed.timeline
     left_out = task.plan.micro_batches - plan.micro_batches
     seconds = figures.step_seconds + (left_out * _pace(timeline, plan) if left_out else 0.0)
-    idle = math.fsum(stage.idle_seconds for stage in figures.stages) / (figures.step_seconds * plan.pp)
     return Evaluation(
         seconds,
         timed.peak_bytes,
         timed.exposed_tail_seconds,
         estimated=left_out > 0,
-        bubble_share=idle,
+        bubble_fraction=figures.bubble_fraction,
         disturbance=disturbance_of(timeline, figures) if task.disturbed else None,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from math import fsum
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
@@ -40,15 +41,24 @@ class StageFigures:
 
 
 @frozen
-class Figures:
-    """What a simulation says; every number is simulated."""
+class StepFigures:
+    """What a timeline says of a step, whatever its ops were timed by."""
 
     step_seconds: float
     makespan_seconds: float
-    tokens_per_second: float
-    mfu: float
-    """Model operations (without recovery) a second, as a fraction of the FP16 peak of all clusters."""
     stages: tuple[StageFigures, ...]
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The share of a steady step in which a compute engine is idle, over all stages.
+
+        Of equal stages it is the bubble rate of Qi et al. (2023): (cost - M (T_F + T_B + T_W)) / cost.
+        """
+        return fsum(self.stage_bubble_fraction(stage) for stage in self.stages) / len(self.stages)
+
+    def stage_bubble_fraction(self, stage: StageFigures) -> float:
+        """The share of a steady step in which the compute engine of a stage is idle."""
+        return stage.idle_seconds / self.step_seconds if self.step_seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """The figures as `--json` prints them."""
@@ -56,10 +66,38 @@ class Figures:
         return {
             "step_seconds": self.step_seconds,
             "makespan_seconds": self.makespan_seconds,
-            "tokens_per_second": self.tokens_per_second,
-            "mfu": self.mfu,
-            "stages": [{name: getattr(stage, name) for name in names} for stage in self.stages],
+            "bubble_fraction": self.bubble_fraction,
+            "stages": [
+                {name: getattr(stage, name) for name in names} | {"bubble_fraction": self.stage_bubble_fraction(stage)}
+                for stage in self.stages
+            ],
         }
+
+
+@frozen
+class Figures(StepFigures):
+    """What a simulation on a machine says; every number is simulated."""
+
+    tokens_per_second: float
+    mfu: float
+    """Model operations (without recovery) a second, as a fraction of the FP16 peak of all clusters."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as `--json` prints them."""
+        return super().to_json() | {"tokens_per_second": self.tokens_per_second, "mfu": self.mfu}
+
+
+def step_figures(timeline: Timeline) -> StepFigures:
+    """The figures of a timeline."""
+    seconds = timeline.step_seconds
+    exposed_tail_of = _exposed_tails(timeline)
+    stages = []
+    for index, stage in enumerate(timeline.program.stages):
+        busy = timeline.busy_seconds(index, Engine.COMPUTE)
+        stages.append(
+            StageFigures(busy, seconds - busy, stage.peak_live_bytes, stage.arena_bytes, index, exposed_tail_of)
+        )
+    return StepFigures(seconds, timeline.makespan_seconds, tuple(stages))
 
 
 def simulated(
@@ -73,19 +111,13 @@ def simulated(
         timeline = simulate_work(program, works, bandwidths, rendezvous=rendezvous, steps=steps)
     else:
         timeline = simulate_work(program, works.alone, UNLIMITED, rendezvous=rendezvous, steps=steps)
-    seconds = timeline.step_seconds
+    step = step_figures(timeline)
+    seconds = step.step_seconds
     plan = program.plan
     operations = model_flops_per_token(program.model, plan.seq_len) * plan.tokens_per_step
-    stages = []
-    exposed_tail_of = _exposed_tails(timeline)
-    for index, stage in enumerate(program.stages):
-        busy = timeline.busy_seconds(index, Engine.COMPUTE)
-        stages.append(
-            StageFigures(busy, seconds - busy, stage.peak_live_bytes, stage.arena_bytes, index, exposed_tail_of)
-        )
     mfu = operations / (seconds * machine["fp16_peak"] * plan.clusters) if seconds else 0.0
     tokens = plan.tokens_per_step / seconds if seconds else 0.0
-    return Figures(seconds, timeline.makespan_seconds, tokens, mfu, tuple(stages)), timeline
+    return Figures(seconds, step.makespan_seconds, step.stages, tokens, mfu), timeline
 
 
 def _exposed_tails(timeline: Timeline) -> Callable[[int], float]:
