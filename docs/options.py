@@ -283,12 +283,33 @@ OPTIONS = {
             "--strategy": Option(
                 "the pipeline, by name", "--strategy baseline-1f1b", "--model m.json --clusters 2 --plan p.toml --json"
             ),
+            "--zero": Option(
+                "levels to choose from",
+                "--zero 3",
+                "--model m.json --clusters 2",
+                REQUEST,
+                ("--model m.json --clusters 2 --plan p.toml", "--model m.json --clusters 2 --strategy zero3"),
+            ),
+            "--like": Option(
+                "dtypes, chunks and the optimizer",
+                "--like p2.toml",
+                "--model m.json --clusters 2",
+                REQUEST,
+                ("--model m.json --clusters 2 --plan p.toml",),
+            ),
+            "--exhaustive": Option(
+                "searches until nothing is left to gain",
+                "--exhaustive",
+                "--model m.json --clusters 2",
+                REQUEST,
+                ("--model m.json --clusters 2 --plan p.toml",),
+            ),
             "--seconds": Option(
                 "time for each search",
                 "--seconds 3",
                 "--model m.json --clusters 2",
                 REQUEST,
-                ("--model m.json --clusters 2 --plan p.toml",),
+                ("--model m.json --clusters 2 --plan p.toml", "--model m.json --clusters 2 --exhaustive"),
             ),
             "--jobs": Option(
                 _JOBS,

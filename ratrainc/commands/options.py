@@ -8,10 +8,13 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.strategies import Strategy
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -240,6 +243,47 @@ def jobs_option(text: str = "Processes.", parameter: str = "jobs") -> Callable[[
         show_default="one a core",
         help=text,
     )
+
+
+def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if not {*words} <= {"0", "1", "2", "3"}:
+        raise click.BadParameter(f"'{text}' is not a list of ZeRO levels like 0,1,2")
+    return tuple(int(word) for word in words)
+
+
+def plan_choice_options(function: F) -> F:
+    """`--strategy`, `--zero` and `--like`, the group `plans`: a `PlanChoice`."""
+    like = click.option(
+        "--like",
+        "plans_like",
+        type=Source("plan"),
+        metavar="P.toml",
+        help="Take dtypes, chunks and the optimizer from this plan.",
+    )
+    zero = click.option(
+        "--zero",
+        "plans_zero_levels",
+        default="0,1,2,3",
+        show_default=True,
+        callback=_levels,
+        metavar="0,1,...",
+        help="ZeRO levels to choose from.",
+    )
+    name = click.option("--strategy", "plans_strategy", metavar="S", help="Plan for this strategy. Default: ratrain.")
+    return name(zero(like(function)))
+
+
+def refuse_idle_levels(strategy: Strategy) -> None:
+    """Raise `click.UsageError` where `--zero` was given, and the strategy sets the level."""
+    if strategy.zero is not None:
+        refuse_idle(f"does not go with the strategy '{strategy.name}', which sets the level", "plans_zero_levels")
+
+
+def exhaustive_option(function: F) -> F:
+    """`--exhaustive`."""
+    text = "Go on until the bounds prove that nothing is left to gain."
+    return click.option("--exhaustive", "effort_exhaustive", is_flag=True, help=text)(function)
 
 
 def choice_option(name: str, parameter: str, *choices: str, text: str) -> Callable[[F], F]:

@@ -9,13 +9,15 @@ import click
 from ratrain.ratrainc.commands.options import (
     FiniteRange,
     Result,
-    Source,
+    exhaustive_option,
     in_groups,
     jobs_option,
     json_option,
     model_option,
     output_file,
+    plan_choice_options,
     refuse_idle,
+    refuse_idle_levels,
     seconds_option,
     target_options,
 )
@@ -36,13 +38,6 @@ Examples:
   ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --what-if ddr=16GiB -o P.toml    and P.machine.toml
   ratrainc plan --model qwen2.5-32b --clusters 256 --global-batch 4096 --tokens 1e12 --json
 """
-
-
-def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    words = text.split(",")
-    if not {*words} <= {"0", "1", "2", "3"}:
-        raise click.BadParameter(f"'{text}' is not a list of ZeRO levels like 0,1,2")
-    return tuple(int(word) for word in words)
 
 
 @click.command(epilog=_EPILOG)
@@ -71,28 +66,10 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     metavar="S",
     help="Tokens of each.",
 )
-@click.option("--strategy", "plans_strategy", metavar="S", help="Plan for this strategy. Default: ratrain.")
-@click.option(
-    "--zero",
-    "plans_zero_levels",
-    default="0,1,2,3",
-    show_default=True,
-    callback=_levels,
-    metavar="0,1,...",
-    help="ZeRO levels to choose from.",
-)
-@click.option(
-    "--like",
-    "plans_like",
-    type=Source("plan"),
-    metavar="P.toml",
-    help="Take dtypes, chunks and the optimizer from this plan.",
-)
+@plan_choice_options
 @click.option("--quick", is_flag=True, help="Closed forms only: an estimate and its gap within seconds.")
 @click.option("--smallest", is_flag=True, help="Find the fewest clusters, up to N, on which a plan fits, and the plan.")
-@click.option(
-    "--exhaustive", "effort_exhaustive", is_flag=True, help="Go on until the bounds prove that nothing is left to gain."
-)
+@exhaustive_option
 @seconds_option(25.0, "Time for the search.", "effort_seconds")
 @jobs_option(parameter="effort_jobs")
 @click.option(
@@ -175,10 +152,7 @@ def command(
         effort=effort,
         robust=questions.robust,
     )
-    if request.strategy.zero is not None:
-        refuse_idle(
-            f"does not go with the strategy '{request.strategy.name}', which sets the level", "plans_zero_levels"
-        )
+    refuse_idle_levels(request.strategy)
     if smallest:
         _smallest(request, model, output, target, as_json=as_json)
         return

@@ -9,12 +9,15 @@ import click
 from ratrain.ratrainc.commands.options import (
     Result,
     Source,
+    exhaustive_option,
     in_groups,
     jobs_option,
     json_option,
     model_option,
     output_file,
+    plan_choice_options,
     refuse_idle,
+    refuse_idle_levels,
     seconds_option,
     target_options,
 )
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 _EPILOG = """\b
 Examples:
   ratrainc scale --model llama-2-7b --clusters 256,512,768,1024
+  ratrainc scale --model llama-2-7b --clusters 256,512 --zero 3
   ratrainc scale --model llama-2-7b --clusters 256,512,1024 --plan examples/llama-2-7b-256.toml --plot 7b.svg
 """
 
@@ -65,7 +69,8 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     metavar="P.toml",
     help="Keep this plan's stages and only add replicas. Default: plan anew each time.",
 )
-@click.option("--strategy", "plans_strategy", metavar="S", help="Default: ratrain.")
+@plan_choice_options
+@exhaustive_option
 @seconds_option(20.0, "Search time of each point.", "effort_seconds")
 @jobs_option(parameter="effort_jobs")
 @click.option(
@@ -100,7 +105,10 @@ def command(
 
     if plan is not None:
         refuse_idle("does not go with --plan: the plan says it", "seq_len")
-        refuse_idle("is for a search: with --plan there is none", "effort_seconds", "effort_jobs")
+        idle = ("plans_zero_levels", "plans_like", "effort_seconds", "effort_jobs", "effort_exhaustive")
+        refuse_idle("is for a search: with --plan there is none", *idle)
+    if effort.exhaustive:
+        refuse_idle("ends a search that --exhaustive does not end", "effort_seconds")
     if plot is not None:
         picture_kind(plot)
     config = load_model(model)
@@ -113,6 +121,7 @@ def command(
         plans=plans,
         effort=effort,
     )
+    refuse_idle_levels(request.strategy)
     fixed = load_plan(plan, config) if plan is not None else None
     if plan is not None and fixed is not None:
         request.strategy.check_schedule(fixed, lambda: place_in_plan(plan, "schedule"))

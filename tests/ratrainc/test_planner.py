@@ -7,6 +7,7 @@ import math
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -359,6 +360,38 @@ def test_scale(capsys, fixed):
     assert points[1]["efficiency"] == pytest.approx(points[1]["tokens_per_second"] / 2 / points[0]["tokens_per_second"])
 
 
+def scaled(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    usual = ("scale", *TINY, "--clusters", "2,4", "--sequences-per-cluster", "2", "--seq-len", "64", "--jobs", "1")
+    assert main([*usual, *words, "--json"]) == 0
+    points: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["points"]
+    return points
+
+
+@pytest.mark.parametrize("levels", [{0}, {3}, {1, 2}])
+def test_scale_searches_among_the_zero_levels_it_is_given(capsys: pytest.CaptureFixture[str], levels: set[int]) -> None:
+    points = scaled(capsys, "--seconds", "0", "--zero", ",".join(map(str, levels)))
+    for point in points:
+        plan = point["plan"]
+        assert plan["zero"] in (levels if plan["dp"] > 1 else {0, *levels})
+    assert any(point["plan"]["dp"] > 1 for point in points)
+
+
+def test_scale_goes_on_until_nothing_is_left_to_gain_if_it_is_told_to(capsys: pytest.CaptureFixture[str]) -> None:
+    for point in scaled(capsys, "--exhaustive", "--zero", "1"):
+        assert point["bound_step_seconds"] == pytest.approx(point["step_seconds"])
+
+
+def test_scale_takes_the_dtypes_of_a_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    wide = tmp_path / "wide.toml"
+    state = '[state]\nview_dtype = "f32"\nloss_scale = 1.0\n'
+    wide.write_text(
+        f"[parallel]\npp = 1\ndp = 2\n[batch]\nmicro_batch_size = 1\nmicro_batches = 2\nseq_len = 64\n{state}"
+    )
+    words = ("--seconds", "0", "--zero", "1")
+    usual, like = scaled(capsys, *words), scaled(capsys, *words, "--like", str(wide))
+    assert all(b["step_seconds"] > a["step_seconds"] for a, b in zip(usual, like, strict=True))
+
+
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_scale_draws(tmp_path, kind):
     out = tmp_path / f"curve.{kind}"
@@ -383,6 +416,10 @@ def test_scale_refuses_stages_that_do_not_go_round(capsys):
         ("compare", *TINY, "--plan", TINY_PLAN, "--clusters", "4"),
         ("scale", *TINY, "--clusters", "4,x"),
         ("scale", *TINY, "--clusters", "0"),
+        ("scale", *TINY, "--clusters", "4", "--zero", "4"),
+        ("scale", *TINY, "--clusters", "4", "--zero", "1", "--strategy", "zero3"),
+        ("scale", *TINY, "--clusters", "4", "--zero", "1", "--plan", TINY_PLAN),
+        ("scale", *TINY, "--clusters", "4", "--exhaustive", "--seconds", "1"),
     ],
     ids=" ".join,
 )
