@@ -175,6 +175,10 @@ class DiagnosticError(Exception):
         self.diagnostics = list(diagnostics)
         super().__init__("\n".join(d.render() for d in self.diagnostics))
 
+    def __reduce__(self) -> tuple[type[DiagnosticError], tuple[list[Diagnostic]]]:
+        """From a worker it comes as it was raised; the text that exceptions are made anew of is not what this one is made of."""
+        return type(self), (self.diagnostics,)
+
 
 @define
 class Diagnostics:

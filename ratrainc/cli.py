@@ -30,6 +30,7 @@ _COMMANDS = {
     "plan": "Find the plan to run on a number of clusters, and how far it can be from the best.",
     "scale": "Show how throughput grows with the number of clusters.",
     "calibrate": "Fit constants of a machine file to measured times.",
+    "validate": "Compare simulated steps with published measurements, by class of table.",
     "compare": "Simulate several strategies on one plan, or each on its best.",
     "run": "Train: execute a program on real text.",
     "launch": "Start a run over MPI and watch over it.",

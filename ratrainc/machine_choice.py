@@ -27,14 +27,10 @@ class MachineChoice:
 
         Raises `DiagnosticError` where the file is no machine.
         """
-        from ratrain.ratrainc.planner.machines import with_constants
         from ratrain.targets.machine.machine import load_machine
 
         machine = load_machine(self.machine)
-        if self.capacity is None or self.capacity == machine.whole("ddr_capacity"):
-            return machine
-        resized = with_constants(machine, {"ddr_capacity": float(self.capacity)})
-        return evolve(resized, name=f"{machine.name}-{_short(self.capacity)}")
+        return machine if self.capacity is None else resized(machine, self.capacity)
 
     @property
     def words(self) -> list[str]:
@@ -46,6 +42,16 @@ class MachineChoice:
     def text(self) -> str:
         """What to write behind other words of a command; empty where nothing was chosen."""
         return f" {shlex.join(self.words)}" if self.words else ""
+
+
+def resized(machine: Machine, capacity: int) -> Machine:
+    """The machine with so many bytes of DDR, under a name of its own unless it has as many."""
+    from ratrain.ratrainc.planner.machines import with_constants
+
+    if capacity == machine.whole("ddr_capacity"):
+        return machine
+    changed = with_constants(machine, {"ddr_capacity": float(capacity)})
+    return evolve(changed, name=f"{machine.name}-{_short(capacity)}")
 
 
 def _short(capacity: int) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.frontend.balance import balance_cuts
 from ratrain.ratrain_ir.frontend.fields import FieldReader, Report
@@ -44,19 +44,34 @@ def check_plan(plan: Plan, model: ModelConfig) -> None:
     plan_from_fields(plan.to_fields(), model=model)
 
 
-def load_plan(path: str | Path, model: ModelConfig) -> Plan:
+@frozen
+class Overlay:
+    """Keys of a plan that something beside its file says: they take the place of those of the file."""
+
+    values: Mapping[str, object]
+    """by name, without the section, as a file has them"""
+    places: Places
+    """from the name of a key to where it is said; of the empty name, and others that are not said, the whole"""
+
+
+def load_plan(path: str | Path, model: ModelConfig, overlay: Overlay | None = None) -> Plan:
     """The plan of a TOML file. Raises RT002 (cannot be read), RT063 (not a plan), RT064 (contradictory)."""
-    return parse_plan(read_text(path, "RT063", _WHAT), file=str(path), model=model)
+    return parse_plan(read_text(path, "RT063", _WHAT), file=str(path), model=model, overlay=overlay)
 
 
-def parse_plan(text: str, *, file: str, model: ModelConfig) -> Plan:
-    """The plan of a TOML text; `cuts = "auto"`, or none, is resolved for the model.
+def parse_plan(text: str, *, file: str, model: ModelConfig, overlay: Overlay | None = None) -> Plan:
+    """The plan of a TOML text, with what an overlay says; `cuts = "auto"`, or none, is resolved for the model.
 
     Raises RT063 (syntax, unknown, missing or mistyped keys) and RT064 (contradictions), all of the text at once.
     """
     source = Source(file, text)
-    report = Report(toml_places(source))
-    values = KEYS.flat(toml_data(source, "RT063"), report)
+    places = toml_places(source)
+    data = toml_data(source, "RT063")
+    if overlay is not None:
+        _lay_over(data, overlay)
+        places = _places_under(overlay, places if text else overlay.places)
+    report = Report(places)
+    values = KEYS.flat(data, report)
     auto_cuts = values.get("cuts", "auto") == "auto"
     reader = FieldReader(values, report, "RT063", KEYS.labels)
     plan = KEYS.read(reader, {"cuts": ()} if auto_cuts else {})
@@ -64,6 +79,23 @@ def parse_plan(text: str, *, file: str, model: ModelConfig) -> Plan:
     check_said(reader, plan)
     report.check()
     return evolve(plan, cuts=balance_cuts(model, plan.pp, plan.seq_len)) if auto_cuts else plan
+
+
+def _lay_over(data: dict[str, Any], overlay: Overlay) -> None:
+    for name, value in overlay.values.items():
+        section = data.setdefault(KEYS.keys[name].section, {})
+        if isinstance(section, dict):  # what is none is reported as such
+            section[name] = value
+
+
+def _places_under(overlay: Overlay, below: Places) -> Places:
+    """The places of an overlay's keys, and of others."""
+
+    def place(label: str) -> Place:
+        name = label.rpartition(".")[2]
+        return overlay.places(name) if name in overlay.values else below(label)
+
+    return place
 
 
 def place_in_plan(path: str | Path, key: str) -> Place:

@@ -39,12 +39,18 @@ _NO_INFLUENCE = 1e-10
 
 @frozen
 class Errors:
-    """Relative errors |predicted / measured - 1| of some rows."""
+    """Errors of some rows, without their signs; relative ones, |predicted / measured - 1|, where nothing else is said."""
 
     count: int
     mean: float
     median: float
     largest: float
+
+    @classmethod
+    def of(cls, signed: Seconds) -> Errors:
+        """Of errors with their signs, of one row at least."""
+        sizes = np.abs(signed)
+        return cls(len(sizes), float(sizes.mean()), float(np.median(sizes)), float(sizes.max()))
 
     def to_json(self) -> dict[str, Any]:
         """The errors as `--json` prints them."""
@@ -53,15 +59,7 @@ class Errors:
 
 def errors(predicted: Seconds, measured: Seconds) -> Errors | None:
     """The errors of rows; None where there are none."""
-    if not len(measured):
-        return None
-    relative_errors = np.abs(predicted / measured - 1)
-    return Errors(
-        len(relative_errors),
-        float(relative_errors.mean()),
-        float(np.median(relative_errors)),
-        float(relative_errors.max()),
-    )
+    return Errors.of(predicted / measured - 1) if len(measured) else None
 
 
 def with_values(machine: Machine, names: Sequence[str], values: Sequence[float], source: str) -> Machine:

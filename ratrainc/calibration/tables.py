@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
+from pathlib import Path
+from typing import NoReturn, TypeVar
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Location, fail
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Location, fail, nearest
 from ratrain.ratrain_ir.files import read_text
+
+R = TypeVar("R")
+
+_MOST_ERRORS = 100
 
 
 @frozen
@@ -47,12 +55,68 @@ class TableLine:
             raise DiagnosticError(located) from None
 
 
+@frozen
+class Cells:
+    """One line of a table, by the names of its columns."""
+
+    line: TableLine
+    header: Sequence[str]
+
+    def text(self, key: str) -> str:
+        """What stands in a column; nothing where the table does not have it."""
+        return self.line.cells[self.header.index(key)] if key in self.header else ""
+
+    def beside(self, name: str) -> Path:
+        """A path that the table gives relative to itself."""
+        return Path(self.line.path).parent / name
+
+    def place(self, key: str) -> Location:
+        """Where a column stands; the line where the table does not have it."""
+        return self.line.place_of(self.header.index(key)) if key in self.header else self.line.place
+
+    def fail(self, key: str, message: str, *, code: str = "RT005", help: str | None = None) -> NoReturn:  # noqa: A002
+        """Raise `DiagnosticError` at a column."""
+        fail(code, message, self.place(key), source=self.line.text, help=help)
+
+    def number(self, key: str) -> float:
+        """A positive number."""
+        try:
+            value = float(self.text(key))
+        except ValueError:
+            value = math.nan
+        if not 1e-9 < value < 1e15:
+            self.fail(key, f"{key} is a positive number, got '{self.text(key)}'")
+        return value
+
+    def word(self, key: str, choices: Collection[str]) -> str:
+        """One of a few words."""
+        text = self.text(key)
+        if text not in choices:
+            self.fail(key, f"{key} is {' or '.join(choices)}, got '{text}'", help=nearest(text, choices))
+        return text
+
+
 def read_table(path: str, what: str) -> list[TableLine]:
     """The lines of a CSV file that are not empty.
 
     Raises `DiagnosticError` RT002 where it is not CSV or has no header.
     """
-    reader = csv.reader(io.StringIO(read_text(path, what), newline=""), strict=True)
+    return _lines(path, what, read_text(path, what))
+
+
+def read_commented_table(path: str, what: str) -> tuple[list[str], list[TableLine]]:
+    """The comments, without their `#`, that stand above the header of a CSV file, and the lines that are not empty from there on.
+
+    Raises `DiagnosticError` RT002 where it is not CSV or has no header.
+    """
+    text = read_text(path, what)
+    above = list(takewhile(lambda line: line.startswith("#"), text.split("\n")))
+    rest = text.split("\n", len(above))[len(above) :]
+    return [line[1:].strip() for line in above], _lines(path, what, "\n" * len(above) + "".join(rest))
+
+
+def _lines(path: str, what: str, text: str) -> list[TableLine]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         lines = [TableLine(path, reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except csv.Error as error:
@@ -60,3 +124,48 @@ def read_table(path: str, what: str) -> list[TableLine]:
     if not lines:
         fail("RT002", f"the {what} is empty", Location(path, 1))
     return lines
+
+
+def check_header(line: TableLine, known: Collection[str], required: Collection[str]) -> Sequence[str]:
+    """The names of the columns.
+
+    Raises `DiagnosticError` with every column that is not known (RT004), is given twice (RT006) or is missing (RT002).
+    """
+    header = line.cells
+    diagnostics = Diagnostics()
+    for index, name in enumerate(header):
+        place = line.place_of(index)
+        if name not in known:
+            text = f"there is no column '{name}'"
+            diagnostics.error("RT004", text, place, help=nearest(name, known), source=line.text)
+        elif name in header[:index]:
+            diagnostics.error("RT006", f"the column '{name}' is given twice", place, source=line.text)
+    for name in required:
+        if name not in header:
+            diagnostics.error("RT002", f"the header has no column '{name}'", line.place, source=line.text)
+    diagnostics.check()
+    return header
+
+
+def read_lines(lines: Sequence[TableLine], header: Sequence[str], read: Callable[[Cells], R]) -> list[R]:
+    """What `read` makes of each line below the header.
+
+    Raises `DiagnosticError` with all that is wrong with any of them, and RT002 where there are none.
+    """
+    diagnostics = Diagnostics()
+    rows = []
+    for line in lines[1:]:
+        if len(diagnostics.items) >= _MOST_ERRORS:
+            break
+        if len(line.cells) != len(header):
+            text = f"expected {len(header)} fields as in the header, got {len(line.cells)}"
+            diagnostics.error("RT002", text, line.place, source=line.text)
+            continue
+        try:
+            rows.append(read(Cells(line, header)))
+        except DiagnosticError as error:
+            diagnostics.items.extend(error.diagnostics)
+    diagnostics.check()
+    if not rows:
+        fail("RT002", "the table has no rows", Location(lines[0].path, 1))
+    return rows

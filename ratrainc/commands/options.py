@@ -123,7 +123,7 @@ class Result(FilePath):
         return path
 
 
-_ENDINGS = {".rtir", ".rtx", ".toml", ".json", ".jsonl", ".csv", ".html", ".svg", ".png", ".safetensors", ".bin"}
+_ENDINGS = {".md", ".rtir", ".rtx", ".toml", ".json", ".jsonl", ".csv", ".html", ".svg", ".png", ".safetensors", ".bin"}
 """Endings that tell what a file is."""
 
 

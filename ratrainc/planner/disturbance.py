@@ -14,7 +14,7 @@ from ratrain.targets.simulator.timed_run import simulate
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction
-    from ratrain.targets.simulator.figures import Figures
+    from ratrain.targets.simulator.figures import StepFigures
     from ratrain.targets.simulator.timeline import Timeline
 
 SLOWER = 1.10
@@ -32,7 +32,7 @@ class Disturbance:
     jitter_seconds: float
 
 
-def disturbance_of(timeline: Timeline, figures: Figures) -> Disturbance:
+def disturbance_of(timeline: Timeline, figures: StepFigures) -> Disturbance:
     """Run a simulated step again with other times of its instructions; the streams and their waits stay as they are.
 
     The times are those the instructions took in the given timeline, so that what sharing DDR and links cost is in them.

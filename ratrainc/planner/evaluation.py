@@ -23,10 +23,13 @@ from ratrain.ratrainc.planner.disturbance import Disturbance, disturbance_of
 from ratrain.ratrainc.timed_plan import RefusedPlan, time_plan
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.program.program_verifier import check_program
+from ratrain.targets.simulator.figures import step_figures
+from ratrain.targets.simulator.given_times import GivenTimes
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
     from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.simulator.figures import StepFigures
     from ratrain.targets.simulator.timeline import Timeline
 
 _SMALL_PIPELINE = 8
@@ -45,6 +48,8 @@ class Task:
     """whether the schedule and the program are verified too"""
     disturbed: bool = False
     """whether to say how the step time bears a slow stage and jitter"""
+    times: GivenTimes | None = None
+    """what ops take, in place of the machine's times; all of the evaluation is then in their unit"""
 
 
 @frozen
@@ -86,7 +91,11 @@ def evaluate(task: Task) -> Evaluation:
     if task.checked:
         with paused_gc():
             _verify(timed.module, timed.program)
-    figures, timeline = timed.figures, timed.timeline
+    figures: StepFigures = timed.figures
+    timeline = timed.timeline
+    if task.times is not None:
+        timeline = task.times.run(timed.program)
+        figures = step_figures(timeline)
     left_out = task.plan.micro_batches - plan.micro_batches
     seconds = figures.step_seconds + (left_out * _pace(timeline, plan) if left_out else 0.0)
     return Evaluation(

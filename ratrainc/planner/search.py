@@ -7,16 +7,11 @@ of whatever was neither simulated whole nor ruled out: no plan of the space can 
 from __future__ import annotations
 
 import heapq
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, wait
 from itertools import count
 from math import comb
-from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 import attrs
@@ -26,14 +21,16 @@ from attrs import define, field, frozen
 from ratrain.ratrainc.planner.answer import Answer, Candidate, Rejected, Request
 from ratrain.ratrainc.planner.bounds import Columns, Numbers, shape_bounds, state_bytes
 from ratrain.ratrainc.planner.cuts import BestCuts, best_cuts, can_be_listed, cuts_of, listed, neighbours, partitions
-from ratrain.ratrainc.planner.evaluation import Evaluation, Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.evaluation import Evaluation, Task, folded_micro_batches
 from ratrain.ratrainc.planner.losers import losers
 from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.space import Shape, shapes
 from ratrain.ratrainc.planner.variants import schedule_of, variants
-from ratrain.ratrainc.terminal import warnings_of_worker
+from ratrain.ratrainc.planner.workers import Runner, workers
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from ratrain.ratrain_ir.frontend.plan import Plan
 
 _WORTH_TRYING = 1.03
@@ -86,7 +83,7 @@ class Search:
         """Search until it is proven that nothing is left to gain, nothing is worth trying, or time is up."""
         begin = time.monotonic()
         space = self.fill_queue()
-        with self.pool() as run:
+        with workers(self.request.jobs) as run:
             self.explore(run, begin)
             self.simulate_whole(run)
         if not self.fitting and not self.rejected:
@@ -176,7 +173,7 @@ class Search:
         """Leave a node untried; the answer's bound remembers it."""
         self.open_bound = min(self.open_bound, node.bound)
 
-    def explore(self, run: _Runner, begin: float) -> None:
+    def explore(self, run: Runner, begin: float) -> None:
         """Evaluate leaves, as many at a time as there are workers."""
         running: dict[Future[Evaluation], _Node] = {}
         while True:
@@ -257,7 +254,7 @@ class Search:
             self.open_bound = min(self.open_bound, best_cuts(columns).seconds)  # the cuts that are never listed
         return listed(columns, neighbours(layers))[:_NEIGHBOURS]
 
-    def simulate_whole(self, run: _Runner) -> None:
+    def simulate_whole(self, run: Runner) -> None:
         """Simulate whole steps, and verify them, until the best plan and the runner-up are known exactly."""
         verified: set[tuple[Plan, str]] = set()
         while pending := [c for c in self.leaders() if (c.plan, c.pipeline) not in verified]:
@@ -271,7 +268,7 @@ class Search:
             fastest.setdefault(candidate.plan, candidate)
         return list(fastest.values())[:_WHOLE]
 
-    def simulate_again(self, run: _Runner, candidates: list[Candidate]) -> None:
+    def simulate_again(self, run: Runner, candidates: list[Candidate]) -> None:
         """Replace the evaluations of candidates by those of their whole steps."""
         request = self.request
         tasks = [
@@ -294,57 +291,9 @@ class Search:
         """The least closed-form bound of all plans: it holds for schedules that no pass makes, too."""
         return min([self.open_bound, *(c.bound_seconds for c in self.fitting + self.refused)])
 
-    @contextmanager
-    def pool(self) -> Iterator[_Runner]:
-        """Workers, or this process where one job is asked for."""
-        if self.request.jobs <= 1:
-            yield _Runner(None, 1)
-            return
-        with ProcessPoolExecutor(
-            self.request.jobs, get_context("spawn"), initializer=_start_worker, initargs=(os.getpid(),)
-        ) as executor:
-            yield _Runner(executor, self.request.jobs)
-
 
 _NEIGHBOURS = 8
 """Neighbouring cuts that are queued after each evaluation of a shape with too many cuts to list."""
-
-
-def _start_worker(parent: int) -> None:
-    """A worker ends at once when it is interrupted, and when its parent is gone."""
-    signal.signal(signal.SIGINT, lambda _signal, _frame: os._exit(1))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_WATCH_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-    warnings_of_worker()
-
-
-_WATCH_SECONDS = 2.0
-
-
-@frozen
-class _Runner:
-    """Runs tasks in a pool, or at once."""
-
-    executor: ProcessPoolExecutor | None
-    width: int
-
-    def submit(self, task: Task) -> Future[Evaluation]:
-        if self.executor is not None:
-            # A worker may start now. It has this mask until it can take an interruption without a traceback.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-            try:
-                return self.executor.submit(evaluate, task)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        done: Future[Evaluation] = Future()
-        done.set_result(evaluate(task))
-        return done
 
 
 def partition_count(total: int, stages: int) -> int:

@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_config import load_model
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, parse_plan
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.planner import quick, search
+from ratrain.ratrainc.planner import quick
 from ratrain.ratrainc.planner.answer import Request
 from ratrain.ratrainc.planner.bounds import Columns, plan_bounds
 from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of, partitions
@@ -29,6 +29,7 @@ from ratrain.ratrainc.planner.report import plan_file
 from ratrain.ratrainc.planner.search import Search
 from ratrain.ratrainc.planner.space import Shape, shapes
 from ratrain.ratrainc.planner.variants import variants
+from ratrain.ratrainc.planner.workers import Runner
 from ratrain.ratrainc.strategies import strategy
 from ratrain.targets.machine.machine import load_machine
 from tests.end_to_end.toys import UNEVEN
@@ -476,7 +477,7 @@ def test_workers_start_with_interruptions_held_back():
             masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    search._Runner(Executor(), 2).submit(None)
+    Runner(Executor(), 2).submit(None)
     assert signal.SIGINT in masks[0]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 

@@ -1,0 +1,124 @@
+"""`ratrainc validate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ratrain.ratrainc.commands.options import (
+    Result,
+    Source,
+    jobs_option,
+    json_option,
+    output_file,
+    refuse_idle,
+)
+from ratrain.ratrainc.terminal import echo, echo_document
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.validation.outcome import Validation
+
+_EPILOG = """\b
+Examples:
+  ratrainc validate benchmarks/published/zero-bubble-bubbles.csv
+  ratrainc validate measured.csv --json
+  ratrainc validate measured.csv --machine mine.toml             would another machine file predict it better?
+  ratrainc validate benchmarks/published/*.csv --markdown -o docs/validation.md
+
+\b
+A row says what one step took, or held, or that it did not fit:
+  id,class,split,model,machine,plan,dp,strategy,tokens_per_second,group
+  7b-256,scaling,fit,llama-2-7b,mt3000,plan.toml,128,ratrain,29069.73,weak scaling
+  7b-512,scaling,held-out,llama-2-7b,mt3000,plan.toml,256,ratrain,57558.07,weak scaling
+
+\b
+class: bubble (bubble_fraction), step-time, scaling, zero3-micro-batch (step_seconds or tokens_per_second), memory (peak_bytes),
+out-of-memory (fits: yes or no). Any key of a plan can be a column; times gives T_F,T_B,T_W,T_comm for a bubble; needs names what is not
+built, and leaves the row out. docs/validation-tables.md has all columns.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("tables", type=Source("validation table"), nargs=-1, required=True, metavar="TABLE.csv...")
+@click.option(
+    "--machine",
+    type=Source("machine"),
+    metavar="FILE",
+    help="A machine file (TOML), or the name of a built-in machine, in place of those that rows name.",
+)
+@click.option("--markdown", is_flag=True, help="Print a page in Markdown; its prose is the comments above the headers.")
+@click.option(
+    "-o",
+    "--output",
+    type=Result("page", ".md"),
+    callback=output_file,
+    metavar="FILE.md",
+    help="With --markdown: write the page there.",
+)
+@jobs_option("Processes that compile and simulate rows.")
+@json_option
+def command(
+    tables: tuple[str, ...],
+    machine: str | None,
+    markdown: bool,
+    output: str | None,
+    jobs: int,
+    as_json: bool,
+) -> None:
+    """Compile and simulate what others measured, and say how far off the simulation is.
+
+    Errors are given by class of rows, apart for rows that constants of a machine were set by (split fit) and for those held out. Nothing is
+    fitted here: 'ratrainc calibrate' does that.
+    """
+    if as_json:
+        refuse_idle("is another form of the result than --json", "markdown", "output")
+    if not markdown:
+        refuse_idle("goes with --markdown: it names the page", "output")
+    from ratrain.ratrain_ir.files import write_lines
+    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.validation.markdown import page
+
+    validation = _validated(tables, machine, jobs)
+    if as_json:
+        print_json(validation.to_json())
+    elif output is not None:
+        write_lines(output, page(validation))
+        echo(f"wrote {output}")
+    elif markdown:
+        echo_document("\n".join(page(validation)) + "\n")
+    else:
+        _show(validation)
+
+
+def _validated(paths: tuple[str, ...], machine: str | None, jobs: int) -> Validation:
+    """The validation of tables, which are all read before the first row is simulated."""
+    from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
+    from ratrain.ratrainc.console import progress
+    from ratrain.ratrainc.validation.outcome import validate
+    from ratrain.ratrainc.validation.rows import read_validation_table
+    from ratrain.targets.machine.machine import load_machine
+
+    chosen = None if machine is None else load_machine(machine)
+    problems = Diagnostics()
+    tables = []
+    for path in paths:
+        try:
+            tables.append(read_validation_table(path, chosen))
+        except DiagnosticError as error:
+            problems.items.extend(error.diagnostics)
+    problems.check()
+    count = sum(row.task is not None for table in tables for row in table.rows)
+    with progress(count, "validating") as (bar, task):
+        return validate(tables, min(jobs, count), lambda: bar.update(task, advance=1))
+
+
+def _show(validation: Validation) -> None:
+    from ratrain.ratrainc.console import say, table
+    from ratrain.ratrainc.validation.tables import class_tables, error_table, fit_table, left_out_text
+
+    for each in (*class_tables(validation), error_table(validation), fit_table(validation)):
+        if each.rows:
+            table(each.title, each.columns, each.rows, most=len(each.rows))
+    if left_out := left_out_text(validation):
+        say(left_out)

@@ -1,0 +1,1 @@
+"""Tables of published measurements, and how far off the simulator is on them."""

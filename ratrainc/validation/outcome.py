@@ -1,0 +1,235 @@
+"""What simulations of measured rows came to: errors by class and split, and what was called fitting."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import evolve, field, frozen
+
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrainc.calibration.fitting import Errors
+from ratrain.ratrainc.planner.evaluation import Evaluation, Task
+from ratrain.ratrainc.planner.workers import evaluate_all
+from ratrain.ratrainc.validation.rows import COMPARED_IN_GROUPS, MEASURES_OF, SPLITS, Row, ValidationTable
+
+
+@frozen
+class Outcome:
+    """A row and what its simulation says."""
+
+    row: Row
+    evaluation: Evaluation | None
+    """None where the row needs something"""
+    first: Outcome | None = field(default=None, repr=False)
+    """the row of its group that it is compared with"""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the simulated plan fits the machine."""
+        return self.evaluation is not None and self.evaluation.step_seconds is not None
+
+    @property
+    def simulated(self) -> float | None:
+        """What the row measures, simulated; None where the plan does not fit, or is not simulated."""
+        evaluation, task = self.evaluation, self.row.task
+        if evaluation is None or task is None or evaluation.step_seconds is None:
+            return None
+        if self.row.measure == "bubble_fraction":
+            return evaluation.bubble_fraction
+        if self.row.measure == "peak_bytes":
+            return float(max(evaluation.peak_bytes))
+        if self.row.measure == "tokens_per_second":
+            return task.plan.tokens_per_step / evaluation.step_seconds
+        return evaluation.step_seconds if self.row.measure == "step_seconds" else None
+
+    @property
+    def error(self) -> float | None:
+        """Simulated over measured, less 1; of bubble fractions, which may be 0, simulated less measured."""
+        simulated, measured = self.simulated, self.row.measured
+        if simulated is None:
+            return None
+        return simulated - measured if self.row.measure == "bubble_fraction" else simulated / measured - 1
+
+    @property
+    def ratios(self) -> tuple[float, float] | None:
+        """Tokens a second and rank over those of the first row of the group, measured and simulated."""
+        if self.first is None or self.simulated is None or self.first.simulated is None:
+            return None
+        return (
+            self.rank_rate(self.row.measured) / self.first.rank_rate(self.first.row.measured),
+            self.rank_rate(self.simulated) / self.first.rank_rate(self.first.simulated),
+        )
+
+    @property
+    def ratio_error(self) -> float | None:
+        """Of the ratios: simulated over measured, less 1."""
+        return None if self.ratios is None else self.ratios[1] / self.ratios[0] - 1
+
+    def rank_rate(self, value: float) -> float:
+        """Tokens a second and rank, of a value of the row's measure."""
+        assert self.row.task is not None
+        plan = self.row.task.plan
+        tokens = value if self.row.measure == "tokens_per_second" else plan.tokens_per_step / value
+        return tokens / plan.clusters
+
+    @property
+    def verdict(self) -> str:
+        """Whether fitting was told right: `right`, `false alarm` or `miss`."""
+        if self.fits == self.row.fits:
+            return "right"
+        return "false alarm" if self.row.fits else "miss"
+
+    def to_json(self) -> dict[str, Any]:
+        """The outcome as `--json` prints it."""
+        row, evaluation = self.row, self.evaluation
+        data: dict[str, Any] = {
+            "table": row.line.path,
+            "line": row.line.number,
+            "id": row.id,
+            "class": row.kind,
+            "split": row.split,
+            "group": row.group,
+            **row.about,
+            "needs": row.needs,
+            "measure": row.measure,
+            "measured": row.fits if row.measure == "fits" else row.measured,
+        }
+        if evaluation is None or row.task is None:
+            return data
+        ratios = self.ratios
+        return data | {
+            "model": row.task.model.name,
+            "machine": row.task.machine.name,
+            "passes": row.task.pipeline,
+            "simulated": self.fits if row.measure == "fits" else self.simulated,
+            "error": self.error,
+            "ratio": None if ratios is None else {"measured": ratios[0], "simulated": ratios[1]},
+            "ratio_error": self.ratio_error,
+            "fits": {"measured": row.fits, "simulated": self.fits, "verdict": self.verdict},
+            "refusal": evaluation.refusal,
+        }
+
+
+@frozen
+class Fits:
+    """How often it was told right whether a step fits."""
+
+    right_fits: int
+    right_refusals: int
+    false_alarms: int
+    """ran, and was said not to fit"""
+    misses: int
+    """ran out of memory, and was said to fit"""
+
+    def to_json(self) -> dict[str, int]:
+        """The counts as `--json` prints them."""
+        names = ("right_fits", "right_refusals", "false_alarms", "misses")
+        return {name: getattr(self, name) for name in names}
+
+
+@frozen
+class Validation:
+    """The outcomes of all rows of some tables."""
+
+    tables: tuple[ValidationTable, ...]
+    outcomes: tuple[Outcome, ...]
+
+    def classes(self) -> list[str]:
+        """The classes there are rows of that could be simulated, in their usual order."""
+        return [kind for kind in MEASURES_OF if self.of_class(kind)]
+
+    def of_class(self, kind: str) -> list[Outcome]:
+        """The outcomes of a class that were simulated."""
+        return [each for each in self.outcomes if each.row.kind == kind and each.evaluation is not None]
+
+    def of_table(self, table: ValidationTable) -> Validation:
+        """The outcomes of one table."""
+        rows = {id(row) for row in table.rows}
+        return Validation((table,), tuple(each for each in self.outcomes if id(each.row) in rows))
+
+    def errors(self, kind: str) -> dict[str, Errors]:
+        """The errors of a class by split, as far as there are any."""
+        return _by_split(self.of_class(kind), lambda each: each.error)
+
+    def ratio_errors(self, kind: str) -> dict[str, Errors]:
+        """The errors of ratios within groups, of a class, by split."""
+        return _by_split(self.of_class(kind), lambda each: each.ratio_error)
+
+    def fits(self, kind: str | None = None) -> Fits:
+        """How often it was told right whether a step fits, of a class or of all; rows that give their own times ask for no bytes."""
+        of_kind = (each for each in self.outcomes if kind in (None, each.row.kind))
+        asked = [each for each in of_kind if each.row.task is not None and each.row.task.times is None]
+        count = Counter((each.row.fits, each.fits) for each in asked)
+        return Fits(count[True, True], count[False, False], count[True, False], count[False, True])
+
+    def needs(self) -> dict[str, int]:
+        """What rows need that were left out, and how many they are."""
+        return dict(Counter(each.row.needs for each in self.outcomes if each.row.needs))
+
+    def to_json(self) -> dict[str, Any]:
+        """The validation as `--json` prints it."""
+        return {
+            "tables": [table.path for table in self.tables],
+            "rows": [each.to_json() for each in self.outcomes],
+            "errors": {kind: _errors_json(self.errors(kind)) for kind in self.classes() if kind != "out-of-memory"},
+            "ratio_errors": {
+                kind: _errors_json(self.ratio_errors(kind)) for kind in self.classes() if kind in COMPARED_IN_GROUPS
+            },
+            "fits": {kind: self.fits(kind).to_json() for kind in self.classes()},
+            "left_out": self.needs(),
+        }
+
+
+def _by_split(outcomes: Iterable[Outcome], error_of: Callable[[Outcome], float | None]) -> dict[str, Errors]:
+    signed: dict[str, list[float]] = {split: [] for split in SPLITS}
+    for each in outcomes:
+        error = error_of(each)
+        if error is not None:
+            signed[each.row.split].append(error)
+    return {split: Errors.of(np.array(values)) for split, values in signed.items() if values}
+
+
+def _errors_json(errors: dict[str, Errors]) -> dict[str, Any]:
+    return {split.replace("-", "_"): each.to_json() for split, each in errors.items()}
+
+
+def validate(tables: Sequence[ValidationTable], jobs: int = 1, tick: Callable[[], None] = lambda: None) -> Validation:
+    """Compile and simulate the rows of tables; `tick` is called after each that is simulated.
+
+    Raises `DiagnosticError` with every row that cannot be compiled for another reason than that it does not fit.
+    """
+    rows = [row for table in tables for row in table.rows]
+    tasks: dict[int, Task] = {number: row.task for number, row in enumerate(rows) if row.task is not None}
+    found = dict(zip(tasks, evaluate_all(list(tasks.values()), jobs, tick), strict=True))
+    problems = Diagnostics()
+    outcomes = []
+    for number, row in enumerate(rows):
+        evaluation = found.get(number)
+        if isinstance(evaluation, DiagnosticError):
+            problems.items.extend(_at_row(row, evaluation))
+        else:
+            outcomes.append(Outcome(row, evaluation))
+    problems.check()
+    return Validation(tuple(tables), tuple(_compared(outcomes)))
+
+
+def _at_row(row: Row, error: DiagnosticError) -> Iterator[Any]:
+    """The diagnostics of a row that cannot be simulated, with its place."""
+    for each in error.diagnostics:
+        yield evolve(each, message=f"row '{row.id}': {each.message}", location=row.line.place, source=row.line.text)
+
+
+def _compared(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """The outcomes, those after the first of a group with that first one."""
+    firsts: dict[tuple[str, str, str], Outcome] = {}
+    for each in outcomes:
+        row = each.row
+        if each.evaluation is None or not row.group or row.kind not in COMPARED_IN_GROUPS:
+            yield each
+            continue
+        key = row.line.path, row.kind, row.group
+        first = firsts.setdefault(key, each)
+        yield each if first is each else evolve(each, first=first)

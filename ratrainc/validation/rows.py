@@ -1,0 +1,282 @@
+"""Tables of published measurements as CSV, by the columns that docs/validation-tables.md describes."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from attrs import define, field, frozen
+
+from ratrain.passes.pipeline_text import parse_pipeline, size_in_bytes
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model
+from ratrain.ratrain_ir.frontend.plan import KEYS, Plan
+from ratrain.ratrain_ir.frontend.plan_text import Overlay, load_plan, parse_plan
+from ratrain.ratrain_ir.frontend.text import Place
+from ratrain.ratrainc.calibration.tables import Cells, TableLine, check_header, read_commented_table, read_lines
+from ratrain.ratrainc.machine_choice import resized
+from ratrain.ratrainc.planner.evaluation import Task
+from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, strategy
+from ratrain.ratrainc.times_text import textbook_times
+from ratrain.targets.machine.machine import Machine, largest_value, load_machine
+
+if TYPE_CHECKING:
+    from ratrain.targets.simulator.given_times import GivenTimes
+
+T = TypeVar("T")
+
+_TIMES = ("step_seconds", "tokens_per_second")
+MEASURES_OF: Mapping[str, tuple[str, ...]] = {
+    "bubble": ("bubble_fraction",),
+    "step-time": _TIMES,
+    "scaling": _TIMES,
+    "zero3-micro-batch": _TIMES,
+    "memory": ("peak_bytes",),
+    "out-of-memory": ("fits",),
+}
+"""The classes of rows, each with what can have been measured."""
+COMPARED_IN_GROUPS = ("scaling", "zero3-micro-batch")
+"""Classes that are about what changes from row to row."""
+SPLITS = ("fit", "held-out")
+MEASURES = tuple(dict.fromkeys(measure for measures in MEASURES_OF.values() for measure in measures))
+ABOUT = ("source", "certainty", "note")
+"""Columns for people: no figure depends on them."""
+OWN_COLUMNS = (
+    *("id", "class", "split", "model", "machine", "capacity", "strategy", "plan", "times", "group", "needs"),
+    *ABOUT,
+    *MEASURES,
+)
+REQUIRED = ("id", "class", "split", "model")
+_WHAT = "validation table"
+
+
+@frozen
+class Row:
+    """What was measured of one step, and the task that simulates it."""
+
+    line: TableLine
+    id: str
+    kind: str
+    """its class"""
+    split: str
+    """`fit`: constants of the machine were set with it in sight; `held-out`: none were"""
+    measure: str
+    measured: float
+    """in the unit of the measure; of `fits`, 1 or 0"""
+    group: str
+    needs: str
+    """what is not built that it needs; empty where it can be simulated"""
+    about: Mapping[str, str]
+    task: Task | None = field(repr=False)
+    """None where it needs something"""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step ran there. What was timed did."""
+        return self.measure != "fits" or self.measured > 0
+
+
+@frozen
+class ValidationTable:
+    """A table of measurements."""
+
+    path: str
+    comments: tuple[str, ...]
+    """the lines above its header"""
+    rows: tuple[Row, ...]
+
+
+def read_validation_table(path: str, machine: Machine | None = None) -> ValidationTable:
+    """The rows of a table; a machine that is given takes the place of those that rows name.
+
+    Raises `DiagnosticError` with everything that is wrong, each at its line and column.
+    """
+    comments, lines = read_commented_table(path, _WHAT)
+    header = check_header(lines[0], (*OWN_COLUMNS, *KEYS.keys), REQUIRED)
+    ids: set[str] = set()
+    load = cache(lambda name: load_machine(name or None))
+    rows = read_lines(lines, header, lambda cells: _RowReader(cells, machine, load, ids).row())
+    return ValidationTable(path, tuple(comments), tuple(rows))
+
+
+@cache
+def _roomy_machine() -> Machine:
+    """A machine without a limit of bytes, for rows that give their own times."""
+    return resized(load_machine(None), int(largest_value("ddr_capacity")))
+
+
+@define
+class _RowReader:
+    """Reads one row, and collects what is wrong with it."""
+
+    cells: Cells
+    machine: Machine | None
+    load: Callable[[str], Machine]
+    ids: set[str]
+    """of the rows before"""
+    problems: Diagnostics = field(factory=Diagnostics)
+
+    def row(self) -> Row:
+        """The row. Raises `DiagnosticError` with all that is wrong with it."""
+        cells = self.cells
+        name = self.attempt("id", self.id)
+        kind = self.attempt("class", lambda: cells.word("class", MEASURES_OF))
+        split = self.attempt("split", lambda: cells.word("split", SPLITS))
+        measure = None if kind is None else self.attempt("class", lambda: self.measure(kind))
+        measured = None if measure is None else self.attempt(measure, lambda: self.measured(measure))
+        needs = cells.text("needs")
+        task = self.task(kind or "") if not needs else None
+        self.problems.check()
+        assert name is not None
+        assert kind is not None
+        assert split is not None
+        assert measure is not None
+        assert measured is not None
+        about = {key: cells.text(key) for key in ABOUT}
+        return Row(cells.line, name, kind, split, measure, measured, cells.text("group"), needs, about, task)
+
+    def attempt(self, key: str, read: Callable[[], T]) -> T | None:
+        """What `read` gives; None, and the diagnostics at the column, where it raises."""
+        header = self.cells.header
+        try:
+            with self.cells.line.blamed(header.index(key) if key in header else None):
+                return read()
+        except DiagnosticError as error:
+            self.problems.items.extend(error.diagnostics)
+            return None
+
+    def id(self) -> str:
+        name = self.cells.text("id")
+        if not name:
+            self.cells.fail("id", "a row needs an id")
+        if name in self.ids:
+            self.cells.fail("id", f"the id '{name}' is given twice", code="RT006")
+        self.ids.add(name)
+        return name
+
+    def measure(self, kind: str) -> str:
+        wanted, given = MEASURES_OF[kind], [name for name in MEASURES if self.cells.text(name)]
+        if len(given) != 1 or given[0] not in wanted:
+            found = " and ".join(given) or "nothing"
+            wrong = next((name for name in given if name not in wanted), "class")
+            self.cells.fail(
+                wrong, f"a row of class '{kind}' says {' or '.join(wanted)} and no other measure, got {found}"
+            )
+        return given[0]
+
+    def measured(self, measure: str) -> float:
+        text = self.cells.text(measure)
+        if measure == "fits":
+            return float(self.cells.word("fits", ("yes", "no")) == "yes")
+        if measure == "peak_bytes":
+            return float(self.bytes("peak_bytes"))
+        if measure == "bubble_fraction" and text.strip("0.") == "" and text:
+            return 0.0
+        value = self.cells.number(measure)
+        if measure == "bubble_fraction" and value >= 1:
+            self.cells.fail(measure, f"a bubble fraction is below 1, got '{text}'")
+        return value
+
+    def bytes(self, key: str) -> int:
+        size = size_in_bytes(self.cells.text(key))
+        if not size:
+            self.cells.fail(key, f"{key} is bytes like 19570000000, 20GB or 20GiB, got '{self.cells.text(key)}'")
+        return size
+
+    def task(self, kind: str) -> Task | None:
+        """What simulates the row; None where something is wrong with it."""
+        times = self.attempt("times", lambda: self.times(kind))
+        machine = self.machine_of(times)
+        chosen = self.attempt("strategy", self.strategy)
+        model = self.attempt("model", self.model)
+        if model is None or machine is None or chosen is None:
+            return None
+        plan = self.attempt("plan", lambda: self.plan(model, chosen))
+        return None if plan is None else Task(model, plan, chosen.passes, machine, times=times)
+
+    def times(self, kind: str) -> GivenTimes | None:
+        text = self.cells.text("times")
+        if not text:
+            return None
+        if kind != "bubble":
+            self.cells.fail(
+                "times", "times of ops go with the class 'bubble': they have no unit, and a machine has none"
+            )
+        try:
+            return textbook_times(text)
+        except ValueError as error:
+            self.cells.fail("times", str(error))
+
+    def machine_of(self, times: GivenTimes | None) -> Machine | None:
+        """The machine of the row; None where something is wrong with it."""
+        cells = self.cells
+        if times is not None:
+            for key in ("machine", "capacity"):
+                self.attempt(key, partial(self.refuse_beside_times, key))
+            return _roomy_machine()
+        capacity = self.attempt("capacity", lambda: self.bytes("capacity")) if cells.text("capacity") else None
+        machine = self.machine or self.attempt("machine", lambda: self.load(self.machine_name()))
+        return machine if capacity is None or machine is None else resized(machine, capacity)
+
+    def refuse_beside_times(self, key: str) -> None:
+        if self.cells.text(key):
+            self.cells.fail(key, f"{key} changes nothing where 'times' says what ops take", help="leave one out")
+
+    def machine_name(self) -> str:
+        name = self.cells.text("machine")
+        return str(self.cells.beside(name)) if name.endswith(".toml") else name
+
+    def strategy(self) -> Strategy:
+        text = self.cells.text("strategy") or DEFAULT_STRATEGY
+        if text in {item.name for item in STRATEGIES}:
+            return strategy(text)
+        try:
+            parse_pipeline(text)
+        except DiagnosticError as error:
+            if not {*text} & {*",{"}:
+                strategy(text)  # says which there are
+            self.cells.fail("strategy", error.diagnostics[0].message, code=error.diagnostics[0].code)
+        return Strategy("pipeline", text, "")
+
+    def model(self) -> ModelConfig:
+        name = self.cells.text("model")
+        if not name:
+            self.cells.fail("model", "a row needs a model: a preset, or the path of a config.json")
+        model = load_model(str(self.cells.beside(name)) if name.endswith(".json") else name)
+        check_model(model)
+        return model
+
+    def plan(self, model: ModelConfig, chosen: Strategy) -> Plan:
+        cells = self.cells
+        values = {key: _toml_value(cells.text(key)) for key in KEYS.keys if cells.text(key)}
+        overlay = Overlay(values, self.place)
+        path = cells.text("plan")
+        if path:
+            plan = load_plan(cells.beside(path), model, overlay)
+        else:
+            plan = parse_plan("", file=cells.line.path, model=model, overlay=overlay)
+        chosen.check_schedule(plan, lambda: self.place("schedule"))
+        if chosen.zero not in (None, plan.zero):
+            text = f"the strategy '{chosen.name}' is ZeRO {chosen.zero}, the plan is ZeRO {plan.zero}"
+            cells.fail("zero", text, code="RT064", help=f"say zero = {chosen.zero}")
+        return plan
+
+    def place(self, key: str) -> Place:
+        return Place(self.cells.place(key), self.cells.line.text)
+
+
+def _toml_value(cell: str) -> object:
+    """The value of a key as a plan's file would have it: words need no quotes."""
+    try:
+        values = tomllib.loads(f"value = {cell}")
+    except (ValueError, RecursionError):
+        return cell
+    return values["value"] if values.keys() == {"value"} else cell
+
+
+def label_of(path: str) -> str:
+    """What a table is called: the name of its file."""
+    return Path(path).stem
