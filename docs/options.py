@@ -345,6 +345,26 @@ OPTIONS = {
         },
         wall=True,
     ),
+    "validate": Command(
+        "v.csv --jobs 1",
+        {
+            "--machine": Option("the machine of all rows, in place of theirs", "--machine slow.toml"),
+            "--markdown": Option("a page in place of tables", "--markdown", idle=("v.csv --json",)),
+            "-o": Option(
+                "the page that is written, in place of stdout",
+                "-o b.md",
+                "v.csv --markdown --jobs 1",
+                idle=("v.csv", "v.csv --json"),
+            ),
+            "--jobs": Option(
+                "processes that compile and simulate",
+                "--jobs 3",
+                "v.csv",
+                "ratrain.ratrainc.validation.outcome:validate",
+            ),
+            "--json": _JSON,
+        },
+    ),
     "compare": Command(
         "--model m.json --plan p.toml --strategies zero3,ratrain",
         {

@@ -83,10 +83,10 @@ def command(
     if as_json:
         print_json(validation.to_json())
     elif output is not None:
-        write_lines(output, page(validation))
+        write_lines(output, page(validation).splitlines())
         echo(f"wrote {output}")
     elif markdown:
-        echo_document("\n".join(page(validation)) + "\n")
+        echo_document(page(validation))
     else:
         _show(validation)
 

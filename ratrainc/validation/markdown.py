@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ratrain.ratrainc.markdown_text import wrapped
 from ratrain.ratrainc.validation.rows import label_of
 from ratrain.ratrainc.validation.tables import TextTable, class_tables, error_table, fit_table, left_out_text
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.validation.outcome import Validation
     from ratrain.ratrainc.validation.rows import ValidationTable
 
-_WIDTH = 119
 _INTRODUCTION = (
     "What was published of steps that ran, and what the simulator says of the same plans. Written by `ratrainc validate ... --markdown` "
     "from the tables named below: do not edit it. What a row says, and which rows are compared, is in "
@@ -22,29 +21,25 @@ _INTRODUCTION = (
 )
 
 
-def page(validation: Validation) -> Iterator[str]:
-    """The lines of the page: errors by class, what was called fitting, and each table with its rows."""
-    yield from ("# Validation", "")
-    yield from (*_paragraph(_INTRODUCTION), "")
-    yield from _titled("Errors by class", error_table(validation))
-    yield from _titled("What fits", fit_table(validation))
-    if left_out := left_out_text(validation):
-        yield from (*_paragraph(f"{left_out[0].upper()}{left_out[1:]}."), "")
-    sections = [_section(validation.of_table(table), table) for table in validation.tables]
-    for number, section in enumerate(sections):
-        lines = list(section)
-        yield from lines if number + 1 < len(sections) else lines[:-1]
+def page(validation: Validation) -> str:
+    """The page: errors by class, what was called fitting, and each table with its rows."""
+    parts = ["# Validation", _INTRODUCTION]
+    parts += _titled("Errors by class", error_table(validation))
+    parts += _titled("What fits", fit_table(validation))
+    parts += _left_out(validation)
+    for table in validation.tables:
+        parts += _section(validation.of_table(table), table)
+    return wrapped("\n\n".join(parts)) + "\n"
 
 
 def _section(validation: Validation, table: ValidationTable) -> Iterator[str]:
     """One table: what it says of itself, and its rows by class."""
-    yield from (f"## {label_of(table.path)}", "")
-    for comment in _comments(table.comments):
-        yield from (*_paragraph(comment), "")
+    yield f"## {label_of(table.path)}"
+    yield from _comments(table.comments)
     for each in class_tables(validation):
-        yield from (f"Class {each.title}:", "", *_table(each), "")
-    if left_out := left_out_text(validation):
-        yield from (*_paragraph(f"{left_out[0].upper()}{left_out[1:]}."), "")
+        yield f"Class {each.title}:"
+        yield _table(each)
+    yield from _left_out(validation)
 
 
 def _comments(comments: Sequence[str]) -> Iterator[str]:
@@ -60,14 +55,20 @@ def _comments(comments: Sequence[str]) -> Iterator[str]:
 
 def _titled(title: str, table: TextTable) -> Iterator[str]:
     if table.rows:
-        yield from (f"## {title}", "", *_paragraph(f"{table.title[0].upper()}{table.title[1:]}."), "")
-        yield from (*_table(table), "")
+        yield f"## {title}"
+        yield _sentence(table.title)
+        yield _table(table)
 
 
-def _paragraph(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
+def _left_out(validation: Validation) -> Iterator[str]:
+    if text := left_out_text(validation):
+        yield _sentence(text)
 
 
-def _table(table: TextTable) -> Iterator[str]:
-    for cells in (table.columns, ["---", *["---:"] * (len(table.columns) - 1)], *table.rows):
-        yield f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _table(table: TextTable) -> str:
+    rows = (table.columns, ["---", *["---:"] * (len(table.columns) - 1)], *table.rows)
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |" for cells in rows)

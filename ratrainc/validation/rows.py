@@ -192,10 +192,11 @@ class _RowReader:
         machine = self.machine_of(times)
         chosen = self.attempt("strategy", self.strategy)
         model = self.attempt("model", self.model)
-        if model is None or machine is None or chosen is None:
+        plan = None if model is None else self.attempt("plan", lambda: self.plan(model))
+        if model is None or plan is None or machine is None or chosen is None:
             return None
-        plan = self.attempt("plan", lambda: self.plan(model, chosen))
-        return None if plan is None else Task(model, plan, chosen.passes, machine, times=times)
+        self.attempt("strategy", lambda: self.check_strategy(plan, chosen))
+        return Task(model, plan, chosen.passes, machine, times=times)
 
     def times(self, kind: str) -> GivenTimes | None:
         text = self.cells.text("times")
@@ -249,20 +250,21 @@ class _RowReader:
         check_model(model)
         return model
 
-    def plan(self, model: ModelConfig, chosen: Strategy) -> Plan:
+    def plan(self, model: ModelConfig) -> Plan:
         cells = self.cells
         values = {key: _toml_value(cells.text(key)) for key in KEYS.keys if cells.text(key)}
         overlay = Overlay(values, self.place)
         path = cells.text("plan")
         if path:
-            plan = load_plan(cells.beside(path), model, overlay)
-        else:
-            plan = parse_plan("", file=cells.line.path, model=model, overlay=overlay)
+            return load_plan(cells.beside(path), model, overlay)
+        return parse_plan("", file=cells.line.path, model=model, overlay=overlay)
+
+    def check_strategy(self, plan: Plan, chosen: Strategy) -> None:
+        """Raise `DiagnosticError` where the plan says another schedule or level than the strategy is named after."""
         chosen.check_schedule(plan, lambda: self.place("schedule"))
         if chosen.zero not in (None, plan.zero):
             text = f"the strategy '{chosen.name}' is ZeRO {chosen.zero}, the plan is ZeRO {plan.zero}"
-            cells.fail("zero", text, code="RT064", help=f"say zero = {chosen.zero}")
-        return plan
+            self.cells.fail("zero", text, code="RT064", help=f"say zero = {chosen.zero}")
 
     def place(self, key: str) -> Place:
         return Place(self.cells.place(key), self.cells.line.text)

@@ -99,6 +99,7 @@ NEEDED = {
     "schedule": ("--kind", "1f1b", "--stages", "2", "--micro-batches", "2"),
     "opt": ("missing.rtir", "--passes", "missing"),
     "quickstart": (),
+    "validate": ("missing.csv", "--markdown"),
 }
 """What a command needs beside the option, where that is not just a file: as little as it refuses at the first look."""
 

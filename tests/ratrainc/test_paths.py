@@ -55,6 +55,7 @@ USUAL: dict[str, dict[str, str]] = {
     "plan": SEARCH | {"size_clusters": "1", "size_global_batch": "1", "size_seq_len": "8"},
     "scale": SEARCH | {"clusters": "1", "seq_len": "8"},
     "calibrate": {"rows": "rows.csv", "names": "launch"},
+    "validate": {"tables": "validation.csv"},
     "compare": MODEL,
     "run": {"file": "a.rtx", "data_path": "text.txt", "settings_steps": "1", "settings_execution_kernels": "reference"},
     "launch": {"ranks": "1", "mpirun": "/bin/true", "file": "a.rtx"},
@@ -72,6 +73,7 @@ WITH: dict[tuple[str, str], dict[str, str | None]] = {
     ("doctor", "model"): {"file": None, "plan": "plan.toml"},
     ("doctor", "plan"): {"file": None, "model": "tiny.json"},
     ("calibrate", "profile"): {"rows": None, "names": None},
+    ("validate", "output"): {"markdown": "given"},
     ("run", "settings_evaluation_path"): {"settings_evaluation_every": "1"},
 }
 """What goes with a parameter, or does not."""
@@ -128,7 +130,8 @@ def words(name: str, **values: str | None) -> list[str]:
             if isinstance(parameter, click.Argument):
                 arguments.append(value)
             else:
-                options += [parameter.opts[0], value]
+                is_flag = isinstance(parameter, click.Option) and parameter.is_flag
+                options += [parameter.opts[0], *([] if is_flag else [value])]
     return [name, *options, *arguments]
 
 
@@ -142,6 +145,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "table.csv").write_text("0F0,0B0\n")
     (folder / "problem.csv").write_text("id,lower,upper,size\na,0,2,8\n")
     (folder / "rows.csv").write_text("model,plan,step_seconds\ntiny.json,plan.toml,1\n")
+    (folder / "validation.csv").write_text(
+        "id,class,split,model,plan,step_seconds\nr,step-time,held-out,tiny.json,plan.toml,1\n"
+    )
     (folder / "machine.toml").write_text('base = "mt3000"\nname = "mine"\n')
     before = Path.cwd()
     os.chdir(folder)

@@ -1,0 +1,508 @@
+"""Tables of published measurements: what is read, what is refused, and what errors are."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location
+from ratrain.ratrain_ir.frontend.plan import KEYS
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.planner import workers
+from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrainc.validation.outcome import Validation, validate
+from ratrain.ratrainc.validation.rows import OWN_COLUMNS, read_validation_table
+from ratrain.targets.machine.machine import load_machine
+
+if TYPE_CHECKING:
+    from ratrain.targets.simulator.figures import Figures
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+PLAN = """\
+[parallel]
+pp = 2
+dp = 1
+[batch]
+micro_batch_size = 1
+micro_batches = 4
+seq_len = 16
+"""
+SLOW = """\
+base = "mt3000"
+name = "slow"
+[ddr_bandwidth]
+value = 1e9
+unit = "bytes/s"
+certainty = "assumed"
+source = "test"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a model, a plan and a machine, beside which tables stand."""
+    (tmp_path / "m.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "p.toml").write_text(PLAN)
+    (tmp_path / "slow.toml").write_text(SLOW)
+    return tmp_path
+
+
+def table(folder: Path, *lines: str, name: str = "t.csv") -> str:
+    path = folder / name
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def validated(folder: Path, *lines: str) -> Validation:
+    return validate([read_validation_table(table(folder, *lines))])
+
+
+def figures(folder: Path, text: str = PLAN, passes: str = "ratrain", machine: str | None = None) -> Figures:
+    """What the simulator says of a plan by itself."""
+    (folder / "other.toml").write_text(text)
+    module = api.compile(
+        str(folder / "m.json"), str(folder / "other.toml"), machine=machine, passes=strategy(passes).passes
+    )
+    return api.simulate(api.emit(module, machine=machine), machine=machine)
+
+
+def problems(folder: Path, *lines: str) -> list[tuple[str, int, int, str]]:
+    """Code, line, column and message of all that is wrong with a table."""
+    with pytest.raises(DiagnosticError) as raised:
+        read_validation_table(table(folder, *lines))
+    found = []
+    for each in raised.value.diagnostics:
+        assert each.location is not None
+        found.append((each.code, each.location.line, each.location.column, each.message))
+    return found
+
+
+# -- what rows mean -------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_what_its_plan_and_the_keys_laid_over_it_say(folder: Path) -> None:
+    head = "id,class,split,model,machine,plan,micro_batches,dp,zero,strategy,step_seconds"
+    rows = (
+        "a,step-time,fit,m.json,,p.toml,,,,,1",
+        "b,step-time,held-out,m.json,slow.toml,p.toml,6,2,0,full-save,2",
+        'c,step-time,held-out,m.json,mt3000,p.toml,,,,"place-gpipe,allocate-ddr",2',
+    )
+    found = read_validation_table(table(folder, "# About it.", head, *rows))
+    assert found.comments == ("About it.",)
+    a, b, c = (row.task for row in found.rows)
+    assert a is not None
+    assert b is not None
+    assert c is not None
+    assert (a.plan.pp, a.plan.dp, a.plan.micro_batches, a.plan.zero, a.plan.seq_len) == (2, 1, 4, 0, 16)
+    assert a.pipeline == strategy("ratrain").passes
+    assert (b.plan.dp, b.plan.micro_batches, b.plan.zero) == (2, 6, 0)
+    assert (b.machine.name, b.machine["ddr_bandwidth"]) == ("slow", 1e9)
+    assert b.pipeline == strategy("full-save").passes
+    assert c.pipeline == "place-gpipe,allocate-ddr"
+    assert [row.line.number for row in found.rows] == [3, 4, 5]
+
+
+def test_a_row_needs_no_plan_file_and_derives_what_it_does_not_say_from_what_it_says(folder: Path) -> None:
+    head = "id,class,split,model,pp,dp,cuts,schedule,micro_batch_size,micro_batches,seq_len,lr,view_dtype,loss_scale,step_seconds"
+    found = read_validation_table(
+        table(
+            folder,
+            head,
+            'a,step-time,fit,m.json,2,4,"[3]",gpipe,2,3,8,1e-3,f16,dynamic,1',
+            "b,step-time,fit,m.json,2,4,auto,,2,3,8,,f32,1.0,1",
+        )
+    )
+    one, other = (row.task for row in found.rows)
+    assert one is not None
+    assert other is not None
+    assert (one.plan.cuts, one.plan.schedule, one.plan.zero, one.plan.optimizer.lr) == ((3,), "gpipe", 1, 1e-3)
+    assert one.plan.loss_scale is None
+    assert (len(other.plan.cuts), other.plan.grad_dtype, other.plan.loss_scale) == (1, "f32", 1.0)
+
+
+def test_a_machine_that_is_given_takes_the_place_of_the_rows_own(folder: Path) -> None:
+    path = table(folder, "id,class,split,model,machine,plan,step_seconds", "a,step-time,fit,m.json,mt3000,p.toml,1")
+    row = read_validation_table(path, load_machine(str(folder / "slow.toml"))).rows[0]
+    assert row.task is not None
+    assert row.task.machine.name == "slow"
+
+
+def test_columns_of_a_table_and_keys_of_a_plan_have_different_names() -> None:
+    assert not {*OWN_COLUMNS} & {*KEYS.keys}
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------------
+
+
+def test_errors_are_those_of_the_simulation_by_class_and_split(folder: Path) -> None:
+    step, tokens = figures(folder).step_seconds, 4 * 16
+    peak = max(stage.peak_bytes for stage in figures(folder, passes="full-save").stages)
+    found = validated(
+        folder,
+        "id,class,split,model,plan,strategy,step_seconds,tokens_per_second,peak_bytes",
+        f"a,step-time,fit,m.json,p.toml,,{step / 1.25!r},,",
+        f"b,step-time,held-out,m.json,p.toml,,{step / 1.5!r},,",
+        f"c,step-time,held-out,m.json,p.toml,,,{2 * tokens / step!r},",
+        f"d,memory,held-out,m.json,p.toml,full-save,,,{4 * peak}",
+    )
+    assert [each.error for each in found.outcomes] == pytest.approx([0.25, 0.5, -0.5, -0.75])
+    errors = found.errors("step-time")
+    assert (errors["fit"].count, errors["fit"].mean) == (1, pytest.approx(0.25))
+    assert (errors["held-out"].count, errors["held-out"].mean, errors["held-out"].largest) == (
+        2,
+        pytest.approx(0.5),
+        pytest.approx(0.5),
+    )
+    assert found.errors("memory")["held-out"].mean == pytest.approx(0.75)
+    assert found.errors("bubble") == {}
+    assert found.classes() == ["step-time", "memory"]
+
+
+def test_bubbles_of_given_times_are_exact_whatever_fits(folder: Path) -> None:
+    """The model's state alone is larger than the mt3000 there; its times, and bytes, are not asked for."""
+    big = CONFIG | {"vocab_size": 400_000, "hidden_size": 8192}
+    (folder / "big.json").write_text(json.dumps(big))
+    found = validated(
+        folder,
+        "id,class,split,model,strategy,pp,dp,micro_batch_size,micro_batches,seq_len,schedule,bubble_fraction,times",
+        f'a,bubble,held-out,big.json,full-save,4,1,1,8,8,1f1b,{3 / 11!r},"1,2,1,0"',
+        f'b,bubble,held-out,big.json,full-save,4,1,1,8,8,gpipe,{3 / 11 + 0.1!r},"1,2,1,0"',
+        f'c,bubble,held-out,m.json,zb-h1,4,1,1,8,8,zb-h1,{6 / 38!r},"1,2,1,0"',
+        'd,bubble,held-out,m.json,zb-h1,1,1,1,8,8,zb-h1,0,"1,2,1,0"',
+    )
+    assert [each.error for each in found.outcomes] == pytest.approx([0, -0.1, 0, 0], abs=1e-12)
+    assert found.errors("bubble")["held-out"].largest == pytest.approx(0.1)
+    assert found.fits().to_json() == {"right_fits": 0, "right_refusals": 0, "false_alarms": 0, "misses": 0}
+
+
+def test_bubbles_without_times_are_those_of_the_machine(folder: Path) -> None:
+    found = validated(
+        folder, "id,class,split,model,plan,bubble_fraction", "a,bubble,held-out,m.json,p.toml,0.25"
+    ).outcomes[0]
+    assert found.simulated == figures(folder).bubble_fraction
+
+
+def test_rows_of_a_group_are_compared_with_its_first(folder: Path) -> None:
+    """Measured: half the rate of a rank on twice as many; constants that slow all of them down change nothing of that."""
+    one = figures(folder).step_seconds
+    two = figures(folder, PLAN.replace("dp = 1", "dp = 2")).step_seconds
+    head = "id,class,split,model,plan,dp,step_seconds,group,needs"
+    found = validated(
+        folder,
+        head,
+        "z,scaling,fit,m.json,p.toml,8,1,g,something",
+        "a,scaling,fit,m.json,p.toml,1,10,g,",
+        "b,scaling,held-out,m.json,p.toml,2,20,g,",
+        "c,scaling,held-out,m.json,p.toml,2,20,other,",
+        "d,scaling,held-out,m.json,p.toml,2,20,,",
+        "e,step-time,held-out,m.json,p.toml,2,20,g,",
+    )
+    ratios = [each.ratios for each in found.outcomes]
+    assert [ratio is not None for ratio in ratios] == [False, False, True, False, False, False]
+    assert ratios[2] == pytest.approx((0.5, one / two))
+    assert found.ratio_errors("scaling")["held-out"].count == 1
+    assert found.outcomes[2].ratio_error == pytest.approx(one / two / 0.5 - 1)
+    assert found.ratio_errors("step-time") == {}
+
+
+def test_rates_are_compared_as_times_are(folder: Path) -> None:
+    head = "id,class,split,model,plan,dp,step_seconds,tokens_per_second,group"
+    found = validated(
+        folder,
+        head,
+        "a,zero3-micro-batch,fit,m.json,p.toml,1,10,,g",
+        "b,zero3-micro-batch,held-out,m.json,p.toml,2,20,,g",
+        "c,zero3-micro-batch,fit,m.json,p.toml,1,,6.4,h",
+        "d,zero3-micro-batch,held-out,m.json,p.toml,2,,6.4,h",
+    ).outcomes
+    assert found[3].ratios == pytest.approx(found[1].ratios)
+
+
+def test_what_fits_is_told_right_or_wrong(folder: Path) -> None:
+    found = validated(
+        folder,
+        "id,class,split,model,plan,strategy,capacity,step_seconds,fits",
+        "a,out-of-memory,held-out,m.json,p.toml,full-save,,,yes",
+        "b,out-of-memory,held-out,m.json,p.toml,full-save,1KiB,,no",
+        "c,out-of-memory,held-out,m.json,p.toml,full-save,1KiB,,yes",
+        "d,out-of-memory,held-out,m.json,p.toml,full-save,,,no",
+        "e,step-time,held-out,m.json,p.toml,full-save,1KiB,1,",
+    )
+    verdicts = ["right", "right", "false alarm", "miss", "false alarm"]
+    assert [each.verdict for each in found.outcomes] == verdicts
+    edges = {"right_fits": 1, "right_refusals": 1, "false_alarms": 1, "misses": 1}
+    assert found.fits("out-of-memory").to_json() == edges
+    assert found.fits("memory").to_json() == dict.fromkeys(edges, 0)
+    assert found.fits().to_json() == edges | {"false_alarms": 2}
+    assert found.outcomes[4].error is None
+    assert found.errors("step-time") == {}
+    evaluation = found.outcomes[4].evaluation
+    assert evaluation is not None
+    assert evaluation.refusal
+
+
+def test_rows_that_need_what_is_not_built_are_left_out_and_counted(folder: Path) -> None:
+    found = validated(
+        folder,
+        "id,class,split,model,pp,schedule,step_seconds,needs",
+        "a,step-time,held-out,not-there.json,4,zb-v,1,schedule",
+        "b,step-time,held-out,not-there.json,4,zb-v,1,schedule",
+        "c,step-time,held-out,m.json,4,1f1b,1,tp",
+    )
+    assert found.needs() == {"schedule": 2, "tp": 1}
+    assert found.classes() == []
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------------
+
+
+def test_everything_that_is_wrong_with_a_table_is_said_at_line_and_column(folder: Path) -> None:
+    lines = (
+        "# a comment",
+        "id,class,split,model,machine,capacity,strategy,plan,dp,micro_batches,step_seconds,peak_bytes",
+        "a,step-time,held-out,m.json,nowhere,1XB,full-saved,p.toml,1,4,1,",
+        "a,steptime,both,n.json,,,,p.toml,1,4,-1,",
+        "b,memory,fit,m.json,,,,p.toml,many,0,1.5,",
+        "c,step-time,fit,,,,,p.toml,1,4,,",
+        ",step-time,fit,m.json,,,nopass{},nope.toml,1,4,1,",
+        "d,step-time,fit",
+    )
+    expected = [
+        ("RT005", 3, "1XB", "capacity is bytes"),
+        ("RT004", 3, "nowhere", "'nowhere' is neither a machine"),
+        ("RT004", 3, "full-saved", "'full-saved' is not a strategy"),
+        ("RT006", 4, "a", "'a' is given twice"),
+        ("RT005", 4, "steptime", "got 'steptime'"),
+        ("RT005", 4, "both", "fit or held-out"),
+        ("RT002", 4, "n.json", "n.json"),
+        ("RT005", 5, "1.5", "got step_seconds"),
+        ("RT063", 5, "many", "'parallel.dp' is \"many\""),
+        ("RT063", 5, "0", "'batch.micro_batches' is 0"),
+        ("RT005", 6, "step-time", "got nothing"),
+        ("RT005", 6, ",,,,p.toml", "needs a model"),
+        ("RT005", 7, ",step-time", "needs an id"),
+        ("RT004", 7, "nopass", "'nopass' is not a pass"),
+        ("RT002", 7, "nope.toml", "nope.toml"),
+        ("RT002", 8, "d", "expected 12 fields"),
+    ]
+    found = problems(folder, *lines)
+    for code, line, cell, words in expected:
+        column = 1 + lines[line - 1].index(cell)
+        assert any(each[:3] == (code, line, column) and words in each[3] for each in found), (words, found)
+    assert len(found) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "words"),
+    [
+        (["# only a comment"], "RT002", "empty"),
+        (["id,class,split,model,stages", "a,step-time,fit,m.json,2"], "RT004", "no column 'stages'"),
+        (["id,class,split,model,pp,pp", "a,step-time,fit,m.json,2,2"], "RT006", "given twice"),
+        (["id,class,model", "a,step-time,m.json"], "RT002", "no column 'split'"),
+        (["id,class,split,model,step_seconds"], "RT002", "no rows"),
+        (["id,class,split,model,plan,fits", "a,out-of-memory,fit,m.json,p.toml,perhaps"], "RT005", "yes or no"),
+        (["id,class,split,model,plan,bubble_fraction", "a,bubble,fit,m.json,p.toml,1"], "RT005", "below 1"),
+        (
+            ["id,class,split,model,plan,step_seconds,fits", "a,step-time,fit,m.json,p.toml,1,yes"],
+            "RT005",
+            "no other measure",
+        ),
+        (
+            ["id,class,split,model,plan,step_seconds,times", 'a,step-time,fit,m.json,p.toml,1,"1,1,1,0"'],
+            "RT005",
+            "class 'bubble'",
+        ),
+        (
+            ["id,class,split,model,plan,bubble_fraction,times", 'a,bubble,fit,m.json,p.toml,0.1,"1,1,0"'],
+            "RT005",
+            "four numbers",
+        ),
+        (
+            [
+                "id,class,split,model,machine,plan,bubble_fraction,times",
+                'a,bubble,fit,m.json,mt3000,p.toml,0.1,"1,1,1,0"',
+            ],
+            "RT005",
+            "changes nothing",
+        ),
+        (
+            ["id,class,split,model,plan,strategy,zero,dp,step_seconds", "a,step-time,fit,m.json,p.toml,zero3,2,2,1"],
+            "RT064",
+            "ZeRO 3",
+        ),
+        (
+            ["id,class,split,model,plan,strategy,schedule,step_seconds", "a,step-time,fit,m.json,p.toml,zb-h1,1f1b,1"],
+            "RT064",
+            "places zb-h1",
+        ),
+        (["id,class,split,model,step_seconds", "a,step-time,fit,m.json,1"], "RT063", "'parallel.pp' is missing"),
+        (["id,class,split,model,plan,pp,step_seconds", "a,step-time,fit,m.json,p.toml,9,1"], "RT064", "9 layers"),
+    ],
+)
+def test_rows_that_cannot_be_meant_are_refused(folder: Path, lines: list[str], code: str, words: str) -> None:
+    found = problems(folder, *lines)
+    assert any(each[0] == code and words in each[3] for each in found), found
+
+
+def test_rows_that_cannot_be_compiled_are_all_named(folder: Path) -> None:
+    path = table(
+        folder,
+        "id,class,split,model,strategy,plan,mapping,step_seconds",
+        "a,step-time,fit,m.json,place-1f1b,p.toml,,1",
+        "b,step-time,fit,m.json,,p.toml,,1",
+        "c,step-time,fit,m.json,,p.toml,node 1x1,1",
+    )
+    for jobs in (1, 2):
+        with pytest.raises(DiagnosticError) as raised:
+            validate([read_validation_table(path)], jobs)
+        found = raised.value.diagnostics
+        assert [each.location.line for each in found if each.location] == [2, 4]
+        assert "row 'a'" in found[0].message
+
+
+def test_diagnostics_come_from_workers_as_they_were_raised() -> None:
+    error = DiagnosticError([Diagnostic("RT005", "too much", Location("t.csv", 3, 4))])
+    again = pickle.loads(pickle.dumps(error))
+    assert again.diagnostics == error.diagnostics
+    assert str(again) == str(error)
+
+
+# -- the command ----------------------------------------------------------------------------------------------------------
+
+LINES = (
+    "# Toy rows of one stage.",
+    "# They were made up.",
+    "#",
+    "# Left out: skew.",
+    "id,class,split,model,plan,strategy,capacity,step_seconds,fits,bubble_fraction,times,group,needs",
+    "a,step-time,fit,m.json,p.toml,,,1,,,,,",
+    "b,out-of-memory,held-out,m.json,p.toml,full-save,1KiB,,yes,,,,",
+    'c,bubble,held-out,m.json,p.toml,full-save,,,,0.2,"1,1,1,0",,',
+    "d,scaling,held-out,m.json,p.toml,,,1,,,,g,",
+    "e,scaling,held-out,m.json,p.toml,,,1,,,,g,",
+    "f,scaling,held-out,m.json,p.toml,,,1,,,,,tp",
+)
+
+
+def called(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(["validate", *words])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_json_has_rows_errors_and_what_fits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = table(folder, *LINES)
+    code, out, _ = called(capsys, path, "--jobs", "1", "--json")
+    data: dict[str, Any] = json.loads(out)
+    assert code == 0
+    assert data["tables"] == [path]
+    assert [row["id"] for row in data["rows"]] == list("abcdef")
+    assert [row["line"] for row in data["rows"]] == [6, 7, 8, 9, 10, 11]
+    rows = {row["id"]: row for row in data["rows"]}
+    assert rows["a"]["error"] == pytest.approx(rows["a"]["simulated"] - 1)
+    assert rows["b"]["fits"] == {"measured": True, "simulated": False, "verdict": "false alarm"}
+    assert rows["b"]["refusal"]
+    assert rows["c"]["error"] == pytest.approx(0, abs=1e-12)
+    assert rows["e"]["ratio"] == {"measured": 1.0, "simulated": 1.0}
+    assert "simulated" not in rows["f"]
+    assert data["errors"]["bubble"].keys() == {"held_out"}
+    assert data["errors"]["step-time"]["fit"]["rows"] == 1
+    assert data["ratio_errors"]["scaling"]["held_out"]["rows"] == 1
+    assert data["fits"]["out-of-memory"]["false_alarms"] == 1
+    assert data["left_out"] == {"tp": 1}
+
+
+def test_the_text_has_each_class_and_the_errors_of_all_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    many = [f"r{number},step-time,held-out,m.json,p.toml,,,1,,,,," for number in range(3)]
+    code, out, _ = called(capsys, table(folder, *LINES, *many), "--jobs", "1")
+    assert code == 0
+    for words in ("step-time", "out-of-memory", "false alarm", "scaling, against the first", "left out: 1 rows", "r2"):
+        assert words in out
+
+
+def test_the_page_is_the_tables_with_their_comments(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, page = table(folder, *LINES, name="toys.csv"), folder / "page.md"
+    code, printed, _ = called(capsys, path, path.replace("toys", "toys"), "--jobs", "1", "--markdown")
+    assert code == 0
+    code, out, _ = called(capsys, path, "--jobs", "1", "--markdown", "-o", str(page))
+    text = page.read_text()
+    assert code == 0
+    assert out == f"wrote {page}\n"
+    assert "## toys\n\nToy rows of one stage. They were made up.\n\nLeft out: skew.\n" in text
+    assert "| b | held-out | fits | does not fit | false alarm |" in text
+    assert "| c | held-out | 0.2000 | 0.2000 | +0.0000 |" in text or "| -0.0000 |" in text
+    assert all(len(line) <= 119 for line in text.splitlines() if not line.startswith("|"))
+    assert not text.endswith("\n\n")
+    assert text.startswith("# Validation\n")
+    assert printed.startswith("# Validation\n")
+    assert printed.count("## toys") == 2
+
+
+def test_tables_are_all_read_before_the_first_row_is_simulated(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "evaluate", lambda _task: pytest.fail("it was simulated"))
+    good = table(folder, *LINES)
+    bad = table(folder, "id,class,split,model,step_seconds", "a,step-time,fit,m.json,-1", name="bad.csv")
+    worse = table(folder, "id,class", name="worse.csv")
+    code, out, err = called(capsys, good, bad, worse)
+    assert (code, out) == (1, "")
+    assert "bad.csv:2:" in err
+    assert "worse.csv:1:" in err
+
+
+def test_ctrl_c_ends_it_in_a_line_and_writes_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_task: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers, "evaluate", interrupted)
+    page = folder / "page.md"
+    code, out, err = called(capsys, table(folder, *LINES), "--jobs", "1", "--markdown", "-o", str(page))
+    assert (code, out) == (130, "")
+    assert err.strip().count("\n") == 0
+    assert not page.exists()
+
+
+def test_progress_is_told_row_by_row(folder: Path) -> None:
+    ticks: list[None] = []
+    path = table(folder, *LINES)
+    validate([read_validation_table(path)], 1, lambda: ticks.append(None))
+    assert len(ticks) == 5
+
+
+@pytest.mark.parametrize("words", [("--json", "--markdown"), ("-o", "x.md"), ("--json", "-o", "x.md"), ("--jobs", "0")])
+def test_words_that_contradict_each_other_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert called(capsys, table(folder, *LINES), *words)[0] == 2
+
+
+def test_a_page_does_not_replace_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = table(folder, *LINES)
+    before = Path(path).read_text()
+    assert called(capsys, path, "--markdown", "-o", path)[0] == 2
+    assert Path(path).read_text() == before
+
+
+def test_numbers_are_finite(folder: Path) -> None:
+    found = validated(folder, *LINES)
+    errors = [each.error for each in found.outcomes if each.error is not None]
+    assert errors
+    assert all(map(math.isfinite, errors))
