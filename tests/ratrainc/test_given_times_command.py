@@ -9,17 +9,11 @@ from typing import Any
 import pytest
 
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.examples import example_path
 from ratrain.ratrainc.times_text import textbook_times
 
-CONFIG = {
-    "model_type": "llama",
-    "vocab_size": 256,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-}
+SIZES = {"num_hidden_layers": 4, "hidden_size": 16, "intermediate_size": 24, "vocab_size": 256}
+CONFIG = json.loads(example_path("tiny.json").read_text()) | SIZES
 PLAN = """\
 [parallel]
 pp = 4

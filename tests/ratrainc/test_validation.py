@@ -14,6 +14,7 @@ from ratrain import api
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location
 from ratrain.ratrain_ir.frontend.plan import KEYS
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.examples import example_path
 from ratrain.ratrainc.planner import workers
 from ratrain.ratrainc.strategies import strategy
 from ratrain.ratrainc.validation.outcome import Validation, validate
@@ -23,15 +24,8 @@ from ratrain.targets.machine.machine import load_machine
 if TYPE_CHECKING:
     from ratrain.targets.simulator.figures import Figures
 
-CONFIG = {
-    "model_type": "llama",
-    "vocab_size": 256,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-}
+SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 256}
+CONFIG = json.loads(example_path("tiny.json").read_text()) | SIZES
 PLAN = """\
 [parallel]
 pp = 2
