@@ -164,7 +164,10 @@ def read_lines(lines: Sequence[TableLine], header: Sequence[str], read: Callable
         try:
             rows.append(read(Cells(line, header)))
         except DiagnosticError as error:
-            diagnostics.items.extend(error.diagnostics)
+            new = [
+                each for each in error.diagnostics if each not in diagnostics.items
+            ]  # a file may be named by many rows
+            diagnostics.items.extend(new)
     diagnostics.check()
     if not rows:
         fail("RT002", "the table has no rows", Location(lines[0].path, 1))

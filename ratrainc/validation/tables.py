@@ -70,11 +70,11 @@ def _value_text(measure: str, value: float) -> str:
 
 
 def _signed_text(measure: str, error: float) -> str:
-    return f"{error:+.4f}" if measure == "bubble_fraction" else _percent_text(error)
+    return f"{error:+z.4f}" if measure == "bubble_fraction" else _percent_text(error)
 
 
 def _percent_text(error: float) -> str:
-    return f"{100 * error:+.2f} %"
+    return f"{100 * error:+z.2f} %"
 
 
 def error_table(validation: Validation) -> TextTable:

@@ -352,6 +352,13 @@ def test_rows_that_cannot_be_meant_are_refused(folder: Path, lines: list[str], c
     assert any(each[0] == code and words in each[3] for each in found), found
 
 
+def test_what_is_wrong_with_a_file_is_said_once_whoever_names_it(folder: Path) -> None:
+    (folder / "bad.toml").write_text('base = "mt3000"\nname = "bad"\nnosuch = 1\n')
+    head = "id,class,split,model,machine,plan,step_seconds"
+    found = problems(folder, head, *(f"{name},step-time,fit,m.json,bad.toml,p.toml,1" for name in "abc"))
+    assert [each[0] for each in found] == ["RT065"]
+
+
 def test_rows_that_cannot_be_compiled_are_all_named(folder: Path) -> None:
     path = table(
         folder,
@@ -439,7 +446,7 @@ def test_the_page_is_the_tables_with_their_comments(folder: Path, capsys: pytest
     assert out == f"wrote {page}\n"
     assert "## toys\n\nToy rows of one stage. They were made up.\n\nLeft out: skew.\n" in text
     assert "| b | held-out | fits | does not fit | false alarm |" in text
-    assert "| c | held-out | 0.2000 | 0.2000 | +0.0000 |" in text or "| -0.0000 |" in text
+    assert "| c | held-out | 0.2000 | 0.2000 | +0.0000 |" in text
     assert all(len(line) <= 119 for line in text.splitlines() if not line.startswith("|"))
     assert not text.endswith("\n\n")
     assert text.startswith("# Validation\n")
