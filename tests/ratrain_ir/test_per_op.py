@@ -17,6 +17,7 @@ OWNERS = {
     "meaning in the symbolic run": "ratrain.ratrain_ir.verifier.dataflow",
     "work on the machine": "ratrain.targets.machine.timing",
     "cause of waiting": "ratrain.targets.simulator.bubbles",
+    "unit of a given time": "ratrain.targets.simulator.given_times",
     "execution by one rank alone": "ratrain.targets.runtime.engine",
     "execution in one process": "ratrain.targets.runtime.local",
     "part in evaluation": "ratrain.targets.runtime.evaluation",
