@@ -7,7 +7,7 @@ its forward saves. Targets add none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
@@ -99,6 +99,8 @@ class Parameter:
 
 
 def _named_parameters(model: ModelConfig, block: Block) -> list[tuple[str, str, tuple[int, ...], bool]]:
+    if model.is_gpt2:
+        return _gpt2_parameters(model, block)
     hidden, ffn, vocab = model.hidden_size, model.ffn_size, model.vocab_size
     q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
     prefix = f"model.layers.{block.layer}"
@@ -124,6 +126,41 @@ def _named_parameters(model: ModelConfig, block: Block) -> list[tuple[str, str, 
             named.append((f"{prefix}.self_attn.{name}_proj.bias", f"{name}_bias", (width,), False))
     named.append((f"{prefix}.self_attn.o_proj.weight", "o_proj", (hidden, q_width), True))
     return named
+
+
+def _gpt2_parameters(model: ModelConfig, block: Block) -> list[tuple[str, str, tuple[int, ...], bool]]:
+    """Those of GPT-2; matrices are [outputs, inputs] here, and query, key and value apart, as in every family."""
+    hidden, ffn, table = model.hidden_size, model.ffn_size, (model.vocab_size, model.hidden_size)
+    if block.kind == "embed":
+        assert model.learned_positions is not None
+        positions = (model.learned_positions, hidden)
+        return [
+            ("transformer.wte.weight", "table", table, True),
+            ("transformer.wpe.weight", "positions", positions, True),
+        ]
+
+    def norm(name: str) -> list[tuple[str, str, tuple[int, ...], bool]]:
+        return [(f"{name}.weight", "norm", (hidden,), False), (f"{name}.bias", "norm_bias", (hidden,), False)]
+
+    def linear(name: str, weight: str, outputs: int, inputs: int) -> list[tuple[str, str, tuple[int, ...], bool]]:
+        return [
+            (f"{name}.weight", f"{weight}_proj", (outputs, inputs), True),
+            (f"{name}.bias", f"{weight}_bias", (outputs,), False),
+        ]
+
+    prefix = f"transformer.h.{block.layer}"
+    if block.kind == "head":
+        name = "transformer.wte.weight" if model.tied_embeddings else "lm_head.weight"
+        return [(name, "table", table, True), *norm("transformer.ln_f")]
+    if block.kind == "mlp":
+        return [
+            *norm(f"{prefix}.ln_2"),
+            *linear(f"{prefix}.mlp.c_fc", "up", ffn, hidden),
+            *linear(f"{prefix}.mlp.c_proj", "down", hidden, ffn),
+        ]
+    projections = [linear(f"{prefix}.attn.{part}_proj", part, hidden, hidden) for part in ("q", "k", "v")]
+    output = linear(f"{prefix}.attn.c_proj", "o", hidden, hidden)
+    return [*norm(f"{prefix}.ln_1"), *(named for projection in projections for named in projection), *output]
 
 
 @cache
@@ -152,13 +189,18 @@ def parameters_within(
 def flat_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
     """Elements of a block's flat tensors: its parameters and the padding that makes D equal shards.
 
-    With tied embeddings `embed` is padded to the length of `head`, whose flat tensor starts with the same table: shards of
-    equal index then hold the same rows, and can be summed.
+    With tied embeddings `embed` and `head`, whose flat tensors start with the same table, are padded to the length of the longer one:
+    shards of equal index then hold the same rows, and can be summed.
     """
-    longest = block("head") if model.tied_embeddings and owner.kind == "embed" else owner
-    last = parameters(model, longest)[-1]
+    tied = model.tied_embeddings and owner.kind in ("embed", "head")
+    lasts = [parameters(model, each)[-1] for each in ((block("embed"), block("head")) if tied else (owner,))]
     quantum = PARAMETER_ALIGNMENT * plan.dp
-    return -(-(last.offset + last.elements) // quantum) * quantum
+    return -(-max(last.offset + last.elements for last in lasts) // quantum) * quantum
+
+
+def tied_table_elements(model: ModelConfig) -> int:
+    """Elements of the table that `embed` and `head` share, which stands first in both flat tensors; 0 where they share none."""
+    return parameters(model, block("embed"))[0].elements if model.tied_embeddings else 0
 
 
 def is_sharded(plan: Plan) -> bool:
@@ -203,6 +245,7 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
     hidden, ffn = model.hidden_size, model.ffn_size
     q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
     rstd = Slot("rstd", tensor_type(Dtype.F32, (rows,)))
+    statistics = (Slot("mean", rstd.type), rstd) if model.is_gpt2 else (rstd,)
     normed = Slot("xn", tensor_type(act, (rows, hidden)))
     if block.kind == "attention":
         return (
@@ -212,11 +255,12 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
             Slot("v", tensor_type(act, (rows, kv_width))),
             Slot("o", tensor_type(act, (rows, q_width))),
             Slot("lse", tensor_type(Dtype.F32, (model.heads, rows))),
-            rstd,
+            *statistics,
         )
     if block.kind == "mlp":
         wide = tensor_type(act, (rows, ffn))
-        return (normed, Slot("gate", wide), Slot("up", wide), Slot("prod", wide), rstd)
+        names = ("up", "act") if model.is_gpt2 else ("gate", "up", "prod")
+        return (normed, *(Slot(name, wide) for name in names), *statistics)
     if block.kind == "head":
         return (Slot("lse", tensor_type(Dtype.F32, (rows,))),)
     return ()
@@ -225,31 +269,38 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
 SPLIT_KINDS = ("attention", "mlp")
 """Kinds of blocks whose backward can be split. The embedding's is all weight; the head's stays whole, as it works in chunks."""
 
-INPUT_HALF_SLOTS = {"attention": ("q", "k", "v", "o", "lse", "rstd"), "mlp": ("gate", "up", "rstd")}
-"""The saved slots that the input half of a split backward reads."""
+INPUT_HALF_SLOTS = {"attention": ("q", "k", "v", "o", "lse", "mean", "rstd"), "mlp": ("gate", "up", "mean", "rstd")}
+"""The saved slots that the input half of a split backward reads, as far as a model has them."""
 
-WEIGHT_HALF_SLOTS = {"attention": ("xn", "o"), "mlp": ("xn", "prod")}
-"""The saved slots that the weight half reads."""
+WEIGHT_HALF_SLOTS = {"attention": ("xn", "o"), "mlp": ("xn", "prod", "act")}
+"""The saved slots that the weight half reads, as far as a model has them."""
+
+
+def half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The names of the slots of a block that a half of its split backward reads: `read` is one of the tables above."""
+    known = {slot.name for slot in saved_slots(model, plan, block)}
+    return tuple(name for name in read[block.kind] if name in known)
 
 
 @cache
 def pending_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """What the input half of a split backward leaves for the weight half, in the order ops list it.
 
-    Gradients of what the products of the block give, and the gradient of the norm's weights as the exact f32 [hidden] sum, so that
-    it is rounded once, where it is added to the gradient, as in a whole backward.
+    Gradients of what the products of the block give, and the gradients of the norm's weights (and biases) as the exact f32 [hidden]
+    sums, so that they are rounded once, where they are added to the gradient, as in a whole backward.
     """
     rows = tokens_per_micro_batch(plan)
     act = Dtype(plan.view_dtype)
-    norm = Slot("dgamma", tensor_type(Dtype.F32, (model.hidden_size,)))
+    sums = tensor_type(Dtype.F32, (model.hidden_size,))
+    norm = [Slot(name, sums) for name in (("dgamma", "dbeta") if model.is_gpt2 else ("dgamma",))]
     if block.kind == "attention":
         q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
         widths = {"dq": q_width, "dk": kv_width, "dv": kv_width}
     elif block.kind == "mlp":
-        widths = {"dgate": model.ffn_size, "dup": model.ffn_size}
+        widths = dict.fromkeys(("dup",) if model.is_gpt2 else ("dgate", "dup"), model.ffn_size)
     else:
         return ()
-    return (*(Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items()), norm)
+    return (*(Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items()), *norm)
 
 
 def activation_type(model: ModelConfig, plan: Plan) -> TensorType:

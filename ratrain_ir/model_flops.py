@@ -18,6 +18,4 @@ def model_flops_per_token(model: ModelConfig, seq_len: int) -> float:
     """Operations training needs for one token, forward and backward: 6 a matrix weight, and causal attention."""
     visible = visible_pairs(seq_len, model.sliding_window) / seq_len
     attention = 3 * 4 * visible * model.heads * model.head_dim * model.layers
-    q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    layer = model.hidden_size * (2 * q_width + 2 * kv_width + 3 * model.ffn_size)
-    return 6.0 * (model.layers * layer + model.vocab_size * model.hidden_size) + attention
+    return 6.0 * (model.layers * model.matrix_elements_per_layer + model.vocab_size * model.hidden_size) + attention

@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.blocks import (
     Block,
     activation_type,
     flat_elements,
+    half_slots,
     is_sharded,
     pending_slots,
     saved_slots,
@@ -235,7 +236,8 @@ def _half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str,
     """The saved slots that a half of a split backward reads."""
     if block.kind not in SPLIT_KINDS:
         raise SignatureError(f"the backward of {block} is not split: only {' and '.join(SPLIT_KINDS)} blocks' are")
-    return tuple(role for role in _saved(model, plan, block, optional=False) if role.name in read[block.kind])
+    wanted = half_slots(model, plan, block, read)
+    return tuple(role for role in _saved(model, plan, block, optional=False) if role.name in wanted)
 
 
 def _pending(model: ModelConfig, plan: Plan, block: Block) -> Roles:

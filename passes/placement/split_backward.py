@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.blocks import INPUT_HALF_SLOTS, SPLIT_KINDS, WEIGHT_HALF_SLOTS, pending_slots
+from ratrain.ratrain_ir.blocks import INPUT_HALF_SLOTS, SPLIT_KINDS, WEIGHT_HALF_SLOTS, half_slots, pending_slots
 from ratrain.ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Tensor
 from ratrain.ratrain_ir.signatures import bind
 from ratrain.ratrain_ir.types import StateKind
@@ -35,8 +35,11 @@ def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, 
         stage.add(Tensor(stage.free_name(f"d.{block}.m{m}.{slot.name}"), StateKind.SAVED, slot.type))
         for slot in pending_slots(module.model, module.plan, block)
     )
-    inputs = (role["dy"], role["x"], *(role[name] for name in INPUT_HALF_SLOTS[block.kind]), role["w"])
-    kept = tuple(role[name] for name in WEIGHT_HALF_SLOTS[block.kind])
+    read, kept = (
+        tuple(role[name] for name in half_slots(module.model, module.plan, block, slots))
+        for slots in (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS)
+    )
+    inputs = (role["dy"], role["x"], *read, role["w"])
     gradient = tuple(t for t in op.writes if t.kind is StateKind.GRAD)
     first = BackwardInput(block=block, micro_batch=m, reads=inputs, writes=(role["dx"], *pending))
     second = BackwardWeight(

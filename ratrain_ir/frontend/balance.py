@@ -16,8 +16,9 @@ def layer_flops(model: ModelConfig, seq_len: int) -> int:
 
     Of the attention scores only the visible ones count: those before a token, inside the sliding window.
     """
-    weights = model.hidden_size * (2 * model.q_size + 2 * model.kv_size + 3 * model.ffn_size)
-    return 2 * weights * seq_len + 4 * model.q_size * visible_pairs(seq_len, model.sliding_window)
+    return 2 * model.matrix_elements_per_layer * seq_len + 4 * model.q_size * visible_pairs(
+        seq_len, model.sliding_window
+    )
 
 
 def head_flops(model: ModelConfig, seq_len: int) -> int:

@@ -16,13 +16,11 @@ from ratrain.ratrain_ir.frontend.fields import Report, as_float
 from ratrain.ratrain_ir.frontend.hf_keys import (
     ARCHITECTURES,
     FAMILIES,
-    HARMLESS,
-    INERT,
-    NEUTRAL,
-    READ,
-    RENAMED,
+    LAYER_NORM_EPS,
     RMS_NORM_EPS,
     ROPE_THETA,
+    Keys,
+    keys_of,
 )
 from ratrain.ratrain_ir.frontend.text import shown
 
@@ -44,19 +42,32 @@ def translate(data: Mapping[str, object], report: Report) -> Translation | None:
     family = _family(data, report)
     if family is None:
         return None
+    known = keys_of(family)
     out = Translation({"family": family}, {"family": "model_type"})
-    for name, keys in RENAMED.items():
+    for name, keys in known.renamed.items():
         _renamed(data, name, keys, out, report)
-    out.fields.setdefault("norm_eps", RMS_NORM_EPS)
+    _defaults(family, out)
     _kv_heads(data, family, report)
     _position(data, family, out, report)
     out.fields["sliding_window"] = _window(data, family, report)
     _biases(data, family, report)
-    out.fields["qkv_bias"] = family == "qwen2"
-    out.fields["packed_qkv"] = family == "baichuan"
+    out.fields["qkv_bias"] = family in {"qwen2", "gpt2"}
+    out.fields["packed_qkv"] = family in {"baichuan", "gpt2"}
     out.fields["normalised_head"] = _normalised_head(data, family, report)
-    _other_keys(data, report)
+    _other_keys(data, known, report)
     return out
+
+
+def _defaults(family: str, out: Translation) -> None:
+    """What the model classes assume where a key is absent."""
+    if family != "gpt2":
+        out.fields.setdefault("norm_eps", RMS_NORM_EPS)
+        return
+    out.fields.setdefault("norm_eps", LAYER_NORM_EPS)
+    out.fields.setdefault("tied_embeddings", True)
+    hidden = out.fields.get("hidden_size")
+    usable = type(hidden) is int and hidden > 0  # else it is reported itself
+    out.fields.setdefault("ffn_size", 4 * hidden if usable else 4)  # type: ignore[operator]
 
 
 def _family(data: Mapping[str, object], report: Report) -> str | None:
@@ -97,12 +108,14 @@ def _family(data: Mapping[str, object], report: Report) -> str | None:
 
 def _renamed(data: Mapping[str, object], name: str, keys: tuple[str, ...], out: Translation, report: Report) -> None:
     """One field that a key holds as it is; null means absent, as Hugging Face reads it, where absence has a meaning."""
-    present = [key for key in keys if key in data]
+    nullable = {"head_dim", "kv_heads", "initializer_range"} | ({"ffn_size"} if "n_inner" in keys else set())
+    present = [key for key in keys if key in data and not (data[key] is None and name in nullable)]
     out.keys[name] = present[0] if present else keys[0]
-    if len(present) == 2 and data[present[0]] != data[present[1]]:
-        values = " and ".join(f"'{key}' is {shown(data[key])}" for key in present)
-        report.error("RT062", present[1], f"{values}: they mean the same", help=f"remove '{present[1]}'")
-    if present and not (data[present[0]] is None and name in {"head_dim", "kv_heads", "initializer_range"}):
+    for other in present[1:]:
+        if data[present[0]] != data[other]:
+            values = " and ".join(f"'{key}' is {shown(data[key])}" for key in (present[0], other))
+            report.error("RT062", other, f"{values}: they mean the same", help=f"remove '{other}'")
+    if present:
         out.fields[name] = data[present[0]]
 
 
@@ -118,7 +131,7 @@ def _kv_heads(data: Mapping[str, object], family: str, report: Report) -> None:
 
 
 def _position(data: Mapping[str, object], family: str, out: Translation, report: Report) -> None:
-    """RoPE and its base, or ALiBi, which only the Baichuan family has (the 13B models, not the 7B ones)."""
+    """RoPE and its base; ALiBi, which only the Baichuan family has (the 13B models, not the 7B ones); GPT-2's learned positions."""
     out.keys["position"] = "position_embedding"
     out.keys["rope_theta"] = "rope_theta"
     thetas = {"rope_theta": data["rope_theta"]} if data.get("rope_theta") is not None else {}
@@ -133,14 +146,16 @@ def _position(data: Mapping[str, object], family: str, out: Translation, report:
         )
     position = _position_kind(data, family, report)
     out.fields["position"] = position
-    if position == "alibi" and thetas:
+    if position != "rope" and thetas:
+        uses = "ALiBi" if position == "alibi" else "learned positions"
+        way_out = ', or write "position_embedding": "rope" if the model does rotate queries and keys'
         report.error(
             "RT062",
             next(iter(thetas)),
-            "a rotary base is given, but this model uses ALiBi, which has none",
-            help='remove it, or write "position_embedding": "rope" if the model does rotate queries and keys',
+            f"a rotary base is given, but this model uses {uses}, which {'has' if position == 'alibi' else 'have'} none",
+            help="remove it" + (way_out if position == "alibi" else ""),
         )
-    if position == "alibi":
+    if position != "rope":
         out.fields["rope_theta"] = 0.0
     elif thetas:
         out.keys["rope_theta"], out.fields["rope_theta"] = next(iter(thetas.items()))
@@ -149,18 +164,23 @@ def _position(data: Mapping[str, object], family: str, out: Translation, report:
 
 
 def _position_kind(data: Mapping[str, object], family: str, report: Report) -> str:
-    """`rope` or `alibi`: the explicit key, else what the family, and in Baichuan the size, implies."""
+    """`rope`, `alibi` or `learned`: the explicit key, else what the family, and in Baichuan the size, implies."""
     explicit = data.get("position_embedding")
-    allowed = ("rope", "alibi") if family == "baichuan" else ("rope",)
+    allowed = {"baichuan": ("rope", "alibi"), "gpt2": ("learned",)}.get(family, ("rope",))
     if explicit is not None:
         if explicit not in allowed:
             report.error(
                 "RT061",
                 "position_embedding",
                 f"'position_embedding' {shown(explicit)} is not supported in a {family} model",
-                help=f"supported is {' or '.join(allowed)}" + (", and alibi for baichuan" if len(allowed) == 1 else ""),
+                help=f"supported is {' or '.join(allowed)}"
+                + (", and alibi for baichuan" if allowed == ("rope",) else ""),
             )
+        if family == "gpt2":
+            return "learned"
         return "alibi" if explicit == "alibi" and family == "baichuan" else "rope"
+    if family == "gpt2":
+        return "learned"
     size = (data.get("hidden_size"), data.get("num_hidden_layers"))
     if family != "baichuan" or size == (4096, 32):
         return "rope"
@@ -306,7 +326,11 @@ def _layer_kind(data: Mapping[str, object], report: Report) -> str | None:
 def _biases(data: Mapping[str, object], family: str, report: Report) -> None:
     """`attention_bias` also biases the output projection in Hugging Face; `attention_bias_qkv` says QKV only."""
     bias = data.get("attention_bias")
-    if bias is not None and (bias is not False or family == "qwen2"):
+    if family == "gpt2":
+        if bias not in (None, True):
+            message = f"'attention_bias' is {shown(bias)}: a gpt2 model has biases in all of attention"
+            report.error("RT061", "attention_bias", message, help="supported is true, or leave it out")
+    elif bias is not None and (bias is not False or family == "qwen2"):
         if family == "qwen2":
             message = (
                 f"'attention_bias' is {shown(bias)}: not supported in a qwen2 model, which always has biases in the "
@@ -319,13 +343,13 @@ def _biases(data: Mapping[str, object], family: str, report: Report) -> None:
             )
         supported = "no attention bias (false); biases of query, key and value in the qwen2 family, without the key"
         report.error("RT061", "attention_bias", message, help=f"supported is {supported}")
-    expected = family == "qwen2"
+    expected = family in {"qwen2", "gpt2"}
     if data.get("attention_bias_qkv") not in (None, expected):
         report.error(
             "RT061",
             "attention_bias_qkv",
             f"'attention_bias_qkv' is {shown(data['attention_bias_qkv'])}: not supported in a {family} model",
-            help=f"supported is {shown(expected)}: qwen2 always has these biases, the other families never",
+            help=f"supported is {shown(expected)}: qwen2 and gpt2 always have these biases, the other families never",
         )
 
 
@@ -358,13 +382,14 @@ def _normalised_head(data: Mapping[str, object], family: str, report: Report) ->
 _WINDOW_OF_QWEN2 = ("use_sliding_window", "sliding_window", "max_window_layers")
 
 
-def inert_keys(data: Mapping[str, object]) -> dict[str, object]:
-    """The keys of a readable `config.json` that change nothing in the mathematics of training, in its order.
+def inert_keys(data: Mapping[str, object], family: str) -> dict[str, object]:
+    """The keys of a readable `config.json` of a family that change nothing in the mathematics of training, in its order.
 
     The type of stored weights is not among them: it is that of a file of weights. Qwen2's window is, where it is not in use.
     """
     unused = _WINDOW_OF_QWEN2 if not data.get("use_sliding_window") and "use_sliding_window" in data else ()
-    return {key: value for key, value in data.items() if key in INERT or key in unused}
+    inert = keys_of(family).inert
+    return {key: value for key, value in data.items() if key in inert or key in unused}
 
 
 def _is_finite(value: object) -> bool:
@@ -376,11 +401,13 @@ def _is_finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def check_inert(data: Mapping[str, object], report: Report) -> None:
+def check_inert(data: Mapping[str, object], family: str, report: Report) -> None:
     """Report, as RT062, what cannot be among `inert_keys`."""
+    known = keys_of(family)
+    inert = known.inert
     for key, value in data.items():
-        allowed = NEUTRAL[key][0] if key in NEUTRAL else None
-        if (key not in INERT and key not in _WINDOW_OF_QWEN2) or (key == "use_sliding_window" and value):
+        allowed = known.neutral[key][0] if key in known.neutral else None
+        if (key not in inert and key not in _WINDOW_OF_QWEN2) or (key == "use_sliding_window" and value):
             report.error("RT062", key, f"'config.{key}' is not a key that leaves the mathematics of a model as it is")
         elif not _is_finite(value):
             report.error("RT062", key, f"'config.{key}' has a number that cannot be held: {shown(value)}")
@@ -388,18 +415,19 @@ def check_inert(data: Mapping[str, object], report: Report) -> None:
             report.error("RT062", key, f"'config.{key}' is {shown(value)}, which would change what the model computes")
 
 
-def _other_keys(data: Mapping[str, object], report: Report) -> None:
+def _other_keys(data: Mapping[str, object], known: Keys, report: Report) -> None:
     """Neutral keys must be switched off; a key that is not known at all is refused, never ignored."""
+    read = known.read
     for key, value in data.items():
-        if key in READ:
+        if key in read:
             continue
         if not _is_finite(value):
             report.error("RT062", key, f"'{key}' has a number that cannot be held: {shown(value)}")
             continue
-        if key in HARMLESS:
+        if key in known.harmless:
             continue
-        if key in NEUTRAL:
-            allowed, meaning = NEUTRAL[key]
+        if key in known.neutral:
+            allowed, meaning = known.neutral[key]
             if value not in allowed:
                 report.error(
                     "RT061",
@@ -410,7 +438,7 @@ def _other_keys(data: Mapping[str, object], report: Report) -> None:
                     help=f"supported is {' or '.join(shown(item) for item in allowed)}",
                 )
             continue
-        near = nearest(key, [*sorted(READ), *sorted(NEUTRAL), *sorted(HARMLESS)])
+        near = nearest(key, [*sorted(read), *sorted(known.neutral), *sorted(known.harmless)])
         way_out = "remove it if it does not change what the model computes"
         report.error(
             "RT061",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrain_ir.frontend.hf_keys import ARCHITECTURES, RENAMED
+from ratrain.ratrain_ir.frontend.hf_keys import ARCHITECTURES, keys_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -18,12 +18,14 @@ def hugging_face_config(model: ModelConfig) -> dict[str, Any]:
     Baichuan's own class knows no `position_embedding` and no `normalised_head`; they are written because a model of another
     size than the published ones cannot be told without them.
     """
-    fields = model.to_fields()
+    fields, known = model.to_fields(), keys_of(model.family)
+    implied = {"kv_heads", "head_dim"} if model.is_gpt2 else set()  # which `GPT2Config` has no keys for
+    activation, name_of_activation = known.activation
     config: dict[str, Any] = {
         "architectures": [next(name for name, family in ARCHITECTURES.items() if family == model.family)],
         "model_type": model.family,
-        **{keys[0]: fields[name] for name, keys in RENAMED.items()},
-        "hidden_act": "silu",
+        **{keys[0]: fields[name] for name, keys in known.renamed.items() if name not in implied},
+        activation: name_of_activation,
         **model.inert,
         "torch_dtype": "float32",
     }

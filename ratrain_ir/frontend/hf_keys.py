@@ -5,22 +5,29 @@ change the mathematics unless it has a value that switches it off. A *harmless* 
 training. There is no fourth kind: any other key is refused, because a key that is ignored might have meant another
 model. The keys are those of `PretrainedConfig` and the configuration classes in `transformers`, of Baichuan's own
 configuration class, and a few that say outright what a family implies (`position_embedding`, `normalised_head`,
-`attention_bias_qkv`, `norm_eps`, ...).
+`attention_bias_qkv`, `norm_eps`, ...). GPT-2 calls most of its keys otherwise, and has other ones: `keys_of` tells those of a family.
 """
 
 from __future__ import annotations
 
-FAMILIES = ("llama", "mistral", "qwen2", "baichuan")
+from collections.abc import Mapping
+
+from attrs import frozen
+
+FAMILIES = ("llama", "mistral", "qwen2", "baichuan", "gpt2")
 """The model families that are supported, by their Hugging Face `model_type`."""
 
 ROPE_THETA = 10000.0
 """The rotary base of a model class whose file names none."""
 
 RMS_NORM_EPS = 1e-6
-"""The norm's epsilon of all four model classes whose file names none."""
+"""The norm's epsilon of the model classes with RMSNorm whose file names none."""
+
+LAYER_NORM_EPS = 1e-5
+"""The norm's epsilon of GPT-2's model class whose file names none."""
 
 INITIALIZER_RANGE = 0.02
-"""The deviation of initial weights of all four model classes whose file names none."""
+"""The deviation of initial weights of all model classes whose file names none."""
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -29,9 +36,10 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "BaichuanForCausalLM": "baichuan",
     "BaiChuanForCausalLM": "baichuan",
+    "GPT2LMHeadModel": "gpt2",
 }
 
-RENAMED: dict[str, tuple[str, ...]] = {
+_RENAMED: dict[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size",),
     "hidden_size": ("hidden_size",),
     "layers": ("num_hidden_layers",),
@@ -61,10 +69,8 @@ READ_BY_RULE = (
     "use_sliding_window",
 )
 
-READ = frozenset(READ_BY_RULE) | {key for keys in RENAMED.values() for key in keys}
-
 # Key: the values that switch it off, and what it is. Null switches off everything that is a number, flag or table.
-NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
+_NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "hidden_act": (("silu", "swish"), "the activation of the MLP"),
     "hidden_activation": ((None, "silu", "swish"), "the activation of the MLP"),
     "mlp_type": (("swiglu",), "the kind of MLP"),
@@ -111,7 +117,7 @@ NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "tie_encoder_decoder": ((None, False), "an encoder and a decoder"),
 }
 
-HARMLESS = frozenset(
+_HARMLESS = frozenset(
     {
         # where the file comes from, and which code and storage it was written for
         "name",
@@ -190,6 +196,87 @@ HARMLESS = frozenset(
     }
 )
 
-INERT = (HARMLESS | NEUTRAL.keys()) - {"torch_dtype", "dtype", "hidden_act"}
-"""Keys that change nothing here as long as they are accepted, and are exported as they came in. The type of weights and the activation are
-written as they are here."""
+_GPT2_RENAMED: dict[str, tuple[str, ...]] = {
+    "vocab_size": ("vocab_size",),
+    "hidden_size": ("n_embd", "hidden_size"),
+    "layers": ("n_layer", "num_hidden_layers"),
+    "heads": ("n_head", "num_attention_heads"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim",),
+    "ffn_size": ("n_inner", "intermediate_size"),
+    "norm_eps": ("layer_norm_epsilon", "norm_eps"),
+    "learned_positions": ("n_positions", "n_ctx", "max_position_embeddings", "learned_position_embeddings"),
+    "tied_embeddings": ("tie_word_embeddings",),
+    "initializer_range": ("initializer_range",),
+}
+"""The keys of `GPT2Config`, and those of the other families that mean the same."""
+
+GPT2_DROPOUT = ("attn_pdrop", "embd_pdrop", "resid_pdrop")
+"""Probabilities of dropout in a GPT-2 `config.json`: 0.1 each in the published files. Training here has no dropout."""
+
+_GELU = (("gelu_pytorch_tanh", "gelu_new"), "the activation of the MLP")
+_GPT2_NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
+    "activation_function": _GELU,
+    "hidden_act": _GELU,
+    "hidden_activation": ((None, *_GELU[0]), _GELU[1]),
+    "mlp_type": (("gelu",), "the kind of MLP"),
+    "norm_type": (("layernorm",), "the kind of norm"),
+    "attention_bias_out": ((None, True), "an output projection without a bias"),
+    "mlp_bias": ((None, True), "an MLP without biases"),
+    "scale_attn_weights": ((None, True), "attention whose scores are not scaled"),
+    "scale_attn_by_inverse_layer_idx": (
+        (None, False),
+        "attention whose scores are scaled by the number of their layer",
+    ),
+}
+_GPT2_HARMLESS = (
+    *GPT2_DROPOUT,
+    # how the original code computes the same values
+    "reorder_and_upcast_attn",
+    # the head of another task, which a language model has not
+    "summary_type",
+    "summary_use_proj",
+    "summary_activation",
+    "summary_proj_to_labels",
+    "summary_first_dropout",
+)
+
+_WRITTEN_HERE = frozenset({"torch_dtype", "dtype", "hidden_act", "activation_function"})
+"""The type of weights and the activation: an export says them anew."""
+
+
+@frozen
+class Keys:
+    """What becomes of each key of a family's `config.json`."""
+
+    renamed: Mapping[str, tuple[str, ...]]
+    """fields of a model, with the keys that hold them as they are; an export writes the first"""
+    neutral: Mapping[str, tuple[tuple[object, ...], str]]
+    harmless: frozenset[str]
+    activation: tuple[str, str]
+    """the key of the activation, and its value"""
+
+    @property
+    def read(self) -> frozenset[str]:
+        """Keys that become a field of the model, or decide one."""
+        return frozenset(READ_BY_RULE) | {key for keys in self.renamed.values() for key in keys}
+
+    @property
+    def inert(self) -> frozenset[str]:
+        """Keys that change nothing here as long as they are accepted, and are exported as they came in."""
+        return (self.harmless | self.neutral.keys()) - _WRITTEN_HERE
+
+
+_LLAMA_LIKE = Keys(_RENAMED, _NEUTRAL, _HARMLESS, ("hidden_act", "silu"))
+_GPT2_READ = {key for keys in _GPT2_RENAMED.values() for key in keys}
+_GPT2 = Keys(
+    _GPT2_RENAMED,
+    {key: entry for key, entry in _NEUTRAL.items() if key not in {*_GPT2_READ, *GPT2_DROPOUT}} | _GPT2_NEUTRAL,
+    _HARMLESS - _GPT2_READ | {*_GPT2_HARMLESS},
+    ("activation_function", "gelu_new"),
+)
+
+
+def keys_of(family: str) -> Keys:
+    """The keys of a family's `config.json`."""
+    return _GPT2 if family == "gpt2" else _LLAMA_LIKE

@@ -20,7 +20,7 @@ from ratrain.ratrain_ir.frontend.hf_keys import FAMILIES, INITIALIZER_RANGE, ROP
 from ratrain.ratrain_ir.frontend.inert_values import as_field, of_field
 from ratrain.ratrain_ir.frontend.text import Place, Places, Source, json_places, nowhere, read_text, shown
 
-POSITIONS = ("rope", "alibi")
+POSITIONS = ("rope", "alibi", "learned")
 
 # Bounds far above any model, so that a slip of the keyboard is told from a size.
 _MAX_VOCAB = 1 << 24
@@ -30,6 +30,7 @@ _MAX_HEADS = 1 << 14
 _MAX_HEAD_DIM = 1 << 14
 _MAX_FFN = 1 << 22
 _MAX_WINDOW = 1 << 30
+_MAX_POSITIONS = 1 << 30
 
 _CONFIG = "config."
 """Before an inert key of the `config.json`, among the fields of a text's header."""
@@ -42,14 +43,14 @@ _WHAT = "a Hugging Face style config.json"
 
 @frozen(cache_hash=True)
 class ModelConfig:
-    """A decoder-only language model of the LLaMA kind: pre-norm RMSNorm, gated SiLU MLP, causal attention.
+    """A decoder-only language model of the LLaMA kind: pre-norm RMSNorm, gated SiLU MLP, causal attention; or GPT-2 (`is_gpt2`).
 
     A linear layer has no bias except where `qkv_bias` says so. `head_dim * heads` need not be `hidden_size`.
     """
 
     name: str
     family: str
-    """`llama`, `mistral`, `qwen2` or `baichuan`: decides the names of exported weights."""
+    """`llama`, `mistral`, `qwen2`, `baichuan` or `gpt2`: decides the names of exported weights."""
     vocab_size: int
     hidden_size: int
     layers: int
@@ -60,9 +61,9 @@ class ModelConfig:
     ffn_size: int
     norm_eps: float
     position: str = "rope"
-    """`rope` or `alibi`."""
+    """`rope`, `alibi` or `learned`."""
     rope_theta: float = ROPE_THETA
-    """Base of the rotary embedding; 0.0 with ALiBi."""
+    """Base of the rotary embedding; 0.0 where nothing is rotated."""
     sliding_window: int | None = None
     """Tokens that a token sees, itself included, in every layer; None: all before it."""
     qkv_bias: bool = False
@@ -72,10 +73,17 @@ class ModelConfig:
     """The head's rows are scaled to unit length before use."""
     packed_qkv: bool = False
     """Query, key and value are stored as one matrix outside this program; the mathematics is the same."""
+    learned_positions: int | None = None
+    """Rows of the table of learned positions, the longest sequence there can be; None without such a table."""
     initializer_range: float = INITIALIZER_RANGE
     """Standard deviation of the matrices that a run starts from where it is given no weights."""
     inert: Mapping[str, object] = field(factory=dict, eq=False)
     """Keys of the `config.json` it came from that change nothing here (lengths, token numbers, ...): exported as they came in."""
+
+    @property
+    def is_gpt2(self) -> bool:
+        """Whether blocks are GPT-2's: layer norms, a bias in every norm and linear layer, and two matrices with GELU as MLP."""
+        return self.family == "gpt2"
 
     @property
     def q_size(self) -> int:
@@ -89,20 +97,33 @@ class ModelConfig:
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the embedding block."""
-        return self.vocab_size * self.hidden_size
+        """Parameters of the embedding block: a row for each token, and for each learned position."""
+        return (self.vocab_size + (self.learned_positions or 0)) * self.hidden_size
+
+    @property
+    def norm_parameters(self) -> int:
+        """Parameters of one norm: weights, and in GPT-2 biases."""
+        return self.hidden_size * (2 if self.is_gpt2 else 1)
+
+    @property
+    def matrix_elements_per_layer(self) -> int:
+        """Elements of the matrices of one layer: query, key, value, output, and the MLP's."""
+        mlp = (2 if self.is_gpt2 else 3) * self.ffn_size
+        return self.hidden_size * (2 * self.q_size + 2 * self.kv_size + mlp)
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of one attention block: norm, query, key, value (with biases where there are any), output."""
+        """Parameters of one attention block: norm, query, key, value and output (with biases where there are any)."""
         projected = self.q_size + 2 * self.kv_size
-        bias = projected if self.qkv_bias else 0
-        return self.hidden_size + self.hidden_size * (projected + self.q_size) + bias
+        biases = (projected if self.qkv_bias else 0) + (self.hidden_size if self.is_gpt2 else 0)
+        return self.norm_parameters + self.hidden_size * (projected + self.q_size) + biases
 
     @property
     def mlp_parameters(self) -> int:
-        """Parameters of one MLP block: norm, gate, up, down."""
-        return self.hidden_size + 3 * self.hidden_size * self.ffn_size
+        """Parameters of one MLP block: norm, gate, up, down; in GPT-2 norm, up and down, with biases."""
+        if self.is_gpt2:
+            return self.norm_parameters + 2 * self.hidden_size * self.ffn_size + self.ffn_size + self.hidden_size
+        return self.norm_parameters + 3 * self.hidden_size * self.ffn_size
 
     @property
     def parameters_per_layer(self) -> int:
@@ -112,18 +133,20 @@ class ModelConfig:
     @property
     def head_parameters(self) -> int:
         """Parameters the head block computes with: final norm and output matrix, even where that one is tied."""
-        return self.hidden_size + self.vocab_size * self.hidden_size
+        return self.norm_parameters + self.vocab_size * self.hidden_size
 
     @property
     def parameters(self) -> int:
         """Trainable parameters of the model; a tied matrix counts once."""
         total = self.embedding_parameters + self.layers * self.parameters_per_layer + self.head_parameters
-        return total - (self.embedding_parameters if self.tied_embeddings else 0)
+        return total - (self.vocab_size * self.hidden_size if self.tied_embeddings else 0)
 
     def to_fields(self) -> dict[str, Value]:
         """The configuration as flat `field = value`, as the IR text's header holds it."""
         values: dict[str, Value] = asdict(self, recurse=False)
         del values["inert"]
+        if self.learned_positions is None:
+            del values["learned_positions"]
         return values | {f"{_CONFIG}{key}": as_field(value) for key, value in self.inert.items()}
 
     def differences(self, other: ModelConfig) -> Iterator[tuple[str, object, object]]:
@@ -145,7 +168,7 @@ class ModelConfig:
         reader.refuse_unknown(attribute.name for attribute in fields(cls) if attribute.name != "inert")
         config = _read(reader)
         inert = {key.removeprefix(_CONFIG): value for key, value in inert.items()}
-        check_inert(inert, report)
+        check_inert(inert, config.family, report)
         report.check()
         return evolve(config, inert=inert)
 
@@ -201,7 +224,7 @@ def parse_config(data: Mapping[str, object], *, name: str, file: str, places: Pl
             f"'parameters_expected' is {shown(expected)}, but this model has {config.parameters} parameters",
         )
     report.check()
-    return evolve(config, inert=inert_keys(data))
+    return evolve(config, inert=inert_keys(data, config.family))
 
 
 def _presets() -> resources.abc.Traversable:
@@ -302,10 +325,11 @@ def _read(reader: FieldReader) -> ModelConfig:
         position=position,
         rope_theta=_rope_theta(reader, position),
         sliding_window=reader.integer_or_none("sliding_window", 1, _MAX_WINDOW),
-        qkv_bias=reader.flag("qkv_bias", default=family == "qwen2"),
+        qkv_bias=reader.flag("qkv_bias", default=family in {"qwen2", "gpt2"}),
         tied_embeddings=reader.flag("tied_embeddings", default=False),
         normalised_head=reader.flag("normalised_head", default=False),
-        packed_qkv=reader.flag("packed_qkv", default=family == "baichuan"),
+        packed_qkv=reader.flag("packed_qkv", default=family in {"baichuan", "gpt2"}),
+        learned_positions=_learned_positions(reader, position),
         initializer_range=reader.number(
             "initializer_range", lambda std: 0 < std <= 1, "a number above 0 and up to 1", default=INITIALIZER_RANGE
         ),
@@ -335,9 +359,16 @@ def _head_dim(reader: FieldReader, hidden_size: int, heads: int) -> int:
     return 1
 
 
+def _learned_positions(reader: FieldReader, position: str) -> int | None:
+    if position == "learned":
+        return reader.integer("learned_positions", 1, _MAX_POSITIONS)
+    return reader.integer_or_none("learned_positions", 1, _MAX_POSITIONS)
+
+
 def _rope_theta(reader: FieldReader, position: str) -> float:
-    if position == "alibi":
-        return reader.number("rope_theta", lambda theta: theta == 0, "0.0, as ALiBi rotates nothing", default=0.0)
+    if position != "rope":
+        why = "ALiBi rotates nothing" if position == "alibi" else "learned positions rotate nothing"
+        return reader.number("rope_theta", lambda theta: theta == 0, f"0.0, as {why}", default=0.0)
     return reader.number("rope_theta", lambda theta: 1 < theta <= 1e12, "a number above 1 and up to 1e12")
 
 
@@ -368,11 +399,25 @@ def _check_family(reader: FieldReader, config: ModelConfig) -> None:
     rules = (
         (
             "qkv_bias",
-            config.qkv_bias == (family == "qwen2"),
-            "query, key and value biases: always in qwen2, else never",
+            config.qkv_bias == (family in {"qwen2", "gpt2"}),
+            "query, key and value biases: always in qwen2 and gpt2, else never",
         ),
-        ("packed_qkv", config.packed_qkv == (family == "baichuan"), "packed QKV: always in baichuan, else never"),
-        ("position", config.position == "rope" or family == "baichuan", "ALiBi: only in baichuan"),
+        (
+            "packed_qkv",
+            config.packed_qkv == (family in {"baichuan", "gpt2"}),
+            "packed QKV: always in baichuan and gpt2, else never",
+        ),
+        ("position", config.position != "alibi" or family == "baichuan", "ALiBi: only in baichuan"),
+        (
+            "position",
+            (config.position == "learned") == (family == "gpt2"),
+            "learned positions: always in gpt2, else never",
+        ),
+        (
+            "learned_positions",
+            (config.learned_positions is None) == (family != "gpt2"),
+            "a table of learned positions: always in gpt2, else never",
+        ),
         ("normalised_head", not config.normalised_head or family == "baichuan", "a normalised head: only in baichuan"),
         (
             "sliding_window",
@@ -398,5 +443,5 @@ def _check_family(reader: FieldReader, config: ModelConfig) -> None:
             "heads",
             f"packed QKV has three parts of the hidden size, but here they have {config.q_size}, {config.kv_size} and "
             f"{config.kv_size} columns, and the hidden size is {config.hidden_size}",
-            help="a baichuan model has as many key-value heads as heads, and heads * head_dim = hidden size",
+            help=f"a {family} model has as many key-value heads as heads, and heads * head_dim = hidden size",
         )

@@ -27,11 +27,24 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
             f"{plan.pp} stages need at least {plan.pp} layers, but {model.name} has {model.layers}",
             help=f"use pp = {model.layers} or fewer, and more replicas (dp) for the other clusters",
         )
+    if model is not None and model.learned_positions is not None:
+        _check_positions(reader, plan, model.name, model.learned_positions)
     if plan.mapping is not None and reader.good("pp", "dp") and (wrong := plan.mapping.error(plan.pp, plan.dp)):
         reader.contradiction("RT064", "mapping", wrong, help="tiles are written stages x replicas, from the inside out")
     if not auto_cuts:
         _check_cuts(reader, plan, model)
     _check_state(reader, plan)
+
+
+def _check_positions(reader: FieldReader, plan: Plan, name: str, positions: int) -> None:
+    """Every token of a sequence has a learned position."""
+    if reader.good("seq_len") and plan.seq_len > positions:
+        reader.contradiction(
+            "RT064",
+            "seq_len",
+            f"sequences of {plan.seq_len} tokens are longer than the {positions} learned positions of {name}",
+            help=f"use seq_len = {positions} or less, or a model with more positions (n_positions)",
+        )
 
 
 def _check_loss_scale(reader: FieldReader, plan: Plan) -> None:

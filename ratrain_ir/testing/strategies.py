@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 from hypothesis import strategies as st
 
+from ratrain.ratrain_ir.frontend.hf_keys import FAMILIES
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
@@ -26,6 +27,7 @@ MAX_LAYERS = 6
 MAX_STAGES = 4
 MAX_MICRO_BATCHES = 6
 MAX_REPLICAS = 3
+MAX_TOKENS = 8
 
 PassSpec = tuple[str, dict[str, str]]
 """A pass by name, and its options as text."""
@@ -37,29 +39,32 @@ PipelineChoices = Sequence[tuple[str, Mapping[str, Sequence[str]]]]
 @st.composite
 def models(draw: st.DrawFn, *, min_layers: int = 1, max_layers: int = MAX_LAYERS) -> ModelConfig:
     """Models of a few kilobytes, of every family, with grouped and single key-value heads, biases, tied embeddings."""
-    family = draw(st.sampled_from(("llama", "mistral", "qwen2", "baichuan")))
+    family = draw(st.sampled_from(FAMILIES))
+    packed = family in {"baichuan", "gpt2"}
     heads = draw(st.sampled_from((1, 2, 4)))
     head_dim = draw(st.sampled_from((2, 4)))
     alibi = family == "baichuan" and draw(st.booleans())
     normalised = family == "baichuan" and draw(st.booleans())
+    position = "learned" if family == "gpt2" else "alibi" if alibi else "rope"
     model = ModelConfig(
         name=draw(st.sampled_from(("toy", "tiny-2.5_b"))),
         family=family,
         vocab_size=draw(st.integers(2, 40)),
-        hidden_size=heads * head_dim if family == "baichuan" else draw(st.integers(1, 12)),
+        hidden_size=heads * head_dim if packed else draw(st.integers(1, 12)),
         layers=draw(st.integers(min_layers, max_layers)),
         heads=heads,
-        kv_heads=heads if family == "baichuan" else draw(st.sampled_from([k for k in (1, 2, 4) if heads % k == 0])),
+        kv_heads=heads if packed else draw(st.sampled_from([k for k in (1, 2, 4) if heads % k == 0])),
         head_dim=head_dim,
         ffn_size=draw(st.integers(1, 20)),
         norm_eps=draw(st.sampled_from((1e-5, 1e-6))),
-        position="alibi" if alibi else "rope",
-        rope_theta=0.0 if alibi else draw(st.sampled_from((10000.0, 1e6))),
+        position=position,
+        rope_theta=0.0 if position != "rope" else draw(st.sampled_from((10000.0, 1e6))),
         sliding_window=draw(st.none() | st.integers(1, 8)) if family in {"mistral", "qwen2"} else None,
-        qkv_bias=family == "qwen2",
+        qkv_bias=family in {"qwen2", "gpt2"},
         tied_embeddings=not normalised and draw(st.booleans()),
         normalised_head=normalised,
-        packed_qkv=family == "baichuan",
+        packed_qkv=packed,
+        learned_positions=draw(st.integers(MAX_TOKENS, 40)) if family == "gpt2" else None,
     )
     check_model(model)
     return model
@@ -89,7 +94,7 @@ def plans(
         cuts=cuts,
         micro_batch_size=draw(st.integers(1, 2)),
         micro_batches=draw(st.integers(1, max_micro_batches)),
-        seq_len=draw(st.integers(1, 8)),
+        seq_len=draw(st.integers(1, MAX_TOKENS)),
         zero=zero,
         reduce=draw(st.sampled_from(("last", "each-micro-batch"))) if zero == 2 else "last",
         view_dtype=view_dtype,

@@ -17,6 +17,7 @@ from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.blocks import (
     WEIGHT_HALF_SLOTS,
     Block,
+    half_slots,
     is_sharded,
     next_block,
     pending_slots,
@@ -249,7 +250,7 @@ class _SymbolicRun:
         roles = self.roles(op)
         self.once(op, "RT030", "backward_weight", block, m)
         self.expect("RT030", op, roles["dy"], "dx", next_block(self.module.model, block), m)
-        for name in WEIGHT_HALF_SLOTS[block.kind]:
+        for name in half_slots(self.module.model, self.module.plan, block, WEIGHT_HALF_SLOTS):
             self.expect("RT032", op, roles[name], "saved", block, m, name)
         for slot in pending_slots(self.module.model, self.module.plan, block):
             self.expect("RT030", op, roles[slot.name], "pending", block, m, slot.name)

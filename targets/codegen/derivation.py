@@ -12,7 +12,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.types import StateKind
-from ratrain.targets.codegen.routines import RoutineForm, derived_routine, mlp_chunk_starts, representative
+from ratrain.targets.codegen.builder import mlp_chunk_starts
+from ratrain.targets.codegen.routines import RoutineForm, derived_routine, representative
 from ratrain.targets.program.program import Access
 
 if TYPE_CHECKING:

@@ -199,6 +199,18 @@ def _rope_rule(options: Mapping[str, Any], types: Types) -> str | None:
     return None
 
 
+def _position_rule(options: Mapping[str, Any], types: Types) -> str | None:
+    """Rows of tokens are whole sequences, none longer than the table of positions."""
+    rows, table = (types[name][1][0] for name in ("y", "positions"))
+    if rows % options["seq_len"] or options["seq_len"] > table:
+        return f"positions of sequences of {options['seq_len']} tokens need whole sequences, and a table as long"
+    return None
+
+
+def _position_gradient_rule(options: Mapping[str, Any], types: Types) -> str | None:
+    return _position_rule(options, {"y": types["dy"], "positions": types["dpositions"]})
+
+
 def _attention_rule(options: Mapping[str, Any], types: Types) -> str | None:
     del types
     if options["heads"] % options["kv_heads"]:
@@ -228,6 +240,19 @@ _DECLARED = (
         "rmsnorm_backward",
         "Gradients of `rmsnorm_forward`: dx = [residual +] ..., dgamma = [dgamma +] ...",
         "dxn:s[T,h] x:s[T,h] gamma:s[h] rstd:f32[T] dx:s[T,h]= dgamma:*[h]+ residual:s[T,h]?",
+        _ADDS,
+        in_place=(("dx", "dxn"), ("dx", "residual")),
+    ),
+    Kernel(
+        "layernorm_forward",
+        "mean[t] = mean(x[t]); rstd[t] = 1 / sqrt(mean((x[t] - mean[t])^2) + eps); xn = (x - mean) * rstd * gamma + beta.",
+        "x:s[T,h] gamma:s[h] beta:s[h] xn:s[T,h]= mean:f32[T]= rstd:f32[T]=",
+        {"eps": _POSITIVE},
+    ),
+    Kernel(
+        "layernorm_backward",
+        "Gradients of `layernorm_forward`: dx = [residual +] ..., dgamma = [dgamma +] ..., dbeta = [dbeta +] ...",
+        "dxn:s[T,h] x:s[T,h] gamma:s[h] mean:f32[T] rstd:f32[T] dx:s[T,h]= dgamma:*[h]+ dbeta:*[h]+ residual:s[T,h]?",
         _ADDS,
         in_place=(("dx", "dxn"), ("dx", "residual")),
     ),
@@ -264,6 +289,17 @@ _DECLARED = (
         in_place=tuple((out, source) for out in ("dgate", "dup") for source in ("gate", "up", "dprod")),
     ),
     Kernel(
+        "gelu_forward",
+        "act = gelu(up) = up * (1 + tanh(sqrt(2 / pi) * (up + 0.044715 * up^3))) / 2: Hugging Face's `gelu_new`.",
+        "up:s[T,f] act:s[T,f]=",
+    ),
+    Kernel(
+        "gelu_backward",
+        "Gradient of `gelu_forward`.",
+        "up:s[T,f] dact:s[T,f] dup:s[T,f]=",
+        in_place=(("dup", "up"), ("dup", "dact")),
+    ),
+    Kernel(
         "embedding_forward",
         "y[t] = table[tokens[t]]. Raises IndexError where a token is outside the table.",
         "tokens:i32[T] table:s[V,h] y:s[T,h]=",
@@ -274,6 +310,21 @@ _DECLARED = (
         "added and rounded once. Raises IndexError where a token is outside the table.",
         "tokens:i32[T] dy:s[T,h] dtable:*[V,h]+",
         _ADDS,
+    ),
+    Kernel(
+        "position_forward",
+        "y[t] += positions[t % seq_len]: learned positions on embedded tokens.",
+        "positions:s[P,h] y:s[T,h]~",
+        {"seq_len": _COUNT},
+        rule=_position_rule,
+    ),
+    Kernel(
+        "position_backward",
+        "dpositions[p] = [dpositions[p] +] the sum of dy over the rows of position p, in float32 in ascending t, rounded once; zero, or "
+        "as it was, for a position that no row has.",
+        "dy:s[T,h] dpositions:*[P,h]+",
+        {"seq_len": _COUNT, **_ADDS},
+        rule=_position_gradient_rule,
     ),
     Kernel(
         "head_forward",

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.blocks import block, is_sharded, parameters_within, parse_block
+from ratrain.ratrain_ir.blocks import block, is_sharded, parameters_within, parse_block, tied_table_elements
 from ratrain.targets.program.program import Instruction
 from ratrain.targets.runtime.rank import Rank
-from ratrain.targets.runtime.weights import block_elements
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -69,7 +68,7 @@ def all_reduce_replicas(members: Sequence[Member], kernels: KernelSet, scratch: 
 def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
     """Tied embeddings: first + last, on both; a flag of either is a flag of both.
 
-    What follows the table in the head's tensor, its norm, has only padding beside it in that of `embed`, and is left alone.
+    What follows the table in either tensor, norm or positions, is of that end alone, and is left as it is.
     """
     views: Views = {}
     for rank, instruction in members:
@@ -91,7 +90,7 @@ def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scratch: Scra
 def tied_elements(rank: Rank, elements: int) -> int:
     """How many of a replica's elements belong to the tied table, which stands first in both tensors."""
     start = rank.program.topology.shard_range(block("embed"), rank.replica).start
-    return min(max(block_elements(rank.program.model, block("embed")) - start, 0), elements)
+    return min(max(tied_table_elements(rank.program.model) - start, 0), elements)
 
 
 def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:

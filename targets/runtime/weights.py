@@ -2,7 +2,8 @@
 
 A `WeightSource` gives one parameter at a time by its Hugging Face name, so that no more than one is in memory beside the
 flat tensors it goes to. Files hold some parameters in another form than blocks do: query, key and value of a Baichuan
-model are one matrix (`W_pack`), and a tied matrix stands there once. `stored_layout` is the only place that knows.
+model are one matrix (`W_pack`), and of a GPT-2 model too (`c_attn`), whose linear layers are stored as [inputs, outputs]; a tied
+matrix stands there once. `stored_layout` is the only place that knows.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.blocks import Block, Parameter, block_chain, flat_elements, parameters
 from ratrain.ratrain_ir.diagnostics import Diagnostic, Diagnostics, Severity, fail
 from ratrain.ratrain_ir.files import is_directory, is_there, read_text, replacing
-from ratrain.ratrain_ir.frontend.hf_keys import RENAMED
+from ratrain.ratrain_ir.frontend.hf_keys import keys_of
 from ratrain.ratrain_ir.frontend.model_config import load_model
 from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.targets.runtime.tensor_file import (
@@ -48,8 +50,10 @@ _METADATA = {"format": "pt", "written_by": "ratrain"}
 _WEIGHTS_KEY = 1  # keeps the random numbers of the weights apart from those of the data order
 _RESIDUAL = ("o_proj", "down_proj")  # the matrices that write to the residual stream, 2 in each layer
 _HEAD = "lm_head.weight"
-_EMBEDDING = "model.embed_tokens.weight"
-_IGNORED = "rotary_emb.inv_freq"  # a table that old files carry; it follows from rope_theta
+_IGNORED = {"gpt2": (".attn.bias", ".attn.masked_bias")}  # the causal mask, which files of that class carry
+_IGNORED_ELSEWHERE = ("rotary_emb.inv_freq",)  # a table that old files carry; it follows from rope_theta
+_GPT2_PREFIX = "transformer."
+_ROWS_AT_ONCE = 1024  # of a matrix that is turned round as it is read
 _MOST_SHOWN = 24  # problems named one by one: a wrong model has hundreds
 
 
@@ -63,20 +67,50 @@ def named_parameters(model: ModelConfig) -> dict[str, Parameter]:
     return by_name
 
 
+@frozen
+class Stored:
+    """How a tensor of a weight file holds parameters."""
+
+    parts: tuple[Parameter, ...]
+    """the parameters whose rows it stacks, in forward order"""
+    turned: bool
+    """whether it holds the transposed stack, [inputs, outputs], as the `Conv1D` of GPT-2 does"""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        stacked = (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
+        return stacked[::-1] if self.turned else stacked
+
+    def joined(self, arrays: list[Float32]) -> Float32:
+        """The tensor that holds these values of its parts."""
+        whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        return whole.T if self.turned else whole
+
+    def rows(self, tensor: StoredTensor, start: int, stop: int) -> Float32:
+        """Rows of the stack, out of the tensor."""
+        if not self.turned:
+            return tensor.rows(start, stop).to_float32()
+        inputs = tensor.shape[0]
+        values = np.empty((stop - start, inputs), np.float32)
+        for first in range(0, inputs, _ROWS_AT_ONCE):
+            last = min(first + _ROWS_AT_ONCE, inputs)
+            values[:, first:last] = tensor.rows(first, last).to_float32()[:, start:stop].T
+        return values
+
+
 @cache
-def stored_layout(model: ModelConfig) -> dict[str, tuple[Parameter, ...]]:
-    """The tensors of a weight file by name, each with the parameters whose rows it stacks, in forward order."""
-    layout: dict[str, tuple[Parameter, ...]] = {}
+def stored_layout(model: ModelConfig) -> dict[str, Stored]:
+    """The tensors of a weight file by name, in forward order."""
+    pack = "c_attn" if model.is_gpt2 else "W_pack"
+    parts: dict[str, tuple[Parameter, ...]] = {}
     for name, parameter in named_parameters(model).items():
-        stored = name
-        if model.packed_qkv and parameter.weight in {"q_proj", "k_proj", "v_proj"}:
-            stored = name.replace(parameter.weight, "W_pack")
-        layout[stored] = (*layout.get(stored, ()), parameter)
-    return layout
-
-
-def _stored_shape(parts: tuple[Parameter, ...]) -> tuple[int, ...]:
-    return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        of, _, _ = parameter.weight.partition("_")
+        stored = name.replace(f"{of}_proj", pack) if model.packed_qkv and of in {"q", "k", "v"} else name
+        parts[stored] = (*parts.get(stored, ()), parameter)
+    return {
+        name: Stored(those, turned=model.is_gpt2 and those[0].weight.endswith("_proj")) for name, those in parts.items()
+    }
 
 
 def random_weights(model: ModelConfig, seed: int) -> WeightSource:
@@ -110,18 +144,18 @@ def read_weights(path: str, model: ModelConfig) -> WeightSource:
     not sound safetensors files, tensors missing, unexpected, of another shape or type, tied matrices that differ, values
     that are not finite (by the source).
     """
-    stored = _open_weights(path)
+    stored = _named_as_exported(model, _open_weights(path))
     _check_stored(path, model, stored)
-    places: dict[str, tuple[StoredTensor, int, int]] = {}
-    for name, parts in stored_layout(model).items():
+    places: dict[str, tuple[Stored, StoredTensor, int, int]] = {}
+    for name, held in stored_layout(model).items():
         row = 0
-        for part in parts:
-            places[part.name] = (stored[name], row, row + part.shape[0])
+        for part in held.parts:
+            places[part.name] = (held, stored[name], row, row + part.shape[0])
             row += part.shape[0]
 
     def source(name: str) -> Float32:
-        tensor, start, stop = places[name]
-        values = tensor.rows(start, stop).to_float32()
+        held, tensor, start, stop = places[name]
+        values = held.rows(tensor, start, stop)
         if not np.isfinite(values).all():
             fail("RT091", f"'{path}': the tensor of {shown(name)} holds values that are not finite")
         return values
@@ -150,7 +184,7 @@ def check_config_beside(path: str, model: ModelConfig) -> tuple[Mapping[str, obj
     config = load_model(str(folder / _CONFIG))
     report = Diagnostics()
     for name, have, want in config.differences(model):
-        key = RENAMED.get(name, (name,))[0]
+        key = keys_of(model.family).renamed.get(name, (name,))[0]
         report.error(
             "RT091",
             f"'{folder / _CONFIG}': these weights are of a model with {key} = {shown(have)}, the program's has {shown(want)}",
@@ -169,11 +203,10 @@ def write_weights(path: str, model: ModelConfig, source: WeightSource) -> None:
     layout = stored_layout(model)
 
     def tensors() -> Iterator[NDArray[Any]]:
-        for parts in layout.values():
-            arrays = [source(part.name) for part in parts]
-            yield arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        for held in layout.values():
+            yield held.joined([source(part.name) for part in held.parts])
 
-    shapes = {name: _stored_shape(parts) for name, parts in layout.items()}
+    shapes = {name: held.shape for name, held in layout.items()}
     with replacing(path) as stream:
         write_tensors(stream, shapes, tensors(), _METADATA)
 
@@ -221,6 +254,13 @@ def _open_weights(path: str) -> dict[str, StoredTensor]:
     return _open_shards(folder)
 
 
+def _named_as_exported(model: ModelConfig, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors by the names of the whole model; published GPT-2 files name those of the model without its head."""
+    if not model.is_gpt2 or any(name.startswith(_GPT2_PREFIX) for name in stored):
+        return stored
+    return {name if name == _HEAD else f"{_GPT2_PREFIX}{name}": tensor for name, tensor in stored.items()}
+
+
 def _open_shards(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of all files that an index names; index and files agree on what is where."""
     weight_map = _read_index(str(folder / _INDEX))
@@ -259,12 +299,13 @@ def _check_stored(path: str, model: ModelConfig, stored: Mapping[str, StoredTens
     """Every tensor of the model is there, in its shape and in a type that can be read, and no other."""
     report = Diagnostics()
     layout = stored_layout(model)
-    for name, parts in layout.items():
-        shape = _stored_shape(parts)
+    ignored = _IGNORED.get(model.family, _IGNORED_ELSEWHERE)
+    embedding = next(iter(named_parameters(model)))  # first in forward order
+    for name, held in layout.items():
+        shape = held.shape
         if name not in stored:
-            report.error(
-                "RT091", f"'{path}' lacks {shown(name)}, shape {list(shape)}", help=_missing_help(name, stored)
-            )
+            help_text = _missing_help(name, embedding, stored)
+            report.error("RT091", f"'{path}' lacks {shown(name)}, shape {list(shape)}", help=help_text)
         elif stored[name].shape != shape:
             have = shown(list(stored[name].shape))
             report.error("RT091", f"'{path}': {shown(name)} has shape {have}, but the model's is {list(shape)}")
@@ -274,29 +315,29 @@ def _check_stored(path: str, model: ModelConfig, stored: Mapping[str, StoredTens
                 "RT091", f"'{path}': {shown(name)} is of type {stored[name].dtype}; weights are one of {types}"
             )
     for name, tensor in stored.items():
-        if name in layout or name.endswith(_IGNORED) or (name == _HEAD and model.tied_embeddings):
+        if name in layout or name.endswith(ignored) or (name == _HEAD and model.tied_embeddings):
             continue
         shape_text = shown(list(tensor.shape))
         report.error("RT091", f"'{path}' has {shown(name)}, shape {shape_text}, which is no parameter of {model.name}")
     _check_some(report)
     if model.tied_embeddings and _HEAD in stored:
-        _check_tied(path, stored[_EMBEDDING], stored[_HEAD])
+        _check_tied(path, embedding, stored[embedding], stored[_HEAD])
 
 
-def _missing_help(name: str, stored: Mapping[str, StoredTensor]) -> str | None:
+def _missing_help(name: str, embedding: str, stored: Mapping[str, StoredTensor]) -> str | None:
     """What else the file may be, judged by a name it lacks."""
-    if name == _HEAD and _EMBEDDING in stored:
+    if name == _HEAD and embedding in stored:
         return "if embedding and head share one matrix, the model's config.json says tie_word_embeddings = true"
     return None
 
 
-def _check_tied(path: str, embedding: StoredTensor, head: StoredTensor) -> None:
+def _check_tied(path: str, name: str, embedding: StoredTensor, head: StoredTensor) -> None:
     """A head that is stored although it is tied holds the embedding's values."""
     same = head.dtype in FLOAT_TYPES and head.shape == embedding.shape
     if not (same and np.array_equal(embedding.to_float32(), head.to_float32(), equal_nan=True)):
         fail(
             "RT091",
-            f"'{path}': {_HEAD} differs from {_EMBEDDING}, but the model has tied embeddings",
+            f"'{path}': {_HEAD} differs from {name}, but the model has tied embeddings",
             help="these weights are of a model whose config.json says tie_word_embeddings = false",
         )
 

@@ -24,6 +24,7 @@ from ratrain.targets.codegen.routines import routine_of
 from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, train
+from tests.end_to_end.toys import GPT2
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -55,13 +56,13 @@ def calls(routine: Routine) -> list[tuple[str, str, str]]:
     return [
         (step.kernel, str(sorted(step.operands.items())), str(sorted(step.options.items())))
         for step in routine.steps
-        if step.kernel not in ("rmsnorm_backward", "add", "cast")
+        if step.kernel not in ("rmsnorm_backward", "layernorm_backward", "add", "cast")
     ]
 
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("kind", SPLIT_KINDS)
-@pytest.mark.parametrize("model", [MODEL, BIASED, ALIBI], ids=["llama", "qwen2", "alibi"])
+@pytest.mark.parametrize("model", [MODEL, BIASED, ALIBI, GPT2], ids=["llama", "qwen2", "alibi", "gpt2"])
 def test_the_halves_are_the_steps_of_the_whole(model: ModelConfig, kind: str, first: bool) -> None:
     whole, made, weight = (
         routines(model, keyword, kind, first=first) for keyword in ("backward", "backward_input", "backward_weight")
@@ -70,12 +71,14 @@ def test_the_halves_are_the_steps_of_the_whole(model: ModelConfig, kind: str, fi
     for half in (made, weight):
         kept = [step for step in calls(whole) if step in calls(half)]
         assert kept == calls(half), "each half keeps the order of the whole"
-    norm = next(step for step in whole.steps if step.kernel == "rmsnorm_backward")
-    apart = next(step for step in made.steps if step.kernel == "rmsnorm_backward")
-    assert apart.operands == norm.operands | {"dgamma": "dgamma"}
+    sums = ("dgamma", "dbeta") if model.is_gpt2 else ("dgamma",)
+    norm, apart = (next(step for step in half.steps if "norm_backward" in step.kernel) for half in (whole, made))
+    assert apart.operands == norm.operands | {name: name for name in sums}
     assert (norm.options["accumulate"], apart.options["accumulate"]) == (not first, False)
-    assert [step.kernel for step in weight.steps if step.kernel in ("add", "cast")] == ["cast" if first else "add"]
-    assert made.operand("dgamma")[0] is Dtype.F32
+    assert [step.kernel for step in weight.steps if step.kernel in ("add", "cast")] == len(sums) * [
+        "cast" if first else "add"
+    ]
+    assert all(made.operand(name)[0] is Dtype.F32 for name in sums)
 
 
 @pytest.mark.parametrize("kind", SPLIT_KINDS)

@@ -14,7 +14,7 @@ import pytest
 
 from ratrain import api
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.hf_keys import HARMLESS, NEUTRAL, READ, RENAMED
+from ratrain.ratrain_ir.frontend.hf_keys import keys_of
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, parse_config
 from ratrain.ratrain_ir.frontend.plan import KEYS as KEYS_OF_PLANS
 from ratrain.ratrain_ir.frontend.plan import Plan
@@ -35,7 +35,7 @@ from tests.end_to_end.tiny_runs import losses, state, train
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 KEYS = runpy.run_path(str(DOCS / "keys.py"))
-PLAN, MODEL, MACHINE, TRIALS = (KEYS[name] for name in ("PLAN", "MODEL", "MACHINE", "PLAN_TRIALS"))
+PLAN, MODEL, GPT2, MACHINE, TRIALS = (KEYS[name] for name in ("PLAN", "MODEL", "GPT2", "MACHINE", "PLAN_TRIALS"))
 SCHEDULE, TIMES, NUMBERS, REFUSED = (KEYS[name] for name in ("SCHEDULE", "TIMES", "NUMBERS", "REFUSED"))
 
 Values = Mapping[str, Any]
@@ -59,6 +59,15 @@ A_CONFIG: Values = {
     "intermediate_size": 8,
     "rms_norm_eps": 1e-5,
 }
+A_GPT2: Values = {
+    "model_type": "gpt2",
+    "vocab_size": 64,
+    "n_embd": 8,
+    "n_layer": 3,
+    "n_head": 2,
+    "n_positions": 9,
+}
+BASES = {"llama": A_CONFIG, "gpt2": A_GPT2}
 
 
 def toml(values: Values) -> str:
@@ -71,8 +80,8 @@ def toml(values: Values) -> str:
     return "".join(f"[{section}]\n" + "\n".join(lines) + "\n" for section, lines in sections.items())
 
 
-def config(changes: Values) -> ModelConfig:
-    data = {key: value for key, value in {**A_CONFIG, **changes}.items() if value is not None}
+def config(changes: Values, family: str = "llama") -> ModelConfig:
+    data = {key: value for key, value in {**BASES[family], **changes}.items() if value is not None}
     return parse_config(data, name="m", file="config.json")
 
 
@@ -181,15 +190,15 @@ def test_a_mapping_needs_a_machine_of_its_groups() -> None:
         shown(TIMES, model, mapped, machine_text({"clusters_per_chip": 1}))
 
 
-@pytest.mark.parametrize("name", MODEL)
-def test_a_key_of_a_model_changes_what_it_says(name: str) -> None:
-    key = MODEL[name]
-    before = config(key.given)
+@pytest.mark.parametrize(("family", "name"), [*(("llama", name) for name in MODEL), *(("gpt2", name) for name in GPT2)])
+def test_a_key_of_a_model_changes_what_it_says(family: str, name: str) -> None:
+    key = {"llama": MODEL, "gpt2": GPT2}[family][name]
+    before = config(key.given, family)
     if key.seen == REFUSED:
         with pytest.raises(DiagnosticError, match=name.removesuffix("s")):
-            config({**key.given, name: key.value})
+            config({**key.given, name: key.value}, family)
         return
-    after = config({**key.given, name: key.value})
+    after = config({**key.given, name: key.value}, family)
     of = {"parallel.pp": 1, "parallel.cuts": "auto", "parallel.dp": 1, "optimizer.lr": 0.0}
     if key.seen == NUMBERS:
         of["batch.micro_batches"] = 1
@@ -198,7 +207,8 @@ def test_a_key_of_a_model_changes_what_it_says(name: str) -> None:
 
 
 def test_every_key_of_a_model_has_its_entry() -> None:
-    assert set(MODEL) == READ
+    assert set(MODEL) == keys_of("llama").read
+    assert set(GPT2) == keys_of("gpt2").read - keys_of("llama").read
     by_rule = {
         "name",
         "family",
@@ -210,22 +220,22 @@ def test_every_key_of_a_model_has_its_entry() -> None:
         "packed_qkv",
         "inert",
     }
-    assert {item.name for item in attrs.fields(ModelConfig)} == set(RENAMED) | by_rule
+    by_key = {name for family in BASES for name in keys_of(family).renamed}
+    assert {item.name for item in attrs.fields(ModelConfig)} == by_key | by_rule
 
 
-def test_keys_that_are_not_read_change_nothing() -> None:
-    assert config(dict.fromkeys(HARMLESS, 3)) == config({})
-    assert not READ & HARMLESS
-    assert not set(NEUTRAL) & (READ | HARMLESS)
+@pytest.mark.parametrize("family", BASES)
+def test_keys_that_are_not_read_change_nothing(family: str) -> None:
+    assert config(dict.fromkeys(keys_of(family).harmless, 3), family) == config({}, family)
 
 
-@pytest.mark.parametrize("name", NEUTRAL)
-def test_a_key_that_must_be_switched_off_is_refused_otherwise(name: str) -> None:
-    allowed, _ = NEUTRAL[name]
-    data = {**A_CONFIG, name: allowed[-1]}
-    assert parse_config(data, name="m", file="config.json") == config({})
+@pytest.mark.parametrize(("family", "name"), [(family, name) for family in BASES for name in keys_of(family).neutral])
+def test_a_key_that_must_be_switched_off_is_refused_otherwise(family: str, name: str) -> None:
+    allowed, _ = keys_of(family).neutral[name]
+    data = {**BASES[family], name: allowed[-1]}
+    assert parse_config(data, name="m", file="config.json") == config({}, family)
     with pytest.raises(DiagnosticError, match=name):
-        config({name: 17})
+        config({name: 17}, family)
 
 
 @pytest.mark.parametrize("name", [name for name in MACHINE if name not in ("op", "link_group")])

@@ -29,6 +29,7 @@ from ratrain.targets.runtime.optimizer import INITIAL_SCALE
 from ratrain.targets.runtime.preparation import prepare
 from ratrain.targets.runtime.settings import Evaluation, Start
 from tests.end_to_end.tiny_runs import MODEL, make_program, run_settings, start, train
+from tests.end_to_end.toys import GPT2
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.training import TrainingRun
@@ -52,6 +53,7 @@ OTHERS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "qkv_bias": (MODEL, {"qkv_bias": True, "family": "qwen2"}),
     "tied_embeddings": (MODEL, {"tied_embeddings": True}),
     "normalised_head": (BAICHUAN, {"normalised_head": True}),
+    "learned_positions": (GPT2, {"learned_positions": 20}),
 }
 SAME = {
     "name": (MODEL, {"name": "another"}),
@@ -105,7 +107,7 @@ def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
     (warning,) = start(make_program(), 1, init=str(weights)).warnings
     assert (warning.code, warning.severity) == ("RT091", Severity.WARNING)
     assert "config.json" in warning.message
-    (weights / "config.json").write_text('{"model_type": "gpt2"}')
+    (weights / "config.json").write_text('{"model_type": "gpt_neox"}')
     with pytest.raises(DiagnosticError, match="RT061"):
         start(make_program(), 1, init=str(weights))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from ratrain import api
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
-from ratrain.ratrain_ir.frontend.hf_keys import INERT, NEUTRAL, READ_BY_RULE, RENAMED
+from ratrain.ratrain_ir.frontend.hf_keys import keys_of
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, load_model, parse_config, preset_names
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
@@ -23,6 +24,7 @@ from ratrain.ratrainc.weight_export import export_weights
 from ratrain.targets.program.rtx import read_program, write_program
 from ratrain.targets.runtime.weights import read_weights
 from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program, train
+from tests.end_to_end.toys import GPT2
 
 BAICHUAN = evolve(
     MODEL, family="baichuan", kv_heads=4, packed_qkv=True, position="alibi", rope_theta=0.0, normalised_head=True
@@ -32,6 +34,8 @@ MODELS = {
     "mistral": evolve(MODEL, family="mistral", sliding_window=4, head_dim=10),
     "qwen2": evolve(MODEL, family="qwen2", qkv_bias=True, tied_embeddings=True, sliding_window=4),
     "baichuan-alibi": BAICHUAN,
+    "gpt2": GPT2,
+    "gpt2-untied": evolve(GPT2, tied_embeddings=False),
     "baichuan-rope": evolve(BAICHUAN, position="rope", rope_theta=10000.0, normalised_head=False),
 }
 
@@ -55,7 +59,14 @@ def test_every_family_travels(tmp_path: Path, name: str):
     assert len(masters) > 10
     for key in masters:
         assert source(key.removeprefix("p/")).tobytes() == saved[key].tobytes(), key
-    if model.packed_qkv:
+    if model.is_gpt2:
+        stored = load_file(folder / "model.safetensors")
+        for end in ("weight", "bias"):
+            parts = [saved[f"p/transformer.h.1.attn.{part}_proj.{end}"] for part in "qkv"]
+            assert np.array_equal(stored[f"transformer.h.1.attn.c_attn.{end}"].T, np.concatenate(parts))
+        assert stored["transformer.h.1.mlp.c_fc.weight"].shape == (model.hidden_size, model.ffn_size)
+        assert ("lm_head.weight" in stored) is not model.tied_embeddings
+    elif model.packed_qkv:
         stored = load_file(folder / "model.safetensors")["model.layers.1.self_attn.W_pack.weight"]
         parts = [saved[f"p/model.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"]
         assert np.array_equal(stored, np.concatenate(parts))
@@ -77,21 +88,27 @@ AWKWARD = (
     1 << 70,
     [[1], "2"],
 )
-INERT_KEYS = {
-    **{key: NEUTRAL[key][0][-1] for key in sorted(INERT & NEUTRAL.keys())},
-    **{key: AWKWARD[number % len(AWKWARD)] for number, key in enumerate(sorted(INERT - NEUTRAL.keys()))},
-}
 
 
-@pytest.mark.parametrize("series", [False, True])
-def test_every_key_of_a_config_comes_out_as_it_went_in(tmp_path: Path, *, series: bool) -> None:
+def inert_values(family: str) -> dict[str, Any]:
+    """Every key that changes nothing in a family, with a value it may have."""
+    neutral, inert = keys_of(family).neutral, keys_of(family).inert
+    return {
+        **{key: neutral[key][0][-1] for key in sorted(inert & neutral.keys())},
+        **{key: AWKWARD[number % len(AWKWARD)] for number, key in enumerate(sorted(inert - neutral.keys()))},
+    }
+
+
+@pytest.mark.parametrize(("model", "series"), [(MODEL, False), (MODEL, True), (GPT2, False)], ids=str)
+def test_every_key_of_a_config_comes_out_as_it_went_in(tmp_path: Path, model: ModelConfig, *, series: bool) -> None:
     """From config.json through schedule, program and checkpoint to the exported config.json."""
-    given = {**hugging_face_config(MODEL), **INERT_KEYS}
+    inert = inert_values(model.family)
+    given = {**hugging_face_config(model), **inert}
     (tmp_path / "config.json").write_text(json.dumps(given))
     model = load_model(str(tmp_path))
     module = api.compile(model, make_plan(model))
     again = parse_module(print_module(module))
-    assert again.model.inert == INERT_KEYS
+    assert again.model.inert == inert
     write_program(api.emit(again), str(tmp_path / "a.rtx"))
     program = read_program(str(tmp_path / "a.rtx"))
     train(program, 1, save=str(tmp_path / "checkpoint"), save_every=1 if series else None)
@@ -109,8 +126,9 @@ def test_nothing_is_made_up(name: str) -> None:
         model = load_model(name)
         given = json.loads((resources.files("ratrain.ratrain_ir.frontend") / "presets" / f"{name}.json").read_text())
     written = hugging_face_config(model)
-    computed = {key for keys in RENAMED.values() for key in keys} | {*READ_BY_RULE, "hidden_act", "torch_dtype"}
-    assert written.keys() - computed == {key for key in given if key in INERT}
+    known = keys_of(model.family)
+    computed = {*known.read, "hidden_act", "activation_function", "torch_dtype"}
+    assert written.keys() - computed == {key for key in given if key in known.inert}
     for key, value in given.items():
         if key in written:
             assert written[key] == value, key

@@ -7,7 +7,7 @@ GIL; the threads of the set's team share them out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +16,10 @@ from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.runtime.kernels import fast_flat, fast_rows
 from ratrain.targets.runtime.kernels.blas import share_product
 from ratrain.targets.runtime.kernels.fast_attention import FastAttention, backward_plan, forward_plan
+from ratrain.targets.runtime.kernels.fast_gpt import FastGpt, layernorm_backward_plan, position_backward_plan
 from ratrain.targets.runtime.kernels.fast_head import FastHead, head_backward_plan, head_forward_plan
 from ratrain.targets.runtime.kernels.fast_numba import bits, flat
+from ratrain.targets.runtime.kernels.row_sums import row_groups, store_sums, sum_groups
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
 from ratrain.targets.runtime.kernels.shared import KernelSetBase, check_indices, decay_segments, token_keys
 
@@ -26,9 +28,6 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 15
 """Elements that pass through several loops while they stay in the second-level cache."""
-
-GROUP_ROWS = 256
-"""Rows that are summed up together, whichever thread does it: sums over columns do not depend on the threads."""
 
 
 def _gemm_plan(
@@ -47,18 +46,14 @@ def _gemm_plan(
     return operands if direct else [*operands, Buffer(out.shape)]
 
 
-def _row_groups(rows: int) -> int:
-    return -(-rows // GROUP_ROWS)
-
-
 def _column_sum_plan(a: Array, out: Array, **_: object) -> Plan:
     """One sum for each group of rows, then theirs."""
-    return [Buffer((_row_groups(len(a)), out.size)), Buffer(out.shape)]
+    return [Buffer((row_groups(len(a)), out.size)), Buffer(out.shape)]
 
 
 def _rmsnorm_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
     """For each group of rows its part of dgamma, and a line; then the whole dgamma."""
-    groups = Buffer((_row_groups(len(x)), gamma.size))
+    groups = Buffer((row_groups(len(x)), gamma.size))
     return [groups, groups, Buffer(gamma.shape)]
 
 
@@ -75,7 +70,7 @@ def _mean_plan(out: Array, *, threads: int, **_: object) -> Plan:
     return [Buffer((threads, min(out.size, BLOCK)))]
 
 
-class Fast(FastAttention, FastHead, KernelSetBase):
+class Fast(FastAttention, FastHead, FastGpt, KernelSetBase):
     """`KernelSet` on BLAS and numba."""
 
     name = "fast"
@@ -86,16 +81,19 @@ class Fast(FastAttention, FastHead, KernelSetBase):
             "gemm": _gemm_plan,
             "column_sum": _column_sum_plan,
             "rmsnorm_backward": _rmsnorm_backward_plan,
+            "layernorm_backward": layernorm_backward_plan,
             "attention_forward": forward_plan,
             "attention_backward": backward_plan,
             "swiglu_backward": _swiglu_backward_plan,
             "embedding_backward": _embedding_backward_plan,
+            "position_backward": position_backward_plan,
             "head_forward": head_forward_plan,
             "head_backward": head_backward_plan,
             "mean_of_replicas": _mean_plan,
         },
         never=(
-            *("rmsnorm_forward", "rope", "swiglu_forward", "embedding_forward"),
+            *("rmsnorm_forward", "layernorm_forward", "rope", "swiglu_forward", "gelu_forward", "gelu_backward"),
+            *("embedding_forward", "position_forward"),
             *("zero", "cast", "add", "adamw", "all_finite"),
         ),
     )
@@ -141,30 +139,13 @@ class Fast(FastAttention, FastHead, KernelSetBase):
         source, stored = flat(src), flat(dst)
         self.team.run(lambda part: fast_flat.cast(source[part], stored[part]), self.team.rows(stored.shape))
 
-    def _row_sums(self, work: Callable[[int, slice], None], rows: int) -> None:
-        """Do `work(group, its rows)` for all groups of rows."""
-        groups = [(n, slice(n * GROUP_ROWS, min((n + 1) * GROUP_ROWS, rows))) for n in range(_row_groups(rows))]
-
-        def part(mine: slice) -> None:
-            for group in groups[mine]:
-                work(*group)
-
-        self.team.run(part, self.team.ranges(len(groups)))
-
     def column_sum(self, a: Array, out: Array, *, scratch: Scratch, accumulate: bool) -> None:
         """See `KERNELS["column_sum"]`."""
         sums, total = scratch.take_all(_column_sum_plan(a, out))
         stored = bits(a)
         sums.fill(0)
-        self._row_sums(lambda group, rows: fast_rows.column_sum(stored[rows], sums[group]), len(a))
-        self._store_sums(sums, total, out, accumulate)
-
-    @staticmethod
-    def _store_sums(sums: F32, total: F32, out: Array, accumulate: bool) -> None:
-        """Set out = [out +] the sum over groups of rows."""
-        total.fill(0)
-        fast_rows.column_sum(sums, total)
-        fast_flat.store_scaled(total, bits(out), np.float32(1), accumulate)
+        sum_groups(self.team, lambda group, rows: fast_rows.column_sum(stored[rows], sums[group]), len(a))
+        store_sums(sums, total, out, accumulate)
 
     def rmsnorm_forward(
         self,
@@ -215,8 +196,8 @@ class Fast(FastAttention, FastHead, KernelSetBase):
             )
 
         sums.fill(0)
-        self._row_sums(group_of_rows, len(x))
-        self._store_sums(sums, total, dgamma, accumulate)
+        sum_groups(self.team, group_of_rows, len(x))
+        store_sums(sums, total, dgamma, accumulate)
 
     def rope(
         self,

@@ -13,7 +13,8 @@ import numpy as np
 
 from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.runtime.kernels.reference_attention import ReferenceAttention
-from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks
+from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks, sigmoid
+from ratrain.targets.runtime.kernels.reference_gpt import ReferenceGpt, layernorm_backward_plan
 from ratrain.targets.runtime.kernels.reference_head import ReferenceHead, head_backward_plan, head_forward_plan
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
 from ratrain.targets.runtime.kernels.shared import KernelSetBase, check_indices, decay_segments, token_keys
@@ -39,12 +40,7 @@ def _embedding_backward_plan(tokens: I32, **_: object) -> Plan:
     return [Buffer(tokens.shape, np.int64)]
 
 
-def _sigmoid(x: F32) -> F32:
-    result: F32 = np.float32(1) / (np.float32(1) + np.exp(-x))
-    return result
-
-
-class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
+class Reference(ReferenceAttention, ReferenceHead, ReferenceGpt, KernelSetBase):
     """`KernelSet` in plain numpy."""
 
     name = "reference"
@@ -54,6 +50,7 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
             "gemm": _gemm_plan,
             "column_sum": _column_sum_plan,
             "rmsnorm_backward": _rmsnorm_backward_plan,
+            "layernorm_backward": layernorm_backward_plan,
             "embedding_backward": _embedding_backward_plan,
             "head_forward": head_forward_plan,
             "head_backward": head_backward_plan,
@@ -67,6 +64,7 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
                 "swiglu_forward",
                 "swiglu_backward",
             ),
+            *("layernorm_forward", "gelu_forward", "gelu_backward", "position_forward", "position_backward"),
             *("embedding_forward", "zero", "cast", "add", "adamw", "mean_of_replicas", "all_finite"),
         ),
     )
@@ -186,7 +184,7 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
         """See `KERNELS["swiglu_forward"]`."""
         for rows in row_blocks(*gate.shape):
             g = f32(gate[rows])
-            put(prod[rows], g * _sigmoid(g) * f32(up[rows]))
+            put(prod[rows], g * sigmoid(g) * f32(up[rows]))
 
     @quiet
     def swiglu_backward(
@@ -202,9 +200,9 @@ class Reference(ReferenceAttention, ReferenceHead, KernelSetBase):
         """See `KERNELS["swiglu_backward"]`."""
         for rows in row_blocks(*gate.shape):
             g, u, d = f32(gate[rows]), f32(up[rows]), f32(dprod[rows])
-            sigmoid = _sigmoid(g)
-            gate_gradient = d * u * sigmoid * (1 + g * (1 - sigmoid))
-            up_gradient = d * g * sigmoid
+            s = sigmoid(g)
+            gate_gradient = d * u * s * (1 + g * (1 - s))
+            up_gradient = d * g * s
             put(dgate[rows], gate_gradient)
             put(dup[rows], up_gradient)
 

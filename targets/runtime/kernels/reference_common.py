@@ -32,3 +32,9 @@ def f32(x: Array) -> F32:
 def put(out: Array, value: F32) -> None:
     """Set out = value, rounded to out's dtype; overflow gives infinity."""
     np.copyto(out, value, casting="same_kind")
+
+
+def sigmoid(x: F32) -> F32:
+    """1 / (1 + e^-x)."""
+    result: F32 = np.float32(1) / (np.float32(1) + np.exp(-x))
+    return result

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratrain.ratrain_ir.blocks import block_chain, parameters
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.hf_keys import HARMLESS, NEUTRAL, READ
+from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
+from ratrain.ratrain_ir.frontend.hf_keys import FAMILIES, GPT2_DROPOUT, keys_of
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model, parse_config, preset_names
 
 FACTS = Path(__file__).parents[2] / "data" / "models"
-MODELS = sorted(path.stem for path in FACTS.glob("*.json") if path.stem != "gpt2")
+MODELS = sorted(path.stem for path in FACTS.glob("*.json"))
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -63,6 +65,31 @@ BAICHUAN = {
     "rms_norm_eps": 1e-6,
     "z_loss_weight": 0,
 }
+# As it is published, but for the number of layers.
+GPT2 = {
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+    "attn_pdrop": 0.1,
+    "bos_token_id": 50256,
+    "embd_pdrop": 0.1,
+    "eos_token_id": 50256,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "gpt2",
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 3,
+    "n_positions": 1024,
+    "resid_pdrop": 0.1,
+    "summary_activation": None,
+    "summary_first_dropout": 0.1,
+    "summary_proj_to_labels": True,
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    "vocab_size": 50257,
+}
 
 
 def parse(data: object) -> ModelConfig:
@@ -85,7 +112,7 @@ def refusal(action, *arguments, **options) -> list:
 
 def test_presets_are_the_facts():
     assert preset_names() == MODELS
-    assert len(MODELS) == 10
+    assert len(MODELS) == 12
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -96,7 +123,7 @@ def test_parameter_count(name):
     parts = facts["parameters_breakdown"]
     assert preset.parameters_per_layer == parts["per_layer"]
     assert preset.attention_parameters + preset.mlp_parameters == parts["per_layer"]
-    assert preset.embedding_parameters == parts["embedding"]
+    assert preset.embedding_parameters == parts["embedding"] + parts["position_embedding"]
     assert preset.head_parameters == parts["final_norm"] + preset.vocab_size * preset.hidden_size
     assert load_model(str(FACTS / f"{name}.json")) == preset
     check_model(preset)
@@ -114,11 +141,37 @@ def test_family_traps():
     assert not parse({**BAICHUAN, "vocab_size": 64000}).normalised_head
 
 
-def test_gpt2_is_refused_with_the_families():
-    (error,) = refusal(load_model, str(FACTS / "gpt2.json"))
-    assert (error.code, error.location.line) == ("RT061", 3)
-    assert error.source.strip() == '"model_type": "gpt2",'
-    assert "qwen2" in error.help
+def test_another_family_is_refused_with_the_families():
+    (error,) = refusal(parse, {"model_type": "gpt_neox"})
+    assert error.code == "RT061"
+    assert all(family in error.help for family in FAMILIES)
+
+
+def test_the_published_gpt2_reads():
+    model = parse(GPT2)
+    assert model == ModelConfig(
+        name="test",
+        family="gpt2",
+        vocab_size=50257,
+        hidden_size=768,
+        layers=3,
+        heads=12,
+        kv_heads=12,
+        head_dim=64,
+        ffn_size=3072,
+        norm_eps=1e-5,
+        position="learned",
+        rope_theta=0.0,
+        qkv_bias=True,
+        packed_qkv=True,
+        tied_embeddings=True,
+        learned_positions=1024,
+    )
+    assert parse({**GPT2, "n_layer": 12}).parameters == 124_439_808
+    assert {key: model.inert[key] for key in GPT2_DROPOUT} == dict.fromkeys(GPT2_DROPOUT, 0.1)
+    written = hugging_face_config(model)
+    assert parse(written) == model
+    assert {key: written[key] for key in GPT2 if key != "n_ctx"} == without(GPT2, "n_ctx")
 
 
 def test_a_real_file_reads():
@@ -158,6 +211,13 @@ def test_a_real_file_reads():
         ({**BAICHUAN, "vocab_size": 300, "normalised_head": False}, "normalised_head", False),
         ({**BAICHUAN, "position_embedding": "alibi"}, "position", "alibi"),
         ({**BAICHUAN, "position_embedding": "alibi"}, "rope_theta", 0.0),
+        ({**GPT2, "n_inner": None}, "ffn_size", 3072),
+        ({**GPT2, "n_inner": 1000}, "ffn_size", 1000),
+        ({**GPT2, "tie_word_embeddings": False}, "tied_embeddings", False),
+        (without(GPT2, "layer_norm_epsilon"), "norm_eps", 1e-5),
+        ({**GPT2, "activation_function": "gelu_pytorch_tanh"}, "family", "gpt2"),
+        (without(GPT2, "activation_function", "model_type", "n_ctx"), "learned_positions", 1024),
+        ({**without(GPT2, "n_embd", "n_head"), "hidden_size": 64, "num_attention_heads": 2}, "head_dim", 32),
     ],
 )
 def test_meaning_of_a_key(data, field, value):
@@ -246,7 +306,30 @@ REFUSED = [
     ({**LLAMA, "layer_types": ["linear_attention"] * 3}, "RT061", '"linear_attention"'),
     ({**LLAMA, "residual_scale": 0.5}, "RT061", '"residual_scale" is not known'),
     ({**LLAMA, "\ud800": 1}, "RT061", '"\\ud800" is not known'),
+    ({**GPT2, "activation_function": "gelu"}, "RT061", "'activation_function' is \"gelu\""),
+    ({**GPT2, "activation_function": "relu"}, "RT061", "'activation_function' is \"relu\""),
+    ({**GPT2, "scale_attn_weights": False}, "RT061", "scores are not scaled"),
+    ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "RT061", "the number of their layer"),
+    ({**GPT2, "add_cross_attention": True}, "RT061", "cross attention"),
+    ({**GPT2, "attention_bias": False}, "RT061", "biases in all of attention"),
+    ({**GPT2, "attention_bias_qkv": False}, "RT061", "'attention_bias_qkv' is false"),
+    ({**GPT2, "attention_bias_out": False}, "RT061", "an output projection without a bias"),
+    ({**GPT2, "mlp_bias": False}, "RT061", "an MLP without biases"),
+    ({**GPT2, "mlp_type": "swiglu"}, "RT061", "the kind of MLP"),
+    ({**GPT2, "norm_type": "rmsnorm"}, "RT061", "the kind of norm"),
+    ({**GPT2, "position_embedding": "rope"}, "RT061", '"rope"'),
+    ({**GPT2, "sliding_window": 8}, "RT061", "'sliding_window' 8"),
+    ({**GPT2, "rms_norm_eps": 1e-5}, "RT061", '"rms_norm_eps" is not known'),
+    ({**GPT2, "architectures": ["GPT2Model"]}, "RT061", "GPT2Model"),
+    ({**LLAMA, "n_positions": 64}, "RT061", '"n_positions" is not known'),
+    (without(GPT2, "n_embd"), "RT060", "'n_embd' is missing"),
+    (without(GPT2, "n_positions", "n_ctx"), "RT060", "'n_positions' is missing"),
     # RT062: contradictions
+    ({**GPT2, "n_ctx": 512}, "RT062", "'n_positions' is 1024 and 'n_ctx' is 512"),
+    ({**GPT2, "hidden_size": 64}, "RT062", "'n_embd' is 768 and 'hidden_size' is 64"),
+    ({**GPT2, "rope_theta": 1e4}, "RT062", "uses learned positions"),
+    ({**GPT2, "num_key_value_heads": 4}, "RT062", "packed QKV"),
+    ({**GPT2, "head_dim": 32}, "RT062", "packed QKV"),
     ({**LLAMA, "bos_token_id": float("inf")}, "RT062", "'bos_token_id' has a number that cannot be held"),
     ({**LLAMA, "pad_token_id": [{"a": -float("inf")}]}, "RT062", "'pad_token_id' has a number that cannot be held"),
     ({**LLAMA, "num_attention_heads": 12}, "RT062", "'hidden_size' 64 is not a multiple of 'num_attention_heads' 12"),
@@ -290,9 +373,11 @@ def test_all_errors_at_once():
 
 
 def test_key_tables_do_not_overlap():
-    assert not READ & HARMLESS
-    assert not READ & NEUTRAL.keys()
-    assert not HARMLESS & NEUTRAL.keys()
+    for family in FAMILIES:
+        known = keys_of(family)
+        assert not known.read & known.harmless
+        assert not known.read & known.neutral.keys()
+        assert not known.harmless & known.neutral.keys()
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -382,17 +467,18 @@ def test_strange_name(name):
 
 @st.composite
 def configs(draw) -> ModelConfig:
-    family = draw(st.sampled_from(["llama", "mistral", "qwen2", "baichuan"]))
+    family = draw(st.sampled_from(FAMILIES))
+    packed = family in {"baichuan", "gpt2"}
     kv_heads = draw(st.integers(1, 8))
-    heads = kv_heads * draw(st.integers(1, 8)) if family != "baichuan" else kv_heads
+    heads = kv_heads if packed else kv_heads * draw(st.integers(1, 8))
     head_dim = 2 * draw(st.integers(1, 64))
-    position = draw(st.sampled_from(["rope", "alibi"])) if family == "baichuan" else "rope"
+    position = draw(st.sampled_from({"baichuan": ["rope", "alibi"], "gpt2": ["learned"]}.get(family, ["rope"])))
     normalised = family == "baichuan" and draw(st.booleans())
     return ModelConfig(
         name=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)),
         family=family,
         vocab_size=draw(st.integers(2, 200_000)),
-        hidden_size=heads * head_dim if family == "baichuan" else draw(st.integers(1, 9000)),
+        hidden_size=heads * head_dim if packed else draw(st.integers(1, 9000)),
         layers=draw(st.integers(1, 100)),
         heads=heads,
         kv_heads=kv_heads,
@@ -400,12 +486,13 @@ def configs(draw) -> ModelConfig:
         ffn_size=draw(st.integers(1, 30_000)),
         norm_eps=draw(st.floats(1e-12, 0.5)),
         position=position,
-        rope_theta=0.0 if position == "alibi" else draw(st.floats(2, 1e9)),
+        rope_theta=0.0 if position != "rope" else draw(st.floats(2, 1e9)),
         sliding_window=draw(st.none() | st.integers(1, 9999)) if family in {"mistral", "qwen2"} else None,
-        qkv_bias=family == "qwen2",
+        qkv_bias=family in {"qwen2", "gpt2"},
         tied_embeddings=not normalised and draw(st.booleans()),
         normalised_head=normalised,
-        packed_qkv=family == "baichuan",
+        packed_qkv=packed,
+        learned_positions=draw(st.integers(1, 9999)) if family == "gpt2" else None,
     )
 
 
@@ -413,9 +500,8 @@ def configs(draw) -> ModelConfig:
 @given(configs())
 def test_fields_round_trip(config):
     assert ModelConfig.from_fields(config.to_fields()) == config
-    matrices = config.layers * (config.parameters_per_layer - 2 * config.hidden_size)
-    embeddings = config.vocab_size * config.hidden_size * (1 if config.tied_embeddings else 2)
-    assert config.parameters == matrices + embeddings + (2 * config.layers + 1) * config.hidden_size
+    named = {each.name: each.elements for unit in block_chain(config) for each in parameters(config, unit)}
+    assert config.parameters == sum(named.values())
 
 
 @pytest.mark.parametrize(
@@ -434,7 +520,10 @@ def test_fields_round_trip(config):
         ({"normalised_head": True}, "only in baichuan"),
         ({"position": "alibi", "rope_theta": 0.0}, "only in baichuan"),
         ({"position": "alibi"}, "ALiBi rotates nothing"),
-        ({"position": "learned"}, "'position' is \"learned\""),
+        ({"position": "learned", "rope_theta": 0.0, "learned_positions": 8}, "always in gpt2, else never"),
+        ({"position": "sinusoidal"}, "'position' is \"sinusoidal\""),
+        ({"learned_positions": 8}, "a table of learned positions"),
+        ({"position": "learned"}, "'learned_positions' is missing"),
         ({"rope_theta": 0.0}, "'rope_theta' is 0.0"),
         ({"layer": 3}, '"layer" is not a known field'),
     ],
@@ -462,9 +551,13 @@ JSON_VALUES = st.recursive(
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
-    st.sampled_from([LLAMA, MISTRAL, QWEN2, BAICHUAN]),
+    st.sampled_from([LLAMA, MISTRAL, QWEN2, BAICHUAN, GPT2]),
     st.dictionaries(
-        st.sampled_from(sorted({*READ, *NEUTRAL})) | st.text(max_size=8), JSON_VALUES, min_size=1, max_size=4
+        st.sampled_from(sorted({key for of in ("llama", "gpt2") for key in (*keys_of(of).read, *keys_of(of).neutral)}))
+        | st.text(max_size=8),
+        JSON_VALUES,
+        min_size=1,
+        max_size=4,
     ),
 )
 def test_any_value_reads_or_is_diagnosed(base, change):

@@ -18,6 +18,7 @@ from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from tests.end_to_end.tiny_runs import MODEL, make_program
+from tests.end_to_end.toys import GPT2
 
 if TYPE_CHECKING:
     from ratrain.targets.codegen.routines import RoutineForm
@@ -30,6 +31,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "rotary, biases, window, all kept": {"model": GROUPED, "name": "full-save"},
     "rotary, recovered": {"model": evolve(MODEL, layers=2), "name": "baseline-1f1b"},
     "alibi, chunks of rows": {"model": ALIBI, "name": "ratrain", "mlp_chunk": 7},
+    "gpt2, chunks of rows": {"model": evolve(GPT2, layers=2), "name": "ratrain", "mlp_chunk": 7},
+    "gpt2, split backward": {"model": evolve(GPT2, layers=2), "name": "zb-h1"},
     "split backward": {"model": evolve(MODEL, layers=2), "name": "zb-h1"},
 }
 
@@ -133,6 +136,7 @@ MODEL_CHANGES: dict[str, Any] = {
     "qkv_bias": True,
     "tied_embeddings": True,
     "normalised_head": True,
+    "learned_positions": 30,
 }
 PLAN_CHANGES: dict[str, Any] = {
     "pp": 1,

@@ -39,7 +39,8 @@ from ratrain.targets.runtime.weights import block_elements, named_parameters_of
 LLAMA = ModelConfig("tiny", "llama", 96, 32, 2, 4, 2, 8, 40, 1e-5)
 QWEN2 = evolve(LLAMA, family="qwen2", qkv_bias=True, tied_embeddings=True)
 BAICHUAN = evolve(LLAMA, family="baichuan", kv_heads=4, packed_qkv=True, position="alibi", rope_theta=0.0)
-MODELS = {model.family: model for model in (LLAMA, QWEN2, BAICHUAN)}
+GPT2 = evolve(BAICHUAN, family="gpt2", position="learned", learned_positions=20, qkv_bias=True, tied_embeddings=True)
+MODELS = {model.family: model for model in (LLAMA, QWEN2, BAICHUAN, GPT2)}
 RUN = {"seed": 7, "plan": "abc", "versions": {"numpy": "2.0"}, "threads": 1, "blas": "Haswell"}
 
 

@@ -16,6 +16,7 @@ from ratrain.ratrain_ir.blocks import block, block_chain, flat_elements, paramet
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
 from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.targets.runtime import weights
 from ratrain.targets.runtime.tensor_file import open_tensors
 from ratrain.targets.runtime.weights import (
     block_elements,
@@ -32,7 +33,8 @@ LLAMA = ModelConfig("tiny", "llama", 96, 32, 2, 4, 2, 8, 40, 1e-5)
 QWEN2 = evolve(LLAMA, family="qwen2", qkv_bias=True, tied_embeddings=True)
 BAICHUAN = evolve(LLAMA, family="baichuan", kv_heads=4, packed_qkv=True, position="alibi", rope_theta=0.0)
 MISTRAL = evolve(LLAMA, family="mistral", sliding_window=16, head_dim=6)
-MODELS = {model.family: model for model in (LLAMA, QWEN2, BAICHUAN, MISTRAL)}
+GPT2 = evolve(BAICHUAN, family="gpt2", position="learned", learned_positions=9, qkv_bias=True, tied_embeddings=True)
+MODELS = {model.family: model for model in (LLAMA, QWEN2, BAICHUAN, MISTRAL, GPT2)}
 
 
 def make_plan(pp: int = 1, dp: int = 1) -> Plan:
@@ -53,6 +55,8 @@ def all_named(model: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
 
 def hugging_face(model: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
     """The tensors as model classes of Hugging Face name and shape them, written down apart from the product's tables."""
+    if model.family == "gpt2":
+        return hugging_face_gpt2(model, seed)
     rng = np.random.default_rng(seed)
     q, kv, hidden, ffn = model.heads * model.head_dim, model.kv_heads * model.head_dim, 32, 40
 
@@ -78,6 +82,27 @@ def hugging_face(model: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
         tensors[f"{at}mlp.up_proj.weight"] = draw(ffn, hidden)
         tensors[f"{at}mlp.down_proj.weight"] = draw(hidden, ffn)
     return tensors
+
+
+def hugging_face_gpt2(model: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
+    """Those of `GPT2LMHeadModel`; its `Conv1D` has weights of [inputs, outputs]."""
+    rng = np.random.default_rng(seed)
+    shapes = {"transformer.wte.weight": (96, 32), "transformer.wpe.weight": (9, 32)}
+    for layer in range(2):
+        at = f"transformer.h.{layer}."
+        for name, inputs, outputs in (
+            ("attn.c_attn", 32, 96),
+            ("attn.c_proj", 32, 32),
+            ("mlp.c_fc", 32, 40),
+            ("mlp.c_proj", 40, 32),
+        ):
+            shapes |= {f"{at}{name}.weight": (inputs, outputs), f"{at}{name}.bias": (outputs,)}
+        for name in ("ln_1", "ln_2"):
+            shapes |= {f"{at}{name}.weight": (32,), f"{at}{name}.bias": (32,)}
+    shapes |= {"transformer.ln_f.weight": (32,), "transformer.ln_f.bias": (32,)}
+    if not model.tied_embeddings:
+        shapes["lm_head.weight"] = (96, 32)
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
 def raw_file(entries: dict[str, tuple[str, list[int], bytes]]) -> bytes:
@@ -108,7 +133,7 @@ class TestRandom:
             values = source(name)
             assert values.dtype == np.float32
             assert values.shape == parameter.shape
-            if "norm" in name:
+            if parameter.weight == "norm":
                 assert (values == 1).all()
             elif name.endswith(".bias"):
                 assert (values == 0).all()
@@ -169,9 +194,10 @@ class TestFlat:
             views[-1].reshape(-1)[-1] = 1
             assert flat[-1] == 1
 
-    def test_tied_matrices_lie_alike(self):
+    @pytest.mark.parametrize("model", [QWEN2, GPT2], ids=["qwen2", "gpt2"])
+    def test_tied_matrices_lie_alike(self, model):
         plan = make_plan(2, 4)
-        embed, head = (flat_master(QWEN2, plan, block(kind), random_weights(QWEN2, 0)) for kind in ("embed", "head"))
+        embed, head = (flat_master(model, plan, block(kind), random_weights(model, 0)) for kind in ("embed", "head"))
         assert embed.shape == head.shape
         assert np.array_equal(embed[: 96 * 32], head[: 96 * 32])
 
@@ -185,7 +211,13 @@ class TestRead:
         for name in named_parameters(model):
             values = source(name)
             assert values.dtype == np.float32
-            if model.packed_qkv and name.split(".")[-2] in {"q_proj", "k_proj", "v_proj"}:
+            if model.family == "gpt2":
+                part, _, rest = name.split(".")[-2].partition("_")
+                stored = name.replace(f"{part}_proj", "c_attn") if part in {"q", "k", "v"} else name
+                expected = tensors[stored].T if rest in {"proj", "fc"} else tensors[stored]
+                first = 32 * "qkv".index(part) if part in {"q", "k", "v"} else 0
+                assert np.array_equal(values, expected[first : first + len(values)])
+            elif model.packed_qkv and name.split(".")[-2] in {"q_proj", "k_proj", "v_proj"}:
                 layer, part = name.split(".")[2], "qkv".index(name.split(".")[-2][0])
                 packed = tensors[f"model.layers.{layer}.self_attn.W_pack.weight"]
                 assert np.array_equal(values, packed[part * 32 : (part + 1) * 32])
@@ -241,6 +273,25 @@ class TestRead:
         path.write_bytes(raw_file(entries))
         source = read_weights(str(path), LLAMA)
         assert all(np.array_equal(source(name), values) for name, values in tensors.items())
+
+    def test_published_gpt2_names_and_masks(self, tmp_path):
+        """The published files name the tensors of `GPT2Model`, and hold its causal mask; both mean the same weights."""
+        tensors = hugging_face(GPT2)
+        bare = {name.removeprefix("transformer."): values for name, values in tensors.items()}
+        mask = np.tril(np.ones((1, 1, 9, 9), np.float32))
+        for layer in range(2):
+            bare |= {f"h.{layer}.attn.bias": mask, f"h.{layer}.attn.masked_bias": np.array(-1e4, np.float32)}
+        save_file(tensors, tmp_path / "whole.safetensors")
+        save_file(bare, tmp_path / "bare.safetensors")
+        whole, same = (read_weights(str(tmp_path / f"{name}.safetensors"), GPT2) for name in ("whole", "bare"))
+        assert all(np.array_equal(whole(name), same(name)) for name in named_parameters(GPT2))
+
+    def test_a_wide_matrix_is_turned_in_parts(self, tmp_path, monkeypatch):
+        save_file(hugging_face(GPT2), tmp_path / "w.safetensors")
+        name = "transformer.h.1.attn.k_proj.weight"
+        whole = read_weights(str(tmp_path / "w.safetensors"), GPT2)(name)
+        monkeypatch.setattr(weights, "_ROWS_AT_ONCE", 7)
+        assert np.array_equal(read_weights(str(tmp_path / "w.safetensors"), GPT2)(name), whole)
 
     def test_rotary_tables_are_ignored(self, tmp_path):
         tensors = hugging_face(LLAMA)

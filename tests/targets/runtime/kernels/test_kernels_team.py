@@ -99,6 +99,18 @@ def cases():
             "dxn": random(16, ROWS, WIDTH), "x": x, "gamma": gamma, "rstd": rstd, "dx": dx,
             "dgamma": random(17, WIDTH), "residual": random(18, ROWS, WIDTH), "accumulate": True,
         },
+        "layernorm_forward": {
+            "x": x, "gamma": gamma, "beta": random(26, WIDTH), "xn": dx, "mean": rstd, "rstd": rstd.copy(), "eps": 1e-5,
+        },
+        "layernorm_backward": {
+            "dxn": random(16, ROWS, WIDTH), "x": x, "gamma": gamma, "mean": rstd, "rstd": rstd, "dx": dx,
+            "dgamma": random(17, WIDTH), "dbeta": random(27, WIDTH), "residual": random(18, ROWS, WIDTH),
+            "accumulate": True,
+        },
+        "gelu_forward": {"up": x, "act": dx},
+        "gelu_backward": {"up": x, "dact": random(20, ROWS, WIDTH), "dup": dx},
+        "position_forward": {"positions": random(28, 300, WIDTH), "y": x, "seq_len": 300},
+        "position_backward": {"dy": x, "dpositions": random(29, 310, WIDTH), "seq_len": 300, "accumulate": True},
         "rope": {"x": x, "heads": 2, "head_dim": 12, "seq_len": 300, "theta": 1e4, "inverse": False},
         "attention_forward": {"q": q, "k": k, "v": k, "o": do, "lse": lines, "spec": spec},
         "attention_backward": {

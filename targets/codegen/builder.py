@@ -1,0 +1,221 @@
+"""What a routine of a block op is made with: its steps one after the other, rows in chunks, intermediates placed in the workspace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field, frozen
+
+from ratrain.passes.memory.allocation import AllocationProblem, allocate
+from ratrain.ratrain_ir.blocks import (
+    Block,
+    flat_elements,
+    parameters,
+    pending_slots,
+    saved_slots,
+    tokens_per_micro_batch,
+)
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.types import Dtype, aligned, tensor_type
+from ratrain.targets.program.kernels import KERNELS
+from ratrain.targets.program.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step, parse_reference
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.analysis.lifetime import Interval
+
+
+INPUT, WEIGHT = "input", "weight"
+"""The halves of a backward."""
+
+
+def mlp_chunk_rows(plan: Plan) -> int:
+    """Rows an mlp block computes at a time."""
+    rows = tokens_per_micro_batch(plan)
+    return min(plan.mlp_chunk or rows, rows)
+
+
+def mlp_chunk_starts(plan: Plan) -> range:
+    """The first row of each chunk of an mlp block."""
+    return range(0, tokens_per_micro_batch(plan), mlp_chunk_rows(plan))
+
+
+@frozen
+class Chunk:
+    """Rows `start` up to `stop` of the `rows` of a micro-batch, of which chunks of `size` are computed at a time."""
+
+    start: int
+    stop: int
+    size: int
+    rows: int
+
+    def of(self, name: str) -> str:
+        """These rows of an operand that has all of them."""
+        return name if self.size == self.rows else f"{name}[{self.start}:{self.stop}]"
+
+    def of_scratch(self, name: str) -> str:
+        """The rows in use of a buffer that serves every chunk: the last chunk may be smaller."""
+        used = self.stop - self.start
+        return name if used == self.size else f"{name}[0:{used}]"
+
+
+@define(eq=False)
+class Builder:
+    """Collects steps; intermediates get their places from when they are first and last used."""
+
+    model: ModelConfig
+    plan: Plan
+    block: Block
+    roles: tuple[str, ...]
+    accumulates: bool
+    halves: frozenset[str]
+    """which halves of a backward this is"""
+    steps: list[Step] = field(factory=list)
+    temporaries: dict[str, tuple[Dtype, Shape]] = field(factory=dict)
+
+    @property
+    def act(self) -> Dtype:
+        """The type of activations."""
+        return Dtype(self.plan.view_dtype)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a micro-batch."""
+        return tokens_per_micro_batch(self.plan)
+
+    def has(self, role: str) -> bool:
+        """Whether the op binds an operand."""
+        return role in self.roles
+
+    def step(self, kernel: str, operands: dict[str, str], **options: Any) -> None:
+        """One more call of a kernel."""
+        self.steps.append(Step(kernel, operands, options))
+
+    def step_of(self, half: str, kernel: str, operands: dict[str, str], **options: Any) -> None:
+        """A step that belongs to one half of a backward."""
+        if half in self.halves:
+            self.step(kernel, operands, **options)
+
+    def slot(self, name: str, rows: int | None = None) -> str:
+        """A saved or pending slot: an operand where the op has it, an intermediate where not, of `rows` of it if given."""
+        if not self.has(name):
+            slots = (
+                *saved_slots(self.model, self.plan, self.block),
+                *pending_slots(self.model, self.plan, self.block),
+            )
+            wanted = next(slot for slot in slots if slot.name == name)
+            shape = wanted.type.shape if rows is None else (rows, *wanted.type.shape[1:])
+            self.temporaries[name] = (wanted.type.dtype, shape)
+        return name
+
+    def temporary(self, name: str, *shape: int, dtype: Dtype | None = None) -> str:
+        """An intermediate of a shape, by its name."""
+        self.temporaries[name] = (dtype or self.act, shape)
+        return name
+
+    def chunks(self) -> list[Chunk]:
+        """The rows an mlp block computes at a time."""
+        size, starts = mlp_chunk_rows(self.plan), mlp_chunk_starts(self.plan)
+        return [Chunk(start, min(start + size, self.rows), size, self.rows) for start in starts]
+
+    def chunk_slot(self, name: str, chunk: Chunk) -> str:
+        """The rows of a saved or pending slot that belong to a chunk; where the op has it not, they are all that is held."""
+        return chunk.of(name) if self.has(name) else chunk.of_scratch(self.slot(name, rows=chunk.size))
+
+    def chunk_temporary(self, name: str, chunk: Chunk, width: int) -> str:
+        """An intermediate [rows of a chunk, width] that every chunk uses anew."""
+        return chunk.of_scratch(self.temporary(name, chunk.size, width))
+
+    def linear_gradients(self, dy: str, source: str, weight: str, *, first: bool = True) -> None:
+        """Weight gradient of `y = source @ weight^T`; what is not the `first` chunk adds to it."""
+        operands = {"a": dy, "b": source, "out": f"g.{weight}"}
+        self.step_of(WEIGHT, "gemm", operands, trans_a=True, accumulate=self.accumulates or not first)
+
+    def bias_gradient(self, dy: str, bias: str, *, first: bool = True) -> None:
+        """Gradient of the bias of a linear layer; what is not the `first` chunk adds to it."""
+        operands = {"a": dy, "out": f"g.{bias}"}
+        self.step_of(WEIGHT, "column_sum", operands, accumulate=self.accumulates or not first)
+
+    def keep_what_yields(self, wanted: set[str], given: tuple[str, ...]) -> None:
+        """Drop the steps of a recovery that nothing wanted depends on; what is given is not computed again.
+
+        Where a needed kernel also writes something given, that result goes to the workspace.
+        """
+        needed = set(wanted)
+        kept: list[Step] = []
+        for step in reversed(self.steps):
+            outputs = KERNELS[step.kernel].outputs
+            if not any(parse_reference(step.operands[name]).whole in needed for name in outputs):
+                continue
+            operands = dict(step.operands)
+            for name in outputs:
+                slot = operands[name]
+                if slot in given:
+                    dtype, shape = next(
+                        (s.type.dtype, s.type.shape)
+                        for s in saved_slots(self.model, self.plan, self.block)
+                        if s.name == slot
+                    )
+                    operands[name] = self.temporary(f"{slot}_again", *shape, dtype=dtype)
+            needed |= {parse_reference(reference).whole for reference in operands.values()} - set(given)
+            kept.append(Step(step.kernel, operands, step.options))
+        self.steps = kept[::-1]
+
+    def gaps(self) -> list[ParameterView]:
+        """Parts of the flat tensor that belong to no parameter."""
+        gaps: list[ParameterView] = []
+        position = 0
+        ends = [(p.offset, p.elements) for p in parameters(self.model, self.block)]
+        for offset, elements in [*ends, (flat_elements(self.model, self.plan, self.block), 0)]:
+            if offset > position:
+                gaps.append(ParameterView(f"gap{len(gaps)}", (offset - position,), position))
+            position = offset + elements
+        return gaps
+
+    def zero_gaps(self) -> None:
+        """Write zeros where a first gradient writes no parameter's."""
+        for gap in self.gaps():
+            self.step("zero", {"a": f"g.{gap.name}"})
+
+    def finish(self, key: str) -> Routine:
+        """The routine of the steps so far."""
+        intermediates, workspace = self.placed()
+        views = [ParameterView(p.weight, p.shape, p.offset) for p in parameters(self.model, self.block)]
+        return Routine(key, self.formals(), (*views, *self.gaps()), intermediates, workspace, tuple(self.steps))
+
+    def placed(self) -> tuple[tuple[Intermediate, ...], int]:
+        """Intermediates share bytes where their uses do not meet."""
+        uses: dict[str, list[int]] = {name: [] for name in self.temporaries}
+        for position, step in enumerate(self.steps):
+            for reference in step.operands.values():
+                name = parse_reference(reference).whole
+                if name in uses:
+                    uses[name].append(position)
+        names = [name for name, positions in uses.items() if positions]
+        sizes = [aligned(tensor_type(*self.temporaries[name]).nbytes) for name in names]
+        spans: list[tuple[Interval, ...]] = [((min(uses[name]), max(uses[name]) + 1),) for name in names]
+        placement = allocate(AllocationProblem(sizes, spans, len(self.steps)))
+        intermediates = [
+            Intermediate(name, *self.temporaries[name], offset)
+            for name, offset in zip(names, placement.offsets, strict=True)
+        ]
+        return tuple(intermediates), placement.arena_bytes
+
+    def formals(self) -> tuple[Formal, ...]:
+        """The op's operands, with their types."""
+        rows, hidden = self.rows, self.model.hidden_size
+        flat = (flat_elements(self.model, self.plan, self.block),)
+        known: dict[str, tuple[Dtype, Shape]] = {
+            slot.name: (slot.type.dtype, slot.type.shape)
+            for slots in (saved_slots, pending_slots)
+            for slot in slots(self.model, self.plan, self.block)
+        }
+        known |= dict.fromkeys(("x", "y", "dx", "dy"), (self.act, (rows, hidden)))
+        known |= dict.fromkeys(("tokens", "labels"), (Dtype.I32, (rows,)))
+        known |= {
+            "w": (self.act, flat),
+            "g": (Dtype(self.plan.grad_dtype), flat),
+            "loss": (Dtype.F64, (1,)),
+            "scale": (Dtype.F32, (2,)),
+        }
+        return tuple(Formal(role, *known[role]) for role in self.roles)
