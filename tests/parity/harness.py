@@ -61,6 +61,12 @@ def tiny_config(**keys: Any) -> dict[str, Any]:
     return {key: value for key, value in {**common, **keys}.items() if value is not None}
 
 
+def tiny_gpt2(**keys: Any) -> dict[str, Any]:
+    """The same as a GPT-2; there are more positions than a sequence has tokens."""
+    common = {"model_type": "gpt2", "vocab_size": 199, "n_embd": 56, "n_inner": 104, "n_layer": 4, "n_head": 4}
+    return {**common, "n_positions": SEQ_LEN + 5, "layer_norm_epsilon": 1e-5, **keys}
+
+
 def token_stream(vocab: int, count: int) -> npt.NDArray[np.uint16]:
     """Tokens with something to learn: three in four follow from the one before."""
     random = np.random.default_rng(11)

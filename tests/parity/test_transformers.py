@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.frontend.model_config import ModelConfig, load_model
 from ratrain.ratrainc.weight_export import export_weights
 from ratrain.targets.runtime.data import Batches
 from tests.end_to_end.tiny_runs import MODEL, make_program, make_stream, start, train
+from tests.end_to_end.toys import GPT2
 from tests.parity.harness import show
 
 pytestmark = [
@@ -30,6 +31,8 @@ MODELS = {
     "mistral-window": evolve(MODEL, family="mistral", sliding_window=4),
     "qwen2": evolve(MODEL, family="qwen2", qkv_bias=True),
     "qwen2-tied": evolve(MODEL, family="qwen2", qkv_bias=True, tied_embeddings=True),
+    "gpt2": GPT2,
+    "gpt2-untied": evolve(GPT2, tied_embeddings=False),
     "qwen2-window": evolve(MODEL, family="qwen2", qkv_bias=True, sliding_window=4),
 }
 

@@ -19,11 +19,13 @@ from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
-from tests.end_to_end.tiny_runs import losses, make_program, train
+from tests.end_to_end.tiny_runs import MODEL, losses, make_program, train
+from tests.end_to_end.toys import GPT2
 from tests.targets.mt3000.tile_shapes import MT3000, SMALL, attention_shapes, gemm_shapes
 from tests.targets.runtime.kernels.kernels_oracle import Attention, f64
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.targets.mt3000.tiling.core import Cluster
     from ratrain.targets.program.routine import Routine
 
@@ -143,8 +145,9 @@ def test_nan_and_overflow_are_visible() -> None:
     assert np.isinf(out[[0, 2]]).all()
 
 
-def test_training_is_that_of_the_fast_kernels() -> None:
-    program = make_program(machine="mt3000-tiles")
+@pytest.mark.parametrize("model", [MODEL, GPT2], ids=["llama", "gpt2"])
+def test_training_is_that_of_the_fast_kernels(model: ModelConfig) -> None:
+    program = make_program(model, machine="mt3000-tiles")
     again = parse_program(program_bytes(program), "again.rtx")
     assert again.routines == program.routines
     assert any(step.on_chip for routine in again.routines for step in routine.steps)

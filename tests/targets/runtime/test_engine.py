@@ -26,8 +26,10 @@ from tests.end_to_end.tiny_runs import (
     state,
     train,
 )
+from tests.end_to_end.toys import GPT2
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.training import TrainingRun
 
@@ -36,6 +38,7 @@ F32: dict[str, Any] = {"view_dtype": "f32"}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "2-stages-2-replicas": {},
     "reduced-each-micro-batch": {"zero": 2, "reduce": "each-micro-batch"},
+    "gpt2": {"model": GPT2, "zero": 2},
     "3-stages-tied": {"model": TIED, "pp": 3, "micro_batches": 4},
     "views-gathered-for-each-use": {"zero": 3, "reduce": "each-micro-batch"},
     "nothing-sharded": {"zero": 0, "pp": 1},
@@ -182,15 +185,20 @@ def test_three_replicas_train_what_one_trains() -> None:
     np.testing.assert_allclose(three, one, rtol=1e-6)
 
 
-def test_kernel_sets_agree() -> None:
-    program = make_program()
+@pytest.mark.parametrize("model", [MODEL, GPT2], ids=["llama", "gpt2"])
+def test_kernel_sets_agree(model: ModelConfig) -> None:
+    program = make_program(model)
     np.testing.assert_allclose(losses(train(program, 4, kernels="reference")), losses(train(program, 4)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
-@pytest.mark.parametrize(("pp", "dp"), [(1, 1), (1, 2), (2, 1), (2, 3), (3, 2)])
-def test_both_copies_of_a_tied_matrix_stay_equal(pp: int, dp: int, zero: int) -> None:
-    program = make_program(TIED, pp=pp, dp=dp, zero=zero, reduce="each-micro-batch" if zero == 2 else "last")
+@pytest.mark.parametrize(
+    ("model", "pp", "dp"),
+    [*((TIED, pp, dp) for pp, dp in ((1, 1), (1, 2), (2, 1), (2, 3), (3, 2))), (GPT2, 1, 2), (GPT2, 2, 3)],
+    ids=str,
+)
+def test_both_copies_of_a_tied_matrix_stay_equal(model: ModelConfig, pp: int, dp: int, zero: int) -> None:
+    program = make_program(model, pp=pp, dp=dp, zero=zero, reduce="each-micro-batch" if zero == 2 else "last")
     run = start(program, 5)
     before = run.engine.ranks[0][0].carried("p", "embed").copy()
     table = MODEL.vocab_size * MODEL.hidden_size

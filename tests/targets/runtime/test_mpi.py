@@ -23,6 +23,7 @@ from ratrain.ratrainc.weight_export import export_weights
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.mpi.layout import Layout
 from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program, train
+from tests.end_to_end.toys import GPT2
 from tests.targets.runtime.mpi_tools import needs_mpi, run_ranks
 
 TIED = evolve(MODEL, tied_embeddings=True)
@@ -36,6 +37,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "2x2-tied-clipped": {"model": TIED, "optimizer": CLIPPED},
     "2x2-baseline": {"name": "baseline-1f1b"},
     "2x2-f32": {"view_dtype": "f32"},
+    "2x2-gpt2-clipped": {"model": GPT2, "optimizer": CLIPPED},
     "2x2-overflow": {"loss_scale": 2.0**19},
     "1x4-tied": {"model": TIED, "pp": 1, "dp": 4},
     "4x1-tied": {"model": evolve(TIED, layers=4), "pp": 4, "dp": 1},
