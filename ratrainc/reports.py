@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.frontend.hf_keys import GPT2_DROPOUT
+from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.ratrain_ir.schedules import micro_batches_in_flight
 from ratrain.ratrainc.console import capacity_text, say, seconds_text, size_text, table
 
@@ -51,6 +53,9 @@ def show_module(module: Module) -> None:
     table(title, ("stage", "blocks", "peak live", "arena", "headroom", "in flight", "ops"), rows)
     if capacity is not None:
         say(f"capacity of a stage: {capacity_text(capacity)}")
+    dropout = [f"{key} {shown(model.inert[key])}" for key in GPT2_DROPOUT if model.inert.get(key)]
+    if dropout and model.is_gpt2:
+        say(f"{', '.join(dropout)} of its config.json: without effect, training here has no dropout")
 
 
 def show_figures(program: Program, figures: Figures, machine: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
-from ratrain.ratrain_ir.frontend.plan_text import load_plan, place_in_plan
+from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan, place_in_plan
 from ratrain.ratrainc.plan_choices import PlanChoice, SearchEffort
 from ratrain.ratrainc.planner.answer import Request
 from ratrain.ratrainc.planner.variants import schedule_of
@@ -34,7 +34,7 @@ def planning_request(
     """A request for the best plan of a step of `global_batch` sequences, each of `seq_len` tokens, on so many clusters.
 
     Raises `DiagnosticError` for an unknown strategy or machine, a file that is no plan for the model, or one that says another
-    schedule than the one plans are made for.
+    schedule than the one plans are made for; RT064 for sequences longer than the model has positions.
     """
     plans, effort = plans or PlanChoice(), effort or SearchEffort()
     chosen = strategy(plans.strategy or DEFAULT_STRATEGY)
@@ -49,7 +49,7 @@ def planning_request(
             partial(place_in_plan, plans.like, "schedule"),
         )
         template = evolve(template, schedule=None)  # what a plan says of it, it says by its strategy
-    return Request(
+    request = Request(
         model,
         machine if isinstance(machine, Machine) else load_machine(machine),
         clusters,
@@ -63,3 +63,5 @@ def planning_request(
         zero_levels=plans.zero_levels,
         plan_template=template,
     )
+    check_plan(request.setting.template, model)
+    return request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,12 @@ from attrs import evolve
 from ratrain import api
 from ratrain.ratrain_ir.blocks import block_chain
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.plan_text import plan_to_toml
 from ratrain.ratrain_ir.model_flops import model_flops_per_token
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.planner.requests import planning_request
 from ratrain.targets.runtime.data import Batches
 from ratrain.targets.runtime.state import training_state
 from ratrain.targets.runtime.weights import named_parameters, named_parameters_of, write_weights
@@ -160,6 +165,8 @@ def test_a_sequence_longer_than_the_positions_is_refused() -> None:
     assert make_plan(GPT2, seq_len=21).seq_len == GPT2.learned_positions
     with pytest.raises(DiagnosticError, match=r"RT064.*22 tokens.*21 learned positions of toy"):
         make_plan(GPT2, seq_len=22)
+    with pytest.raises(DiagnosticError, match="RT064.*22 tokens"):
+        planning_request(GPT2, 4, 8, 22)
 
 
 def test_positions_without_a_row_are_trained_by_decay_alone() -> None:
@@ -185,6 +192,19 @@ def test_operations_are_those_of_two_matrices_in_the_mlp() -> None:
     weights = GPT2.layers * (4 * hidden * hidden + 2 * hidden * ffn) + GPT2.vocab_size * hidden
     seen = (10 + 1) / 2
     assert model_flops_per_token(GPT2, 10) == pytest.approx(6 * weights + 12 * seen * hidden * GPT2.layers)
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.0])
+def test_dropout_that_is_not_applied_is_said(
+    dropout: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {**hugging_face_config(GPT2), "attn_pdrop": 0.0, "embd_pdrop": None, "resid_pdrop": dropout}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    (tmp_path / "plan.toml").write_text(plan_to_toml(make_plan(GPT2)), "utf-8")
+    words = ["compile", "--model", str(tmp_path), "--plan", str(tmp_path / "plan.toml")]
+    assert main(words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("resid_pdrop 0.1 of its config.json: without effect, training here has no dropout" in said) is (dropout > 0)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt3-175b"])
