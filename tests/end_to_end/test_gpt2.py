@@ -165,7 +165,7 @@ def test_a_sequence_longer_than_the_positions_is_refused() -> None:
     assert make_plan(GPT2, seq_len=21).seq_len == GPT2.learned_positions
     with pytest.raises(DiagnosticError, match=r"RT064.*22 tokens.*21 learned positions of toy"):
         make_plan(GPT2, seq_len=22)
-    with pytest.raises(DiagnosticError, match="RT064.*22 tokens"):
+    with pytest.raises(DiagnosticError, match=r"RT064.*22 tokens"):
         planning_request(GPT2, 4, 8, 22)
 
 
