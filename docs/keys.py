@@ -53,6 +53,8 @@ PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "state.grad_dtype": {"value": "f32", "given": {"state.grad_shard_dtype": "f16"}},
     "state.grad_shard_dtype": {"value": "f32"},
     "state.loss_scale": {"value": 1.0, "seen": NUMBERS},
+    "compute.attention": {"value": "scores-kept"},
+    "compute.logits": {"value": "whole", "given": {"batch.head_chunk": None}},
     "optimizer.lr": {"value": 0.01, "seen": NUMBERS},
     "optimizer.betas": {"value": [0.5, 0.6], "seen": NUMBERS},
     "optimizer.eps": {"value": 0.1, "seen": NUMBERS},
@@ -165,6 +167,10 @@ MACHINE = {
         "the extent at which products run at half their efficiency", 1000, TIMES, {"fp16_peak": 1e9}
     ),
     "head_efficiency": Key("the part of the peak that the head's products reach", 0.01, TIMES, {"fp16_peak": 1e6}),
+    "runtime_overhead": Key("bytes of a rank that no program sees: what is left for tensors", 1e9),
+    "transport_overhead": Key("bytes of communication buffers of a rank that talks to others", 1e9),
+    "transport_overhead_per_group": Key("the same for each communicator that it is a member of", 1e9),
+    "allocator_slack": Key("the part of `ddr_capacity` that a caching allocator loses", 0.1),
 }
 
 GROUP = {

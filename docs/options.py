@@ -217,6 +217,16 @@ OPTIONS = {
             "--strategy": Option("the passes that plans are judged by", "--strategy zb-h1"),
             "--zero": Option("levels to choose from", "--zero 3", idle=(f"{_SEARCH} --quick --strategy zero3",)),
             "--like": Option("dtypes, chunks and the optimizer", "--like p2.toml", f"{_SEARCH} --quick -o best.toml"),
+            "--attention": Option(
+                "whether attention holds its scores, in all plans",
+                "--attention scores-kept",
+                f"{_SEARCH} --quick -o best.toml",
+            ),
+            "--logits": Option(
+                "whether the head holds all its logits, in all plans",
+                "--logits whole",
+                f"{_SEARCH} --quick -o best.toml",
+            ),
             "--quick": Option(
                 "closed forms in place of a search", "--quick", f"{_SEARCH} --jobs 1", idle=(f"{_SEARCH} --exhaustive",)
             ),

@@ -254,7 +254,7 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
             Slot("k", tensor_type(act, (rows, kv_width))),
             Slot("v", tensor_type(act, (rows, kv_width))),
             Slot("o", tensor_type(act, (rows, q_width))),
-            Slot("lse", tensor_type(Dtype.F32, (model.heads, rows))),
+            *_softmax_slots(model, plan),
             *statistics,
         )
     if block.kind == "mlp":
@@ -262,15 +262,32 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
         names = ("up", "act") if model.is_gpt2 else ("gate", "up", "prod")
         return (normed, *(Slot(name, wide) for name in names), *statistics)
     if block.kind == "head":
-        return (Slot("lse", tensor_type(Dtype.F32, (rows,))),)
+        lse = Slot("lse", tensor_type(Dtype.F32, (rows,)))
+        whole = Slot("logits", tensor_type(Dtype.F32, (rows, model.vocab_size)))
+        return (lse, whole) if plan.holds_logits else (lse,)
     return ()
+
+
+def scores_type(model: ModelConfig, plan: Plan) -> TensorType:
+    """Type of an attention's score matrix: every query of a micro-batch, by head, with every key of its sequence."""
+    return tensor_type(Dtype(plan.view_dtype), (model.heads * tokens_per_micro_batch(plan), plan.seq_len))
+
+
+def _softmax_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
+    """What an attention saves of its softmax: of each query the log of its sum, all probabilities, or nothing."""
+    if plan.attention == "fused":
+        return (Slot("lse", tensor_type(Dtype.F32, (model.heads, tokens_per_micro_batch(plan)))),)
+    return (Slot("probs", scores_type(model, plan)),) if plan.attention == "scores-kept" else ()
 
 
 SPLIT_KINDS = ("attention", "mlp")
 """Kinds of blocks whose backward can be split. The embedding's is all weight; the head's stays whole, as it works in chunks."""
 
-INPUT_HALF_SLOTS = {"attention": ("q", "k", "v", "o", "lse", "mean", "rstd"), "mlp": ("gate", "up", "mean", "rstd")}
-"""The saved slots that the input half of a split backward reads, as far as a model has them."""
+INPUT_HALF_SLOTS = {
+    "attention": ("q", "k", "v", "o", "lse", "probs", "mean", "rstd"),
+    "mlp": ("gate", "up", "mean", "rstd"),
+}
+"""The saved slots that the input half of a split backward reads, as far as a model and a plan have and need them."""
 
 WEIGHT_HALF_SLOTS = {"attention": ("xn", "o"), "mlp": ("xn", "prod", "act")}
 """The saved slots that the weight half reads, as far as a model has them."""
@@ -279,6 +296,10 @@ WEIGHT_HALF_SLOTS = {"attention": ("xn", "o"), "mlp": ("xn", "prod", "act")}
 def half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """The names of the slots of a block that a half of its split backward reads: `read` is one of the tables above."""
     known = {slot.name for slot in saved_slots(model, plan, block)}
+    if read is INPUT_HALF_SLOTS and plan.attention != "fused":
+        known.discard(
+            "o"
+        )  # whole probabilities give the mean of their gradient; fused attention takes it from its output
     return tuple(name for name in read[block.kind] if name in known)
 
 

@@ -19,6 +19,28 @@ class WorkspaceRequest:
     nbytes: int
 
 
+@frozen
+class Capacity:
+    """The memory of a rank in bytes, and what takes some of it before any tensor has a place."""
+
+    installed: int
+    overheads: tuple[tuple[str, int], ...] = ()
+    """by name; what takes nothing is not there"""
+
+    @property
+    def left(self) -> int:
+        """Bytes for tensors; nothing, where overheads take all or more."""
+        return max(0, self.installed - sum(taken for _, taken in self.overheads))
+
+    @property
+    def account(self) -> str | None:
+        """In words, what is taken of how much; None where nothing is."""
+        if not self.overheads:
+            return None
+        taken = ", ".join(f"{name} {nbytes}" for name, nbytes in self.overheads)
+        return f"{self.left} of {self.installed} bytes are left for tensors: before them come {taken}"
+
+
 class Target(Protocol):
     """A machine as passes see it."""
 
@@ -27,13 +49,11 @@ class Target(Protocol):
         """Name of the machine."""
         ...
 
-    @property
-    def capacity_bytes(self) -> int:
-        """DDR bytes one stage may use."""
+    def capacity(self, module: Module) -> Capacity:
+        """The DDR of a rank of any stage of a module, and what is left of it for tensors."""
         ...
 
-    @property
-    def info(self) -> TargetInfo:
+    def info(self, module: Module) -> TargetInfo:
         """What a module that is made for this machine carries of it."""
         ...
 

@@ -117,6 +117,14 @@ class Mesh:
         return tuple(hops)
 
     @cached_property
+    def _partners(self) -> dict[int, set[int]]:
+        """The stages that each stage exchanges messages with: activations go the one way, gradients the other."""
+        partners: dict[int, set[int]] = {}
+        for hop in self.hops:
+            partners.setdefault(hop.source, set()).add(hop.target)
+        return partners
+
+    @cached_property
     def _hop_of(self) -> dict[tuple[int | None, int | None, Payload], Hop]:
         return {(hop.source, hop.target, hop.channel.payload): hop for hop in self.hops}
 
@@ -155,6 +163,19 @@ class Mesh:
     def group_size(self, group: Group) -> int:
         """Members of each group of a kind."""
         return len(self.members(group, Rank(self.first_stage, 0)))
+
+    def communicators(self, stage: int, *, tied: bool) -> int:
+        """Communicators that a rank of a stage is a member of: groups of more than one rank, and a pair with each stage it has messages with.
+
+        All ranks are one; its replicas; the ends, where first and last stage share a matrix (`tied`).
+        """
+        ends = self.stages_of(Group.ENDS, stage)
+        groups = (self.size > 1) + (self.replicas > 1) + (tied and len(ends) > 1 and stage in ends)
+        return groups + len(self._partners.get(stage, ()))
+
+    def most_communicators(self, *, tied: bool) -> int:
+        """Communicators of a rank of the stage that has most of them."""
+        return max(self.communicators(stage, tied=tied) for stage in range(self.stages))
 
 
 @frozen(slots=False)  # for its cached properties

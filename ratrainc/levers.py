@@ -83,6 +83,9 @@ def levers_of(heaviest: int) -> list[Lever]:
         Lever("half the micro_batch_size, twice the micro_batches", _smaller_micro_batch),
         Lever("half the head_chunk", _smaller_head_chunk),
         Lever("half the mlp_chunk", _smaller_mlp_chunk),
+        Lever('attention = "scores-recomputed"', lambda s: _with_attention(s, "scores-recomputed", "scores-kept")),
+        Lever('attention = "fused"', lambda s: _with_attention(s, "fused", "scores-kept", "scores-recomputed")),
+        Lever('logits = "chunked"', _with_chunked_logits),
         Lever("zero = 1", lambda s: _with_zero(s, 1, "last")),
         Lever('zero = 2, reduce = "each-micro-batch"', lambda s: _with_zero(s, 2, "each-micro-batch")),
         Lever("a quarter of the bucket bytes", _smaller_buckets),
@@ -158,7 +161,20 @@ def _smaller_micro_batch(setting: Setting) -> Setting | None:
     return attrs.evolve(setting, plan=changed)
 
 
+def _with_attention(setting: Setting, attention: str, *instead_of: str) -> Setting | None:
+    if setting.plan.attention not in instead_of:
+        return None
+    return attrs.evolve(setting, plan=attrs.evolve(setting.plan, attention=attention))
+
+
+def _with_chunked_logits(setting: Setting) -> Setting | None:
+    plan = setting.plan
+    return attrs.evolve(setting, plan=attrs.evolve(plan, logits="chunked")) if plan.holds_logits else None
+
+
 def _smaller_head_chunk(setting: Setting) -> Setting | None:
+    if setting.plan.holds_logits:
+        return None
     rows = min(setting.plan.head_chunk, setting.plan.micro_batch_size * setting.plan.seq_len)
     return attrs.evolve(setting, plan=attrs.evolve(setting.plan, head_chunk=rows // 2)) if rows > 1 else None
 

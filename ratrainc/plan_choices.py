@@ -24,7 +24,11 @@ class PlanChoice:
     """by name; None: the default one"""
     zero_levels: tuple[int, ...] = (0, 1, 2, 3)
     like: str | None = None
-    """a plan file whose dtypes, chunks and optimizer all plans take"""
+    """a plan file whose dtypes, chunks, keys of [compute] and optimizer all plans take"""
+    attention: str | None = None
+    """how all plans compute attention; None: as `like` says, else fused"""
+    logits: str | None = None
+    """how all plans hold the head's logits; None: as `like` says, else in chunks"""
 
 
 @frozen

@@ -10,10 +10,12 @@ from ratrain.ratrain_ir.frontend.hf_keys import GPT2_DROPOUT
 from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.ratrain_ir.schedules import micro_batches_in_flight
 from ratrain.ratrainc.console import capacity_text, say, seconds_text, size_text, table
+from ratrain.targets.machine.capacity import capacity_of
 
 if TYPE_CHECKING:
     from ratrain.passes.manager import PassRun
     from ratrain.ratrain_ir.module import Module
+    from ratrain.targets.machine.machine import Machine
     from ratrain.targets.program.program import Program
     from ratrain.targets.simulator.figures import Figures, StepFigures
 
@@ -25,8 +27,8 @@ def show_inserted(runs: Sequence[PassRun]) -> None:
             say(f"inserted pass '{run.text}', which '{run.inserted_for}' needs")
 
 
-def show_module(module: Module) -> None:
-    """What each stage of a module needs."""
+def show_module(module: Module, machine: Machine) -> None:
+    """What each stage of a module needs, and has on the machine it is for."""
     plan = module.plan
     capacity = module.target.capacity_bytes if module.target else None
     rows = []
@@ -53,6 +55,9 @@ def show_module(module: Module) -> None:
     table(title, ("stage", "blocks", "peak live", "arena", "headroom", "in flight", "ops"), rows)
     if capacity is not None:
         say(f"capacity of a stage: {capacity_text(capacity)}")
+        account = capacity_of(machine, module.topology).account
+        if account is not None:
+            say(f"  {account}")
     dropout = [f"{key} {shown(model.inert[key])}" for key in GPT2_DROPOUT if model.inert.get(key)]
     if dropout and model.is_gpt2:
         say(f"{', '.join(dropout)} of its config.json: without effect, training here has no dropout")

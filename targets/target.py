@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.ops import (
@@ -21,8 +21,9 @@ from ratrain.ratrain_ir.ops import (
 from ratrain.ratrain_ir.target import WorkspaceRequest
 from ratrain.targets.codegen.emitter import emit
 from ratrain.targets.codegen.routines import routine_of
+from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.machine import Machine
-from ratrain.targets.machine.record import target_info
+from ratrain.targets.machine.record import machine_info
 from ratrain.targets.machine.timing import TimedOp, message_seconds, op_work, timed_op
 from ratrain.targets.program.lifting import group_name
 from ratrain.targets.program.program import Access
@@ -31,6 +32,7 @@ from ratrain.targets.simulator.figures import simulated
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage, TargetInfo
+    from ratrain.ratrain_ir.target import Capacity
     from ratrain.targets.machine.link_groups import Link
     from ratrain.targets.program.routine import Routine
 
@@ -46,15 +48,24 @@ class MachineTarget:
         """Name of the machine file."""
         return self.machine.name
 
-    @property
-    def capacity_bytes(self) -> int:
-        """Usable DDR of a cluster."""
-        return self.machine.whole("ddr_capacity")
+    def capacity(self, module: Module) -> Capacity:
+        """The DDR of a cluster, and what is left of it for tensors.
+
+        Raises `DiagnosticError` RT053 where that is nothing.
+        """
+        return capacity_of(self.machine, module.topology)
+
+    def info(self, module: Module) -> TargetInfo:
+        """What modules and programs carry of the machine.
+
+        Raises `DiagnosticError` RT053 where it has no bytes left for tensors.
+        """
+        return evolve(self._machine_info, capacity_bytes=self.capacity(module).left)
 
     @cached_property
-    def info(self) -> TargetInfo:
-        """What modules and programs carry of the machine."""
-        return target_info(self.machine)
+    def _machine_info(self) -> TargetInfo:
+        """What every module carries of the machine, with all its memory."""
+        return machine_info(self.machine)
 
     @property
     def update_engine(self) -> Engine:

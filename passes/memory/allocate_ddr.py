@@ -23,6 +23,7 @@ from ratrain.ratrain_ir.types import StateKind
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.lifetime import Lifetimes
+    from ratrain.ratrain_ir.target import Capacity
 
 _MAX_TRIALS = 8
 
@@ -43,31 +44,37 @@ class AllocateDdrPass(Pass):
 
         Raises `DiagnosticError` RT053 or RT052 for every stage that does not fit.
         """
-        capacity = self._capacity(module, context)
+        found = context.target.capacity(module)
+        capacity = self._capacity(module, context, found)
         for stage in module.stages:
             stage.prune()  # bytes that nothing touches would only make the arena larger
         op_seconds = partial(context.op_seconds, module)
         occupancies = [occupancy(stage, op_seconds) for stage in module.stages]
         for occupied in occupancies:
             if occupied.lives.peak_bytes > capacity:
-                _refuse(occupied.lives, capacity, context, module)
+                _refuse(occupied.lives, capacity, found, context, module)
         context.diagnostics.check()
         placed = _place_without_hangs(module, occupancies, capacity, context, keep=self.overlap == "keep")
         for occupied, placement in zip(occupancies, placed, strict=True):
-            _check_arena(occupied.lives, placement, capacity, context, module)
+            _check_arena(occupied.lives, placement, capacity, found, context, module)
         context.diagnostics.check()
         module.level = Level.ALLOCATED
-        module.target = evolve(context.target.info, capacity_bytes=capacity)
+        module.target = evolve(context.target.info(module), capacity_bytes=capacity)
 
-    def _capacity(self, module: Module, context: PassContext) -> int:
+    def _capacity(self, module: Module, context: PassContext, found: Capacity) -> int:
         """The bytes a stage may use: those asked for, else those that a module sized for this target names, else all of the target's.
 
         Raises `DiagnosticError` RT052 where more are asked for than the target has.
         """
-        info, named = context.target.info, module.target
+        info, named = context.target.info(module), module.target
         if self.capacity is not None and self.capacity > info.capacity_bytes:
             text = f"'{self.name}' is to use {self.capacity} bytes; the machine '{info.name}' has {info.capacity_bytes}"
-            fail("RT052", text, help="lower the capacity, or give a machine file that has as many with --machine")
+            fail(
+                "RT052",
+                text,
+                notes=_account(found),
+                help="lower the capacity, or give a machine file that has as many with --machine",
+            )
         if self.capacity is None and named is not None and (named.name, named.digest) == (info.name, info.digest):
             return named.capacity_bytes
         return info.capacity_bytes if self.capacity is None else self.capacity
@@ -106,7 +113,14 @@ def _place(occupied: Occupancy, capacity: int, *, keep: bool, apart: bool) -> Al
     return placement
 
 
-def _check_arena(lives: Lifetimes, placement: Allocation, capacity: int, context: PassContext, module: Module) -> None:
+def _account(found: Capacity) -> list[Note]:
+    """Why the capacity is less than the memory there is."""
+    return [] if found.account is None else [Note(found.account)]
+
+
+def _check_arena(
+    lives: Lifetimes, placement: Allocation, capacity: int, found: Capacity, context: PassContext, module: Module
+) -> None:
     stage = lives.stage
     ratio = stage.arena_bytes / max(1, placement.lower_bound_bytes)
     overlap = placement.lower_bound_bytes - lives.peak_bytes
@@ -120,11 +134,12 @@ def _check_arena(lives: Lifetimes, placement: Allocation, capacity: int, context
             "RT052",
             f"stage @{stage.index} needs an arena of {stage.arena_bytes} bytes, {short} more than the capacity "
             f"of {capacity}, though only {lives.peak_bytes} are live at once",
+            notes=_account(found),
             help=_way_out(module),
         )
 
 
-def _refuse(lives: Lifetimes, capacity: int, context: PassContext, module: Module) -> None:
+def _refuse(lives: Lifetimes, capacity: int, found: Capacity, context: PassContext, module: Module) -> None:
     position = lives.peak_position
     stage = lives.stage
     notes = [
@@ -135,7 +150,7 @@ def _refuse(lives: Lifetimes, capacity: int, context: PassContext, module: Modul
         "RT053",
         f"stage @{stage.index} has {lives.peak_bytes} bytes live at '{stage.ops[position]!r}', "
         f"{lives.peak_bytes - capacity} more than the capacity of {capacity}",
-        notes=notes,
+        notes=[*notes, *_account(found)],
         help=_way_out(module),
     )
 
@@ -151,6 +166,10 @@ def _way_out(module: Module) -> str:
     levers = []
     if any(_keeps_saved(op) for stage in module.stages for op in stage.ops):
         levers.append("recompute{policy=full}")
+    if plan.attention != "fused":
+        levers.append('attention = "fused" in the plan')
+    if plan.holds_logits:
+        levers.append('logits = "chunked" in the plan')
     if plan.zero == 0 and plan.dp > 1:
         levers.append("zero = 1 in the plan")
     elif plan.dp > 1 and plan.reduce == "last":

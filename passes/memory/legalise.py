@@ -39,7 +39,7 @@ class LegalisePass(Pass):
             op.scratch = workspace
             if type(op) is Update:
                 op.placement = target.update_engine
-        module.target = target.info
+        module.target = target.info(module)
         context.statistics["largest workspace bytes"] = largest
 
 

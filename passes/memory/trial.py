@@ -95,7 +95,7 @@ def step_seconds_at_own_addresses(module: Module, context: PassContext) -> float
     """Simulated seconds of a step of a placed module, were no bytes used twice: the time its order alone takes."""
     trials = Trials(module, context)
     apart = at_own_addresses(attrs.evolve(module, stages=[trials.with_workspace(stage) for stage in module.stages]))
-    info = attrs.evolve(context.target.info, capacity_bytes=max(stage.arena_bytes for stage in apart.stages))
+    info = attrs.evolve(context.target.info(module), capacity_bytes=max(stage.arena_bytes for stage in apart.stages))
     return context.target.step_seconds(attrs.evolve(apart, level=Level.ALLOCATED, target=info))
 
 

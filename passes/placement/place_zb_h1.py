@@ -108,7 +108,8 @@ def _fits(split: Stage, trials: Trials, delay: int, *, lag: float) -> bool:
     plan = trials.module.plan
     actions = schedule_zb_h1(plan.pp, plan.micro_batches, split.index, delay)
     ops = [op for action in actions for op in _work(groups, action)]
-    return not trials.excess_bytes(split.draft(ops + groups.step_end), lag, trials.context.target.capacity_bytes)
+    capacity = trials.context.target.capacity(trials.module).left
+    return not trials.excess_bytes(split.draft(ops + groups.step_end), lag, capacity)
 
 
 def _work(groups: WorkGroups, action: Action) -> list[Op]:

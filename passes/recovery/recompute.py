@@ -67,20 +67,20 @@ class RecomputePass(Pass):
             recovered += recovery.ops
             starts += recovery.starts
             if self.placement == "forward-side":
-                moved += recover_forward_side(stage, trials, self.budget_within(context))
+                moved += recover_forward_side(stage, trials, self.budget_within(trials))
         context.statistics["recompute ops"] = recovered
         context.statistics["moved to the forward side"] = moved
         return starts
 
-    def budget_within(self, context: PassContext) -> int:
+    def budget_within(self, trials: Trials) -> int:
         """Bytes a stage may use."""
-        return context.target.capacity_bytes if self.budget is None else self.budget
+        return trials.context.target.capacity(trials.module).left if self.budget is None else self.budget
 
     def choice(self, stage: Stage, trials: Trials) -> tuple[ChoiceOf, str]:
         """What to keep of each layer and micro-batch of a stage, and under `auto` the same in words."""
         if self.policy != "auto":
             return same_for_all(*CHOICES[self.policy]), ""
-        chosen = choose(stage, trials, self.budget_within(trials.context))
+        chosen = choose(stage, trials, self.budget_within(trials))
         return chosen.choice_of, chosen.summary
 
 

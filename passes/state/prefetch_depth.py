@@ -47,6 +47,6 @@ def prefetch_depth(
             choice_of, _ = recovery.choice(trial, trials)
             recovered = rewritten(trial, choice_of)
             seconds = trials.period(recovered)
-            if seconds < best and not trials.excess_bytes(recovered, 0.0, recovery.budget_within(trials.context)):
+            if seconds < best and not trials.excess_bytes(recovered, 0.0, recovery.budget_within(trials)):
                 chosen, best = depth, seconds
     return chosen

@@ -36,6 +36,8 @@ __all__ = ["BUILT_SCHEDULES", "Optimizer", "Plan"]
 DTYPES = ("f16", "f32")
 REDUCTIONS = ("last", "each-micro-batch")
 CLIPS = ("none", "global")
+ATTENTIONS = ("fused", "scores-kept", "scores-recomputed")
+LOGITS = ("chunked", "whole")
 
 # What the compiler builds today; the rest of the language is known, and refused by name.
 BUILT_SCHEDULES = tuple(SCHEDULES)
@@ -49,7 +51,7 @@ _MAX_STEPS = 1 << 40
 _MAX_SEED = (1 << 63) - 1
 _MAX_LOSS_SCALE = 2.0**32  # f32 holds any number up to it, and the inverse
 _MAX_RATE = 1000
-_HEAD_CHUNK = 256
+DEFAULT_HEAD_CHUNK = 256
 
 _RATE = number(lambda value: 0 <= value <= _MAX_RATE, f"a number from 0 to {_MAX_RATE}")
 _LOSS_SCALE = number_or_none(
@@ -173,12 +175,14 @@ class Plan:
     """Micro-batches of one replica in one step."""
     seq_len: int = field(metadata=key("batch", "tokens of a sequence", integer(1, _MAX_SEQ_LEN)))
     head_chunk: int = field(
-        default=_HEAD_CHUNK,
+        default=DEFAULT_HEAD_CHUNK,
         metadata=key(
             "batch",
             "rows of logits at a time: bytes, and the rounding of the head's weight gradient",
             integer(1, _MAX_SEQ_LEN),
-            not_in_file=lambda plan: plan.micro_batch_size * plan.seq_len < plan.head_chunk == _HEAD_CHUNK,
+            not_in_file=lambda plan: (
+                plan.holds_logits or plan.micro_batch_size * plan.seq_len < plan.head_chunk == DEFAULT_HEAD_CHUNK
+            ),
         ),
     )
     """Rows of logits the head holds at a time, at most. Its weight gradient is rounded once a chunk: part of the numbers."""
@@ -267,10 +271,32 @@ class Plan:
             "which ranks share a chip, a node, ... of the machine; refused where its groups have other names",
             _read_mapping,
             text=str,
-            in_header_if_none=False,
+            in_header_if_default=False,
         ),
     )
     """What shares a chip, a node, ... of the machine; changes times, not numbers. None: replicas of a stage are neighbours."""
+    attention: str = field(
+        default="fused",
+        metadata=key(
+            "compute",
+            "whether attention holds its score matrix: fused, tile by tile; or whole, kept for the backward or made again in it",
+            word(ATTENTIONS),
+            in_header_if_default=False,
+        ),
+    )
+    """`fused`: scores are never whole. Else the matrix [heads * tokens, seq_len] is: `scores-kept` saves its probabilities for the
+    backward, `scores-recomputed` holds them while an op works on them (Korthikanti et al., "Reducing Activation Recomputation in
+    Large Transformer Models", 2022)."""
+    logits: str = field(
+        default="chunked",
+        metadata=key(
+            "compute",
+            "whether the head computes its logits by `head_chunk` rows, twice, or holds those of all rows from forward to backward",
+            word(LOGITS),
+            in_header_if_default=False,
+        ),
+    )
+    """`chunked`: `head_chunk` rows at a time, computed again in the backward. `whole`: f32 of all rows, saved for the backward."""
 
     @property
     def global_batch(self) -> int:
@@ -286,6 +312,11 @@ class Plan:
     def clusters(self) -> int:
         """Ranks that the plan occupies."""
         return self.pp * self.dp
+
+    @property
+    def holds_logits(self) -> bool:
+        """Whether the head holds the logits of all rows until its backward."""
+        return self.logits == "whole"
 
     @property
     def has_dynamic_scale(self) -> bool:

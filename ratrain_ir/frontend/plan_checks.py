@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK
 from ratrain.ratrain_ir.frontend.text import shown
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
     if not auto_cuts:
         _check_cuts(reader, plan, model)
     _check_state(reader, plan)
+    if plan.head_chunk != DEFAULT_HEAD_CHUNK:
+        _check_whole_logits(reader, plan)
 
 
 def _check_positions(reader: FieldReader, plan: Plan, name: str, positions: int) -> None:
@@ -144,13 +147,23 @@ def check_said(reader: FieldReader, plan: Plan) -> None:
     """Keys that were written, though as the plan stands they change nothing."""
     rows = plan.micro_batch_size * plan.seq_len
     sized = reader.good("micro_batch_size", "seq_len")
-    if sized and reader.good("head_chunk") and plan.head_chunk > rows and "head_chunk" in reader.values:
+    if plan.holds_logits:
+        if "head_chunk" in reader.values and plan.head_chunk == DEFAULT_HEAD_CHUNK:
+            _check_whole_logits(reader, plan)
+    elif sized and reader.good("head_chunk") and plan.head_chunk > rows and "head_chunk" in reader.values:
         _report_chunk(reader, "head_chunk", plan.head_chunk, rows)
     if sized and reader.good("mlp_chunk") and plan.mlp_chunk is not None and plan.mlp_chunk > rows:
         _report_chunk(reader, "mlp_chunk", plan.mlp_chunk, rows)
     if "max_norm" in reader.values and reader.good("max_norm") and "clip" not in reader.values:
         text = 'max_norm changes nothing without clip = "global"'
         reader.contradiction("RT064", "max_norm", text, help='write clip = "global", or remove max_norm')
+
+
+def _check_whole_logits(reader: FieldReader, plan: Plan) -> None:
+    """A head that holds the logits of all rows has no chunks; called for a plan that says of how many rows."""
+    if plan.holds_logits and reader.good("logits", "head_chunk"):
+        text = f'head_chunk {plan.head_chunk} changes nothing with logits = "whole": the head has the logits of all rows at once'
+        reader.contradiction("RT064", "head_chunk", text, help='leave it out, or write logits = "chunked"')
 
 
 def _report_chunk(reader: FieldReader, key: str, chunk: int, rows: int) -> None:

@@ -93,8 +93,8 @@ class Key:
     """the value as a text has it, unless it is None"""
     none_word: str | None = None
     """the file's word for None; without one, a file leaves the key out"""
-    in_header_if_none: bool = True
-    """whether a header says that there is none"""
+    in_header_if_default: bool = True
+    """whether a header says it where it is what the class has by default; else texts from before there was the key stay as they are"""
     not_in_file: Callable[[Any], bool] = _never
     """for which objects a file leaves the key out, as it would change nothing there"""
 
@@ -139,7 +139,7 @@ class Table(Generic[T]):
         values: dict[str, Value] = {}
         for name, declared in self.own.items():
             value = getattr(of, name)
-            if value is not None or declared.in_header_if_none:
+            if declared.in_header_if_default or value != self._defaults[name]:
                 values[name] = None if value is None else declared.text(value)
         for name, table in self.parts.items():
             values |= table.header(getattr(of, name))

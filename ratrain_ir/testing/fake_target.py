@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.ops import (
     Send,
     Update,
 )
-from ratrain.ratrain_ir.target import WorkspaceRequest
+from ratrain.ratrain_ir.target import Capacity, WorkspaceRequest
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
@@ -42,9 +42,14 @@ class FakeTarget:
     machine: str = ""
     """any text: what modules carry of this target"""
 
-    @property
-    def info(self) -> TargetInfo:
+    def capacity(self, module: Module) -> Capacity:
+        """As many bytes for every module; nothing takes any of them."""
+        del module
+        return Capacity(self.capacity_bytes)
+
+    def info(self, module: Module) -> TargetInfo:
         """Name and capacity; the text, and a digest of it, where there is one."""
+        del module
         digest = sha256(self.machine.encode()).hexdigest() if self.machine else ""
         return TargetInfo(self.name, self.capacity_bytes, digest, self.machine)
 

@@ -90,7 +90,6 @@ def command(
 
     chosen = [strategy(name.strip()) for name in names.split(",")] if names else _yardstick_first(STRATEGIES)
     machine = target.load()
-    capacity = machine.whole("ddr_capacity")
     if automatic:
         assert clusters is not None
         assert global_batch is not None
@@ -106,12 +105,12 @@ def command(
         facts = {"strategies": rows}
         notes = [item.note for item in chosen if item.note]
     if as_json:
-        print_json(facts | {"capacity_bytes": capacity})
+        print_json(facts | {"capacity_bytes": min(row["capacity_bytes"] for row in rows)})
         return
     if common:
         where = f"all on the best plan of {common['best_for']}, {_plan_text(common['plan'])}"
-        _show(common["strategies"], capacity, where)
-    _show(rows, capacity, "each on its best plan" if automatic else "on one plan")
+        _show(common["strategies"], where)
+    _show(rows, "each on its best plan" if automatic else "on one plan")
     for note in notes:
         echo(note)
 
@@ -176,7 +175,7 @@ def _yardstick_first(strategies: Sequence[Strategy]) -> list[Strategy]:
     return sorted(strategies, key=lambda item: item.name != "baseline-1f1b")
 
 
-def _show(rows: list[dict[str, Any]], capacity: int, where: str) -> None:
+def _show(rows: list[dict[str, Any]], where: str) -> None:
     from ratrain.ratrainc.console import seconds_text, size_text, table
 
     planned = any("plan" in row for row in rows)
@@ -187,7 +186,7 @@ def _show(rows: list[dict[str, Any]], capacity: int, where: str) -> None:
             tail = seconds_text(row["exposed_tail_seconds"])
             times = [seconds_text(row["step_seconds"]), f"{row['tokens_per_second']:,.0f}", tail, speedup]
         else:
-            lacking = row["peak_bytes"] - capacity
+            lacking = row["peak_bytes"] - row["capacity_bytes"]
             # what is live may fit where no placement of it was found
             times = [f"lacks {size_text(lacking)}" if lacking > 0 else "not placed", "-", "-", "-"]
         plan = [_plan_text(row["plan"]) if row["plan"] else "-"] if planned else []

@@ -116,12 +116,15 @@ def command(
                 raise
     written = _write(module, output, machine)
     if as_json:
-        print_json(summary(module) | {"output": written, "passes": [run.text for run in runs]})
+        print_json(
+            summary(module, api.machine_for(module, machine))
+            | {"output": written, "passes": [run.text for run in runs]}
+        )
         return
     from ratrain.ratrainc.reports import show_inserted, show_module
 
     show_inserted(runs)
-    show_module(module)
+    show_module(module, api.machine_for(module, machine))
     if written:
         echo(f"wrote {written}")
 
@@ -204,8 +207,8 @@ def _write(module: Module, output: str | None, machine: Machine | None) -> str |
     return output
 
 
-def summary(module: Module) -> dict[str, Any]:
-    """The figures of a compiled module, as `--json` prints them."""
+def summary(module: Module, machine: Machine) -> dict[str, Any]:
+    """The figures of a compiled module for a machine, as `--json` prints them."""
     from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 
     stages = []
@@ -216,6 +219,16 @@ def summary(module: Module) -> dict[str, Any]:
         "name": module.name,
         "level": module.level.value,
         "pipeline": module.pipeline,
-        "capacity_bytes": module.target.capacity_bytes if module.target else None,
+        **capacity_figures(module, machine),
         "stages": stages,
     }
+
+
+def capacity_figures(module: Module, machine: Machine) -> dict[str, Any]:
+    """What a rank of a module has for its tensors and, where something takes bytes before them, what takes how many."""
+    from ratrain.targets.machine.capacity import capacity_of
+
+    if module.target is None:
+        return {"capacity_bytes": None}
+    overheads = dict(capacity_of(machine, module.topology).overheads)
+    return {"capacity_bytes": module.target.capacity_bytes} | ({"overhead_bytes": overheads} if overheads else {})

@@ -62,6 +62,7 @@ def command(
         raise click.UsageError("--cold goes with --time")
     if file.endswith(".rtx"):
         raise click.UsageError("bytes are explained of a schedule: give the .rtir, or --time")
+    from ratrain import api
     from ratrain.ratrain_ir.analysis.lifetime import lifetimes
     from ratrain.ratrainc.commands.loading import checked_schedule
     from ratrain.ratrainc.console import print_json
@@ -70,7 +71,7 @@ def command(
     _check_stage(stage, len(module.stages))
     if stage is None:
         stage = max(range(len(module.stages)), key=lambda s: lifetimes(module.stages[s]).peak_bytes)
-    facts = _facts(module, module.stages[stage])
+    facts = _facts(module, module.stages[stage], api.machine_for(module, given))
     facts["byte_reuse"] = _byte_reuse(module, given)
     facts["levers"] = _levers(module, stage, given, seconds) if levers else []
     if as_json:
@@ -100,9 +101,10 @@ def _check_stage(stage: int | None, stages: int) -> None:
         raise click.UsageError(f"there is no stage {stage}: the stages are 0 to {stages - 1}")
 
 
-def _facts(module: Module, stage: Stage) -> dict[str, Any]:
+def _facts(module: Module, stage: Stage, machine: Machine) -> dict[str, Any]:
     from ratrain.ratrain_ir.analysis.lifetime import lifetimes
     from ratrain.ratrain_ir.types import aligned
+    from ratrain.ratrainc.commands.compile import capacity_figures
 
     lives = lifetimes(stage)
     position = lives.peak_position
@@ -116,7 +118,7 @@ def _facts(module: Module, stage: Stage) -> dict[str, Any]:
         "peak_live_bytes": lives.peak_bytes,
         "peak_op": repr(stage.ops[position]) if stage.ops else "",
         "arena_bytes": stage.arena_bytes,
-        "capacity_bytes": module.target.capacity_bytes if module.target else None,
+        **capacity_figures(module, machine),
         "by_kind": {kind.value: size for kind, size in lives.bytes_by_kind(position).items()},
         "by_owner": dict(sorted(owners.items(), key=lambda item: -item[1])),
         "live_tensors": len(live),
@@ -205,6 +207,9 @@ def _show(facts: dict[str, Any]) -> None:
         )
     if facts["capacity_bytes"] and arena:
         say(f"capacity {facts['capacity_bytes']} bytes: {facts['capacity_bytes'] - arena} free")
+    if overheads := facts.get("overhead_bytes"):
+        rows = [[name, str(nbytes), size_text(nbytes)] for name, nbytes in overheads.items()]
+        table("taken of the memory before any tensor has a place", ("overhead", "bytes", ""), rows)
     if facts["byte_reuse"]:
         step, apart = facts["byte_reuse"]["step_seconds"], facts["byte_reuse"]["without_reuse_seconds"]
         words = f"{seconds_text(step)} a step, {seconds_text(apart)} if no bytes were used twice"

@@ -201,7 +201,8 @@ def target_options(function: F) -> F:
     """`--machine` and `--capacity`, the group `target`: a `MachineChoice`."""
     text = "A machine file (TOML), or the name of a built-in machine. Default: mt3000."
     capacity = (
-        "DDR of a cluster, like 20GiB, in place of what the machine has (of the mt3000: 20GB, which are 20 * 10^9)."
+        "DDR of a cluster, like 20GiB, in place of what the machine has (of the mt3000: 20GB, which are 20 * 10^9). "
+        "What the machine's overheads take is taken of it."
     )
     function = click.option("--capacity", "target_capacity", callback=byte_count, metavar="BYTES", help=capacity)(
         function

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ratrain.ratrain_ir.frontend.plan import ATTENTIONS, LOGITS
 from ratrain.ratrainc.commands.options import (
     FiniteRange,
     Result,
@@ -67,6 +68,18 @@ Examples:
     help="Tokens of each.",
 )
 @plan_choice_options
+@click.option(
+    "--attention",
+    "plans_attention",
+    type=click.Choice(ATTENTIONS),
+    help="What all plans do with scores. Default: as --like says, else fused.",
+)
+@click.option(
+    "--logits",
+    "plans_logits",
+    type=click.Choice(LOGITS),
+    help="What all plans hold of the head's logits. Default: as --like says, else chunked.",
+)
 @click.option("--quick", is_flag=True, help="Closed forms only: an estimate and its gap within seconds.")
 @click.option("--smallest", is_flag=True, help="Find the fewest clusters, up to N, on which a plan fits, and the plan.")
 @exhaustive_option

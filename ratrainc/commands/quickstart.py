@@ -57,7 +57,7 @@ def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
     say("1. compile: examples/tiny.json under examples/tiny.toml")
     module = api.compile(str(example_path("tiny.json")), str(example_path("tiny.toml")), verify_each=True)
     write_lines(str(folder / "tiny.rtir"), module_lines(module))
-    show_module(module)
+    show_module(module, api.machine_for(module, None))
     say("")
     say("2. verify and emit: the schedule is read back from its text, proved sound, and becomes a program")
     again = api.load_schedule(str(folder / "tiny.rtir"))

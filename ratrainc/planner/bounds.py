@@ -49,7 +49,8 @@ class Columns:
     pp: Numbers
     micro_batches: Numbers
     layers: float
-    capacity: float
+    capacity: Numbers
+    """bytes that a rank has left for tensors"""
     forward: Numbers
     backward: Numbers
     activation: Numbers
@@ -82,6 +83,7 @@ class Columns:
         sizes, size = _grouped(shapes, "micro_batch_size")
         states, state = _grouped(shapes, "dp", "zero", "reduce", "tiles")
         ways, way = _grouped(shapes, "pp", "dp", "tiles", "micro_batch_size")
+        meshes, mesh = _grouped(shapes, "pp", "dp")
         works = [profiles.work(shape.micro_batch_size) for shape in sizes]
         of_size = _table(works, _WORK_COLUMNS) | _recovery_lines([(work.kept_bytes, work.recovery) for work in works])
         of_state = _table([profiles.state(state_key(shape)) for shape in states], _STATE_COLUMNS)
@@ -89,7 +91,7 @@ class Columns:
             pp=np.fromiter((s.pp for s in shapes), float, len(shapes)),
             micro_batches=np.fromiter((s.micro_batches for s in shapes), float, len(shapes)),
             layers=float(profiles.setting.model.layers),
-            capacity=float(profiles.setting.machine.whole("ddr_capacity")),
+            capacity=np.array([profiles.capacity(shape) for shape in meshes], float)[mesh],
             in_order=schedule == "1f1b",
             message=np.array([profiles.message(shape) for shape in ways])[way],
             **{name: column.take(size, axis=-1) for name, column in of_size.items()},
@@ -344,7 +346,7 @@ def plan_bounds(c: Columns, layers: Numbers) -> StageBounds:
         memory = _Memory.of(chosen, part)
         peaks[:, rows] = peak = memory.peak_bytes()
         longest = _time(chosen, memory, before @ part).max(axis=0)
-        seconds[rows] = np.where(peak.max(axis=0) <= c.capacity, longest, np.inf)
+        seconds[rows] = np.where(peak.max(axis=0) <= chosen.capacity, longest, np.inf)
     return StageBounds(seconds, peaks.T)
 
 

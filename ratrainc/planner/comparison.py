@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
+from ratrain.ratrain_ir.topology import topology_of
 from ratrain.ratrainc.levers import Outcome, Setting, try_setting
+from ratrain.ratrainc.planner.profile import rank_capacity
 from ratrain.ratrainc.planner.report import candidate_json
 from ratrain.ratrainc.planner.search import Search
+from ratrain.targets.machine.capacity import capacity_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -29,10 +32,11 @@ def rows_on_one_plan(
         assert outcome is not None, "ZeRO 3 goes with every plan"
         outcomes.append(outcome)
         tick()
-    return [_row(outcome, outcomes[0], plan.tokens_per_step) for outcome in outcomes]
+    capacity = capacity_of(machine, topology_of(model, plan)).left
+    return [_row(outcome, outcomes[0], plan.tokens_per_step, capacity) for outcome in outcomes]
 
 
-def _row(outcome: Outcome, yardstick: Outcome, tokens: int) -> dict[str, Any]:
+def _row(outcome: Outcome, yardstick: Outcome, tokens: int, capacity: int) -> dict[str, Any]:
     seconds, reference = outcome.step_seconds, yardstick.step_seconds
     return {
         "name": outcome.name,
@@ -42,6 +46,7 @@ def _row(outcome: Outcome, yardstick: Outcome, tokens: int) -> dict[str, Any]:
         "exposed_tail_seconds": outcome.exposed_tail_seconds,
         "speedup": reference / seconds if seconds and reference else None,
         "fits": outcome.fits,
+        "capacity_bytes": capacity,
     }
 
 
@@ -61,9 +66,12 @@ def comparison_rows(strategies: Sequence[Strategy], answers: Sequence[Answer]) -
     rows = []
     for item, answer in zip(strategies, answers, strict=True):
         best = answer.best
-        capacity = answer.request.machine.whole("ddr_capacity")
-        lacking = [r.short_bytes for r in answer.rejected] if answer.proven_empty else []
-        short = min(lacking, default=0.0)  # what some shapes lack says nothing while others may fit
+        nearest = min(answer.rejected, key=lambda r: r.short_bytes, default=None)
+        shown = best or nearest
+        assert shown is not None, "where nothing fits, bounds on bytes have ruled something out"
+        capacity = rank_capacity(answer.request.model, answer.request.machine, shown.shape).left
+        # what some shapes lack says nothing while others may fit
+        short = nearest.short_bytes if nearest and answer.proven_empty else 0.0
         evaluation = best.evaluation if best else None
         rows.append(
             {
@@ -74,6 +82,7 @@ def comparison_rows(strategies: Sequence[Strategy], answers: Sequence[Answer]) -
                 "exposed_tail_seconds": evaluation.exposed_tail_seconds if evaluation else None,
                 "speedup": reference / best.seconds if best and reference else None,
                 "fits": best is not None,
+                "capacity_bytes": capacity,
                 "plan": candidate_json(best, answer.request.clusters, None) if best else None,
                 "bound_step_seconds": answer.bound_seconds if best else None,
             }

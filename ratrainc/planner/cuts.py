@@ -43,7 +43,7 @@ def best_cuts(c: Columns, *, roomiest: bool = False) -> BestCuts:
     seconds, peaks = of_stages.seconds[..., 0], of_stages.peak_bytes[..., 0]
     least = _least_of_largest(seconds, total)
     if not np.isfinite(least):
-        return _shortage(peaks, total, c.capacity)
+        return _shortage(peaks, total, float(c.capacity[0]))
     if roomiest:
         least, seconds = (
             _least_of_largest(np.broadcast_to(peaks, seconds.shape), total),

@@ -46,6 +46,7 @@ from ratrain.ratrain_ir.topology import grid
 from ratrain.ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
 from ratrain.ratrainc.planner.setting import Setting
 from ratrain.ratrainc.planner.tilings import Tiles
+from ratrain.targets.machine.capacity import mesh_capacity
 from ratrain.targets.machine.link_groups import Link
 from ratrain.targets.machine.placement import Placement
 from ratrain.targets.target import MachineTarget, target_of
@@ -53,6 +54,7 @@ from ratrain.targets.target import MachineTarget, target_of
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.target import Capacity
     from ratrain.ratrainc.planner.space import Shape
     from ratrain.targets.machine.machine import Machine
 
@@ -83,7 +85,7 @@ class WorkProfile:
     mlp_scratch: int
     """workspace of an mlp's backward"""
     head_scratch: int
-    """workspace of the head's backward"""
+    """workspace of the head's backward, and what it reads that its forward saved"""
     boundary: int
     """bytes that go to the next stage"""
 
@@ -142,6 +144,15 @@ class Profiles:
         target, nbytes = target_of(self.setting.machine), self.work(shape.micro_batch_size).boundary
         return min(target.message_seconds(nbytes, link) for link in self.crossed[key])
 
+    def capacity(self, shape: Shape) -> int:
+        """Bytes that a rank of a shape has left for tensors."""
+        return rank_capacity(self.setting.model, self.setting.machine, shape).left
+
+
+def rank_capacity(model: ModelConfig, machine: Machine, shape: Shape) -> Capacity:
+    """The DDR of a rank of a shape, and what is left of it for tensors."""
+    return mesh_capacity(machine, grid(shape.pp, shape.dp), tied=model.tied_embeddings)
+
 
 StateKey = tuple[int, int, str, tuple[Tile, ...]]
 """Replicas, ZeRO level, reduce mode, and tiles of a single stage."""
@@ -183,7 +194,6 @@ def _work_profile(setting: Setting, micro_batch_size: int) -> WorkProfile:
     least = layer_forward + layer_backward
     extra = [(kept, ops.seconds((Forward, Recompute, Backward), "layer") - least) for kept, ops in options]
     kept_bytes, recovery = _lower_hull(extra)
-    slots = sum(aligned(slot.type.nbytes) for slot in saved_slots(small, plan, block("mlp", 0)))
     activation = aligned(activation_type(small, plan).nbytes)
     return WorkProfile(
         forward=np.array([whole.seconds(Forward, "embed"), layer_forward, whole.seconds(Forward, "head")]),
@@ -192,9 +202,9 @@ def _work_profile(setting: Setting, micro_batch_size: int) -> WorkProfile:
         recovery=recovery,
         activation=activation,
         inputs=aligned(token_type(plan).nbytes),
-        mlp_saved=slots,
+        mlp_saved=_saved_bytes(small, plan, block("mlp", 0)),
         mlp_scratch=_scratch_bytes(module, target, "mlp"),
-        head_scratch=_scratch_bytes(module, target, "head"),
+        head_scratch=_scratch_bytes(module, target, "head") + _saved_bytes(small, plan, block("head")),
         boundary=activation_type(small, plan).nbytes,
     )
 
@@ -218,6 +228,11 @@ class _Ops:
     def seconds(self, classes: type | tuple[type, ...], unit: str) -> float:
         chosen = classes if isinstance(classes, tuple) else (classes,)
         return sum(self.times.get((op, kind), 0.0) for op, kind in product(chosen, _KINDS[unit]))
+
+
+def _saved_bytes(model: ModelConfig, plan: Plan, owner: Block) -> int:
+    """All that a block's forward saves for its backward."""
+    return sum(aligned(slot.type.nbytes) for slot in saved_slots(model, plan, owner))
 
 
 def _scratch_bytes(module: Module, target: MachineTarget, kind: str) -> int:

@@ -299,6 +299,8 @@ def no_plan(answer: Answer) -> NoReturn:
             f": the compiler refused {len(answer.refused)} plans, the others were not tried" if answer.refused else ""
         )
         notes.insert(0, Note(f"not proved: bounds on bytes do not rule out every plan{refused}"))
+    account = request.machine.capacity(request.clusters > 1).account
+    notes += [Note(f"of a rank {account}")] if account is not None else []
     more = "more time (--seconds), or every plan (--exhaustive); else "
     fail(
         "RT053",

@@ -9,15 +9,27 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
+from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan, place_in_plan
 from ratrain.ratrainc.plan_choices import PlanChoice, SearchEffort
 from ratrain.ratrainc.planner.answer import Request
+from ratrain.ratrainc.planner.space import template as usual_template
 from ratrain.ratrainc.planner.variants import schedule_of
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
 from ratrain.targets.machine.machine import Machine, load_machine
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
+
+
+def _computing(given: Plan | None, plans: PlanChoice, seq_len: int) -> Plan | None:
+    """A template that computes attention and logits as was chosen."""
+    if plans.attention is None and plans.logits is None:
+        return given
+    plan = given or usual_template(seq_len)
+    plan = evolve(plan, attention=plans.attention or plan.attention, logits=plans.logits or plan.logits)
+    return evolve(plan, head_chunk=DEFAULT_HEAD_CHUNK) if plan.holds_logits else plan
 
 
 def planning_request(
@@ -49,6 +61,7 @@ def planning_request(
             partial(place_in_plan, plans.like, "schedule"),
         )
         template = evolve(template, schedule=None)  # what a plan says of it, it says by its strategy
+    template = _computing(template, plans, seq_len)
     request = Request(
         model,
         machine if isinstance(machine, Machine) else load_machine(machine),

@@ -43,7 +43,7 @@ def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[s
     style, head_end = head.split("/*ratrain-style*/")
     yield style + _file("report.css") + head_end
     yield f"<h1>{escape(title)}</h1>\n<p>{escape(_subtitle(timeline))}</p>\n"
-    yield f'<dl class="figures">{tables.key_figures(program, figures)}</dl>\n'
+    yield f'<dl class="figures">{tables.key_figures(program, figures, machine)}</dl>\n'
     yield _file("charts.html")
     yield "<h2>Stages</h2>\n" + tables.stage_table(program, figures)
     steady, from_cold = Bubbles(timeline), Bubbles(timeline, cold=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ratrain.ratrain_ir.frontend.plan_text import plan_words
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrainc.console import capacity_text, seconds_text, size_text
+from ratrain.targets.machine.capacity import capacity_of
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
@@ -33,7 +34,7 @@ def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *
     )
 
 
-def key_figures(program: Program, figures: Figures) -> str:
+def key_figures(program: Program, figures: Figures, machine: Machine) -> str:
     """The figures of the whole step."""
     pairs = [
         ("step", seconds_text(figures.step_seconds)),
@@ -44,6 +45,7 @@ def key_figures(program: Program, figures: Figures) -> str:
         ("ops a step", f"{sum(stage.instructions for stage in program.stages):,}"),
         ("largest arena", size_text(max(stage.arena_bytes for stage in program.stages))),
         ("capacity", capacity_text(program.capacity_bytes)),
+        *((name, size_text(nbytes)) for name, nbytes in capacity_of(machine, program.topology).overheads),
     ]
     return "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs)
 

@@ -112,7 +112,7 @@ def check(module: Module, *, machine: str | Machine | None = None) -> None:
             verify_module(module, diagnostics)
         else:
             chosen = machine_for(module, machine)
-            there = evolve(module, target=_info_on(module.target, chosen))
+            there = evolve(module, target=_info_on(module, module.target, chosen))
             verify_module(there, diagnostics)
             diagnostics.check()
             check_workspace(there, target_of(chosen), Reporter(there, diagnostics))
@@ -132,9 +132,9 @@ def emit(module: Module, *, machine: str | Machine | None = None) -> Program:
         return emit_module(module, target_of(chosen))
 
 
-def _info_on(own: TargetInfo, machine: Machine) -> TargetInfo:
-    """What a module for one machine says on another; the same where that is the one it was made for."""
-    info = target_info(machine)
+def _info_on(module: Module, own: TargetInfo, machine: Machine) -> TargetInfo:
+    """What a module that has a target says on a machine; the same where that is the one it was made for."""
+    info = target_info(machine, module.topology)
     if own.digest == info.digest:
         return own
     if not own.digest and own.name == info.name:  # a text that does not say more of its machine than the name
@@ -148,7 +148,7 @@ def make_for(module: Module, machine: Machine) -> None:
     Raises `DiagnosticError` RT052 where an arena does not fit there.
     """
     own = module.target
-    if own is None or (info := _info_on(own, machine)) is own:
+    if own is None or (info := _info_on(module, own, machine)) is own:
         return
     module.target = info
     if module.level is Level.ALLOCATED:
@@ -191,7 +191,7 @@ def load(path: str, *, machine: str | Machine | None = None) -> Program:
         return emit(module, machine=machine)
     with paused_gc():
         program = read_program(path)
-    check_carried(program.info, path)
+    check_carried(program.info, program.topology, path)
     check_on_machine(program, path)
     return program
 
@@ -205,7 +205,7 @@ def load_schedule(path: str) -> Module:
         module = read_module(path)
     if module.target is not None:
         assert module.source is not None
-        check_carried(module.target, path, module.source.line(module.target.line))
+        check_carried(module.target, module.topology, path, module.source.line(module.target.line))
     return module
 
 

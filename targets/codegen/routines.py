@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.blocks import Block, block, saved_slots
+from ratrain.ratrain_ir.blocks import Block, block, saved_slots, scores_type
 from ratrain.ratrain_ir.ops import BlockOp, Recompute
 from ratrain.ratrain_ir.signatures import bind
 from ratrain.ratrain_ir.types import Dtype, StateKind
@@ -150,13 +150,51 @@ def _attention_forward(builder: Builder) -> None:
         builder.step("gemm", operands, trans_b=True)
     _rope(builder, "q", model.heads, inverse=False)
     _rope(builder, "k", model.kv_heads, inverse=False)
-    operands = {"q": "q", "k": "k", "v": "v", "o": builder.slot("o"), "lse": builder.slot("lse")}
-    builder.step("attention_forward", operands, **_attention_options(builder))
+    _softmax_forward(builder)
     if builder.has("y"):
         operands = {"a": "o", "b": "w.o_proj", "out": "y", "residual": "x"}
         if model.is_gpt2:
             operands["bias"] = "w.o_bias"
         builder.step("gemm", operands, trans_b=True)
+
+
+def _softmax_forward(builder: Builder) -> None:
+    """From queries, keys and values to the output of the heads."""
+    options, o = _attention_options(builder), builder.slot("o")
+    if builder.plan.attention == "fused":
+        operands = {"q": "q", "k": "k", "v": "v", "o": o, "lse": builder.slot("lse")}
+        builder.step("attention_forward", operands, **options)
+    else:
+        _probabilities(builder)
+        builder.step("attention_values_forward", {"probs": "probs", "v": "v", "o": o}, **options)
+
+
+def _probabilities(builder: Builder) -> None:
+    """The whole score matrix, and its softmax in the same bytes: a saved slot, or an intermediate where the op has none."""
+    options, matrix = _attention_options(builder), scores_type(builder.model, builder.plan)
+    if not builder.has("probs"):
+        builder.temporary("probs", *matrix.shape)
+    builder.step("attention_scores_forward", {"q": "q", "k": "k", "scores": "probs"}, **options)
+    builder.step("attention_softmax_forward", {"scores": "probs", "probs": "probs"}, **options)
+
+
+def _softmax_backward(builder: Builder) -> None:
+    """From the gradient `do` of the heads' output to those of queries, keys and values."""
+    options = _attention_options(builder)
+    gradients = {name: builder.slot(name) for name in ("dq", "dk", "dv")}
+    if builder.plan.attention == "fused":
+        operands = {name: name for name in ("q", "k", "v", "o", "lse", "do")} | gradients
+        operands["delta"] = builder.temporary("delta", builder.model.heads, builder.rows, dtype=Dtype.F32)
+        builder.step("attention_backward", operands, **options)
+        return
+    if not builder.has("probs"):
+        _probabilities(builder)
+    scores = builder.temporary("dscores", *scores_type(builder.model, builder.plan).shape)
+    operands = {"probs": "probs", "v": "v", "do": "do", "dprobs": scores, "dv": gradients["dv"]}
+    builder.step("attention_values_backward", operands, **options)
+    builder.step("attention_softmax_backward", {"probs": "probs", "dprobs": scores, "dscores": scores}, **options)
+    operands = {"q": "q", "k": "k", "dscores": scores, "dq": gradients["dq"], "dk": gradients["dk"]}
+    builder.step("attention_scores_backward", operands, **options)
 
 
 def _attention_backward(builder: Builder) -> None:
@@ -166,11 +204,8 @@ def _attention_backward(builder: Builder) -> None:
     if model.is_gpt2:
         builder.bias_gradient("dy", "o_bias")
     builder.step_of(INPUT, "gemm", {"a": "dy", "b": "w.o_proj", "out": builder.temporary("do", rows, q_width)})
-    operands = {name: name for name in ("q", "k", "v", "o", "lse", "do")}
-    operands |= {name: builder.slot(name) for name in ("dq", "dk", "dv")}
-    operands["delta"] = builder.temporary("delta", model.heads, rows, dtype=Dtype.F32)
-    builder.step_of(INPUT, "attention_backward", operands, **_attention_options(builder))
     if INPUT in builder.halves:
+        _softmax_backward(builder)
         _rope(builder, "dq", model.heads, inverse=True)
         _rope(builder, "dk", model.kv_heads, inverse=True)
     builder.temporary("dxn", rows, model.hidden_size)
@@ -188,23 +223,32 @@ def _head_norm(builder: Builder) -> None:
     for statistic in statistics(builder.model):
         builder.temporary(statistic, builder.rows, dtype=Dtype.F32)
     norm_steps(builder)
-    chunk = min(builder.plan.head_chunk, builder.rows)
-    builder.temporary("logits", chunk, builder.model.vocab_size, dtype=Dtype.F32)
+
+
+def _head_logits(builder: Builder, name: str) -> str:
+    """An f32 matrix of the logits, or of their gradient, of the rows that the head has at a time."""
+    rows = builder.rows if builder.plan.holds_logits else min(builder.plan.head_chunk, builder.rows)
+    return name if builder.has(name) else builder.temporary(name, rows, builder.model.vocab_size, dtype=Dtype.F32)
 
 
 def _head_forward(builder: Builder) -> None:
     _head_norm(builder)
-    operands = {"xn": "xn", "table": "w.table"} | {name: name for name in ("labels", "lse", "loss", "logits")}
+    operands = {"xn": "xn", "table": "w.table"} | {name: name for name in ("labels", "lse", "loss")}
+    operands["logits"] = _head_logits(builder, "logits")
     options = {"normalise": builder.model.normalised_head, "accumulate": builder.accumulates}
     builder.step("head_forward", operands, **options)
 
 
 def _head_backward(builder: Builder) -> None:
     _head_norm(builder)
-    operands = {name: name for name in ("xn", "labels", "lse", "scale", "logits")}
+    operands = {name: name for name in ("xn", "labels", "lse", "scale")}
+    operands["logits"] = _head_logits(builder, "logits")
     operands |= {"table": "w.table", "dxn": builder.temporary("dxn", builder.rows, builder.model.hidden_size)}
     operands["dtable"] = "g.table"
     options = {"normalise": builder.model.normalised_head, "accumulate": builder.accumulates}
     denominator = float(builder.plan.micro_batches * builder.rows)
-    builder.step("head_backward", operands, denominator=denominator, **options)
+    if builder.plan.holds_logits:
+        operands["dlogits"] = _head_logits(builder, "dlogits")
+    kernel = "head_backward_from_logits" if builder.plan.holds_logits else "head_backward"
+    builder.step(kernel, operands, denominator=denominator, **options)
     norm_backward(builder, residual=False)

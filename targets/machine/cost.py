@@ -52,13 +52,17 @@ def _inner(routine: Routine, step: Step) -> int:
 
 
 def _product_efficiency(routine: Routine, step: Step, machine: Machine) -> float:
-    """The fraction falls with each extent that is short."""
-    half = machine.gemm_half_extent
-    if not half:
+    if not machine.gemm_half_extent:
         return machine["gemm_efficiency"]
     inner, batch = _inner(routine, step), step.options.get("batch", 1)
     rows, columns = routine.shape_of(step.operands["out"])
-    return machine["gemm_efficiency"] * prod(extent / (extent + half) for extent in (rows / batch, inner, columns))
+    return _efficiency_of(machine, rows / batch, inner, columns)
+
+
+def _efficiency_of(machine: Machine, *extents: float) -> float:
+    """The fraction of the peak of a product falls with each of its extents that is short."""
+    half = machine.gemm_half_extent
+    return machine["gemm_efficiency"] * prod(extent / (extent + half) for extent in extents)
 
 
 def _attention(products: int) -> _Arithmetic:
@@ -71,6 +75,23 @@ def _attention(products: int) -> _Arithmetic:
         return 2.0 * products * int(options["batch"]) * int(options["heads"]) * int(options["head_dim"]) * visible
 
     return _Arithmetic(flops, lambda _routine, _step, machine: machine["attention_efficiency"])
+
+
+def _scores(products: int) -> _Arithmetic:
+    """So many products of each query with each key of its sequence, seen or not: matrix products, a head of a sequence at a time."""
+
+    def flops(routine: Routine, step: Step) -> float:
+        del routine
+        options = step.options
+        seq_len, head_dim = int(options["seq_len"]), int(options["head_dim"])
+        return 2.0 * products * int(options["batch"]) * int(options["heads"]) * head_dim * seq_len * seq_len
+
+    def efficiency(routine: Routine, step: Step, machine: Machine) -> float:
+        del routine
+        seq_len = int(step.options["seq_len"])
+        return _efficiency_of(machine, seq_len, seq_len, int(step.options["head_dim"]))
+
+    return _Arithmetic(flops, efficiency)
 
 
 def _head(products: int) -> _Arithmetic:
@@ -93,6 +114,13 @@ _ARITHMETIC: PerKernel[_Arithmetic] = PerKernel(
         "gemm": _Arithmetic(_product_flops, _product_efficiency),
         "attention_forward": _attention(2),
         "attention_backward": _attention(5),
+        "attention_scores_forward": _scores(1),
+        "attention_values_forward": _scores(1),
+        "attention_values_backward": _scores(2),
+        "attention_scores_backward": _scores(2),
+        "attention_softmax_forward": _BOUND_BY_DDR,
+        "attention_softmax_backward": _BOUND_BY_DDR,
+        "head_backward_from_logits": _head(2),
         "head_forward": _head(1),
         "head_backward": _head(3),
         "column_sum": _BOUND_BY_DDR,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from functools import cached_property
+from math import ceil
 from typing import Any, TypeGuard
 
 from attrs import field, frozen
@@ -15,6 +16,7 @@ from ratrain.ratrain_ir.frontend.toml_text import parse_toml
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.plugins import WAY_OUT
 from ratrain.ratrain_ir.registry import Registry
+from ratrain.ratrain_ir.target import Capacity
 from ratrain.targets.machine.link_groups import (
     GROUP_UNITS,
     SHORT_KEYS,
@@ -76,6 +78,10 @@ _OPTIONAL_UNITS = {
     "engine_gap": "s",
     "gemm_half_extent": "elements",
     "head_efficiency": "fraction of fp16_peak",
+    "runtime_overhead": "bytes",
+    "transport_overhead": "bytes",
+    "transport_overhead_per_group": "bytes",
+    "allocator_slack": "fraction of ddr_capacity",
 }
 _ALL_UNITS = _UNITS | TILE_UNITS | _OPTIONAL_UNITS
 _WHOLE = (
@@ -87,6 +93,9 @@ _WHOLE = (
     "gsm_capacity",
     "am_capacity",
     "sm_capacity",
+    "runtime_overhead",
+    "transport_overhead",
+    "transport_overhead_per_group",
 )
 _LEAST, _MOST = 1e-15, 1e30
 """Bounds far beyond any machine, so that no sum or quotient of times overflows."""
@@ -101,6 +110,10 @@ _MAY_BE_ZERO = (
     "dispatch",
     "engine_gap",
     "gemm_half_extent",
+    "runtime_overhead",
+    "transport_overhead",
+    "transport_overhead_per_group",
+    "allocator_slack",
 )
 WORDS = ("base", "name", "update_engine", "cost", "target", "op", "link_group")
 """Keys of a machine file that are no constants."""
@@ -180,6 +193,20 @@ class Machine:
         """Fraction of the peak of the head's products: as of others where the file does not say."""
         return self._optional("head_efficiency", self["gemm_efficiency"])
 
+    def capacity(self, communicators: int) -> Capacity:
+        """The DDR of a rank that is a member of so many communicators, and what takes some of it before tensors do.
+
+        A rank that is a member of none has no transport. What the file does not say takes nothing.
+        """
+        installed = self.whole("ddr_capacity")
+        taken = {
+            "runtime_overhead": self._optional("runtime_overhead", 0.0),
+            "transport_overhead": self._optional("transport_overhead", 0.0) if communicators else 0.0,
+            "transport_overhead_per_group": communicators * self._optional("transport_overhead_per_group", 0.0),
+            "allocator_slack": ceil(installed * self._optional("allocator_slack", 0.0)),
+        }
+        return Capacity(installed, tuple((name, int(nbytes)) for name, nbytes in taken.items() if nbytes))
+
 
 def machine_names() -> list[str]:
     """Names of the machine files that come with the targets."""
@@ -239,9 +266,13 @@ def is_whole(key: str) -> bool:
     return _kind(key) in _WHOLE
 
 
+def _is_fraction(key: str) -> bool:
+    return _ALL_UNITS.get(key, "").startswith("fraction")
+
+
 def largest_value(key: str) -> float:
     """The most a constant can be."""
-    if key.endswith("_efficiency"):
+    if _is_fraction(key):
         return 1.0
     return float(_MOST_WHOLE) if is_whole(key) else _MOST
 
@@ -326,6 +357,10 @@ class _Reader:
         if cost == "tiles":
             self.check_clock(constants)
         machine = Machine(str(name), Engine(engine), constants, cost, table, target, groups)
+        capacity = machine.capacity(0)
+        if not capacity.left:
+            self.error("ddr_capacity", f"overheads leave nothing of the memory: {capacity.account}")
+            self.diagnostics.check()
         wrong = size_error(machine.link_groups)
         if wrong is not None:
             self.error(f"{wrong[0]}.clusters", wrong[1])
@@ -399,7 +434,7 @@ class _Reader:
             self.error(key, f"value of [{key}] must be a whole number, got {value!r}")
         for name in sorted(table.keys() - {*_CONSTANT_KEYS}):
             self.error(key, f"'{name}' is not a key of [{key}]", nearest(name, _CONSTANT_KEYS))
-        if key.endswith("_efficiency") and value > 1:
+        if _is_fraction(key) and value > 1:
             self.error(key, f"value of [{key}] is a fraction, got {value!r}")
         unit = (_ALL_UNITS | GROUP_UNITS)[_kind(key)]
         if table.get("unit") != unit:

@@ -11,8 +11,11 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Location, fail
 from ratrain.ratrain_ir.module import TargetInfo
+from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.machine import Machine, load_machine, machine_names, parse_machine
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.writer import machine_lines
@@ -20,6 +23,7 @@ from ratrain.targets.program.on_chip import on_chip_form
 from ratrain.targets.registry import DEFAULT_TARGET
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.topology import Topology
     from ratrain.targets.program.program import Program
 
 _WAY_OUT = "give the machine's file with --machine"
@@ -44,8 +48,16 @@ def _built_in_digest(name: str) -> str:
     return machine_digest(load_machine(name)) if name in machine_names() else ""
 
 
-def target_info(machine: Machine) -> TargetInfo:
-    """What a module or a program that is made for a machine carries of it."""
+def target_info(machine: Machine, topology: Topology) -> TargetInfo:
+    """What a module or a program that is made for a machine carries of it.
+
+    Raises `DiagnosticError` RT053 where the machine has no bytes left for tensors.
+    """
+    return evolve(machine_info(machine), capacity_bytes=capacity_of(machine, topology).left)
+
+
+def machine_info(machine: Machine) -> TargetInfo:
+    """What is carried of a machine whatever is made for it, with all its memory; no text of one that is built in."""
     digest = machine_digest(machine)
     text = "" if digest == _built_in_digest(machine.name) else "\n".join(machine_lines(machine))
     return TargetInfo(machine.name, machine.whole("ddr_capacity"), digest, text)
@@ -66,16 +78,16 @@ def compiled_for(info: TargetInfo) -> Machine:
     return load_machine(info.name)
 
 
-def check_carried(info: TargetInfo, file: str, line: str | None = None) -> None:
+def check_carried(info: TargetInfo, topology: Topology, file: str, line: str | None = None) -> None:
     """Raise `DiagnosticError` RT065 where a file carries a machine that is not sound, or not the one its target speaks of.
 
-    `line` is the text of the target's line, where there is one.
+    Or where that machine has less DDR left than is to be used. `line` is the text of the target's line, where there is one.
     """
     try:
         if info.machine:
-            carried_machine(info)
+            _check_capacity(info, carried_machine(info), topology)
         elif info.name in machine_names() and info.digest in ("", _built_in_digest(info.name)):
-            _check_capacity(info, load_machine(info.name))
+            _check_capacity(info, load_machine(info.name), topology)
     except DiagnosticError as error:
         place = Location(file, info.line) if line is not None else None
         first, message = error.diagnostics[0], f"the machine in '{file}': {error.diagnostics[0].message}"
@@ -85,8 +97,7 @@ def check_carried(info: TargetInfo, file: str, line: str | None = None) -> None:
 def carried_machine(info: TargetInfo) -> Machine:
     """The machine that a text gives.
 
-    Raises `DiagnosticError` RT065 where the text is no machine, cannot be shown, or has another digest or name, or less DDR than is
-    to be used.
+    Raises `DiagnosticError` RT065 where the text is no machine, cannot be shown, or has another digest or name.
     """
     odd = next((line for line in info.machine.split("\n") if not line.isprintable()), None)
     if odd is not None:
@@ -102,15 +113,16 @@ def carried_machine(info: TargetInfo) -> Machine:
             message,
             help=f'undo the change; or write its file and compile again with --machine, digest = "{digest}"',
         )
-    _check_capacity(info, machine)
     return machine
 
 
-def _check_capacity(info: TargetInfo, machine: Machine) -> None:
-    capacity = machine.whole("ddr_capacity")
-    if info.capacity_bytes > capacity:
-        message = f"the target may use {info.capacity_bytes} bytes; its machine has a ddr_capacity of {capacity}"
-        fail("RT065", message, help=f"lower the capacity to {capacity} or less")
+def _check_capacity(info: TargetInfo, machine: Machine, topology: Topology) -> None:
+    capacity = capacity_of(machine, topology)
+    if info.capacity_bytes > capacity.left:
+        has = f"has a ddr_capacity of {capacity.installed}"
+        has = has if capacity.account is None else f"{has}: {capacity.account}"
+        message = f"the target may use {info.capacity_bytes} bytes; its machine {has}"
+        fail("RT065", message, help=f"lower the capacity to {capacity.left} or less")
 
 
 def check_on_machine(program: Program, file: str) -> None:

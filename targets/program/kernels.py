@@ -219,6 +219,14 @@ def _attention_rule(options: Mapping[str, Any], types: Types) -> str | None:
 
 
 _Q, _KV, _LSE = "[batch*seq_len,heads*head_dim]", "[batch*seq_len,kv_heads*head_dim]", "[heads,batch*seq_len]"
+_SCORES = "[heads*batch*seq_len,seq_len]"
+
+
+def _of_scores(name: str, meaning: str, operands: str, *in_place: tuple[str, str]) -> Kernel:
+    """A kernel of an attention whose score matrix is whole: row head * tokens + t is query t of that head, column j key j of its sequence."""
+    options = _options_of(AttentionSpec)
+    return Kernel(name, meaning, operands, options, AttentionSpec, in_place=in_place, rule=_attention_rule)
+
 
 _DECLARED = (
     Kernel(
@@ -281,6 +289,39 @@ _DECLARED = (
         AttentionSpec,
         rule=_attention_rule,
     ),
+    _of_scores(
+        "attention_scores_forward",
+        "scores = q @ k^T / sqrt(head_dim) of each query with all keys of its sequence, seen or not.",
+        f"q:s{_Q} k:s{_KV} scores:s{_SCORES}=",
+    ),
+    _of_scores(
+        "attention_softmax_forward",
+        "probs = softmax(scores [+ ALiBi's bias]) of each row, over the keys that its query sees; 0 for the others.",
+        f"scores:s{_SCORES} probs:s{_SCORES}=",
+        ("probs", "scores"),
+    ),
+    _of_scores(
+        "attention_values_forward",
+        "o = probs @ v.",
+        f"probs:s{_SCORES} v:s{_KV} o:s{_Q}=",
+    ),
+    _of_scores(
+        "attention_values_backward",
+        "Gradients of `attention_values_forward`: dprobs = do @ v^T, dv = probs^T @ do, query heads of a group summed before dv is rounded.",
+        f"probs:s{_SCORES} v:s{_KV} do:s{_Q} dprobs:s{_SCORES}= dv:s{_KV}=",
+    ),
+    _of_scores(
+        "attention_softmax_backward",
+        "Gradient of `attention_softmax_forward`: dscores = probs * (dprobs - rowsum(probs * dprobs)); 0 where a query does not see a key.",
+        f"probs:s{_SCORES} dprobs:s{_SCORES} dscores:s{_SCORES}=",
+        ("dscores", "dprobs"),
+    ),
+    _of_scores(
+        "attention_scores_backward",
+        "Gradients of `attention_scores_forward`: dq = dscores @ k / sqrt(head_dim), dk alike, query heads of a group summed before dk is "
+        "rounded.",
+        f"q:s{_Q} k:s{_KV} dscores:s{_SCORES} dq:s{_Q}= dk:s{_KV}=",
+    ),
     Kernel("swiglu_forward", "prod = silu(gate) * up.", "gate:s[T,f] up:s[T,f] prod:s[T,f]="),
     Kernel(
         "swiglu_backward",
@@ -339,6 +380,12 @@ _DECLARED = (
         "Gradients of loss * scale[0] / denominator, logits recomputed; dtable = [dtable +] ... is rounded once for each chunk of rows. "
         "Raises IndexError where a label is outside the table.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[c,V]= dxn:s[T,h]= dtable:*[V,h]+",
+        {"denominator": _POSITIVE, "normalise": _FLAG, **_ADDS},
+    ),
+    Kernel(
+        "head_backward_from_logits",
+        "As `head_backward`, of logits that `head_forward` left whole; dlogits receives their gradient, and dtable is rounded once.",
+        "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[T,V] dlogits:f32[T,V]= dxn:s[T,h]= dtable:*[V,h]+",
         {"denominator": _POSITIVE, "normalise": _FLAG, **_ADDS},
     ),
     Kernel("zero", "a = 0.", "a:*[n]="),

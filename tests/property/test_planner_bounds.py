@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK
 from ratrain.ratrainc.planner.bounds import Columns, plan_bounds, shape_bounds
 from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of, partitions
 from ratrain.ratrainc.planner.evaluation import Task, evaluate
@@ -77,6 +78,29 @@ def far_groups(draw):
     if draw(st.booleans()):
         groups.append(group("node", chip * 2, draw(bandwidths), 1e-5, draw(st.sampled_from([None, 1e9]))))
     return grouped_machine(*groups, group("system", None, draw(bandwidths), draw(st.sampled_from([0.0, 1e-3]))))
+
+
+WHOLE_MATRICES = (
+    {"attention": "scores-kept"},
+    {"attention": "scores-recomputed", "logits": "whole", "head_chunk": DEFAULT_HEAD_CHUNK},
+)
+"""What a plan may say of attention and the head, which the planner does not choose."""
+
+
+@settings(max_examples=15)
+@given(planned(), st.sampled_from(WHOLE_MATRICES))
+def test_bounds_of_whole_matrices_are_never_above_what_is_found(case, compute):
+    model, shape, layers, named, machine, _ = case
+    plan = evolve(setting_of(model, named, machine).template, **compute)
+    setting = evolve(setting_of(model, named, machine), template=plan)
+    found = evaluate(Task(model, shape.plan(setting, cuts_of(layers)), named.passes, machine))
+    columns = Columns.of(Profiles(setting), [shape], schedule=schedule_of(named.passes))
+    bounds = plan_bounds(columns, np.array([layers], float))
+    assert bounds.seconds[0] <= found.step_seconds * (1 + ROUNDING), f"{shape} {layers} {named.name}"
+    assert (bounds.peak_bytes[0] <= np.array(found.peak_bytes)).all(), f"{shape} {layers} {named.name}"
+    if "logits" in compute:
+        chunked = columns_of(model, shape, named, machine)
+        assert columns.head_scratch[0] - chunked.head_scratch[0] >= 4 * 32 * shape.micro_batch_size * model.vocab_size
 
 
 @settings(max_examples=25)

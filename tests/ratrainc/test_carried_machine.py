@@ -24,7 +24,7 @@ from ratrain.ratrainc.cli import commands, main
 from ratrain.ratrainc.examples import example_path
 from ratrain.targets.machine.machine import Constant, Machine, is_whole, load_machine, machine_names, parse_machine
 from ratrain.targets.machine.op_table import MeasuredOp, OpTable
-from ratrain.targets.machine.record import compiled_for, machine_digest, target_info
+from ratrain.targets.machine.record import compiled_for, machine_digest, machine_info
 from ratrain.targets.mt3000.tiles.calls import tiles_of
 from ratrain.targets.program.rtx import parse_program, program_bytes, read_program, write_program
 from tests.end_to_end.tiny_runs import make_program
@@ -155,7 +155,7 @@ def machines(draw: st.DrawFn) -> Machine:
 @given(machines())
 def test_a_machine_goes_along_exactly(machine: Machine) -> None:
     """Through the records, the text and the container; one that is built in by name alone."""
-    info = target_info(machine)
+    info = machine_info(machine)
     found = compiled_for(info)
     assert machine_digest(found) == machine_digest(machine) == info.digest
     built_in = machine.name in machine_names() and info.digest == machine_digest(load_machine(machine.name))

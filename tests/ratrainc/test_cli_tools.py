@@ -71,6 +71,7 @@ def test_compare_shows_the_contract_keys(capsys: pytest.CaptureFixture[str]) -> 
     words = ("compare", *SOURCES, "--strategies", "baseline-1f1b,ratrain,zero3,zero3-blocking", "--json")
     rows = {row["name"]: row for row in json.loads(printed(capsys, *words))["strategies"]}
     keys = {"name", "step_seconds", "tokens_per_second", "peak_bytes", "exposed_tail_seconds", "speedup", "fits"}
+    keys |= {"capacity_bytes"}
     assert all(set(row) == keys for row in rows.values())
     assert rows["baseline-1f1b"]["speedup"] == 1.0
     assert rows["ratrain"]["speedup"] > 1.0
@@ -92,9 +93,9 @@ def test_compare_says_that_the_yardstick_does_not_fit(capsys: pytest.CaptureFixt
 
 def test_compare_says_what_a_strategy_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     lacking = {"name": "a", "peak_bytes": 3 << 20, "fits": False}
-    compare._show([lacking], 1 << 20, "here")
+    compare._show([{**lacking, "capacity_bytes": 1 << 20}], "here")
     assert "lacks 2.00 MiB" in capsys.readouterr().out
-    compare._show([lacking], 4 << 20, "here")
+    compare._show([{**lacking, "capacity_bytes": 4 << 20}], "here")
     shown = capsys.readouterr().out
     assert "not placed" in shown
     assert "lacks" not in shown

@@ -158,7 +158,7 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
     assert set(PLAN) == known == set(TRIALS)
     assert {name.partition(".")[2] for name in known} == set(
         plan_from_fields(plan({}, config({})).to_fields()).to_fields()
-    ) | {"mapping"}
+    ) | {"mapping", "attention", "logits"}
 
 
 @pytest.mark.parametrize(
@@ -168,6 +168,8 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
         ({"optimizer.min_lr": 1e-5}, "optimizer.min_lr"),
         ({"batch.head_chunk": 7}, "batch.head_chunk"),
         ({"batch.mlp_chunk": 7}, "batch.mlp_chunk"),
+        ({"compute.logits": "whole"}, "batch.head_chunk"),
+        ({"compute.logits": "whole", "batch.head_chunk": 256}, "batch.head_chunk"),
         ({"state.reduce": "each-micro-batch"}, "state.reduce"),
         ({"state.loss_scale": 2.0, "state.view_dtype": "f32"}, "state.loss_scale"),
     ],

@@ -15,7 +15,7 @@ import numpy as np
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.targets.mt3000.kernels.tiled_compute import Place
 from ratrain.targets.mt3000.kernels.tiled_memory import PlaceOf, TiledMemory, memory_plan
-from ratrain.targets.mt3000.tiles.calls import PARTS, tiles_of
+from ratrain.targets.mt3000.tiles.calls import PARTS, UNTILED_PRODUCTS, tiles_of
 from ratrain.targets.mt3000.tiles.schedule import Memory, Ranges, TileSchedule
 from ratrain.targets.runtime.kernels.fast import Fast
 from ratrain.targets.runtime.kernels.reference_common import quiet
@@ -67,8 +67,11 @@ class Tiled(Fast):
     def scratch_bytes(self, kernel: str, **arguments: Any) -> int:
         """Bytes of scratch that a kernel takes: the machine's memories; see `KernelSet.scratch_bytes`.
 
-        Raises `DiagnosticError` RT093 where a kernel that is executed by tiles has none.
+        Raises `DiagnosticError` RT093 where a kernel that is executed by tiles has none, or multiplies and there are no tiles for it.
         """
+        if kernel in UNTILED_PRODUCTS:
+            text = f"there are no tile schedules for '{kernel}': whole score matrices are not computed by tiles"
+            fail("RT093", text, help='plan with attention = "fused", or run it with --kernels fast')
         if kernel in PARTS:
             if not self.tiles:
                 text = f"a step '{kernel}' of this program has no tile schedule"

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from ratrain.targets.program.kernels import Types
     from ratrain.targets.program.routine import OnChipSchedule, Step
 
+UNTILED_PRODUCTS = (
+    *("attention_scores_forward", "attention_values_forward"),
+    *("attention_values_backward", "attention_scores_backward"),
+)
+"""The products of attention with a whole score matrix: nobody has made tile schedules for them."""
+
 PARTS: PerKernel[tuple[str, ...]] = PerKernel(
     "parts on the chip",
     {
@@ -28,6 +34,8 @@ PARTS: PerKernel[tuple[str, ...]] = PerKernel(
         *("position_forward", "position_backward"),
         *("embedding_forward", "embedding_backward", "head_forward", "head_backward", "zero", "cast", "add"),
         *("adamw", "mean_of_replicas", "all_finite"),
+        *("attention_softmax_forward", "attention_softmax_backward", "head_backward_from_logits"),
+        *UNTILED_PRODUCTS,
     ),
 )
 """The kernels that are tiled, and the parts that are computed one after the other."""

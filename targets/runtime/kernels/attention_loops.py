@@ -28,7 +28,7 @@ _LOG2_E, _LN2 = math.log2(math.e), math.log(2)
 
 
 @exact()
-def _gather(x: Any, first_row: Any, first_column: Any, scale: Any, out: Any) -> None:
+def gather(x: Any, first_row: Any, first_column: Any, scale: Any, out: Any) -> None:
     """Out = scale * a rectangle of x, in float32."""
     for r in range(out.shape[0]):
         row = x[first_row + r, first_column : first_column + out.shape[1]]
@@ -49,17 +49,17 @@ def _transpose(x: Any, out: Any) -> None:
 
 
 @exact()
-def _gather_transposed(x: Any, first_row: Any, first_column: Any, rows: Any, out: Any) -> None:
+def gather_transposed(x: Any, first_row: Any, first_column: Any, rows: Any, out: Any) -> None:
     """Out = a rectangle of x, transposed, in float32; it goes through `rows`, some at a time."""
     for start in range(0, out.shape[1], rows.shape[0]):
         stop = min(start + rows.shape[0], out.shape[1])
         part = rows[: stop - start]
-        _gather(x, first_row + start, first_column, _ONE, part)
+        gather(x, first_row + start, first_column, _ONE, part)
         _transpose(part, out[:, start:stop])
 
 
 @exact()
-def _scatter(block: Any, scale: Any, x: Any, first_row: Any, first_column: Any) -> None:
+def scatter(block: Any, scale: Any, x: Any, first_row: Any, first_column: Any) -> None:
     """A rectangle of x = scale * block, rounded."""
     for r in range(block.shape[0]):
         row = x[first_row + r, first_column : first_column + block.shape[1]]
@@ -91,7 +91,7 @@ def _row_dot(block: Any, x: Any, first_row: Any, first_column: Any, out: Any) ->
 
 
 @inlined()
-def _bounds(query: Any, first_key: Any, keys: Any, window: Any) -> Any:
+def seen_keys(query: Any, first_key: Any, keys: Any, window: Any) -> Any:
     """The range of a tile's keys that a query sees, perhaps empty."""
     low = min(keys, max(0, query - window + 1 - first_key))
     return low, max(low, min(keys, query + 1 - first_key))
@@ -116,7 +116,7 @@ def _softmax(
     """Score = 2^(score + bias - its row's maximum so far), 0 where not seen; totals and out follow the maximum."""
     for r in range(score.shape[0]):
         query = first_query + r
-        low, high = _bounds(query, first_key, score.shape[1], window)
+        low, high = seen_keys(query, first_key, score.shape[1], window)
         seen = _seen(score[r], low, high, slope, first_key - query)
         if low == high:
             continue
@@ -152,7 +152,7 @@ def _score_gradient(
     """Score = its probabilities p, dprob = p * (dprob - delta); both 0 where not seen."""
     for r in range(score.shape[0]):
         query = first_query + r
-        low, high = _bounds(query, first_key, score.shape[1], window)
+        low, high = seen_keys(query, first_key, score.shape[1], window)
         seen = _seen(score[r], low, high, slope, first_key - query)
         grad = _seen(dprob[r], low, high, _ZERO, 0)
         log_total, mean = np.float32(np.float64(lse[r]) * _LOG2_E), delta[r]
@@ -207,8 +207,8 @@ def forward_head(
     scale, window, slopes = mask
     keys_t, values, queries, outs, peaks, totals, scores = buffers
     seq_len, d = values.shape
-    _gather_transposed(k, first_row, kv_head * d, queries, keys_t)
-    _gather(v, first_row, kv_head * d, _ONE, values)
+    gather_transposed(k, first_row, kv_head * d, queries, keys_t)
+    gather(v, first_row, kv_head * d, _ONE, values)
     step = _rows_of_block(seq_len)
     for head in range(kv_head * group, (kv_head + 1) * group):
         slope = np.float32(slopes[head] * _LOG2_E)
@@ -216,7 +216,7 @@ def forward_head(
             stop = min(start + step, seq_len)
             row, rows = first_row + start, stop - start
             query, out, peak, total = queries[:rows], outs[:rows], peaks[:rows], totals[:rows]
-            _gather(q, row, head * d, np.float32(scale * _LOG2_E), query)
+            gather(q, row, head * d, np.float32(scale * _LOG2_E), query)
             peak[:] = _NONE_SEEN
             total[:] = _ZERO
             keep = _ZERO  # the first tile's product is the first of `out`, for all its rows
@@ -251,9 +251,9 @@ def backward_head(
     scale, window, slopes = mask
     keys_t, keys, values_t, dkeys, dvalues, queries, douts, dqueries, scores, dscores = buffers
     seq_len, d = keys.shape
-    _gather(k, first_row, kv_head * d, _ONE, keys)
+    gather(k, first_row, kv_head * d, _ONE, keys)
     _transpose(keys, keys_t)
-    _gather_transposed(v, first_row, kv_head * d, queries, values_t)
+    gather_transposed(v, first_row, kv_head * d, queries, values_t)
     dkeys[:] = _ZERO
     dvalues[:] = _ZERO
     step = _rows_of_block(seq_len)
@@ -264,8 +264,8 @@ def backward_head(
             row, rows = first_row + start, stop - start
             query, dout, dquery = queries[:rows], douts[:rows], dqueries[:rows]
             log_total, mean = lse[head, row : row + rows], delta[head, row : row + rows]
-            _gather(q, row, head * d, np.float32(scale * _LOG2_E), query)
-            _gather(do, row, head * d, _ONE, dout)
+            gather(q, row, head * d, np.float32(scale * _LOG2_E), query)
+            gather(do, row, head * d, _ONE, dout)
             _row_dot(dout, o, row, head * d, mean)
             keep = _ZERO
             low = first = _first_key(start, window)
@@ -281,6 +281,6 @@ def backward_head(
                 multiply(sgemm, dscore, keys[low:high], keep, dquery[top:])
                 keep = _ONE
                 low = high
-            _scatter(dquery, scale, dq, row, head * d)
-    _scatter(dkeys, np.float32(_LN2), dk, first_row, kv_head * d)  # queries came with log2(e) in them
-    _scatter(dvalues, _ONE, dv, first_row, kv_head * d)
+            scatter(dquery, scale, dq, row, head * d)
+    scatter(dkeys, np.float32(_LN2), dk, first_row, kv_head * d)  # queries came with log2(e) in them
+    scatter(dvalues, _ONE, dv, first_row, kv_head * d)

@@ -17,8 +17,21 @@ from ratrain.targets.runtime.kernels import fast_flat, fast_rows
 from ratrain.targets.runtime.kernels.blas import share_product
 from ratrain.targets.runtime.kernels.fast_attention import FastAttention, backward_plan, forward_plan
 from ratrain.targets.runtime.kernels.fast_gpt import FastGpt, layernorm_backward_plan, position_backward_plan
-from ratrain.targets.runtime.kernels.fast_head import FastHead, head_backward_plan, head_forward_plan
+from ratrain.targets.runtime.kernels.fast_head import (
+    FastHead,
+    head_backward_from_logits_plan,
+    head_backward_plan,
+    head_forward_plan,
+)
 from ratrain.targets.runtime.kernels.fast_numba import bits, flat
+from ratrain.targets.runtime.kernels.fast_scores import (
+    FastScores,
+    scores_backward_plan,
+    scores_forward_plan,
+    softmax_forward_plan,
+    values_backward_plan,
+    values_forward_plan,
+)
 from ratrain.targets.runtime.kernels.row_sums import row_groups, store_sums, sum_groups
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
 from ratrain.targets.runtime.kernels.shared import KernelSetBase, check_indices, decay_segments, token_keys
@@ -70,7 +83,7 @@ def _mean_plan(out: Array, *, threads: int, **_: object) -> Plan:
     return [Buffer((threads, min(out.size, BLOCK)))]
 
 
-class Fast(FastAttention, FastHead, FastGpt, KernelSetBase):
+class Fast(FastAttention, FastScores, FastHead, FastGpt, KernelSetBase):
     """`KernelSet` on BLAS and numba."""
 
     name = "fast"
@@ -89,11 +102,17 @@ class Fast(FastAttention, FastHead, FastGpt, KernelSetBase):
             "position_backward": position_backward_plan,
             "head_forward": head_forward_plan,
             "head_backward": head_backward_plan,
+            "head_backward_from_logits": head_backward_from_logits_plan,
+            "attention_scores_forward": scores_forward_plan,
+            "attention_softmax_forward": softmax_forward_plan,
+            "attention_values_forward": values_forward_plan,
+            "attention_values_backward": values_backward_plan,
+            "attention_scores_backward": scores_backward_plan,
             "mean_of_replicas": _mean_plan,
         },
         never=(
             *("rmsnorm_forward", "layernorm_forward", "rope", "swiglu_forward", "gelu_forward", "gelu_backward"),
-            *("embedding_forward", "position_forward"),
+            *("embedding_forward", "position_forward", "attention_softmax_backward"),
             *("zero", "cast", "add", "adamw", "all_finite"),
         ),
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.team import Team
 
 
-def _mask(spec: AttentionSpec) -> tuple[np.float32, int, F32]:
+def mask_of(spec: AttentionSpec) -> tuple[np.float32, int, F32]:
     """What scores are multiplied with, the window, and by head what keys further back lose; 0: nothing."""
     slopes = np.array(alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads, np.float32)
     window = spec.seq_len if spec.window is None else spec.window
@@ -56,35 +56,38 @@ def backward_plan(spec: AttentionSpec, *, threads: int, **_: object) -> Plan:
     return [transposed, head, transposed, head, head, block, block, block, scores, scores] * threads
 
 
+def by_shared_head(
+    team: Team, spec: AttentionSpec, plan: Plan, scratch: Scratch, work: Callable[[int, int, tuple[F32, ...]], None]
+) -> None:
+    """Do `work(first row, key-value head, buffers)` for all of them; each thread has its buffers of the plan."""
+    buffers = scratch.take_all(plan)
+    each = len(buffers) // team.threads
+
+    def part(numbered: tuple[int, slice]) -> None:
+        number, indices = numbered
+        mine = tuple(buffers[number * each : (number + 1) * each])
+        for index in range(indices.start, indices.stop):
+            sequence, kv_head = divmod(index, spec.kv_heads)
+            work(sequence * spec.seq_len, kv_head, mine)
+
+    team.run(part, list(enumerate(team.ranges(spec.batch * spec.kv_heads))))
+
+
 class FastAttention:
     """The attention kernels of `Fast`."""
 
     team: Team
 
-    def _by_head(self, spec: AttentionSpec, plan: Plan, scratch: Scratch, work: Callable[..., None]) -> None:
-        """Do `work(first row, key-value head, buffers)` for all of them; each thread has its buffers of the plan."""
-        buffers = scratch.take_all(plan)
-        each = len(buffers) // self.team.threads
-
-        def part(numbered: tuple[int, slice]) -> None:
-            number, indices = numbered
-            mine = tuple(buffers[number * each : (number + 1) * each])
-            for index in range(indices.start, indices.stop):
-                sequence, kv_head = divmod(index, spec.kv_heads)
-                work(sequence * spec.seq_len, kv_head, mine)
-
-        self.team.run(part, list(enumerate(self.team.ranges(spec.batch * spec.kv_heads))))
-
     def attention_forward(
         self, q: Array, k: Array, v: Array, o: Array, lse: F32, *, scratch: Scratch, spec: AttentionSpec
     ) -> None:
         """See `KERNELS["attention_forward"]`."""
-        stored, mask = _stored(q, k, v, o), _mask(spec)
+        arrays, mask = stored(q, k, v, o), mask_of(spec)
 
         def shared_head(first_row: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
-            forward_head(openblas.SGEMM, stored, lse, first_row, kv_head, spec.group, mask, buffers)
+            forward_head(openblas.SGEMM, arrays, lse, first_row, kv_head, spec.group, mask, buffers)
 
-        self._by_head(spec, forward_plan(spec, threads=self.team.threads), scratch, shared_head)
+        by_shared_head(self.team, spec, forward_plan(spec, threads=self.team.threads), scratch, shared_head)
 
     def attention_backward(
         self,
@@ -103,13 +106,14 @@ class FastAttention:
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_backward"]`."""
-        stored, mask = _stored(q, k, v, o, do, dq, dk, dv), _mask(spec)
+        arrays, mask = stored(q, k, v, o, do, dq, dk, dv), mask_of(spec)
 
         def shared_head(first_row: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
-            backward_head(openblas.SGEMM, stored, lse, delta, first_row, kv_head, spec.group, mask, buffers)
+            backward_head(openblas.SGEMM, arrays, lse, delta, first_row, kv_head, spec.group, mask, buffers)
 
-        self._by_head(spec, backward_plan(spec, threads=self.team.threads), scratch, shared_head)
+        by_shared_head(self.team, spec, backward_plan(spec, threads=self.team.threads), scratch, shared_head)
 
 
-def _stored(*arrays: Array) -> tuple[Any, ...]:
+def stored(*arrays: Array) -> tuple[Any, ...]:
+    """Arrays as the loops take them."""
     return tuple(bits(array) for array in arrays)

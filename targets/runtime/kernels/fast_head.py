@@ -205,6 +205,10 @@ def head_backward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool,
     return list(_backward_plan(xn, table, logits, normalise).values())
 
 
+head_backward_from_logits_plan = head_backward_plan
+"""Of all rows together."""
+
+
 def _take(scratch: Scratch, plan: dict[str, Buffer]) -> dict[str, Array]:
     return dict(zip(plan, scratch.take_all(list(plan.values())), strict=True))
 
@@ -222,6 +226,74 @@ def _chunks(xn: Array, logits: F32) -> Iterator[slice]:
     step = logits.shape[0]
     for start in range(0, xn.shape[0], step):
         yield slice(start, min(start + step, xn.shape[0]))
+
+
+class _Products:
+    """What a backward needs for the gradients of all its chunks of rows."""
+
+    def __init__(self, team: Team, table: Array, lse: F32, factor: np.float32, buffers: dict[str, Array]) -> None:
+        self._team = team
+        self._lse = lse
+        self._factor = factor
+        self._buffers = buffers
+        self._inverse = buffers.get("inverse")
+        if self._inverse is not None:
+            _inverse_norms(bits(table), self._inverse)
+        self._weights = _Table(team, table, buffers.get("weight"))
+
+    def backward(
+        self,
+        xn: Array,
+        labels: I32,
+        rows: slice,
+        logits: F32 | None,
+        dlogits: F32,
+        dxn: Array,
+        dtable: Array,
+        accumulate: bool,
+    ) -> None:
+        """Gradients of some rows: dlogits, their rows of dxn, dtable = [dtable +] their part; without logits, they are computed again."""
+        team, buffers, inverse = self._team, self._buffers, self._inverse
+        normalise = inverse is not None
+        x = _chunk(team, xn, rows, buffers.get("x"))
+        dx, dx_block = buffers["dx"][: len(x)], buffers["dx_block"][: len(x)]
+        for columns in self._weights.blocks():
+            weight, dlogit = self._weights.load(columns), dlogits[:, columns]
+            pull, dweight = buffers["pull"][: len(weight)], buffers["dweight"][: len(weight)]
+            # without `normalise` the kernel reads no inverse norms: any array of the type will do
+            norms = pull if inverse is None else inverse[columns]
+            if logits is not None:
+                np.copyto(dlogit, logits[:, columns])
+            else:
+                share_product(team, x, weight.T, dlogit)
+                if normalise:
+                    _scale_columns(dlogits, len(x), columns.start, norms)
+            gradient = partial(
+                _part_of_gradient,
+                dlogits,
+                columns.start,
+                labels[rows],
+                self._lse[rows],
+                self._factor,
+                norms,
+                pull,
+                normalise,
+            )
+            # with `normalise` the rows add to `pull` together
+            team.run(gradient, [slice(0, len(x))] if normalise else team.rows(dlogit.shape))
+            share_product(team, dlogit, weight, dx_block if columns.start else dx)
+            if columns.start:
+                dx += dx_block
+            store = partial(
+                _store_part,
+                dweight,
+                bits(dtable[columns]),
+                pull if normalise else None,
+                bits(weight),
+                accumulate,
+            )
+            share_product(team, dlogit.T, x, dweight, store)
+        cast(flat(dx), flat(dxn[rows]))
 
 
 class FastHead:
@@ -281,37 +353,30 @@ class FastHead:
         """See `KERNELS["head_backward"]`."""
         check_indices(labels, table.shape[0])
         buffers = _take(scratch, _backward_plan(xn, table, logits, normalise))
-        inverse = buffers.get("inverse")
-        if inverse is not None:
-            _inverse_norms(bits(table), inverse)
-        weights = _Table(self.team, table, buffers.get("weight"))
-        factor = np.float32(float(scale[0]) / denominator)
+        products = _Products(self.team, table, lse, np.float32(float(scale[0]) / denominator), buffers)
         for rows in _chunks(xn, logits):
-            x = _chunk(self.team, xn, rows, buffers.get("x"))
-            chunk, dx, dx_block = logits[: len(x)], buffers["dx"][: len(x)], buffers["dx_block"][: len(x)]
-            for columns in weights.blocks():
-                weight, dlogit = weights.load(columns), chunk[:, columns]
-                pull, dweight = buffers["pull"][: len(weight)], buffers["dweight"][: len(weight)]
-                # without `normalise` the kernel reads no inverse norms: any array of the type will do
-                norms = pull if inverse is None else inverse[columns]
-                share_product(self.team, x, weight.T, dlogit)
-                if normalise:
-                    _scale_columns(chunk, len(x), columns.start, norms)
-                gradient = partial(
-                    _part_of_gradient, chunk, columns.start, labels[rows], lse[rows], factor, norms, pull, normalise
-                )
-                # with `normalise` the rows add to `pull` together
-                self.team.run(gradient, [slice(0, len(x))] if normalise else self.team.rows(dlogit.shape))
-                share_product(self.team, dlogit, weight, dx_block if columns.start else dx)
-                if columns.start:
-                    dx += dx_block
-                store = partial(
-                    _store_part,
-                    dweight,
-                    bits(dtable[columns]),
-                    pull if normalise else None,
-                    bits(weight),
-                    accumulate or rows.start > 0,
-                )
-                share_product(self.team, dlogit.T, x, dweight, store)
-            cast(flat(dx), flat(dxn[rows]))
+            chunk = logits[: rows.stop - rows.start]
+            products.backward(xn, labels, rows, None, chunk, dxn, dtable, accumulate or rows.start > 0)
+
+    def head_backward_from_logits(
+        self,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        lse: F32,
+        scale: F32,
+        logits: F32,
+        dlogits: F32,
+        dxn: Array,
+        dtable: Array,
+        *,
+        scratch: Scratch,
+        denominator: float,
+        normalise: bool,
+        accumulate: bool,
+    ) -> None:
+        """See `KERNELS["head_backward_from_logits"]`."""
+        check_indices(labels, table.shape[0])
+        buffers = _take(scratch, _backward_plan(xn, table, logits, normalise))
+        products = _Products(self.team, table, lse, np.float32(float(scale[0]) / denominator), buffers)
+        products.backward(xn, labels, slice(0, len(xn)), logits, dlogits, dxn, dtable, accumulate)

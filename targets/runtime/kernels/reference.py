@@ -15,7 +15,13 @@ from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.runtime.kernels.reference_attention import ReferenceAttention
 from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks, sigmoid
 from ratrain.targets.runtime.kernels.reference_gpt import ReferenceGpt, layernorm_backward_plan
-from ratrain.targets.runtime.kernels.reference_head import ReferenceHead, head_backward_plan, head_forward_plan
+from ratrain.targets.runtime.kernels.reference_head import (
+    ReferenceHead,
+    head_backward_from_logits_plan,
+    head_backward_plan,
+    head_forward_plan,
+)
+from ratrain.targets.runtime.kernels.reference_scores import ReferenceScores
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
 from ratrain.targets.runtime.kernels.shared import KernelSetBase, check_indices, decay_segments, token_keys
 
@@ -40,7 +46,7 @@ def _embedding_backward_plan(tokens: I32, **_: object) -> Plan:
     return [Buffer(tokens.shape, np.int64)]
 
 
-class Reference(ReferenceAttention, ReferenceHead, ReferenceGpt, KernelSetBase):
+class Reference(ReferenceAttention, ReferenceScores, ReferenceHead, ReferenceGpt, KernelSetBase):
     """`KernelSet` in plain numpy."""
 
     name = "reference"
@@ -54,6 +60,7 @@ class Reference(ReferenceAttention, ReferenceHead, ReferenceGpt, KernelSetBase):
             "embedding_backward": _embedding_backward_plan,
             "head_forward": head_forward_plan,
             "head_backward": head_backward_plan,
+            "head_backward_from_logits": head_backward_from_logits_plan,
         },
         never=(
             *(
@@ -65,6 +72,8 @@ class Reference(ReferenceAttention, ReferenceHead, ReferenceGpt, KernelSetBase):
                 "swiglu_backward",
             ),
             *("layernorm_forward", "gelu_forward", "gelu_backward", "position_forward", "position_backward"),
+            *("attention_scores_forward", "attention_softmax_forward", "attention_values_forward"),
+            *("attention_values_backward", "attention_softmax_backward", "attention_scores_backward"),
             *("embedding_forward", "zero", "cast", "add", "adamw", "mean_of_replicas", "all_finite"),
         ),
     )

@@ -25,6 +25,11 @@ def head_backward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool,
     return [Buffer((chunk, xn.shape[1])), *head_forward_plan(table, normalise=normalise)]
 
 
+def head_backward_from_logits_plan(xn: Array, table: Array, *, normalise: bool, **_: object) -> Plan:
+    """Gradient of all rows, then inverse norms."""
+    return [Buffer(xn.shape), *head_forward_plan(table, normalise=normalise)]
+
+
 def _inverse_norms(table: Array, out: F32) -> None:
     for rows in row_blocks(*table.shape):
         norm = np.sqrt(np.square(f32(table[rows])).sum(axis=1))
@@ -36,6 +41,52 @@ def _logits(xn: F32, table: Array, inverse: F32 | None, out: F32) -> None:
         out[:, rows] = xn @ f32(table[rows]).T
         if inverse is not None:
             out[:, rows] *= inverse[rows]
+
+
+def _inverse_of(table: Array, buffers: list[Array]) -> F32 | None:
+    """Inverse norms in the second buffer of a backward, where it has one."""
+    if len(buffers) < 2:
+        return None
+    _inverse_norms(table, buffers[1])
+    return buffers[1]
+
+
+def _gradients(
+    x: F32,
+    table: Array,
+    labels: I32,
+    lse: F32,
+    factor: np.float32,
+    inverse: F32 | None,
+    logits: F32,
+    dlogits: F32,
+    acc: F32,
+    dtable: Array,
+    accumulate: bool,
+) -> None:
+    """Of some rows: dlogits, which may be the logits' own bytes, acc = their gradient, dtable = [dtable +] the table's."""
+    acc.fill(0)
+    for rows in row_blocks(*table.shape):
+        weight, logit = f32(table[rows]), logits[:, rows]
+        dlogit = np.exp(logit - lse[:, None])
+        for t, label in enumerate(labels):
+            if rows.start <= label < rows.stop:
+                dlogit[t, label - rows.start] -= 1
+        dlogit *= factor
+        # of logit = inverse * (x . w) with inverse = 1 / |w|: d inverse / dw = -inverse^3 w
+        pull = None
+        if inverse is not None:
+            live = inverse[rows] < LARGEST_INVERSE
+            pull = np.where(live, np.square(inverse[rows]) * (dlogit * logit).sum(axis=0), np.float32(0))
+            dlogit *= inverse[rows]
+        acc += dlogit @ weight
+        dweight = dlogit.T @ x
+        if pull is not None:
+            dweight -= pull[:, None] * weight
+        if accumulate:
+            dweight += f32(dtable[rows])
+        put(dtable[rows], dweight)
+        dlogits[:, rows] = dlogit
 
 
 class ReferenceHead:
@@ -92,34 +143,40 @@ class ReferenceHead:
         """See `KERNELS["head_backward"]`."""
         check_indices(labels, table.shape[0])
         buffers = scratch.take_all(head_backward_plan(xn, table, logits, normalise=normalise))
-        inverse = buffers[1] if normalise else None
-        if inverse is not None:
-            _inverse_norms(table, inverse)
+        inverse = _inverse_of(table, buffers)
         factor = np.float32(float(scale[0]) / denominator)
         for start in range(0, xn.shape[0], logits.shape[0]):
-            stop = min(start + logits.shape[0], xn.shape[0])
-            chunk, acc = logits[: stop - start], buffers[0][: stop - start]
-            x = f32(xn[start:stop])
+            rows = slice(start, min(start + logits.shape[0], xn.shape[0]))
+            chunk, acc = logits[: rows.stop - start], buffers[0][: rows.stop - start]
+            x = f32(xn[rows])
             _logits(x, table, inverse, chunk)
-            acc.fill(0)
-            for rows in row_blocks(*table.shape):
-                weight, logit = f32(table[rows]), chunk[:, rows]
-                dlogit = np.exp(logit - lse[start:stop, None])
-                for t, label in enumerate(labels[start:stop]):
-                    if rows.start <= label < rows.stop:
-                        dlogit[t, label - rows.start] -= 1
-                dlogit *= factor
-                # of logit = inverse * (x . w) with inverse = 1 / |w|: d inverse / dw = -inverse^3 w
-                pull = None
-                if inverse is not None:
-                    live = inverse[rows] < LARGEST_INVERSE
-                    pull = np.where(live, np.square(inverse[rows]) * (dlogit * logit).sum(axis=0), np.float32(0))
-                    dlogit *= inverse[rows]
-                acc += dlogit @ weight
-                dweight = dlogit.T @ x
-                if pull is not None:
-                    dweight -= pull[:, None] * weight
-                if accumulate or start:
-                    dweight += f32(dtable[rows])
-                put(dtable[rows], dweight)
-            put(dxn[start:stop], acc)
+            _gradients(
+                x, table, labels[rows], lse[rows], factor, inverse, chunk, chunk, acc, dtable, accumulate or start > 0
+            )
+            put(dxn[rows], acc)
+
+    @quiet
+    def head_backward_from_logits(
+        self,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        lse: F32,
+        scale: F32,
+        logits: F32,
+        dlogits: F32,
+        dxn: Array,
+        dtable: Array,
+        *,
+        scratch: Scratch,
+        denominator: float,
+        normalise: bool,
+        accumulate: bool,
+    ) -> None:
+        """See `KERNELS["head_backward_from_logits"]`."""
+        check_indices(labels, table.shape[0])
+        buffers = scratch.take_all(head_backward_from_logits_plan(xn, table, normalise=normalise))
+        inverse, acc = _inverse_of(table, buffers), buffers[0]
+        factor = np.float32(float(scale[0]) / denominator)
+        _gradients(f32(xn), table, labels, lse, factor, inverse, logits, dlogits, acc, dtable, accumulate)
+        put(dxn, acc)

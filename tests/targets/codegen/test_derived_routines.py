@@ -30,6 +30,8 @@ ALIBI = evolve(MODEL, family="baichuan", layers=2, packed_qkv=True, kv_heads=4, 
 KINDS: dict[str, dict[str, Any]] = {
     "rotary, biases, window, all kept": {"model": GROUPED, "name": "full-save"},
     "rotary, recovered": {"model": evolve(MODEL, layers=2), "name": "baseline-1f1b"},
+    "whole scores and logits": {"name": "ratrain", "attention": "scores-kept", "logits": "whole"},
+    "scores made again, split": {"name": "zb-h1", "attention": "scores-recomputed"},
     "alibi, chunks of rows": {"model": ALIBI, "name": "ratrain", "mlp_chunk": 7},
     "gpt2, chunks of rows": {"model": evolve(GPT2, layers=2), "name": "ratrain", "mlp_chunk": 7},
     "gpt2, split backward": {"model": evolve(GPT2, layers=2), "name": "zb-h1"},
@@ -153,6 +155,8 @@ PLAN_CHANGES: dict[str, Any] = {
     "grad_dtype": "f32",
     "grad_shard_dtype": "f32",
     "loss_scale": 8.0,
+    "attention": "scores-kept",
+    "logits": "whole",
 }
 
 

@@ -221,3 +221,33 @@ def test_a_label_outside_the_table_is_refused(name, label):
         forward(name, xn, table, labels, chunk=8, normalise=False)
     with pytest.raises(IndexError, match=f"token {label} is outside"):
         backward(name, xn, table, labels, np.zeros(TOKENS, np.float32), chunk=8, normalise=False)
+
+
+@pytest.mark.usefixtures("_table_blocks")
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SETS)
+def test_logits_that_were_kept_give_the_bits_of_one_chunk_of_all_rows(name, dtype, normalise, accumulate):
+    xn, table, labels = inputs(dtype, seed=6)
+    logits, lse, loss = np.empty((TOKENS, VOCAB), np.float32), np.empty(TOKENS, np.float32), np.zeros(1)
+    operands = {"xn": xn, "table": table, "labels": labels, "lse": lse, "logits": logits}
+    call(name, "head_forward", **operands, loss=loss, normalise=normalise, accumulate=False)
+    kept, before = logits.copy(), np.ones_like(table) if accumulate else None
+    expected = backward(name, xn, table, labels, lse, chunk=TOKENS, normalise=normalise, scale=64.0, dtable=before)
+    dxn, dtable = np.full_like(xn, np.nan), np.ones_like(table) if accumulate else np.full_like(table, np.nan)
+    call(
+        name,
+        "head_backward_from_logits",
+        **operands,
+        scale=np.array([64.0, np.nan], np.float32),
+        dlogits=np.full_like(logits, np.nan),
+        dxn=dxn,
+        dtable=dtable,
+        denominator=float(TOKENS),
+        normalise=normalise,
+        accumulate=accumulate,
+    )
+    np.testing.assert_array_equal(logits, kept)
+    for found, wanted in zip((dxn, dtable), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)

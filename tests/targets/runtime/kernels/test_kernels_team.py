@@ -84,6 +84,7 @@ def cases():
     x, gamma, dx = random(0, ROWS, WIDTH), random(1, WIDTH), random(2, ROWS, WIDTH)
     rstd = np.abs(random(3, ROWS, dtype=np.float32))
     q, k, do = random(4, tokens, 48), random(5, tokens, 24), random(6, tokens, 48)
+    matrix = random(26, 4 * tokens, 150)
     lines = np.full((4, tokens), 3, np.float32)
     table, labels = random(7, 130, WIDTH), np.arange(ROWS, dtype=np.int32) % 130
     lse, loss = np.full(ROWS, 20, np.float32), np.zeros(1)
@@ -117,12 +118,26 @@ def cases():
             "q": q, "k": k, "v": k, "o": do, "lse": lines, "do": do, "dq": np.empty_like(q), "dk": np.empty_like(k),
             "dv": np.empty_like(k), "delta": np.empty_like(lines), "spec": spec,
         },
+        "attention_scores_forward": {"q": q, "k": k, "scores": matrix, "spec": spec},
+        "attention_softmax_forward": {"scores": matrix, "probs": matrix, "spec": spec},
+        "attention_values_forward": {"probs": matrix, "v": k, "o": do, "spec": spec},
+        "attention_values_backward": {
+            "probs": matrix, "v": k, "do": do, "dprobs": np.empty_like(matrix), "dv": np.empty_like(k), "spec": spec,
+        },
+        "attention_softmax_backward": {"probs": matrix, "dprobs": matrix, "dscores": np.empty_like(matrix), "spec": spec},
+        "attention_scores_backward": {
+            "q": q, "k": k, "dscores": matrix, "dq": np.empty_like(q), "dk": np.empty_like(k), "spec": spec,
+        },
         "swiglu_forward": {"gate": x, "up": dx, "prod": random(19, ROWS, WIDTH)},
         "swiglu_backward": {"gate": x, "up": dx, "dprod": random(20, ROWS, WIDTH), "dgate": x, "dup": dx},
         "head_forward": {**head, "loss": loss, "normalise": False},
         "head_backward": {
             **head, "scale": np.ones(1, np.float32), "dxn": dx, "dtable": random(21, 130, WIDTH), "denominator": 8.0,
             "normalise": True,
+        },
+        "head_backward_from_logits": {
+            **head, "logits": random(27, ROWS, 130, dtype=np.float32), "dlogits": np.empty((ROWS, 130), np.float32),
+            "scale": np.ones(1, np.float32), "dxn": dx, "dtable": random(28, 130, WIDTH), "denominator": 8.0, "normalise": True,
         },
         "adamw": {
             "master": flat[0], "m": flat[1], "v": np.abs(flat[2]), "grad": random(22, 5000), "view": random(23, 5000),
@@ -152,7 +167,7 @@ def test_results_do_not_depend_on_the_threads(kernel, threads):
     value, others = results(kernel, threads)
     assert value == expected
     for one, other in zip(arrays, others, strict=True):
-        if kernel in ("gemm", "head_forward", "head_backward") and one.dtype.kind == "f":
+        if kernel in ("gemm", "head_forward", "head_backward", "head_backward_from_logits") and one.dtype.kind == "f":
             # BLAS may take another path for a matrix with fewer rows: a run's manifest names the threads
             np.testing.assert_allclose(other, one, rtol=2e-3, atol=1e-4)
         else:
