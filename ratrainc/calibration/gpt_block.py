@@ -135,10 +135,10 @@ def iteration_seconds(run: GptRun, blocks: BlockSeconds, machine: Machine) -> fl
     stages[0] += blocks.embedding
     stages[-1] += blocks.head
     link = machine.link_groups[-1].link
-    message = message_work(2 * run.micro_batch * run.seq_len * run.hidden, link, 0).seconds
+    message = message_work(2 * run.micro_batch * run.seq_len * run.hidden, link, 0, machine).seconds
     seconds = sum(stages) + (run.micro_batches - 1) * max(stages) + _DIRECTIONS * (run.pp - 1) * message
     parameters = (12 * run.hidden + 13) * run.hidden * run.layers // run.pp + (VOCAB + run.seq_len) * run.hidden
     if run.dp > 1:
-        ways = all_reduces(parameters, _GRADIENT_BYTES, Members((run.dp,), (link,)))
+        ways = all_reduces(parameters, _GRADIENT_BYTES, Members((run.dp,), (link,)), machine)
         seconds += cheapest(ways, machine).seconds(machine)
     return seconds + update_work(_UPDATE_BYTES * parameters, machine, on_host=False).seconds

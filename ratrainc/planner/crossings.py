@@ -73,7 +73,7 @@ def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Cross
         way = collective_way(timed, single, machine)
         if way is None or op.keyword in by_keyword:
             continue
-        used = sorted({each.level for each in way.rounds})
+        used = [level for level in range(len(machine.link_groups)) if way.bytes_at(level)]
         sent = ", ".join(f"{machine.link_groups[level].name} {size_text(int(way.bytes_at(level)))}" for level in used)
         what = f"{op.keyword} of an mlp, {size_text(timed.payload_bytes)}"
         by_keyword[op.keyword] = Crossing(what, machine.link_groups[used[-1]].name, f"{way.name}: {sent} a cluster")

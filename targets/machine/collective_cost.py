@@ -1,65 +1,80 @@
-"""Collectives as explicit rounds of point-to-point messages: ring, tree and hierarchical, the cheapest is taken.
+"""Collectives as explicit rounds of point-to-point messages; of the ways that a machine has, the cheapest is taken.
 
-The machine has no collective library, so that a collective is what its messages cost: in a round every member sends one message
-and receives one. With D members and n bytes in all (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
-Operations in MPICH", 2005):
+A collective is what its messages cost: in a round a member sends one message and receives one. With D members and n bytes in all
+(Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005):
 
-- ring: D - 1 rounds of n/D, over the link. For a reduction the same rounds also serve to hand each owner its part from every member
-  (round r sends to the r-th neighbour), which lets it add in rank order and needs no more than the gradient's own width.
-- tree: about log2 D rounds of n up to a root, then halves of what is left down again: few rounds, many bytes.
-- hierarchical: a ring within each group of the innermost level, then one between groups at every level. What leaves a group are
-  sums, which are f32.
+- ring: D - 1 rounds of n/D, to the neighbour. What goes round in a reduction are partial sums, which are f32.
+- pairwise: D - 1 rounds of n/D, in round r to the r-th neighbour. In a reduction every member hands each owner its part, at the
+  gradient's own width; the owner adds them in rank order.
+- recursive: ceil(log2 D) rounds in which what a member has doubles, from a neighbour to half of all; in a reduction what it adds up
+  halves, in the opposite order, and partial sums are f32.
+- tree: ceil(log2 D) rounds of n up to a root, then halves of what is left down again: few rounds, many bytes.
+- hierarchical: one of ring, pairwise and recursive within each group of the innermost level, then one between groups at every level.
+  What leaves a group are sums, which are f32.
 
-Ring and tree take all their messages over the link of the innermost level that has all members in one group. Recursive halving
-would have the ring's bytes in the tree's rounds, but its partners are far apart: no source says that the network carries all pairs
-at full rate, so it is left out.
+A round ends when its slowest message has arrived: after the latency of the outermost link in use, the host's work for a message, the
+skew of a round, and the bytes at the pace of the narrowest place, an own link or an uplink that so many messages leave a group by.
 """
 
 from __future__ import annotations
 
-from math import ceil
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.targets.machine.link_groups import Link
-from ratrain.targets.machine.resource_work import ResourceWork
+from ratrain.targets.machine.exchanges import Circle, Climb, Pattern, Shift, doublings
+from ratrain.targets.machine.resource_work import Flow, ResourceWork
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.machine.placement import Members
 
 _SUM_BYTES = 4
-"""Partial sums are f32."""
+"""Partial sums are f32, or as wide as what is summed where that is wider."""
 
 
 @frozen
 class Rounds:
-    """Equal rounds of a collective: every member sends a message and receives one."""
+    """Rounds of a collective whose messages are alike, and cross alike."""
 
     count: int
+    pattern: Pattern
     message_bytes: float
-    level: int
-    """of the links it goes over, from the inside"""
-    link: Link
-    staged: bool = False
+    latency: float
+    """seconds of the outermost link in use"""
+    byte_seconds: float
+    """seconds a byte takes at the narrowest place"""
+    on_links: tuple[float, ...]
+    """by level, the part of its messages that a member sends over its link there: on average where all have their turn, else the most"""
+    on_uplinks: tuple[float, ...]
+    """by level, the part of its messages that leaves its group there, on average of the group's members"""
+    staged: bool
     """received into staging buffers, a chunk at a time, and added from there"""
-
-    def seconds(self, machine: Machine) -> float:
-        """Seconds of all rounds.
-
-        A staged message goes in chunks through two buffers: a chunk's latency hides behind the one before if that takes longer.
-        """
-        latency, bandwidth = self.link.latency, self.link.bandwidth
-        chunk = machine["collective_chunk"]
-        more = max(0, ceil(self.message_bytes / chunk) - 1) if self.staged else 0
-        exposed = more * max(0.0, latency - chunk / bandwidth)
-        return self.count * (latency + self.message_bytes / bandwidth + exposed)
 
     @property
     def nbytes(self) -> float:
         """Bytes a member sends in all rounds."""
         return self.count * self.message_bytes
+
+    def seconds(self, machine: Machine) -> float:
+        """Seconds of all rounds, as if no message took more than one chunk."""
+        return self.count * (_overhead(self, machine) + machine.round_skew + self.message_bytes * self.byte_seconds)
+
+    def exposed(self, machine: Machine) -> float:
+        """Seconds in which staged chunks after the first wait; less than 0 where messages are smaller than a chunk.
+
+        A chunk's overhead hides behind the bytes of the one before if those take longer.
+        """
+        chunk = machine["collective_chunk"]
+        each = max(0.0, _overhead(self, machine) - chunk * self.byte_seconds)
+        return self.count * (self.message_bytes / chunk - 1) * each if self.staged else 0.0
+
+
+def _overhead(rounds: Rounds, machine: Machine) -> float:
+    """Seconds of a message, bytes apart."""
+    return rounds.latency + machine.message_cost
 
 
 @frozen
@@ -70,95 +85,200 @@ class Algorithm:
     rounds: tuple[Rounds, ...]
 
     def seconds(self, machine: Machine) -> float:
-        """Seconds of all rounds, one after the other."""
-        return sum(each.seconds(machine) for each in self.rounds)
+        """Seconds of all rounds, one after the other. They never fall with more bytes, or with more members of full groups."""
+        exposed = sum(each.exposed(machine) for each in self.rounds)
+        return sum(each.seconds(machine) for each in self.rounds) + max(0.0, exposed)
 
     def bytes_at(self, level: int) -> float:
-        """Bytes a member sends over its link of a level."""
-        return sum(each.nbytes for each in self.rounds if each.level == level)
+        """Bytes a member sends over its link of a level, the most of all members."""
+        return sum(each.nbytes * each.on_links[level] for each in self.rounds)
+
+    def uplink_bytes(self, level: int) -> float:
+        """Bytes a member sends out of its group of a level, on average of the group's members."""
+        return sum(each.nbytes * each.on_uplinks[level] for each in self.rounds)
 
     def work(self, machine: Machine, own_bytes: float) -> ResourceWork:
         """What a member does. `own_bytes`: its own tensors, read and written once.
 
-        Staged bytes are written and read again to be added; others are read once more to be passed on. The link that others can be
-        short of is that of the outermost level it takes.
+        Staged bytes are written and read again to be added; others are read once more to be passed on.
         """
-        level = max((each.level for each in self.rounds), default=0)
         ddr = own_bytes + sum(each.nbytes * (2 if each.staged else 1) for each in self.rounds)
         seconds = max(self.seconds(machine), ddr / machine["ddr_bandwidth"])
-        return ResourceWork(seconds, ddr, self.bytes_at(level), level)
+        levels = range(len(machine.link_groups))
+        links = [Flow(self.bytes_at(level), level) for level in levels]
+        uplinks = [Flow(self.uplink_bytes(level), None, (level,)) for level in levels[:-1]]
+        flows = tuple(flow for flow in (*links, *uplinks) if flow.nbytes > 0)
+        return ResourceWork(seconds, ddr, sum(each.nbytes for each in self.rounds), flows)
 
 
-def reduce_scatters(elements: float, itemsize: float, members: Members) -> list[Algorithm]:
-    """Ways to sum `elements` of `itemsize` bytes over the members, a part for each."""
-    sums = elements * _SUM_BYTES
-    far, link = members.level, members.links[members.level]
-    up = Rounds(_depth(members.count), sums, far, link, staged=True)
-    ways = [
-        Algorithm("ring", _ring(elements * itemsize, members.count, far, link, staged=True)),
-        Algorithm("tree", (up, *_halves(sums, members))),
-    ]
-    steps = members.steps()
-    if len(steps) > 1:
-        rounds: tuple[Rounds, ...] = ()
-        summed = 1
-        for level, count in steps:
-            nbytes = elements * itemsize if summed == 1 else sums / summed
-            rounds += _ring(nbytes, count, level, members.links[level], staged=True)
-            summed *= count
-        ways.append(Algorithm("hierarchical", rounds))
+def reduce_scatters(elements: float, itemsize: float, members: Members, machine: Machine) -> list[Algorithm]:
+    """The machine's ways to sum `elements` of `itemsize` bytes over the members, a part for each."""
+    own, sums = elements * itemsize, elements * max(itemsize, _SUM_BYTES)
+    whole = Circle(members.count)
+    ways = _flat_ways(_REDUCTIONS, own, sums, whole, members, machine)
+    if "tree" in machine.collectives:
+        ways.append(Algorithm("tree", _up(sums, members, staged=True) + _down(sums, members)))
+    if "hierarchical" in machine.collectives and len(members.steps()) > 1:
+        steps, stride = [], 1
+        for _, places in members.steps():
+            nbytes = own if stride == 1 else sums / stride
+            steps.append((nbytes, sums / stride, Circle(places, stride)))
+            stride *= places
+        ways.append(_hierarchical(_REDUCTIONS, steps, members, machine))
     return ways
 
 
-def all_gathers(nbytes: float, members: Members) -> list[Algorithm]:
-    """Ways to give every member all `nbytes`, of which each holds a part."""
-    far, link = members.level, members.links[members.level]
-    ways = [
-        Algorithm("ring", _ring(nbytes, members.count, far, link, staged=False)),
-        Algorithm("tree", (*_halves(nbytes, members), Rounds(_depth(members.count), nbytes, far, link))),
-    ]
-    steps = members.steps()
-    if len(steps) > 1:
-        rounds: tuple[Rounds, ...] = ()
-        inside = members.count
-        for level, count in reversed(steps):
-            inside //= count
-            rounds += _ring(nbytes / inside, count, level, members.links[level], staged=False)
-        ways.append(Algorithm("hierarchical", rounds))
+def all_gathers(nbytes: float, members: Members, machine: Machine) -> list[Algorithm]:
+    """The machine's ways to give every member all `nbytes`, of which each holds a part."""
+    ways = _flat_ways(_GATHERS, nbytes, nbytes, Circle(members.count), members, machine)
+    if "tree" in machine.collectives:
+        ways.append(Algorithm("tree", _up_in_halves(nbytes, members) + _broadcast(nbytes, members)))
+    if "hierarchical" in machine.collectives and len(members.steps()) > 1:
+        places = [count for _, count in members.steps()]
+        strides = list(accumulate(places, int.__mul__, initial=1))
+        steps = [
+            (nbytes / stride, nbytes / stride, Circle(count, stride))
+            for count, stride in zip(reversed(places), reversed(strides[:-1]), strict=True)
+        ]
+        ways.append(_hierarchical(_GATHERS, steps, members, machine))
     return ways
 
 
-def all_reduces(elements: float, itemsize: float, members: Members) -> list[Algorithm]:
-    """Ways to give every member the sum: a reduction and a gather of the same kind; the tree's root sends the sum down whole."""
-    scatters = reduce_scatters(elements, itemsize, members)
-    gathers = all_gathers(elements * itemsize, members)
-    ways = [Algorithm(one.name, one.rounds + other.rounds) for one, other in zip(scatters, gathers, strict=True)]
-    far, depth = members.level, _depth(members.count)
-    up = Rounds(depth, elements * _SUM_BYTES, far, members.links[far], staged=True)
-    down = Rounds(depth, elements * itemsize, far, members.links[far])
-    tree = Algorithm("tree", (up, down))
-    return [tree if way.name == "tree" else way for way in ways]
+def all_reduces(elements: float, itemsize: float, members: Members, machine: Machine) -> list[Algorithm]:
+    """The machine's ways to give every member the sum: a reduction and a gather; a tree's root sends the sum down whole."""
+    scatter = cheapest(reduce_scatters(elements, itemsize, members, machine), machine)
+    gather = cheapest(all_gathers(elements * itemsize, members, machine), machine)
+    name = scatter.name if scatter.name == gather.name else f"{scatter.name} + {gather.name}"
+    ways = [Algorithm(name, scatter.rounds + gather.rounds)]
+    if "tree" in machine.collectives:
+        sums = elements * max(itemsize, _SUM_BYTES)
+        ways.append(Algorithm("tree", _up(sums, members, staged=True) + _broadcast(elements * itemsize, members)))
+    return ways
 
 
-def cheapest(ways: list[Algorithm], machine: Machine) -> Algorithm:
+def scalar_all_reduces(nbytes: float, members: Members, machine: Machine) -> list[Algorithm]:
+    """The machine's ways to give every member the sum of numbers: all gather all of them, and add; or by a tree, if that is to be had."""
+    ways = all_gathers(nbytes * members.count, members, machine)
+    if "tree" in machine.collectives:
+        trees = _up(nbytes, members, staged=False) + _broadcast(nbytes, members)
+        ways = [*(way for way in ways if way.name != "tree"), Algorithm("tree", trees)]
+    return ways
+
+
+def cheapest(ways: Sequence[Algorithm], machine: Machine) -> Algorithm:
     """The way that takes least time; the first of equal ones."""
     return min(ways, key=lambda way: way.seconds(machine))
 
 
-def _ring(nbytes: float, members: int, level: int, link: Link, *, staged: bool) -> tuple[Rounds, ...]:
-    return (Rounds(members - 1, nbytes / members, level, link, staged),) if members > 1 else ()
+_Rounds = tuple[Rounds, ...]
+_FlatWay = Callable[[float, float, Circle, "Members"], _Rounds]
+"""Rounds among a circle of members, given the bytes of what they hold and of sums of it."""
 
 
-def _halves(nbytes: float, members: Members) -> tuple[Rounds, ...]:
-    """From a root to all, each its part, or back: half of what is left in each round, (D - 1)/D of it in all."""
-    parts: list[Rounds] = []
-    left = members.count
-    while left > 1:
-        parts.append(Rounds(1, nbytes * (left // 2) / members.count, members.level, members.links[members.level]))
-        left -= left // 2
-    return tuple(parts)
+def _flat_ways(
+    kinds: dict[str, _FlatWay], own: float, sums: float, circle: Circle, members: Members, machine: Machine
+) -> list[Algorithm]:
+    chosen = [(name, rounds_of) for name, rounds_of in kinds.items() if name in machine.collectives]
+    return [Algorithm(name, rounds_of(own, sums, circle, members)) for name, rounds_of in chosen]
 
 
-def _depth(members: int) -> int:
-    """Rounds of a binary tree: ceil(log2 D)."""
-    return (members - 1).bit_length()
+def _hierarchical(
+    kinds: dict[str, _FlatWay], steps: Sequence[tuple[float, float, Circle]], members: Members, machine: Machine
+) -> Algorithm:
+    """The cheapest flat way of every step."""
+    ways = [cheapest(_flat_ways(kinds, *step, members, machine), machine) for step in steps]
+    rounds = tuple(rounds for way in ways for rounds in way.rounds)
+    return Algorithm(f"hierarchical ({', '.join(way.name for way in ways)})", rounds)
+
+
+def _ring_rounds(nbytes: float, circle: Circle, members: Members, *, staged: bool) -> _Rounds:
+    places = circle.places
+    if places == 1:
+        return ()
+    return (_rounds(places - 1, Shift(circle, 1), nbytes / places, members, staged=staged),)
+
+
+def _pairwise_rounds(nbytes: float, circle: Circle, members: Members, *, staged: bool) -> _Rounds:
+    """Near partners first and last: those at whose distance some messages stay within an inner group have rounds of their own."""
+    places = circle.places
+    near = max(1, *(group // circle.stride for group in members.within if group < circle.span), 1)
+    alone = [*range(1, near), *range(places - near + 1, places)]
+    together = [(near, places - 2 * near + 1)] if near < places else []
+    parts = sorted([*((distance, 1) for distance in alone), *together])
+    return tuple(
+        _rounds(count, Shift(circle, distance, 1), nbytes / places, members, staged=staged, in_turn=True)
+        for distance, count in parts
+    )
+
+
+def _recursive_rounds(nbytes: float, circle: Circle, members: Members, *, staged: bool) -> _Rounds:
+    part = nbytes / circle.places
+    rounds = [
+        _rounds(1, Shift(circle, distance), part * parts, members, staged=staged)
+        for distance, parts in doublings(circle.places)
+    ]
+    return tuple(reversed(rounds) if staged else rounds)
+
+
+_REDUCTIONS: dict[str, _FlatWay] = {
+    "pairwise": lambda own, _sums, circle, members: _pairwise_rounds(own, circle, members, staged=True),
+    "ring": lambda _own, sums, circle, members: _ring_rounds(sums, circle, members, staged=True),
+    "recursive": lambda _own, sums, circle, members: _recursive_rounds(sums, circle, members, staged=True),
+}
+_GATHERS: dict[str, _FlatWay] = {
+    "ring": lambda own, _sums, circle, members: _ring_rounds(own, circle, members, staged=False),
+    "pairwise": lambda own, _sums, circle, members: _pairwise_rounds(own, circle, members, staged=False),
+    "recursive": lambda own, _sums, circle, members: _recursive_rounds(own, circle, members, staged=False),
+}
+"""Of equal ways the first is taken."""
+
+
+def _up(nbytes: float, members: Members, *, staged: bool) -> _Rounds:
+    """All bytes from everyone to a root, added on the way."""
+    climbs = [Climb(members.count, distance) for distance, _ in doublings(members.count)]
+    return tuple(_rounds(1, climb, nbytes, members, staged=staged) for climb in climbs)
+
+
+def _up_in_halves(nbytes: float, members: Members) -> _Rounds:
+    """From each its part to a root."""
+    return tuple(
+        _rounds(1, Climb(members.count, distance), nbytes * parts / members.count, members, staged=False)
+        for distance, parts in doublings(members.count)
+    )
+
+
+def _down(nbytes: float, members: Members) -> _Rounds:
+    """From a root to each its part."""
+    return tuple(
+        _rounds(1, Climb(members.count, distance, down=True), nbytes * parts / members.count, members, staged=False)
+        for distance, parts in reversed(doublings(members.count))
+    )
+
+
+def _broadcast(nbytes: float, members: Members) -> _Rounds:
+    """All bytes from a root to everyone."""
+    return tuple(
+        _rounds(1, Climb(members.count, distance, down=True), nbytes, members, staged=False)
+        for distance, _ in reversed(doublings(members.count))
+    )
+
+
+def _rounds(
+    count: int, pattern: Pattern, message_bytes: float, members: Members, *, staged: bool, in_turn: bool = False
+) -> Rounds:
+    """Rounds of a pattern among members; `in_turn`: over all rounds each member is at every place."""
+    shares = pattern.shares(members.within)
+    used = [level for level, share in enumerate(shares) if share > 0]
+    leaving = [pattern.leaving(group) for group in members.within[:-1]]
+    own = max(1 / members.links[level].bandwidth for level in used)
+    shared = max((out / uplink for out, uplink in zip(leaving, members.uplinks, strict=True)), default=0.0)
+    return Rounds(
+        count,
+        pattern,
+        message_bytes,
+        max(members.links[level].latency for level in used),
+        max(own, shared),
+        tuple(shares) if in_turn else tuple(float(share > 0) for share in shares),
+        tuple(out / group for out, group in zip(leaving, members.within, strict=False)),
+        staged,
+    )

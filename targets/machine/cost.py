@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.model_flops import visible_pairs
 from ratrain.targets.machine.machine import KERNEL_COSTS, Machine
-from ratrain.targets.machine.resource_work import ResourceWork
+from ratrain.targets.machine.resource_work import Flow, ResourceWork
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.program.routine import Routine, Step
@@ -171,9 +171,11 @@ def routine_work(routine: Routine, machine: Machine) -> ResourceWork:
     return whole if least <= whole.seconds else evolve(whole, seconds=least)
 
 
-def message_work(nbytes: int, link: Link, level: int) -> ResourceWork:
-    """Sending a point-to-point message: it is read from DDR and crosses the link of a level."""
-    return ResourceWork(link.latency + nbytes / link.bandwidth, nbytes, nbytes, level)
+def message_work(nbytes: int, link: Link, level: int, machine: Machine) -> ResourceWork:
+    """Sending a point-to-point message: it is read from DDR, crosses the link of a level and leaves the groups of the levels below."""
+    seconds = link.latency + machine.message_cost + nbytes / link.bandwidth
+    flow = Flow(nbytes, level, tuple(range(level)))
+    return ResourceWork(seconds, nbytes, nbytes, (flow,) if nbytes else ())
 
 
 def update_work(nbytes: float, machine: Machine, *, on_host: bool) -> ResourceWork:

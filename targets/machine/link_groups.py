@@ -30,7 +30,9 @@ class LinkGroup:
     """bytes a second, of one direction, by which all clusters of one group together leave it; None: as many as their links carry"""
 
 
-SHORT_KEYS = ("link_bandwidth", "link_latency", "clusters_per_chip", "chip_bandwidth", "chip_latency")
+CHIP_KEYS = ("chip_bandwidth", "chip_latency", "chip_uplink")
+"""Constants of clusters that share a chip."""
+SHORT_KEYS = ("link_bandwidth", "link_latency", "clusters_per_chip", *CHIP_KEYS)
 """Constants that describe one group, or two, without naming them."""
 GROUP_UNITS = {"clusters": "clusters", "bandwidth": "bytes/s", "latency": "s", "uplink": "bytes/s"}
 """Constants of a group. Their names are preceded by the group's: node.bandwidth."""
@@ -55,7 +57,7 @@ def chip_and_system(values: Mapping[str, float]) -> tuple[LinkGroup, ...]:
     if clusters == 1:
         return (system,)
     on_chip = Link(values.get("chip_bandwidth", bandwidth), values.get("chip_latency", latency))
-    return LinkGroup("chip", clusters, on_chip), system
+    return LinkGroup("chip", clusters, on_chip, values.get("chip_uplink")), system
 
 
 def are_uniform(groups: Sequence[LinkGroup]) -> bool:

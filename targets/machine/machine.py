@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.plugins import WAY_OUT
 from ratrain.ratrain_ir.registry import Registry
 from ratrain.ratrain_ir.target import Capacity
 from ratrain.targets.machine.link_groups import (
+    CHIP_KEYS,
     GROUP_UNITS,
     SHORT_KEYS,
     LinkGroup,
@@ -74,6 +75,10 @@ _OPTIONAL_UNITS = {
     "clusters_per_chip": "clusters",
     "chip_bandwidth": "bytes/s",
     "chip_latency": "s",
+    "chip_uplink": "bytes/s",
+    "message_cost": "s",
+    "round_skew": "s",
+    "rank_jitter": "fraction of compute time",
     "dispatch": "s",
     "engine_gap": "s",
     "gemm_half_extent": "elements",
@@ -107,6 +112,9 @@ _MAY_BE_ZERO = (
     "launch",
     "host_handover",
     "chip_latency",
+    "message_cost",
+    "round_skew",
+    "rank_jitter",
     "dispatch",
     "engine_gap",
     "gemm_half_extent",
@@ -115,7 +123,11 @@ _MAY_BE_ZERO = (
     "transport_overhead_per_group",
     "allocator_slack",
 )
-WORDS = ("base", "name", "update_engine", "cost", "target", "op", "link_group")
+COLLECTIVES = ("ring", "pairwise", "recursive", "tree", "hierarchical")
+"""Ways to do a collective (`collective_cost`), all of which a machine has whose file does not say."""
+_JOINED = ("ring", "pairwise", "recursive")
+"""Ways that the steps of a hierarchical one are made of."""
+WORDS = ("base", "name", "update_engine", "cost", "target", "op", "link_group", "collectives")
 """Keys of a machine file that are no constants."""
 DEFAULT_MACHINE = "mt3000"
 """The machine of plans and programs that name none."""
@@ -146,6 +158,8 @@ class Machine:
     """the name of what makes its programs: see `ratrain.targets.registry`"""
     group_names: tuple[str, ...] = ()
     """of [[link_group]] entries, from the inside out; their constants are named after them, like node.bandwidth"""
+    collectives: tuple[str, ...] = COLLECTIVES
+    """the ways its transport does collectives, of `COLLECTIVES`"""
 
     def __getitem__(self, name: str) -> float:
         return self.constants[name].value
@@ -182,6 +196,21 @@ class Machine:
     def engine_gap(self) -> float:
         """Seconds between two instructions of an interpreter that runs one after another; none where the file does not say."""
         return self._optional("engine_gap", 0.0)
+
+    @property
+    def message_cost(self) -> float:
+        """Seconds of the host's work for a message, beside its latency; none where the file does not say."""
+        return self._optional("message_cost", 0.0)
+
+    @property
+    def round_skew(self) -> float:
+        """Seconds that the partners of a round of a collective arrive apart; none where the file does not say."""
+        return self._optional("round_skew", 0.0)
+
+    @property
+    def rank_jitter(self) -> float:
+        """Standard deviation of a rank's compute time from that of its like, as a fraction of it; none where the file does not say."""
+        return self._optional("rank_jitter", 0.0)
 
     @property
     def gemm_half_extent(self) -> float:
@@ -353,10 +382,11 @@ class _Reader:
         constants = {key: self.constant(key, data.get(key)) for key in _ALL_UNITS if key in wanted or key in data}
         table = self.table(data.get("op", []), cost)
         groups = self.groups(data, constants)
+        collectives = self.collectives(data.get("collectives", list(COLLECTIVES)))
         self.diagnostics.check()
         if cost == "tiles":
             self.check_clock(constants)
-        machine = Machine(str(name), Engine(engine), constants, cost, table, target, groups)
+        machine = Machine(str(name), Engine(engine), constants, cost, table, target, groups, collectives)
         capacity = machine.capacity(0)
         if not capacity.left:
             self.error("ddr_capacity", f"overheads leave nothing of the memory: {capacity.account}")
@@ -388,13 +418,29 @@ class _Reader:
                 if key in entry or key in ("bandwidth", "latency"):
                     constants[f"{name}.{key}"] = self.constant(f"{name}.{key}", entry.get(key))
         if not names and ("clusters_per_chip" not in constants or constants["clusters_per_chip"].value == 1):
-            for key in ("chip_bandwidth", "chip_latency"):
+            for key in CHIP_KEYS:
                 if key in data:
                     self.error(key, f"[{key}] changes nothing: no clusters share a chip", "say [clusters_per_chip]")
         for key in SHORT_KEYS:
             if names and key in data:
                 self.error(key, f"the file has [[link_group]] entries: they say what [{key}] would", "leave it out")
         return tuple(names)
+
+    def collectives(self, names: Any) -> tuple[str, ...]:
+        """The ways to do collectives that a file names."""
+        known = ", ".join(COLLECTIVES)
+        if not isinstance(names, list) or not names:
+            self.error("collectives", f"collectives is a list of one or more of {known}, got {names!r}"[:200])
+            return COLLECTIVES
+        for name in names:
+            if name not in COLLECTIVES:
+                self.error("collectives", f"{name!r} is no way to do a collective ({known})"[:200], nearest(str(name), COLLECTIVES))
+        if len(set(map(str, names))) < len(names):
+            self.error("collectives", "collectives names a way twice")
+        if names == ["hierarchical"] or set(map(str, names)) == {"hierarchical", "tree"}:
+            text = "a hierarchical collective is made of others, level by level"
+            self.error("collectives", text, f"name one or more of {', '.join(_JOINED)} beside it")
+        return tuple(name for name in COLLECTIVES if name in names)
 
     def table(self, entries: Any, cost: Any) -> OpTable:
         """The measured ops of a file with cost = "table"."""

@@ -34,7 +34,9 @@ class Members:
     within: tuple[int, ...]
     """members in one group of each level, from the inside out; the last are all"""
     links: tuple[Link, ...]
-    """what a message meets that goes from one group of the level below to another, while all members send"""
+    """what a message meets that goes from one group of the level below to another"""
+    uplinks: tuple[float, ...] = ()
+    """bytes a second by which the members in one group of a level leave it, all together, while those of all like collectives do"""
 
     @property
     def count(self) -> int:
@@ -72,10 +74,6 @@ class Placement:
         held = (level for level, tile in enumerate(tiles) if stage // tile.stages == other // tile.stages)
         return next(held, self.outermost)
 
-    def message_link(self, level: int) -> Link:
-        """What a message between stages meets at a level, while the replicas of its stage send theirs."""
-        return self.link(level, self.senders())
-
     def members(self, group: str) -> Members:
         """The members of a collective by the name of its group: the replicas of a stage, both `ends` of a replica, or `all`."""
         if group == "ends":
@@ -84,9 +82,13 @@ class Placement:
             within = tuple(1 if at < level else len(ends) for at in range(len(self.groups)))
             senders = self.senders()
         else:
-            within = self.filled(self.mesh.group_size(Group(group)), whole=group == "all")
-            senders = self.senders() if self.tiles is None else within
-        return Members(within, tuple(self.link(level, senders) for level in range(len(self.groups))))
+            count, whole = self.mesh.group_size(Group(group)), group == "all"
+            within, senders = self.filled(count, whole=whole), self.senders(whole=whole)
+        uplinks = [
+            math.inf if each.uplink is None else each.uplink * mine / max(mine, sending)
+            for each, mine, sending in zip(self.groups[:-1], within, senders, strict=False)
+        ]
+        return Members(within, tuple(each.link for each in self.groups), tuple(uplinks))
 
     def filled(self, count: int, *, whole: bool) -> tuple[int, ...]:
         """How many of the replicas of a stage, or of all ranks, are in one group of each level."""
@@ -98,26 +100,38 @@ class Placement:
             counts.append(count if size % count == 0 else size if count % size == 0 else counts[-1])
         return (*counts[1:], count)
 
-    def senders(self) -> tuple[int, ...]:
-        """Clusters of a group of each level that send at once when a stage does: its replicas there; without a mapping, all."""
+    def senders(self, *, whole: bool = False) -> tuple[int, ...]:
+        """Clusters of a group of each level but the outermost that send at once when a stage, or all, do: its replicas there.
+
+        Without a mapping replicas that do not fill groups evenly count as if all clusters of the group sent.
+        """
         if self.tiles is not None:
-            return (*(tile.replicas for tile in self.tiles), self.mesh.replicas)
-        return tuple(min(group.clusters or self.mesh.size, self.mesh.size) for group in self.groups)
+            return tuple(tile.clusters if whole else tile.replicas for tile in self.tiles)
+        count = self.mesh.size if whole else self.mesh.replicas
+        sizes = [group.clusters or self.mesh.size for group in self.groups[:-1]]
+        return tuple(
+            min(size, count) if size % count == 0 or count % size == 0 else min(size, self.mesh.size) for size in sizes
+        )
 
     def link_levels(self) -> tuple[LinkLevel, ...]:
         """What one replica of each stage has of links and uplinks."""
-        senders = self.senders()
-        stages = [tile.stages for tile in self.tiles] if self.tiles is not None else [1] * self.outermost
         inner = [
             LinkLevel(group.link.bandwidth, count, math.inf if group.uplink is None else group.uplink / sending)
-            for group, count, sending in zip(self.groups, stages, senders, strict=False)
+            for group, count, sending in zip(self.groups, self.stages(), self.senders(), strict=False)
         ]
         return (*inner, LinkLevel(self.groups[-1].link.bandwidth))
 
-    def link(self, level: int, senders: Sequence[int]) -> Link:
-        """The link of a level, no faster than each sender's even share of the uplinks of the groups that it leaves."""
+    def stages(self) -> list[int]:
+        """Neighbouring stages that share a group of each level but the outermost."""
+        if self.tiles is not None:
+            return [tile.stages for tile in self.tiles]
+        sizes, replicas = [group.clusters or self.mesh.size for group in self.groups[:-1]], self.mesh.replicas
+        return [1 if size % replicas else size // replicas for size in sizes]
+
+    def message_link(self, level: int) -> Link:
+        """What a message between stages meets at a level: no more than an even share of uplinks, as the replicas of its stage send theirs."""
         link = self.groups[level].link
-        inner = zip(self.groups[:level], senders, strict=False)
+        inner = zip(self.groups[:level], self.senders(), strict=False)
         shares = [group.uplink / count for group, count in inner if group.uplink is not None]
         return evolve(link, bandwidth=min(link.bandwidth, *shares)) if shares else link
 

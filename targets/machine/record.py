@@ -16,7 +16,7 @@ from attrs import evolve
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Location, fail
 from ratrain.ratrain_ir.module import TargetInfo
 from ratrain.targets.machine.capacity import capacity_of
-from ratrain.targets.machine.machine import Machine, load_machine, machine_names, parse_machine
+from ratrain.targets.machine.machine import COLLECTIVES, Machine, load_machine, machine_names, parse_machine
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.writer import machine_lines
 from ratrain.targets.program.on_chip import on_chip_form
@@ -38,6 +38,7 @@ def machine_digest(machine: Machine) -> str:
         "constants": {name: constant.value for name, constant in machine.constants.items()},
         "groups": machine.group_names,
         **({} if machine.target == DEFAULT_TARGET else {"target": machine.target}),
+        **({} if machine.collectives == COLLECTIVES else {"collectives": machine.collectives}),
         "ops": [[op.key, op.size, op.seconds] for op in machine.table.ops],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

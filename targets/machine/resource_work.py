@@ -1,10 +1,23 @@
-"""What an instruction asks of the machine: seconds of its engine, bytes of DDR, bytes of the link."""
+"""What an instruction asks of the machine: seconds of its engine, bytes of DDR, bytes of links and uplinks."""
 
 from __future__ import annotations
 
 import math
 
 from attrs import frozen
+
+
+@frozen
+class Flow:
+    """Bytes that pass through links, all of them at the same time."""
+
+    nbytes: float
+    """of one replica, on average where its replicas differ"""
+    link: int | None
+    """the level of a cluster's own link that they take, outwards at the sender and inwards at the receiver: that of the innermost
+    group is 0; None: what others do of the same instruction says so"""
+    uplinks: tuple[int, ...] = ()
+    """the levels of the groups that they leave and enter"""
 
 
 @frozen
@@ -16,17 +29,17 @@ class ResourceWork:
     ddr_bytes: float = 0.0
     """read from and written to the DDR of its stage"""
     link_bytes: float = 0.0
-    """sent over the link; a member of a collective receives as many"""
-    link_level: int = 0
-    """which of a cluster's links: that of the innermost group is 0"""
+    """sent by a cluster over all its links; a member of a collective receives as many"""
+    flows: tuple[Flow, ...] = ()
+    """what of that others can be short of"""
 
     def __add__(self, other: ResourceWork) -> ResourceWork:
-        """One after the other; links of two levels count as the outer one."""
+        """One after the other; of bytes it makes no difference which are first."""
         return ResourceWork(
             self.seconds + other.seconds,
             self.ddr_bytes + other.ddr_bytes,
             self.link_bytes + other.link_bytes,
-            max(self.link_level, other.link_level),
+            self.flows + other.flows,
         )
 
 

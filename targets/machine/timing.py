@@ -6,18 +6,25 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.ops import Engine, Group
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.topology import mesh_of
 from ratrain.ratrain_ir.types import StateKind, TensorType
-from ratrain.targets.machine.collective_cost import all_gathers, all_reduces, cheapest, reduce_scatters
+from ratrain.targets.machine.collective_cost import (
+    all_gathers,
+    all_reduces,
+    cheapest,
+    reduce_scatters,
+    scalar_all_reduces,
+)
 from ratrain.targets.machine.cost import copy_work, host_work, message_work, routine_work, update_work
 from ratrain.targets.machine.op_table import MEMBERS_MARK, SHAPES_MARK
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import ResourceWork
+from ratrain.targets.machine.slowest_rank import slowest_rank
 from ratrain.targets.program.program import Access
 from ratrain.targets.program.routine import Routine, Step, parse_reference
 
@@ -75,7 +82,14 @@ def timed_op(
 
 
 def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
-    """What an op asks of its engine, of DDR and of the link."""
+    """What an op asks of its engine, of DDR and of the link; of the compute engine, what it asks of the slowest of all ranks."""
+    work = _work_of_a_rank(op, plan, machine)
+    if op.engine is not Engine.COMPUTE or not machine.rank_jitter:
+        return work
+    return evolve(work, seconds=work.seconds * slowest_rank(machine.rank_jitter, plan.clusters))
+
+
+def _work_of_a_rank(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
     modelled = routine_work(op.routine, machine) if op.routine is not None else None
     if machine.cost == "table":
         size = modelled.seconds if modelled is not None else op.own_bytes
@@ -124,13 +138,13 @@ def _digest(facts: object) -> str:
 def message_seconds(nbytes: int, link: Link, machine: Machine) -> float:
     """Seconds of a message between stages that has its link to itself."""
     measured = machine.table.seconds("send", nbytes) if machine.cost == "table" else None
-    return message_work(nbytes, link, 0).seconds if measured is None else measured
+    return message_work(nbytes, link, 0, machine).seconds if measured is None else measured
 
 
 def _message_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
     placement = placement_of(plan, machine)
     level = placement.outermost if op.hop is None else placement.level_between(*op.hop)
-    return message_work(op.payload_bytes, placement.message_link(level), level)
+    return message_work(op.payload_bytes, placement.message_link(level), level, machine)
 
 
 def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
@@ -178,9 +192,9 @@ def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | Non
     if members.count == 1:
         return None
     if op.keyword == "all_reduce_scalar":
-        return cheapest(all_reduces(1, _SCALAR_BYTES, members), machine)
+        return cheapest(scalar_all_reduces(_SCALAR_BYTES, members, machine), machine)
     if op.keyword == "all_gather":
-        return cheapest(all_gathers(op.payload_bytes, members), machine)
+        return cheapest(all_gathers(op.payload_bytes, members, machine), machine)
     itemsize = op.payload_bytes / max(1, op.payload_elements)
     kinds = reduce_scatters if op.keyword == "reduce_scatter" else all_reduces
-    return cheapest(kinds(op.payload_elements, itemsize, members), machine)
+    return cheapest(kinds(op.payload_elements, itemsize, members, machine), machine)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.files import write_lines
 from ratrain.targets.machine.link_groups import GROUP_UNITS
-from ratrain.targets.machine.machine import parse_machine
+from ratrain.targets.machine.machine import COLLECTIVES, parse_machine
 from ratrain.targets.registry import DEFAULT_TARGET
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ def machine_lines(machine: Machine) -> Iterator[str]:
     yield f"cost = {_quoted(machine.cost)}"
     if machine.target != DEFAULT_TARGET:
         yield f"target = {_quoted(machine.target)}"
+    if machine.collectives != COLLECTIVES:
+        yield f"collectives = [{', '.join(map(_quoted, machine.collectives))}]"
     for name, constant in machine.constants.items():
         if "." not in name:
             yield _constant_line(name, constant)

@@ -59,9 +59,9 @@ def run(
         slot = take_first(slots, sizes)
         events += 1
         now = slots[slot].time
-        if slot % SLOTS != TIMER:
+        if slots[slot].active:
             end_flow(slots, resources, state.routes, sizes, slot)
-        leader = streams[slot // SLOTS].leader
+        leader = streams[slots[slot].stream].leader
         streams[leader].works_left -= 1
         if streams[leader].works_left == 0:
             all_ended(flat, state, leader, rendezvous, now, ends)
@@ -154,16 +154,17 @@ def start(
     streams[stream].running = 1
     streams[stream].leader = leader
     streams[leader].works_left += 1
-    first_slot = stream * SLOTS
+    first_slot = stream * sizes[SLOTS]
     put(slots, sizes, first_slot + TIMER, now + works[op].seconds)
     if works[op].ddr_bytes > 0:
         streams[leader].works_left += 1
         nbytes, route = works[op].ddr_bytes, stream // STREAMS
         start_flow(slots, resources, routes, sizes, first_slot + DDR_FLOW, nbytes, route, now)
-    if works[op].link_bytes > 0:
+    first_flow = state.op_flows[op].first
+    for place in range(first_flow, state.op_flows[op].stop):
         streams[leader].works_left += 1
-        nbytes, route = works[op].link_bytes, state.op_routes[op]
-        start_flow(slots, resources, routes, sizes, first_slot + LINK_FLOW, nbytes, route, now)
+        nbytes, route, slot = state.flows[place].nbytes, state.flows[place].route, first_slot + LINK_FLOW
+        start_flow(slots, resources, routes, sizes, slot + place - first_flow, nbytes, route, now)
 
 
 @part

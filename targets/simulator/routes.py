@@ -2,21 +2,25 @@
 
 A stage has its DDR and, for each level of groups, a link outwards and one inwards. Groups with an uplink have two more, out and in,
 that the stages in them share. A message passes through the sender's link outwards, the receiver's inwards, and the uplinks of all
-groups it leaves and enters; a collective's bytes leave and enter at its own stage.
+groups it leaves and enters. A collective's bytes leave and enter at its own stage: those on the links of each level by themselves, and
+those that leave and enter its group of each level.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
+from attrs import define, field, frozen
 
-from ratrain.targets.simulator.flat_program import SEND, STREAMS, Float64s, Int64s
+from ratrain.targets.simulator.flat_program import RANGE, SEND, STREAMS, Float64s, Int64s, Records
 
 if TYPE_CHECKING:
-    from ratrain.targets.machine.resource_work import Bandwidths
-    from ratrain.targets.simulator.flat_program import FlatProgram, Records
+    from ratrain.targets.machine.resource_work import Bandwidths, Flow, ResourceWork
+    from ratrain.targets.simulator.flat_program import FlatProgram
+
+FLOW = np.dtype([("nbytes", np.float64), ("route", np.int64)])
 
 
 @frozen(eq=False)
@@ -27,20 +31,29 @@ class Routes:
     """by resource, in bytes a second"""
     rows: Int64s
     """[routes, resources of the longest], -1 where there is none; the first are of DDR bytes, by stage"""
-    of_ops: Int64s
-    """the route of an op's link bytes; -1 where it has none"""
+    flows: Records
+    """bytes on links, and their routes"""
+    of_ops: Records
+    """the flows of an op, as a range"""
+
+    @property
+    def most_flows(self) -> int:
+        """Flows of the op that has most."""
+        return int((self.of_ops["stop"] - self.of_ops["first"]).max(initial=0))
 
     def users(self, flat: FlatProgram, slots: int, ddr_slot: int, link_slot: int) -> list[list[int]]:
-        """By resource, the slots whose bytes may pass through it; a stream has so many `slots`, for DDR and link those two."""
+        """By resource, the slots whose bytes may pass through it; a stream has so many `slots`, the last for links."""
         users: list[set[int]] = [set() for _ in self.capacities]
         for stream in range(len(flat.streams)):
             users[self.rows[stream // STREAMS, 0]].add(stream * slots + ddr_slot)
-        linked = self.of_ops >= 0
-        pairs = np.unique(flat.ops["stream"][linked] * len(self.rows) + self.of_ops[linked])
-        for stream, route in zip(*np.divmod(pairs, len(self.rows)), strict=True):
+        counts = self.of_ops["stop"] - self.of_ops["first"]
+        places = np.arange(len(self.flows)) - np.repeat(self.of_ops["first"], counts)
+        used = np.repeat(flat.ops["stream"], counts) * slots + link_slot + places
+        pairs = np.unique(used * len(self.rows) + self.flows["route"])
+        for slot, route in zip(*np.divmod(pairs, len(self.rows)), strict=True):
             for resource in self.rows[route]:
                 if resource >= 0:
-                    users[resource].add(int(stream) * slots + link_slot)
+                    users[resource].add(int(slot))
         return [sorted(each) for each in users]
 
 
@@ -49,38 +62,72 @@ def own_resources(levels: int) -> int:
     return 1 + 2 * levels
 
 
-def routes_of(flat: FlatProgram, works: Records, bandwidths: Bandwidths) -> Routes:
-    """The ways of a program's bytes."""
-    stages, levels = len(flat.streams) // STREAMS, len(bandwidths.links)
-    own = own_resources(levels)
-    links = [level.bandwidth for level in bandwidths.links for _ in range(2)]
-    capacities = [bandwidths.ddr, *links] * stages
-    uplinks: dict[int, int] = {}
-    for number, level in enumerate(bandwidths.links):
-        if np.isfinite(level.uplink):
-            uplinks[number] = len(capacities)
-            capacities += [level.uplink] * (2 * -(-stages // level.stages))
+def routes_of(flat: FlatProgram, works: Sequence[ResourceWork], bandwidths: Bandwidths) -> Routes:
+    """The ways of a program's bytes, given the work of each op."""
+    ways = _Ways(len(flat.streams) // STREAMS, bandwidths)
+    targets = flat.ops["stream"] // STREAMS
+    sends = flat.ops["mode"] == SEND
+    targets[sends] = flat.channels["receiver"][flat.ops["channel"][sends]] // STREAMS
+    flows, counts = [], np.zeros(len(works), np.int64)
+    for op, (work, stream, target) in enumerate(zip(works, flat.ops["stream"].tolist(), targets.tolist(), strict=True)):
+        if work.flows:
+            found = [(flow.nbytes, ways.number(stream // STREAMS, target, flow)) for flow in work.flows]
+            counts[op] = len(narrow := [(nbytes, route) for nbytes, route in found if route >= 0])
+            flows += narrow
+    of_ops = np.empty(len(works), RANGE)
+    of_ops["stop"] = np.cumsum(counts)
+    of_ops["first"] = of_ops["stop"] - counts
+    return Routes(np.array(ways.capacities, float), ways.rows(), np.array(flows, FLOW), of_ops)
 
-    def way(source: int, target: int, number: int) -> list[int]:
-        row = [source * own + 1 + 2 * number, target * own + 2 + 2 * number]
-        for inner, first in uplinks.items():
-            if inner < number:
-                held = bandwidths.links[inner].stages
+
+@define
+class _Ways:
+    """The resources of so many stages, and the distinct ways through them, as they are found."""
+
+    stages: int
+    bandwidths: Bandwidths
+    capacities: list[float] = field(init=False)
+    uplinks: dict[int, int] = field(init=False)
+    """of the levels that have any: the first of their resources"""
+    ways: list[list[int]] = field(init=False)
+    numbers: dict[tuple[int, int, int | None, tuple[int, ...]], int] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        own = own_resources(len(self.bandwidths.links))
+        links = [level.bandwidth for level in self.bandwidths.links for _ in range(2)]
+        self.capacities = [self.bandwidths.ddr, *links] * self.stages
+        self.uplinks = {}
+        for number, level in enumerate(self.bandwidths.links):
+            if np.isfinite(level.uplink):
+                self.uplinks[number] = len(self.capacities)
+                self.capacities += [level.uplink] * (2 * -(-self.stages // level.stages))
+        self.ways = [[stage * own] for stage in range(self.stages)]
+
+    def number(self, source: int, target: int, flow: Flow) -> int:
+        """The row of a flow from a stage to a stage; -1 where nothing on its way can be short."""
+        key = source, target, flow.link, flow.uplinks
+        found = self.numbers.get(key)
+        if found is None:
+            way = self.way(*key)
+            found = self.numbers[key] = len(self.ways) if way else -1
+            if way:
+                self.ways.append(way)
+        return found
+
+    def way(self, source: int, target: int, link: int | None, uplinks: tuple[int, ...]) -> list[int]:
+        """The resources that bytes pass through."""
+        own, row = own_resources(len(self.bandwidths.links)), []
+        if link is not None:
+            row += [source * own + 1 + 2 * link, target * own + 2 + 2 * link]
+        for level in uplinks:
+            if level in self.uplinks:
+                first, held = self.uplinks[level], self.bandwidths.links[level].stages
                 row += [first + source // held * 2, first + target // held * 2 + 1]
         return row
 
-    linked = np.flatnonzero(works["link_bytes"] > 0)
-    sources = flat.ops["stream"][linked] // STREAMS
-    targets = sources.copy()
-    sends = flat.ops["mode"][linked] == SEND
-    targets[sends] = flat.channels["receiver"][flat.ops["channel"][linked][sends]] // STREAMS
-    kinds = (sources * stages + targets) * levels + works["link_level"][linked]
-    distinct, of_kind = np.unique(kinds, return_inverse=True)
-    ways = [[stage * own] for stage in range(stages)]
-    ways += [way(kind // levels // stages, kind // levels % stages, kind % levels) for kind in distinct.tolist()]
-    rows = np.full((len(ways), max(2, *map(len, ways))), -1, np.int64)
-    for place, each in enumerate(ways):
-        rows[place, : len(each)] = each
-    of_ops = np.full(len(works), -1, np.int64)
-    of_ops[linked] = stages + of_kind
-    return Routes(np.array(capacities, float), rows, of_ops)
+    def rows(self) -> Int64s:
+        """The ways, as `Routes.rows`."""
+        rows = np.full((len(self.ways), max(2, *map(len, self.ways))), -1, np.int64)
+        for place, each in enumerate(self.ways):
+            rows[place, : len(each)] = each
+        return rows

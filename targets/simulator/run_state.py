@@ -14,16 +14,12 @@ if TYPE_CHECKING:
     from ratrain.targets.simulator.routes import Routes
 
 TIMER, DDR_FLOW, LINK_FLOW = range(3)
-"""The works of a running op; a stream runs one op, so that each stream has one slot for each."""
-SLOTS = 3
-"""Slots a stream has."""
-AGENDA, HEAP, CHANGED = range(3)
+"""The works of a running op; a stream runs one op, so that each stream has one slot for each, the last ones for its flows on links."""
+AGENDA, HEAP, CHANGED, SLOTS = range(4)
 """Places in `RunState.sizes`."""
 _HOST = ENGINES.index(Engine.HOST)
 
-WORK = np.dtype(
-    [("seconds", np.float64), ("ddr_bytes", np.float64), ("link_bytes", np.float64), ("link_level", np.int64)]
-)
+WORK = np.dtype([("seconds", np.float64), ("ddr_bytes", np.float64), ("link_bytes", np.float64)])
 _STREAM = np.dtype(
     [
         ("first", np.int64),  # its ops
@@ -42,6 +38,7 @@ _SLOT = np.dtype(
         ("time", np.float64),  # when its work ends
         ("heap", np.int64),  # a place of the heap: the slot that is there
         ("heap_place", np.int64),  # where this one is, -1: nowhere
+        ("stream", np.int64),  # whose it is
         ("active", np.int64),  # whether bytes are flowing
         ("remaining", np.float64),  # bytes left at `since`, and bytes a second from then on
         ("rate", np.float64),
@@ -76,10 +73,12 @@ class RunState(NamedTuple):
     users: Int64s
     routes: Int64s
     """[routes, resources]: what bytes flow through, -1 for none"""
-    op_routes: Int64s
-    """by op, the route of its link bytes"""
+    flows: Records
+    """bytes on links and their routes, by op"""
+    op_flows: Records
+    """the flows of each op, as a range"""
     sizes: Int64s
-    """how much of the agenda, the heap and the list of changed resources is in use"""
+    """how much of the agenda, the heap and the list of changed resources is in use, and the slots of each stream"""
 
 
 def new_state(flat: FlatProgram, routes: Routes, host_bandwidth: float) -> RunState:
@@ -87,20 +86,22 @@ def new_state(flat: FlatProgram, routes: Routes, host_bandwidth: float) -> RunSt
     count = len(flat.streams)
     streams = np.zeros(count, _STREAM)
     streams["first"], streams["stop"] = flat.streams["first"], flat.streams["stop"]
-    slots = np.zeros(count * SLOTS, _SLOT)
+    of_stream = LINK_FLOW + routes.most_flows
+    slots = np.zeros(count * of_stream, _SLOT)
     slots["heap_place"] = -1
+    slots["stream"] = np.repeat(np.arange(count), of_stream)
     slots["limit"] = np.inf
-    slots["limit"][_HOST * SLOTS + DDR_FLOW :: STREAMS * SLOTS] = host_bandwidth
+    slots["limit"][_HOST * of_stream + DDR_FLOW :: STREAMS * of_stream] = host_bandwidth
     resources = np.zeros(len(routes.capacities), _RESOURCE)
     resources["changed_place"] = -1
     resources["capacity"] = routes.capacities
-    users = routes.users(flat, SLOTS, DDR_FLOW, LINK_FLOW)
+    users = routes.users(flat, of_stream, DDR_FLOW, LINK_FLOW)
     resources["user_stop"] = np.cumsum([len(each) for each in users])
     resources["user_first"] = resources["user_stop"] - [len(each) for each in users]
     flat_users = np.array([slot for each in users for slot in each], np.int64)
     traffic = np.zeros(len(flat.channels), _TRAFFIC)
-    sizes = np.zeros(3, np.int64)
-    return RunState(streams, traffic, slots, resources, flat_users, routes.rows, routes.of_ops, sizes)
+    sizes = np.array([0, 0, 0, of_stream], np.int64)
+    return RunState(streams, traffic, slots, resources, flat_users, routes.rows, routes.flows, routes.of_ops, sizes)
 
 
 def moved_bytes(state: RunState, stages: int, levels: int) -> Float64s:

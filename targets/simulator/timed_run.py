@@ -66,8 +66,9 @@ def simulate_work(
     from ratrain.targets.simulator import event_loop, interpreted_loop
 
     flat = flatten(program)
-    works = _works(program, work_of)
-    routes = routes_of(flat, works, bandwidths)
+    op_works = _works(program, work_of)
+    works = _records(op_works)
+    routes = routes_of(flat, op_works, bandwidths)
     state = new_state(flat, routes, bandwidths.host)
     starts, ends = np.zeros((2, steps * len(works)))
     small = interpreted_loop.ALLOWANCE.take(steps * len(works))
@@ -88,13 +89,17 @@ def simulate_work(
     )
 
 
-def _works(program: Program, work_of: WorkOf) -> Records:
-    works = [
+def _works(program: Program, work_of: WorkOf) -> list[ResourceWork]:
+    """By op number."""
+    return [
         work_of(index, engine, item)
         for index, stage in enumerate(program.stages)
         for engine in ENGINES
         for item in stage.streams[engine]
     ]
+
+
+def _records(works: list[ResourceWork]) -> Records:
     records = np.empty(len(works), WORK)
     for name in WORK.names or ():
         records[name] = [getattr(each, name) for each in works]

@@ -25,8 +25,9 @@ from ratrain.targets.machine.collective_cost import all_gathers, all_reduces, re
 from ratrain.targets.machine.link_groups import Link, LinkGroup, are_uniform
 from ratrain.targets.machine.machine import Machine, load_machine, parse_machine
 from ratrain.targets.machine.placement import Placement, placement_of
+from ratrain.targets.machine.timing import op_work
 from ratrain.targets.machine.writer import machine_lines
-from ratrain.targets.simulator.figures import simulated
+from ratrain.targets.simulator.figures import simulated, timed_instruction
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:
@@ -117,20 +118,19 @@ def test_the_hierarchy_sends_what_a_count_of_messages_says(placement: Placement,
     members, dp = placement.members("replicas"), placement.mesh.replicas
     within = (1, *members.within)
     messages = crossings(placement, placement.mesh.stages - 1)
-    for ways, width in ((reduce_scatters(elements, 2, members), 4), (all_gathers(2 * elements, members), 2)):
-        chosen = [way for way in ways if way.name == "hierarchical"]
+    on = evolve(UNIFORM, collectives=("pairwise", "hierarchical"))
+    scatters, gathers = reduce_scatters(elements, 2, members, on), all_gathers(2 * elements, members, on)
+    for ways, width in ((scatters, 4), (gathers, 2)):
+        chosen = [way for way in ways if way.name.startswith("hierarchical")]
         assert bool(chosen) == (len(members.steps()) > 1)
         for way in chosen:
             for level, meeting in members.steps():
                 first = level == members.steps()[0][0]
                 part = elements * (2 if first else width) / within[level] / meeting
                 assert way.bytes_at(level) * dp == pytest.approx(messages[level] * part)
-    both = all_reduces(elements, 2, members)
-    for one, down, up in zip(
-        both, reduce_scatters(elements, 2, members), all_gathers(2 * elements, members), strict=True
-    ):
-        if one.name != "tree":
-            assert one.rounds == (*down.rounds, *up.rounds)
+    (both,) = all_reduces(elements, 2, members, on)
+    down, up = (min(ways, key=lambda way: way.seconds(on)) for ways in (scatters, gathers))
+    assert both.rounds == (*down.rounds, *up.rounds)
 
 
 @given(st.integers(1, 4), st.integers(1, 12), st.sampled_from([1e8, 3.7e9]), st.sampled_from([0.0, 1e-5]))
@@ -176,9 +176,12 @@ def test_a_mapping_changes_who_is_near_and_moves_the_same_messages() -> None:
     rows = {text: timed(text, CHIPS)[1] for text in ("chip 1x4", "chip 2x2", "chip 1x1", None)}
     sends = {
         text: sorted(
-            (item.peer, found.works["link_bytes"][op], found.works["link_level"][op])
-            for op, item in enumerate(found.instructions)
-            if item.keyword == "send"
+            (item.peer, flow.nbytes, flow.link)
+            for stage, held in enumerate(found.program.stages)
+            for item in held.streams[Engine.SEND]
+            for flow in op_work(
+                timed_instruction(found.program, stage, Engine.SEND, item), found.program.plan, CHIPS
+            ).flows
         )
         for text, found in rows.items()
     }
@@ -208,13 +211,22 @@ def test_an_uplink_is_shared_by_all_who_leave_a_group() -> None:
     groups = (LinkGroup("node", 8, Link(4.0, 0.0), uplink=6.0), LinkGroup("system", None, Link(2.0, 0.0)))
     placed = Placement(groups, grid(2, 32), (Tile("node", 1, 8),))
     assert placed.message_link(1) == Link(6.0 / 8, 0.0)
-    assert placed.members("replicas").links == (Link(4.0, 0.0), Link(6.0 / 8, 0.0))
+    assert placed.members("replicas").links == (Link(4.0, 0.0), Link(2.0, 0.0))
+    assert placed.members("replicas").uplinks == (6.0,), "for those that leave in a round, how many these are"
     two = Placement(groups, grid(8, 32), (Tile("node", 4, 2),))
     assert (two.message_link(0), two.message_link(1)) == (Link(4.0, 0.0), Link(2.0, 0.0))
-    assert two.members("all").links[1] == Link(6.0 / 8, 0.0)
+    assert two.members("all").uplinks == two.members("replicas").uplinks == (6.0,)
+    assert two.members("ends").uplinks == (6.0 / 2,), "both replicas of a node exchange with their other ends"
     assert two.link_levels()[0].uplink == 6.0 / 2, "of one of two replicas, for four stages"
     unmapped = Placement(groups, grid(8, 32), None)
-    assert unmapped.message_link(1) == Link(6.0 / 8, 0.0), "all clusters of a node may be sending"
+    assert unmapped.message_link(1) == Link(6.0 / 8, 0.0), "its node has eight replicas of a stage"
+    assert unmapped.members("replicas").uplinks == (6.0,)
+    narrow = Placement(groups, grid(8, 2), None)
+    assert narrow.message_link(1) == Link(2.0, 0.0)
+    assert (narrow.link_levels()[0].uplink, narrow.link_levels()[0].stages) == (6.0 / 2, 4)
+    uneven = Placement(groups, grid(8, 3), None)
+    assert uneven.members("replicas").uplinks == (6.0 / 8,), "each as if all clusters of its node were sending"
+    assert (uneven.link_levels()[0].uplink, uneven.link_levels()[0].stages) == (6.0 / 8, 1)
 
 
 def test_stages_of_one_node_share_its_uplink_in_the_simulator() -> None:

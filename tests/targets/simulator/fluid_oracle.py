@@ -131,7 +131,8 @@ class Oracle:
             self.partners[place] = places
             self.left[place, "seconds"] = work.seconds
             self.left[place, "ddr"] = work.ddr_bytes
-            self.left[place, "link"] = work.link_bytes
+            for number, flow in enumerate(work.flows):
+                self.left[place, f"link {number}"] = flow.nbytes
         return True
 
     def flow(self, place: Place, kind: str) -> Flow:
@@ -142,9 +143,10 @@ class Oracle:
             return (("ddr", stage),), self.bandwidths.host if engine is Engine.HOST else float("inf")
         instruction = self.stream(place)[len(self.times[place]) % len(self.stream(place))]
         target = instruction.peer if instruction.keyword == "send" else stage
-        level = self.work_of(stage, engine, instruction).link_level
-        through = [(f"out {level}", stage), (f"in {level}", target)]
-        for left, link in enumerate(self.bandwidths.links[:level]):
+        flow = self.work_of(stage, engine, instruction).flows[int(kind.removeprefix("link "))]
+        through = [] if flow.link is None else [(f"out {flow.link}", stage), (f"in {flow.link}", target)]
+        for left in flow.uplinks:
+            link = self.bandwidths.links[left]
             if link.uplink < float("inf"):
                 through += [(f"leaving {left}", stage // link.stages), (f"entering {left}", target // link.stages)]
         return tuple(through), float("inf")
@@ -158,6 +160,9 @@ class Oracle:
 
     def advance(self) -> None:
         flows = {key: self.flow(*key) for key, left in self.left.items() if left > 0}
+        for key in [key for key, (through, limit) in flows.items() if not through and limit == float("inf")]:
+            self.left[key] = 0.0
+            del flows[key]
         rates = max_min(flows, self.capacities())
         passed = min((self.left[key] / rates[key] for key in flows), default=0.0)
         if not any(self.done(place) for place in self.running):
@@ -171,8 +176,8 @@ class Oracle:
             if instruction.keyword == "send" and not self.rendezvous:
                 arrived = self.sent[place[0], instruction.peer, instruction.variant]
                 arrived[arrived.index(False)] = True
-            for kind in ("seconds", "ddr", "link"):
-                del self.left[place, kind]
+            for key in [key for key in self.left if key[0] == place]:
+                del self.left[key]
             self.receiving.pop(place, None)
 
     def done(self, place: Place) -> bool:
@@ -181,4 +186,4 @@ class Oracle:
             channel, number = self.receiving[place]
             if not self.sent[channel][number]:
                 return False
-        return all(self.left.get((p, k), 0.0) <= 0 for p in self.partners[place] for k in ("seconds", "ddr", "link"))
+        return not any(left > 0 for (p, _), left in self.left.items() if p in self.partners[place])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrain_ir.testing.strategies import Case, cases
 from ratrain.targets.machine.machine import load_machine
-from ratrain.targets.machine.resource_work import Bandwidths, LinkLevel, ResourceWork
+from ratrain.targets.machine.resource_work import Bandwidths, Flow, LinkLevel, ResourceWork
 from ratrain.targets.program.program import Program
 from ratrain.targets.simulator import interpreted_loop
 from ratrain.targets.simulator.bubbles import Bubbles
@@ -52,10 +52,21 @@ def drawn_works(program: Program, seed: int, levels: int = 1) -> WorkOf:
     for stage in program.stages:
         for stream in stage.streams.values():
             for item in stream:
-                link = source.choice(BYTES) if item.keyword in LINKED else 0.0
-                level = source.randrange(levels)
-                drawn[id(item)] = ResourceWork(source.choice(SECONDS), source.choice(BYTES), link, level)
+                flows = drawn_flows(source, item.keyword, levels) if item.keyword in LINKED else ()
+                sent = sum(flow.nbytes for flow in flows if flow.link is not None)
+                drawn[id(item)] = ResourceWork(source.choice(SECONDS), source.choice(BYTES), sent, flows)
     return lambda _stage, _engine, item: drawn[id(item)]
+
+
+def drawn_flows(source: random.Random, keyword: str, levels: int) -> tuple[Flow, ...]:
+    """Of a message one, through all it passes; of a collective what it has on the links and uplinks of every level."""
+    level = source.randrange(levels)
+    if keyword == "send":
+        flows = [Flow(source.choice(BYTES), level, tuple(range(level)))]
+    else:
+        flows = [Flow(source.choice(BYTES), at) for at in range(level + 1)]
+        flows += [Flow(source.choice(BYTES), None, (at,)) for at in range(level)]
+    return tuple(flow for flow in flows if flow.nbytes)
 
 
 def total_bytes(found: Timeline) -> dict[str, float]:
@@ -217,9 +228,10 @@ def test_works_of_one_instruction_proceed_side_by_side() -> None:
     for work, seconds in (
         (ResourceWork(3.0, 2.0), 3.0),
         (ResourceWork(1.0, 2.0), 2.0),
-        (ResourceWork(1.0, 2.0, 5.0), 5.0),
+        (ResourceWork(1.0, 2.0, 5.0, (Flow(5.0, 0),)), 5.0),
+        (ResourceWork(1.0, 2.0, 5.0, (Flow(3.0, 0), Flow(2.0, 1), Flow(4.0, None, (0,)))), 8.0),
     ):
-        found = simulate_work(program, on("update", work, nothing), Bandwidths(1.0, UNIFORM, 1.0), steps=1)
+        found = simulate_work(program, on("update", work, nothing), Bandwidths(1.0, (LinkLevel(1.0, uplink=0.5), LinkLevel(1.0)), 1.0), steps=1)
         assert {s.end - s.start for s in found.spans[0][Engine.COMPUTE] if s.instruction.keyword == "update"} == {
             seconds
         }
