@@ -130,6 +130,7 @@ MACHINE = {
     "target": Key("what makes its programs: the MT-3000, or a target of a plugin", "another", SCHEDULE),
     "op": Key('the measured ops of cost = "table"; refused with any other', [], REFUSED, {"cost": "table"}),
     "link_group": Key("links by groups of clusters, in place of `link_bandwidth` and what goes with it", None, TIMES),
+    "collectives": Key("the ways its transport does collectives: a list; all where it is missing", ["tree"], TIMES),
     "ddr_capacity": Key("the bytes a stage must fit", 2**16),
     "ddr_bandwidth": Key("bytes a second of memory", 1e9, TIMES),
     "fp16_peak": Key("the rate of products", 1e12, TIMES),
@@ -138,7 +139,7 @@ MACHINE = {
     "link_bandwidth": Key("bytes a second between clusters", 1e6, TIMES),
     "link_latency": Key("seconds of a message, bytes apart", 1e-3, TIMES),
     "launch": Key("seconds to start a kernel", 1e-3, TIMES),
-    "collective_chunk": Key("bytes that a ring moves at a time: the staging buffers of collectives", 4096),
+    "collective_chunk": Key("bytes that a reduction moves at a time: the staging buffers of collectives", 4096),
     "cores": Key("cores of a cluster", 12, TIMES, _TILES | {"fp16_peak": 8.1e12 / 2, "clock": 878.9e6}, _TILES),
     "gsm_capacity": Key("bytes shared by the cores: the tiles", 2**16, TIMES, _TILES | {"large": True}),
     "am_capacity": Key("bytes of a core's array memory: the tiles", 2**15, TIMES, _TILES | {"large": True}),
@@ -159,6 +160,14 @@ MACHINE = {
     ),
     "chip_bandwidth": Key("bytes a second within a chip", 1e6, TIMES, _CHIP),
     "chip_latency": Key("seconds of a message within a chip", 1e-3, TIMES, _CHIP),
+    "chip_uplink": Key(
+        "bytes a second by which the clusters of a chip together leave it", 1e3, TIMES, {"clusters_per_chip": 2}
+    ),
+    "message_cost": Key("seconds of the host's work for a message, beside its latency", 1e-3, TIMES),
+    "round_skew": Key("seconds that the partners of a round of a collective arrive apart", 1e-3, TIMES),
+    "rank_jitter": Key(
+        "the standard deviation of a rank's compute time: a step takes as long as the slowest rank", 0.1, TIMES
+    ),
     "dispatch": Key("the least seconds of a block op", 1e-2, TIMES),
     "engine_gap": Key(
         "seconds between instructions where engines take turns: `simulate --one-core`", 1e-2, "simulate --one-core"

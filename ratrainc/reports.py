@@ -68,6 +68,14 @@ def show_figures(program: Program, figures: Figures, machine: str) -> None:
     _show_stages(f"{program.name} on {program.plan.clusters} x {machine} (simulated)", figures, seconds_text)
     say(f"step (simulated): {seconds_text(figures.step_seconds)}, from cold {seconds_text(figures.makespan_seconds)}")
     say(f"tokens/s (simulated): {figures.tokens_per_second:,.1f}, model-flops utilisation {100 * figures.mfu:.1f} %")
+    show_collectives(figures)
+
+
+def show_collectives(figures: Figures) -> None:
+    """The algorithm of each kind of collective, where there are any."""
+    if figures.collectives:
+        kinds = [f"{kind} {', '.join(names)}" for kind, names in figures.collectives.items()]
+        say(f"collectives, as priced: {'; '.join(kinds)}")
 
 
 def show_given_times(program: Program, figures: StepFigures) -> None:

@@ -84,16 +84,18 @@ def _explain_time(file: str, stage: int | None, machine: str | None, *, cold: bo
     from ratrain import api
     from ratrain.ratrainc.commands.loading import checked_program
     from ratrain.ratrainc.console import print_json, status
+    from ratrain.ratrainc.reports import show_collectives
     from ratrain.ratrainc.time_report import show_time, time_facts
 
     with status(f"simulating {file}"):
         program, chosen = checked_program(file, machine)
         _check_stage(stage, len(program.stages))
-        _, timeline = api.simulate_with_timeline(program, machine=chosen)
+        figures, timeline = api.simulate_with_timeline(program, machine=chosen)
     if as_json:
-        print_json(time_facts(timeline, stage=stage, cold=cold))
+        print_json(time_facts(timeline, stage=stage, cold=cold) | {"collectives": figures.collectives})
     else:
         show_time(timeline, stage=stage, cold=cold)
+        show_collectives(figures)
 
 
 def _check_stage(stage: int | None, stages: int) -> None:

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES
 from ratrain.ratrainc.planner.profile import state_key
+from ratrain.targets.machine.slowest_rank import slowest_rank
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.profile import Profiles
@@ -86,6 +87,8 @@ class Columns:
         meshes, mesh = _grouped(shapes, "pp", "dp")
         works = [profiles.work(shape.micro_batch_size) for shape in sizes]
         of_size = _table(works, _WORK_COLUMNS) | _recovery_lines([(work.kept_bytes, work.recovery) for work in works])
+        jitter = profiles.setting.machine.rank_jitter
+        slowest = np.array([slowest_rank(jitter, shape.pp * shape.dp) for shape in meshes])[mesh]
         of_state = _table([profiles.state(state_key(shape)) for shape in states], _STATE_COLUMNS)
         return cls(
             pp=np.fromiter((s.pp for s in shapes), float, len(shapes)),
@@ -94,7 +97,10 @@ class Columns:
             capacity=np.array([profiles.capacity(shape) for shape in meshes], float)[mesh],
             in_order=schedule == "1f1b",
             message=np.array([profiles.message(shape) for shape in ways])[way],
-            **{name: column.take(size, axis=-1) for name, column in of_size.items()},
+            **{
+                name: column.take(size, axis=-1) * (slowest if name in _COMPUTE_COLUMNS else 1.0)
+                for name, column in of_size.items()
+            },
             **{name: column.take(state, axis=-1) for name, column in of_state.items()},
         )
 
@@ -122,6 +128,8 @@ _WORK_COLUMNS = (
     "mlp_scratch",
     "head_scratch",
 )
+_COMPUTE_COLUMNS = ("forward", "backward", "recovery_slope", "recovery_intercept", "recovery_least")
+"""Seconds of the compute engine, which are those of the slowest rank."""
 _STATE_COLUMNS = (
     "carried",
     "gradients",

@@ -7,8 +7,9 @@ import re
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.diagnostics import fail, nearest
-from ratrain.targets.machine.machine import Constant, Machine
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail, nearest
+from ratrain.targets.machine.machine import Constant, Machine, optional_constants, parse_machine, unit_of
+from ratrain.targets.machine.writer import machine_lines
 
 _SHORT = {
     "ddr": "ddr_capacity",
@@ -46,24 +47,24 @@ def changed_machine(machine: Machine, values: dict[str, float]) -> Machine:
 
 
 def with_constants(machine: Machine, values: dict[str, float]) -> Machine:
-    """The machine with some constants replaced."""
-    changed = {
-        name: Constant(value, machine.constants[name].unit, "assumed", "what if") for name, value in values.items()
-    }
+    """The machine with some constants replaced, or added."""
+    changed = {name: Constant(value, unit_of(name), "assumed", "what if") for name, value in values.items()}
     return evolve(machine, constants=machine.constants | changed)
 
 
 def parse_changes(text: str, machine: Machine) -> dict[str, float]:
     """The constants that a text like `ddr=16GiB,link=7.4GB/s` names, by their full names, in the units of machine files.
 
-    Raises `DiagnosticError` RT065 for a constant the machine does not have, or a value that is no size, rate or time.
+    Raises `DiagnosticError` RT065 for a constant that a machine does not have, or that changes nothing on this one, and for a value that is
+    no size, rate or time.
     """
     changes = {}
+    constants = {*machine.constants, *optional_constants(machine)}
     for part in text.split(","):
         name, _, value = (word.strip() for word in part.partition("="))
         constant = _SHORT.get(name, name.replace("-", "_"))
-        if constant not in machine.constants:
-            known = {*_SHORT, *machine.constants}
+        if constant not in constants:
+            known = {*_SHORT, *constants}
             fail(
                 "RT065",
                 f"'{name}' is not a constant of a machine",
@@ -72,11 +73,20 @@ def parse_changes(text: str, machine: Machine) -> dict[str, float]:
         match = _VALUE.fullmatch(value)
         number = float(match[1]) if match is not None else 0.0
         if match is None or match[2] not in _SCALES or not 0 < number < math.inf:
-            unit = machine.constants[constant].unit
             fail(
                 "RT065",
-                f"'{value}' is not a value of {constant} ({unit})",
+                f"'{value}' is not a value of {constant} ({unit_of(constant)})",
                 help="write for example 16GiB, 7.4GB/s, 10us or 11Tflop/s",
             )
         changes[constant] = number * _SCALES[match[2]]
+    _check(with_constants(machine, changes))
     return changes
+
+
+def _check(machine: Machine) -> None:
+    """Raise what is wrong with a machine's file, were there one."""
+    try:
+        parse_machine("\n".join(machine_lines(machine)), file="what if")
+    except DiagnosticError as error:
+        first = error.diagnostics[0]
+        fail("RT065", first.message, help=first.help)

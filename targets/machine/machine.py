@@ -299,6 +299,17 @@ def _is_fraction(key: str) -> bool:
     return _ALL_UNITS.get(key, "").startswith("fraction")
 
 
+def unit_of(key: str) -> str:
+    """The unit of a constant, whichever group it belongs to."""
+    return (_ALL_UNITS | GROUP_UNITS)[_kind(key)]
+
+
+def optional_constants(machine: Machine) -> list[str]:
+    """Constants that a machine's file may have, and that its programs' times then depend on."""
+    simulated = [key for key in _OPTIONAL_UNITS if key != "engine_gap"]
+    return simulated + [f"{group}.{key}" for group in machine.group_names for key in GROUP_UNITS]
+
+
 def largest_value(key: str) -> float:
     """The most a constant can be."""
     if _is_fraction(key):
@@ -482,7 +493,7 @@ class _Reader:
             self.error(key, f"'{name}' is not a key of [{key}]", nearest(name, _CONSTANT_KEYS))
         if _is_fraction(key) and value > 1:
             self.error(key, f"value of [{key}] is a fraction, got {value!r}")
-        unit = (_ALL_UNITS | GROUP_UNITS)[_kind(key)]
+        unit = unit_of(key)
         if table.get("unit") != unit:
             self.error(key, f"unit of [{key}] is '{unit}', got {table.get('unit')!r}")
         if table.get("certainty") not in CERTAINTIES:

@@ -91,12 +91,15 @@ def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
 
 def _work_of_a_rank(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
     modelled = routine_work(op.routine, machine) if op.routine is not None else None
-    if machine.cost == "table":
-        size = modelled.seconds if modelled is not None else op.own_bytes
-        measured = machine.table.seconds(op_key(op, plan), size)
-        if measured is not None:
-            return ResourceWork(measured)
+    measured = _measured(op, plan, machine, modelled.seconds if modelled is not None else op.own_bytes)
+    if measured is not None:
+        return ResourceWork(measured)
     return modelled if modelled is not None else _WORKS[op.keyword](op, plan, machine)
+
+
+def _measured(op: TimedOp, plan: Plan, machine: Machine, size: float) -> float | None:
+    """Seconds of an op by the machine's table; None where it has none, or not this op."""
+    return machine.table.seconds(op_key(op, plan), size) if machine.cost == "table" else None
 
 
 def op_key(op: TimedOp, plan: Plan) -> str:
@@ -184,6 +187,17 @@ _WORKS: PerOp[Callable[[TimedOp, Plan, Machine], ResourceWork]] = PerOp(
     never=(*ops.BLOCK_OPS, ops.Release),
 )
 """Of ops that call no routine."""
+
+
+def collective_names(ops: Iterable[TimedOp], plan: Plan, machine: Machine) -> dict[str, list[str]]:
+    """By kind of collective, the ways by which those of some ops are priced; without those that a table of measured ops has."""
+    found: dict[str, set[str]] = {}
+    for op in ops:
+        if op.group and _measured(op, plan, machine, op.own_bytes) is None:
+            way = collective_way(op, plan, machine)
+            if way is not None:
+                found.setdefault(op.keyword, set()).add(way.name)
+    return {keyword: sorted(names) for keyword, names in sorted(found.items())}
 
 
 def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from math import fsum
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from ratrain.ratrain_ir.ops import Engine
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import Bandwidths, ResourceWork
-from ratrain.targets.machine.timing import TimedOp, op_work, timed_op
+from ratrain.targets.machine.timing import TimedOp, collective_names, op_work, timed_op
 from ratrain.targets.program.program import Instruction, Program
 from ratrain.targets.simulator.timed_run import STEPS, UNLIMITED, simulate_work
 
@@ -81,10 +81,16 @@ class Figures(StepFigures):
     tokens_per_second: float
     mfu: float
     """Model operations (without recovery) a second, as a fraction of the FP16 peak of all clusters."""
+    collectives: dict[str, list[str]]
+    """by kind of collective, the algorithms by which those of the program are priced"""
 
     def to_json(self) -> dict[str, Any]:
         """The figures as `--json` prints them."""
-        return super().to_json() | {"tokens_per_second": self.tokens_per_second, "mfu": self.mfu}
+        return super().to_json() | {
+            "tokens_per_second": self.tokens_per_second,
+            "mfu": self.mfu,
+            "collectives": self.collectives,
+        }
 
 
 def step_figures(timeline: Timeline) -> StepFigures:
@@ -117,7 +123,8 @@ def simulated(
     operations = model_flops_per_token(program.model, plan.seq_len) * plan.tokens_per_step
     mfu = operations / (seconds * machine["fp16_peak"] * plan.clusters) if seconds else 0.0
     tokens = plan.tokens_per_step / seconds if seconds else 0.0
-    return Figures(seconds, step.makespan_seconds, step.stages, tokens, mfu), timeline
+    collectives = collective_names(works.timed_ops, plan, machine)
+    return Figures(seconds, step.makespan_seconds, step.stages, tokens, mfu, collectives), timeline
 
 
 def _exposed_tails(timeline: Timeline) -> Callable[[int], float]:
@@ -152,6 +159,11 @@ class _Works:
             timed = timed or timed_instruction(self.program, stage, engine, instruction)
             work = self.known[key] = op_work(timed, self.program.plan, self.machine)
         return work
+
+    @property
+    def timed_ops(self) -> Iterator[TimedOp]:
+        """The distinct ones that call no routine."""
+        return (key for key in self.known if isinstance(key, TimedOp))
 
     def alone(self, stage: int, engine: Engine, instruction: Instruction) -> ResourceWork:
         """The seconds of an instruction, and nothing that others could be short of."""

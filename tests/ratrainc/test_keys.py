@@ -110,6 +110,8 @@ def machine_text(changes: Values) -> str:
     """A file on the MT-3000 with constants, words and groups changed."""
     lines = [f'{key} = "{changes.get(key, usual)}"' for key, usual in (("base", "mt3000"), ("name", "mine"))]
     lines += [f'{key} = "{changes[key]}"' for key in ("cost", "update_engine", "target") if key in changes]
+    if "collectives" in changes:
+        lines.append(f"collectives = {json.dumps(changes['collectives'])}")
     if changes.get("op") is not None:
         entries = ['[[op]]\nkey = "scale_update"\nsize = 4\nseconds = 1e-3'] if changes["op"] else []
         lines += entries
@@ -277,7 +279,7 @@ def test_every_key_of_a_machine_has_its_entry() -> None:
     assert {"engine_gap", "head_efficiency"} <= set(MACHINE), load_machine(None).name
 
 
-@pytest.mark.parametrize("name", ["chip_bandwidth", "chip_latency"])
+@pytest.mark.parametrize("name", ["chip_bandwidth", "chip_latency", "chip_uplink"])
 def test_links_of_a_chip_need_clusters_that_share_it(name: str) -> None:
     with pytest.raises(DiagnosticError, match=name):
         machine({name: 1e-3, "clusters_per_chip": 1})

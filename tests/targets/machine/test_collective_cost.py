@@ -1,32 +1,41 @@
-"""Collectives as rounds of messages."""
+"""Collectives as rounds of messages: what they take, and which of them are taken."""
 
 from __future__ import annotations
+
+from math import ceil, log2
 
 import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.topology import grid
 from ratrain.targets.machine.collective_cost import (
-    Rounds,
+    _GATHERS,
+    _REDUCTIONS,
+    Algorithm,
     all_gathers,
     all_reduces,
     cheapest,
     reduce_scatters,
+    scalar_all_reduces,
 )
 from ratrain.targets.machine.link_groups import Link
-from ratrain.targets.machine.machine import Constant, Machine, load_machine
+from ratrain.targets.machine.machine import COLLECTIVES, Constant, Machine, load_machine, parse_machine
 from ratrain.targets.machine.placement import Members, Placement
+from ratrain.targets.machine.record import machine_digest
+from ratrain.targets.machine.resource_work import Flow
+from ratrain.targets.machine.slowest_rank import expected_largest, slowest_rank
+from ratrain.targets.machine.writer import machine_lines
 
 MACHINE = load_machine(None)
+SHARED = load_machine("mt3000-shared-port")
 MIB = 1 << 20
 
 
-def machine(**values: float) -> Machine:
-    return evolve(
-        MACHINE, constants=MACHINE.constants | {k: Constant(v, "", "assumed", "a test") for k, v in values.items()}
-    )
+def machine(on: Machine = MACHINE, **values: float) -> Machine:
+    return evolve(on, constants=on.constants | {k: Constant(v, "", "assumed", "a test") for k, v in values.items()})
 
 
 ALONE = machine(clusters_per_chip=1)
@@ -38,41 +47,136 @@ def members_of(count: int, on: Machine) -> Members:
     return Placement(on.link_groups, grid(1, count), None).members("replicas")
 
 
+def named(ways: list[Algorithm], name: str) -> Algorithm:
+    return next(way for way in ways if way.name.startswith(name))
+
+
 @pytest.mark.parametrize("members", [2, 3, 8, 128])
-def test_a_ring_has_latency_in_proportion_to_its_members_and_all_but_one_part_of_the_bytes(members: int) -> None:
+def test_rounds_have_latency_and_all_but_one_part_of_the_bytes(members: int) -> None:
     alpha, beta = MACHINE["link_latency"], MACHINE["link_bandwidth"]
-    all_of_them = members_of(members, ALONE)
-    for ways in (reduce_scatters(32 * MIB, 2, all_of_them), all_gathers(64 * MIB, all_of_them)):
-        ring = next(way for way in ways if way.name == "ring")
-        bytes_sent = 64 * MIB * (members - 1) / members
-        assert ring.seconds(MACHINE) == pytest.approx((members - 1) * alpha + bytes_sent / beta, rel=1e-12)
-        assert ring.work(MACHINE, 0).link_bytes == pytest.approx(bytes_sent)
+    group, part = members_of(members, ALONE), 64 * MIB / members
+    scatters, gathers = reduce_scatters(32 * MIB, 2, group, ALONE), all_gathers(64 * MIB, group, ALONE)
+    rounds = {"ring": members - 1, "pairwise": members - 1, "recursive": ceil(log2(members))}
+    for name, count in rounds.items():
+        for ways, width in ((scatters, 1 if name == "pairwise" else 2), (gathers, 1)):
+            way, sent = named(ways, name), width * part * (members - 1)
+            assert way.seconds(ALONE) == pytest.approx(count * alpha + sent / beta, rel=1e-12), "sums are f32"
+            assert sum(each.count for each in way.rounds) == count
+            assert way.work(ALONE, 0).link_bytes == pytest.approx(sent)
+            assert way.work(ALONE, 0).flows == (Flow(pytest.approx(sent), 0),)
+
+
+def test_hosts_and_skew_add_to_every_round() -> None:
+    group = members_of(16, ALONE)
+    for ways in (reduce_scatters(8 * MIB, 2, group, ALONE), all_gathers(8 * MIB, group, ALONE)):
+        for way in ways:
+            rounds = sum(each.count for each in way.rounds)
+            later = machine(ALONE, message_cost=3e-6, round_skew=4e-6)
+            assert way.seconds(later) == pytest.approx(way.seconds(ALONE) + 7e-6 * rounds)
 
 
 @given(st.integers(2, 300), st.sampled_from([1, 4]), st.floats(1, 1e10))
-def test_every_way_moves_what_it_must(members: int, chip: int, nbytes: float) -> None:
+def test_every_way_moves_what_it_must(count: int, chip: int, nbytes: float) -> None:
     """A member must receive all but its own part; a tree's scatter sends all but one; sums are never narrower."""
-    group = members_of(members, machine(clusters_per_chip=chip))
-    least = nbytes * (members - 1) / members
-    every = reduce_scatters(nbytes / 2, 2, group) + all_gathers(nbytes, group) + all_reduces(nbytes / 2, 2, group)
-    for way in every:
+    on = machine(clusters_per_chip=chip)
+    group = members_of(count, on)
+    least = nbytes * (count - 1) / count
+    every = reduce_scatters(nbytes / 2, 2, group, on) + all_gathers(nbytes, group, on)
+    for way in every + all_reduces(nbytes / 2, 2, group, on):
         assert sum(each.nbytes for each in way.rounds) >= least * (1 - 1e-9)
-        assert sum(each.count for each in way.rounds) >= (members - 1).bit_length()
-        assert way.work(MACHINE, 0).seconds >= way.seconds(MACHINE)
+        assert sum(each.count for each in way.rounds) >= (count - 1).bit_length()
+        assert way.work(on, 0).seconds >= way.seconds(on)
 
 
-def test_small_sums_go_by_tree_and_large_ones_by_ring() -> None:
-    assert cheapest(all_reduces(1, 8, members_of(128, ALONE)), MACHINE).name == "tree"
-    assert cheapest(reduce_scatters(32 * MIB, 2, members_of(128, MACHINE)), MACHINE).name == "ring"
+@given(
+    st.sampled_from([1, 2, 4, 6]),
+    st.integers(1, 150),
+    st.floats(1, 1e10),
+    st.floats(1, 3),
+    st.sampled_from([0.0, 1e-5, 1e-3]),
+    st.sampled_from([1024, MIB]),
+    st.sampled_from([None, 3.7e9]),
+)
+def test_cost_never_falls_with_bytes_or_members(
+    chip: int, groups: int, nbytes: float, factor: float, latency: float, chunk: int, uplink: float | None
+) -> None:
+    """Of full groups; with chunks so small that their latency shows, too."""
+    on = machine(link_latency=latency, collective_chunk=chunk, clusters_per_chip=chip)
+    if uplink is not None and chip > 1:
+        on = machine(on, chip_uplink=uplink, chip_bandwidth=15e9)
+    one, other = members_of(chip * groups, on), members_of(chip * (groups + 1), on)
+    for kind in (
+        lambda size, members: reduce_scatters(size / 2, 2, members, on),
+        lambda size, members: all_gathers(size, members, on),
+        lambda size, members: all_reduces(size / 2, 2, members, on),
+    ):
+        seconds, larger = (cheapest(kind(size, one), on).seconds(on) if one.count > 1 else 0.0 for size in (nbytes, nbytes * factor))
+        assert seconds <= larger * (1 + 1e-12)
+        assert seconds <= cheapest(kind(nbytes, other), on).seconds(on) * (1 + 1e-12)
+        if one.count > 1:
+            assert larger <= factor * seconds * (1 + 1e-9), "twice the bytes never take more than twice the time"
 
 
-def test_a_faster_chip_makes_the_hierarchy_pay() -> None:
-    """Gathers have no sums to widen, so that fewer rounds pay at once; a reduction needs a faster way within the chip."""
-    assert cheapest(all_gathers(64 * MIB, members_of(128, MACHINE)), MACHINE).name == "hierarchical"
-    fast = machine(chip_bandwidth=30e9, chip_latency=1e-6)
-    chosen = cheapest(reduce_scatters(32 * MIB, 2, members_of(128, fast)), fast)
-    assert chosen.name == "hierarchical"
-    assert chosen.work(fast, 0).link_bytes == pytest.approx(32 * MIB * 4 / 4 * 31 / 32), "only sums leave the chip"
+def test_a_ring_of_more_members_takes_longer_though_its_chunks_become_whole() -> None:
+    """At 1 ms a message, 384 members once took longer than 512: their last chunks were counted as full ones."""
+    slow = machine(ALONE, link_latency=1e-3)
+    seconds = [
+        named(reduce_scatters(256 * MIB, 4, members_of(count, slow), slow), "ring").seconds(slow)
+        for count in (256, 384, 512, 640, 1024, 1025)
+    ]
+    assert seconds == sorted(seconds)
+    chunk, chunks = MIB / 3.7e9, 1024 * (1 / 256 - 1 / 512)
+    assert seconds[2] - seconds[0] == pytest.approx(256 * chunk + chunks * 1e-3), "a chunk a round, and the bytes that are more"
+
+
+def test_what_a_collective_occupies_is_what_its_rounds_cross() -> None:
+    """Of 32 members on chips of four with one port each: only what leaves a chip is on the port, only that on far links."""
+    group, part = members_of(32, SHARED), 1024.0
+    gathers = all_gathers(32 * part, group, SHARED)
+    assert gathers[0].name == "ring"
+    assert gathers[0].work(SHARED, 0).flows == (
+        Flow(31 * part, 0),
+        Flow(31 * part, 1),
+        Flow(31 * part / 4, None, (0,)),
+    ), "one of four messages leaves a chip; the member that sends it has all its bytes on the far link, the others on the near one"
+    pairwise = named(gathers, "pairwise").work(SHARED, 0)
+    assert pairwise.flows == (
+        Flow(pytest.approx(3 * part), 0),
+        Flow(pytest.approx(28 * part), 1),
+        Flow(pytest.approx(28 * part), None, (0,)),
+    ), "three partners are on the chip"
+    hierarchical = named(gathers, "hierarchical").work(SHARED, 0)
+    assert hierarchical.flows == (Flow(24 * part, 0), Flow(7 * part, 1), Flow(7 * part, None, (0,)))
+    assert named(gathers, "ring").seconds(SHARED) < named(gathers, "pairwise").seconds(SHARED)
+
+
+def test_a_shared_port_is_as_long_in_use_as_the_collective_takes_alone() -> None:
+    """Uplink bytes of a replica, at its replica's share, take what the rounds are priced at."""
+    placement = Placement(SHARED.link_groups, grid(1, 64), None)
+    group, share = placement.members("replicas"), placement.link_levels()[0].uplink
+    for way in all_gathers(64 * MIB, group, SHARED):
+        used = way.uplink_bytes(0) / share
+        assert used <= way.seconds(SHARED) * (1 + 1e-9)
+        if way.name == "recursive":
+            assert used > 0.9 * way.seconds(SHARED)
+
+
+def test_small_sums_go_in_few_rounds_and_large_ones_in_rank_order() -> None:
+    group = members_of(128, ALONE)
+    assert cheapest(scalar_all_reduces(8, group, ALONE), ALONE).name == "recursive"
+    assert cheapest(scalar_all_reduces(8, group, ALONE), ALONE).seconds(ALONE) == pytest.approx(7e-5, rel=0.01)
+    assert cheapest(scalar_all_reduces(8, group, evolve(ALONE, collectives=("ring", "tree"))), ALONE).name == "tree"
+    assert cheapest(reduce_scatters(32 * MIB, 2, group, ALONE), ALONE).name == "pairwise"
+    assert cheapest(all_reduces(32 * MIB, 2, group, ALONE), ALONE).name == "pairwise + recursive"
+
+
+def test_a_shared_port_makes_the_hierarchy_pay() -> None:
+    group = members_of(128, SHARED)
+    way = cheapest(all_gathers(64 * MIB, group, evolve(SHARED, collectives=("pairwise", "hierarchical"))), SHARED)
+    assert way.name == "hierarchical (pairwise, pairwise)"
+    scatter = named(reduce_scatters(32 * MIB, 2, group, SHARED), "hierarchical")
+    assert scatter.uplink_bytes(0) == pytest.approx(32 * MIB * 4 / 4 * 31 / 32), "only sums leave the chip, as f32"
+    assert scatter.bytes_at(0) == pytest.approx(32 * MIB * 2 * 3 / 4), "what is summed first is as narrow as it was"
 
 
 def test_chips_must_be_full() -> None:
@@ -82,11 +186,61 @@ def test_chips_must_be_full() -> None:
 
 def test_staging_hides_a_chunk_s_latency_unless_chunks_are_small() -> None:
     alpha, beta = MACHINE["link_latency"], MACHINE["link_bandwidth"]
-    message = 8.0 * MIB
-    link = Link(beta, alpha)
-    whole = Rounds(3, message, 0, link).seconds(MACHINE)
-    assert whole == pytest.approx(3 * (alpha + message / beta))
-    assert Rounds(3, message, 0, link, staged=True).seconds(MACHINE) == whole
-    tiny = machine(collective_chunk=1024)
-    exposed = (message / 1024 - 1) * (alpha - 1024 / beta)
-    assert Rounds(3, message, 0, link, staged=True).seconds(tiny) == pytest.approx(whole + 3 * exposed)
+    message, group = 8.0 * MIB, Members((4,), (Link(beta, alpha),))
+    gather = named(all_gathers(4 * message, group, ALONE), "ring")
+    scatter = named(reduce_scatters(message, 4, group, ALONE), "ring")
+    whole = 3 * (alpha + message / beta)
+    assert gather.seconds(ALONE) == scatter.seconds(ALONE) == pytest.approx(whole)
+    tiny = machine(ALONE, collective_chunk=1024, message_cost=1e-6)
+    assert gather.seconds(tiny) == pytest.approx(whole + 3e-6)
+    exposed = 3 * (message / 1024 - 1) * (alpha + 1e-6 - 1024 / beta)
+    assert scatter.seconds(tiny) == pytest.approx(whole + 3e-6 + exposed)
+
+
+def test_a_machine_has_the_ways_that_its_file_names() -> None:
+    assert {*_REDUCTIONS} == {*_GATHERS} == {*COLLECTIVES} - {"tree", "hierarchical"}
+    rings = parse_machine('base = "mt3000-shared-port"\nname = "rings"\ncollectives = ["tree", "ring"]\n', file="m.toml")
+    group = members_of(16, rings)
+    assert rings.collectives == ("ring", "tree")
+    for ways in (
+        reduce_scatters(8 * MIB, 2, group, rings),
+        all_gathers(8 * MIB, group, rings),
+        all_reduces(8 * MIB, 2, group, rings),
+    ):
+        assert [way.name for way in ways] == ["ring", "tree"]
+    assert parse_machine("\n".join(machine_lines(rings)), file="m.toml") == rings
+    assert machine_digest(rings) != machine_digest(evolve(rings, collectives=COLLECTIVES))
+    level_by_level = evolve(SHARED, collectives=("ring", "hierarchical"))
+    assert {way.name for way in all_gathers(8, group, level_by_level)} == {"ring", "hierarchical (ring, ring)"}
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ('"ring"', "a list of one or more of ring, pairwise, recursive, tree, hierarchical"),
+        ("[]", "a list of one or more"),
+        ('["rings"]', "'rings' is no way to do a collective"),
+        ("[3]", "3 is no way to do a collective"),
+        ('["ring", "ring"]', "names a way twice"),
+        ('["hierarchical"]', "is made of others"),
+        ('["tree", "hierarchical"]', "is made of others"),
+    ],
+)
+def test_ways_that_are_none_are_refused(value: str, reason: str) -> None:
+    with pytest.raises(DiagnosticError, match=reason) as caught:
+        parse_machine(f'base = "mt3000"\nname = "other"\ncollectives = {value}\n', file="m.toml")
+    (found,) = caught.value.diagnostics
+    assert found.code == "RT065"
+    assert found.location is not None
+    assert found.location.line == 3
+
+
+def test_the_slowest_of_many_ranks() -> None:
+    """Closed forms of two and three deviates, tables of order statistics for more (Teichroew, 1956; Harter, 1961)."""
+    known = {1: 0.0, 2: 0.5641895835, 3: 0.8462843753, 4: 1.0293753730, 10: 1.5387527308, 100: 2.5075936}
+    for count, value in known.items():
+        assert expected_largest(count) == pytest.approx(value, abs=2e-7), count
+    many = [expected_largest(count) for count in (1000, 10**4, 10**6)]
+    assert many == sorted(many)
+    assert slowest_rank(0.3, 1) == 1.0
+    assert slowest_rank(0.01, 4) == pytest.approx(1.010293753730)
