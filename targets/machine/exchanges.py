@@ -8,6 +8,7 @@ every message, or a transport, would do.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -55,7 +56,7 @@ class Shift:
     def shares(self, within: Sequence[int]) -> tuple[float, ...]:
         """By level, the part of the messages that stays within a group of `within[level]` members and leaves those of the level below."""
         out = [1.0, *(self.leaving(group) / group for group in within)]
-        return tuple(below - above for below, above in zip(out, out[1:], strict=False))
+        return tuple(below - above for below, above in pairwise(out))
 
 
 @frozen

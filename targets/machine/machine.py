@@ -445,7 +445,11 @@ class _Reader:
             return COLLECTIVES
         for name in names:
             if name not in COLLECTIVES:
-                self.error("collectives", f"{name!r} is no way to do a collective ({known})"[:200], nearest(str(name), COLLECTIVES))
+                self.error(
+                    "collectives",
+                    f"{name!r} is no way to do a collective ({known})"[:200],
+                    nearest(str(name), COLLECTIVES),
+                )
         if len(set(map(str, names))) < len(names):
             self.error("collectives", "collectives names a way twice")
         if names == ["hierarchical"] or set(map(str, names)) == {"hierarchical", "tree"}:

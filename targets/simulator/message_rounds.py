@@ -98,16 +98,17 @@ def message_seconds(algorithm: Algorithm, members: Members, machine: Machine, *,
         np.zeros(len(capacities), np.int64),
         np.zeros(len(capacities)),
     )
-    empty = np.zeros((4, count))
     state = _State(
         np.full(count, -1, np.int64),
         np.full(count, _ARRIVED, np.int64),
-        *empty[:3],
+        np.zeros(count),
+        np.zeros(count),
+        np.zeros(count),
         np.ones(count, np.int64),
         np.full((count, 2 * levels), -1, np.int64),
         np.zeros(count, np.int64),
         np.full(count, -1, np.int64),
-        empty[3],
+        np.zeros(count),
         np.zeros(1, np.int64),
     )
     return float(_run(_Messages(targets, nbytes, sources), ports, state, in_turn))
@@ -173,9 +174,7 @@ def _level(ports: _Ports, member: int, other: int) -> int:
 
 
 @part
-def _let_flow(
-    messages: _Messages, ports: _Ports, state: _State, member: int, now: float, in_turn: bool
-) -> None:
+def _let_flow(messages: _Messages, ports: _Ports, state: _State, member: int, now: float, in_turn: bool) -> None:
     """The bytes of a member's message begin to flow."""
     number = state.rounds[member]
     target, nbytes = messages.targets[number, member], messages.nbytes[number]

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import define, field, frozen
 
+from ratrain.targets.machine.resource_work import Bandwidths
 from ratrain.targets.simulator.flat_program import RANGE, SEND, STREAMS, Float64s, Int64s, Records
 
 if TYPE_CHECKING:
-    from ratrain.targets.machine.resource_work import Bandwidths, Flow, ResourceWork
+    from ratrain.targets.machine.resource_work import Flow, ResourceWork
     from ratrain.targets.simulator.flat_program import FlatProgram
 
 FLOW = np.dtype([("nbytes", np.float64), ("route", np.int64)])

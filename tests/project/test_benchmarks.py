@@ -30,6 +30,16 @@ def test_language(capsys):
     assert all(int(row.rsplit(maxsplit=1)[1].replace(",", "")) > 0 for row in rows)
 
 
+def test_collectives(capsys):
+    main = runpy.run_path(str(BENCHMARKS / "collectives.py"))["main"]
+    main(["--members", "8", "--bytes", "1MiB"], standalone_mode=False)
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert {row[0] for row in cells} == {"mt3000", "mt3000-shared-port", "mt3000-nodes"}
+    assert sum("(taken)" in row[4] for row in cells) == 6
+    assert {row[6].lstrip("+-") for row in cells} == {"0.0 %"}
+
+
 def run(name, capsys, *arguments):
     runpy.run_path(str(BENCHMARKS / f"{name}.py"))["main"]([*arguments, "--repeat", "1", "--no-torch"])
     return capsys.readouterr().out

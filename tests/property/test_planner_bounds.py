@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -125,6 +126,23 @@ def test_the_head_may_be_updated_before_the_last_backward_of_an_mlp():
     found = evaluated(model, shape, layers, with_budget(named.passes, budget), named, machine)
     assert max(found.peak_bytes) <= budget
     check(model, shape, layers, named, with_constants(machine, {"ddr_capacity": float(budget)}), found)
+
+
+@pytest.mark.parametrize("name", ["ratrain", "baseline-1f1b"])
+@pytest.mark.parametrize("shape", [Shape(2, 16, 1, 4, 0, "last"), Shape(1, 6, 1, 3, 3, "each-micro-batch")])
+def test_bounds_know_of_hosts_skew_jitter_and_shared_ports(shape, name):
+    """They rise with what a message and the slowest rank cost, and stay below what is found."""
+    model, named, layers = small_model(4, wide=True), strategy(name), (4,) if shape.pp == 1 else (2, 2)
+    plain = with_constants(load_machine(None), {"collective_chunk": 4096.0})
+    dear = {"message_cost": 1e-4, "round_skew": 1e-4, "rank_jitter": 0.1, "chip_uplink": 1e8}
+    bounds = []
+    for machine in (plain, *(with_constants(plain, {key: value}) for key, value in dear.items())):
+        found = evaluated(model, shape, layers, named.passes, named, machine)
+        check(model, shape, layers, named, machine, found)
+        bounds.append(plan_bounds(columns_of(model, shape, named, machine), np.array([layers], float)).seconds[0])
+    assert min(bounds[1:]) >= bounds[0] * (1 - ROUNDING)
+    assert bounds[1] > 1.1 * bounds[0]
+    assert shape.zero == 3 or bounds[3] > 1.1 * bounds[0], "compute takes as long as the slowest of all ranks"
 
 
 def check(model, shape, layers, named, machine, found):

@@ -110,7 +110,9 @@ def test_cost_never_falls_with_bytes_or_members(
         lambda size, members: all_gathers(size, members, on),
         lambda size, members: all_reduces(size / 2, 2, members, on),
     ):
-        seconds, larger = (cheapest(kind(size, one), on).seconds(on) if one.count > 1 else 0.0 for size in (nbytes, nbytes * factor))
+        seconds, larger = (
+            cheapest(kind(size, one), on).seconds(on) if one.count > 1 else 0.0 for size in (nbytes, nbytes * factor)
+        )
         assert seconds <= larger * (1 + 1e-12)
         assert seconds <= cheapest(kind(nbytes, other), on).seconds(on) * (1 + 1e-12)
         if one.count > 1:
@@ -126,7 +128,9 @@ def test_a_ring_of_more_members_takes_longer_though_its_chunks_become_whole() ->
     ]
     assert seconds == sorted(seconds)
     chunk, chunks = MIB / 3.7e9, 1024 * (1 / 256 - 1 / 512)
-    assert seconds[2] - seconds[0] == pytest.approx(256 * chunk + chunks * 1e-3), "a chunk a round, and the bytes that are more"
+    assert seconds[2] - seconds[0] == pytest.approx(256 * chunk + chunks * 1e-3), (
+        "a chunk a round, and the bytes that are more"
+    )
 
 
 def test_what_a_collective_occupies_is_what_its_rounds_cross() -> None:
@@ -138,7 +142,9 @@ def test_what_a_collective_occupies_is_what_its_rounds_cross() -> None:
         Flow(31 * part, 0),
         Flow(31 * part, 1),
         Flow(31 * part / 4, None, (0,)),
-    ), "one of four messages leaves a chip; the member that sends it has all its bytes on the far link, the others on the near one"
+    ), (
+        "one of four messages leaves a chip; the member that sends it has all its bytes on the far link, the others on the near one"
+    )
     pairwise = named(gathers, "pairwise").work(SHARED, 0)
     assert pairwise.flows == (
         Flow(pytest.approx(3 * part), 0),
@@ -199,7 +205,9 @@ def test_staging_hides_a_chunk_s_latency_unless_chunks_are_small() -> None:
 
 def test_a_machine_has_the_ways_that_its_file_names() -> None:
     assert {*_REDUCTIONS} == {*_GATHERS} == {*COLLECTIVES} - {"tree", "hierarchical"}
-    rings = parse_machine('base = "mt3000-shared-port"\nname = "rings"\ncollectives = ["tree", "ring"]\n', file="m.toml")
+    rings = parse_machine(
+        'base = "mt3000-shared-port"\nname = "rings"\ncollectives = ["tree", "ring"]\n', file="m.toml"
+    )
     group = members_of(16, rings)
     assert rings.collectives == ("ring", "tree")
     for ways in (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -31,7 +33,7 @@ def counted(pattern: Pattern, number: int, within: tuple[int, ...]) -> tuple[lis
         int(np.bincount(senders[out] // group, minlength=1).max(initial=0))
         for group, out in zip(within, outside[1:], strict=True)
     ]
-    shares = [(below & ~above).sum() / len(senders) for below, above in zip(outside, outside[1:], strict=False)]
+    shares = [(below & ~above).sum() / len(senders) for below, above in pairwise(outside)]
     return leaving, shares
 
 
@@ -80,7 +82,9 @@ def test_in_rounds_of_doubling_everybody_gets_every_part_once(members: int) -> N
 @given(st.integers(2, 100))
 def test_pairwise_rounds_bring_all_pairs_together_once(members: int) -> None:
     shift = Shift(Circle(members), 1, step=1)
-    met = {(member, int(to)) for number in range(members - 1) for member, to in enumerate(shift.targets(number, members))}
+    met = {
+        (member, int(to)) for number in range(members - 1) for member, to in enumerate(shift.targets(number, members))
+    }
     assert len(met) == members * (members - 1)
     assert all(one != other for one, other in met)
 

@@ -144,6 +144,46 @@ def test_changes_name_a_constant_of_a_group() -> None:
     assert changed.link_groups[1].uplink == 1e9
 
 
+def test_changes_may_name_constants_that_the_file_leaves_out() -> None:
+    given = load_machine(None)
+    for text in ("message_cost=10us", "round_skew=1us", "rank_jitter=0.01", "chip_uplink=3.7GB/s"):
+        (constant,) = parse_changes(text, given)
+        assert constant not in given.constants
+        changed = with_constants(given, parse_changes(text, given))
+        assert changed.constants[constant].certainty == "assumed"
+        assert evaluated(changed) > evaluated(given), text
+    nodes = load_machine(NODES)
+    assert with_constants(nodes, parse_changes("chip.uplink=4GB/s", nodes)).link_groups[0].uplink == 4e9
+
+
+def evaluated(on: Machine) -> float:
+    """Seconds of a step of a toy plan with eight replicas, which meet at links."""
+    small = with_constants(on, {"collective_chunk": 4096.0})
+    shape = Shape(1, 8, 1, 2, 3, "each-micro-batch")
+    setting = request(small, clusters=8, batch=16).setting
+    found = evaluate(Task(MODEL, shape.plan(setting, ()), strategy("ratrain").passes, small)).step_seconds
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "on", "reason"),
+    [
+        ("chip_uplink=3.7GB/s,clusters_per_chip=1", None, "no clusters share a chip"),
+        ("chip_uplink=3.7GB/s", NODES, r"they say what \[chip_uplink\] would"),
+        ("system.uplink=3.7GB/s", NODES, "nothing leaves the outermost"),
+        ("rank_jitter=2", None, "is a fraction"),
+        ("engine_gap=1us", None, "not a constant of a machine"),
+        ("node.uplink=1GB/s", None, "not a constant of a machine"),
+    ],
+)
+def test_changes_that_would_change_nothing_are_refused(change: str, on: str | None, reason: str) -> None:
+    with pytest.raises(DiagnosticError, match=reason) as caught:
+        parse_changes(change, load_machine(on))
+    (found,) = caught.value.diagnostics
+    assert found.code == "RT065"
+
+
 def test_plan_prints_the_mapping_and_what_it_crosses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = Path(__file__).resolve().parents[3] / "examples" / "tiny.json"
     words = ["plan", "--model", str(model), "--clusters", "8", "--global-batch", "8", "--seq-len", "64", "--jobs", "1"]

@@ -20,8 +20,8 @@ from ratrain.targets.simulator.message_rounds import message_seconds
 
 NODES = str(Path(__file__).resolve().parents[3] / "examples" / "mt3000-nodes.toml")
 MACHINES = ("mt3000", "mt3000-shared-port", NODES)
-SIZES = (2, 3, 4, 6, 8, 16, 24, 64, 100, 256)
-LARGE = (384, 512, 1024)
+SIZES = (2, 3, 4, 6, 8, 16, 24, 64, 100)
+LARGE = (256, 384, 512, 1024)
 
 
 def case(count: int, on: Machine) -> Members:

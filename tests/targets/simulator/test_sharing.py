@@ -231,7 +231,12 @@ def test_works_of_one_instruction_proceed_side_by_side() -> None:
         (ResourceWork(1.0, 2.0, 5.0, (Flow(5.0, 0),)), 5.0),
         (ResourceWork(1.0, 2.0, 5.0, (Flow(3.0, 0), Flow(2.0, 1), Flow(4.0, None, (0,)))), 8.0),
     ):
-        found = simulate_work(program, on("update", work, nothing), Bandwidths(1.0, (LinkLevel(1.0, uplink=0.5), LinkLevel(1.0)), 1.0), steps=1)
+        found = simulate_work(
+            program,
+            on("update", work, nothing),
+            Bandwidths(1.0, (LinkLevel(1.0, uplink=0.5), LinkLevel(1.0)), 1.0),
+            steps=1,
+        )
         assert {s.end - s.start for s in found.spans[0][Engine.COMPUTE] if s.instruction.keyword == "update"} == {
             seconds
         }
