@@ -97,12 +97,13 @@ class Algorithm:
         """Bytes a member sends out of its group of a level, on average of the group's members."""
         return sum(each.nbytes * each.on_uplinks[level] for each in self.rounds)
 
-    def work(self, machine: Machine, own_bytes: float) -> ResourceWork:
-        """What a member does. `own_bytes`: its own tensors, read and written once.
+    def ddr_bytes(self, own_bytes: float) -> float:
+        """Bytes a member reads and writes: its own tensors once; staged ones again to be added, others to be passed on."""
+        return own_bytes + sum(each.nbytes * (2 if each.staged else 1) for each in self.rounds)
 
-        Staged bytes are written and read again to be added; others are read once more to be passed on.
-        """
-        ddr = own_bytes + sum(each.nbytes * (2 if each.staged else 1) for each in self.rounds)
+    def work(self, machine: Machine, own_bytes: float) -> ResourceWork:
+        """What a member does. `own_bytes`: its own tensors, read and written once."""
+        ddr = self.ddr_bytes(own_bytes)
         seconds = max(self.seconds(machine), ddr / machine["ddr_bandwidth"])
         levels = range(len(machine.link_groups))
         links = [Flow(self.bytes_at(level), level) for level in levels]
@@ -165,9 +166,14 @@ def scalar_all_reduces(nbytes: float, members: Members, machine: Machine) -> lis
     return ways
 
 
-def cheapest(ways: Sequence[Algorithm], machine: Machine) -> Algorithm:
-    """The way that takes least time; the first of equal ones."""
-    return min(ways, key=lambda way: way.seconds(machine))
+def cheapest(ways: Sequence[Algorithm], machine: Machine, own_bytes: float = 0.0) -> Algorithm:
+    """The way that takes least time, DDR included, then least time of links; the first of equal ones."""
+
+    def seconds(way: Algorithm) -> tuple[float, float]:
+        links = way.seconds(machine)
+        return max(links, way.ddr_bytes(own_bytes) / machine["ddr_bandwidth"]), links
+
+    return min(ways, key=seconds)
 
 
 _Rounds = tuple[Rounds, ...]

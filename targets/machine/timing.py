@@ -208,7 +208,7 @@ def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | Non
     if op.keyword == "all_reduce_scalar":
         return cheapest(scalar_all_reduces(_SCALAR_BYTES, members, machine), machine)
     if op.keyword == "all_gather":
-        return cheapest(all_gathers(op.payload_bytes, members, machine), machine)
+        return cheapest(all_gathers(op.payload_bytes, members, machine), machine, op.own_bytes)
     itemsize = op.payload_bytes / max(1, op.payload_elements)
     kinds = reduce_scatters if op.keyword == "reduce_scatter" else all_reduces
-    return cheapest(kinds(op.payload_elements, itemsize, members, machine), machine)
+    return cheapest(kinds(op.payload_elements, itemsize, members, machine), machine, op.own_bytes)

@@ -236,7 +236,8 @@ def test_plan_says_what_scripts_rely_on(capsys, tmp_path):
     assert first["days"] == pytest.approx(1e9 / first["tokens_per_second"] / 86400)
     assert first["cluster_hours"] == pytest.approx(first["days"] * 24 * 4)
     assert first["slow_stage_seconds"] > first["predicted_step_seconds"]
-    assert found["what_if"][0]["step_seconds_with_the_same_plan"] <= first["predicted_step_seconds"]
+    # compiled anew, in an order of its own: by no more than chance slower than a step that waits for no link
+    assert found["what_if"][0]["step_seconds_with_the_same_plan"] <= first["predicted_step_seconds"] * 1.01
     model = load_model(str(ROOT / "examples/tiny.json"))
     plan = parse_plan(out.read_text(), file="P.toml", model=model)
     assert (plan.pp, plan.dp, list(plan.cuts)) == (first["pp"], first["dp"], first["cuts"])

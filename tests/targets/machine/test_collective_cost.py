@@ -252,3 +252,13 @@ def test_the_slowest_of_many_ranks() -> None:
     assert many == sorted(many)
     assert slowest_rank(0.3, 1) == 1.0
     assert slowest_rank(0.01, 4) == pytest.approx(1.010293753730)
+
+
+def test_a_way_that_DDR_makes_slow_is_not_taken() -> None:  # noqa: N802
+    """Links faster than memory: sums twice as wide take fewer rounds, but more of the DDR."""
+    fast = machine(ALONE, link_bandwidth=1e15, ddr_bandwidth=1e9)
+    ways = reduce_scatters(MIB, 2, members_of(64, fast), fast)
+    assert named(ways, "recursive").seconds(fast) < named(ways, "pairwise").seconds(fast)
+    assert cheapest(ways, fast, 2.0 * MIB).name == "pairwise"
+    seconds = {way.name: way.work(fast, 2.0 * MIB).seconds for way in ways}
+    assert min(seconds, key=seconds.__getitem__) == "pairwise"
