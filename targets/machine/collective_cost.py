@@ -207,7 +207,7 @@ def _ring_rounds(nbytes: float, circle: Circle, members: Members, *, staged: boo
 def _pairwise_rounds(nbytes: float, circle: Circle, members: Members, *, staged: bool) -> _Rounds:
     """Near partners first and last: those at whose distance some messages stay within an inner group have rounds of their own."""
     places = circle.places
-    near = max(1, *(group // circle.stride for group in members.within if group < circle.span), 1)
+    near = max((1, *(group // circle.stride for group in members.within if group < circle.span)))
     alone = [*range(1, near), *range(places - near + 1, places)]
     together = [(near, places - 2 * near + 1)] if near < places else []
     parts = sorted([*((distance, 1) for distance in alone), *together])

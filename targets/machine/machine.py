@@ -305,9 +305,9 @@ def unit_of(key: str) -> str:
 
 
 def optional_constants(machine: Machine) -> list[str]:
-    """Constants that a machine's file may have, and that its programs' times then depend on."""
-    simulated = [key for key in _OPTIONAL_UNITS if key != "engine_gap"]
-    return simulated + [f"{group}.{key}" for group in machine.group_names for key in GROUP_UNITS]
+    """Constants that a machine's file may have, and that simulated times or the capacity then depend on."""
+    named = [key for key in _OPTIONAL_UNITS if key != "engine_gap"]
+    return named + [f"{group}.{key}" for group in machine.group_names for key in GROUP_UNITS]
 
 
 def largest_value(key: str) -> float:

@@ -89,7 +89,7 @@ def message_seconds(algorithm: Algorithm, members: Members, machine: Machine, *,
     uplinks = [*members.uplinks, np.inf]
     capacities = np.repeat([*(link.bandwidth for link in members.links), *uplinks], 2 * count)
     overheads = [link.latency + machine.message_cost + machine.round_skew for link in members.links]
-    most = max(1, *members.within[:-1], 1)
+    most = max((1, *members.within[:-1]))
     ports = _Ports(
         np.array(members.within, np.int64),
         np.array(overheads),

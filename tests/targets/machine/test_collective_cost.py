@@ -254,7 +254,7 @@ def test_the_slowest_of_many_ranks() -> None:
     assert slowest_rank(0.01, 4) == pytest.approx(1.010293753730)
 
 
-def test_a_way_that_DDR_makes_slow_is_not_taken() -> None:  # noqa: N802
+def test_a_way_that_DDR_makes_slow_is_not_taken() -> None:
     """Links faster than memory: sums twice as wide take fewer rounds, but more of the DDR."""
     fast = machine(ALONE, link_bandwidth=1e15, ddr_bandwidth=1e9)
     ways = reduce_scatters(MIB, 2, members_of(64, fast), fast)
