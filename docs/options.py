@@ -258,6 +258,11 @@ OPTIONS = {
                 REQUEST,
                 (f"{_SEARCH} --quick", "--model m.json --clusters 2 --smallest"),
             ),
+            "--robust-links": Option(
+                "says what other links do to the plan",
+                "--robust-links",
+                idle=(f"{_SEARCH} --quick", "--model m.json --clusters 2 --smallest"),
+            ),
             "--what-if": Option(
                 "plans again for another machine",
                 "--what-if link=1GB/s",

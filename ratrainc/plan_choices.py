@@ -51,5 +51,7 @@ class Questions:
     """what training on so many takes; None: not asked"""
     robust: bool = False
     """how well the best plans withstand a slow stage and jitter"""
+    robust_links: bool = False
+    """what becomes of the plan under other links"""
     what_ifs: tuple[str, ...] = ()
     """changes of the machine to plan again for"""

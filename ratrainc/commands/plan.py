@@ -28,6 +28,7 @@ from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.answer import Answer, Request
+    from ratrain.ratrainc.planner.robust_links import RobustLinks
     from ratrain.ratrainc.planner.scenarios import Scenario
     from ratrain.ratrainc.planner.smallest import Smallest
 
@@ -35,6 +36,7 @@ _EPILOG = """\b
 Examples:
   ratrainc plan --model llama-2-7b --clusters 256 --global-batch 2048 --seq-len 2048 -o best.toml
   ratrainc plan --model llama-2-7b --clusters 256 --global-batch 2048 --quick
+  ratrainc plan --model llama-2-7b --clusters 256 --global-batch 2048 --robust-links
   ratrainc plan --model llama-2-7b --clusters 256 --global-batch 2048 --what-if ddr=16GiB --what-if link=7.4GB/s
   ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --what-if ddr=16GiB -o P.toml    and P.machine.toml
   ratrainc plan --model qwen2.5-32b --clusters 256 --global-batch 4096 --tokens 1e12 --json
@@ -95,6 +97,12 @@ Examples:
     help="Say how well the best plans withstand a slow stage and jitter.",
 )
 @click.option(
+    "--robust-links",
+    "questions_robust_links",
+    is_flag=True,
+    help="Say what each constant of the links does to the plan, and whether another is best where clusters share a port.",
+)
+@click.option(
     "--what-if",
     "questions_what_ifs",
     multiple=True,
@@ -131,11 +139,17 @@ def command(
     if quick + smallest + effort.exhaustive > 1:
         raise click.UsageError("--quick, --smallest and --exhaustive exclude one another")
     if quick:
-        refuse_idle("is for a search: it does not go with --quick", "effort_seconds", "effort_jobs", "questions_robust")
+        refuse_idle(
+            "is for a search: it does not go with --quick",
+            "effort_seconds",
+            "effort_jobs",
+            "questions_robust",
+            "questions_robust_links",
+        )
     if effort.exhaustive:
         refuse_idle("ends a search that --exhaustive does not end", "effort_seconds")
     if smallest:
-        asked = ("questions_tokens", "questions_robust", "questions_what_ifs")
+        asked = ("questions_tokens", "questions_robust", "questions_robust_links", "questions_what_ifs")
         idle = ("size_global_batch", *asked, "effort_seconds", "effort_jobs")
         refuse_idle("does not go with --smallest, which looks for bytes alone", *idle)
     if size.global_batch is None and not smallest:
@@ -150,6 +164,7 @@ def command(
     from ratrain.ratrainc.planner.machines import parse_changes
     from ratrain.ratrainc.planner.report import answer_json, no_plan, show_answer
     from ratrain.ratrainc.planner.requests import planning_request
+    from ratrain.ratrainc.planner.robust_links import robust_links_json, show_robust_links
     from ratrain.ratrainc.planner.scenarios import scenario_json, show_scenarios
 
     changed_file = _machine_beside(output) if output is not None and questions.what_ifs else None
@@ -173,6 +188,7 @@ def command(
     answer = _answer(request, quick=quick)
     if answer.best is None:
         no_plan(answer)
+    links = _robust_links(answer) if questions.robust_links else None
     scenarios = [_scenario(answer, text, values, quick=quick) for text, values in changes]
     written = scenarios[0].answer if scenarios else answer
     if output is not None:
@@ -180,9 +196,12 @@ def command(
     if as_json:
         what_if = {"what_if": [scenario_json(s, questions.tokens) for s in scenarios]} if scenarios else {}
         outputs = {"output": output} | ({"machine_output": changed_file} if changed_file is not None else {})
-        print_json(answer_json(answer, questions.tokens) | what_if | outputs)
+        robust = {} if links is None else {"robust_links": robust_links_json(links, questions.tokens)}
+        print_json(answer_json(answer, questions.tokens) | robust | what_if | outputs)
         return
     show_answer(answer, questions.tokens)
+    if links is not None:
+        show_robust_links(answer, links)
     if scenarios:
         show_scenarios(answer, scenarios, questions.tokens)
     if output is not None:
@@ -234,6 +253,14 @@ def _scenario(answer: Answer, text: str, values: dict[str, float], *, quick: boo
     machine = changed_machine(answer.request.machine, values)
     changed = _answer(evolve(answer.request, machine=machine), quick=quick)
     return Scenario(text, changed, None if quick else kept_plan(answer, machine))
+
+
+def _robust_links(answer: Answer) -> RobustLinks:
+    from attrs import evolve
+
+    from ratrain.ratrainc.planner.robust_links import robust_links
+
+    return robust_links(answer, lambda machine: _answer(evolve(answer.request, machine=machine), quick=False))
 
 
 def _smallest(request: Request, model: str, output: str | None, target: MachineChoice, *, as_json: bool) -> None:

@@ -1,0 +1,194 @@
+"""How an answer bears other links than its machine file says: every constant of the links changed, and clusters that share a port.
+
+Sources seldom say what a link's bandwidth is the bandwidth of, a cluster's or that of the port which the clusters of a chip or node share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from ratrain.ratrainc.console import say, seconds_text, table
+from ratrain.ratrainc.planner.answer import Answer
+from ratrain.ratrainc.planner.machines import changed_machine, with_constants
+from ratrain.ratrainc.planner.report import candidate_json, shape_text
+from ratrain.ratrainc.timed_plan import TimedPlan, time_plan
+from ratrain.targets.machine.link_groups import GROUP_UNITS
+from ratrain.targets.simulator.figures import simulated
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.planner.answer import Candidate
+    from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.program.program import Program
+
+_FACTORS = {"bandwidth": (0.5, 2.0), "uplink": (0.5, 2.0), "latency": (0.1, 10.0)}
+"""What the constants of links are multiplied by."""
+_COSTS = {"message_cost": 10e-6, "round_skew": 10e-6, "rank_jitter": 0.01}
+"""What is tried, assumed, of constants that a machine may leave out; ten times what it has where it does not."""
+_HALVINGS = 12
+
+
+@frozen
+class LinkChange:
+    """One constant changed, and the step of the answer's plan with it."""
+
+    change: str
+    step_seconds: float
+
+
+@frozen
+class Ports:
+    """The clusters of each innermost group with one port, or, where they have one, each with its own; planned anew."""
+
+    constant: str
+    bandwidth: float
+    """bytes a second by which a group leaves"""
+    answer: Answer
+    kept_seconds: float
+    """a step of the given answer's plan"""
+    flips_at: float | None
+    """bytes a second of the port at which both plans take equally long; None where the plan stays"""
+
+    @property
+    def flips(self) -> bool:
+        """Whether another plan is better."""
+        return self.flips_at is not None
+
+
+@frozen
+class RobustLinks:
+    """What became of an answer under other links."""
+
+    changes: tuple[LinkChange, ...]
+    ports: Ports | None
+    """None: no clusters share a chip or a node"""
+
+
+def robust_links(answer: Answer, plan_anew: Callable[[Machine], Answer]) -> RobustLinks:
+    """Try other links on an answer; `plan_anew` answers the same request for a changed machine."""
+    machine = answer.request.machine
+    assert answer.best is not None
+    program = _program(answer, answer.best, machine)
+    changes = tuple(
+        LinkChange(text, _step_seconds(program, with_constants(machine, values))) for text, values in _changes(machine)
+    )
+    port = _other_port(machine)
+    if port is None:
+        return RobustLinks(changes, None)
+    constant, bandwidth = port
+    there = changed_machine(machine, {constant: bandwidth})
+    anew = plan_anew(there)
+    kept = _step_seconds(program, there)
+    return RobustLinks(
+        changes, Ports(constant, bandwidth, anew, kept, _flips_at(answer, program, anew, constant, bandwidth))
+    )
+
+
+def _program(answer: Answer, candidate: Candidate, machine: Machine) -> Program:
+    timed = time_plan(answer.request.model, candidate.plan, candidate.pipeline, machine)
+    assert isinstance(timed, TimedPlan), "the search placed it"
+    return timed.program
+
+
+def _step_seconds(program: Program, machine: Machine) -> float:
+    return simulated(program, machine)[0].step_seconds
+
+
+def _changes(machine: Machine) -> Iterator[tuple[str, dict[str, float]]]:
+    """Every constant of the links, changed one by one, in words and as values."""
+    for name, constant in machine.constants.items():
+        kind = name.rpartition(".")[2].rpartition("_")[2]
+        if kind in _FACTORS and (name.rpartition(".")[2] in GROUP_UNITS or name.startswith(("link_", "chip_"))):
+            for factor in _FACTORS[kind]:
+                yield f"{name} x {factor:g}", {name: constant.value * factor}
+    for name, tried in _COSTS.items():
+        has = machine.constants[name].value if name in machine.constants else 0.0
+        value = 10 * has if has else tried
+        yield f"{name} = {value:g}", {name: value}
+
+
+def _other_port(machine: Machine) -> tuple[str, float] | None:
+    """The constant by which the innermost groups leave, and its value if their clusters shared one link, or no longer shared one."""
+    groups = machine.link_groups
+    if len(groups) == 1:
+        return None
+    inner, link = groups[0], groups[1].link.bandwidth
+    assert inner.clusters is not None
+    constant = f"{inner.name}.uplink" if machine.group_names else f"{inner.name}_uplink"
+    shares = inner.uplink is not None and inner.uplink < inner.clusters * link
+    return constant, inner.clusters * link if shares else link
+
+
+def _flips_at(answer: Answer, program: Program, anew: Answer, constant: str, bandwidth: float) -> float | None:
+    """The port's bandwidth at which the two answers' plans take equally long; None where the plan is the same, or stays the better one."""
+    machine = answer.request.machine
+    if answer.best is None or anew.best is None or anew.best.plan == answer.best.plan:
+        return None
+    other = _program(anew, anew.best, anew.request.machine)
+
+    def gain(value: float) -> float:
+        there = with_constants(machine, {constant: value})
+        return _step_seconds(program, there) - _step_seconds(other, there)
+
+    group = machine.link_groups[0]
+    assert group.clusters is not None
+    own = group.uplink or group.clusters * machine.link_groups[1].link.bandwidth
+    if gain(bandwidth) <= 0 or gain(own) >= 0:
+        return None
+    better, worse = bandwidth, own
+    for _ in range(_HALVINGS):
+        middle = (better + worse) / 2
+        if gain(middle) > 0:
+            better = middle
+        else:
+            worse = middle
+    return (better + worse) / 2
+
+
+def robust_links_json(found: RobustLinks, tokens: float | None = None) -> dict[str, Any]:
+    """What `--json` prints."""
+    ports = found.ports
+    shared = ports and {
+        "constant": ports.constant,
+        "bytes_per_second": ports.bandwidth,
+        "plan": candidate_json(ports.answer.best, ports.answer.request.clusters, tokens) if ports.answer.best else None,
+        "step_seconds_with_the_same_plan": ports.kept_seconds,
+        "flips": ports.flips,
+        "flips_at_bytes_per_second": ports.flips_at,
+    }
+    changes = [{"change": each.change, "step_seconds": each.step_seconds} for each in found.changes]
+    return {"links": changes, "ports": shared}
+
+
+def show_robust_links(answer: Answer, found: RobustLinks) -> None:
+    """A table of the plan under changed links, and whether the answer flips."""
+    assert answer.best is not None
+    usual = answer.best.seconds
+    rows = [["as it is", seconds_text(usual), ""]]
+    rows += [
+        [each.change, seconds_text(each.step_seconds), f"{100 * (each.step_seconds / usual - 1):+.2f} %"]
+        for each in found.changes
+    ]
+    table("links: this plan with each constant changed (simulated)", ["link", "step", "change"], rows)
+    say(_verdict(answer, found.ports))
+
+
+def _verdict(answer: Answer, ports: Ports | None) -> str:
+    """Whether the answer stays the best where ports are shared, or no longer are."""
+    if ports is None:
+        return "no clusters share a chip or a node on this machine: no port that they could share"
+    assert answer.best is not None
+    best = ports.answer.best
+    with_port = (
+        f"with {ports.constant} = {ports.bandwidth / 1e9:g} GB/s this plan takes {seconds_text(ports.kept_seconds)}"
+    )
+    if best is None:
+        return f"{with_port}; no plan was found anew"
+    if ports.flips_at is None:
+        return f"{with_port}; the answer does not flip: the best plan anew, {shape_text(best)}, takes {seconds_text(best.seconds)}"
+    return (
+        f"{with_port}; the answer flips: {shape_text(best)} takes {seconds_text(best.seconds)} there, "
+        f"and is the better plan on one side of {ports.flips_at / 1e9:.2f} GB/s"
+    )
