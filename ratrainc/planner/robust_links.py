@@ -1,6 +1,8 @@
 """How an answer bears other links than its machine file says: every constant of the links changed, and clusters that share a port.
 
 Sources seldom say what a link's bandwidth is the bandwidth of, a cluster's or that of the port which the clusters of a chip or node share.
+What collectives make of a shared port depends on their rounds: in a ring one message in so many leaves a group, in the pairwise rounds
+that sum in rank order nearly all do. So both are asked.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ratrain.ratrainc.console import say, seconds_text, table
 from ratrain.ratrainc.planner.answer import Answer
@@ -28,6 +30,8 @@ _FACTORS = {"bandwidth": (0.5, 2.0), "uplink": (0.5, 2.0), "latency": (0.1, 10.0
 _COSTS = {"message_cost": 10e-6, "round_skew": 10e-6, "rank_jitter": 0.01}
 """What is tried, assumed, of constants that a machine may leave out; ten times what it has where it does not."""
 _HALVINGS = 12
+_IN_RANK_ORDER = ("pairwise",)
+"""The one way to sum whose result does not depend on who shares a group with whom: what runs where sums are exact in rank order."""
 
 
 @frozen
@@ -45,6 +49,8 @@ class Ports:
     constant: str
     bandwidth: float
     """bytes a second by which a group leaves"""
+    collectives: tuple[str, ...]
+    """what the transport has"""
     answer: Answer
     kept_seconds: float
     """a step of the given answer's plan"""
@@ -62,8 +68,8 @@ class RobustLinks:
     """What became of an answer under other links."""
 
     changes: tuple[LinkChange, ...]
-    ports: Ports | None
-    """None: no clusters share a chip or a node"""
+    ports: tuple[Ports, ...]
+    """with the machine's collectives, and with pairwise rounds alone; none where no clusters share a chip or a node"""
 
 
 def robust_links(answer: Answer, plan_anew: Callable[[Machine], Answer]) -> RobustLinks:
@@ -76,14 +82,24 @@ def robust_links(answer: Answer, plan_anew: Callable[[Machine], Answer]) -> Robu
     )
     port = _other_port(machine)
     if port is None:
-        return RobustLinks(changes, None)
-    constant, bandwidth = port
-    there = changed_machine(machine, {constant: bandwidth})
+        return RobustLinks(changes, ())
+    transports = dict.fromkeys((machine.collectives, _IN_RANK_ORDER))
+    return RobustLinks(changes, tuple(_ports(answer, program, port, each, plan_anew) for each in transports))
+
+
+def _ports(
+    answer: Answer,
+    program: Program,
+    port: tuple[str, float],
+    collectives: tuple[str, ...],
+    plan_anew: Callable[[Machine], Answer],
+) -> Ports:
+    """What another port comes to with some collectives; `program` is that of the answer's plan."""
+    machine = evolve(answer.request.machine, collectives=collectives)
+    there = changed_machine(machine, dict([port]))
     anew = plan_anew(there)
     kept = _step_seconds(program, there)
-    return RobustLinks(
-        changes, Ports(constant, bandwidth, anew, kept, _flips_at(answer, program, anew, constant, bandwidth))
-    )
+    return Ports(*port, collectives, anew, kept, _flips_at(answer, program, anew, machine, port))
 
 
 def _program(answer: Answer, candidate: Candidate, machine: Machine) -> Program:
@@ -121,10 +137,12 @@ def _other_port(machine: Machine) -> tuple[str, float] | None:
     return constant, inner.clusters * link if shares else link
 
 
-def _flips_at(answer: Answer, program: Program, anew: Answer, constant: str, bandwidth: float) -> float | None:
+def _flips_at(
+    answer: Answer, program: Program, anew: Answer, machine: Machine, port: tuple[str, float]
+) -> float | None:
     """The port's bandwidth at which the two answers' plans take equally long; None where the plan is the same, or stays the better one."""
-    machine = answer.request.machine
-    if answer.best is None or anew.best is None or anew.best.plan == answer.best.plan:
+    constant, bandwidth = port
+    if answer.best is None or anew.best is None or anew.best.shape == answer.best.shape:
         return None
     other = _program(anew, anew.best, anew.request.machine)
 
@@ -135,8 +153,10 @@ def _flips_at(answer: Answer, program: Program, anew: Answer, constant: str, ban
     group = machine.link_groups[0]
     assert group.clusters is not None
     own = group.uplink or group.clusters * machine.link_groups[1].link.bandwidth
-    if gain(bandwidth) <= 0 or gain(own) >= 0:
+    if gain(bandwidth) <= 0:
         return None
+    if gain(own) >= 0:  # it is not the port that makes the difference
+        return own
     better, worse = bandwidth, own
     for _ in range(_HALVINGS):
         middle = (better + worse) / 2
@@ -149,17 +169,21 @@ def _flips_at(answer: Answer, program: Program, anew: Answer, constant: str, ban
 
 def robust_links_json(found: RobustLinks, tokens: float | None = None) -> dict[str, Any]:
     """What `--json` prints."""
-    ports = found.ports
-    shared = ports and {
+    changes = [{"change": each.change, "step_seconds": each.step_seconds} for each in found.changes]
+    return {"links": changes, "ports": [_ports_json(each, tokens) for each in found.ports]}
+
+
+def _ports_json(ports: Ports, tokens: float | None) -> dict[str, Any]:
+    best = ports.answer.best
+    return {
         "constant": ports.constant,
         "bytes_per_second": ports.bandwidth,
-        "plan": candidate_json(ports.answer.best, ports.answer.request.clusters, tokens) if ports.answer.best else None,
+        "collectives": list(ports.collectives),
+        "plan": candidate_json(best, ports.answer.request.clusters, tokens) if best else None,
         "step_seconds_with_the_same_plan": ports.kept_seconds,
         "flips": ports.flips,
         "flips_at_bytes_per_second": ports.flips_at,
     }
-    changes = [{"change": each.change, "step_seconds": each.step_seconds} for each in found.changes]
-    return {"links": changes, "ports": shared}
 
 
 def show_robust_links(answer: Answer, found: RobustLinks) -> None:
@@ -172,23 +196,20 @@ def show_robust_links(answer: Answer, found: RobustLinks) -> None:
         for each in found.changes
     ]
     table("links: this plan with each constant changed (simulated)", ["link", "step", "change"], rows)
-    say(_verdict(answer, found.ports))
+    if not found.ports:
+        say("no clusters share a chip or a node on this machine: no port that they could share")
+    for ports in found.ports:
+        say(_verdict(ports))
 
 
-def _verdict(answer: Answer, ports: Ports | None) -> str:
+def _verdict(ports: Ports) -> str:
     """Whether the answer stays the best where ports are shared, or no longer are."""
-    if ports is None:
-        return "no clusters share a chip or a node on this machine: no port that they could share"
-    assert answer.best is not None
     best = ports.answer.best
-    with_port = (
-        f"with {ports.constant} = {ports.bandwidth / 1e9:g} GB/s this plan takes {seconds_text(ports.kept_seconds)}"
-    )
+    there = f"with {ports.constant} = {ports.bandwidth / 1e9:g} GB/s and collectives by {', '.join(ports.collectives)}"
+    kept = f"{there} this plan takes {seconds_text(ports.kept_seconds)}"
     if best is None:
-        return f"{with_port}; no plan was found anew"
+        return f"{kept}; no plan was found anew"
+    anew = f"{shape_text(best)} takes {seconds_text(best.seconds)}"
     if ports.flips_at is None:
-        return f"{with_port}; the answer does not flip: the best plan anew, {shape_text(best)}, takes {seconds_text(best.seconds)}"
-    return (
-        f"{with_port}; the answer flips: {shape_text(best)} takes {seconds_text(best.seconds)} there, "
-        f"and is the better plan on one side of {ports.flips_at / 1e9:.2f} GB/s"
-    )
+        return f"{kept}; the answer does not flip: the best plan anew, {anew}"
+    return f"{kept}; the answer flips: {anew}, and is the better one on that side of {ports.flips_at / 1e9:.2f} GB/s"

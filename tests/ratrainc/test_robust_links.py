@@ -49,11 +49,15 @@ def test_every_constant_of_the_links_is_changed(tmp_path: Path, capsys: pytest.C
 
 def test_shared_ports_are_planned_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Four clusters a chip: one link's bandwidth for all of them; the plan anew is no slower there than the given one."""
-    ports = planned(tmp_path, capsys, {"chip_bandwidth": 15e9, "chip_latency": 1e-6})["robust_links"]["ports"]
-    assert ports["constant"] == "chip_uplink"
-    assert ports["bytes_per_second"] == SLOW["link_bandwidth"]
-    assert ports["plan"]["predicted_step_seconds"] <= ports["step_seconds_with_the_same_plan"] * (1 + 1e-9)
-    assert ports["flips"] is (ports["flips_at_bytes_per_second"] is not None)
+    usual, pairwise = planned(tmp_path, capsys, {"chip_bandwidth": 15e9, "chip_latency": 1e-6})["robust_links"]["ports"]
+    assert "ring" in usual["collectives"]
+    assert pairwise["collectives"] == ["pairwise"]
+    for ports in (usual, pairwise):
+        assert ports["constant"] == "chip_uplink"
+        assert ports["bytes_per_second"] == SLOW["link_bandwidth"]
+        assert ports["plan"]["predicted_step_seconds"] <= ports["step_seconds_with_the_same_plan"] * (1 + 1e-9)
+        assert ports["flips"] is (ports["flips_at_bytes_per_second"] is not None)
+    assert pairwise["step_seconds_with_the_same_plan"] >= usual["step_seconds_with_the_same_plan"]
 
 
 def test_without_clusters_that_share_anything_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
