@@ -1,8 +1,9 @@
 """LLaMA-2-7B at 256 to 1024 clusters against the published throughput; published peaks; updates on the host and on the compute engine.
 
-    python benchmarks/weak_scaling.py scaling | cause | memory | update
+    python benchmarks/weak_scaling.py scaling | uneven | cause | memory | update
 
-`scaling` fits one constant to the first published point and predicts the other three. `cause` asks what could explain the
+`scaling` fits one constant to the first published point and predicts the other three. `uneven` fits none: it takes ranks that differ by an
+assumed 1 %. `cause` asks what could explain the
 difference that is left; it predicts nothing. All times are simulated.
 """
 
@@ -89,6 +90,18 @@ def scaling() -> None:
             print(f"    {key} = {each.value:g} {each.unit} ({each.certainty})")
 
 
+def uneven() -> None:
+    """The points on clusters that compute unequally fast, nothing fitted."""
+    model, machine = load_model("llama-2-7b"), load_machine(str(EXAMPLES / "mt3000-uneven.toml"))
+    for clusters, published in PUBLISHED.items():
+        plan = plan_of(clusters)
+        seconds = api.simulate(api.emit(api.compile(model, plan, machine=machine, passes=PASSES))).step_seconds
+        rate = plan.tokens_per_step / seconds
+        print(
+            f"  {clusters:5d} clusters: {seconds:.2f} s, {rate:11,.2f} tokens/s: {100 * (rate / published - 1):+.2f} %"
+        )
+
+
 def cause() -> None:
     """The same with other plans, strategies and link latencies: how large each effect could be."""
     usual = {clusters: plan_of(clusters) for clusters in PUBLISHED}
@@ -155,7 +168,7 @@ def update() -> None:
 
 
 if __name__ == "__main__":
-    parts = {"scaling": scaling, "cause": cause, "memory": memory, "update": update}
+    parts = {"scaling": scaling, "uneven": uneven, "cause": cause, "memory": memory, "update": update}
     for part in sys.argv[1:] or ["scaling"]:
         if part not in parts:
             sys.exit(f"'{part}' is none of {', '.join(parts)}")

@@ -16,6 +16,7 @@ from ratrain.targets.program.rtx import write_program
 from tests.end_to_end.tiny_runs import make_program
 
 MACHINES = Path(__file__).resolve().parents[3] / "targets" / "mt3000" / "machines"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 TEXT = (MACHINES / "mt3000.toml").read_text(encoding="utf-8").replace('cost = "roofline"', 'cost = "tiles"')
 
 
@@ -81,3 +82,11 @@ def test_tiles_are_listed(tmp_path: Path) -> None:
     assert "wait channel" in result.output
     assert "barrier of all cores" in result.output
     assert "more than 25 events" in result.output
+
+
+def test_an_uneven_machine_is_slower_and_nothing_else() -> None:
+    """The example differs from the mt3000 by the spread of its ranks alone."""
+    uneven, even = load_machine(str(EXAMPLES / "mt3000-uneven.toml")), load_machine("mt3000")
+    assert uneven.constants.keys() - even.constants.keys() == {"rank_jitter"}
+    assert uneven["rank_jitter"] == 0.01
+    assert all(uneven[name] == even[name] for name in even.constants)
