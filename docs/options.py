@@ -371,6 +371,7 @@ OPTIONS = {
                 "v.csv --markdown --jobs 1",
                 idle=("v.csv", "v.csv --json"),
             ),
+            "--whole": Option("every micro-batch of long steps, which are folded otherwise", "--whole"),
             "--jobs": Option(
                 "processes that compile and simulate",
                 "--jobs 3",

@@ -56,6 +56,9 @@ built, and leaves the row out. docs/validation-tables.md has all columns.
     metavar="FILE.md",
     help="With --markdown: write the page there.",
 )
+@click.option(
+    "--whole", is_flag=True, help="Simulate every micro-batch of long steps, which otherwise are folded to a few (~)."
+)
 @jobs_option("Processes that compile and simulate rows.")
 @json_option
 def command(
@@ -63,6 +66,7 @@ def command(
     machine: str | None,
     markdown: bool,
     output: str | None,
+    whole: bool,
     jobs: int,
     as_json: bool,
 ) -> None:
@@ -79,7 +83,7 @@ def command(
     from ratrain.ratrainc.console import print_json
     from ratrain.ratrainc.validation.markdown import page
 
-    validation = _validated(tables, machine, jobs)
+    validation = _validated(tables, machine, jobs, whole=whole)
     if as_json:
         print_json(validation.to_json())
     elif output is not None:
@@ -91,7 +95,7 @@ def command(
         _show(validation)
 
 
-def _validated(paths: tuple[str, ...], machine: str | None, jobs: int) -> Validation:
+def _validated(paths: tuple[str, ...], machine: str | None, jobs: int, *, whole: bool) -> Validation:
     """The validation of tables, which are all read before the first row is simulated."""
     from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
     from ratrain.ratrainc.console import progress
@@ -110,15 +114,16 @@ def _validated(paths: tuple[str, ...], machine: str | None, jobs: int) -> Valida
     problems.check()
     count = sum(row.task is not None for table in tables for row in table.rows)
     with progress(count, "validating") as (bar, task):
-        return validate(tables, min(jobs, count), lambda: bar.update(task, advance=1))
+        return validate(tables, min(jobs, count), lambda: bar.update(task, advance=1), whole=whole)
 
 
 def _show(validation: Validation) -> None:
     from ratrain.ratrainc.console import say, table
-    from ratrain.ratrainc.validation.tables import class_tables, error_table, fit_table, left_out_text
+    from ratrain.ratrainc.validation.tables import class_tables, error_table, fit_table, folded_text, left_out_text
 
     for each in (*class_tables(validation), error_table(validation), fit_table(validation)):
         if each.rows:
             table(each.title, each.columns, each.rows, most=len(each.rows))
-    if left_out := left_out_text(validation):
-        say(left_out)
+    for text in (folded_text(validation), left_out_text(validation)):
+        if text:
+            say(text)

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrainc.markdown_text import wrapped
 from ratrain.ratrainc.validation.rows import label_of
-from ratrain.ratrainc.validation.tables import TextTable, class_tables, error_table, fit_table, left_out_text
+from ratrain.ratrainc.validation.tables import (
+    TextTable,
+    class_tables,
+    error_table,
+    fit_table,
+    folded_text,
+    left_out_text,
+)
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.validation.outcome import Validation
@@ -26,6 +33,7 @@ def page(validation: Validation) -> str:
     parts = ["# Validation", _INTRODUCTION]
     parts += _titled("Errors by class", error_table(validation))
     parts += _titled("What fits", fit_table(validation))
+    parts += _said(folded_text(validation))
     parts += _left_out(validation)
     for table in validation.tables:
         parts += _section(validation.of_table(table), table)
@@ -61,7 +69,11 @@ def _titled(title: str, table: TextTable) -> Iterator[str]:
 
 
 def _left_out(validation: Validation) -> Iterator[str]:
-    if text := left_out_text(validation):
+    yield from _said(left_out_text(validation))
+
+
+def _said(text: str) -> Iterator[str]:
+    if text:
         yield _sentence(text)
 
 

@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrainc.calibration.fitting import Errors
 from ratrain.ratrainc.planner.evaluation import Evaluation, Task
 from ratrain.ratrainc.planner.workers import evaluate_all
+from ratrain.ratrainc.validation.folding import task_of
 from ratrain.ratrainc.validation.rows import COMPARED_IN_GROUPS, MEASURES_OF, SPLITS, Row, ValidationTable
 
 
@@ -108,6 +109,7 @@ class Outcome:
             "error": self.error,
             "ratio": None if ratios is None else {"measured": ratios[0], "simulated": ratios[1]},
             "ratio_error": self.ratio_error,
+            "folded": evaluation.estimated,
             "fits": {"measured": row.fits, "simulated": self.fits, "verdict": self.verdict},
             "refusal": evaluation.refusal,
         }
@@ -196,13 +198,19 @@ def _errors_json(errors: dict[str, Errors]) -> dict[str, Any]:
     return {split.replace("-", "_"): each.to_json() for split, each in errors.items()}
 
 
-def validate(tables: Sequence[ValidationTable], jobs: int = 1, tick: Callable[[], None] = lambda: None) -> Validation:
+def validate(
+    tables: Sequence[ValidationTable], jobs: int = 1, tick: Callable[[], None] = lambda: None, *, whole: bool = False
+) -> Validation:
     """Compile and simulate the rows of tables; `tick` is called after each that is simulated.
+
+    Long steps are folded where that tells the same (`task_of`), unless `whole`.
 
     Raises `DiagnosticError` with every row that cannot be compiled for another reason than that it does not fit.
     """
     rows = [row for table in tables for row in table.rows]
-    tasks: dict[int, Task] = {number: row.task for number, row in enumerate(rows) if row.task is not None}
+    tasks: dict[int, Task] = {
+        number: task for number, row in enumerate(rows) if (task := task_of(row, whole=whole)) is not None
+    }
     found = dict(zip(tasks, evaluate_all(list(tasks.values()), jobs, tick), strict=True))
     problems = Diagnostics()
     outcomes = []

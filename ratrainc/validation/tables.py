@@ -42,7 +42,11 @@ def class_tables(validation: Validation) -> Iterator[TextTable]:
 
 def _fit_cells(outcome: Outcome) -> list[str]:
     words = {True: "fits", False: "does not fit"}
-    return [words[outcome.row.fits], words[outcome.fits], outcome.verdict]
+    return [words[outcome.row.fits], _folded_mark(outcome) + words[outcome.fits], outcome.verdict]
+
+
+def _folded_mark(outcome: Outcome) -> str:
+    return "~" if outcome.evaluation is not None and outcome.evaluation.estimated else ""
 
 
 def _cells(outcome: Outcome, kind: str) -> list[str]:
@@ -51,7 +55,7 @@ def _cells(outcome: Outcome, kind: str) -> list[str]:
     if simulated is None or error is None:
         cells += ["does not fit", "-"]
     else:
-        cells += [_value_text(row.measure, simulated), _signed_text(row.measure, error)]
+        cells += [_folded_mark(outcome) + _value_text(row.measure, simulated), _signed_text(row.measure, error)]
     if kind in COMPARED_IN_GROUPS:
         ratios, ratio_error = outcome.ratios, outcome.ratio_error
         if ratios is None or ratio_error is None:
@@ -116,3 +120,11 @@ def left_out_text(validation: Validation) -> str:
         return ""
     words = ", ".join(f"{need} ({count})" for need, count in sorted(needs.items(), key=lambda item: -item[1]))
     return f"left out: {sum(needs.values())} rows, by what they need that is not built: {words}"
+
+
+def folded_text(validation: Validation) -> str:
+    """What `~` means; empty where no step is folded."""
+    count = sum(each.evaluation is not None and each.evaluation.estimated for each in validation.outcomes)
+    if not count:
+        return ""
+    return f"~: folded, {count} rows: a few micro-batches are simulated, and their pace stands for the others (all: --whole)"

@@ -77,8 +77,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "rows.csv").write_text("\n".join(["model,plan,micro_batches,step_seconds", *lines]) + "\n")
         (folder / "rows2.csv").write_text("\n".join(["model,plan,micro_batches,step_seconds", *lines[1:]]) + "\n")
         (folder / "v.csv").write_text(
-            "id,class,split,model,plan,dp,step_seconds\n"
-            + "".join(f"r{dp},step-time,held-out,m.json,p.toml,{dp},0.1\n" for dp in (1, 2, 3))
+            "id,class,split,model,plan,dp,micro_batches,step_seconds\n"
+            + "".join(f"r{dp},step-time,held-out,m.json,p.toml,{dp},16,0.1\n" for dp in (1, 2, 3))
         )
         (folder / "b.csv").write_text("id,lower,upper,size\na,0,2,10\nb,1,3,20\n")
         (folder / "mpirun").write_text('#!/bin/sh\necho "started with $2"\n')

@@ -261,6 +261,65 @@ def test_rows_that_need_what_is_not_built_are_left_out_and_counted(folder: Path)
     assert found.classes() == []
 
 
+# -- folded steps ---------------------------------------------------------------------------------------------------------
+
+LONG_HEAD = (
+    "id,class,split,model,plan,pp,dp,zero,reduce,micro_batches,strategy,step_seconds,peak_bytes,fits,bubble_fraction"
+)
+
+
+def long_row(kind: str, pp: int, *, zero: int = 0, reduce: str = "last", passes: str = "baseline-1f1b") -> str:
+    """A row of a step long enough to be folded."""
+    measured = {"step-time": "1,,,", "memory": ",1GB,,", "out-of-memory": ",,yes,", "bubble": ",,,0.1"}[kind]
+    return f'{kind}-{pp},{kind},held-out,m.json,p.toml,{pp},2,{zero},{reduce},37,"{passes}",{measured}'
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize(
+    "passes", ["ratrain", "baseline-1f1b", "full-save", "bucket-grad-sync{unit=block},insert-prefetch,allocate-ddr"]
+)
+def test_a_folded_row_says_what_the_whole_step_does(folder: Path, pp: int, passes: str) -> None:
+    kinds = ("step-time", "memory", "out-of-memory") if passes != "ratrain" else ("step-time",)
+    rows = [long_row(kind, pp, passes=passes) for kind in kinds]
+    found = read_validation_table(table(folder, LONG_HEAD, *rows))
+    folded, whole = validate([found]).outcomes, validate([found], whole=True).outcomes
+    for one, other in zip(folded, whole, strict=True):
+        assert one.evaluation is not None
+        assert other.evaluation is not None
+        assert one.evaluation.estimated
+        assert not other.evaluation.estimated
+        assert one.fits == other.fits
+    assert folded[0].simulated == pytest.approx(whole[0].simulated, rel=0.005)
+    for one, other in zip(folded[1:2], whole[1:2], strict=True):
+        assert one.simulated == other.simulated
+
+
+def test_rows_that_a_folded_step_would_say_wrong_are_simulated_whole(folder: Path) -> None:
+    waiting = "bucket-grad-sync{unit=block blocking=true},insert-prefetch,allocate-ddr"
+    rows = (
+        long_row("bubble", 2),
+        long_row("step-time", 1, zero=3, passes="zero3-blocking"),
+        long_row("memory", 2, zero=2, reduce="each-micro-batch", passes="ratrain"),
+        long_row("out-of-memory", 1, passes=waiting),
+        long_row("memory", 1, passes="ratrain"),
+        long_row("step-time", 2, passes=waiting),
+    )
+    found = validated(folder, LONG_HEAD, *rows).outcomes
+    assert [each.to_json()["folded"] for each in found] == [False, False, False, False, False, True]
+
+
+def test_output_marks_folded_rows_and_says_what_the_mark_means(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(folder, LONG_HEAD, long_row("step-time", 2), long_row("out-of-memory", 2))
+    assert main(["validate", path, "--markdown"]) == 0
+    folded = capsys.readouterr().out
+    assert "| ~fits |" in folded
+    assert "~: folded, 2 rows" in folded
+    assert main(["validate", path, "--markdown", "--whole"]) == 0
+    assert "~" not in capsys.readouterr().out
+
+
 # -- what is refused ------------------------------------------------------------------------------------------------------
 
 
