@@ -28,9 +28,14 @@ class Capacity:
     """by name; what takes nothing is not there"""
 
     @property
+    def taken(self) -> int:
+        """Bytes of overheads."""
+        return sum(nbytes for _, nbytes in self.overheads)
+
+    @property
     def left(self) -> int:
         """Bytes for tensors; nothing, where overheads take all or more."""
-        return max(0, self.installed - sum(taken for _, taken in self.overheads))
+        return max(0, self.installed - self.taken)
 
     @property
     def account(self) -> str | None:

@@ -26,11 +26,22 @@ _INTRODUCTION = (
     "[validation-tables.md](validation-tables.md). Rows of the split `fit` were in sight when constants of their machine were set; the others "
     "are held out."
 )
+_READING = (
+    "Read with care: the GPU machine files have efficiencies, latencies and gaps between kernels that are assumed and the same for all, so "
+    "that absolute seconds on them say little, and ratios within a group more. Known to be left out of the model: dropout and its masks, "
+    "fragmentation of an eager framework's allocator, what frameworks hold beside tensors of the step (reduction buckets, flat copies of "
+    "gradients), how the efficiency of a real kernel varies with shapes, and traffic of others on the network. What a table's source does "
+    "not state, and what was chosen in its place, is said in its section."
+)
+_CLASSES = (
+    "Classes: `bubble` (idle share of a step), `step-time`, `scaling` (the same model on more ranks), `zero3-micro-batch` (throughput as the "
+    "micro-batch of a rank shrinks), `memory` (bytes of the fullest rank) and `out-of-memory` (what ran, and what did not fit)."
+)
 
 
 def page(validation: Validation) -> str:
     """The page: errors by class, what was called fitting, and each table with its rows."""
-    parts = ["# Validation", _INTRODUCTION]
+    parts = ["# Validation", _INTRODUCTION, _CLASSES, _READING]
     parts += _titled("Errors by class", error_table(validation))
     parts += _titled("What fits", fit_table(validation))
     parts += _said(folded_text(validation))

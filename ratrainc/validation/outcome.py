@@ -41,7 +41,7 @@ class Outcome:
         if self.row.measure == "bubble_fraction":
             return evaluation.bubble_fraction
         if self.row.measure == "peak_bytes":
-            return float(max(evaluation.peak_bytes))
+            return float(max(evaluation.peak_bytes) + self.row.overhead_bytes)
         if self.row.measure == "tokens_per_second":
             return task.plan.tokens_per_step / evaluation.step_seconds
         return evaluation.step_seconds if self.row.measure == "step_seconds" else None

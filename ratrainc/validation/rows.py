@@ -16,11 +16,13 @@ from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model, l
 from ratrain.ratrain_ir.frontend.plan import KEYS, Plan
 from ratrain.ratrain_ir.frontend.plan_text import Overlay, load_plan, parse_plan
 from ratrain.ratrain_ir.frontend.text import Place
+from ratrain.ratrain_ir.topology import topology_of
 from ratrain.ratrainc.calibration.tables import Cells, TableLine, check_header, read_commented_table, read_lines
 from ratrain.ratrainc.machine_choice import resized
 from ratrain.ratrainc.planner.evaluation import Task
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, strategy
 from ratrain.ratrainc.times_text import textbook_times
+from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.machine import Machine, largest_value, load_machine
 
 if TYPE_CHECKING:
@@ -45,11 +47,12 @@ MEASURES = tuple(dict.fromkeys(measure for measures in MEASURES_OF.values() for 
 ABOUT = ("source", "certainty", "note")
 """Columns for people: no figure depends on them."""
 OWN_COLUMNS = (
-    *("id", "class", "split", "model", "machine", "capacity", "strategy", "plan", "times", "group", "needs"),
+    *("id", "class", "split", "model", "machine", "capacity", "strategy", "plan", "times", "group", "needs", "peak_of"),
     *ABOUT,
     *MEASURES,
 )
 REQUIRED = ("id", "class", "split", "model")
+PEAKS_OF = ("tensors", "rank")
 _WHAT = "validation table"
 
 
@@ -72,6 +75,8 @@ class Row:
     about: Mapping[str, str]
     task: Task | None = field(repr=False)
     """None where it needs something"""
+    overhead_bytes: int = 0
+    """what a measured peak has beside tensors: the machine's overheads of a rank"""
 
     @property
     def fits(self) -> bool:
@@ -129,6 +134,7 @@ class _RowReader:
         measured = None if measure is None else self.attempt(measure, lambda: self.measured(measure))
         needs = cells.text("needs")
         task = self.task(kind or "") if not needs else None
+        overhead = self.attempt("peak_of", lambda: self.overhead_bytes(measure, task))
         self.problems.check()
         assert name is not None
         assert kind is not None
@@ -136,7 +142,9 @@ class _RowReader:
         assert measure is not None
         assert measured is not None
         about = {key: cells.text(key) for key in ABOUT}
-        return Row(cells.line, name, kind, split, measure, measured, cells.text("group"), needs, about, task)
+        return Row(
+            cells.line, name, kind, split, measure, measured, cells.text("group"), needs, about, task, overhead or 0
+        )
 
     def attempt(self, key: str, read: Callable[[], T]) -> T | None:
         """What `read` gives; None, and the diagnostics at the column, where it raises."""
@@ -179,6 +187,17 @@ class _RowReader:
         if measure == "bubble_fraction" and value >= 1:
             self.cells.fail(measure, f"a bubble fraction is below 1, got '{text}'")
         return value
+
+    def overhead_bytes(self, measure: str | None, task: Task | None) -> int:
+        """Bytes of a rank that no tensor has, where the measured peak has them."""
+        if not self.cells.text("peak_of"):
+            return 0
+        whole_rank = self.cells.word("peak_of", PEAKS_OF) == "rank"
+        if measure not in (None, "peak_bytes"):
+            self.cells.fail("peak_of", f"peak_of says what a peak holds: it changes nothing of {measure}")
+        if not whole_rank or task is None:
+            return 0
+        return capacity_of(task.machine, topology_of(task.model, task.plan)).taken
 
     def bytes(self, key: str) -> int:
         size = size_in_bytes(self.cells.text(key))

@@ -261,6 +261,26 @@ def test_rows_that_need_what_is_not_built_are_left_out_and_counted(folder: Path)
     assert found.classes() == []
 
 
+def test_a_peak_of_a_rank_has_the_overheads_of_its_machine(folder: Path) -> None:
+    constant = '[{}]\nvalue = {}\nunit = "bytes"\ncertainty = "assumed"\nsource = "test"\n'
+    text = 'base = "mt3000"\nname = "taken"\n' + constant.format("runtime_overhead", 1000)
+    (folder / "taken.toml").write_text(text + constant.format("transport_overhead_per_group", 10))
+    head = "id,class,split,model,machine,plan,dp,strategy,peak_bytes,peak_of"
+    plain, tensors, rank, alone = validated(
+        folder,
+        head,
+        "a,memory,held-out,m.json,taken.toml,p.toml,2,full-save,1MB,",
+        "b,memory,held-out,m.json,taken.toml,p.toml,2,full-save,1MB,tensors",
+        "c,memory,held-out,m.json,taken.toml,p.toml,2,full-save,1MB,rank",
+        "d,memory,held-out,m.json,,p.toml,2,full-save,1MB,rank",
+    ).outcomes
+    assert plain.simulated == tensors.simulated == alone.simulated
+    assert plain.simulated is not None
+    assert rank.simulated is not None
+    assert rank.simulated - plain.simulated - 1000 in (10, 20, 30, 40)
+    assert rank.error == pytest.approx(rank.simulated / 1e6 - 1)
+
+
 # -- folded steps ---------------------------------------------------------------------------------------------------------
 
 LONG_HEAD = (
@@ -401,6 +421,12 @@ def test_everything_that_is_wrong_with_a_table_is_said_at_line_and_column(folder
             ["id,class,split,model,plan,strategy,schedule,step_seconds", "a,step-time,fit,m.json,p.toml,zb-h1,1f1b,1"],
             "RT064",
             "places zb-h1",
+        ),
+        (["id,class,split,model,plan,peak_bytes,peak_of", "a,memory,fit,m.json,p.toml,1GB,all"], "RT005", "rank"),
+        (
+            ["id,class,split,model,plan,step_seconds,peak_of", "a,step-time,fit,m.json,p.toml,1,rank"],
+            "RT005",
+            "changes nothing",
         ),
         (["id,class,split,model,step_seconds", "a,step-time,fit,m.json,1"], "RT063", "'parallel.pp' is missing"),
         (["id,class,split,model,plan,pp,step_seconds", "a,step-time,fit,m.json,p.toml,9,1"], "RT064", "9 layers"),
