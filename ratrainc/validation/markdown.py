@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratrain.ratrainc.markdown_text import wrapped
@@ -41,7 +42,7 @@ _CLASSES = (
 
 def page(validation: Validation) -> str:
     """The page: errors by class, what was called fitting, and each table with its rows."""
-    parts = ["# Validation", _INTRODUCTION, _CLASSES, _READING]
+    parts = ["# Validation", _INTRODUCTION, _CLASSES, _READING, *_said(_not_asked_for(validation))]
     parts += _titled("Errors by class", error_table(validation))
     parts += _titled("What fits", fit_table(validation))
     parts += _said(folded_text(validation))
@@ -49,6 +50,16 @@ def page(validation: Validation) -> str:
     for table in validation.tables:
         parts += _section(validation.of_table(table), table)
     return wrapped("\n\n".join(parts)) + "\n"
+
+
+def _not_asked_for(validation: Validation) -> str:
+    """Tables in the folders of those that were validated, which were not."""
+    paths = {Path(table.path).resolve() for table in validation.tables}
+    beside = {path for folder in {path.parent for path in paths} for path in folder.glob("*.csv")}
+    names = ", ".join(sorted(path.stem for path in beside - paths))
+    return (
+        f"tables beside these that the command did not name, so that nothing here counts them: {names}" if names else ""
+    )
 
 
 def _section(validation: Validation, table: ValidationTable) -> Iterator[str]:
@@ -84,6 +95,7 @@ def _left_out(validation: Validation) -> Iterator[str]:
 
 
 def _said(text: str) -> Iterator[str]:
+    """A sentence of a text, unless it is empty."""
     if text:
         yield _sentence(text)
 

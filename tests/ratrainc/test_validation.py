@@ -340,6 +340,15 @@ def test_output_marks_folded_rows_and_says_what_the_mark_means(
     assert "~" not in capsys.readouterr().out
 
 
+def test_a_page_names_the_tables_that_it_does_not_count(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = table(folder, LONG_HEAD, long_row("step-time", 2))
+    assert main(["validate", path, "--markdown"]) == 0
+    assert "did not name" not in capsys.readouterr().out
+    table(folder, "not,read", name="left-out.csv")
+    assert main(["validate", path, "--markdown"]) == 0
+    assert "counts them: left-out." in " ".join(capsys.readouterr().out.split())
+
+
 # -- what is refused ------------------------------------------------------------------------------------------------------
 
 
