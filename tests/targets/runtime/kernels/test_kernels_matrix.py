@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
 from tests.targets.runtime.kernels.kernels_oracle import (
@@ -279,6 +280,9 @@ def big_calls() -> dict[str, dict]:
     row, rstd = x[0].copy(), np.ones(512, np.float32)
     flat = [np.ones(1 << 19, np.float32) for _ in range(3)]
     tokens = rng.integers(0, 512, 512).astype(np.int32)
+    spec = AttentionSpec(batch=2, seq_len=256, heads=8, kv_heads=8, head_dim=128)
+    scores, probs = matrix(8 * 512, 256), matrix(8 * 512, 256)
+    whole = [np.zeros((512, 512), np.float32) for _ in range(2)]
     head = {"xn": x, "table": y, "labels": tokens, "lse": rstd, "logits": np.empty((128, 512), np.float32)}
     adam = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.1, "decay": [(0, 1 << 19)]}
     return {
@@ -333,6 +337,23 @@ def big_calls() -> dict[str, dict]:
             "normalise": True,
             "accumulate": True,
         },
+        "head_backward_from_logits": {
+            **head,
+            "logits": whole[0],
+            "dlogits": whole[1],
+            "scale": np.ones(1, np.float32),
+            "dxn": z,
+            "dtable": u[:512],
+            "denominator": 512.0,
+            "normalise": True,
+            "accumulate": True,
+        },
+        "attention_scores_forward": {"q": x, "k": y, "scores": scores, "spec": spec},
+        "attention_softmax_forward": {"scores": scores, "probs": probs, "spec": spec},
+        "attention_values_forward": {"probs": probs, "v": z, "o": u, "spec": spec},
+        "attention_values_backward": {"probs": probs, "v": z, "do": u, "dprobs": scores, "dv": w, "spec": spec},
+        "attention_softmax_backward": {"probs": probs, "dprobs": scores, "dscores": scores, "spec": spec},
+        "attention_scores_backward": {"q": x, "k": y, "dscores": scores, "dq": z, "dk": w, "spec": spec},
         "adamw": {
             **dict(zip(("master", "m", "v"), flat, strict=True)),
             "grad": x.reshape(-1),
