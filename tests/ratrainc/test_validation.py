@@ -370,7 +370,7 @@ def test_everything_that_is_wrong_with_a_table_is_said_at_line_and_column(folder
         ("RT006", 4, "a", "'a' is given twice"),
         ("RT005", 4, "steptime", "got 'steptime'"),
         ("RT005", 4, "both", "fit or held-out"),
-        ("RT002", 4, "n.json", "n.json"),
+        ("RT002", 4, "n.json", "there is no file"),
         ("RT005", 5, "1.5", "got step_seconds"),
         ("RT063", 5, "many", "'parallel.dp' is \"many\""),
         ("RT063", 5, "0", "'batch.micro_batches' is 0"),
