@@ -378,7 +378,7 @@ def test_everything_that_is_wrong_with_a_table_is_said_at_line_and_column(folder
         ("RT005", 6, ",,,,p.toml", "needs a model"),
         ("RT005", 7, ",step-time", "needs an id"),
         ("RT004", 7, "nopass", "'nopass' is not a pass"),
-        ("RT002", 7, "nope.toml", "nope.toml"),
+        ("RT002", 7, "nope.toml", "cannot be read"),
         ("RT002", 8, "d", "expected 12 fields"),
     ]
     found = problems(folder, *lines)
