@@ -2,9 +2,9 @@
 
 Across the step's end, each gather follows the update of its block and the gathers of the blocks before it, so that the view the next step
 needs first is whole first. The flags of all ranks meet before the gathers, which they do not depend on, or the next step would wait for all
-gathers; only what a stage gathers while stages before it still run their last backwards comes before them. Where nothing is sharded an update writes its view itself, and there is nothing to gather. Where
-views are sharded within the step too (ZeRO 3), each is gathered up to `depth-blocks` block ops ahead of its use, as far as the views that
-wait for theirs take no more than `depth-bytes`.
+gathers; only what a stage gathers while stages before it still run their last backwards comes before them. Where nothing is sharded an
+update writes its view itself, and there is nothing to gather. Where views are sharded within the step too (ZeRO 3), each is gathered up to
+`depth-blocks` block ops ahead of its use, as far as the views that wait for theirs take no more than `depth-bytes`.
 
 With `blocking=true` compute waits for every gather, as where a program calls it and goes on when it returns; without, what is blocking stays so.
 Across the step's end blocking gathers follow all updates of their stage, since there is nothing for them to hide behind.

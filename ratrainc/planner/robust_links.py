@@ -18,6 +18,7 @@ from ratrain.ratrainc.planner.machines import changed_machine, with_constants
 from ratrain.ratrainc.planner.report import candidate_json, shape_text
 from ratrain.ratrainc.timed_plan import TimedPlan, time_plan
 from ratrain.targets.machine.link_groups import GROUP_UNITS
+from ratrain.targets.machine.machine import largest_value
 from ratrain.targets.simulator.figures import simulated
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _FACTORS = {"bandwidth": (0.5, 2.0), "uplink": (0.5, 2.0), "latency": (0.1, 10.0)}
 """What the constants of links are multiplied by."""
 _COSTS = {"message_cost": 10e-6, "round_skew": 10e-6, "rank_jitter": 0.01}
-"""What is tried, assumed, of constants that a machine may leave out; ten times what it has where it does not."""
+"""What is tried, assumed, of constants that a machine may leave out; ten times what it has where it does not, if it may be that much."""
 _HALVINGS = 12
 _IN_RANK_ORDER = ("pairwise",)
 """The one way to sum whose result does not depend on who shares a group with whom: what runs where sums are exact in rank order."""
@@ -54,13 +55,10 @@ class Ports:
     answer: Answer
     kept_seconds: float
     """a step of the given answer's plan"""
+    flips: bool
+    """whether another plan is better there"""
     flips_at: float | None
-    """bytes a second of the port at which both plans take equally long; None where the plan stays"""
-
-    @property
-    def flips(self) -> bool:
-        """Whether another plan is better."""
-        return self.flips_at is not None
+    """bytes a second of the port at which both plans take equally long; None where there is no such port"""
 
 
 @frozen
@@ -99,7 +97,8 @@ def _ports(
     there = changed_machine(machine, dict([port]))
     anew = plan_anew(there)
     kept = _step_seconds(program, there)
-    return Ports(*port, collectives, anew, kept, _flips_at(answer, program, anew, machine, port))
+    flips, flips_at = _flip(answer, program, anew, machine, port)
+    return Ports(*port, collectives, anew, kept, flips, flips_at)
 
 
 def _program(answer: Answer, candidate: Candidate, machine: Machine) -> Program:
@@ -121,7 +120,7 @@ def _changes(machine: Machine) -> Iterator[tuple[str, dict[str, float]]]:
                 yield f"{name} x {factor:g}", {name: constant.value * factor}
     for name, tried in _COSTS.items():
         has = machine.constants[name].value if name in machine.constants else 0.0
-        value = 10 * has if has else tried
+        value = min(10 * has, largest_value(name)) if has else tried
         yield f"{name} = {value:g}", {name: value}
 
 
@@ -137,13 +136,16 @@ def _other_port(machine: Machine) -> tuple[str, float] | None:
     return constant, inner.clusters * link if shares else link
 
 
-def _flips_at(
+def _flip(
     answer: Answer, program: Program, anew: Answer, machine: Machine, port: tuple[str, float]
-) -> float | None:
-    """The port's bandwidth at which the two answers' plans take equally long; None where the plan is the same, or stays the better one."""
+) -> tuple[bool, float | None]:
+    """Whether the plan found anew is faster with the port, and the port's bandwidth at which the plans change places.
+
+    There is none where it is faster with the ports that the machine has, too: collectives alone make the difference then.
+    """
     constant, bandwidth = port
     if answer.best is None or anew.best is None or anew.best.shape == answer.best.shape:
-        return None
+        return False, None
     other = _program(anew, anew.best, anew.request.machine)
 
     def gain(value: float) -> float:
@@ -154,9 +156,9 @@ def _flips_at(
     assert group.clusters is not None
     own = group.uplink or group.clusters * machine.link_groups[1].link.bandwidth
     if gain(bandwidth) <= 0:
-        return None
-    if gain(own) >= 0:  # it is not the port that makes the difference
-        return own
+        return False, None
+    if gain(own) >= 0:
+        return True, None
     better, worse = bandwidth, own
     for _ in range(_HALVINGS):
         middle = (better + worse) / 2
@@ -164,7 +166,7 @@ def _flips_at(
             better = middle
         else:
             worse = middle
-    return (better + worse) / 2
+    return True, (better + worse) / 2
 
 
 def robust_links_json(found: RobustLinks, tokens: float | None = None) -> dict[str, Any]:
@@ -210,6 +212,8 @@ def _verdict(ports: Ports) -> str:
     if best is None:
         return f"{kept}; no plan was found anew"
     anew = f"{shape_text(best)} takes {seconds_text(best.seconds)}"
-    if ports.flips_at is None:
+    if not ports.flips:
         return f"{kept}; the answer does not flip: the best plan anew, {anew}"
+    if ports.flips_at is None:
+        return f"{kept}; the answer flips: {anew}, and with these collectives it is the better one whatever the port carries"
     return f"{kept}; the answer flips: {anew}, and is the better one on that side of {ports.flips_at / 1e9:.2f} GB/s"

@@ -6,11 +6,17 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.plan_choices import SearchEffort
 from ratrain.ratrainc.planner.machines import with_constants
+from ratrain.ratrainc.planner.requests import planning_request
+from ratrain.ratrainc.planner.robust_links import robust_links, show_robust_links
+from ratrain.ratrainc.planner.search import Search
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.writer import write_machine
-from tests.ratrainc.test_planner import SLOW
+from tests.ratrainc.test_planner import MODEL, SLOW
 
 if TYPE_CHECKING:
     import pytest
@@ -56,7 +62,7 @@ def test_shared_ports_are_planned_for(tmp_path: Path, capsys: pytest.CaptureFixt
         assert ports["constant"] == "chip_uplink"
         assert ports["bytes_per_second"] == SLOW["link_bandwidth"]
         assert ports["plan"]["predicted_step_seconds"] <= ports["step_seconds_with_the_same_plan"] * (1 + 1e-9)
-        assert ports["flips"] is (ports["flips_at_bytes_per_second"] is not None)
+        assert ports["flips"] or ports["flips_at_bytes_per_second"] is None
     assert pairwise["step_seconds_with_the_same_plan"] >= usual["step_seconds_with_the_same_plan"]
 
 
@@ -70,3 +76,19 @@ def test_without_clusters_that_share_anything_it_says_so(tmp_path: Path, capsys:
     assert main([*words, "--robust-links"]) == 0
     assert "no clusters share a chip or a node" in capsys.readouterr().out
     assert main([*words, "--robust-links", "--quick"]) == 2
+
+
+def test_the_verdict_says_on_which_side_of_a_port_another_plan_is_better(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = with_constants(load_machine(None), SLOW)
+    request = planning_request(MODEL, 4, 8, 32, machine=machine, effort=SearchEffort(seconds=0.0))
+    answer = Search(request).run()
+    found = robust_links(answer, lambda other: Search(evolve(request, machine=other)).run())
+    usual = evolve(found.ports[0], flips=False, flips_at=None)
+    verdicts = {
+        "the answer does not flip": usual,
+        "better one whatever the port carries": evolve(usual, flips=True),
+        "better one on that side of 2.50 GB/s": evolve(usual, flips=True, flips_at=2.5e9),
+    }
+    for words, ports in verdicts.items():
+        show_robust_links(answer, evolve(found, ports=(ports,)))
+        assert words in capsys.readouterr().out
