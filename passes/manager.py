@@ -14,7 +14,7 @@ from ratrain.passes.registry import PROVIDERS, pass_class
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Note, fail
 from ratrain.ratrain_ir.module import Module
 from ratrain.ratrain_ir.plugins import is_own, place_of
-from ratrain.ratrain_ir.schedules import DEFAULT_SCHEDULE
+from ratrain.ratrain_ir.schedules.named import DEFAULT_SCHEDULE
 from ratrain.ratrain_ir.target import Target
 
 

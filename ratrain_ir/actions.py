@@ -19,15 +19,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import define, evolve, field, frozen
 
+from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
+from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain.ratrain_ir.files import read_text
 from ratrain.ratrain_ir.module import Module, SourceText, Stage
 from ratrain.ratrain_ir.ops import (
     AllReduce,
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
     Group,
     Op,
     Payload,
@@ -35,7 +33,7 @@ from ratrain.ratrain_ir.ops import (
     ReduceScatter,
     Send,
 )
-from ratrain.ratrain_ir.schedules import Action, ActionKind
+from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 
 FORWARDS = frozenset({ActionKind.FORWARD})
 BACKWARDS = frozenset({ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT})
@@ -114,38 +112,41 @@ class ActionTable:
 def actions_of_module(module: Module) -> ActionTable:
     """The table of a module, rank s being stage s: computation, messages, and the reduction of the gradients.
 
-    A stage's forward stands where its last block runs, its backward (or each half of it) where its first block runs, so a message never seems to
-    carry what is not made yet. REDUCE_GRAD stands at the stage's last reduction over the replicas.
+    A "stage" of the table is a chunk of the module (a virtual stage). Actions stand where they end; REDUCE_GRAD stands at the last
+    reduction over the replicas.
     """
     return ActionTable(tuple(_stage_row(module, stage) for stage in module.stages), module.source)
 
 
 def _stage_row(module: Module, stage: Stage) -> tuple[PlacedAction, ...]:
-    blocks = module.topology.stage_blocks[stage.index]
     last_reduction = next((op for op in reversed(stage.ops) if _reduces(op)), None)
+    computations = {id(op): action for op, action in chunk_actions(module, stage)}
     row: list[PlacedAction] = []
 
-    def add(op: Op, kind: ActionKind, micro_batch: int | None) -> None:
-        row.append(PlacedAction(stage.index, len(row), stage.index, kind, micro_batch, op.line))
+    def add(op: Op, kind: ActionKind, chunk: int, micro_batch: int | None) -> None:
+        row.append(PlacedAction(stage.index, len(row), chunk, kind, micro_batch, op.line))
 
     for op in stage.ops:
-        if isinstance(op, Forward):
-            if op.block is blocks[-1]:
-                add(op, ActionKind.FORWARD, op.micro_batch)
-        elif isinstance(op, Backward):
-            if op.block is blocks[0]:
-                add(op, ActionKind.BACKWARD, op.micro_batch)
-        elif isinstance(op, BackwardInput | BackwardWeight):
-            if op.block is blocks[0]:
-                half = ActionKind.BACKWARD_INPUT if isinstance(op, BackwardInput) else ActionKind.BACKWARD_WEIGHT
-                add(op, half, op.micro_batch)
-        elif isinstance(op, Send):
-            add(op, ActionKind.SEND_F if op.payload is Payload.ACTIVATION else ActionKind.SEND_B, op.micro_batch)
-        elif isinstance(op, Recv):
-            add(op, ActionKind.RECV_F if op.payload is Payload.ACTIVATION else ActionKind.RECV_B, op.micro_batch)
+        action = computations.get(id(op))
+        if action is not None:
+            add(op, action.kind, action.chunk, action.micro_batch)
+        elif isinstance(op, Send | Recv):
+            hop = hop_of(op, stage, module.topology)
+            if hop is not None:
+                kinds = _MESSAGE_KINDS[type(op)]
+                chunk = hop.channel.source if isinstance(op, Send) else hop.channel.target
+                add(op, kinds[op.payload is Payload.GRADIENT], chunk, op.micro_batch)
         elif op is last_reduction:
-            add(op, ActionKind.REDUCE_GRAD, None)
+            for chunk in module.topology.chunks_of(stage.index):
+                add(op, ActionKind.REDUCE_GRAD, chunk, None)
     return tuple(row)
+
+
+_MESSAGE_KINDS: dict[type[Op], tuple[ActionKind, ActionKind]] = {
+    Send: (ActionKind.SEND_F, ActionKind.SEND_B),
+    Recv: (ActionKind.RECV_F, ActionKind.RECV_B),
+}
+"""Messages with an activation, and with a gradient."""
 
 
 def _reduces(op: Op) -> bool:
@@ -159,7 +160,9 @@ def actions_of_orders(orders: Iterable[Sequence[Action]]) -> ActionTable:
 
 def order_row(stage: int, order: Sequence[Action]) -> tuple[PlacedAction, ...]:
     """The row of one stage's order, on the rank of the same number."""
-    return tuple(PlacedAction(stage, slot, stage, action.kind, action.micro_batch) for slot, action in enumerate(order))
+    return tuple(
+        PlacedAction(stage, slot, action.chunk, action.kind, action.micro_batch) for slot, action in enumerate(order)
+    )
 
 
 def compute_only(table: ActionTable) -> ActionTable:

@@ -144,6 +144,10 @@ class _StageLowering:
         slots = saved_slots(self.model, self.plan, block)
         return tuple(self.tensor(StateKind.SAVED, f"s.{block}.m{micro_batch}.{slot.name}", slot.type) for slot in slots)
 
+    def into(self, chunk: int) -> int | None:
+        """What a message into a chunk says of it."""
+        return chunk if self.topology.has_several_chunks else None
+
     def forward_pass(self, chunk: int, m: int) -> None:
         blocks = self.topology.chunk_blocks[chunk]
         before, after = self.topology.neighbours(chunk)
@@ -151,14 +155,16 @@ class _StageLowering:
             self.emit(LoadInput(part=Part.TOKENS, micro_batch=m, writes=(self.input(Part.TOKENS, m),)))
         if before is not None:
             received = self.activation(blocks[0], m)
-            self.emit(Recv(payload=Payload.ACTIVATION, micro_batch=m, peer=before, writes=(received,)))
+            into = self.into(chunk)
+            self.emit(Recv(payload=Payload.ACTIVATION, micro_batch=m, chunk=into, peer=before, writes=(received,)))
         for block in blocks:
             if block.kind == "head":
                 self.emit(LoadInput(part=Part.LABELS, micro_batch=m, writes=(self.input(Part.LABELS, m),)))
             self.emit(self.forward(block, m))
         if after is not None:
             sent = self.activation(next_block(self.model, blocks[-1]), m)
-            self.emit(Send(payload=Payload.ACTIVATION, micro_batch=m, peer=after, reads=(sent,)))
+            into = self.into(chunk + 1)
+            self.emit(Send(payload=Payload.ACTIVATION, micro_batch=m, chunk=into, peer=after, reads=(sent,)))
 
     def forward(self, block: Block, m: int) -> Forward:
         view = self.view(block, m, Phase.FORWARD)
@@ -177,14 +183,16 @@ class _StageLowering:
         before, after = self.topology.neighbours(chunk)
         if after is not None:
             received = self.activation(next_block(self.model, blocks[-1]), m, gradient=True)
-            self.emit(Recv(payload=Payload.GRADIENT, micro_batch=m, peer=after, writes=(received,)))
+            into = self.into(chunk + 1)
+            self.emit(Recv(payload=Payload.GRADIENT, micro_batch=m, chunk=into, peer=after, writes=(received,)))
         for block in reversed(blocks):
             self.emit(self.backward(block, m))
             if reduces_each_micro_batch(self.plan):
                 self.emit(self.reduce_scatter(block, m))
         if before is not None:
             sent = self.activation(blocks[0], m, gradient=True)
-            self.emit(Send(payload=Payload.GRADIENT, micro_batch=m, peer=before, reads=(sent,)))
+            into = self.into(chunk)
+            self.emit(Send(payload=Payload.GRADIENT, micro_batch=m, chunk=into, peer=before, reads=(sent,)))
 
     def backward(self, block: Block, m: int) -> Backward:
         saved = self.saved(block, m)

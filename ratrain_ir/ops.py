@@ -180,6 +180,12 @@ def _micro_batch_field(*, optional: bool = False) -> Any:
     return field(metadata=codec, default=None) if optional else field(metadata=codec)
 
 
+def _chunk_field() -> Any:
+    """Where stages hold several chunks: the one whose input a message carries, or the gradient of whose input."""
+    codec = {"read": _read_number("c", "a chunk"), "write": "c{}".format, "optional": True}
+    return field(metadata=codec, default=None)
+
+
 def _peer_field() -> Any:
     return field(metadata={"read": _read_number("@", "a stage"), "write": "@{}".format})
 
@@ -332,6 +338,7 @@ class Send(Op):
     default_engine = Engine.SEND
     payload: Payload = _enum_field(Payload)
     micro_batch: int = _micro_batch_field()
+    chunk: int | None = _chunk_field()
     peer: int = _peer_field()
 
 
@@ -344,6 +351,7 @@ class Recv(Op):
     default_engine = Engine.RECV
     payload: Payload = _enum_field(Payload)
     micro_batch: int = _micro_batch_field()
+    chunk: int | None = _chunk_field()
     peer: int = _peer_field()
 
 

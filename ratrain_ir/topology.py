@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import cache, cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import frozen
 
@@ -21,6 +21,9 @@ from ratrain.ratrain_ir.blocks import Block, block, flat_elements, is_sharded, s
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.ops import Group, Payload
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.schedules.shape import PipelineShape
 
 
 class Rank(NamedTuple):
@@ -39,6 +42,11 @@ class Channel(NamedTuple):
     target: int
     """the chunk whose stage receives"""
     payload: Payload
+
+    @property
+    def into(self) -> int:
+        """The chunk whose input it carries, or the gradient of whose input: the later one."""
+        return max(self.source, self.target)
 
 
 class Hop(NamedTuple):
@@ -124,21 +132,24 @@ class Mesh:
             partners.setdefault(hop.source, set()).add(hop.target)
         return partners
 
+    @property
+    def has_several_chunks(self) -> bool:
+        """Whether stages hold more than one chunk, so that messages say which one they go into."""
+        return len(self.chunk_stages) > self.stages
+
+    def chunk_of_message(self, channel: Channel) -> int | None:
+        """What a message on a channel says of the chunk that it goes into: nothing where stages hold one chunk each."""
+        return channel.into if self.has_several_chunks else None
+
     @cached_property
-    def _hop_of(self) -> dict[tuple[int | None, int | None, Payload], Hop]:
-        return {(hop.source, hop.target, hop.channel.payload): hop for hop in self.hops}
+    def _hop_of(self) -> dict[tuple[int | None, int | None, Payload, int | None], Hop]:
+        return {
+            (hop.source, hop.target, hop.channel.payload, self.chunk_of_message(hop.channel)): hop for hop in self.hops
+        }
 
-    def hop(self, source: int | None, target: int | None, payload: Payload) -> Hop | None:
-        """The channel on which a stage sends a payload to another; None where there is no such edge."""
-        return self._hop_of.get((source, target, payload))
-
-    def receiver(self, stage: int, payload: Payload) -> int | None:
-        """The stage to which a stage of one chunk sends a payload; None where it sends none."""
-        return next((hop.target for hop in self.hops if (hop.source, hop.channel.payload) == (stage, payload)), None)
-
-    def sender(self, stage: int, payload: Payload) -> int | None:
-        """The stage from which a stage of one chunk receives a payload; None where it receives none."""
-        return next((hop.source for hop in self.hops if (hop.target, hop.channel.payload) == (stage, payload)), None)
+    def hop(self, source: int | None, target: int | None, payload: Payload, chunk: int | None) -> Hop | None:
+        """The channel on which a stage sends a payload to another; `chunk` as the message says it. None where there is no such edge."""
+        return self._hop_of.get((source, target, payload, chunk))
 
     # Groups
 
@@ -205,6 +216,11 @@ class Topology(Mesh):
         )
 
     @cached_property
+    def chunk_of(self) -> dict[Block, int]:
+        """The chunk of each block."""
+        return {block: chunk for chunk, blocks in enumerate(self.chunk_blocks) for block in blocks}
+
+    @cached_property
     def blocks_behind_cuts(self) -> frozenset[Block]:
         """The blocks whose input comes from another stage."""
         return frozenset(self.chunk_blocks[hop.channel.target][0] for hop in self.hops if _goes_forward(hop.channel))
@@ -231,14 +247,20 @@ def grid(stages: int, replicas: int) -> Mesh:
     return Mesh(stages, replicas, 1, tuple(range(stages)))
 
 
+@cache
+def mesh_of_shape(shape: PipelineShape, replicas: int) -> Mesh:
+    """The mesh of replicas of a pipeline, without tensor peers."""
+    return Mesh(shape.stages, replicas, 1, shape.chunk_stages)
+
+
 def mesh_of(plan: Plan) -> Mesh:
     """The mesh of a plan."""
-    return grid(plan.pp, plan.dp)
+    return mesh_of_shape(plan.shape, plan.dp)
 
 
 @cache
 def topology_of(model: ModelConfig, plan: Plan) -> Topology:
     """The topology of a model under a plan; what is asked for twice is the same object."""
     mesh = mesh_of(plan)
-    layers = tuple(plan.stage_layers(chunk, model) for chunk in range(len(mesh.chunk_stages)))
+    layers = tuple(plan.chunk_layers(chunk, model) for chunk in range(len(mesh.chunk_stages)))
     return Topology(mesh.stages, mesh.replicas, mesh.peers, mesh.chunk_stages, model, plan, layers)

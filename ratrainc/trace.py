@@ -73,17 +73,18 @@ def _live_bytes(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 def _flows(timeline: Timeline) -> Iterator[dict[str, Any]]:
     """An arrow from each send to its receive: the k-th of a channel belong together."""
-    received: dict[tuple[int, int, str], list[Span]] = {}
+    received: dict[tuple[int, int, str, int | None], list[Span]] = {}
     for stage, engines in enumerate(timeline.spans):
         for span in engines[Engine.RECV]:
             assert span.instruction.peer is not None
-            received.setdefault((span.instruction.peer, stage, span.instruction.variant), []).append(span)
+            key = (span.instruction.peer, stage, span.instruction.variant, span.instruction.chunk)
+            received.setdefault(key, []).append(span)
     number = 0
     for stage, engines in enumerate(timeline.spans):
-        seen: dict[tuple[int, int, str], int] = {}
+        seen: dict[tuple[int, int, str, int | None], int] = {}
         for span in engines[Engine.SEND]:
             assert span.instruction.peer is not None
-            key = (stage, span.instruction.peer, span.instruction.variant)
+            key = (stage, span.instruction.peer, span.instruction.variant, span.instruction.chunk)
             index = seen.get(key, 0)
             seen[key] = index + 1
             arrival = received[key][index]

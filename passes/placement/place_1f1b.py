@@ -25,7 +25,8 @@ from ratrain.passes.placement.placed_schedule import begin_placing
 from ratrain.passes.placement.work_groups import WorkGroups, split_into_groups
 from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.ops import Recv, Send
-from ratrain.ratrain_ir.schedules import Action, ActionKind, schedule_1f1b
+from ratrain.ratrain_ir.schedules.action import Action, ActionKind
+from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops import Op
@@ -43,8 +44,8 @@ class Place1F1BPass(Pass):
         begin_placing(module, "1f1b")
         plan = module.plan
         for stage in module.stages:
-            groups = split_into_groups(stage)
-            actions = schedule_1f1b(plan.pp, plan.micro_batches, stage.index)
+            groups = split_into_groups(stage, module.topology)
+            actions = schedule_1f1b(plan.shape, stage.index)
             stage.ops = _ordered(groups, actions, plan.pp - stage.index - 1)
         module.level = Level.PLACED
         context.statistics["stages"] = plan.pp
@@ -56,7 +57,7 @@ def _ordered(groups: WorkGroups, actions: list[Action], ahead: int) -> list[Op]:
     for before, action in pairwise([None, *actions]):
         assert action is not None
         m = action.micro_batch
-        group = groups.forward[m] if action.kind is ActionKind.FORWARD else groups.whole_backward(m)
+        group = groups.of(action)
         alternates = (
             before is not None
             and (before.kind, action.kind) == (ActionKind.FORWARD, ActionKind.BACKWARD)

@@ -14,6 +14,7 @@ from ratrain.passes.pass_base import Fact, Pass, PassContext
 from ratrain.passes.placement.placed_schedule import begin_placing
 from ratrain.passes.placement.work_groups import split_into_groups
 from ratrain.ratrain_ir.module import Level
+from ratrain.ratrain_ir.schedules.one_chunk import schedule_gpipe
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
@@ -30,6 +31,8 @@ class PlaceGpipePass(Pass):
         """Join the groups of all micro-batches; the plan's schedule becomes `gpipe`."""
         begin_placing(module, "gpipe")
         for stage in module.stages:
-            stage.ops = split_into_groups(stage).joined()
+            groups = split_into_groups(stage, module.topology)
+            actions = schedule_gpipe(module.plan.shape, stage.index)
+            stage.ops = [op for action in actions for op in groups.of(action)] + groups.step_end
         module.level = Level.PLACED
         context.statistics["stages"] = module.plan.pp

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.blocks import INPUT_HALF_SLOTS, SPLIT_KINDS, WEIGHT_HALF_SLOTS, half_slots, pending_slots
@@ -14,12 +15,12 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops import Op
 
 
-def split_backwards(module: Module, stage: Stage) -> int:
-    """Replace every backward of an attention or mlp block by its two halves, in place; the number of backwards split."""
+def split_backwards(module: Module, stage: Stage, wanted: Callable[[Backward], bool] = lambda _: True) -> int:
+    """Replace the wanted backwards of attention and mlp blocks by their two halves, in place; the number of backwards split."""
     ops: list[Op] = []
     count = 0
     for op in stage.ops:
-        if type(op) is Backward and op.block.kind in SPLIT_KINDS:
+        if type(op) is Backward and op.block.kind in SPLIT_KINDS and wanted(op):
             ops.extend(_halves(module, stage, op))
             count += 1
         else:

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.ops import Payload
-from ratrain.ratrain_ir.schedules import Action, ActionKind
+from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 
 
 @frozen
@@ -25,9 +25,11 @@ class Computation:
 
 @frozen
 class Message:
-    """What a stage has made passes to its neighbour."""
+    """What a stage has made passes to the stage of the chunk before or after."""
 
     payload: Payload
+    into: int
+    """the chunk whose input it is, or the gradient of whose input"""
     micro_batch: int
     source: int
     destination: int
@@ -38,20 +40,23 @@ Event = Computation | Message
 _UNITS = {ActionKind.BACKWARD: 2}
 """A whole backward has two halves; all else takes one unit."""
 
-_DIRECTIONS = {
+_STEPS = {
     ActionKind.FORWARD: (Payload.ACTIVATION, 1),
     ActionKind.BACKWARD: (Payload.GRADIENT, -1),
     ActionKind.BACKWARD_INPUT: (Payload.GRADIENT, -1),
 }
-"""What each action takes from one neighbour and makes for the other, and how far on that one is."""
+"""What each action takes from one neighbouring chunk and makes for the other, and how far on that one is."""
+
+_Item = tuple[Payload, int, int]
+"""A payload, the chunk that it is for, its micro-batch."""
 
 
-def unit_run(orders: Sequence[Sequence[Action]]) -> list[Event]:
+def unit_run(orders: Sequence[Sequence[Action]], chunk_stages: Sequence[int]) -> list[Event]:
     """The events of the run of one order a stage, in the order of time; a message comes before what starts when it passes.
 
-    Raises ValueError where the orders wait for each other in a circle.
+    `chunk_stages[c]` is the stage of chunk c. Raises ValueError where the orders wait for each other in a circle.
     """
-    run = _Run(orders)
+    run = _Run(orders, chunk_stages)
     run.go()
     return [event for _, _, _, event in sorted(run.events, key=lambda item: item[:3])]
 
@@ -59,10 +64,11 @@ def unit_run(orders: Sequence[Sequence[Action]]) -> list[Event]:
 @define
 class _Run:
     orders: Sequence[Sequence[Action]]
+    chunk_stages: Sequence[int]
     events: list[tuple[int, bool, int, Event]] = field(factory=list)
     """Time, whether it is a computation, number, event."""
-    made: dict[tuple[Payload, int, int], int] = field(factory=dict)
-    """When a payload of a micro-batch passed to a stage."""
+    made: dict[_Item, int] = field(factory=dict)
+    """When what a chunk takes was there."""
     ready: list[tuple[int, int]] = field(factory=list)
     """A heap of (start, stage) of the actions that have their input."""
 
@@ -77,13 +83,17 @@ class _Run:
             position[stage] += 1
             free[stage] = start + _UNITS.get(action.kind, 1)
             self.record(start, Computation(stage, action))
+            item = self.makes(action)
+            if item is not None:
+                self.made[item] = free[stage]
             self.wake(stage, position, free)
-            message = self.message(stage, action)
-            if message is not None:
-                self.record(free[stage], message)
-                self.made[message.payload, message.micro_batch, message.destination] = free[stage]
-                if self.takes(message, position):
-                    self.wake(message.destination, position, free)
+            if item is not None:
+                taker = self.chunk_stages[item[1]]
+                if taker != stage:
+                    into = item[1] if item[0] is Payload.ACTIVATION else action.chunk
+                    self.record(free[stage], Message(item[0], into, action.micro_batch, stage, taker))
+                    if self.needs(taker, position) == item:
+                        self.wake(taker, position, free)
         if any(done < len(order) for done, order in zip(position, self.orders, strict=True)):
             raise ValueError("the orders of the stages wait for each other in a circle")
 
@@ -94,33 +104,30 @@ class _Run:
         """Make a stage's next action ready if its input is there."""
         if position[stage] == len(self.orders[stage]):
             return
-        action = self.orders[stage][position[stage]]
         start = free[stage]
-        if action.kind in _DIRECTIONS:
-            payload, step = _DIRECTIONS[action.kind]
-            if 0 <= stage - step < len(self.orders):
-                passed = self.made.get((payload, action.micro_batch, stage))
-                if passed is None:
-                    return
-                start = max(start, passed)
+        item = self.needs(stage, position)
+        if item is not None:
+            passed = self.made.get(item)
+            if passed is None:
+                return
+            start = max(start, passed)
         heappush(self.ready, (start, stage))
 
-    def message(self, stage: int, action: Action) -> Message | None:
-        """What an action makes for a neighbour."""
-        if action.kind not in _DIRECTIONS:
-            return None
-        payload, step = _DIRECTIONS[action.kind]
-        neighbour = stage + step
-        inside = 0 <= neighbour < len(self.orders)
-        return Message(payload, action.micro_batch, stage, neighbour) if inside else None
-
-    def takes(self, message: Message, position: list[int]) -> bool:
-        """Whether the next action of a message's destination is the one that needs it."""
-        stage = message.destination
+    def needs(self, stage: int, position: list[int]) -> _Item | None:
+        """What the next action of a stage takes from a neighbouring chunk."""
         if position[stage] == len(self.orders[stage]):
-            return False
+            return None
         action = self.orders[stage][position[stage]]
-        return action.kind in _DIRECTIONS and (_DIRECTIONS[action.kind][0], action.micro_batch) == (
-            message.payload,
-            message.micro_batch,
-        )
+        if action.kind not in _STEPS:
+            return None
+        payload, step = _STEPS[action.kind]
+        before = action.chunk - step
+        return (payload, action.chunk, action.micro_batch) if 0 <= before < len(self.chunk_stages) else None
+
+    def makes(self, action: Action) -> _Item | None:
+        """What an action makes for a neighbouring chunk."""
+        if action.kind not in _STEPS:
+            return None
+        payload, step = _STEPS[action.kind]
+        after = action.chunk + step
+        return (payload, after, action.micro_batch) if 0 <= after < len(self.chunk_stages) else None

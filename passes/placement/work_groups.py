@@ -1,4 +1,4 @@
-"""The ops of a stage grouped by what they serve: one micro-batch's forward, its backward, the weight half of that, or the step's end."""
+"""The ops of a stage grouped by what they serve: one pass of a micro-batch through a chunk, forward, backward, weight half, or the step's end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
+from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.ops import (
     AllGather,
     Backward,
@@ -14,6 +15,7 @@ from ratrain.ratrain_ir.ops import (
     Forward,
     LoadInput,
     Op,
+    Part,
     Payload,
     Phase,
     Recompute,
@@ -21,54 +23,70 @@ from ratrain.ratrain_ir.ops import (
     ReduceScatter,
     Send,
 )
+from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage
+    from ratrain.ratrain_ir.topology import Topology
+
+Work = tuple[int, int]
+"""A chunk, and a micro-batch that passes through it."""
 
 
 @define
 class WorkGroups:
-    """Ops in list order within each group; all but the last are indexed by micro-batch.
+    """Ops in list order within each group; all but the last are indexed by chunk and micro-batch.
 
     Where a backward is split, its weight halves are a group of their own, each with the reduction it is the last to contribute to.
     """
 
-    forward: dict[int, list[Op]] = field(factory=dict)
-    backward: dict[int, list[Op]] = field(factory=dict)
-    weight: dict[int, list[Op]] = field(factory=dict)
+    forward: dict[Work, list[Op]] = field(factory=dict)
+    backward: dict[Work, list[Op]] = field(factory=dict)
+    weight: dict[Work, list[Op]] = field(factory=dict)
     step_end: list[Op] = field(factory=list)
 
-    def joined(self) -> list[Op]:
-        """All ops: forwards ascending, backwards ascending (weight halves right after the rest), the step's end."""
-        passes = [self.forward[m] for m in sorted(self.forward)]
-        passes += [self.whole_backward(m) for m in sorted(self.backward)]
-        return [op for group in passes for op in group] + self.step_end
+    def whole_backward(self, work: Work) -> list[Op]:
+        """A backward and the weight halves of it."""
+        return self.backward[work] + self.weight.get(work, [])
 
-    def whole_backward(self, micro_batch: int) -> list[Op]:
-        """A micro-batch's backward and the weight halves of it."""
-        return self.backward[micro_batch] + self.weight.get(micro_batch, [])
+    def of(self, action: Action) -> list[Op]:
+        """The ops that serve an action."""
+        work = action.chunk, action.micro_batch
+        if action.kind is ActionKind.FORWARD:
+            return self.forward[work]
+        if action.kind is ActionKind.BACKWARD:
+            return self.whole_backward(work)
+        return self.backward[work] if action.kind is ActionKind.BACKWARD_INPUT else self.weight.get(work, [])
 
 
-def split_into_groups(stage: Stage) -> WorkGroups:
+def split_into_groups(stage: Stage, topology: Topology) -> WorkGroups:
     """Group a stage's ops, without releases or addresses (whose order would then be wrong)."""
     groups = WorkGroups()
     halves = {(op.block, op.micro_batch) for op in stage.ops if type(op) is BackwardWeight}
+    chunk_of = topology.chunk_of
+    last = len(topology.chunk_stages) - 1
     for op in stage.ops:
-        if isinstance(op, Forward | LoadInput):
-            groups.forward.setdefault(op.micro_batch, []).append(op)
+        if isinstance(op, Forward):
+            side, chunk = groups.forward, chunk_of[op.block]
+        elif isinstance(op, LoadInput):
+            side, chunk = groups.forward, 0 if op.part is Part.TOKENS else last
         elif isinstance(op, BackwardWeight):
-            groups.weight.setdefault(op.micro_batch, []).append(op)
+            side, chunk = groups.weight, chunk_of[op.block]
         elif isinstance(op, Backward | BackwardInput | Recompute):
-            groups.backward.setdefault(op.micro_batch, []).append(op)
+            side, chunk = groups.backward, chunk_of[op.block]
         elif isinstance(op, Send | Recv):
             side = groups.forward if op.payload is Payload.ACTIVATION else groups.backward
-            side.setdefault(op.micro_batch, []).append(op)
+            hop = hop_of(op, stage, topology)
+            assert hop is not None  # the verifier has refused messages between stages that are no neighbours
+            chunk = hop.channel.source if type(op) is Send else hop.channel.target
         elif isinstance(op, ReduceScatter) and op.micro_batch is not None:
             waits = any((block, op.micro_batch) in halves for block in op.blocks)
-            (groups.weight if waits else groups.backward).setdefault(op.micro_batch, []).append(op)
+            side, chunk = groups.weight if waits else groups.backward, chunk_of[op.blocks[0]]
         elif isinstance(op, AllGather) and op.micro_batch is not None:
-            side = groups.forward if op.phase is Phase.FORWARD else groups.backward
-            side.setdefault(op.micro_batch, []).append(op)
+            side, chunk = groups.forward if op.phase is Phase.FORWARD else groups.backward, chunk_of[op.blocks[0]]
         else:
             groups.step_end.append(op)
+            continue
+        assert op.micro_batch is not None
+        side.setdefault((chunk, op.micro_batch), []).append(op)
     return groups

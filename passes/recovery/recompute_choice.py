@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,7 @@ from attrs import frozen
 from ratrain.passes.recovery.rewriting import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, rewritten
 from ratrain.ratrain_ir.blocks import Block, Slot, block, saved_slots
 from ratrain.ratrain_ir.ops import Forward, Recompute, Tensor
-from ratrain.ratrain_ir.schedules import micro_batches_in_flight
+from ratrain.ratrain_ir.schedules.named import most_held
 from ratrain.ratrain_ir.types import StateKind, aligned
 
 if TYPE_CHECKING:
@@ -72,8 +73,9 @@ class Chosen:
 def choose(stage: Stage, trials: Trials, capacity: int) -> Chosen:
     """The cheapest choice that fits; full recovery where not even that does (allocation then says what is missing)."""
     plan = trials.module.plan
-    layers = tuple(plan.stage_layers(stage.index, trials.module.model))
-    in_flight = micro_batches_in_flight(plan.schedule, plan.pp, plan.micro_batches, stage.index)
+    topology = trials.module.topology
+    layers = tuple(layer for chunk in topology.chunks_of(stage.index) for layer in topology.chunk_layers[chunk])
+    in_flight = min(ceil(most_held(plan.schedule, plan.shape, stage.index) / plan.chunks), plan.micro_batches)
     options = _pareto(_options(stage, trials, layers[0]))
     front = _front(options, items=len(layers) * in_flight)
 

@@ -21,7 +21,7 @@ from ratrain.passes.memory.trial import Trials
 from ratrain.ratrain_ir.blocks import gathers_within_step
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import InputGradientOp, Op, Recompute
-from ratrain.ratrain_ir.schedules import SCHEDULES
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.types import aligned
 
 
@@ -30,7 +30,7 @@ def recover_forward_side(stage: Stage, trials: Trials, budget: int) -> int:
     plan = trials.module.plan
     if plan.schedule is None or gathers_within_step(plan):
         return 0  # nothing is known of the windows, or the view a recovery reads is gathered only for its backward
-    windows = SCHEDULES[plan.schedule].gradient_waits(plan.pp, plan.micro_batches, stage.index)
+    windows = SCHEDULES[plan.schedule].gradient_waits(plan.shape, stage.index)
     if not windows:
         return 0
     mover = _Mover(stage, trials, budget)

@@ -31,7 +31,7 @@ from ratrain.passes.state.schedule_update import ScheduleUpdatePass
 from ratrain.ratrain_ir.blocks import gathers_within_step
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Tensor
-from ratrain.ratrain_ir.schedules import micro_batches_in_flight
+from ratrain.ratrain_ir.schedules.named import most_held
 
 _WORTH = 2e-3
 """What another order must gain to be tried on the whole module, which costs a second choice of what is recovered."""
@@ -174,7 +174,7 @@ def _kinds(module: Module, stage: Stage) -> tuple[str, ...]:
 def _likenesses(module: Module) -> list[object]:
     """Equal for stages that have like blocks and hold as many micro-batches in flight."""
     plan = module.plan
-    flights = [micro_batches_in_flight(plan.schedule, plan.pp, plan.micro_batches, s.index) for s in module.stages]
+    flights = [most_held(plan.schedule, plan.shape, stage.index) for stage in module.stages]
     return [(_kinds(module, stage), flight) for stage, flight in zip(module.stages, flights, strict=True)]
 
 

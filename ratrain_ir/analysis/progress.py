@@ -178,4 +178,4 @@ def channels(module: Module) -> dict[Hop, tuple[list[Place], list[Place]]]:
 def hop_of(op: Send | Recv, stage: Stage, topology: Topology) -> Hop | None:
     """The channel of a message; None where its peer is no neighbour for what it carries."""
     ends = (stage.index, op.peer) if type(op) is Send else (op.peer, stage.index)
-    return topology.hop(*ends, op.payload)
+    return topology.hop(*ends, op.payload, op.chunk)

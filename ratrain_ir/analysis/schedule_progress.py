@@ -14,7 +14,7 @@ from collections import defaultdict
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.actions import BACKWARDS, MESSAGES, RECVS, SENDS, ActionTable, PlacedAction
-from ratrain.ratrain_ir.schedules import ActionKind
+from ratrain.ratrain_ir.schedules.action import ActionKind
 
 Key = tuple[ActionKind, int, int | None]
 

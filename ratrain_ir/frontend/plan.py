@@ -25,9 +25,12 @@ from ratrain.ratrain_ir.frontend.plan_keys import (
 )
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain.ratrain_ir.frontend.text import shown
-from ratrain.ratrain_ir.schedules import SCHEDULES
+from ratrain.ratrain_ir.schedules.named import DEFAULT_SCHEDULE, SCHEDULES
+from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ratrain.ratrain_ir.frontend.fields import FieldReader, Value
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 
@@ -44,6 +47,7 @@ BUILT_SCHEDULES = tuple(SCHEDULES)
 
 # Bounds far above any run, so that a slip of the keyboard is told from a size.
 _MAX_PARALLEL = 1 << 16
+_MAX_CHUNKS = 1 << 8
 _MAX_MICRO_BATCH = 1 << 16
 _MAX_MICRO_BATCHES = 1 << 20
 _MAX_SEQ_LEN = 1 << 20
@@ -140,6 +144,12 @@ def _read_schedule(reader: FieldReader, name: str, default: Any) -> str | None:
     return reader.word(name, BUILT_SCHEDULES)
 
 
+def _usual(before: Mapping[str, Any], name: str) -> Any:
+    """The chunks, or the layout, that a plan's schedule has where the plan does not say."""
+    schedule = before["schedule"]
+    return getattr(SCHEDULES[schedule if schedule in SCHEDULES else DEFAULT_SCHEDULE], name)
+
+
 def _read_mapping(reader: FieldReader, name: str, default: Any) -> RankMapping | None:
     if reader.values.get(name, default) is None:
         return None
@@ -162,9 +172,9 @@ class Plan:
     )
     """Data-parallel replicas of the pipeline."""
     cuts: tuple[int, ...] = field(
-        metadata=key("parallel", "the layers where later stages start", integers("a list of layer indices"))
+        metadata=key("parallel", "the layers where later chunks (stages) start", integers("a list of layer indices"))
     )
-    """Layer index where each stage but the first starts, ascending. A file may leave them to be chosen."""
+    """Layer index where each chunk but the first starts, ascending; a stage is one chunk, or `chunks`. A file may leave them to be chosen."""
     micro_batch_size: int = field(
         metadata=key("batch", "sequences of a micro-batch", integer(1, _MAX_MICRO_BATCH)),
     )
@@ -297,6 +307,30 @@ class Plan:
         ),
     )
     """`chunked`: `head_chunk` rows at a time, computed again in the backward. `whole`: f32 of all rows, saved for the backward."""
+    chunks: int = field(
+        default=1,
+        metadata=key(
+            "parallel",
+            "chunks of the model that a stage holds (virtual stages)",
+            integer(1, _MAX_CHUNKS),
+            default=lambda before: _usual(before, "chunks"),
+            in_header_if_default=False,
+            not_in_file=lambda plan: plan.chunks == 1,
+        ),
+    )
+    """Chunks of consecutive layers that a stage holds; a file that leaves it out means what its schedule usually has."""
+    layout: str = field(
+        default="loop",
+        metadata=key(
+            "parallel",
+            "how chunks lie on the stages: `loop` puts chunk c on stage c mod pp, `vee` goes 0..pp-1 and back",
+            word(LAYOUTS),
+            default=lambda before: _usual(before, "layout"),
+            in_header_if_default=False,
+            not_in_file=lambda plan: plan.chunks == 1,
+        ),
+    )
+    """How chunks, in forward order, lie on the stages: one of `LAYOUTS`."""
 
     @property
     def global_batch(self) -> int:
@@ -323,10 +357,15 @@ class Plan:
         """Whether the loss scale follows overflows."""
         return self.loss_scale is None
 
-    def stage_layers(self, stage: int, model: ModelConfig) -> range:
-        """The layers of a stage, counted from 0."""
+    @property
+    def shape(self) -> PipelineShape:
+        """The numbers that a schedule depends on."""
+        return PipelineShape(self.pp, self.micro_batches, self.chunks, self.layout)
+
+    def chunk_layers(self, chunk: int, model: ModelConfig) -> range:
+        """The layers of a chunk, counted from 0."""
         ends = (0, *self.cuts, model.layers)
-        return range(ends[stage], ends[stage + 1])
+        return range(ends[chunk], ends[chunk + 1])
 
     def reshaped(self, **changes: Any) -> Plan:
         """The plan with another shape (`dp`, `zero`, ...); where nothing is sharded any more, shards have no type of their own."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK
 from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.fields import FieldReader
@@ -28,6 +29,7 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
             f"{plan.pp} stages need at least {plan.pp} layers, but {model.name} has {model.layers}",
             help=f"use pp = {model.layers} or fewer, and more replicas (dp) for the other clusters",
         )
+    _check_chunks(reader, plan, model)
     if model is not None and model.learned_positions is not None:
         _check_positions(reader, plan, model.name, model.learned_positions)
     if plan.mapping is not None and reader.good("pp", "dp") and (wrong := plan.mapping.error(plan.pp, plan.dp)):
@@ -37,6 +39,28 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
     _check_state(reader, plan)
     if plan.head_chunk != DEFAULT_HEAD_CHUNK:
         _check_whole_logits(reader, plan)
+
+
+def _check_chunks(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
+    """Chunks, their layout and the schedule go together, and every chunk has a layer."""
+    if not reader.good("pp", "chunks", "layout", "micro_batches"):
+        return
+    count = plan.pp * plan.chunks
+    if plan.chunks > 1 and plan.pp == 1:
+        text = f"chunks = {plan.chunks} changes nothing on one stage, which holds all layers in any case"
+        reader.contradiction("RT064", "chunks", text, help="leave chunks out, or use pp = 2 or more")
+    elif model is not None and plan.chunks > 1 and count > model.layers:
+        reader.bad.add("pp")
+        text = f"{plan.pp} stages of {plan.chunks} chunks need at least {count} layers, but {model.name} has {model.layers}"
+        reader.contradiction("RT064", "chunks", text, help="use fewer chunks, or fewer stages")
+    if plan.layout != "loop" and plan.chunks == 1:
+        text = f'layout = "{plan.layout}" changes nothing with one chunk a stage'
+        reader.contradiction("RT064", "layout", text, help="leave layout out, or use chunks = 2 or more")
+    if plan.schedule in SCHEDULES:
+        schedule = SCHEDULES[plan.schedule]
+        if (problem := schedule.problem(plan.shape)) is not None:
+            text = f"{schedule.title} cannot be placed: {problem}"
+            reader.contradiction("RT064", "schedule", text, help="another schedule, or other chunks, layout or slices")
 
 
 def _check_positions(reader: FieldReader, plan: Plan, name: str, positions: int) -> None:
@@ -88,22 +112,23 @@ def _check_learning_rate(reader: FieldReader, optimizer: Optimizer) -> None:
 
 
 def _check_cuts(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
-    """There are pp - 1 cuts, ascending, and each leaves every stage at least one layer."""
-    if not reader.good("pp", "cuts"):
+    """There is a cut before each chunk but the first, ascending, and each leaves every chunk at least one layer."""
+    if not reader.good("pp", "chunks", "cuts"):
         return
+    what, needed = ("stage", plan.pp) if plan.chunks == 1 else ("chunk", plan.pp * plan.chunks)
     auto = 'or leave the choice to cuts = "auto"'
-    if len(plan.cuts) != plan.pp - 1:
+    if len(plan.cuts) != needed - 1:
         reader.contradiction(
             "RT064",
             "cuts",
-            f"{len(plan.cuts)} cuts are given, but {plan.pp} stages have {plan.pp - 1}",
-            help=f"name the layer where each stage but the first starts, {auto}",
+            f"{len(plan.cuts)} cuts are given, but {needed} {what}s have {needed - 1}",
+            help=f"name the layer where each {what} but the first starts, {auto}",
         )
     if any(later <= earlier for earlier, later in zip(plan.cuts, plan.cuts[1:], strict=False)):
         reader.contradiction(
             "RT064",
             "cuts",
-            f"the cuts {shown(list(plan.cuts))} do not ascend: a stage would have no layer",
+            f"the cuts {shown(list(plan.cuts))} do not ascend: a {what} would have no layer",
             help=f"write them in ascending order, {auto}",
         )
     for cut in plan.cuts:
@@ -112,8 +137,8 @@ def _check_cuts(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> N
             reader.contradiction(
                 "RT064",
                 "cuts",
-                f"a stage cannot start at layer {shown(cut)}: later stages start {bounds}",
-                help=f"layers count from 0 and the first stage starts at 0, {auto}",
+                f"a {what} cannot start at layer {shown(cut)}: later {what}s start {bounds}",
+                help=f"layers count from 0 and the first {what} starts at 0, {auto}",
             )
 
 

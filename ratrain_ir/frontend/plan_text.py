@@ -78,7 +78,7 @@ def parse_plan(text: str, *, file: str, model: ModelConfig, overlay: Overlay | N
     check_together(reader, plan, model, auto_cuts=auto_cuts)
     check_said(reader, plan)
     report.check()
-    return evolve(plan, cuts=balance_cuts(model, plan.pp, plan.seq_len)) if auto_cuts else plan
+    return evolve(plan, cuts=balance_cuts(model, plan.pp * plan.chunks, plan.seq_len)) if auto_cuts else plan
 
 
 def _lay_over(data: dict[str, Any], overlay: Overlay) -> None:

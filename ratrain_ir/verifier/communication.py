@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
+from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.progress import Event, blocking_cycle, channels, meeting_stages
 from ratrain.ratrain_ir.diagnostics import Location, Note
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import (
     AllReduce,
     AllReduceScalar,
-    BackwardInput,
-    BackwardWeight,
     Forward,
     InputGradientOp,
     Op,
     Recv,
     Send,
 )
-from ratrain.ratrain_ir.schedules import SCHEDULES, ActionKind, micro_batches_in_flight
+from ratrain.ratrain_ir.schedules.action import Action, ActionKind
+from ratrain.ratrain_ir.schedules.named import SCHEDULES, most_held
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.verifier.report import Reporter
@@ -139,65 +141,105 @@ def check_schedule_claim(module: Module, report: Reporter) -> None:
 
 
 def _keeps_in_flight(module: Module, stage: Stage, schedule: str, report: Reporter) -> bool:
-    """At most as many micro-batches in flight as the schedule claims, under 1F1B and ZB-H1 min(P - s, M).
+    """At most as many passes in flight as the schedule has, under 1F1B and ZB-H1 min(P - s, M).
 
-    A micro-batch is in flight until the gradient of the stage's input is made; a weight half may come later.
+    A micro-batch's pass through a chunk is in flight until the gradient of the chunk's input is made; a weight half may come later.
     """
-    plan = module.plan
-    blocks = module.topology.stage_blocks[stage.index]
-    bound = micro_batches_in_flight(schedule, plan.pp, plan.micro_batches, stage.index)
-    started: set[int] = set()
+    chunk_of = module.topology.chunk_of
+    firsts = {blocks[0] for blocks in module.topology.chunk_blocks}
+    bound = most_held(schedule, module.plan.shape, stage.index)
+    started: set[tuple[int, int]] = set()
     for op in stage.ops:
         if type(op) is Forward:
-            started.add(op.micro_batch)
+            started.add((op.micro_batch, chunk_of[op.block]))
             if len(started) > bound:
-                _report_in_flight(stage, op, started, bound, schedule, report)
+                _report_in_flight(module, stage, op, started, bound, schedule, report)
                 return False
-        elif isinstance(op, InputGradientOp) and op.block is blocks[0]:
-            started.discard(op.micro_batch)
+        elif isinstance(op, InputGradientOp) and op.block in firsts:
+            started.discard((op.micro_batch, chunk_of[op.block]))
     return True
 
 
 def _check_order(module: Module, stage: Stage, schedule: str, report: Reporter) -> None:
-    """Forwards and backwards of the whole stage come in the order of the schedule.
-
-    Only ZB-H1 delays weight halves, by the stage's index at most; fewer micro-batches, or backwards that are whole, are ZB-H1 too: a
-    stage delays what its memory allows.
-    """
-    plan = module.plan
-    blocks = module.topology.stage_blocks[stage.index]
-    is_zb = schedule == "zb-h1"
-    wanted = iter(SCHEDULES["1f1b" if is_zb else schedule].actions(plan.pp, plan.micro_batches, stage.index))
-    most_waiting = stage.index if is_zb else 0
-    waiting = 0
-    for op in stage.ops:
-        if type(op) is BackwardWeight and op.block is blocks[0]:
-            waiting -= 1
-        elif (type(op) is Forward and op.block is blocks[-1]) or (
-            isinstance(op, InputGradientOp) and op.block is blocks[0]
-        ):
-            action = next(wanted)
-            kind = ActionKind.FORWARD if type(op) is Forward else ActionKind.BACKWARD
-            if (kind, op.micro_batch) != (action.kind, action.micro_batch):
-                wrong = f"the {action.kind.name.lower()} of m{action.micro_batch}"
-            elif waiting > most_waiting:
-                wrong = f"done the weight halves of all but {most_waiting} micro-batches"
-            else:
-                waiting += type(op) is BackwardInput
-                continue
-            name = _SCHEDULE_NAMES[schedule]
-            text = f"stage @{stage.index} is not in the order of {name}, which has {wrong} where this has '{op!r}'"
-            report.at_op("RT044", text, stage, op, help=_OWN_ORDER)
+    """Forwards and backwards of whole chunks come in the order of the schedule."""
+    if schedule == "zb-h1":
+        _check_zb_h1(module, stage, report)
+        return
+    wanted = [part for action in SCHEDULES[schedule].actions(module.plan.shape, stage.index) for part in _halves(action)]
+    position = 0
+    for op, action in chunk_actions(module, stage):
+        parts = _halves(action)
+        if tuple(wanted[position : position + len(parts)]) != parts:
+            expected = _words(module, wanted[position]) if position < len(wanted) else "nothing more"
+            _report_order(stage, op, schedule, expected, report)
             return
+        position += len(parts)
+
+
+def _halves(action: Action) -> tuple[Action, ...]:
+    """A backward is its two halves, one right after the other."""
+    if action.kind is not ActionKind.BACKWARD:
+        return (action,)
+    return tuple(evolve(action, kind=kind) for kind in (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT))
+
+
+def _check_zb_h1(module: Module, stage: Stage, report: Reporter) -> None:
+    """Weight halves are delayed by the stage's index at most.
+
+    Fewer micro-batches, or backwards that are whole, are ZB-H1 too: a stage delays what its memory allows.
+    """
+    wanted = iter(SCHEDULES["1f1b"].actions(module.plan.shape, stage.index))
+    waiting = 0
+    for op, action in chunk_actions(module, stage):
+        if action.kind is ActionKind.BACKWARD_WEIGHT:
+            waiting -= 1
+            continue
+        expected = next(wanted)
+        is_split = action.kind is ActionKind.BACKWARD_INPUT
+        if action != (evolve(expected, kind=action.kind) if is_split else expected) or (
+            is_split and expected.kind is not ActionKind.BACKWARD
+        ):
+            wrong = _words(module, expected)
+        elif waiting > stage.index:
+            wrong = f"done the weight halves of all but {stage.index} micro-batches"
+        else:
+            waiting += is_split
+            continue
+        _report_order(stage, op, "zb-h1", wrong, report)
+        return
+
+
+def _words(module: Module, action: Action) -> str:
+    chunk = f" in chunk c{action.chunk}" if module.topology.has_several_chunks else ""
+    return f"the {_NAMES[action.kind]} of m{action.micro_batch}{chunk}"
+
+
+_NAMES = {
+    ActionKind.FORWARD: "forward",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.BACKWARD_INPUT: "backward",
+    ActionKind.BACKWARD_WEIGHT: "weight half",
+}
+
+
+def _report_order(stage: Stage, op: Op, schedule: str, wrong: str, report: Reporter) -> None:
+    name = SCHEDULES[schedule].title
+    text = f"stage @{stage.index} is not in the order of {name}, which has {wrong} where this has '{op!r}'"
+    report.at_op("RT044", text, stage, op, help=_OWN_ORDER)
 
 
 _OWN_ORDER = "an order of its own has schedule = none in the plan's line of the module's header"
-_SCHEDULE_NAMES = {"1f1b": "1F1B", "gpipe": "GPipe", "zb-h1": "ZB-H1"}
 
 
-def _report_in_flight(stage: Stage, op: Op, started: set[int], bound: int, schedule: str, report: Reporter) -> None:
-    names = ", ".join(f"m{m}" for m in sorted(started))
-    text = f"{len(started)} micro-batches in flight ({names}), but {_SCHEDULE_NAMES[schedule]} allows {bound} on stage @{stage.index}"
+def _report_in_flight(
+    module: Module, stage: Stage, op: Op, started: set[tuple[int, int]], bound: int, schedule: str, report: Reporter
+) -> None:
+    if module.topology.has_several_chunks:
+        what, names = "passes", ", ".join(f"m{m} in c{chunk}" for m, chunk in sorted(started))
+    else:
+        what, names = "micro-batches", ", ".join(f"m{m}" for m, _ in sorted(started))
+    title = SCHEDULES[schedule].title
+    text = f"{len(started)} {what} in flight ({names}), but {title} allows {bound} on stage @{stage.index}"
     report.at_op("RT044", text, stage, op, help=_OWN_ORDER)
 
 

@@ -24,7 +24,7 @@ from attrs import define, field
 from ratrain.ratrain_ir.actions import BACKWARDS, COMPUTES, MESSAGES, SENDS, ActionTable, PlacedAction
 from ratrain.ratrain_ir.analysis.schedule_progress import ActionIndex, Blocked, peer_stage, waiting_circle
 from ratrain.ratrain_ir.diagnostics import Diagnostics, Note
-from ratrain.ratrain_ir.schedules import ActionKind
+from ratrain.ratrain_ir.schedules.action import ActionKind
 from ratrain.ratrain_ir.verifier.report import MAX_REPORTS
 
 _HALVES = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)

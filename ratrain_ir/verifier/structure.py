@@ -155,10 +155,21 @@ def check_peer(module: Module, stage: Stage, op: Send | Recv, report: Reporter) 
     topology = module.topology
     if hop_of(op, stage, topology) is not None:
         return True
-    expected = (topology.receiver if type(op) is Send else topology.sender)(stage.index, op.payload)
-    wanted = f"expected @{expected}" if expected is not None else f"stage @{stage.index} has no neighbour there"
-    report.at_op("RT027", f"'{op.keyword} {op.payload.value}' names @{op.peer}: {wanted}", stage, op)
+    hops = [hop for hop in topology.hops if hop.channel.payload is op.payload]
+    if type(op) is Send:
+        there = [(hop.target, topology.chunk_of_message(hop.channel)) for hop in hops if hop.source == stage.index]
+    else:
+        there = [(hop.source, topology.chunk_of_message(hop.channel)) for hop in hops if hop.target == stage.index]
+    expected = " or ".join(_edge_words(*each) for each in there)
+    wanted = f"expected {expected}" if there else f"stage @{stage.index} has no neighbour there"
+    text = f"'{op.keyword} {op.payload.value}' names {_edge_words(op.peer, op.chunk)}: {wanted}"
+    report.at_op("RT027", text, stage, op)
     return False
+
+
+def _edge_words(peer: int, chunk: int | None) -> str:
+    """The far end of a message, and the chunk that it goes into where it says one."""
+    return f"@{peer}" if chunk is None else f"c{chunk} @{peer}"
 
 
 def check_operands(module: Module, stage: Stage, op: Op, report: Reporter) -> None:

@@ -59,7 +59,9 @@ def _check_size(kind: str, stages: int, micro_batches: int) -> None:
 def _lines(kind: str, stages: int, micro_batches: int) -> Iterator[str]:
     """The rows one by one: a large table need not be in memory."""
     from ratrain.ratrain_ir.actions import order_row, torch_csv_row
-    from ratrain.ratrain_ir.schedules import SCHEDULES
+    from ratrain.ratrain_ir.schedules.named import SCHEDULES
+    from ratrain.ratrain_ir.schedules.shape import PipelineShape
 
+    shape = PipelineShape(stages, micro_batches)
     for stage in range(stages):
-        yield torch_csv_row(order_row(stage, SCHEDULES[kind].actions(stages, micro_batches, stage)))
+        yield torch_csv_row(order_row(stage, SCHEDULES[kind].actions(shape, stage)))

@@ -10,7 +10,7 @@ import attrs
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.state.joint_order import JointOrderPass
-from ratrain.ratrain_ir.schedules import DEFAULT_SCHEDULE
+from ratrain.ratrain_ir.schedules.named import DEFAULT_SCHEDULE
 
 
 def recompute_policy(pipeline: str) -> str:

@@ -104,6 +104,7 @@ class _StageEmission:
             operands=stored_operands(op, binding, self.index),
             waits=tuple(CountWait(w.engine, counts[w.position], w.previous_step) for w in waits),
             blocking=fields.blocking,
+            chunk=fields.chunk,
         )
 
     def routine(self, op: Op) -> int | None:

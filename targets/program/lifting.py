@@ -56,13 +56,20 @@ class StoredFields:
     group: str
     blocks: tuple[str, ...]
     blocking: bool
+    chunk: int | None
 
 
 def stored_fields(op: Op) -> StoredFields:
     """The fields of an op as an instruction holds them."""
     peer = op.peer if isinstance(op, Send | Recv) else None
     return StoredFields(
-        getattr(op, "micro_batch", None), peer, _variant(op), group_name(op), _blocks(op), is_blocking(op)
+        getattr(op, "micro_batch", None),
+        peer,
+        _variant(op),
+        group_name(op),
+        _blocks(op),
+        is_blocking(op),
+        getattr(op, "chunk", None),
     )
 
 
@@ -117,6 +124,7 @@ _FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
     "block": lambda instruction, _engine: _only_block(instruction),
     "blocks": lambda instruction, _engine: tuple(map(_block, instruction.blocks)),
     "micro_batch": lambda instruction, _engine: instruction.micro_batch,
+    "chunk": lambda instruction, _engine: instruction.chunk,
     "peer": lambda instruction, _engine: instruction.peer,
     "payload": lambda instruction, _engine: Payload(instruction.variant),
     "part": lambda instruction, _engine: Part(instruction.variant),
@@ -213,6 +221,7 @@ class _LiftedStage:
             instruction.group,
             instruction.blocks,
             instruction.blocking,
+            instruction.chunk,
         )
         if stored_fields(op) != mine:
             raise ValueError(f"it has fields that '{op.keyword}' does not have")

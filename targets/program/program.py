@@ -82,6 +82,8 @@ class Instruction:
     waits: tuple[CountWait, ...]
     blocking: bool = False
     """of a collective: whether compute waits for it"""
+    chunk: int | None = None
+    """of a message where stages hold several chunks: the one that it goes into"""
 
     @property
     def title_without_blocks(self) -> str:
@@ -115,6 +117,8 @@ class Instruction:
             parts.append(self.group)
         if with_micro_batch and self.micro_batch is not None:
             parts.append(f"m{self.micro_batch}")
+        if self.chunk is not None:
+            parts.append(f"c{self.chunk}")
         if self.peer is not None:
             parts.append(f"@{self.peer}")
         if self.blocking:

@@ -42,7 +42,8 @@ VERSION = 2
 _PREFIX = struct.Struct("<8sIQ")
 _DIGEST_BYTES = 32
 _INSTRUCTION_COLUMNS = 10
-_ACCUMULATES, _BLOCKING = 1, 2
+_ACCUMULATES, _BLOCKING, _CHUNK = 1, 2, 4
+"""Marks of an instruction: two bits, and above them the number of its chunk plus 1, or 0."""
 """Bits of one column: programs without blocking collectives are written as they were before there were any."""
 _MAX_HEADER_BYTES = 1 << 30
 _MAX_TENSOR_BYTES = 1 << 50
@@ -132,7 +133,7 @@ class _Writer:
             _or_none(item.peer),
             self.string(item.variant),
             self.string(item.group),
-            item.accumulates * _ACCUMULATES | item.blocking * _BLOCKING,
+            item.accumulates * _ACCUMULATES | item.blocking * _BLOCKING | (_or_none(item.chunk) + 1) * _CHUNK,
             len(item.operands),
             len(item.waits),
             len(item.blocks),
@@ -232,6 +233,7 @@ class _Reader:
             raise ValueError(f"the plan has {plan.pp} stages, the file {len(header['stages'])}")
         self.routines = len(routines)
         self.stages = plan.pp
+        self.chunks = plan.pp * plan.chunks
         self.micro_batches = plan.micro_batches
         stages = [self.stage(item) for item in header["stages"]]
         if any(self.at[name] != column.size for name, column in self.columns.items()):
@@ -269,10 +271,11 @@ class _Reader:
             variant=self.strings[_index(variant, len(self.strings))],
             group=self.strings[_index(group, len(self.strings))],
             blocks=tuple(self.strings[_index(b, len(self.strings))] for (b,) in self.take("blocks", blocks, 1)),
-            accumulates=bool(_index(flags, _BLOCKING << 1) & _ACCUMULATES),
+            accumulates=bool(_index(flags, 1 << 31) & _ACCUMULATES),
             operands=tuple(self.operand(r, tensors) for r in self.take("operands", operands, 3)),
             waits=tuple(_wait(r, counts) for r in self.take("waits", waits, 3)),
             blocking=bool(flags & _BLOCKING),
+            chunk=_optional(flags // _CHUNK - 1, self.chunks),
         )
 
     def operand(self, row: list[int], tensors: int) -> Operand:

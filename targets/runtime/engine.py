@@ -270,7 +270,7 @@ class ProgramEngine(ABC):
         """The channel of a message."""
         ends = instruction.ends(rank.stage_index)
         assert ends is not None
-        hop = self.program.topology.hop(*ends, Payload(instruction.variant))
+        hop = self.program.topology.hop(*ends, Payload(instruction.variant), instruction.chunk)
         assert hop is not None  # the verifier has refused messages between stages that are no neighbours
         return hop
 

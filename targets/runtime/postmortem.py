@@ -209,12 +209,11 @@ class _Inquiry:
         assert instruction.peer is not None
         other_engine = Engine.RECV if engine is Engine.SEND else Engine.SEND
         other: Node = ((instruction.peer, place[1]), other_engine)
-        payload = instruction.variant
-        mine = self.messages(node, instruction.peer, payload)
-        theirs = self.messages(other, place[0], payload)
+        mine = self.messages(node, instruction.peer, instruction)
+        theirs = self.messages(other, place[0], instruction)
         if theirs > mine:
             return None
-        met = theirs == mine and self.is_at(other, lambda head: (head.peer, head.variant) == (place[0], payload))
+        met = theirs == mine and self.is_at(other, lambda head: _is_message(head, place[0], instruction))
         return None if met else [other]
 
     def members_to_come(self, node: Node) -> list[Node] | None:
@@ -261,9 +260,9 @@ class _Inquiry:
         length = len(self.program.stages[place[0]].streams[wait.engine])
         return at < 0 or self.at[place].engines[wait.engine].completed >= at * length + wait.count
 
-    def messages(self, node: Node, peer: int, payload: str) -> int:
-        """Messages of a channel that an engine has completed."""
-        return self.count(node, lambda instruction: (instruction.peer, instruction.variant) == (peer, payload))
+    def messages(self, node: Node, peer: int, like: Instruction) -> int:
+        """Messages with a stage, on the channel of another message, that an engine has completed."""
+        return self.count(node, lambda instruction: _is_message(instruction, peer, like))
 
     def meetings(self, node: Node, group: str) -> int:
         """Collectives of a group that a rank has completed."""
@@ -310,8 +309,8 @@ class _Inquiry:
             sender: Node = ((instruction.peer, place[1]), Engine.SEND)
             # Within a process nothing is under way: the message is there, and the receiver's turn comes.
             if not self.are_one_process(place, sender[0]) and self.messages(
-                sender, place[0], instruction.variant
-            ) > self.messages(node, instruction.peer, instruction.variant):
+                sender, place[0], instruction
+            ) > self.messages(node, instruction.peer, instruction):
                 text += f"; stage @{instruction.peer} replica {place[1]} has sent the message: it is lost or under way"
                 return Cause(Fault.LOST_MESSAGE, text, (place, sender[0]), seconds)
         what = "all members are there" if instruction.group else "both ends are there"
@@ -415,3 +414,8 @@ class _Inquiry:
 def only_gone(numbers: Collection[int]) -> Callable[[RankPosition], Liveness]:
     """The states of ranks when the first of them, whose numbers are given, were gone."""
     return lambda position: Liveness.GONE if position.number in numbers else Liveness.ALIVE
+
+
+def _is_message(instruction: Instruction, peer: int, like: Instruction) -> bool:
+    """Whether an instruction is a message with a stage, on the channel of another message."""
+    return (instruction.peer, instruction.variant, instruction.chunk) == (peer, like.variant, like.chunk)

@@ -133,7 +133,7 @@ def _channels(
         if direction is None:
             continue
         ends, payload = item.ends(streams[op] // STREAMS), _PAYLOADS.get(item.variant)
-        key = None if ends is None or payload is None else topology.hop(*ends, payload)
+        key = None if ends is None or payload is None else topology.hop(*ends, payload, item.chunk)
         if key is None:
             ops["mode"][op] = NEVER
             continue

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.analysis.graph import finish_times, module_graph, op_at
 from ratrain.ratrain_ir.ops import Backward, Forward
-from ratrain.ratrain_ir.schedules import Action, ActionKind, micro_batches_in_flight, schedule_1f1b
+from ratrain.ratrain_ir.schedules.action import Action, ActionKind
+from ratrain.ratrain_ir.schedules.named import most_held
+from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases
 
@@ -17,6 +20,10 @@ F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 SHAPES = st.integers(1, 12).flatmap(
     lambda stages: st.tuples(st.just(stages), st.integers(1, 24), st.integers(0, stages - 1))
 )
+
+
+def order_1f1b(stages: int, micro_batches: int, stage: int) -> list[Action]:
+    return schedule_1f1b(PipelineShape(stages, micro_batches), stage)
 
 
 def word(actions: list[Action]) -> str:
@@ -37,24 +44,24 @@ def word(actions: list[Action]) -> str:
     ],
 )
 def test_by_hand(shape, expected):
-    assert word(schedule_1f1b(*shape)) == expected
+    assert word(order_1f1b(*shape)) == expected
 
 
 @given(SHAPES)
 def test_every_micro_batch_goes_forward_then_backward_in_ascending_order(shape):
-    actions = schedule_1f1b(*shape)
+    actions = order_1f1b(*shape)
     _, micro_batches, _ = shape
     for kind in (F, B):
         assert [a.micro_batch for a in actions if a.kind is kind] == list(range(micro_batches))
     for m in range(micro_batches):
-        assert actions.index(Action(F, m)) < actions.index(Action(B, m))
+        assert actions.index(Action(F, m, shape[2])) < actions.index(Action(B, m, shape[2]))
 
 
 @given(SHAPES)
 def test_warm_up_alternation_and_drain(shape):
     """min(P - s - 1, M) forwards, then forward and backward in turn, then as many backwards."""
     stages, micro_batches, stage = shape
-    actions = schedule_1f1b(*shape)
+    actions = order_1f1b(*shape)
     warm_up = min(stages - stage - 1, micro_batches)
     middle = actions[warm_up : len(actions) - warm_up]
     assert all(action.kind is F for action in actions[:warm_up])
@@ -66,11 +73,11 @@ def test_warm_up_alternation_and_drain(shape):
 def test_what_is_in_flight_reaches_the_bound_and_never_exceeds_it(shape):
     stages, micro_batches, stage = shape
     flying, most = 0, 0
-    for action in schedule_1f1b(*shape):
+    for action in order_1f1b(*shape):
         flying += 1 if action.kind is F else -1
         most = max(most, flying)
     assert flying == 0
-    assert most == micro_batches_in_flight("1f1b", *shape) == min(stages - stage, micro_batches)
+    assert most == most_held("1f1b", PipelineShape(stages, micro_batches), stage) == min(stages - stage, micro_batches)
 
 
 @settings(max_examples=30)
@@ -82,10 +89,10 @@ def test_the_pass_places_the_schedule(case):
         groups = []
         for op in stage.ops:
             if isinstance(op, Forward | Backward):
-                action = Action(F if type(op) is Forward else B, op.micro_batch)
+                action = Action(F if type(op) is Forward else B, op.micro_batch, stage.index)
                 if not groups or groups[-1] != action:
                     groups.append(action)
-        assert groups == schedule_1f1b(case.plan.pp, case.plan.micro_batches, stage.index)
+        assert groups == schedule_1f1b(case.plan.shape, stage.index)
 
 
 @settings(max_examples=30)

@@ -14,7 +14,10 @@ from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Forward, Recv, Send
-from ratrain.ratrain_ir.schedules import Action, ActionKind, micro_batches_in_flight, schedule_1f1b, schedule_zb_h1
+from ratrain.ratrain_ir.schedules import named
+from ratrain.ratrain_ir.schedules.action import Action, ActionKind
+from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b, schedule_zb_h1
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.testing import invariants
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases
@@ -27,6 +30,14 @@ SHAPES = st.integers(1, 12).flatmap(
 )
 DELAYS = st.none() | st.integers(0, 12)
 MODEL = evolve(TOY, layers=4)
+
+
+def order_1f1b(stages: int, micro_batches: int, stage: int) -> list[Action]:
+    return schedule_1f1b(PipelineShape(stages, micro_batches), stage)
+
+
+def order_zb_h1(stages: int, micro_batches: int, stage: int, delay: int | None = None) -> list[Action]:
+    return schedule_zb_h1(PipelineShape(stages, micro_batches), stage, delay)
 
 
 def word(actions: list[Action]) -> str:
@@ -47,19 +58,19 @@ def word(actions: list[Action]) -> str:
     ],
 )
 def test_by_hand(shape, delay, expected):
-    assert word(schedule_zb_h1(*shape, delay)) == expected
+    assert word(order_zb_h1(*shape, delay)) == expected
 
 
 @given(SHAPES, DELAYS)
 def test_without_weight_halves_it_is_1f1b(shape, delay):
     """All kinds ascend, weight halves too, each after its input half."""
-    actions = schedule_zb_h1(*shape, delay)
-    kept = [Action(B if a.kind is HALF_I else a.kind, a.micro_batch) for a in actions if a.kind is not HALF_W]
-    assert kept == schedule_1f1b(*shape)
+    actions = order_zb_h1(*shape, delay)
+    kept = [Action(B if a.kind is HALF_I else a.kind, a.micro_batch, a.chunk) for a in actions if a.kind is not HALF_W]
+    assert kept == order_1f1b(*shape)
     weights = [a.micro_batch for a in actions if a.kind is HALF_W]
     assert weights == (list(range(shape[1])) if shape[2] else [])
     for m in weights:
-        assert actions.index(Action(HALF_I, m)) < actions.index(Action(HALF_W, m))
+        assert actions.index(Action(HALF_I, m, shape[2])) < actions.index(Action(HALF_W, m, shape[2]))
 
 
 @given(SHAPES, DELAYS)
@@ -68,12 +79,16 @@ def test_what_is_in_flight_and_what_is_pending_is_bounded(shape, delay):
     stages, micro_batches, stage = shape
     later = stage if delay is None else min(delay, stage)
     flying, held, most_flying, most_held = 0, 0, 0, 0
-    for action in schedule_zb_h1(*shape, delay):
+    for action in order_zb_h1(*shape, delay):
         flying += {F: 1, HALF_W: 0}.get(action.kind, -1)
         held += {F: 1, HALF_I: 0}.get(action.kind, -1)
         most_flying, most_held = max(most_flying, flying), max(most_held, held)
     assert (flying, held) == (0, 0)
-    assert most_flying == micro_batches_in_flight("zb-h1", *shape) == min(shape[0] - shape[2], shape[1])
+    assert (
+        most_flying
+        == named.most_held("zb-h1", PipelineShape(*shape[:2]), stage)
+        == min(shape[0] - shape[2], shape[1])
+    )
     assert most_held <= min(stages - stage + later, micro_batches)
 
 
@@ -82,7 +97,7 @@ def unit_makespan(orders: list[list[Action]]) -> int:
     end = [0] * len(orders)
     time = {F: 1, HALF_I: 1, HALF_W: 1, B: 2}
     made: dict[tuple[bool, int, int], int] = {}
-    for event in unit_run(orders):
+    for event in unit_run(orders, range(len(orders))):
         if isinstance(event, Computation):
             kind, m, stage = event.action.kind, event.action.micro_batch, event.stage
             needed = made[kind is F, m, stage - 1 if kind is F else stage + 1] if has_input(kind, stage, orders) else 0
@@ -105,16 +120,16 @@ def test_the_bubble_is_the_one_of_the_paper(stages, micro_batches):
     """
     shapes = [(stages, micro_batches, stage) for stage in range(stages)]
     busy = 3 * micro_batches
-    assert unit_makespan([schedule_1f1b(*shape) for shape in shapes]) - busy == 3 * (stages - 1)
-    assert unit_makespan([schedule_zb_h1(*shape, 0) for shape in shapes]) - busy == 2 * (stages - 1)
-    bubble = unit_makespan([schedule_zb_h1(*shape) for shape in shapes]) - busy
+    assert unit_makespan([order_1f1b(*shape) for shape in shapes]) - busy == 3 * (stages - 1)
+    assert unit_makespan([order_zb_h1(*shape, 0) for shape in shapes]) - busy == 2 * (stages - 1)
+    bubble = unit_makespan([order_zb_h1(*shape) for shape in shapes]) - busy
     assert bubble == (stages - 1 if micro_batches >= stages else 2 * stages - 1 - micro_batches)
 
 
 def test_orders_that_wait_for_each_other_are_refused():
-    first = [Action(B, 0), Action(F, 0)]
+    first = [Action(B, 0, 0), Action(F, 0, 0)]
     with pytest.raises(ValueError, match="in a circle"):
-        unit_run([first, [Action(F, 0), Action(B, 0)]])
+        unit_run([first, [Action(F, 0, 1), Action(B, 0, 1)]], range(2))
 
 
 STATES = (

@@ -6,7 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from ratrain.ratrain_ir.schedules import ActionKind, gradient_waits_1f1b, schedule_1f1b
+from ratrain.ratrain_ir.schedules.action import ActionKind
+from ratrain.ratrain_ir.schedules.one_chunk import gradient_waits_1f1b, schedule_1f1b
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
 
 
 @pytest.mark.parametrize(
@@ -22,7 +24,7 @@ from ratrain.ratrain_ir.schedules import ActionKind, gradient_waits_1f1b, schedu
     ],
 )
 def test_the_waits_are_the_warm_up_and_the_cool_down(stages, micro_batches, stage, waits):
-    assert gradient_waits_1f1b(stages, micro_batches, stage) == waits
+    assert gradient_waits_1f1b(PipelineShape(stages, micro_batches), stage) == waits
 
 
 @pytest.mark.parametrize("stages", range(2, 6))
@@ -30,8 +32,8 @@ def test_the_waits_are_the_warm_up_and_the_cool_down(stages, micro_batches, stag
 def test_but_for_the_first_they_are_the_backwards_that_follow_a_backward(stages, micro_batches):
     """Elsewhere a forward stands before the backward, and fills the wait."""
     for stage in range(stages - 1):
-        actions = schedule_1f1b(stages, micro_batches, stage)
+        actions = schedule_1f1b(PipelineShape(stages, micro_batches), stage)
         backwards = [
             now.micro_batch for before, now in pairwise(actions) if before.kind is now.kind is ActionKind.BACKWARD
         ]
-        assert gradient_waits_1f1b(stages, micro_batches, stage) == [0, *backwards]
+        assert gradient_waits_1f1b(PipelineShape(stages, micro_batches), stage) == [0, *backwards]

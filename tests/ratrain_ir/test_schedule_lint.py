@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.actions import actions_of_orders, parse_torch_csv, read_torch_csv, torch_csv_lines
-from ratrain.ratrain_ir.schedules import SCHEDULES
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
 from tests.ratrain_ir.schedule_tables import CROSSED, ROOT, diagnose
 
@@ -42,7 +43,9 @@ def test_a_sound_schedule_is_clean_and_written_back_as_it_was(path: Path) -> Non
 
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 8), st.integers(1, 12))
 def test_named_schedules_are_sound(kind: str, stages: int, micro_batches: int) -> None:
-    table = actions_of_orders([SCHEDULES[kind].actions(stages, micro_batches, stage) for stage in range(stages)])
+    table = actions_of_orders(
+        [SCHEDULES[kind].actions(PipelineShape(stages, micro_batches), stage) for stage in range(stages)]
+    )
     check_schedule(table)
     split = stages - 1 if kind == "zb-h1" else 0
     assert sum(map(len, table.rows)) == (2 * stages + split) * micro_batches
@@ -75,7 +78,9 @@ def test_ranks_without_actions_are_sound_where_nobody_needs_them(
 ) -> None:
     """Empty lines anywhere among the others; without one of those, the stages behind it have no neighbour."""
     rows = [
-        *torch_csv_lines(actions_of_orders([SCHEDULES[kind].actions(stages, micro_batches, s) for s in range(stages)]))
+        *torch_csv_lines(
+            actions_of_orders([SCHEDULES[kind].actions(PipelineShape(stages, micro_batches), s) for s in range(stages)])
+        )
     ]
     idle = data.draw(st.sampled_from(["", ",,", '"",']))
     for place in data.draw(st.lists(st.integers(0, stages), min_size=1, max_size=3)):

@@ -9,7 +9,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.actions import ActionTable, parse_torch_csv, torch_csv_lines
-from ratrain.ratrain_ir.schedules import ActionKind
+from ratrain.ratrain_ir.schedules.action import ActionKind
 from ratrain.ratrainc.cli import main
 from tests.ratrain_ir.schedule_tables import Rows, diagnose, runs
 

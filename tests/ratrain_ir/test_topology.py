@@ -92,8 +92,19 @@ def test_the_groups_of_a_pipeline_with_replicas() -> None:
     assert mesh.members(Group.ENDS, Rank(0, 1)) == (Rank(0, 1), Rank(2, 1))
     assert mesh.group_size(Group.ALL) == 6
     assert grid(1, 2).members(Group.ENDS, Rank(0, 1)) == (Rank(0, 1),)
-    assert (mesh.sender(0, Payload.ACTIVATION), mesh.receiver(0, Payload.ACTIVATION)) == (None, 1)
-    assert (mesh.sender(2, Payload.GRADIENT), mesh.receiver(2, Payload.GRADIENT)) == (None, 1)
+
+
+def test_a_message_says_its_chunk_where_stages_hold_several() -> None:
+    one, two = grid(2, 1), Mesh(2, 1, 1, loop(2, 2))
+    for mesh in (one, two):
+        for hop in mesh.hops:
+            said = mesh.chunk_of_message(hop.channel)
+            assert (said is None) == (mesh is one)
+            assert mesh.hop(hop.source, hop.target, hop.channel.payload, said) is hop
+    assert one.hop(0, 1, Payload.ACTIVATION, 1) is None
+    assert two.hop(0, 1, Payload.ACTIVATION, None) is None
+    into = [hop.channel.into for hop in two.hops if (hop.source, hop.channel.payload) == (0, Payload.ACTIVATION)]
+    assert into == [1, 3], "two edges between the same two stages"
 
 
 def test_tensor_peers_meet_replicas_of_the_same_peer() -> None:
@@ -156,7 +167,7 @@ EXCUSED = {
     "ratrain_ir/frontend/plan_checks.py",  # counts the cuts that are given
     "ratrain_ir/testing/strategies.py",  # draws them
     "passes/placement/place_1f1b.py",  # how far warm-up runs ahead: the schedule's own
-    "ratrain_ir/schedules.py",  # where 1F1B waits for gradients: the schedule's own
+    "ratrain_ir/schedules/one_chunk.py",  # where 1F1B waits for gradients: the schedule's own
 }
 
 

@@ -19,7 +19,8 @@ from ratrain.ratrain_ir.actions import (
     with_gathered_parameters,
 )
 from ratrain.ratrain_ir.ops import Backward, Forward, Op, Payload, Send
-from ratrain.ratrain_ir.schedules import SCHEDULES
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases
 from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
@@ -41,7 +42,7 @@ def test_compiled_modules_export_soundly(case, schedule: str) -> None:
     assert lowered.is_lowered == (plan.pp > 1)
     assert not bare.is_lowered
     order = SCHEDULES[schedule].actions
-    assert bare == actions_of_orders([order(plan.pp, plan.micro_batches, stage) for stage in range(plan.pp)])
+    assert bare == actions_of_orders([order(plan.shape, stage) for stage in range(plan.pp)])
     home = list(range(plan.pp))
     rows = [line.split(",") for line in torch_csv_lines(lowered)]
     assert runs(rows, home, plan.micro_batches, rendezvous=False)

@@ -205,12 +205,16 @@ class MpiEngine(ProgramEngine):
         norm = self.collectives.norm
         if norm is None:
             norm = sqrt(sum(all_squares.tolist()))
-        return StepTotals(float(losses[-1]), int(skipped.sum()), norm)
+        return StepTotals(self._loss_of(losses), int(skipped.sum()), norm)
 
     def evaluated_loss(self, step: int) -> float:
         """The loss of the pass that ended last, from the ranks of the last stage."""
         del step
-        return float(self._of_all_ranks([self._own_loss()])[0][-1])
+        return self._loss_of(self._of_all_ranks([self._own_loss()])[0])
+
+    def _loss_of(self, losses: NDArray[np.float64]) -> float:
+        """The one that the last stage knows, of those of all ranks."""
+        return float(losses[self.program.topology.last_stage * self.program.plan.dp])
 
     def _own_loss(self) -> float:
         """The last step's loss over all its tokens on ranks of the last stage; 0 on others."""

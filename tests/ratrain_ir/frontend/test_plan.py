@@ -50,7 +50,7 @@ def test_defaults():
     assert plan == Plan(pp=4, dp=2, cuts=(2, 4, 6), micro_batch_size=1, micro_batches=8, seq_len=32)
     assert plan.optimizer == Optimizer(3e-4, (0.9, 0.95), 1e-8, 0.1, 0, None, 0.0, "none", 1.0)
     assert (plan.global_batch, plan.tokens_per_step, plan.clusters) == (16, 512, 8)
-    assert [list(plan.stage_layers(stage, MODEL)) for stage in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [list(plan.chunk_layers(stage, MODEL)) for stage in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_zero_default_needs_replicas():

@@ -1,0 +1,42 @@
+"""The actions that a stage's ops amount to: what of the list is a pass of a micro-batch through a chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.blocks import SPLIT_KINDS
+from ratrain.ratrain_ir.ops import BackwardWeight, Forward, InputGradientOp, Op
+from ratrain.ratrain_ir.schedules.action import Action, ActionKind
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Module, Stage
+
+
+def chunk_actions(module: Module, stage: Stage) -> Iterator[tuple[Op, Action]]:
+    """Each action with the op that ends it, in list order.
+
+    A forward stands where the chunk's last block runs; a backward, or the input half of one, where its first block runs, so a message
+    never seems to carry what is not made yet; a weight half where the first block that has one runs it.
+    """
+    topology = module.topology
+    chunk_of = topology.chunk_of
+    lasts = {blocks[-1] for blocks in topology.chunk_blocks}
+    firsts = {blocks[0] for blocks in topology.chunk_blocks}
+    first_halves = {next(b for b in blocks if b.kind in SPLIT_KINDS) for blocks in topology.chunk_blocks}
+    split = {
+        (chunk_of[op.block], op.micro_batch)
+        for op in stage.ops
+        if type(op) is BackwardWeight and op.block in first_halves
+    }
+    for op in stage.ops:
+        if isinstance(op, Forward):
+            if op.block in lasts:
+                yield op, Action(ActionKind.FORWARD, op.micro_batch, chunk_of[op.block])
+        elif isinstance(op, InputGradientOp):
+            if op.block in firsts:
+                chunk = chunk_of[op.block]
+                kind = ActionKind.BACKWARD_INPUT if (chunk, op.micro_batch) in split else ActionKind.BACKWARD
+                yield op, Action(kind, op.micro_batch, chunk)
+        elif isinstance(op, BackwardWeight) and op.block in first_halves:
+            yield op, Action(ActionKind.BACKWARD_WEIGHT, op.micro_batch, chunk_of[op.block])

@@ -1,0 +1,64 @@
+"""What a stage can be told to do, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+from attrs import frozen
+
+
+class ActionKind(Enum):
+    """What a stage can be told to do in a schedule; the values are the names schedules are written with."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    """the whole backward: both halves in one"""
+    BACKWARD_INPUT = "I"
+    """the half of a backward that makes the gradient of the stage's input, which the stage before waits for"""
+    BACKWARD_WEIGHT = "W"
+    """the half that makes the gradients of the parameters; nobody else waits for it"""
+    SEND_F = "SEND_F"
+    RECV_F = "RECV_F"
+    SEND_B = "SEND_B"
+    RECV_B = "RECV_B"
+    UNSHARD = "UNSHARD"
+    """gather the stage's parameters"""
+    RESHARD = "RESHARD"
+    """drop what was gathered"""
+    REDUCE_GRAD = "REDUCE_GRAD"
+    """sum the step's gradients over the replicas"""
+
+
+@frozen
+class Action:
+    """Forward or backward of one micro-batch, or of one slice of it, through one chunk of the model."""
+
+    kind: ActionKind
+    micro_batch: int
+    chunk: int
+    """its number in forward order, over all stages"""
+    slice: int = 0
+    """which run of the micro-batch's rows, along the sequence"""
+
+    @property
+    def work(self) -> tuple[int, int, int]:
+        """What it works on: chunk, micro-batch, slice."""
+        return self.chunk, self.micro_batch, self.slice
+
+
+Order = Sequence[Action]
+"""What one stage does, one after the other."""
+
+
+def most_in_flight(actions: Iterable[Action]) -> int:
+    """Most passes of a (slice of a) micro-batch through a chunk that have begun forward and not made the gradient of their input."""
+    held = most = 0
+    for action in actions:
+        held += _HELD.get(action.kind, 0)
+        most = max(most, held)
+    return most
+
+
+_HELD = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.BACKWARD_INPUT: -1}
+"""What each action adds to what is in flight."""

@@ -1,0 +1,68 @@
+"""Every schedule that has a name, and what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.schedules.action import Order, most_in_flight
+from ratrain.ratrain_ir.schedules.one_chunk import gradient_waits_1f1b, schedule_1f1b, schedule_gpipe, schedule_zb_h1
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
+
+DEFAULT_SCHEDULE = "1f1b"
+"""What is placed where neither plan nor strategy says."""
+
+
+def no_gradient_waits(shape: PipelineShape, stage: int) -> list[int]:
+    """None that are known."""
+    del shape, stage
+    return []
+
+
+def one_chunk_whole(shape: PipelineShape) -> str | None:
+    """What is wrong with a shape for a schedule of one chunk a stage and whole micro-batches."""
+    if shape.chunks > 1:
+        return f"it has one chunk a stage, not {shape.chunks}"
+    if shape.slices > 1:
+        return f"it has whole micro-batches, not {shape.slices} slices of each"
+    return None
+
+
+@frozen
+class Schedule:
+    """A schedule that has a name. Everything that is known of it follows from what stands here."""
+
+    title: str
+    """as it is written in a sentence"""
+    actions: Callable[[PipelineShape, int], Order]
+    """a stage's order"""
+    gradient_waits: Callable[[PipelineShape, int], list[int]] = no_gradient_waits
+    """micro-batches before whose backward the stage's compute engine waits for the gradient, the longest wait first"""
+    problem: Callable[[PipelineShape], str | None] = one_chunk_whole
+    """in what a shape is not one that it can be made for, or None"""
+    chunks: int = 1
+    """chunks a stage where a plan does not say"""
+    layout: str = "loop"
+    """how they lie where a plan does not say"""
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "1f1b": Schedule("1F1B", schedule_1f1b, gradient_waits_1f1b),
+    "gpipe": Schedule("GPipe", schedule_gpipe),
+    "zb-h1": Schedule("ZB-H1", schedule_zb_h1, gradient_waits_1f1b),
+}
+"""Every schedule that a plan may name."""
+
+
+@cache
+def most_held(schedule: str | None, shape: PipelineShape, stage: int) -> int:
+    """Most passes of a (slice of a) micro-batch through a chunk that are in flight on a stage, under a schedule by its name.
+
+    A pass is in flight from the start of its forward until the gradient of its input is made. Of an order that has no name (None) nothing
+    is known: it can be all of them.
+    """
+    if schedule is None:
+        return shape.micro_batches * shape.chunks * shape.slices
+    return most_in_flight(SCHEDULES[schedule].actions(shape, stage))
