@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 
 from ratrain.passes.pass_base import Fact, Pass, PassContext, facts_of
 from ratrain.passes.pipeline_text import parse_pipeline, pass_text
-from ratrain.passes.registry import PROVIDERS, pass_class
+from ratrain.passes.registry import PASSES, PROVIDERS, pass_class
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Note, fail
 from ratrain.ratrain_ir.module import Module
 from ratrain.ratrain_ir.plugins import is_own, place_of
@@ -75,7 +75,8 @@ class PassManager:
 def provider(fact: Fact, module: Module) -> type[Pass]:
     """The pass that makes a fact true of a module; placement follows the plan's schedule, 1F1B where it says none."""
     if fact is Fact.PLACED:
-        return pass_class(f"place-{module.plan.schedule or DEFAULT_SCHEDULE}")
+        own = f"place-{module.plan.schedule or DEFAULT_SCHEDULE}"
+        return pass_class(own if own in PASSES.names() else "place-schedule")
     return pass_class(PROVIDERS[fact])
 
 

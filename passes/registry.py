@@ -19,6 +19,7 @@ PASSES = Registry(
         "place-1f1b": "ratrain.passes.placement.place_1f1b:Place1F1BPass",
         "place-gpipe": "ratrain.passes.placement.place_gpipe:PlaceGpipePass",
         "place-zb-h1": "ratrain.passes.placement.place_zb_h1:PlaceZbH1Pass",
+        "place-schedule": "ratrain.passes.placement.place_schedule:PlaceSchedulePass",
         "lifetime": "ratrain.passes.memory.lifetime:LifetimePass",
         "recompute": "ratrain.passes.recovery.recompute:RecomputePass",
         "bucket-grad-sync": "ratrain.passes.state.bucket_grad_sync:BucketGradSyncPass",

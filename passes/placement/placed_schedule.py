@@ -10,6 +10,7 @@ import attrs
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.frontend.text import Place
 from ratrain.ratrain_ir.module import Level
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.plan import Plan
@@ -37,9 +38,16 @@ def refuse_contradiction(plan: Plan, placed: str, by: str, place: Callable[[], P
 def begin_placing(module: Module, schedule: str) -> None:
     """Note in the plan which schedule a module is put into.
 
-    Raises `DiagnosticError` RT064 where the plan of a module that has no order yet says another. Of one that has, the plan tells
-    the order, which the new one replaces.
+    Raises `DiagnosticError` RT064 where the plan of a module that has no order yet says another, or has chunks or slices that the schedule
+    cannot have. Of a module that has an order, the plan tells which; the new one replaces it.
     """
     if module.level is Level.DATAFLOW:
         refuse_contradiction(module.plan, schedule, f"the pass 'place-{schedule}'")
+    problem = SCHEDULES[schedule].problem(module.plan.shape)
+    if problem is not None:
+        title = SCHEDULES[schedule].title
+        fail("RT064", f"{title} cannot be placed under this plan: {problem}", help=_OTHER_SHAPE)
     module.plan = attrs.evolve(module.plan, schedule=schedule)
+
+
+_OTHER_SHAPE = "use another schedule, or other chunks, layout or slices in the plan's [parallel]"

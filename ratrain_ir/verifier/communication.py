@@ -165,7 +165,9 @@ def _check_order(module: Module, stage: Stage, schedule: str, report: Reporter) 
     if schedule == "zb-h1":
         _check_zb_h1(module, stage, report)
         return
-    wanted = [part for action in SCHEDULES[schedule].actions(module.plan.shape, stage.index) for part in _halves(action)]
+    wanted = [
+        part for action in SCHEDULES[schedule].actions(module.plan.shape, stage.index) for part in _halves(action)
+    ]
     position = 0
     for op, action in chunk_actions(module, stage):
         parts = _halves(action)

@@ -85,9 +85,7 @@ def test_what_is_in_flight_and_what_is_pending_is_bounded(shape, delay):
         most_flying, most_held = max(most_flying, flying), max(most_held, held)
     assert (flying, held) == (0, 0)
     assert (
-        most_flying
-        == named.most_held("zb-h1", PipelineShape(*shape[:2]), stage)
-        == min(shape[0] - shape[2], shape[1])
+        most_flying == named.most_held("zb-h1", PipelineShape(*shape[:2]), stage) == min(shape[0] - shape[2], shape[1])
     )
     assert most_held <= min(stages - stage + later, micro_batches)
 

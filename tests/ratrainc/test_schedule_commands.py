@@ -20,7 +20,6 @@ from ratrain.ratrain_ir.actions import (
 )
 from ratrain.ratrain_ir.ops import Backward, Forward, Op, Payload, Send
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
-from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases
 from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule

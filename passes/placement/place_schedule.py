@@ -1,0 +1,65 @@
+"""`place-schedule{kind=...}`: puts a module into the order of any schedule that has a generator (`ratrainc schedule` prints them).
+
+    forward c0 m0, c2 m0, ..; backward c2 m0, c0 m0, ..     becomes, on a stage that holds chunks 0 and 2 of 4, interleaved with P = 2:
+    F0 of c0, F1 of c0, F0 of c2, F1 of c2, F2 of c0, B0 of c2, ...
+
+The schedule is that of the plan, unless `kind` names one; chunks, their layout and slices are always the plan's. Where an order has the
+halves of a backward apart, the backwards of attention and mlp blocks are split into `backward_input` and `backward_weight`.
+
+Each stage's list has the order that the generator gives; messages stand where they pass in a run in which every forward, and every half of
+a backward, takes one unit of time (`passes/placement/unit_run.py`). That run is one order of the whole program with which the lists of all
+stages agree, message by message; so whatever waits for something earlier in its list (for its bytes, say) cannot hang, even if a send ends
+only with its receive. 1F1B, GPipe and ZB-H1 have passes of their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from attrs import field, frozen
+
+from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.passes.placement.place_orders import place_orders
+from ratrain.passes.placement.placed_schedule import begin_placing
+from ratrain.passes.placement.split_backward import split_backwards
+from ratrain.ratrain_ir.schedules.action import ActionKind, Order
+from ratrain.ratrain_ir.schedules.named import DEFAULT_SCHEDULE, SCHEDULES
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrain_ir.ops import Backward
+
+
+@frozen
+class PlaceSchedulePass(Pass):
+    """Put every stage's work into the order of a schedule."""
+
+    name: ClassVar[str] = "place-schedule"
+    requires: ClassVar[frozenset[Fact]] = frozenset()
+    kind: str | None = field(default=None, metadata={"choices": tuple(SCHEDULES), "default": "the plan's schedule"})
+    """Name of the schedule; None: the one of the plan, 1F1B where it says none."""
+
+    def run(self, module: Module, context: PassContext) -> None:
+        """Split the backwards that the schedule has in halves, and reorder whole passes of micro-batches through chunks.
+
+        Raises `DiagnosticError` RT064 where the plan says another schedule, or has chunks or slices that this one cannot have.
+        """
+        kind = self.kind or module.plan.schedule or DEFAULT_SCHEDULE
+        begin_placing(module, kind)
+        orders = [SCHEDULES[kind].actions(module.plan.shape, stage.index) for stage in module.stages]
+        split_where_halves_are_apart(module, orders)
+        place_orders(module, orders)
+        context.statistics["stages"] = module.plan.pp
+
+
+def split_where_halves_are_apart(module: Module, orders: list[Order]) -> None:
+    """Split each backward of which an order names the halves."""
+    chunk_of = module.topology.chunk_of
+    for stage, order in zip(module.stages, orders, strict=True):
+        split = {action.work for action in order if action.kind is ActionKind.BACKWARD_WEIGHT}
+
+        def wanted(op: Backward, split: set[tuple[int, int, int]] = split) -> bool:
+            return (chunk_of[op.block], op.micro_batch, 0) in split
+
+        if split:
+            split_backwards(module, stage, wanted)
