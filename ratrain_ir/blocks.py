@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
+from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.types import Dtype, TensorType, tensor_type
 
 if TYPE_CHECKING:
@@ -322,6 +323,44 @@ def pending_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
     else:
         return ()
     return (*(Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items()), *norm)
+
+
+KEY_SLOTS = ("k", "v")
+"""The saved slots of an attention that the later slices of its micro-batch read."""
+
+SUM_SLOTS = ("dk_sum", "dv_sum")
+"""What later slices add up for the gradients of a slice's keys and values, one for each of `KEY_SLOTS`."""
+
+
+def seen_slices(model: ModelConfig, plan: Plan) -> tuple[int, ...]:
+    """Of the plan of a slice: the earlier slices of whose keys its queries see some, ascending; a window may hide the first ones."""
+    if not isinstance(plan, SlicePlan):
+        return ()
+    first_seen = 0 if model.sliding_window is None else max(0, plan.first_position - model.sliding_window + 1)
+    starts = [slice_plan(plan.parent, index).first_position for index in range(plan.index + 1)]
+    return tuple(index for index in range(plan.index) if starts[index + 1] > first_seen)
+
+
+@cache
+def last_viewer(model: ModelConfig, plan: Plan) -> int | None:
+    """Of the plan of a slice: the last later slice that sees some of its keys; None where none does."""
+    if not isinstance(plan, SlicePlan):
+        return None
+    later = range(len(plan.parent.slices) - 1, plan.index, -1)
+    return next((each for each in later if plan.index in seen_slices(model, slice_plan(plan.parent, each))), None)
+
+
+def sum_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
+    """Of the plan of a slice: what later slices leave of an attention block for its backward, f32 [rows, key-value width] each."""
+    if block.kind != "attention" or last_viewer(model, plan) is None:
+        return ()
+    type_ = tensor_type(Dtype.F32, (tokens_per_micro_batch(plan), model.kv_heads * model.head_dim))
+    return tuple(Slot(name, type_) for name in SUM_SLOTS)
+
+
+def kept_in_forward(model: ModelConfig, plan: Plan, block: Block) -> tuple[str, ...]:
+    """The saved slots that a forward must keep: of the plan of a slice, the keys and values that later slices see."""
+    return KEY_SLOTS if block.kind == "attention" and last_viewer(model, plan) is not None else ()
 
 
 def activation_type(model: ModelConfig, plan: Plan) -> TensorType:

@@ -1,29 +1,37 @@
 """Lowering of a model and a plan into a `dataflow` module: one complete training step in plain micro-batch order.
 
 Per stage: all forwards, micro-batch by micro-batch; all backwards, ascending too (gradients accumulate in that order, which
-is part of the semantics); then gradient reduction block by block in backward order, and the scalars of all ranks; then, in
+is part of the semantics); where micro-batches are cut into slices, these pass one by one, ascending forward and descending backward; then gradient reduction block by block in backward order, and the scalars of all ranks; then, in
 forward order, the update of each block and, where state is sharded, the gather of its view; at last the next step's scale.
 Passes reorder and merge, they never add or drop mathematics.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from attrs import define
 
 from ratrain.ratrain_ir.blocks import (
+    KEY_SLOTS,
     Block,
+    Slot,
     activation_type,
     flat_elements,
     gathers_within_step,
     is_sharded,
+    last_viewer,
     next_block,
     reduces_each_micro_batch,
     saved_slots,
+    seen_slices,
     shard_elements,
+    sum_slots,
     token_type,
 )
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import (
     AllGather,
@@ -37,13 +45,17 @@ from ratrain.ratrain_ir.ops import (
     Part,
     Payload,
     Phase,
+    Piece,
     Quantity,
     Recv,
     ReduceScatter,
     ScaleUpdate,
     Send,
+    Slice,
     Tensor,
     Update,
+    piece_fields,
+    piece_name,
 )
 from ratrain.ratrain_ir.topology import Topology, topology_of
 from ratrain.ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
@@ -73,10 +85,12 @@ class _StageLowering:
         self.carried(StateKind.SCALAR, "scale", tensor_type(Dtype.F32, (2,)))
         for micro_batch in range(self.plan.micro_batches):
             for chunk in chunks:
-                self.forward_pass(chunk, micro_batch)
+                for piece in self.pieces(micro_batch):
+                    self.forward_pass(chunk, piece)
         for micro_batch in range(self.plan.micro_batches):
             for chunk in reversed(chunks):
-                self.backward_pass(chunk, micro_batch)
+                for piece in reversed(self.pieces(micro_batch)):
+                    self.backward_pass(chunk, piece)
         self.step_end(blocks)
         return self.stage
 
@@ -104,17 +118,22 @@ class _StageLowering:
         self.carried(StateKind.MOMENT, f"m2.{block}", tensor_type(Dtype.F32, (shard,)))
         self.carried(StateKind.SCALAR, f"t.{block}", tensor_type(Dtype.I64, (1,)))
 
-    def view(self, block: Block, micro_batch: int, phase: Phase) -> Tensor:
+    def pieces(self, micro_batch: int) -> list[Piece]:
+        """What of a micro-batch passes through the blocks at a time, in the order of its rows."""
+        count = len(self.plan.slices)
+        return [Slice(micro_batch, number) for number in range(count)] if count else [micro_batch]
+
+    def view(self, block: Block, piece: Piece, phase: Phase) -> Tensor:
         """The view a use reads: the carried one, or one gathered for this use."""
         if not gathers_within_step(self.plan):
             return self.named(f"w.{block}")
         whole = tensor_type(Dtype(self.plan.view_dtype), (flat_elements(self.model, self.plan, block),))
-        name = f"w.{block}.m{micro_batch}.{phase.value}"
+        name = f"w.{block}.{piece_name(piece)}.{phase.value}"
         view = self.stage.tensors.get(name)
         if view is None:
             view = self.stage.add(Tensor(name, StateKind.VIEW, whole))
             master = self.named(f"p.{block}")
-            self.emit(AllGather(blocks=(block,), micro_batch=micro_batch, phase=phase, reads=(master,), writes=(view,)))
+            self.emit(AllGather(blocks=(block,), **piece_fields(piece), phase=phase, reads=(master,), writes=(view,)))
         return view
 
     def gradient(self, block: Block, micro_batch: int) -> Tensor:
@@ -131,87 +150,142 @@ class _StageLowering:
     def scalar(self, name: str, dtype: Dtype) -> Tensor:
         return self.tensor(StateKind.SCALAR, name, tensor_type(dtype, (1,)))
 
-    def input(self, part: Part, micro_batch: int) -> Tensor:
-        return self.tensor(StateKind.INPUT, f"{part.value}.m{micro_batch}", token_type(self.plan))
+    def input(self, part: Part, piece: Piece) -> Tensor:
+        return self.tensor(StateKind.INPUT, f"{part.value}.{piece_name(piece)}", token_type(self.plan_of(piece)))
 
-    def activation(self, block: Block, micro_batch: int, *, gradient: bool = False) -> Tensor:
-        """The input of a block for one micro-batch, or the gradient of it; a boundary where it crosses a cut."""
+    def activation(self, block: Block, piece: Piece, *, gradient: bool = False) -> Tensor:
+        """The input of a block for one piece, or the gradient of it; a boundary where it crosses a cut."""
         kind = StateKind.BOUNDARY if block in self.topology.blocks_behind_cuts else StateKind.ACTIVATION
         prefix = "dx" if gradient else "x"
-        return self.tensor(kind, f"{prefix}.{block}.m{micro_batch}", activation_type(self.model, self.plan))
+        type_ = activation_type(self.model, self.plan_of(piece))
+        return self.tensor(kind, f"{prefix}.{block}.{piece_name(piece)}", type_)
 
-    def saved(self, block: Block, micro_batch: int) -> tuple[Tensor, ...]:
-        slots = saved_slots(self.model, self.plan, block)
-        return tuple(self.tensor(StateKind.SAVED, f"s.{block}.m{micro_batch}.{slot.name}", slot.type) for slot in slots)
+    def plan_of(self, piece: Piece) -> Plan:
+        """The plan as it is for a piece."""
+        return slice_plan(self.plan, None if isinstance(piece, int) else piece.number)
+
+    def slots(self, block: Block, piece: Piece, slots: Iterable[Slot]) -> tuple[Tensor, ...]:
+        names = f"s.{block}.{piece_name(piece)}"
+        return tuple(self.tensor(StateKind.SAVED, f"{names}.{slot.name}", slot.type) for slot in slots)
+
+    def saved(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
+        return self.slots(block, piece, saved_slots(self.model, self.plan_of(piece), block))
+
+    def seen(self, block: Block, piece: Piece) -> list[Slice]:
+        """The earlier slices of a micro-batch whose keys a slice of an attention sees."""
+        if isinstance(piece, int) or block.kind != "attention":
+            return []
+        return [Slice(piece.micro_batch, number) for number in seen_slices(self.model, self.plan_of(piece))]
+
+    def seen_keys(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
+        """Keys and values of the earlier slices that a slice of an attention sees."""
+        return tuple(t for other in self.seen(block, piece) for t in self.saved(block, other) if t.slot in KEY_SLOTS)
+
+    def sums(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
+        """What later slices add up for the gradients of a slice's keys and values."""
+        return self.slots(block, piece, sum_slots(self.model, self.plan_of(piece), block))
+
+    def seen_sums(self, block: Block, piece: Piece, *, first: bool) -> tuple[Tensor, ...]:
+        """The sums that a slice of an attention adds to; `first`: those that it is the first to add to."""
+        number = None if isinstance(piece, int) else piece.number
+        return tuple(
+            tensor
+            for other in self.seen(block, piece)
+            if (last_viewer(self.model, self.plan_of(other)) == number) is first
+            for tensor in self.sums(block, other)
+        )
 
     def into(self, chunk: int) -> int | None:
         """What a message into a chunk says of it."""
         return chunk if self.topology.has_several_chunks else None
 
-    def forward_pass(self, chunk: int, m: int) -> None:
+    def message(self, payload: Payload, piece: Piece, into: int, peer: int) -> dict[str, Any]:
+        """The fields of a message."""
+        return {"payload": payload, **piece_fields(piece), "chunk": self.into(into), "peer": peer}
+
+    def forward_pass(self, chunk: int, piece: Piece) -> None:
         blocks = self.topology.chunk_blocks[chunk]
         before, after = self.topology.neighbours(chunk)
         if blocks[0].kind == "embed":
-            self.emit(LoadInput(part=Part.TOKENS, micro_batch=m, writes=(self.input(Part.TOKENS, m),)))
+            self.load(Part.TOKENS, piece)
         if before is not None:
-            received = self.activation(blocks[0], m)
-            into = self.into(chunk)
-            self.emit(Recv(payload=Payload.ACTIVATION, micro_batch=m, chunk=into, peer=before, writes=(received,)))
+            received = self.activation(blocks[0], piece)
+            self.emit(Recv(**self.message(Payload.ACTIVATION, piece, chunk, before), writes=(received,)))
         for block in blocks:
             if block.kind == "head":
-                self.emit(LoadInput(part=Part.LABELS, micro_batch=m, writes=(self.input(Part.LABELS, m),)))
-            self.emit(self.forward(block, m))
+                self.load(Part.LABELS, piece)
+            self.emit(self.forward(block, piece))
         if after is not None:
-            sent = self.activation(next_block(self.model, blocks[-1]), m)
-            into = self.into(chunk + 1)
-            self.emit(Send(payload=Payload.ACTIVATION, micro_batch=m, chunk=into, peer=after, reads=(sent,)))
+            sent = self.activation(next_block(self.model, blocks[-1]), piece)
+            self.emit(Send(**self.message(Payload.ACTIVATION, piece, chunk + 1, after), reads=(sent,)))
 
-    def forward(self, block: Block, m: int) -> Forward:
-        view = self.view(block, m, Phase.FORWARD)
+    def load(self, part: Part, piece: Piece) -> None:
+        self.emit(LoadInput(part=part, **piece_fields(piece), writes=(self.input(part, piece),)))
+
+    def forward(self, block: Block, piece: Piece) -> Forward:
+        view = self.view(block, piece, Phase.FORWARD)
+        fields = piece_fields(piece)
         if block.kind == "head":
             loss = self.scalar("loss", Dtype.F64)
-            reads = (self.activation(block, m), view, self.input(Part.LABELS, m))
-            saved = self.saved(block, m)
-            writes, updates = ((*saved, loss), ()) if m == 0 else (saved, (loss,))
-            return Forward(block=block, micro_batch=m, reads=reads, writes=writes, updates=updates)
-        source = self.input(Part.TOKENS, m) if block.kind == "embed" else self.activation(block, m)
-        output = self.activation(next_block(self.model, block), m)
-        return Forward(block=block, micro_batch=m, reads=(source, view), writes=(output, *self.saved(block, m)))
+            inputs = (self.activation(block, piece), view, self.input(Part.LABELS, piece))
+            saved = self.saved(block, piece)
+            is_first = piece == self.pieces(0)[0]
+            writes, updates = ((*saved, loss), ()) if is_first else (saved, (loss,))
+            return Forward(block=block, **fields, reads=inputs, writes=writes, updates=updates)
+        source = self.input(Part.TOKENS, piece) if block.kind == "embed" else self.activation(block, piece)
+        output = self.activation(next_block(self.model, block), piece)
+        reads = (source, view, *self.seen_keys(block, piece))
+        return Forward(block=block, **fields, reads=reads, writes=(output, *self.saved(block, piece)))
 
-    def backward_pass(self, chunk: int, m: int) -> None:
+    def backward_pass(self, chunk: int, piece: Piece) -> None:
         blocks = self.topology.chunk_blocks[chunk]
         before, after = self.topology.neighbours(chunk)
         if after is not None:
-            received = self.activation(next_block(self.model, blocks[-1]), m, gradient=True)
-            into = self.into(chunk + 1)
-            self.emit(Recv(payload=Payload.GRADIENT, micro_batch=m, chunk=into, peer=after, writes=(received,)))
+            received = self.activation(next_block(self.model, blocks[-1]), piece, gradient=True)
+            self.emit(Recv(**self.message(Payload.GRADIENT, piece, chunk + 1, after), writes=(received,)))
+        reduces = reduces_each_micro_batch(self.plan) and self.is_last_share(piece)
         for block in reversed(blocks):
-            self.emit(self.backward(block, m))
-            if reduces_each_micro_batch(self.plan):
-                self.emit(self.reduce_scatter(block, m))
+            self.emit(self.backward(block, piece))
+            if reduces:
+                self.emit(self.reduce_scatter(block, piece if isinstance(piece, int) else piece.micro_batch))
         if before is not None:
-            sent = self.activation(blocks[0], m, gradient=True)
-            into = self.into(chunk)
-            self.emit(Send(payload=Payload.GRADIENT, micro_batch=m, chunk=into, peer=before, reads=(sent,)))
+            sent = self.activation(blocks[0], piece, gradient=True)
+            self.emit(Send(**self.message(Payload.GRADIENT, piece, chunk, before), reads=(sent,)))
 
-    def backward(self, block: Block, m: int) -> Backward:
-        saved = self.saved(block, m)
-        gradient = self.gradient(block, m)
+    def is_last_share(self, piece: Piece) -> bool:
+        """Whether a piece is the last of its micro-batch to go backward: slices descend."""
+        return isinstance(piece, int) or piece.number == 0
+
+    def is_first_share(self, piece: Piece) -> bool:
+        """Whether a piece is the first to go backward: of its micro-batch where each is reduced, else of the step."""
+        if isinstance(piece, int):
+            return piece == 0 or reduces_each_micro_batch(self.plan)
+        begins = piece.number == len(self.plan.slices) - 1
+        return begins and (piece.micro_batch == 0 or reduces_each_micro_batch(self.plan))
+
+    def backward(self, block: Block, piece: Piece) -> Backward:
+        saved = self.saved(block, piece)
+        gradient = self.gradient(block, piece if isinstance(piece, int) else piece.micro_batch)
         outputs: tuple[Tensor, ...] = ()
         if block.kind != "embed":
-            outputs = (self.activation(block, m, gradient=True),)
+            outputs = (self.activation(block, piece, gradient=True),)
+        inputs: tuple[Tensor, ...]
         if block.kind == "head":
-            view = self.view(block, m, Phase.BACKWARD)
-            inputs = (self.activation(block, m), *saved, view, self.input(Part.LABELS, m), self.named("scale"))
+            view = self.view(block, piece, Phase.BACKWARD)
+            inputs = (self.activation(block, piece), *saved, view, self.input(Part.LABELS, piece), self.named("scale"))
         else:
-            dy = self.activation(next_block(self.model, block), m, gradient=True)
+            dy = self.activation(next_block(self.model, block), piece, gradient=True)
             if block.kind == "embed":
-                inputs = (dy, self.input(Part.TOKENS, m))
+                inputs = (dy, self.input(Part.TOKENS, piece))
             else:
-                inputs = (dy, self.activation(block, m), *saved, self.view(block, m, Phase.BACKWARD))
-        if m == 0 or reduces_each_micro_batch(self.plan):
-            return Backward(block=block, micro_batch=m, reads=inputs, writes=(*outputs, gradient))
-        return Backward(block=block, micro_batch=m, reads=inputs, writes=outputs, updates=(gradient,))
+                others = (*self.seen_keys(block, piece), *self.sums(block, piece))
+                view = self.view(block, piece, Phase.BACKWARD)
+                inputs = (dy, self.activation(block, piece), *saved, view, *others)
+        begun, added = (self.seen_sums(block, piece, first=first) for first in (True, False))
+        fields = piece_fields(piece)
+        if self.is_first_share(piece):
+            return Backward(block=block, **fields, reads=inputs, writes=(*outputs, *begun, gradient), updates=added)
+        return Backward(block=block, **fields, reads=inputs, writes=(*outputs, *begun), updates=(gradient, *added))
 
     def reduce_scatter(self, block: Block, m: int | None) -> ReduceScatter:
         results = (self.shard(block), self.scalar(f"flag.{block}", Dtype.U32))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any, ClassVar, TypeVar, final, get_args
+from typing import Any, ClassVar, NamedTuple, TypeVar, final, get_args
 
 import attrs
 from attrs import define, field
@@ -180,6 +180,12 @@ def _micro_batch_field(*, optional: bool = False) -> Any:
     return field(metadata=codec, default=None) if optional else field(metadata=codec)
 
 
+def _slice_field() -> Any:
+    """Where micro-batches are cut along the sequence: which of their slices."""
+    codec = {"read": _read_number("s", "a slice"), "write": "s{}".format, "optional": True}
+    return field(metadata=codec, default=None)
+
+
 def _chunk_field() -> Any:
     """Where stages hold several chunks: the one whose input a message carries, or the gradient of whose input."""
     codec = {"read": _read_number("c", "a chunk"), "write": "c{}".format, "optional": True}
@@ -251,6 +257,7 @@ class LoadInput(Op):
     alike_on_all_stages = True
     part: Part = _enum_field(Part)
     micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
 
 
 @final
@@ -266,6 +273,7 @@ class Forward(Op):
     alike_on_all_stages = True
     block: Block = _block_field()
     micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
 
 
 @final
@@ -282,6 +290,7 @@ class Recompute(Op):
     alike_on_all_stages = True
     block: Block = _block_field()
     micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
 
 
 @final
@@ -297,6 +306,7 @@ class Backward(Op):
     alike_on_all_stages = True
     block: Block = _block_field()
     micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
 
 
 @final
@@ -312,6 +322,7 @@ class BackwardInput(Op):
     alike_on_all_stages = True
     block: Block = _block_field()
     micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
 
 
 @final
@@ -327,6 +338,7 @@ class BackwardWeight(Op):
     alike_on_all_stages = True
     block: Block = _block_field()
     micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
 
 
 @final
@@ -338,6 +350,7 @@ class Send(Op):
     default_engine = Engine.SEND
     payload: Payload = _enum_field(Payload)
     micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
     chunk: int | None = _chunk_field()
     peer: int = _peer_field()
 
@@ -351,6 +364,7 @@ class Recv(Op):
     default_engine = Engine.RECV
     payload: Payload = _enum_field(Payload)
     micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
     chunk: int | None = _chunk_field()
     peer: int = _peer_field()
 
@@ -440,6 +454,7 @@ class AllGather(Op):
     alike_on_all_stages = True
     blocks: tuple[Block, ...] = _blocks_field()
     micro_batch: int | None = _micro_batch_field(optional=True)
+    slice: int | None = _slice_field()
     phase: Phase | None = _phase_field()
     blocking: bool = _blocking_field()
 
@@ -476,6 +491,44 @@ InputGradientOp = Backward | BackwardInput
 
 WeightGradientOp = Backward | BackwardWeight
 """What contributes to the gradient of a block's parameters."""
+
+
+class Slice(NamedTuple):
+    """A slice of a micro-batch: its run of rows along the sequence."""
+
+    micro_batch: int
+    number: int
+    """in the order of the rows"""
+
+    def __str__(self) -> str:
+        return f"m{self.micro_batch} s{self.number}"
+
+
+Piece = int | Slice
+"""What passes through the blocks at a time: a micro-batch by its number, or a slice of one."""
+
+
+def piece_of(op: LoadInput | BlockOp | Send | Recv) -> Piece:
+    """The piece that an op works on."""
+    return op.micro_batch if op.slice is None else Slice(op.micro_batch, op.slice)
+
+
+def piece_fields(piece: Piece) -> dict[str, Any]:
+    """The fields of an op that works on a piece."""
+    if isinstance(piece, int):
+        return {"micro_batch": piece}
+    return {"micro_batch": piece.micro_batch, "slice": piece.number}
+
+
+def piece_text(piece: Piece) -> str:
+    """A piece as the text of an op has it: `m0`, or `m0 s1`."""
+    return f"m{piece}" if isinstance(piece, int) else str(piece)
+
+
+def piece_name(piece: Piece) -> str:
+    """A piece as names of tensors have it: `m0`, or `m0.s1`."""
+    return f"m{piece}" if isinstance(piece, int) else f"m{piece.micro_batch}.s{piece.number}"
+
 
 MESSAGE_OPS: tuple[type[Op], ...] = (Send, Recv)
 """What one rank does with a partner on another stage."""

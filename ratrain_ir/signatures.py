@@ -14,6 +14,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.blocks import (
     INPUT_HALF_SLOTS,
+    KEY_SLOTS,
     SPLIT_KINDS,
     WEIGHT_HALF_SLOTS,
     Block,
@@ -21,12 +22,18 @@ from ratrain.ratrain_ir.blocks import (
     flat_elements,
     half_slots,
     is_sharded,
+    kept_in_forward,
+    last_viewer,
     pending_slots,
     saved_slots,
+    seen_slices,
     shard_elements,
+    sum_slots,
     token_type,
 )
+from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.ops import (
+    BLOCK_OPS,
     AllGather,
     AllReduce,
     AllReduceScalar,
@@ -144,8 +151,19 @@ Candidates = Sequence[tuple[bool, Signature]]
 
 def signatures(op: Op, model: ModelConfig, plan: Plan) -> Candidates:
     """The signatures an op may have: (whether it accumulates, operands), the likelier first."""
+    index = getattr(op, "slice", None)
+    if index is not None or (plan.slices and type(op) in _OF_SLICES):
+        plan = _plan_of_slice(op, plan, index)
     candidates = _MAKERS.by_kind[type(op)](op, model, plan)
     return candidates[::-1] if op.updates else candidates
+
+
+def _plan_of_slice(op: Op, plan: Plan, index: int | None) -> Plan:
+    try:
+        return slice_plan(plan, index)
+    except IndexError as error:
+        named = "no slice" if index is None else f"s{index}"
+        raise SignatureError(f"'{op!r}' names {named}: {error}") from None
 
 
 def _of(name: str, kind: StateKind, type_: TensorType) -> Role:
@@ -164,9 +182,54 @@ def _scale() -> Role:
     return _scalar("scale", Dtype.F32, 2)
 
 
-def _saved(model: ModelConfig, plan: Plan, block: Block, *, optional: bool) -> Roles:
-    kinds = frozenset({StateKind.SAVED})
-    return tuple(Role(s.name, kinds, s.type, optional, s.name) for s in saved_slots(model, plan, block))
+def _saved(model: ModelConfig, plan: Plan, block: Block, *, optional: bool, needed: tuple[str, ...] = ()) -> Roles:
+    return tuple(
+        Role(s.name, _SAVED, s.type, optional and s.name not in needed, s.name) for s in saved_slots(model, plan, block)
+    )
+
+
+def _seen_keys(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """The keys and values of the earlier slices that a slice of an attention sees, slice by slice."""
+    if block.kind != "attention":
+        return ()
+    return tuple(
+        Role(of_slice(slot.name, index), _SAVED, slot.type, slot=slot.name)
+        for index in seen_slices(model, plan)
+        for slot in saved_slots(model, slice_plan(plan.whole, index), block)
+        if slot.name in KEY_SLOTS
+    )
+
+
+def _seen_sums(model: ModelConfig, plan: Plan, block: Block, *, first: bool) -> Roles:
+    """The sums of key and value gradients that a slice of an attention adds to; `first`: those that it is the first to add to."""
+    if block.kind != "attention":
+        return ()
+    index = plan.index if isinstance(plan, SlicePlan) else None
+    earlier = [(each, slice_plan(plan.whole, each)) for each in seen_slices(model, plan)]
+    return tuple(
+        Role(of_slice(slot.name, each), _SAVED, slot.type, slot=slot.name)
+        for each, other in earlier
+        if (last_viewer(model, other) == index) is first
+        for slot in sum_slots(model, other, block)
+    )
+
+
+def _own_sums(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """What later slices left for the gradients of a slice's own keys and values."""
+    return tuple(Role(slot.name, _SAVED, slot.type, slot=slot.name) for slot in sum_slots(model, plan, block))
+
+
+def of_slice(name: str, index: int) -> str:
+    """The role of an operand that belongs to another slice of the same micro-batch."""
+    return f"{name}_{index}"
+
+
+def is_of_other_slice(role: str) -> bool:
+    """Whether a role is that of an operand that belongs to another slice."""
+    return role.rpartition("_")[2].isdigit()
+
+
+_SAVED = frozenset({StateKind.SAVED})
 
 
 def _view(model: ModelConfig, plan: Plan, block: Block, name: str = "w") -> Role:
@@ -205,13 +268,15 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         reads = (source, view, _input("labels", plan))
         saved, loss = _saved(model, plan, block, optional=False), _scalar("loss", Dtype.F64)
         return [(False, Signature(reads, (*saved, loss))), (True, Signature(reads, saved, (loss,)))]
-    return [(False, Signature((source, view), (output, *_saved(model, plan, block, optional=True))))]
+    saved = _saved(model, plan, block, optional=True, needed=kept_in_forward(model, plan, block))
+    return [(False, Signature((source, view, *_seen_keys(model, plan, block)), (output, *saved)))]
 
 
 @cache
-def _recompute(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+def _recompute(model: ModelConfig, plan: Plan, block: Block, *, attends: bool) -> Candidates:
     saved = _saved(model, plan, block, optional=True)
-    reads = (_activation("x", model, plan), *saved, _view(model, plan, block))
+    seen = _seen_keys(model, plan, block) if attends else ()
+    reads = (_activation("x", model, plan), *saved, _view(model, plan, block), *seen)
     writes = (*saved, _activation("y", model, plan, optional=True))
     return [(False, Signature(reads, writes))]
 
@@ -227,9 +292,13 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     elif block.kind == "head":
         reads = (source, *saved, view, _input("labels", plan), _scale())
     else:
-        reads = (dy, source, *saved, view)
+        reads = (dy, source, *saved, view, *_seen_keys(model, plan, block), *_own_sums(model, plan, block))
     gradient = _gradient(model, plan, block)
-    return [(False, Signature(reads, (*outputs, gradient))), (True, Signature(reads, outputs, (gradient,)))]
+    begun, added = (_seen_sums(model, plan, block, first=first) for first in (True, False))
+    return [
+        (False, Signature(reads, (*outputs, *begun, gradient), added)),
+        (True, Signature(reads, (*outputs, *begun), (gradient, *added))),
+    ]
 
 
 def _half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, tuple[str, ...]]) -> Roles:
@@ -248,8 +317,11 @@ def _pending(model: ModelConfig, plan: Plan, block: Block) -> Roles:
 @cache
 def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     saved = _half_slots(model, plan, block, INPUT_HALF_SLOTS)
-    reads = (_activation("dy", model, plan), _activation("x", model, plan), *saved, _view(model, plan, block))
-    return [(False, Signature(reads, (_activation("dx", model, plan), *_pending(model, plan, block))))]
+    others = (*_seen_keys(model, plan, block), *_own_sums(model, plan, block))
+    reads = (_activation("dy", model, plan), _activation("x", model, plan), *saved, _view(model, plan, block), *others)
+    begun, added = (_seen_sums(model, plan, block, first=first) for first in (True, False))
+    outputs = (_activation("dx", model, plan), *_pending(model, plan, block), *begun)
+    return [(False, Signature(reads, outputs, added))]
 
 
 @cache
@@ -339,12 +411,20 @@ def _scale_update() -> Candidates:
     return [(True, Signature((_scalar("overflow", Dtype.U32),), (), (_scale(),)))]
 
 
+def attends(op: Recompute) -> bool:
+    """Whether a recovery computes attention again, rather than what goes into it alone."""
+    return any(tensor.kind is not StateKind.SAVED or tensor.slot in ("o", "lse", "probs") for tensor in op.writes)
+
+
+_OF_SLICES = frozenset({LoadInput, *BLOCK_OPS, Send, Recv})
+"""What works on one slice where micro-batches are cut."""
+
 _MAKERS: PerOp[Callable[[Any, ModelConfig, Plan], Candidates]] = PerOp(
     "signature",
     {
         LoadInput: lambda _op, _model, plan: _load_input(plan),
         Forward: lambda op, model, plan: _forward(model, plan, op.block),
-        Recompute: lambda op, model, plan: _recompute(model, plan, op.block),
+        Recompute: lambda op, model, plan: _recompute(model, plan, op.block, attends=attends(op)),
         Backward: lambda op, model, plan: _backward(model, plan, op.block),
         BackwardInput: lambda op, model, plan: _backward_input(model, plan, op.block),
         BackwardWeight: lambda op, model, plan: _backward_weight(model, plan, op.block),

@@ -43,8 +43,8 @@ def place_orders(module: Module, orders: Sequence[Order]) -> None:
     module.level = Level.PLACED
 
 
-_Key = tuple[Payload, int | None, int]
-"""A message: payload, the chunk that it goes into as it says it, micro-batch."""
+_Key = tuple[Payload, int | None, int, int]
+"""A message: payload, the chunk that it goes into as it says it, micro-batch, slice."""
 
 
 @define
@@ -62,12 +62,13 @@ class _Placement:
         self.groups = split_into_groups(self.stage, self.topology)
         for op in self.stage.ops:
             if isinstance(op, Send):
-                self.sends[op.payload, op.chunk, op.micro_batch] = op
+                self.sends[op.payload, op.chunk, op.micro_batch, op.slice or 0] = op
             elif isinstance(op, Recv):
-                self.recvs[op.payload, op.chunk, op.micro_batch] = op
+                self.recvs[op.payload, op.chunk, op.micro_batch, op.slice or 0] = op
 
     def key(self, message: Message) -> _Key:
-        return message.payload, message.into if self.topology.has_several_chunks else None, message.micro_batch
+        into = message.into if self.topology.has_several_chunks else None
+        return message.payload, into, message.micro_batch, message.slice
 
     def send(self, message: Message) -> None:
         self.ops.append(self.sends[self.key(message)])

@@ -59,7 +59,7 @@ def split_where_halves_are_apart(module: Module, orders: list[Order]) -> None:
         split = {action.work for action in order if action.kind is ActionKind.BACKWARD_WEIGHT}
 
         def wanted(op: Backward, split: set[tuple[int, int, int]] = split) -> bool:
-            return (chunk_of[op.block], op.micro_batch, 0) in split
+            return (chunk_of[op.block], op.micro_batch, op.slice or 0) in split
 
         if split:
             split_backwards(module, stage, wanted)

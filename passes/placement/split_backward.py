@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.blocks import INPUT_HALF_SLOTS, SPLIT_KINDS, WEIGHT_HALF_SLOTS, half_slots, pending_slots
-from ratrain.ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Tensor
+from ratrain.ratrain_ir.blocks import (
+    INPUT_HALF_SLOTS,
+    SPLIT_KINDS,
+    WEIGHT_HALF_SLOTS,
+    half_slots,
+    pending_slots,
+    saved_slots,
+)
+from ratrain.ratrain_ir.frontend.plan import slice_plan
+from ratrain.ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Tensor, piece_fields, piece_name, piece_of
 from ratrain.ratrain_ir.signatures import bind
 from ratrain.ratrain_ir.types import StateKind
 
@@ -30,20 +38,33 @@ def split_backwards(module: Module, stage: Stage, wanted: Callable[[Backward], b
 
 
 def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, BackwardWeight]:
-    block, m = op.block, op.micro_batch
+    block, piece = op.block, piece_of(op)
+    plan = slice_plan(module.plan, op.slice)
     role = bind(op, module.model, module.plan).tensors
     pending = tuple(
-        stage.add(Tensor(stage.free_name(f"d.{block}.m{m}.{slot.name}"), StateKind.SAVED, slot.type))
-        for slot in pending_slots(module.model, module.plan, block)
+        stage.add(Tensor(stage.free_name(f"d.{block}.{piece_name(piece)}.{slot.name}"), StateKind.SAVED, slot.type))
+        for slot in pending_slots(module.model, plan, block)
     )
     read, kept = (
-        tuple(role[name] for name in half_slots(module.model, module.plan, block, slots))
+        tuple(role[name] for name in half_slots(module.model, plan, block, slots))
         for slots in (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS)
     )
-    inputs = (role["dy"], role["x"], *read, role["w"])
-    gradient = tuple(t for t in op.writes if t.kind is StateKind.GRAD)
-    first = BackwardInput(block=block, micro_batch=m, reads=inputs, writes=(role["dx"], *pending))
+    own = {role["dy"], role["x"], role["w"], *(role[slot.name] for slot in saved_slots(module.model, plan, block))}
+    of_slices = tuple(tensor for tensor in op.reads if tensor not in own)
+    begun = tuple(t for t in op.writes if t.kind is StateKind.SAVED)
+    added = tuple(t for t in op.updates if t.kind is StateKind.SAVED)
+    first = BackwardInput(
+        block=block,
+        **piece_fields(piece),
+        reads=(role["dy"], role["x"], *read, role["w"], *of_slices),
+        writes=(role["dx"], *pending, *begun),
+        updates=added,
+    )
     second = BackwardWeight(
-        block=block, micro_batch=m, reads=(role["dy"], *kept, *pending), writes=gradient, updates=op.updates
+        block=block,
+        **piece_fields(piece),
+        reads=(role["dy"], *kept, *pending),
+        writes=tuple(t for t in op.writes if t.kind is StateKind.GRAD),
+        updates=tuple(t for t in op.updates if t.kind is StateKind.GRAD),
     )
     return first, second

@@ -31,6 +31,7 @@ class Message:
     into: int
     """the chunk whose input it is, or the gradient of whose input"""
     micro_batch: int
+    slice: int
     source: int
     destination: int
 
@@ -47,8 +48,8 @@ _STEPS = {
 }
 """What each action takes from one neighbouring chunk and makes for the other, and how far on that one is."""
 
-_Item = tuple[Payload, int, int]
-"""A payload, the chunk that it is for, its micro-batch."""
+_Item = tuple[Payload, int, int, int]
+"""A payload, the chunk that it is for, its micro-batch and slice."""
 
 
 def unit_run(orders: Sequence[Sequence[Action]], chunk_stages: Sequence[int]) -> list[Event]:
@@ -91,7 +92,7 @@ class _Run:
                 taker = self.chunk_stages[item[1]]
                 if taker != stage:
                     into = item[1] if item[0] is Payload.ACTIVATION else action.chunk
-                    self.record(free[stage], Message(item[0], into, action.micro_batch, stage, taker))
+                    self.record(free[stage], Message(item[0], into, action.micro_batch, action.slice, stage, taker))
                     if self.needs(taker, position) == item:
                         self.wake(taker, position, free)
         if any(done < len(order) for done, order in zip(position, self.orders, strict=True)):
@@ -122,7 +123,7 @@ class _Run:
             return None
         payload, step = _STEPS[action.kind]
         before = action.chunk - step
-        return (payload, action.chunk, action.micro_batch) if 0 <= before < len(self.chunk_stages) else None
+        return (payload, *action.work) if 0 <= before < len(self.chunk_stages) else None
 
     def makes(self, action: Action) -> _Item | None:
         """What an action makes for a neighbouring chunk."""
@@ -130,4 +131,4 @@ class _Run:
             return None
         payload, step = _STEPS[action.kind]
         after = action.chunk + step
-        return (payload, after, action.micro_batch) if 0 <= after < len(self.chunk_stages) else None
+        return (payload, after, action.micro_batch, action.slice) if 0 <= after < len(self.chunk_stages) else None

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage
     from ratrain.ratrain_ir.topology import Topology
 
-Work = tuple[int, int]
-"""A chunk, and a micro-batch that passes through it."""
+Work = tuple[int, int, int]
+"""A chunk, and a micro-batch that passes through it, or a slice of one."""
 
 
 @define
 class WorkGroups:
-    """Ops in list order within each group; all but the last are indexed by chunk and micro-batch.
+    """Ops in list order within each group; all but the last are indexed by chunk, micro-batch and slice.
 
     Where a backward is split, its weight halves are a group of their own, each with the reduction it is the last to contribute to.
     """
@@ -51,7 +51,7 @@ class WorkGroups:
 
     def of(self, action: Action) -> list[Op]:
         """The ops that serve an action."""
-        work = action.chunk, action.micro_batch
+        work = action.work
         if action.kind is ActionKind.FORWARD:
             return self.forward[work]
         if action.kind is ActionKind.BACKWARD:
@@ -62,7 +62,7 @@ class WorkGroups:
 def split_into_groups(stage: Stage, topology: Topology) -> WorkGroups:
     """Group a stage's ops, without releases or addresses (whose order would then be wrong)."""
     groups = WorkGroups()
-    halves = {(op.block, op.micro_batch) for op in stage.ops if type(op) is BackwardWeight}
+    halves = {(op.block, op.micro_batch) for op in stage.ops if type(op) is BackwardWeight and not op.slice}
     chunk_of = topology.chunk_of
     last = len(topology.chunk_stages) - 1
     for op in stage.ops:
@@ -88,5 +88,8 @@ def split_into_groups(stage: Stage, topology: Topology) -> WorkGroups:
             groups.step_end.append(op)
             continue
         assert op.micro_batch is not None
-        side.setdefault((chunk, op.micro_batch), []).append(op)
+        number = (
+            0 if isinstance(op, ReduceScatter) else op.slice or 0
+        )  # slices descend: slice 0 is the last to contribute
+        side.setdefault((chunk, op.micro_batch, number), []).append(op)
     return groups

@@ -22,15 +22,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ratrain.passes.recovery.rewriting import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, rewritten
-from ratrain.ratrain_ir.blocks import Block, Slot, block, saved_slots
-from ratrain.ratrain_ir.ops import Forward, Recompute, Tensor
+from ratrain.passes.recovery.rewriting import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, recovery_op, rewritten
+from ratrain.ratrain_ir.blocks import Block, Slot, block, kept_in_forward, saved_slots
+from ratrain.ratrain_ir.frontend.plan import slice_plan
+from ratrain.ratrain_ir.ops import Forward, Piece, Tensor
 from ratrain.ratrain_ir.schedules.named import most_held
 from ratrain.ratrain_ir.types import StateKind, aligned
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.overlap import Occupancy
     from ratrain.passes.memory.trial import Trials
+    from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.ratrain_ir.module import Module, Stage
 
 _MAX_TRIALS = 40
@@ -53,10 +55,13 @@ class Chosen:
     """how many items take which choice"""
     layers: tuple[int, ...]
     in_flight: int
+    """of a layer: micro-batches, or slices of them"""
+    slices: int
 
-    def choice_of(self, layer: int, micro_batch: int) -> LayerChoice:
+    def choice_of(self, layer: int, piece: Piece) -> LayerChoice:
         """The choice for a layer and a micro-batch: items are dealt out so that micro-batches take about equal time."""
-        item = self.layers.index(layer) * self.in_flight + micro_batch % self.in_flight
+        number = piece if isinstance(piece, int) else piece.micro_batch * self.slices + piece.number
+        item = self.layers.index(layer) * self.in_flight + number % self.in_flight
         for choice, count in self.counts.items():
             if item < count:
                 return choice
@@ -75,13 +80,14 @@ def choose(stage: Stage, trials: Trials, capacity: int) -> Chosen:
     plan = trials.module.plan
     topology = trials.module.topology
     layers = tuple(layer for chunk in topology.chunks_of(stage.index) for layer in topology.chunk_layers[chunk])
-    in_flight = min(ceil(most_held(plan.schedule, plan.shape, stage.index) / plan.chunks), plan.micro_batches)
+    slices = plan.shape.slices
+    in_flight = min(ceil(most_held(plan.schedule, plan.shape, stage.index) / plan.chunks), plan.micro_batches * slices)
     options = _pareto(_options(stage, trials, layers[0]))
     front = _front(options, items=len(layers) * in_flight)
 
     def chosen(index: int) -> Chosen:
         counts = {options[i].choice: count for i, count in enumerate(front[index][2]) if count}
-        return Chosen(counts, layers, in_flight)
+        return Chosen(counts, layers, in_flight, slices)
 
     @cache
     def occupied(index: int) -> Occupancy:
@@ -123,7 +129,7 @@ def _options(stage: Stage, trials: Trials, layer: int) -> list[Option]:
     """Every way to treat a layer, with its exact bytes and the target's seconds."""
     options = []
     for choice in CHOICES["auto"]:
-        nbytes = 0 if choice == NOTHING else _input_bytes(stage, block("mlp", layer))
+        nbytes = 0 if choice == NOTHING else _input_bytes(stage, trials, block("mlp", layer))
         seconds = 0.0
         for half in (block("attention", layer), block("mlp", layer)):
             kept, dropped = _split_slots(trials.module, half, choice.kept(half.kind))
@@ -135,31 +141,38 @@ def _options(stage: Stage, trials: Trials, layer: int) -> list[Option]:
 
 
 def _split_slots(module: Module, half: Block, kept: str) -> tuple[list[Slot], list[Slot]]:
-    slots = saved_slots(module.model, module.plan, half)
+    plan = slice_plan(module.plan, _typical_slice(module.plan))
+    slots = saved_slots(module.model, plan, half)
     names = {"none": (), "lean": LEAN_SLOTS[half.kind], "all": tuple(slot.name for slot in slots)}[kept]
+    names = (*names, *kept_in_forward(module.model, plan, half))
     return [s for s in slots if s.name in names], [s for s in slots if s.name not in names]
 
 
-def _forward_of(stage: Stage, half: Block) -> Forward:
-    return next(op for op in stage.ops if type(op) is Forward and op.block is half)
+def _typical_slice(plan: Plan) -> int | None:
+    """The slice that stands for all: the middle one, as later ones attend to more keys. None where micro-batches pass whole."""
+    return len(plan.slices) // 2 if plan.slices else None
 
 
-def _input_bytes(stage: Stage, half: Block) -> int:
-    return aligned(_forward_of(stage, half).reads[0].type.nbytes)
+def _forward_of(stage: Stage, trials: Trials, half: Block) -> Forward:
+    number = _typical_slice(trials.module.plan)
+    return next(op for op in stage.ops if type(op) is Forward and op.block is half and op.slice == number)
+
+
+def _input_bytes(stage: Stage, trials: Trials, half: Block) -> int:
+    return aligned(_forward_of(stage, trials, half).reads[0].type.nbytes)
 
 
 def _recovery_seconds(stage: Stage, trials: Trials, half: Block, dropped: list[Slot], *, whole_layer: bool) -> float:
-    forward = _forward_of(stage, half)
+    forward = _forward_of(stage, trials, half)
     names = {slot.name for slot in dropped}
     saved = [t for t in forward.writes if t.kind is StateKind.SAVED]
-    source, view = forward.reads
+    source, view = forward.reads[:2]
     kept = tuple(t for t in saved if t.slot not in names)
     writes = tuple(t for t in saved if t.slot in names)
     if whole_layer and half.kind == "attention":
         output = Tensor("y", StateKind.ACTIVATION, source.type)
         writes = (*writes, output)
-    op = Recompute(block=half, micro_batch=0, reads=(source, *kept, view), writes=writes)
-    return trials.op_seconds(stage, op)
+    return trials.op_seconds(stage, recovery_op(forward, kept, view, writes))
 
 
 def _pareto(options: list[Option]) -> list[Option]:

@@ -14,7 +14,21 @@ from attrs import define, field, frozen
 from ratrain.ratrain_ir import blocks
 from ratrain.ratrain_ir.blocks import Block
 from ratrain.ratrain_ir.module import Stage
-from ratrain.ratrain_ir.ops import AllGather, Forward, InputGradientOp, Op, Phase, Recompute, Tensor, Tensors
+from ratrain.ratrain_ir.ops import (
+    AllGather,
+    Forward,
+    InputGradientOp,
+    Op,
+    Phase,
+    Piece,
+    Recompute,
+    Tensor,
+    Tensors,
+    piece_fields,
+    piece_name,
+    piece_of,
+)
+from ratrain.ratrain_ir.signatures import attends
 from ratrain.ratrain_ir.types import StateKind
 
 LEAN_SLOTS = {"attention": ("q", "k", "v", "o", "lse"), "mlp": ("gate", "up")}
@@ -34,8 +48,8 @@ class LayerChoice:
 
 
 NOTHING, EVERYTHING = LayerChoice("none", "none"), LayerChoice("all", "all")
-ChoiceOf = Callable[[int, int], LayerChoice]
-"""The choice for a layer and a micro-batch."""
+ChoiceOf = Callable[[int, Piece], LayerChoice]
+"""The choice for a layer and a micro-batch, or a slice of one."""
 
 CHOICES = {
     "full": (NOTHING,),
@@ -87,21 +101,25 @@ def mark_checkpoints(starts: Iterable[Tensor]) -> None:
 class _Rewriter:
     stage: Stage
     choice_of: ChoiceOf
-    forwards: dict[tuple[Block, int], Forward] = field(factory=dict)
+    forwards: dict[tuple[Block, Piece], Forward] = field(factory=dict)
     """Forward ops as they were, with all saved slots among their writes."""
-    views: dict[tuple[Block, int], Tensor] = field(factory=dict)
+    views: dict[tuple[Block, Piece], Tensor] = field(factory=dict)
     """The view each backward reads, which its recovery reads too."""
     gathers: dict[Tensor, AllGather] = field(factory=dict)
     """Gathers of views that are not gathered yet, where views are sharded within the step."""
+    seen_later: set[Tensor] = field(factory=set)
+    """Keys and values that other slices of their micro-batch read: a forward keeps them."""
     recovered: int = 0
     starts: list[Tensor] = field(factory=list)
 
     def run(self) -> None:
         for op in self.stage.ops:
+            if type(op) is Forward and op.slice:
+                self.seen_later.update(_of_other_slices(op))
             if isinstance(op, InputGradientOp):
                 for tensor in op.reads:
                     if tensor.kind is StateKind.VIEW:
-                        self.views[op.block, op.micro_batch] = tensor
+                        self.views[op.block, piece_of(op)] = tensor
             elif type(op) is AllGather and op.phase is Phase.BACKWARD:
                 self.gathers[op.writes[0]] = op
         ops: list[Op] = []
@@ -119,24 +137,25 @@ class _Rewriter:
 
     def lightened(self, op: Forward) -> Forward:
         """The forward op without the saved slots it does not keep."""
-        self.forwards[op.block, op.micro_batch] = op
-        dropped = set(self.dropped(op.block, op.micro_batch))
+        self.forwards[op.block, piece_of(op)] = op
+        dropped = set(self.dropped(op.block, piece_of(op)))
         if not dropped:
             return op
         return attrs.evolve(op, writes=tuple(t for t in op.writes if t not in dropped))
 
-    def dropped(self, block: Block, m: int) -> Tensors:
+    def dropped(self, block: Block, m: Piece) -> Tensors:
         """The saved slots of a block that are not kept."""
         assert block.layer is not None
         kept = self.choice_of(block.layer, m).kept(block.kind)
         saved = tuple(t for t in self.forwards[block, m].writes if t.kind is StateKind.SAVED)
         if kept == "all":
             return ()
-        return saved if kept == "none" else tuple(t for t in saved if t.slot not in LEAN_SLOTS[block.kind])
+        lean = () if kept == "none" else LEAN_SLOTS[block.kind]
+        return tuple(t for t in saved if t.slot not in lean and t not in self.seen_later)
 
     def with_recovery(self, op: InputGradientOp) -> list[Op]:
         """The backward op, after the recovery of what it, or its weight half, reads."""
-        layer, m = op.block.layer, op.micro_batch
+        layer, m = op.block.layer, piece_of(op)
         assert layer is not None
         if self.choice_of(layer, m) == NOTHING:
             return self.with_whole_layer(op) if op.block.kind == "mlp" else [op]
@@ -144,13 +163,16 @@ class _Rewriter:
 
     def with_whole_layer(self, op: InputGradientOp) -> list[Op]:
         """An mlp's backward after the recovery of its attention, which yields its input again, and its own."""
-        m = op.micro_batch
+        m = piece_of(op)
         attention_block = blocks.block("attention", op.block.layer)
         gather = self.gathers.pop(self.views[attention_block, m], None)
         attention = self.recompute(attention_block, m)
         source = self.forwards[op.block, m].reads[0]
-        again = self.stage.add(Tensor(self.stage.free_name(f"r.{op.block}.m{m}"), StateKind.ACTIVATION, source.type))
+        again = self.stage.add(
+            Tensor(self.stage.free_name(f"r.{op.block}.{piece_name(m)}"), StateKind.ACTIVATION, source.type)
+        )
         attention.writes = (*attention.writes, again)
+        attention.reads = with_seen_keys(attention, self.forwards[attention_block, m])
         self.starts.append(attention.reads[0])
         mlp = self.recompute(op.block, m)
         mlp.reads = (again, *mlp.reads[1:])
@@ -158,10 +180,30 @@ class _Rewriter:
         recovery: list[Op] = [attention, mlp, attrs.evolve(op, reads=reads)]
         return [gather, *recovery] if gather is not None else recovery
 
-    def recompute(self, block: Block, m: int) -> Recompute:
+    def recompute(self, block: Block, m: Piece) -> Recompute:
         """Recovery of a block's dropped slots from its input and the slots it kept."""
-        source, view = self.forwards[block, m].reads[0], self.views[block, m]
+        forward, view = self.forwards[block, m], self.views[block, m]
         dropped = self.dropped(block, m)
-        kept = tuple(t for t in self.forwards[block, m].writes if t.kind is StateKind.SAVED and t not in dropped)
+        kept = tuple(t for t in forward.writes if t.kind is StateKind.SAVED and t not in dropped)
         self.recovered += 1
-        return Recompute(block=block, micro_batch=m, reads=(source, *kept, view), writes=dropped)
+        return recovery_op(forward, kept, view, dropped)
+
+
+def _of_other_slices(op: Forward) -> Tensors:
+    """The keys and values of earlier slices that a forward reads."""
+    return tuple(t for t in op.reads if t.kind is StateKind.SAVED)
+
+
+def with_seen_keys(op: Recompute, forward: Forward) -> Tensors:
+    """What a recovery reads, with the keys and values of earlier slices where it computes attention again."""
+    seen = _of_other_slices(forward)
+    own = tuple(t for t in op.reads if t not in seen)
+    return (*own, *seen) if attends(op) else own
+
+
+def recovery_op(forward: Forward, kept: Tensors, view: Tensor, writes: Tensors) -> Recompute:
+    """The op that makes again what a forward did not keep."""
+    reads = (forward.reads[0], *kept, view)
+    op = Recompute(block=forward.block, **piece_fields(piece_of(forward)), reads=reads, writes=writes)
+    op.reads = with_seen_keys(op, forward)
+    return op

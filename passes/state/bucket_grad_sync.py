@@ -76,13 +76,13 @@ class BucketGradSyncPass(Pass):
 
 
 def _backward_seconds(module: Module, stage: Stage, context: PassContext) -> float:
-    """Seconds of the backwards after which gradients are reduced: those of each micro-batch, or of the last."""
+    """Seconds of the backwards after which gradients are reduced: those of each micro-batch, or of the last; of slices the first, which is last."""
     each = module.plan.reduce == "each-micro-batch"
     last = module.plan.micro_batches - 1
     return sum(
         context.op_seconds(module, stage, op)
         for op in stage.ops
-        if isinstance(op, InputGradientOp | WeightGradientOp) and (each or op.micro_batch == last)
+        if isinstance(op, InputGradientOp | WeightGradientOp) and (each or op.micro_batch == last) and not op.slice
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.blocks import SPLIT_KINDS
-from ratrain.ratrain_ir.ops import BackwardWeight, Forward, InputGradientOp, Op
+from ratrain.ratrain_ir.ops import BackwardWeight, Forward, InputGradientOp, Op, piece_of
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 
 if TYPE_CHECKING:
@@ -25,18 +25,18 @@ def chunk_actions(module: Module, stage: Stage) -> Iterator[tuple[Op, Action]]:
     firsts = {blocks[0] for blocks in topology.chunk_blocks}
     first_halves = {next(b for b in blocks if b.kind in SPLIT_KINDS) for blocks in topology.chunk_blocks}
     split = {
-        (chunk_of[op.block], op.micro_batch)
+        (chunk_of[op.block], piece_of(op))
         for op in stage.ops
         if type(op) is BackwardWeight and op.block in first_halves
     }
     for op in stage.ops:
         if isinstance(op, Forward):
             if op.block in lasts:
-                yield op, Action(ActionKind.FORWARD, op.micro_batch, chunk_of[op.block])
+                yield op, Action(ActionKind.FORWARD, op.micro_batch, chunk_of[op.block], op.slice or 0)
         elif isinstance(op, InputGradientOp):
             if op.block in firsts:
                 chunk = chunk_of[op.block]
-                kind = ActionKind.BACKWARD_INPUT if (chunk, op.micro_batch) in split else ActionKind.BACKWARD
-                yield op, Action(kind, op.micro_batch, chunk)
+                kind = ActionKind.BACKWARD_INPUT if (chunk, piece_of(op)) in split else ActionKind.BACKWARD
+                yield op, Action(kind, op.micro_batch, chunk, op.slice or 0)
         elif isinstance(op, BackwardWeight) and op.block in first_halves:
-            yield op, Action(ActionKind.BACKWARD_WEIGHT, op.micro_batch, chunk_of[op.block])
+            yield op, Action(ActionKind.BACKWARD_WEIGHT, op.micro_batch, chunk_of[op.block], op.slice or 0)

@@ -7,9 +7,10 @@ it may have and how they are shown. `plan_text.py` reads and prints plans by tha
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field, fields, frozen
 
 from ratrain.ratrain_ir.frontend.plan_keys import (
     integer,
@@ -142,6 +143,11 @@ def _read_schedule(reader: FieldReader, name: str, default: Any) -> str | None:
         )
         return said
     return reader.word(name, BUILT_SCHEDULES)
+
+
+def _read_slices(reader: FieldReader, name: str, default: Any) -> tuple[int, ...]:
+    """The lengths of the slices; a text that leaves them out, or has an empty list, cuts nothing."""
+    return reader.integers(name, "a list of lengths in tokens") if reader.values.get(name, default) else ()
 
 
 def _usual(before: Mapping[str, Any], name: str) -> Any:
@@ -332,6 +338,28 @@ class Plan:
     )
     """How chunks, in forward order, lie on the stages: one of `LAYOUTS`."""
 
+    slices: tuple[int, ...] = field(
+        default=(),
+        metadata=key(
+            "batch",
+            "tokens of each slice that a sequence is cut into, one after the other; a file may say how many, evenly or `even-work`",
+            _read_slices,
+            in_header_if_default=False,
+            not_in_file=lambda plan: not plan.slices,
+        ),
+    )
+    """Tokens of each slice of a sequence; empty: micro-batches pass whole."""
+
+    @property
+    def whole(self) -> Plan:
+        """The plan of whole micro-batches: this one, unless it is that of a slice."""
+        return self
+
+    @property
+    def first_position(self) -> int:
+        """Where in its sequence the first row of what passes through the blocks stands."""
+        return 0
+
     @property
     def global_batch(self) -> int:
         """Sequences of one step, over all replicas."""
@@ -360,7 +388,7 @@ class Plan:
     @property
     def shape(self) -> PipelineShape:
         """The numbers that a schedule depends on."""
-        return PipelineShape(self.pp, self.micro_batches, self.chunks, self.layout)
+        return PipelineShape(self.pp, self.micro_batches, self.chunks, self.layout, max(1, len(self.slices)))
 
     def chunk_layers(self, chunk: int, model: ModelConfig) -> range:
         """The layers of a chunk, counted from 0."""
@@ -375,6 +403,40 @@ class Plan:
     def to_fields(self) -> dict[str, Value]:
         """The plan as flat `field = value`, the optimizer's among them, as the IR text's header holds it."""
         return table_of(type(self)).header(self)
+
+
+@frozen(cache_hash=True)
+class SlicePlan(Plan):
+    """A plan as it is for one slice of every sequence: `seq_len` is that of the slice, and there are no slices."""
+
+    parent: Plan = field(kw_only=True)
+    """of whole sequences"""
+    index: int = field(kw_only=True)
+    """which slice"""
+
+    @property
+    def whole(self) -> Plan:
+        """The plan of whole micro-batches."""
+        return self.parent
+
+    @property
+    def first_position(self) -> int:
+        """Where in its sequence the slice begins."""
+        return sum(self.parent.slices[: self.index])
+
+
+@cache
+def slice_plan(plan: Plan, index: int | None) -> Plan:
+    """The plan as it is for one slice; itself where micro-batches pass whole (None).
+
+    Raises IndexError for a slice that the plan does not have, or for none where it has some.
+    """
+    if index is None and not plan.slices:
+        return plan
+    if index is None or not 0 <= index < len(plan.slices):
+        raise IndexError(f"the plan has {len(plan.slices)} slices")
+    values = {each.name: getattr(plan, each.name) for each in fields(Plan)}
+    return SlicePlan(**{**values, "seq_len": plan.slices[index], "slices": ()}, parent=plan, index=index)
 
 
 KEYS = table_of(Plan)

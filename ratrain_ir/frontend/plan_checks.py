@@ -30,6 +30,7 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
             help=f"use pp = {model.layers} or fewer, and more replicas (dp) for the other clusters",
         )
     _check_chunks(reader, plan, model)
+    _check_slices(reader, plan)
     if model is not None and model.learned_positions is not None:
         _check_positions(reader, plan, model.name, model.learned_positions)
     if plan.mapping is not None and reader.good("pp", "dp") and (wrong := plan.mapping.error(plan.pp, plan.dp)):
@@ -61,6 +62,23 @@ def _check_chunks(reader: FieldReader, plan: Plan, model: ModelConfig | None) ->
         if (problem := schedule.problem(plan.shape)) is not None:
             text = f"{schedule.title} cannot be placed: {problem}"
             reader.contradiction("RT064", "schedule", text, help="another schedule, or other chunks, layout or slices")
+
+
+def _check_slices(reader: FieldReader, plan: Plan) -> None:
+    """Slices make up the sequence, and attention is one that can go on from slice to slice."""
+    if not reader.good("slices", "seq_len") or not plan.slices:
+        return
+    if len(plan.slices) == 1:
+        text = f"one slice of {plan.slices[0]} tokens changes nothing"
+        reader.contradiction("RT064", "slices", text, help="leave slices out, or give two or more")
+    if min(plan.slices) < 1 or sum(plan.slices) != plan.seq_len:
+        text = f"the slices {shown(list(plan.slices))} do not make up a sequence of {plan.seq_len} tokens"
+        reader.contradiction(
+            "RT064", "slices", text, help="give their number, or lengths of at least 1 that add up to seq_len"
+        )
+    if reader.good("attention") and plan.attention != "fused":
+        text = f'attention = "{plan.attention}" holds the scores of whole sequences, which slices do not have'
+        reader.contradiction("RT064", "attention", text, help='use attention = "fused", or leave slices out')
 
 
 def _check_positions(reader: FieldReader, plan: Plan, name: str, positions: int) -> None:

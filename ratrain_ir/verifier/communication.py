@@ -17,8 +17,11 @@ from ratrain.ratrain_ir.ops import (
     Forward,
     InputGradientOp,
     Op,
+    Piece,
     Recv,
     Send,
+    piece_of,
+    piece_text,
 )
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, most_held
@@ -47,9 +50,10 @@ def check_channels(module: Module, report: Reporter) -> None:
         if not _check_matched(name, sent, received, module, report, source, destination):
             continue
         for send, recv in zip(sent, received, strict=True):
-            if send.micro_batch != recv.micro_batch:
+            if piece_of(send) != piece_of(recv):
                 note = report.note(f"@{source} sends here", send)
-                text = f"crossed messages, {name}: @{destination} receives m{recv.micro_batch} where @{source} sends m{send.micro_batch}"
+                got, given = (piece_text(piece_of(op)) for op in (recv, send))
+                text = f"crossed messages, {name}: @{destination} receives {got} where @{source} sends {given}"
                 report.at_op("RT041", text, module.stages[destination], recv, notes=[note])
                 break
 
@@ -65,21 +69,22 @@ def _check_matched(
 ) -> bool:
     """RT040: each message is sent once and received once."""
     sound = True
-    out, into = {op.micro_batch for op in sent}, {op.micro_batch for op in received}
+    out, into = set(map(piece_of, sent)), set(map(piece_of, received))
     for ops, others, stage, missing in (
         (sent, into, source, "is never received"),
         (received, out, destination, "is never sent"),
     ):
-        seen: set[int] = set()
+        seen: set[Piece] = set()
         for op in ops:
-            if op.micro_batch not in others:
-                report.at_op("RT040", f"the {name} of m{op.micro_batch} {missing}", module.stages[stage], op)
+            piece = piece_of(op)
+            if piece not in others:
+                report.at_op("RT040", f"the {name} of {piece_text(piece)} {missing}", module.stages[stage], op)
                 sound = False
-            if op.micro_batch in seen:
+            if piece in seen:
                 text = f"'{op!r}' happens twice"
                 report.at_op("RT040", text, module.stages[stage], op)
                 sound = False
-            seen.add(op.micro_batch)
+            seen.add(piece)
     return sound
 
 
@@ -148,15 +153,15 @@ def _keeps_in_flight(module: Module, stage: Stage, schedule: str, report: Report
     chunk_of = module.topology.chunk_of
     firsts = {blocks[0] for blocks in module.topology.chunk_blocks}
     bound = most_held(schedule, module.plan.shape, stage.index)
-    started: set[tuple[int, int]] = set()
+    started: set[tuple[int, int, int]] = set()
     for op in stage.ops:
         if type(op) is Forward:
-            started.add((op.micro_batch, chunk_of[op.block]))
+            started.add((op.micro_batch, op.slice or 0, chunk_of[op.block]))
             if len(started) > bound:
                 _report_in_flight(module, stage, op, started, bound, schedule, report)
                 return False
         elif isinstance(op, InputGradientOp) and op.block in firsts:
-            started.discard((op.micro_batch, chunk_of[op.block]))
+            started.discard((op.micro_batch, op.slice or 0, chunk_of[op.block]))
     return True
 
 
@@ -213,7 +218,8 @@ def _check_zb_h1(module: Module, stage: Stage, report: Reporter) -> None:
 
 def _words(module: Module, action: Action) -> str:
     chunk = f" in chunk c{action.chunk}" if module.topology.has_several_chunks else ""
-    return f"the {_NAMES[action.kind]} of m{action.micro_batch}{chunk}"
+    number = f" s{action.slice}" if module.plan.slices else ""
+    return f"the {_NAMES[action.kind]} of m{action.micro_batch}{number}{chunk}"
 
 
 _NAMES = {
@@ -234,12 +240,20 @@ _OWN_ORDER = "an order of its own has schedule = none in the plan's line of the 
 
 
 def _report_in_flight(
-    module: Module, stage: Stage, op: Op, started: set[tuple[int, int]], bound: int, schedule: str, report: Reporter
+    module: Module,
+    stage: Stage,
+    op: Op,
+    started: set[tuple[int, int, int]],
+    bound: int,
+    schedule: str,
+    report: Reporter,
 ) -> None:
-    if module.topology.has_several_chunks:
-        what, names = "passes", ", ".join(f"m{m} in c{chunk}" for m, chunk in sorted(started))
-    else:
-        what, names = "micro-batches", ", ".join(f"m{m}" for m, _ in sorted(started))
+    several, sliced = module.topology.has_several_chunks, bool(module.plan.slices)
+    what = "passes" if several else "slices" if sliced else "micro-batches"
+    names = ", ".join(
+        f"m{m}" + (f" s{number}" if sliced else "") + (f" in c{chunk}" if several else "")
+        for m, number, chunk in sorted(started)
+    )
     title = SCHEDULES[schedule].title
     text = f"{len(started)} {what} in flight ({names}), but {title} allows {bound} on stage @{stage.index}"
     report.at_op("RT044", text, stage, op, help=_OWN_ORDER)

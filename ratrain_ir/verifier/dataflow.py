@@ -1,7 +1,7 @@
 """Layer 2: a symbolic run of every stage. Each tensor holds a value; each op must find the values it means, once.
 
 Values are tuples: ("x", block, m) the input of a block, ("dx", block, m) the gradient of it, ("saved", block, m, slot),
-("g", block, range of micro-batches) a gradient and whose contributions it holds, and so on. A receive is
+("g", block, range of micro-batches) a gradient and whose contributions it holds, and so on; m is a piece: a micro-batch, or a slice of one. A receive is
 believed to bring what it says; that the matching send sends exactly this is checked where the send stands.
 """
 
@@ -9,20 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attrs import define, field
 
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.blocks import (
+    KEY_SLOTS,
     WEIGHT_HALF_SLOTS,
     Block,
     half_slots,
     is_sharded,
+    last_viewer,
     next_block,
     pending_slots,
     reduces_each_micro_batch,
+    saved_slots,
+    seen_slices,
+    sum_slots,
 )
+from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import (
     AllGather,
@@ -38,6 +45,7 @@ from ratrain.ratrain_ir.ops import (
     Op,
     Payload,
     Phase,
+    Piece,
     Quantity,
     Recompute,
     Recv,
@@ -45,13 +53,19 @@ from ratrain.ratrain_ir.ops import (
     Release,
     ScaleUpdate,
     Send,
+    Slice,
     Tensor,
     Update,
+    piece_of,
+    piece_text,
 )
 from ratrain.ratrain_ir.per_op import PerOp
-from ratrain.ratrain_ir.signatures import bind
+from ratrain.ratrain_ir.signatures import attends, bind, of_slice
 from ratrain.ratrain_ir.types import StateKind
 from ratrain.ratrain_ir.verifier.report import MAX_REPORTS, Reporter
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 
 Value = tuple[object, ...]
 
@@ -81,8 +95,8 @@ class _SymbolicRun:
     op: Op | None = None
     """The op that is visited."""
     blocks: tuple[Block, ...] = ()
-    split: list[tuple[Block, int]] = field(factory=list)
-    """Blocks and micro-batches whose backward is in two halves."""
+    split: list[tuple[Block, Piece]] = field(factory=list)
+    """Blocks and pieces whose backward is in two halves."""
 
     def run(self) -> None:
         self.blocks = self.module.topology.stage_blocks[self.stage.index]
@@ -94,6 +108,10 @@ class _SymbolicRun:
 
     def roles(self, op: Op) -> dict[str, Tensor]:
         return bind(op, self.module.model, self.module.plan).tensors
+
+    def plan_of(self, op: BlockOp) -> Plan:
+        """The plan as it is for the piece that an op works on."""
+        return slice_plan(self.module.plan, op.slice)
 
     def once(self, op: Op, code: str, *what: object) -> bool:
         """Record that something happens; report when it happened before."""
@@ -144,23 +162,23 @@ class _SymbolicRun:
         gather = self.gathers.get(view)
         if self.module.level is not Level.DATAFLOW or gather is None or gather.phase is None:
             return
-        use = (op.micro_batch, Phase.FORWARD if type(op) is Forward else Phase.BACKWARD)
-        if (gather.micro_batch, gather.phase) != use:
+        phase = Phase.FORWARD if type(op) is Forward else Phase.BACKWARD
+        assert gather.micro_batch is not None  # the structure of a sound module
+        served = gather.micro_batch if gather.slice is None else Slice(gather.micro_batch, gather.slice)
+        if (served, gather.phase) != (piece_of(op), phase):
             note = self.report.note("gathered here", gather)
-            text = (
-                f"'{op!r}' uses %{view.name}, which was gathered for the {gather.phase.value} of m{gather.micro_batch}"
-            )
+            text = f"'{op!r}' uses %{view.name}, which was gathered for the {gather.phase.value} of {_word(served)}"
             way_out = "at level dataflow, where no order is claimed, each use has a gather of its own"
             self.report.at_op("RT030", text, self.stage, op, view, notes=[note], help=way_out)
 
     # forward, recovery and backward
 
     def load_input(self, op: LoadInput) -> None:
-        self.once(op, "RT030", "input", op.part, op.micro_batch)
-        self.set(op.writes[0], op.part.value, op.micro_batch)
+        self.once(op, "RT030", "input", op.part, piece_of(op))
+        self.set(op.writes[0], op.part.value, piece_of(op))
 
     def forward(self, op: Forward) -> None:
-        block, m = op.block, op.micro_batch
+        block, m = op.block, piece_of(op)
         roles = self.roles(op)
         self.once(op, "RT030", "forward", block, m)
         self.view(op, roles, block)
@@ -172,48 +190,86 @@ class _SymbolicRun:
             self.add_loss(op, roles["loss"], m)
         else:
             self.set(roles["y"], "x", next_block(self.module.model, block), m)
+        self.see_keys(op, roles, block, m)
         self.set_saved(op, roles, block, m)
 
-    def add_loss(self, op: Forward, loss: Tensor, m: int) -> None:
-        """The loss is a sum over micro-batches in ascending order, like the gradients."""
+    def add_loss(self, op: Forward, loss: Tensor, m: Piece) -> None:
+        """The loss is a sum over micro-batches in ascending order, and over their slices."""
+        share = self.share(m, descending=False)
         if op.updates:
-            self.expect("RT030", op, loss, "loss", range(m))
-        elif m != 0:
-            text = "the first contribution to the loss must be m0: micro-batches ascend"
+            self.expect("RT030", op, loss, "loss", self.shares(share, descending=False))
+        elif share != 0:
+            first = piece_text(self.piece(0, descending=False))
+            text = f"the first contribution to the loss must be {first}: micro-batches ascend"
             self.report.at_op("RT030", text, self.stage, op, loss)
-        self.set(loss, "loss", range(m + 1))
+        self.set(loss, "loss", self.shares(share + 1, descending=False))
 
-    def block_input(self, op: Op, roles: dict[str, Tensor], block: Block, m: int) -> None:
+    # Which contribution to a sum a piece makes: micro-batches ascend; of their slices those of the loss do, of gradients they descend.
+
+    @property
+    def slices(self) -> int:
+        """Pieces of a micro-batch."""
+        return max(1, len(self.module.plan.slices))
+
+    def share(self, piece: Piece, *, descending: bool) -> int:
+        """The place of a piece's contribution in a step's sum."""
+        if isinstance(piece, int):
+            return piece
+        number = self.slices - 1 - piece.number if descending else piece.number
+        return piece.micro_batch * self.slices + number
+
+    def piece(self, share: int, *, descending: bool) -> Piece:
+        """The piece that makes a contribution."""
+        if not self.module.plan.slices:
+            return share
+        micro_batch, number = divmod(share, self.slices)
+        return Slice(micro_batch, self.slices - 1 - number if descending else number)
+
+    def shares(self, stop: int, start: int = 0, *, descending: bool = True) -> range | _Shares:
+        """The contributions from one up to another."""
+        return _Shares(start, stop, self.slices, descending) if self.module.plan.slices else range(start, stop)
+
+    def of_micro_batches(self, stop: int, start: int = 0) -> range | _Shares:
+        """The contributions of whole micro-batches to a gradient."""
+        return self.shares(stop * self.slices, start * self.slices)
+
+    def block_input(self, op: Op, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         if block.kind == "embed":
             self.expect("RT030", op, roles["tokens"], "tokens", m)
         else:
             self.expect("RT030", op, roles["x"], "x", block, m)
 
-    def set_saved(self, op: Op, roles: dict[str, Tensor], block: Block, m: int) -> None:
+    def set_saved(self, op: Op, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         for name, tensor in roles.items():
             if tensor.kind is StateKind.SAVED and tensor in op.writes:
                 self.once(op, "RT032", "saved", block, m, name)
                 self.set(tensor, "saved", block, m, name)
 
-    def expect_saved(self, op: Op, roles: dict[str, Tensor], block: Block, m: int) -> None:
+    def expect_saved(self, op: Op, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         for name, tensor in roles.items():
-            if tensor.kind is StateKind.SAVED and tensor in op.reads:
+            if tensor.kind is StateKind.SAVED and tensor in op.reads and name in self.own_slots(block):
                 self.expect("RT032", op, tensor, "saved", block, m, name)
 
+    def own_slots(self, block: Block) -> frozenset[str]:
+        """The roles of what a forward saves: a sliced attention has operands of other slices too."""
+        return _slot_names(self.module.model, self.module.plan, block)
+
     def recompute(self, op: Recompute) -> None:
-        block, m = op.block, op.micro_batch
+        block, m = op.block, piece_of(op)
         roles = self.roles(op)
         self.once(op, "RT032", "recompute", block, m)
         self.view(op, roles, block)
         self.expect("RT032", op, roles["x"], "x", block, m)
         self.expect_saved(op, roles, block, m)
+        if attends(op):
+            self.see_keys(op, roles, block, m)
         if "y" in roles:
             self.set(roles["y"], "x", next_block(self.module.model, block), m)
             self.recovered[roles["y"]] = op
         self.set_saved(op, roles, block, m)
 
     def backward(self, op: Backward) -> None:
-        block, m = op.block, op.micro_batch
+        block, m = op.block, piece_of(op)
         roles = self.roles(op)
         self.once(op, "RT030", "backward", block, m)
         self.block_input(op, roles, block, m)
@@ -226,13 +282,14 @@ class _SymbolicRun:
             if block.kind != "embed":
                 self.view(op, roles, block)
         self.expect_saved(op, roles, block, m)
+        self.add_up_sums(op, roles, block, m)
         if "dx" in roles:
             self.set(roles["dx"], "dx", block, m)
         self.contribute(op, roles["g"], block, m)
 
     def backward_input(self, op: BackwardInput) -> None:
         """One of the two ways to do a micro-batch's backward, which then has a weight half too."""
-        block, m = op.block, op.micro_batch
+        block, m = op.block, piece_of(op)
         roles = self.roles(op)
         self.once(op, "RT030", "backward", block, m)
         self.split.append((block, m))
@@ -240,44 +297,78 @@ class _SymbolicRun:
         self.expect("RT030", op, roles["x"], "x", block, m)
         self.view(op, roles, block)
         self.expect_saved(op, roles, block, m)
+        self.add_up_sums(op, roles, block, m)
         self.set(roles["dx"], "dx", block, m)
-        for slot in pending_slots(self.module.model, self.module.plan, block):
+        for slot in pending_slots(self.module.model, self.plan_of(op), block):
             self.set(roles[slot.name], "pending", block, m, slot.name)
 
     def backward_weight(self, op: BackwardWeight) -> None:
         """Finds what its input half left, so it comes after it."""
-        block, m = op.block, op.micro_batch
+        block, m = op.block, piece_of(op)
         roles = self.roles(op)
         self.once(op, "RT030", "backward_weight", block, m)
         self.expect("RT030", op, roles["dy"], "dx", next_block(self.module.model, block), m)
-        for name in half_slots(self.module.model, self.module.plan, block, WEIGHT_HALF_SLOTS):
+        for name in half_slots(self.module.model, self.plan_of(op), block, WEIGHT_HALF_SLOTS):
             self.expect("RT032", op, roles[name], "saved", block, m, name)
-        for slot in pending_slots(self.module.model, self.module.plan, block):
+        for slot in pending_slots(self.module.model, self.plan_of(op), block):
             self.expect("RT030", op, roles[slot.name], "pending", block, m, slot.name)
         self.contribute(op, roles["g"], block, m)
 
-    def contribute(self, op: Backward | BackwardWeight, gradient: Tensor, block: Block, m: int) -> None:
-        """Gradients gather micro-batches in ascending order."""
+    def contribute(self, op: Backward | BackwardWeight, gradient: Tensor, block: Block, m: Piece) -> None:
+        """Gradients gather micro-batches in ascending order, and of each its slices in descending order."""
+        share = self.share(m, descending=True)
         alone = reduces_each_micro_batch(self.module.plan)
-        if not op.updates:
-            if m != 0 and not alone:
-                text = f"the first contribution to the gradient of {block} must be m0: micro-batches ascend"
+        begin = share - share % self.slices if alone else 0
+        if gradient in op.writes:
+            if share != begin:
+                first = piece_text(self.piece(begin, descending=True))
+                text = f"the first contribution to the gradient of {block} must be {first}: micro-batches ascend"
                 self.report.at_op("RT031", text, self.stage, op, gradient)
-            self.set(gradient, "g", block, range(m, m + 1))
+            self.set(gradient, "g", block, self.shares(share + 1, share))
             return
-        self.expect("RT031", op, gradient, "g", block, range(m))
-        self.set(gradient, "g", block, range(m + 1))
+        self.expect("RT031", op, gradient, "g", block, self.shares(share, begin))
+        self.set(gradient, "g", block, self.shares(share + 1, begin))
+
+    # slices of an attention
+
+    def see_keys(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
+        """A slice reads the keys and values of earlier slices, made by their forwards."""
+        for other in self.seen(block, m):
+            for name in KEY_SLOTS:
+                self.expect("RT030", op, roles[of_slice(name, other.number)], "saved", block, other, name)
+
+    def seen(self, block: Block, m: Piece) -> list[Slice]:
+        if isinstance(m, int) or block.kind != "attention":
+            return []
+        plan = slice_plan(self.module.plan, m.number)
+        return [Slice(m.micro_batch, number) for number in seen_slices(self.module.model, plan)]
+
+    def add_up_sums(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
+        """The backward of a slice takes what later slices left for its keys and values, and adds to the sums of earlier ones."""
+        self.see_keys(op, roles, block, m)
+        if isinstance(m, int):
+            return
+        model, plan = self.module.model, self.module.plan
+        for slot in sum_slots(model, slice_plan(plan, m.number), block):
+            self.expect("RT031", op, roles[slot.name], slot.name, block, m, _down_to(m.number + 1))
+        for other in self.seen(block, m):
+            mine = slice_plan(plan, other.number)
+            for slot in sum_slots(model, mine, block):
+                tensor = roles[of_slice(slot.name, other.number)]
+                if last_viewer(model, mine) != m.number:
+                    self.expect("RT031", op, tensor, slot.name, block, other, _down_to(m.number + 1))
+                self.set(tensor, slot.name, block, other, _down_to(m.number))
 
     # messages
 
     def send(self, op: Send) -> None:
         what, block = self.crossing(op)
-        self.expect("RT040", op, op.reads[0], what, block, op.micro_batch)
+        self.expect("RT040", op, op.reads[0], what, block, piece_of(op))
         self.expect_made_forward("RT040", op, op.reads[0])
 
     def recv(self, op: Recv) -> None:
         what, block = self.crossing(op)
-        self.set(op.writes[0], what, block, op.micro_batch)
+        self.set(op.writes[0], what, block, piece_of(op))
 
     def crossing(self, op: Send | Recv) -> tuple[str, Block]:
         """What crosses the cut between this stage and the peer."""
@@ -294,11 +385,11 @@ class _SymbolicRun:
         for block in op.blocks:
             shard, flag = roles[f"gs.{block}"], roles[f"flag.{block}"]
             if op.micro_batch is None:
-                self.expect("RT031", op, roles[f"g.{block}"], "g", block, range(count))
+                self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.of_micro_batches(count))
                 reduced = range(count)
             else:
                 m = op.micro_batch
-                self.expect("RT031", op, roles[f"g.{block}"], "g", block, range(m, m + 1))
+                self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.of_micro_batches(m + 1, m))
                 reduced = range(m + 1)
                 if op.updates:
                     self.expect("RT031", op, shard, "reduced", block, range(m))
@@ -316,7 +407,7 @@ class _SymbolicRun:
         for block in op.blocks:
             self.once(op, "RT031", "all_reduce", op.group, block)
             if op.group is Group.REPLICAS:
-                self.expect("RT031", op, roles[f"g.{block}"], "g", block, everything)
+                self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.of_micro_batches(len(everything)))
                 self.set(roles[f"g.{block}"], "reduced", block, everything)
                 self.set(roles[f"flag.{block}"], "flag", block, everything)
             else:
@@ -362,7 +453,8 @@ class _SymbolicRun:
             self.norm(op)
             return
         if op.quantity is Quantity.LOSS:
-            self.expect("RT030", op, op.reads[0], "loss", range(self.module.plan.micro_batches))
+            count = self.module.plan.micro_batches * self.slices
+            self.expect("RT030", op, op.reads[0], "loss", self.shares(count, descending=False))
             return
         everything = range(self.module.plan.micro_batches)
         seen = {self.values.get(tensor) for tensor in op.reads}
@@ -415,7 +507,8 @@ class _SymbolicRun:
 
     def required(self) -> Iterator[Value]:
         plan = self.module.plan
-        for m in range(plan.micro_batches):
+        for share in range(plan.micro_batches * self.slices):
+            m = self.piece(share, descending=False)
             yield from ((what, block, m) for block in self.blocks for what in ("forward", "backward"))
         yield from (("backward_weight", block, m) for block, m in self.split)
         for block in self.blocks:
@@ -448,6 +541,33 @@ class _SymbolicRun:
             self.report.at_tensor("RT024", text, tensor)
 
 
+def _down_to(number: int) -> str:
+    """Which later slices have added to a sum: those that see the keys, down to one."""
+    return f"from its later slices down to s{number}"
+
+
+class _Shares(NamedTuple):
+    """Contributions of slices to a sum, from one up to another."""
+
+    start: int
+    stop: int
+    slices: int
+    descending: bool
+
+    def __str__(self) -> str:
+        ends = (self.start, self.stop - 1) if self.stop > self.start + 1 else (self.start,)[: self.stop - self.start]
+        return " to ".join(map(self.piece, ends))
+
+    def piece(self, share: int) -> str:
+        micro_batch, number = divmod(share, self.slices)
+        return f"m{micro_batch} s{self.slices - 1 - number if self.descending else number}"
+
+
+@cache
+def _slot_names(model: ModelConfig, plan: Plan, block: Block) -> frozenset[str]:
+    return frozenset(slot.name for slot in saved_slots(model, slice_plan(plan, 0) if plan.slices else plan, block))
+
+
 def _words(value: Value) -> str:
     """A value in words."""
     names = {
@@ -463,6 +583,8 @@ def _words(value: Value) -> str:
         "view": "the view of",
         "flag": "the overflow flag of",
         "scale": "the loss scale of",
+        "dk_sum": "the gradients of the keys of",
+        "dv_sum": "the gradients of the values of",
     }
     first = str(value[0])
     return " ".join(filter(None, [names.get(first, first), *map(_word, value[1:])]))

@@ -17,6 +17,7 @@ from ratrain.ratrain_ir.ops import (
     Backward,
     BackwardInput,
     BackwardWeight,
+    BlockOp,
     Forward,
     Group,
     LoadInput,
@@ -139,6 +140,7 @@ def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op:
         text = f"m{micro_batch} does not exist: the plan has micro-batches m0 to m{module.plan.micro_batches - 1}"
         report.at_op("RT027", text, stage, op)
         sound = False
+    sound = check_slice(module, stage, op, report) and sound
     if type(op) is Send or type(op) is Recv:
         sound = check_peer(module, stage, op, report) and sound
     if type(op) is LoadInput:
@@ -148,6 +150,25 @@ def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op:
             report.at_op("RT027", f"stage @{stage.index} has no use for {op.part.value}", stage, op)
             sound = False
     return sound
+
+
+def check_slice(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:
+    """RT027: what works on a slice names one that exists, where micro-batches are cut, and none where they are not."""
+    if not isinstance(op, LoadInput | BlockOp | Send | Recv | AllGather):
+        return True
+    count, named = len(module.plan.slices), op.slice
+    if isinstance(op, AllGather) and op.micro_batch is None:
+        wrong = None if named is None else "the gather at the step's end is of no slice"
+    elif named is None:
+        wrong = f"the plan cuts micro-batches into slices s0 to s{count - 1}, and it names none" if count else None
+    elif not count:
+        wrong = "the plan has no slices"
+    else:
+        wrong = None if named < count else f"the plan has slices s0 to s{count - 1}"
+    if wrong is None:
+        return True
+    report.at_op("RT027", f"'{op!r}': {wrong}", stage, op)
+    return False
 
 
 def check_peer(module: Module, stage: Stage, op: Send | Recv, report: Reporter) -> bool:

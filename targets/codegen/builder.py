@@ -8,15 +8,19 @@ from attrs import define, field, frozen
 
 from ratrain.passes.memory.allocation import AllocationProblem, allocate
 from ratrain.ratrain_ir.blocks import (
+    KEY_SLOTS,
     Block,
     flat_elements,
     parameters,
     pending_slots,
     saved_slots,
+    seen_slices,
+    sum_slots,
     tokens_per_micro_batch,
 )
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
+from ratrain.ratrain_ir.signatures import of_slice
 from ratrain.ratrain_ir.types import Dtype, aligned, tensor_type
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step, parse_reference
@@ -210,6 +214,7 @@ class Builder:
             for slots in (saved_slots, pending_slots)
             for slot in slots(self.model, self.plan, self.block)
         }
+        known |= self.slots_of_other_slices()
         known |= dict.fromkeys(("x", "y", "dx", "dy"), (self.act, (rows, hidden)))
         known |= dict.fromkeys(("tokens", "labels"), (Dtype.I32, (rows,)))
         known |= {
@@ -219,3 +224,17 @@ class Builder:
             "scale": (Dtype.F32, (2,)),
         }
         return tuple(Formal(role, *known[role]) for role in self.roles)
+
+    def slots_of_other_slices(self) -> dict[str, tuple[Dtype, Shape]]:
+        """Dtype and shape of what a slice of an attention reads and adds to of other slices, and finds of its own."""
+        own = {slot.name: (slot.type.dtype, slot.type.shape) for slot in sum_slots(self.model, self.plan, self.block)}
+        if self.block.kind != "attention":
+            return own
+        earlier = [(number, slice_plan(self.plan.whole, number)) for number in seen_slices(self.model, self.plan)]
+        return own | {
+            of_slice(slot.name, number): (slot.type.dtype, slot.type.shape)
+            for number, plan in earlier
+            for slots in (saved_slots, sum_slots)
+            for slot in slots(self.model, plan, self.block)
+            if slots is sum_slots or slot.name in KEY_SLOTS
+        }

@@ -11,6 +11,7 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from ratrain.ratrain_ir.signatures import is_of_other_slice
 from ratrain.ratrain_ir.types import StateKind
 from ratrain.targets.codegen.builder import mlp_chunk_starts
 from ratrain.targets.codegen.routines import RoutineForm, derived_routine, representative
@@ -33,9 +34,11 @@ def form_of(block: Block, instruction: Instruction, stage: ProgramStage) -> Rout
         if instruction.keyword == "recompute"
         and operand.access is Access.READ
         and stage.tensors[operand.tensor].kind is StateKind.SAVED
+        and not is_of_other_slice(operand.role)
     )
     roles = tuple(operand.role for operand in operands)
-    return RoutineForm(instruction.keyword, representative(block), roles, given, instruction.accumulates)
+    accumulates = instruction.accumulates
+    return RoutineForm(instruction.keyword, representative(block), roles, given, accumulates, instruction.slice)
 
 
 def derivation_problem(routine: Routine, form: RoutineForm, model: ModelConfig, plan: Plan) -> str | None:

@@ -105,6 +105,7 @@ class _StageEmission:
             waits=tuple(CountWait(w.engine, counts[w.position], w.previous_step) for w in waits),
             blocking=fields.blocking,
             chunk=fields.chunk,
+            slice=fields.slice,
         )
 
     def routine(self, op: Op) -> int | None:

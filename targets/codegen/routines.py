@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.blocks import Block, block, saved_slots, scores_type
+from ratrain.ratrain_ir.blocks import Block, block, saved_slots, scores_type, tokens_per_micro_batch
+from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.ops import BlockOp, Recompute
-from ratrain.ratrain_ir.signatures import bind
+from ratrain.ratrain_ir.signatures import Binding, bind, is_of_other_slice
 from ratrain.ratrain_ir.types import Dtype, StateKind
 from ratrain.targets.codegen.builder import INPUT, WEIGHT, Builder
 from ratrain.targets.codegen.mlp_routines import mlp_backward, mlp_forward
 from ratrain.targets.codegen.norms import norm, norm_backward, norm_or_its_weights, norm_steps, statistics
+from ratrain.targets.codegen.slice_routines import sliced_backward, sliced_forward
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 def routine_of(op: BlockOp, model: ModelConfig, plan: Plan) -> Routine:
     """The routine of a block op, under the roles its operands bind."""
     binding = bind(op, model, plan)
-    form = RoutineForm(op.keyword, representative(op.block), tuple(binding.tensors), _given(op), binding.accumulates)
+    roles = tuple(binding.tensors)
+    form = RoutineForm(op.keyword, representative(op.block), roles, _given(op, binding), binding.accumulates, op.slice)
     return derived_routine(form, model, plan)
 
 
@@ -45,12 +48,16 @@ class RoutineForm:
     given: tuple[str, ...]
     """saved slots a recovery reads, because they were kept"""
     accumulates: bool
+    slice: int | None = None
+    """where micro-batches are cut: which slice, as the later ones see more keys"""
 
 
-def _given(op: BlockOp) -> tuple[str, ...]:
+def _given(op: BlockOp, binding: Binding) -> tuple[str, ...]:
     if not isinstance(op, Recompute):
         return ()
-    return tuple(t.slot for t in op.reads if t.kind is StateKind.SAVED)
+    roles = {tensor: role for role, tensor in binding.tensors.items()}
+    saved = [roles[t] for t in op.reads if t.kind is StateKind.SAVED]
+    return tuple(role for role in saved if not is_of_other_slice(role))
 
 
 def representative(one: Block) -> Block:
@@ -61,6 +68,8 @@ def representative(one: Block) -> Block:
 def _key(form: RoutineForm, model: ModelConfig, plan: Plan) -> str:
     """Name of a routine: block kind, op, and in which way it differs from the plain one."""
     parts = [f"{form.block.kind}.{form.keyword}"]
+    if form.slice is not None:
+        parts.append(f"s{form.slice}")
     if form.keyword in ("forward", "recompute"):
         slots = [slot.name for slot in saved_slots(model, plan, form.block)]
         made = [name for name in slots if name in form.roles and name not in form.given]
@@ -78,6 +87,7 @@ def _key(form: RoutineForm, model: ModelConfig, plan: Plan) -> str:
 @cache
 def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routine:
     """The routine of a form; what is asked for twice is the same object."""
+    plan = slice_plan(plan, form.slice)
     backward = form.keyword in _BACKWARDS
     halves = _BACKWARDS.get(form.keyword, frozenset())
     builder = Builder(model, plan, form.block, form.roles, form.accumulates, halves)
@@ -122,14 +132,20 @@ def _attention_options(builder: Builder) -> dict[str, Any]:
 
 def _rope(builder: Builder, x: str, heads: int, *, inverse: bool) -> None:
     if builder.model.position == "rope":
-        options = {"heads": heads, "head_dim": builder.model.head_dim, "seq_len": builder.plan.seq_len}
+        options = {"heads": heads, "head_dim": builder.model.head_dim, **positions(builder.plan)}
         builder.step("rope", {"x": x}, **options, theta=builder.model.rope_theta, inverse=inverse)
+
+
+def positions(plan: Plan) -> dict[str, int]:
+    """The options of a kernel that say which positions rows have."""
+    start = {"first_position": plan.first_position} if plan.first_position else {}
+    return {"seq_len": plan.seq_len, **start}
 
 
 def _embed_forward(builder: Builder) -> None:
     builder.step("embedding_forward", {"tokens": "tokens", "table": "w.table", "y": "y"})
     if builder.model.position == "learned":
-        builder.step("position_forward", {"positions": "w.positions", "y": "y"}, seq_len=builder.plan.seq_len)
+        builder.step("position_forward", {"positions": "w.positions", "y": "y"}, **positions(builder.plan))
 
 
 def _embed_backward(builder: Builder) -> None:
@@ -137,7 +153,7 @@ def _embed_backward(builder: Builder) -> None:
     builder.step("embedding_backward", operands, accumulate=builder.accumulates)
     if builder.model.position == "learned":
         operands = {"dy": "dy", "dpositions": "g.positions"}
-        builder.step("position_backward", operands, seq_len=builder.plan.seq_len, accumulate=builder.accumulates)
+        builder.step("position_backward", operands, **positions(builder.plan), accumulate=builder.accumulates)
 
 
 def _attention_forward(builder: Builder) -> None:
@@ -161,7 +177,9 @@ def _attention_forward(builder: Builder) -> None:
 def _softmax_forward(builder: Builder) -> None:
     """From queries, keys and values to the output of the heads."""
     options, o = _attention_options(builder), builder.slot("o")
-    if builder.plan.attention == "fused":
+    if isinstance(builder.plan, SlicePlan):
+        sliced_forward(builder, builder.plan)
+    elif builder.plan.attention == "fused":
         operands = {"q": "q", "k": "k", "v": "v", "o": o, "lse": builder.slot("lse")}
         builder.step("attention_forward", operands, **options)
     else:
@@ -182,6 +200,9 @@ def _softmax_backward(builder: Builder) -> None:
     """From the gradient `do` of the heads' output to those of queries, keys and values."""
     options = _attention_options(builder)
     gradients = {name: builder.slot(name) for name in ("dq", "dk", "dv")}
+    if isinstance(builder.plan, SlicePlan):
+        sliced_backward(builder, builder.plan)
+        return
     if builder.plan.attention == "fused":
         operands = {name: name for name in ("q", "k", "v", "o", "lse", "do")} | gradients
         operands["delta"] = builder.temporary("delta", builder.model.heads, builder.rows, dtype=Dtype.F32)
@@ -246,7 +267,7 @@ def _head_backward(builder: Builder) -> None:
     operands |= {"table": "w.table", "dxn": builder.temporary("dxn", builder.rows, builder.model.hidden_size)}
     operands["dtable"] = "g.table"
     options = {"normalise": builder.model.normalised_head, "accumulate": builder.accumulates}
-    denominator = float(builder.plan.micro_batches * builder.rows)
+    denominator = float(builder.plan.micro_batches * tokens_per_micro_batch(builder.plan.whole))
     if builder.plan.holds_logits:
         operands["dlogits"] = _head_logits(builder, "dlogits")
     kernel = "head_backward_from_logits" if builder.plan.holds_logits else "head_backward"

@@ -57,6 +57,7 @@ class StoredFields:
     blocks: tuple[str, ...]
     blocking: bool
     chunk: int | None
+    slice: int | None
 
 
 def stored_fields(op: Op) -> StoredFields:
@@ -70,6 +71,7 @@ def stored_fields(op: Op) -> StoredFields:
         _blocks(op),
         is_blocking(op),
         getattr(op, "chunk", None),
+        getattr(op, "slice", None),
     )
 
 
@@ -124,6 +126,7 @@ _FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
     "block": lambda instruction, _engine: _only_block(instruction),
     "blocks": lambda instruction, _engine: tuple(map(_block, instruction.blocks)),
     "micro_batch": lambda instruction, _engine: instruction.micro_batch,
+    "slice": lambda instruction, _engine: instruction.slice,
     "chunk": lambda instruction, _engine: instruction.chunk,
     "peer": lambda instruction, _engine: instruction.peer,
     "payload": lambda instruction, _engine: Payload(instruction.variant),
@@ -222,6 +225,7 @@ class _LiftedStage:
             instruction.blocks,
             instruction.blocking,
             instruction.chunk,
+            instruction.slice,
         )
         if stored_fields(op) != mine:
             raise ValueError(f"it has fields that '{op.keyword}' does not have")

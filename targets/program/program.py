@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.messages import DIRECTIONS, Direction
 from ratrain.ratrain_ir.module import TargetInfo
-from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops import ENGINES, Engine, Piece, Slice
 from ratrain.ratrain_ir.topology import Topology, topology_of
 from ratrain.ratrain_ir.types import StateKind, TensorType, aligned
 from ratrain.targets.program.routine import Routine
@@ -84,6 +84,14 @@ class Instruction:
     """of a collective: whether compute waits for it"""
     chunk: int | None = None
     """of a message where stages hold several chunks: the one that it goes into"""
+    slice: int | None = None
+    """where micro-batches are cut: the slice that it works on"""
+
+    @property
+    def piece(self) -> Piece:
+        """The micro-batch, or the slice of one, that an instruction of the pipeline works on."""
+        assert self.micro_batch is not None
+        return self.micro_batch if self.slice is None else Slice(self.micro_batch, self.slice)
 
     @property
     def title_without_blocks(self) -> str:
@@ -117,6 +125,8 @@ class Instruction:
             parts.append(self.group)
         if with_micro_batch and self.micro_batch is not None:
             parts.append(f"m{self.micro_batch}")
+        if self.slice is not None:
+            parts.append(f"s{self.slice}")
         if self.chunk is not None:
             parts.append(f"c{self.chunk}")
         if self.peer is not None:

@@ -22,7 +22,7 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.files import read_bytes, replacing
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan_text import plan_from_fields
-from ratrain.ratrain_ir.ops import ENGINES, OP_CLASSES
+from ratrain.ratrain_ir.ops import ENGINES, FIELDS, OP_CLASSES
 from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
 from ratrain.targets.program.json_values import shown, text, whole, word
 from ratrain.targets.program.on_chip import on_chip_form
@@ -42,6 +42,8 @@ VERSION = 2
 _PREFIX = struct.Struct("<8sIQ")
 _DIGEST_BYTES = 32
 _INSTRUCTION_COLUMNS = 10
+_OF_SLICES = frozenset(cls.keyword for cls, attributes in FIELDS.items() if any(a.name == "slice" for a in attributes))
+"""Instructions that work on one slice where micro-batches are cut."""
 _ACCUMULATES, _BLOCKING, _CHUNK = 1, 2, 4
 """Marks of an instruction: two bits, and above them the number of its chunk plus 1, or 0."""
 """Bits of one column: programs without blocking collectives are written as they were before there were any."""
@@ -66,7 +68,7 @@ def write_program(program: Program, path: str) -> None:
 
 def program_bytes(program: Program) -> bytes:
     """The container as bytes; equal programs give equal bytes. On-chip schedules of a program are of one form."""
-    writer = _Writer()
+    writer = _Writer(program.plan.shape.slices)
     stages = [writer.stage(stage) for stage in program.stages]
     columns = {name: np.asarray(rows, dtype="<i4").reshape(-1) for name, rows in writer.columns.items()}
     numbers: dict[OnChipSchedule, int] = {}
@@ -103,6 +105,8 @@ def _schedules_to_json(schedules: list[OnChipSchedule]) -> dict[str, Any]:
 class _Writer:
     """Collects columns; strings are numbered in order of first use."""
 
+    slices: int
+    """of a micro-batch"""
     strings: dict[str, int] = field(factory=dict)
     columns: dict[str, list[int]] = field(
         factory=lambda: {"instructions": [], "operands": [], "waits": [], "blocks": []}
@@ -124,12 +128,18 @@ class _Writer:
             ],
         }
 
+    def piece(self, item: Instruction) -> int:
+        """The number of a micro-batch, or of a slice of one, or -1."""
+        if item.slice is None or item.micro_batch is None:
+            return _or_none(item.micro_batch)
+        return item.micro_batch * self.slices + item.slice
+
     def instruction(self, item: Instruction) -> None:
         columns = self.columns
         columns["instructions"] += [
             self.string(item.keyword),
             _or_none(item.routine),
-            _or_none(item.micro_batch),
+            self.piece(item),
             _or_none(item.peer),
             self.string(item.variant),
             self.string(item.group),
@@ -234,6 +244,7 @@ class _Reader:
         self.routines = len(routines)
         self.stages = plan.pp
         self.chunks = plan.pp * plan.chunks
+        self.slices, self.has_slices = plan.shape.slices, bool(plan.slices)
         self.micro_batches = plan.micro_batches
         stages = [self.stage(item) for item in header["stages"]]
         if any(self.at[name] != column.size for name, column in self.columns.items()):
@@ -259,14 +270,15 @@ class _Reader:
         return stage
 
     def instruction(self, row: list[int], counts: list[int], tensors: int) -> Instruction:
-        keyword, routine, micro_batch, peer, variant, group, flags, operands, waits, blocks = row
+        keyword, routine, number, peer, variant, group, flags, operands, waits, blocks = row
         name = self.strings[_index(keyword, len(self.strings))]
         if name not in OP_CLASSES:
             raise ValueError(f"'{name}' is not an instruction")
+        piece = _optional(number, self.micro_batches * self.slices)
         return Instruction(
             keyword=name,
             routine=_optional(routine, self.routines),
-            micro_batch=_optional(micro_batch, self.micro_batches),
+            micro_batch=None if piece is None else piece // self.slices,
             peer=_optional(peer, self.stages),
             variant=self.strings[_index(variant, len(self.strings))],
             group=self.strings[_index(group, len(self.strings))],
@@ -276,6 +288,7 @@ class _Reader:
             waits=tuple(_wait(r, counts) for r in self.take("waits", waits, 3)),
             blocking=bool(flags & _BLOCKING),
             chunk=_optional(flags // _CHUNK - 1, self.chunks),
+            slice=piece % self.slices if self.has_slices and piece is not None and name in _OF_SLICES else None,
         )
 
     def operand(self, row: list[int], tensors: int) -> Operand:

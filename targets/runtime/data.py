@@ -18,8 +18,8 @@ from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, Note, fail
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.ops import Part
+from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
+from ratrain.ratrain_ir.ops import Part, Piece
 from ratrain.targets.runtime.settings import Order
 from ratrain.targets.runtime.token_file import FileTokens, better_type, check_width, file_bytes
 
@@ -263,17 +263,19 @@ class Batches:
         epoch, place = divmod(position, self.sequences)
         return place if self.order == "sequential" else int(self._permutation(epoch)[place])
 
-    def fill(self, step: int, replica: int, micro_batch: int, part: Part, out: NDArray[np.int32]) -> None:
-        """Write the tokens, or the labels, of one micro-batch of one replica into `out`, shape [b * S].
+    def fill(self, step: int, replica: int, piece: Piece, part: Part, out: NDArray[np.int32]) -> None:
+        """Write the tokens, or the labels, of one micro-batch of one replica, or of a slice of it, into `out`, shape [b * S].
 
-        Number i of the global batch belongs to replica i div (M * b), micro-batch (i mod M * b) div b.
+        Number i of the global batch belongs to replica i div (M * b), micro-batch (i mod M * b) div b. Of a slice S is its length.
         """
-        size, length = self.plan.micro_batch_size, self.plan.seq_len
-        shift = 1 if part is Part.LABELS else 0
+        plan = slice_plan(self.plan, None if isinstance(piece, int) else piece.number)
+        micro_batch = piece if isinstance(piece, int) else piece.micro_batch
+        size, length = plan.micro_batch_size, plan.seq_len
+        shift = plan.first_position + (1 if part is Part.LABELS else 0)
         first = (replica * self.plan.micro_batches + micro_batch) * size
         tokens = self.stream.tokens
         for row in range(size):
-            start = self.sequence_of(step, first + row) * length + shift
+            start = self.sequence_of(step, first + row) * self.plan.seq_len + shift
             out[row * length : (row + 1) * length] = tokens[start : start + length]
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:

@@ -251,10 +251,9 @@ class ProgramEngine(ABC):
 
     def load_input(self, rank: Rank, instruction: Instruction, step: int) -> None:
         """Copy the tokens or labels of a micro-batch into the arena."""
-        assert instruction.micro_batch is not None
         out = rank.by_role(instruction)["data"]
         batches, number = self.evaluated or (self.batches, step)
-        batches.fill(number, rank.replica, instruction.micro_batch, Part(instruction.variant), out)
+        batches.fill(number, rank.replica, instruction.piece, Part(instruction.variant), out)
 
     def update(self, rank: Rank, instruction: Instruction, _step: int) -> None:
         """Update a block on the host's scratch: an engine of its own in a machine that updates beside its compute engine."""

@@ -1,0 +1,103 @@
+"""Attention of one slice of a micro-batch: its queries against the keys and values of this and earlier slices, one slice after the other.
+
+Forward carries the state of the softmax from one slice of keys to the next. Backward has probabilities from the log-sum-exp that forward left,
+so each slice of keys stands alone: what this slice gives to the gradients of earlier keys and values is added to sums in f32 that their own
+backward takes up, as slices descend there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.blocks import KEY_SLOTS, SUM_SLOTS, last_viewer, seen_slices
+from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
+from ratrain.ratrain_ir.signatures import of_slice
+from ratrain.ratrain_ir.types import Dtype
+
+if TYPE_CHECKING:
+    from ratrain.targets.codegen.builder import Builder
+
+
+@frozen
+class _Keys:
+    """The keys and values of one slice, as a routine of a slice that sees them names them."""
+
+    plan: SlicePlan
+    """of the slice they belong to"""
+    key: str
+    value: str
+
+
+def _earlier_keys(builder: Builder, plan: SlicePlan) -> list[_Keys]:
+    """Of the earlier slices that this one sees, ascending."""
+    found = []
+    for number in seen_slices(builder.model, plan):
+        other = slice_plan(plan.parent, number)
+        assert isinstance(other, SlicePlan)
+        key, value = (of_slice(name, number) for name in KEY_SLOTS)
+        found.append(_Keys(other, key, value))
+    return found
+
+
+def _options(builder: Builder, plan: SlicePlan, keys: SlicePlan) -> dict[str, Any]:
+    model = builder.model
+    return {
+        "batch": plan.micro_batch_size,
+        "queries": plan.seq_len,
+        "keys": keys.seq_len,
+        "first_query": plan.first_position,
+        "first_key": keys.first_position,
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "window": model.sliding_window,
+        "alibi": model.position == "alibi",
+    }
+
+
+def sliced_forward(builder: Builder, plan: SlicePlan) -> None:
+    """From queries, keys and values to the output of the heads."""
+    model, rows = builder.model, builder.rows
+    state = {
+        "acc": builder.temporary("acc", rows, model.heads * model.head_dim, dtype=Dtype.F32),
+        "peak": builder.temporary("peak", model.heads, rows, dtype=Dtype.F32),
+        "total": builder.temporary("total", model.heads, rows, dtype=Dtype.F32),
+    }
+    for position, keys in enumerate([*_earlier_keys(builder, plan), _Keys(plan, *KEY_SLOTS)]):
+        operands = {"q": "q", "k": keys.key, "v": keys.value, **state}
+        builder.step(
+            "attention_partial_forward", operands, **_options(builder, plan, keys.plan), accumulate=position > 0
+        )
+    outputs = {"o": builder.slot("o"), "lse": builder.slot("lse")}
+    builder.step("attention_partial_finish", {**state, **outputs}, heads=model.heads, head_dim=model.head_dim)
+
+
+def sliced_backward(builder: Builder, plan: SlicePlan) -> None:
+    """From the gradient `do` of the heads' output to those of queries, keys and values, and to the sums of earlier slices."""
+    model, rows = builder.model, builder.rows
+    delta = builder.temporary("delta", model.heads, rows, dtype=Dtype.F32)
+    builder.step("attention_delta", {"o": "o", "do": "do", "delta": delta}, heads=model.heads, head_dim=model.head_dim)
+    queries = builder.temporary("dq_sum", rows, model.heads * model.head_dim, dtype=Dtype.F32)
+    builder.step("zero", {"a": queries})
+    own = tuple(
+        builder.temporary(f"own_{name}", rows, model.kv_heads * model.head_dim, dtype=Dtype.F32) for name in SUM_SLOTS
+    )
+    common = {name: name for name in ("q", "lse", "do")} | {"delta": delta, "dq": queries}
+
+    def step(keys: _Keys, sums: tuple[str, ...], *, accumulate: bool) -> None:
+        operands = {**common, "k": keys.key, "v": keys.value, "dk": sums[0], "dv": sums[1]}
+        options = _options(builder, plan, keys.plan)
+        builder.step("attention_partial_backward", operands, **options, accumulate=accumulate)
+
+    for keys in _earlier_keys(builder, plan):
+        sums = tuple(of_slice(name, keys.plan.index) for name in SUM_SLOTS)
+        step(keys, sums, accumulate=last_viewer(model, keys.plan) != plan.index)
+    step(_Keys(plan, *KEY_SLOTS), own, accumulate=False)
+    builder.step("cast", {"src": queries, "dst": "dq"})
+    for name, mine, later in zip(("dk", "dv"), own, SUM_SLOTS, strict=True):
+        if builder.has(later):
+            builder.step("add", {"a": later, "b": mine, "out": name})
+        else:
+            builder.step("cast", {"src": mine, "dst": name})
