@@ -14,6 +14,17 @@ def visible_pairs(seq_len: int, window: int | None) -> int:
     return seen * (seen + 1) // 2 + (seq_len - seen) * seen
 
 
+def visible_block_pairs(queries: int, keys: int, offset: int, window: int | None) -> int:
+    """Those of a block of queries and a block of keys of one sequence; the first query is `offset` keys after the first key."""
+
+    def behind(distance: int) -> int:
+        """Pairs whose key is at least `distance` before the query."""
+        first = offset - distance
+        return visible_pairs(max(0, first + queries), keys) - visible_pairs(max(0, first), keys)
+
+    return behind(0) - (0 if window is None else behind(window))
+
+
 def model_flops_per_token(model: ModelConfig, seq_len: int) -> float:
     """Operations training needs for one token, forward and backward: 6 a matrix weight, and causal attention."""
     visible = visible_pairs(seq_len, model.sliding_window) / seq_len

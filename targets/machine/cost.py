@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.model_flops import visible_pairs
+from ratrain.ratrain_ir.model_flops import visible_block_pairs, visible_pairs
 from ratrain.targets.machine.machine import KERNEL_COSTS, Machine
 from ratrain.targets.machine.resource_work import Flow, ResourceWork
 from ratrain.targets.program.kernels import KERNELS
@@ -77,6 +77,20 @@ def _attention(products: int) -> _Arithmetic:
     return _Arithmetic(flops, lambda _routine, _step, machine: machine["attention_efficiency"])
 
 
+def _attention_block(products: int) -> _Arithmetic:
+    """The same for a block of queries and a block of keys."""
+
+    def flops(routine: Routine, step: Step) -> float:
+        del routine
+        options = step.options
+        visible = visible_block_pairs(
+            options["queries"], options["keys"], options["first_query"] - options["first_key"], options["window"]
+        )
+        return 2.0 * products * int(options["batch"]) * int(options["heads"]) * int(options["head_dim"]) * visible
+
+    return _Arithmetic(flops, lambda _routine, _step, machine: machine["attention_efficiency"])
+
+
 def _scores(products: int) -> _Arithmetic:
     """So many products of each query with each key of its sequence, seen or not: matrix products, a head of a sequence at a time."""
 
@@ -114,6 +128,10 @@ _ARITHMETIC: PerKernel[_Arithmetic] = PerKernel(
         "gemm": _Arithmetic(_product_flops, _product_efficiency),
         "attention_forward": _attention(2),
         "attention_backward": _attention(5),
+        "attention_partial_forward": _attention_block(2),
+        "attention_partial_finish": _BOUND_BY_DDR,
+        "attention_delta": _BOUND_BY_DDR,
+        "attention_partial_backward": _attention_block(5),
         "attention_scores_forward": _scores(1),
         "attention_values_forward": _scores(1),
         "attention_values_backward": _scores(2),

@@ -1,28 +1,26 @@
-"""Shape and mask of an attention."""
+"""Shape and mask of an attention: of whole sequences, or of a block of queries and a block of keys."""
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from attrs import field, frozen, validators
 
+Position: TypeAlias = int
+"""A place in a sequence, from 0."""
+
 _POSITIVE = validators.ge(1)
+_NOT_NEGATIVE = validators.ge(0)
 
 
-@frozen
-class AttentionSpec:
-    """Shape and mask of a causal attention; scores are scaled by 1/sqrt(head_dim).
+class _Attention:
+    """What every attention has: groups of heads that share keys and values, and the first key that a query sees."""
 
-    Query i sees the keys j <= i of its own sequence, with `window` only those with j > i - window. With `alibi` the
-    score of (i, j) has slope_head * (j - i) added (Press et al., 2021). Query head n reads key-value head
-    n // (heads / kv_heads).
-    """
+    __slots__ = ()
 
-    batch: int = field(validator=_POSITIVE)
-    seq_len: int = field(validator=_POSITIVE)
-    heads: int = field(validator=_POSITIVE)
-    kv_heads: int = field(validator=_POSITIVE)
-    head_dim: int = field(validator=_POSITIVE)
-    window: int | None = field(default=None, validator=validators.optional(_POSITIVE))
-    alibi: bool = False
+    heads: int
+    kv_heads: int
+    window: int | None
 
     def __attrs_post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -33,6 +31,48 @@ class AttentionSpec:
         """Query heads that share one key-value head."""
         return self.heads // self.kv_heads
 
-    def first_key(self, query: int) -> int:
+    def first_seen(self, query: int) -> int:
         """The first key position that a query position sees."""
         return 0 if self.window is None else max(0, query - self.window + 1)
+
+
+@frozen
+class AttentionBlockSpec(_Attention):
+    """Shape and mask of causal attention of some queries to some keys of each sequence; scores are scaled by 1/sqrt(head_dim).
+
+    Row t of the queries has position first_query + t % queries in its sequence, row t of the keys first_key + t % keys. The query at
+    i sees the keys at j <= i of its own sequence, with `window` only those at j > i - window. With `alibi` the score of (i, j) has
+    slope_head * (j - i) added (Press et al., 2021). Query head n reads key-value head n // (heads / kv_heads).
+    """
+
+    batch: int = field(validator=_POSITIVE)
+    queries: int = field(validator=_POSITIVE)
+    keys: int = field(validator=_POSITIVE)
+    first_query: Position = field(validator=_NOT_NEGATIVE)
+    first_key: Position = field(validator=_NOT_NEGATIVE)
+    heads: int = field(validator=_POSITIVE)
+    kv_heads: int = field(validator=_POSITIVE)
+    head_dim: int = field(validator=_POSITIVE)
+    window: int | None = field(default=None, validator=validators.optional(_POSITIVE))
+    alibi: bool = False
+
+
+@frozen
+class AttentionSpec(_Attention):
+    """Shape and mask of an attention of whole sequences: an `AttentionBlockSpec` whose queries and keys are all of them."""
+
+    batch: int = field(validator=_POSITIVE)
+    seq_len: int = field(validator=_POSITIVE)
+    heads: int = field(validator=_POSITIVE)
+    kv_heads: int = field(validator=_POSITIVE)
+    head_dim: int = field(validator=_POSITIVE)
+    window: int | None = field(default=None, validator=validators.optional(_POSITIVE))
+    alibi: bool = False
+
+    @property
+    def block(self) -> AttentionBlockSpec:
+        """The same as one block."""
+        whole = {"queries": self.seq_len, "keys": self.seq_len, "first_query": 0, "first_key": 0}
+        return AttentionBlockSpec(
+            self.batch, **whole, heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, window=self.window, alibi=self.alibi
+        )  # fmt: skip

@@ -6,10 +6,10 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.types import Dtype
-from ratrain.targets.program.kernels import KERNELS, Kernel, Types
+from ratrain.targets.program.kernels import ANY_SHAPE, KERNELS, Kernel, Types
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.routine import Step
+    from ratrain.targets.program.routine import Shape, Step
 
 _STORAGE = (Dtype.F16, Dtype.F32)
 _OF_ROUTINES = {kernel.name: kernel for kernel in KERNELS.values() if kernel.in_routines}
@@ -38,6 +38,7 @@ def _types_problem(step: Step, kernel: Kernel, types: Types) -> str | None:
     """Whether dtypes and shapes of the operands go together."""
     symbols: dict[str, int] = {name: value for name, value in step.options.items() if type(value) is int}
     shared: Dtype | None = None
+    whole: Shape | None = None
     for operand in kernel.operands:
         if operand.name not in types:
             continue
@@ -51,6 +52,11 @@ def _types_problem(step: Step, kernel: Kernel, types: Types) -> str | None:
             return f"{words}: it does not go with the other operands"
         if shared not in (None, *_STORAGE):
             return f"{words}: tensors are stored in f16 or f32"
+        if operand.dims == ANY_SHAPE:
+            whole = whole or shape
+            if shape != whole:
+                return f"{words}: it does not have the shape of the other operands"
+            continue
         if len(shape) != len(operand.dims):
             return f"{words}: {len(operand.dims)} dimensions are expected"
         for dim, extent in zip(operand.dims, shape, strict=True):

@@ -3,7 +3,7 @@
 An operand is written `name:type[dims]`, then `=` where it is written, `+` where it is written and, with `accumulate`, read first,
 `~` where it is updated, then `?` where it may be left out, or `...` where it is a sequence of them. Types: `i32`, `f32`, `f64`; `s` is
 the one storage type (f16 or f32) that such operands of a call share, `*` any storage type. A dimension is a symbol, equal wherever it
-stands, a number, or a product of options.
+stands, a number, or a product of options; `[...]` is any shape that all such operands of a call share.
 
 Arithmetic and accumulation are float32, with one rounding to storage. Infinities and NaNs propagate: an overflow of float16 is stored
 as infinity. Results depend on values, shapes and options only, never on addresses, timing or what ran before. T stands for tokens
@@ -22,13 +22,16 @@ import attrs
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.types import Dtype
-from ratrain.targets.program.attention_spec import AttentionSpec
+from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
 
 if TYPE_CHECKING:
     from ratrain.targets.program.routine import Shape
 
 Types = Mapping[str, tuple[Dtype, "Shape"]]
 """Dtype and shape of what each operand of a step refers to."""
+
+ANY_SHAPE = ("...",)
+"""The dimensions of an operand that may have any shape, the same as all others of its call that may."""
 
 _TEXT = re.compile(r"(\w+):(i32|f32|f64|s|\*)\[([^\]]*)\]([=+~]?)(\?|\.\.\.)?")
 
@@ -104,8 +107,8 @@ class Kernel:
     meaning: str
     operands: tuple[KernelOperand, ...] = field(converter=_operands)
     options: Mapping[str, Option] = field(factory=dict)
-    spec: type[AttentionSpec] | None = None
-    """What takes the options of a step; an implementation has it as `spec`, in their place."""
+    spec: type[AttentionSpec | AttentionBlockSpec] | None = None
+    """What takes those options of a step that are its fields; an implementation has it as `spec`, in their place."""
     in_place: tuple[tuple[str, str], ...] = ()
     """A written operand, and one that may be the very same bytes."""
     rule: Callable[[Mapping[str, Any], Types], str | None] = _no_rule
@@ -121,20 +124,26 @@ class Kernel:
 
     def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a step as an implementation takes them."""
-        return dict(options) if self.spec is None else {"spec": self.spec(**options)}
+        if self.spec is None:
+            return dict(options)
+        fields = {each.name for each in attrs.fields(self.spec)}
+        others = {name: value for name, value in options.items() if name not in fields}
+        return {"spec": self.spec(**{name: options[name] for name in options if name in fields}), **others}
 
     @property
     def parameters(self) -> dict[str, Parameter]:
         """The parameters of an implementation: operands by position; scratch, options and what may be left out by name."""
         parameters = [operand.parameter for operand in self.operands]
         parameters.append(Parameter("scratch", Parameter.KEYWORD_ONLY, annotation="Scratch"))
+        fields = set()
         if self.spec is not None:
             parameters.append(Parameter("spec", Parameter.KEYWORD_ONLY, annotation=self.spec.__name__))
-        else:
-            parameters += [
-                Parameter(name, Parameter.KEYWORD_ONLY, default=option.default, annotation=option.annotation)
-                for name, option in self.options.items()
-            ]
+            fields = {each.name for each in attrs.fields(self.spec)}
+        parameters += [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=option.default, annotation=option.annotation)
+            for name, option in self.options.items()
+            if name not in fields
+        ]
         return {parameter.name: parameter for parameter in parameters}
 
     def signature_problem(self, parameters: Iterable[Parameter]) -> str | None:
@@ -168,18 +177,24 @@ def _is_count_or_none(value: Any) -> bool:
     return value is None or _is_count(value)
 
 
+def _is_position(value: Any) -> bool:
+    """Below 2^24: positions are told apart in float32, by rotation and ALiBi."""
+    return type(value) is int and 0 <= value < 1 << 24
+
+
 def _is_positive(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < 1e30 and isfinite(value)
 
 
 _FLAG, _COUNT, _POSITIVE = Option("bool", _is_flag), Option("int", _is_count), Option("float", _is_positive)
 _UNLESS_GIVEN = Option("bool", _is_flag, default=False)
+_POSITION, _STARTS_AT = Option("int", _is_position), Option("int", _is_position, default=0)
 _NUMBER = Option("float")
 _ADDS = {"accumulate": _FLAG}
-_OF_FIELD = {"int": _COUNT, "int | None": Option("int | None", _is_count_or_none), "bool": _FLAG}
+_OF_FIELD = {"int": _COUNT, "Position": _POSITION, "int | None": Option("int | None", _is_count_or_none), "bool": _FLAG}
 
 
-def _options_of(spec: type[AttentionSpec]) -> dict[str, Option]:
+def _options_of(spec: type[AttentionSpec | AttentionBlockSpec]) -> dict[str, Option]:
     """One option for each field of a spec; a step gives them all."""
     return {each.name: _OF_FIELD[str(each.type)] for each in attrs.fields(spec)}
 
@@ -200,11 +215,13 @@ def _rope_rule(options: Mapping[str, Any], types: Types) -> str | None:
 
 
 def _position_rule(options: Mapping[str, Any], types: Types) -> str | None:
-    """Rows of tokens are whole sequences, none longer than the table of positions."""
+    """Rows of tokens are whole sequences, whose positions are in the table."""
     rows, table = (types[name][1][0] for name in ("y", "positions"))
-    if rows % options["seq_len"] or options["seq_len"] > table:
-        return f"positions of sequences of {options['seq_len']} tokens need whole sequences, and a table as long"
-    return None
+    first, seq_len = options.get("first_position", 0), options["seq_len"]
+    if rows % seq_len == 0 and first + seq_len <= table:
+        return None
+    start = f" from position {first} on" if first else ""
+    return f"positions of sequences of {seq_len} tokens{start} need whole sequences, and a table as long"
 
 
 def _position_gradient_rule(options: Mapping[str, Any], types: Types) -> str | None:
@@ -219,6 +236,9 @@ def _attention_rule(options: Mapping[str, Any], types: Types) -> str | None:
 
 
 _Q, _KV, _LSE = "[batch*seq_len,heads*head_dim]", "[batch*seq_len,kv_heads*head_dim]", "[heads,batch*seq_len]"
+_BLOCK_Q, _BLOCK_KV = "[batch*queries,heads*head_dim]", "[batch*keys,kv_heads*head_dim]"
+_BLOCK_LINE = "[heads,batch*queries]"
+_ROWS, _ROW_LINE = "[T,heads*head_dim]", "[heads,T]"
 _SCORES = "[heads*batch*seq_len,seq_len]"
 
 
@@ -266,10 +286,15 @@ _DECLARED = (
     ),
     Kernel(
         "rope",
-        "Rotates x in place; row t has position t % seq_len. Hugging Face's `rotate_half` convention: element i of a head pairs with "
-        "i + head_dim / 2. `inverse` rotates back, which is also the gradient.",
-        "x:s[T,heads*head_dim]~",
-        {"heads": _COUNT, "head_dim": _COUNT, "seq_len": _COUNT, "theta": _POSITIVE, "inverse": _FLAG},
+        "Rotates x in place; row t has position first_position + t % seq_len. Hugging Face's `rotate_half` convention: element i of a "
+        "head pairs with i + head_dim / 2. `inverse` rotates back, which is also the gradient.",
+        f"x:s{_ROWS}~",
+        {
+            **dict.fromkeys(("heads", "head_dim", "seq_len"), _COUNT),
+            "theta": _POSITIVE,
+            "inverse": _FLAG,
+            "first_position": _STARTS_AT,
+        },
         rule=_rope_rule,
     ),
     Kernel(
@@ -287,6 +312,38 @@ _DECLARED = (
         f"q:s{_Q} k:s{_KV} v:s{_KV} o:s{_Q} lse:f32{_LSE} do:s{_Q} dq:s{_Q}= dk:s{_KV}= dv:s{_KV}= delta:f32{_LSE}=",
         _options_of(AttentionSpec),
         AttentionSpec,
+        rule=_attention_rule,
+    ),
+    Kernel(
+        "attention_partial_forward",
+        "Takes a block of keys into the running softmax of a block of queries: peak[head, t] is log2(e) times the largest score so far, "
+        "total the sum of the weights 2^(log2(e) * score - peak), acc that of weight * v. Without `accumulate` it begins, with peak = "
+        "-inf, total = 0, acc = 0; a row that sees none of the keys stays as it was.",
+        f"q:s{_BLOCK_Q} k:s{_BLOCK_KV} v:s{_BLOCK_KV} acc:f32{_BLOCK_Q}+ peak:f32{_BLOCK_LINE}+ total:f32{_BLOCK_LINE}+",
+        {**_options_of(AttentionBlockSpec), **_ADDS},
+        AttentionBlockSpec,
+        rule=_attention_rule,
+    ),
+    Kernel(
+        "attention_partial_finish",
+        "o and lse, as `attention_forward` leaves them, of a running softmax that has taken in all keys that its queries see.",
+        f"acc:f32{_ROWS} peak:f32{_ROW_LINE} total:f32{_ROW_LINE} o:s{_ROWS}= lse:f32{_ROW_LINE}=",
+        {"heads": _COUNT, "head_dim": _COUNT},
+    ),
+    Kernel(
+        "attention_delta",
+        "delta[head, t] = rowsum(do * o) of each head.",
+        f"o:s{_ROWS} do:s{_ROWS} delta:f32{_ROW_LINE}=",
+        {"heads": _COUNT, "head_dim": _COUNT},
+    ),
+    Kernel(
+        "attention_partial_backward",
+        "What a block of queries and a block of keys add to the gradients of their attention, probabilities recomputed from the lse over "
+        "all keys: dq += ..., dk = [dk +] ..., dv = [dv +] ..., not rounded. Query heads of a group are summed.",
+        f"q:s{_BLOCK_Q} k:s{_BLOCK_KV} v:s{_BLOCK_KV} lse:f32{_BLOCK_LINE} do:s{_BLOCK_Q} delta:f32{_BLOCK_LINE} "
+        f"dq:f32{_BLOCK_Q}~ dk:f32{_BLOCK_KV}+ dv:f32{_BLOCK_KV}+",
+        {**_options_of(AttentionBlockSpec), **_ADDS},
+        AttentionBlockSpec,
         rule=_attention_rule,
     ),
     _of_scores(
@@ -354,17 +411,17 @@ _DECLARED = (
     ),
     Kernel(
         "position_forward",
-        "y[t] += positions[t % seq_len]: learned positions on embedded tokens.",
+        "y[t] += positions[first_position + t % seq_len]: learned positions on embedded tokens.",
         "positions:s[P,h] y:s[T,h]~",
-        {"seq_len": _COUNT},
+        {"seq_len": _COUNT, "first_position": _STARTS_AT},
         rule=_position_rule,
     ),
     Kernel(
         "position_backward",
-        "dpositions[p] = [dpositions[p] +] the sum of dy over the rows of position p, in float32 in ascending t, rounded once; zero, or "
-        "as it was, for a position that no row has.",
+        "dpositions[p] = [dpositions[p] +] the sum of dy over the rows t of position p = first_position + t % seq_len, in float32 in "
+        "ascending t, rounded once; zero, or as it was, for a position that no row has.",
         "dy:s[T,h] dpositions:*[P,h]+",
-        {"seq_len": _COUNT, **_ADDS},
+        {"seq_len": _COUNT, **_ADDS, "first_position": _STARTS_AT},
         rule=_position_gradient_rule,
     ),
     Kernel(
@@ -388,9 +445,9 @@ _DECLARED = (
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[T,V] dlogits:f32[T,V]= dxn:s[T,h]= dtable:*[V,h]+",
         {"denominator": _POSITIVE, "normalise": _FLAG, **_ADDS},
     ),
-    Kernel("zero", "a = 0.", "a:*[n]="),
-    Kernel("cast", "dst = src, rounded to nearest even; overflow gives infinity.", "src:*[n] dst:*[n]="),
-    Kernel("add", "out = a + b.", "a:*[n] b:*[n] out:*[n]=", in_place=(("out", "a"), ("out", "b"))),
+    Kernel("zero", "a = 0.", "a:*[...]="),
+    Kernel("cast", "dst = src, rounded to nearest even; overflow gives infinity.", "src:*[...] dst:*[...]="),
+    Kernel("add", "out = a + b.", "a:*[...] b:*[...] out:*[...]=", in_place=(("out", "a"), ("out", "b"))),
     Kernel(
         "adamw",
         "One update as `torch.optim.AdamW` does it; view = master, rounded to its dtype. The gradient is grad * grad_multiplier, `step` "

@@ -15,7 +15,7 @@ import numpy as np
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.targets.mt3000.kernels.tiled_compute import Place
 from ratrain.targets.mt3000.kernels.tiled_memory import PlaceOf, TiledMemory, memory_plan
-from ratrain.targets.mt3000.tiles.calls import PARTS, UNTILED_PRODUCTS, tiles_of
+from ratrain.targets.mt3000.tiles.calls import PARTS, UNTILED_BLOCKS, UNTILED_SCORES, tiles_of
 from ratrain.targets.mt3000.tiles.schedule import Memory, Ranges, TileSchedule
 from ratrain.targets.runtime.kernels.fast import Fast
 from ratrain.targets.runtime.kernels.reference_common import quiet
@@ -69,9 +69,12 @@ class Tiled(Fast):
 
         Raises `DiagnosticError` RT093 where a kernel that is executed by tiles has none, or multiplies and there are no tiles for it.
         """
-        if kernel in UNTILED_PRODUCTS:
+        if kernel in UNTILED_SCORES:
             text = f"there are no tile schedules for '{kernel}': whole score matrices are not computed by tiles"
             fail("RT093", text, help='plan with attention = "fused", or run it with --kernels fast')
+        if kernel in UNTILED_BLOCKS:
+            text = f"there are no tile schedules for '{kernel}': slices of a sequence are not computed by tiles"
+            fail("RT093", text, help="plan without slices, or run it with --kernels fast")
         if kernel in PARTS:
             if not self.tiles:
                 text = f"a step '{kernel}' of this program has no tile schedule"

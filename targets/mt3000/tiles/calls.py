@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from ratrain.targets.program.kernels import Types
     from ratrain.targets.program.routine import OnChipSchedule, Step
 
-UNTILED_PRODUCTS = (
+UNTILED_SCORES = (
     *("attention_scores_forward", "attention_values_forward"),
     *("attention_values_backward", "attention_scores_backward"),
 )
 """The products of attention with a whole score matrix: nobody has made tile schedules for them."""
+
+UNTILED_BLOCKS = ("attention_partial_forward", "attention_partial_backward")
+"""Attention of a slice to the keys of another one: nobody has made tile schedules for it."""
 
 PARTS: PerKernel[tuple[str, ...]] = PerKernel(
     "parts on the chip",
@@ -35,7 +38,9 @@ PARTS: PerKernel[tuple[str, ...]] = PerKernel(
         *("embedding_forward", "embedding_backward", "head_forward", "head_backward", "zero", "cast", "add"),
         *("adamw", "mean_of_replicas", "all_finite"),
         *("attention_softmax_forward", "attention_softmax_backward", "head_backward_from_logits"),
-        *UNTILED_PRODUCTS,
+        *("attention_partial_finish", "attention_delta"),
+        *UNTILED_SCORES,
+        *UNTILED_BLOCKS,
     ),
 )
 """The kernels that are tiled, and the parts that are computed one after the other."""

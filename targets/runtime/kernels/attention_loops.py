@@ -23,8 +23,8 @@ _LINE = 16
 """Elements of a cache line; tiles begin at multiples of it."""
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
-_NONE_SEEN = np.float32(-np.inf)
-_LOG2_E, _LN2 = math.log2(math.e), math.log(2)
+NONE_SEEN = np.float32(-np.inf)
+LOG2_E, LN2 = math.log2(math.e), math.log(2)
 
 
 @exact()
@@ -38,7 +38,7 @@ def gather(x: Any, first_row: Any, first_column: Any, scale: Any, out: Any) -> N
 
 
 @exact()
-def _transpose(x: Any, out: Any) -> None:
+def transpose(x: Any, out: Any) -> None:
     """Out = x^T."""
     for start in range(0, x.shape[0], _LINE):
         block = x[start : min(start + _LINE, x.shape[0])]
@@ -55,7 +55,7 @@ def gather_transposed(x: Any, first_row: Any, first_column: Any, rows: Any, out:
         stop = min(start + rows.shape[0], out.shape[1])
         part = rows[: stop - start]
         gather(x, first_row + start, first_column, _ONE, part)
-        _transpose(part, out[:, start:stop])
+        transpose(part, out[:, start:stop])
 
 
 @exact()
@@ -79,15 +79,19 @@ def _scatter_rows(block: Any, totals: Any, x: Any, first_row: Any, first_column:
 
 
 @inlined(fastmath=SPLIT_SUMS)
+def dot(row: Any, other: Any) -> Any:
+    """The product of two stored rows."""
+    total = _ZERO
+    for i in range(row.size):
+        total += load(row[i]) * load(other[i])
+    return total
+
+
+@inlined()
 def _row_dot(block: Any, x: Any, first_row: Any, first_column: Any, out: Any) -> None:
     """out[r] = the product of row r of a block with its row of x."""
     for r in range(block.shape[0]):
-        row = x[first_row + r, first_column : first_column + block.shape[1]]
-        line = block[r]
-        total = _ZERO
-        for i in range(line.size):
-            total += line[i] * load(row[i])
-        out[r] = total
+        out[r] = dot(block[r], x[first_row + r, first_column : first_column + block.shape[1]])
 
 
 @inlined()
@@ -139,10 +143,10 @@ def _softmax(
 
 
 @exact()
-def _log_totals(peaks: Any, totals: Any, lse: Any) -> None:
+def log_totals(peaks: Any, totals: Any, lse: Any) -> None:
     """The natural log-sum-exp of each row."""
     for r in range(lse.size):
-        lse[r] = np.float32(np.float64(peaks[r]) * _LN2 + math.log(np.float64(totals[r])))
+        lse[r] = np.float32(np.float64(peaks[r]) * LN2 + math.log(np.float64(totals[r])))
 
 
 @inlined()
@@ -155,7 +159,7 @@ def _score_gradient(
         low, high = seen_keys(query, first_key, score.shape[1], window)
         seen = _seen(score[r], low, high, slope, first_key - query)
         grad = _seen(dprob[r], low, high, _ZERO, 0)
-        log_total, mean = np.float32(np.float64(lse[r]) * _LOG2_E), delta[r]
+        log_total, mean = np.float32(np.float64(lse[r]) * LOG2_E), delta[r]
         for i in range(seen.size):
             p = power_of_two(seen[i] - log_total)
             seen[i] = p
@@ -163,7 +167,7 @@ def _score_gradient(
 
 
 @inlined()
-def _rows_of_block(seq_len: Any) -> Any:
+def rows_of_block(seq_len: Any) -> Any:
     """Queries of a block: at most `QUERIES`, blocks as equal as multiples of `DIAGONAL` allow."""
     blocks = -(-seq_len // QUERIES)
     return -(-seq_len // (blocks * DIAGONAL)) * DIAGONAL
@@ -194,6 +198,69 @@ def _tile(buffer: Any, rows: Any, keys: Any) -> Any:
     return buffer[: rows * keys].reshape(rows, keys)
 
 
+@inlined()
+def attend(
+    sgemm: Any,
+    query: Any,
+    keys_t: Any,
+    values: Any,
+    first_query: Any,
+    window: Any,
+    slope: Any,
+    keep: Any,
+    state: Any,
+    scores: Any,
+) -> None:
+    """Take the keys that a block of queries sees into its running softmax.
+
+    The first query is `first_query` keys after the first key. `state` are output, maxima and totals; where `keep` is 0, the first
+    tile's product is the first of the output, for all its rows.
+    """
+    out, peak, total = state
+    rows = query.shape[0]
+    stop = min(first_query + rows, values.shape[0])
+    low = first = _first_key(first_query, window)
+    while low < stop:
+        high = _tile_end(low, first, first_query, stop)
+        top = max(0, low - first_query)
+        score = _tile(scores, rows - top, high - low)
+        multiply(sgemm, query[top:], keys_t[:, low:high], _ZERO, score)
+        _softmax(score, first_query + top, low, window, slope, peak[top:], total[top:], out[top:])
+        multiply(sgemm, score, values[low:high], keep, out[top:])
+        keep = _ONE
+        low = high
+
+
+@inlined()
+def attend_backward(
+    sgemm: Any, rows_of: Any, keys_of: Any, first_query: Any, window: Any, slope: Any, keep: Any, sums: Any, tiles: Any
+) -> None:
+    """Add what a block of queries and the keys that it sees have in gradients to their sums.
+
+    `rows_of` are queries, do, lse and delta of the block, `keys_of` keys, keys transposed and values transposed, `sums` those for
+    queries, keys and values, `tiles` two buffers for scores; the rest is that of `attend`.
+    """
+    query, dout, log_total, mean = rows_of
+    keys, keys_t, values_t = keys_of
+    dquery, dkeys, dvalues = sums
+    scores, dscores = tiles
+    rows = query.shape[0]
+    stop = min(first_query + rows, keys.shape[0])
+    low = first = _first_key(first_query, window)
+    while low < stop:
+        high = _tile_end(low, first, first_query, stop)
+        top = max(0, low - first_query)
+        score, dscore = _tile(scores, rows - top, high - low), _tile(dscores, rows - top, high - low)
+        multiply(sgemm, query[top:], keys_t[:, low:high], _ZERO, score)
+        multiply(sgemm, dout[top:], values_t[:, low:high], _ZERO, dscore)
+        _score_gradient(score, dscore, first_query + top, low, window, slope, log_total[top:], mean[top:])
+        multiply_transposed(sgemm, score, dout[top:], _ONE, dvalues[low:high])
+        multiply_transposed(sgemm, dscore, query[top:], _ONE, dkeys[low:high])
+        multiply(sgemm, dscore, keys[low:high], keep, dquery[top:])
+        keep = _ONE
+        low = high
+
+
 @exact()
 def forward_head(
     sgemm: Any, stored: Any, lse: Any, first_row: Any, kv_head: Any, group: Any, mask: Any, buffers: Any
@@ -209,28 +276,18 @@ def forward_head(
     seq_len, d = values.shape
     gather_transposed(k, first_row, kv_head * d, queries, keys_t)
     gather(v, first_row, kv_head * d, _ONE, values)
-    step = _rows_of_block(seq_len)
+    step = rows_of_block(seq_len)
     for head in range(kv_head * group, (kv_head + 1) * group):
-        slope = np.float32(slopes[head] * _LOG2_E)
+        slope = np.float32(slopes[head] * LOG2_E)
         for start in range(0, seq_len, step):
             stop = min(start + step, seq_len)
             row, rows = first_row + start, stop - start
             query, out, peak, total = queries[:rows], outs[:rows], peaks[:rows], totals[:rows]
-            gather(q, row, head * d, np.float32(scale * _LOG2_E), query)
-            peak[:] = _NONE_SEEN
+            gather(q, row, head * d, np.float32(scale * LOG2_E), query)
+            peak[:] = NONE_SEEN
             total[:] = _ZERO
-            keep = _ZERO  # the first tile's product is the first of `out`, for all its rows
-            low = first = _first_key(start, window)
-            while low < stop:
-                high = _tile_end(low, first, start, stop)
-                top = max(0, low - start)
-                score = _tile(scores, rows - top, high - low)
-                multiply(sgemm, query[top:], keys_t[:, low:high], _ZERO, score)
-                _softmax(score, start + top, low, window, slope, peak[top:], total[top:], out[top:])
-                multiply(sgemm, score, values[low:high], keep, out[top:])
-                keep = _ONE
-                low = high
-            _log_totals(peak, total, lse[head, row : row + rows])
+            attend(sgemm, query, keys_t, values, start, window, slope, _ZERO, (out, peak, total), scores)
+            log_totals(peak, total, lse[head, row : row + rows])
             _scatter_rows(out, total, o, row, head * d)
 
 
@@ -252,35 +309,24 @@ def backward_head(
     keys_t, keys, values_t, dkeys, dvalues, queries, douts, dqueries, scores, dscores = buffers
     seq_len, d = keys.shape
     gather(k, first_row, kv_head * d, _ONE, keys)
-    _transpose(keys, keys_t)
+    transpose(keys, keys_t)
     gather_transposed(v, first_row, kv_head * d, queries, values_t)
     dkeys[:] = _ZERO
     dvalues[:] = _ZERO
-    step = _rows_of_block(seq_len)
+    step = rows_of_block(seq_len)
     for head in range(kv_head * group, (kv_head + 1) * group):
-        slope = np.float32(slopes[head] * _LOG2_E)
+        slope = np.float32(slopes[head] * LOG2_E)
         for start in range(0, seq_len, step):
             stop = min(start + step, seq_len)
             row, rows = first_row + start, stop - start
             query, dout, dquery = queries[:rows], douts[:rows], dqueries[:rows]
             log_total, mean = lse[head, row : row + rows], delta[head, row : row + rows]
-            gather(q, row, head * d, np.float32(scale * _LOG2_E), query)
+            gather(q, row, head * d, np.float32(scale * LOG2_E), query)
             gather(do, row, head * d, _ONE, dout)
             _row_dot(dout, o, row, head * d, mean)
-            keep = _ZERO
-            low = first = _first_key(start, window)
-            while low < stop:
-                high = _tile_end(low, first, start, stop)
-                top = max(0, low - start)
-                score, dscore = _tile(scores, rows - top, high - low), _tile(dscores, rows - top, high - low)
-                multiply(sgemm, query[top:], keys_t[:, low:high], _ZERO, score)
-                multiply(sgemm, dout[top:], values_t[:, low:high], _ZERO, dscore)
-                _score_gradient(score, dscore, start + top, low, window, slope, log_total[top:], mean[top:])
-                multiply_transposed(sgemm, score, dout[top:], _ONE, dvalues[low:high])
-                multiply_transposed(sgemm, dscore, query[top:], _ONE, dkeys[low:high])
-                multiply(sgemm, dscore, keys[low:high], keep, dquery[top:])
-                keep = _ONE
-                low = high
+            rows_of, keys_of = (query, dout, log_total, mean), (keys, keys_t, values_t)
+            sums, tiles = (dquery, dkeys, dvalues), (scores, dscores)
+            attend_backward(sgemm, rows_of, keys_of, start, window, slope, _ZERO, sums, tiles)
             scatter(dquery, scale, dq, row, head * d)
-    scatter(dkeys, np.float32(_LN2), dk, first_row, kv_head * d)  # queries came with log2(e) in them
+    scatter(dkeys, np.float32(LN2), dk, first_row, kv_head * d)  # queries came with log2(e) in them
     scatter(dvalues, _ONE, dv, first_row, kv_head * d)

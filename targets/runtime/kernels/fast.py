@@ -15,7 +15,13 @@ import numpy as np
 from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.runtime.kernels import fast_flat, fast_rows
 from ratrain.targets.runtime.kernels.blas import share_product
-from ratrain.targets.runtime.kernels.fast_attention import FastAttention, backward_plan, forward_plan
+from ratrain.targets.runtime.kernels.fast_attention import (
+    FastAttention,
+    backward_plan,
+    block_backward_plan,
+    forward_plan,
+)
+from ratrain.targets.runtime.kernels.fast_attention_blocks import FastAttentionBlocks, block_forward_plan
 from ratrain.targets.runtime.kernels.fast_gpt import FastGpt, layernorm_backward_plan, position_backward_plan
 from ratrain.targets.runtime.kernels.fast_head import (
     FastHead,
@@ -83,7 +89,7 @@ def _mean_plan(out: Array, *, threads: int, **_: object) -> Plan:
     return [Buffer((threads, min(out.size, BLOCK)))]
 
 
-class Fast(FastAttention, FastScores, FastHead, FastGpt, KernelSetBase):
+class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastGpt, KernelSetBase):
     """`KernelSet` on BLAS and numba."""
 
     name = "fast"
@@ -97,6 +103,8 @@ class Fast(FastAttention, FastScores, FastHead, FastGpt, KernelSetBase):
             "layernorm_backward": layernorm_backward_plan,
             "attention_forward": forward_plan,
             "attention_backward": backward_plan,
+            "attention_partial_forward": block_forward_plan,
+            "attention_partial_backward": block_backward_plan,
             "swiglu_backward": _swiglu_backward_plan,
             "embedding_backward": _embedding_backward_plan,
             "position_backward": position_backward_plan,
@@ -113,6 +121,7 @@ class Fast(FastAttention, FastScores, FastHead, FastGpt, KernelSetBase):
         never=(
             *("rmsnorm_forward", "layernorm_forward", "rope", "swiglu_forward", "gelu_forward", "gelu_backward"),
             *("embedding_forward", "position_forward", "attention_softmax_backward"),
+            *("attention_partial_finish", "attention_delta"),
             *("zero", "cast", "add", "adamw", "all_finite"),
         ),
     )
@@ -228,9 +237,10 @@ class Fast(FastAttention, FastScores, FastHead, FastGpt, KernelSetBase):
         seq_len: int,
         theta: float,
         inverse: bool,
+        first_position: int = 0,
     ) -> None:
         """See `KERNELS["rope"]`."""
-        cos, sin = self._rope_table(seq_len, head_dim, theta)
+        cos, sin = self._rope_rows(slice(first_position, first_position + seq_len), head_dim, theta)
         rows = bits(x).reshape(-1, seq_len, heads * head_dim)
         sign = np.float32(-1 if inverse else 1)
         # by positions, not by rows: each part takes its rows of the table in every sequence

@@ -20,46 +20,55 @@ from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
 from ratrain.targets.runtime.kernels.shared import alibi_slopes
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.attention_spec import AttentionSpec
+    from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
     from ratrain.targets.runtime.kernels.interface import F32, Array
     from ratrain.targets.runtime.kernels.team import Team
 
 
-def mask_of(spec: AttentionSpec) -> tuple[np.float32, int, F32]:
+def mask_of(spec: AttentionBlockSpec) -> tuple[np.float32, int, F32]:
     """What scores are multiplied with, the window, and by head what keys further back lose; 0: nothing."""
     slopes = np.array(alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads, np.float32)
-    window = spec.seq_len if spec.window is None else spec.window
+    window = spec.first_query + spec.queries if spec.window is None else spec.window
     return np.float32(1 / math.sqrt(spec.head_dim)), window, slopes
 
 
-def _buffers(spec: AttentionSpec) -> tuple[Buffer, Buffer, Buffer, Buffer, Buffer]:
-    """A head's keys, the same transposed, a block of queries, a number for each, a tile of scores."""
-    rows = min(QUERIES, spec.seq_len)
+def block_buffers(spec: AttentionBlockSpec) -> tuple[Buffer, Buffer, Buffer, Buffer, Buffer]:
+    """A head's keys, the same transposed, some queries, a number for each, a tile of scores."""
+    rows = min(QUERIES, spec.queries)
     return (
-        Buffer((spec.seq_len, spec.head_dim)),
-        Buffer((spec.head_dim, spec.seq_len)),
+        Buffer((spec.keys, spec.head_dim)),
+        Buffer((spec.head_dim, spec.keys)),
         Buffer((rows, spec.head_dim)),
         Buffer((rows,)),
-        Buffer((rows * min(KEYS, spec.seq_len),)),
+        Buffer((rows * min(KEYS, spec.keys),)),
     )
 
 
 def forward_plan(spec: AttentionSpec, *, threads: int, **_: object) -> Plan:
     """For each thread: keys transposed, values; queries, output; maxima, row sums; scores."""
-    head, transposed, block, line, scores = _buffers(spec)
-    return [transposed, head, block, block, line, line, scores] * threads
+    head, transposed, some, line, scores = block_buffers(spec.block)
+    return [transposed, head, some, some, line, line, scores] * threads
 
 
 def backward_plan(spec: AttentionSpec, *, threads: int, **_: object) -> Plan:
+    """That of `block_backward_plan`."""
+    return block_backward_plan(spec.block, threads=threads)
+
+
+def block_backward_plan(spec: AttentionBlockSpec, *, threads: int, **_: object) -> Plan:
     """For each thread: keys transposed, keys, values transposed, dk, dv; queries, do, dq; scores, dscores."""
-    head, transposed, block, _line, scores = _buffers(spec)
-    return [transposed, head, transposed, head, head, block, block, block, scores, scores] * threads
+    head, transposed, some, _line, scores = block_buffers(spec)
+    return [transposed, head, transposed, head, head, some, some, some, scores, scores] * threads
 
 
 def by_shared_head(
-    team: Team, spec: AttentionSpec, plan: Plan, scratch: Scratch, work: Callable[[int, int, tuple[F32, ...]], None]
+    team: Team,
+    spec: AttentionSpec | AttentionBlockSpec,
+    plan: Plan,
+    scratch: Scratch,
+    work: Callable[[int, int, tuple[F32, ...]], None],
 ) -> None:
-    """Do `work(first row, key-value head, buffers)` for all of them; each thread has its buffers of the plan."""
+    """Do `work(sequence, key-value head, buffers)` for all of them; each thread has its buffers of the plan."""
     buffers = scratch.take_all(plan)
     each = len(buffers) // team.threads
 
@@ -67,8 +76,7 @@ def by_shared_head(
         number, indices = numbered
         mine = tuple(buffers[number * each : (number + 1) * each])
         for index in range(indices.start, indices.stop):
-            sequence, kv_head = divmod(index, spec.kv_heads)
-            work(sequence * spec.seq_len, kv_head, mine)
+            work(*divmod(index, spec.kv_heads), mine)
 
     team.run(part, list(enumerate(team.ranges(spec.batch * spec.kv_heads))))
 
@@ -82,10 +90,10 @@ class FastAttention:
         self, q: Array, k: Array, v: Array, o: Array, lse: F32, *, scratch: Scratch, spec: AttentionSpec
     ) -> None:
         """See `KERNELS["attention_forward"]`."""
-        arrays, mask = stored(q, k, v, o), mask_of(spec)
+        arrays, mask = stored(q, k, v, o), mask_of(spec.block)
 
-        def shared_head(first_row: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
-            forward_head(openblas.SGEMM, arrays, lse, first_row, kv_head, spec.group, mask, buffers)
+        def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
+            forward_head(openblas.SGEMM, arrays, lse, sequence * spec.seq_len, kv_head, spec.group, mask, buffers)
 
         by_shared_head(self.team, spec, forward_plan(spec, threads=self.team.threads), scratch, shared_head)
 
@@ -106,10 +114,12 @@ class FastAttention:
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_backward"]`."""
-        arrays, mask = stored(q, k, v, o, do, dq, dk, dv), mask_of(spec)
+        arrays, mask = stored(q, k, v, o, do, dq, dk, dv), mask_of(spec.block)
 
-        def shared_head(first_row: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
-            backward_head(openblas.SGEMM, arrays, lse, delta, first_row, kv_head, spec.group, mask, buffers)
+        def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
+            backward_head(
+                openblas.SGEMM, arrays, lse, delta, sequence * spec.seq_len, kv_head, spec.group, mask, buffers
+            )
 
         by_shared_head(self.team, spec, backward_plan(spec, threads=self.team.threads), scratch, shared_head)
 

@@ -210,9 +210,17 @@ class FastGpt:
         ups, dacts, dups = flat(up), flat(dact), flat(dup)
         self.team.run(lambda part: _gelu_backward(ups[part], dacts[part], dups[part]), self.team.rows(dups.shape))
 
-    def position_forward(self, positions: Array, y: Array, *, scratch: Scratch, seq_len: int) -> None:  # noqa: ARG002
+    def position_forward(
+        self,
+        positions: Array,
+        y: Array,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        seq_len: int,
+        first_position: int = 0,
+    ) -> None:
         """See `KERNELS["position_forward"]`."""
-        sequences, table = bits(y).reshape(-1, seq_len, y.shape[1]), bits(positions)
+        sequences, table = bits(y).reshape(-1, seq_len, y.shape[1]), bits(positions)[first_position:]
 
         def part(rows: slice) -> None:
             for sequence in sequences:
@@ -221,11 +229,18 @@ class FastGpt:
         self.team.run(part, self.team.rows(sequences.shape[1:]))
 
     def position_backward(
-        self, dy: Array, dpositions: Array, *, scratch: Scratch, seq_len: int, accumulate: bool
+        self,
+        dy: Array,
+        dpositions: Array,
+        *,
+        scratch: Scratch,
+        seq_len: int,
+        accumulate: bool,
+        first_position: int = 0,
     ) -> None:
         """See `KERNELS["position_backward"]`."""
         (lines,) = scratch.take_all(position_backward_plan(dy, threads=self.team.threads))
-        sequences, stored = bits(dy).reshape(-1, seq_len, dy.shape[1]), bits(dpositions)
+        sequences, stored = bits(dy).reshape(-1, seq_len, dy.shape[1]), bits(dpositions)[first_position:]
 
         def part(numbered: tuple[int, slice]) -> None:
             number, rows = numbered
@@ -233,4 +248,5 @@ class FastGpt:
 
         self.team.run(part, list(enumerate(self.team.rows(sequences.shape[1:]))))
         if not accumulate:
-            dpositions[seq_len:].fill(0)
+            dpositions[:first_position].fill(0)
+            stored[seq_len:].fill(0)

@@ -64,10 +64,12 @@ class FastScores:
         self, q: Array, k: Array, scores: Array, *, scratch: Scratch, spec: AttentionSpec
     ) -> None:
         """See `KERNELS["attention_scores_forward"]`."""
-        arrays, (scale, _, _) = stored(q, k, scores), mask_of(spec)
+        arrays, (scale, _, _) = stored(q, k, scores), mask_of(spec.block)
 
-        def shared_head(first_row: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
-            score_loops.scores_forward(openblas.SGEMM, arrays, first_row, kv_head, spec.group, scale, buffers)
+        def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
+            score_loops.scores_forward(
+                openblas.SGEMM, arrays, sequence * spec.seq_len, kv_head, spec.group, scale, buffers
+            )
 
         by_shared_head(self.team, spec, scores_forward_plan(spec, threads=self.team.threads), scratch, shared_head)
 
@@ -82,7 +84,7 @@ class FastScores:
     def attention_softmax_forward(self, scores: Array, probs: Array, *, scratch: Scratch, spec: AttentionSpec) -> None:
         """See `KERNELS["attention_softmax_forward"]`."""
         (lines,) = scratch.take_all(softmax_forward_plan(spec, threads=self.team.threads))
-        arrays, (_, window, slopes), tokens = stored(scores, probs), mask_of(spec), spec.batch * spec.seq_len
+        arrays, (_, window, slopes), tokens = stored(scores, probs), mask_of(spec.block), spec.batch * spec.seq_len
 
         def rows_of(thread: int, rows: slice) -> None:
             score_loops.softmax_forward(arrays, rows.start, rows.stop, tokens, window, slopes, lines[thread])
@@ -95,8 +97,8 @@ class FastScores:
         """See `KERNELS["attention_values_forward"]`."""
         arrays = stored(probs, v, o)
 
-        def shared_head(first_row: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
-            score_loops.values_forward(openblas.SGEMM, arrays, first_row, kv_head, spec.group, buffers)
+        def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
+            score_loops.values_forward(openblas.SGEMM, arrays, sequence * spec.seq_len, kv_head, spec.group, buffers)
 
         by_shared_head(self.team, spec, values_forward_plan(spec, threads=self.team.threads), scratch, shared_head)
 
@@ -114,8 +116,8 @@ class FastScores:
         """See `KERNELS["attention_values_backward"]`."""
         arrays = stored(probs, v, do, dprobs, dv)
 
-        def shared_head(first_row: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
-            score_loops.values_backward(openblas.SGEMM, arrays, first_row, kv_head, spec.group, buffers)
+        def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
+            score_loops.values_backward(openblas.SGEMM, arrays, sequence * spec.seq_len, kv_head, spec.group, buffers)
 
         by_shared_head(self.team, spec, values_backward_plan(spec, threads=self.team.threads), scratch, shared_head)
 
@@ -129,7 +131,7 @@ class FastScores:
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_softmax_backward"]`."""
-        arrays, (_, window, _), tokens = stored(probs, dprobs, dscores), mask_of(spec), spec.batch * spec.seq_len
+        arrays, (_, window, _), tokens = stored(probs, dprobs, dscores), mask_of(spec.block), spec.batch * spec.seq_len
 
         def rows_of(_thread: int, rows: slice) -> None:
             score_loops.softmax_backward(arrays, rows.start, rows.stop, tokens, window)
@@ -148,9 +150,11 @@ class FastScores:
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_scores_backward"]`."""
-        arrays, (scale, _, _) = stored(q, k, dscores, dq, dk), mask_of(spec)
+        arrays, (scale, _, _) = stored(q, k, dscores, dq, dk), mask_of(spec.block)
 
-        def shared_head(first_row: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
-            score_loops.scores_backward(openblas.SGEMM, arrays, first_row, kv_head, spec.group, scale, buffers)
+        def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
+            score_loops.scores_backward(
+                openblas.SGEMM, arrays, sequence * spec.seq_len, kv_head, spec.group, scale, buffers
+            )
 
         by_shared_head(self.team, spec, scores_backward_plan(spec, threads=self.team.threads), scratch, shared_head)

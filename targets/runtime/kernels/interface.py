@@ -33,7 +33,7 @@ class KernelSet(Protocol):
 
     @property
     def constant_bytes(self) -> int:
-        """Bytes of the tables built so far (rotary cosines and sines)."""
+        """Bytes of the tables that are kept (rotary cosines and sines)."""
 
     def prepare_rope(self, seq_len: int, head_dim: int, theta: float) -> None:
         """Build the table that `rope` needs for these values, so that no step allocates it."""

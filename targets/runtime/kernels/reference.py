@@ -13,6 +13,7 @@ import numpy as np
 
 from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.runtime.kernels.reference_attention import ReferenceAttention
+from ratrain.targets.runtime.kernels.reference_attention_blocks import ReferenceAttentionBlocks
 from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks, sigmoid
 from ratrain.targets.runtime.kernels.reference_gpt import ReferenceGpt, layernorm_backward_plan
 from ratrain.targets.runtime.kernels.reference_head import (
@@ -46,7 +47,9 @@ def _embedding_backward_plan(tokens: I32, **_: object) -> Plan:
     return [Buffer(tokens.shape, np.int64)]
 
 
-class Reference(ReferenceAttention, ReferenceScores, ReferenceHead, ReferenceGpt, KernelSetBase):
+class Reference(
+    ReferenceAttention, ReferenceAttentionBlocks, ReferenceScores, ReferenceHead, ReferenceGpt, KernelSetBase
+):
     """`KernelSet` in plain numpy."""
 
     name = "reference"
@@ -74,6 +77,7 @@ class Reference(ReferenceAttention, ReferenceScores, ReferenceHead, ReferenceGpt
             *("layernorm_forward", "gelu_forward", "gelu_backward", "position_forward", "position_backward"),
             *("attention_scores_forward", "attention_softmax_forward", "attention_values_forward"),
             *("attention_values_backward", "attention_softmax_backward", "attention_scores_backward"),
+            *("attention_partial_forward", "attention_partial_finish", "attention_delta", "attention_partial_backward"),
             *("embedding_forward", "zero", "cast", "add", "adamw", "mean_of_replicas", "all_finite"),
         ),
     )
@@ -175,9 +179,10 @@ class Reference(ReferenceAttention, ReferenceScores, ReferenceHead, ReferenceGpt
         seq_len: int,
         theta: float,
         inverse: bool,
+        first_position: int = 0,
     ) -> None:
         """See `KERNELS["rope"]`."""
-        cos, sin = self._rope_table(seq_len, head_dim, theta)
+        cos, sin = self._rope_rows(slice(first_position, first_position + seq_len), head_dim, theta)
         pairs = x.reshape(-1, seq_len, heads, 2, head_dim // 2)
         sign = np.float32(-1 if inverse else 1)
         for sequence in pairs:

@@ -4,56 +4,71 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
+from attrs import frozen
 
-from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet
+from ratrain.targets.runtime.kernels.interface import F32, Array
+from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks
 from ratrain.targets.runtime.kernels.shared import alibi_slopes
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.attention_spec import AttentionSpec
-    from ratrain.targets.runtime.kernels.interface import F32, Array
+    from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
     from ratrain.targets.runtime.kernels.scratch import Scratch
 
 TILE = 64
 """Queries, and keys, of one tile."""
 
 
-def _tiles(spec: AttentionSpec) -> Iterator[slice]:
-    for start in range(0, spec.seq_len, TILE):
-        yield slice(start, min(start + TILE, spec.seq_len))
+def tiles(rows: int) -> Iterator[slice]:
+    """Slices of at most `TILE` rows, in order."""
+    for start in range(0, rows, TILE):
+        yield slice(start, min(start + TILE, rows))
 
 
-def _key_tiles(spec: AttentionSpec, queries: slice) -> Iterator[slice]:
-    """The tiles with a key that one of `queries` sees, ascending."""
-    first = spec.first_key(queries.start)
-    return (keys for keys in _tiles(spec) if keys.stop > first and keys.start < queries.stop)
+class Block:
+    """Float32 tiles of the heads of one sequence: a block of queries, a block of keys. Tiles are given by their rows of these."""
 
-
-class _Heads:
-    """Float32 tiles of the heads of one sequence."""
-
-    def __init__(self, spec: AttentionSpec, sequence: int) -> None:
-        self.spec = spec
-        self.first_row = sequence * spec.seq_len
+    def __init__(self, spec: AttentionBlockSpec, sequence: int) -> None:
+        self.spec, self.sequence = spec, sequence
         self.slopes = alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads
         self.scale = np.float32(1 / math.sqrt(spec.head_dim))
 
-    def rows(self, positions: slice) -> slice:
-        return slice(self.first_row + positions.start, self.first_row + positions.stop)
+    def rows(self, queries: slice) -> slice:
+        """The rows of a tile of queries among those of all sequences."""
+        first = self.sequence * self.spec.queries
+        return slice(first + queries.start, first + queries.stop)
 
-    def view(self, x: Array, head: int, positions: slice) -> Array:
-        """Rows of one head of x[T, n * head_dim]."""
-        return x[self.rows(positions), head * self.spec.head_dim : (head + 1) * self.spec.head_dim]
+    def of_queries(self, x: Array, head: int, queries: slice) -> Array:
+        """A tile of one head of x[batch * queries, heads * head_dim]."""
+        return x[self.rows(queries), head * self.spec.head_dim : (head + 1) * self.spec.head_dim]
+
+    def of_keys(self, x: Array, kv_head: int, keys: slice) -> Array:
+        """A tile of one head of x[batch * keys, kv_heads * head_dim]."""
+        first = self.sequence * self.spec.keys
+        columns = slice(kv_head * self.spec.head_dim, (kv_head + 1) * self.spec.head_dim)
+        return x[first + keys.start : first + keys.stop, columns]
+
+    def sees(self, queries: slice, keys: slice) -> bool:
+        """Whether one of the queries sees one of the keys."""
+        first, offset = self.spec.first_query, self.spec.first_key
+        return (
+            offset + keys.stop > self.spec.first_seen(first + queries.start)
+            and offset + keys.start < first + queries.stop
+        )
+
+    def key_tiles(self, queries: slice) -> Iterator[slice]:
+        """The tiles with a key that one of `queries` sees, ascending."""
+        return (keys for keys in tiles(self.spec.keys) if self.sees(queries, keys))
 
     def scores(self, q: Array, k: Array, head: int, queries: slice, keys: slice) -> F32:
         """Scaled, biased and masked scores of a tile; a key that is not seen has minus infinity."""
         spec = self.spec
-        query, key = f32(self.view(q, head, queries)), f32(self.view(k, head // spec.group, keys))
+        query, key = f32(self.of_queries(q, head, queries)), f32(self.of_keys(k, head // spec.group, keys))
         score: F32 = np.matmul(query * self.scale, key.T)
-        i = np.arange(queries.start, queries.stop, dtype=np.int32)[:, None]
-        j = np.arange(keys.start, keys.stop, dtype=np.int32)[None, :]
+        i = np.arange(queries.start, queries.stop, dtype=np.int32)[:, None] + np.int32(spec.first_query)
+        j = np.arange(keys.start, keys.stop, dtype=np.int32)[None, :] + np.int32(spec.first_key)
         if spec.alibi:
             score += np.float32(self.slopes[head]) * (j - i).astype(np.float32)
         seen = j <= i
@@ -61,6 +76,87 @@ class _Heads:
             seen &= j > i - spec.window
         score[~seen] = -np.inf
         return score
+
+
+@frozen
+class RunningSoftmax:
+    """What a tile of queries has of the keys so far: the largest score, the sum of weights, that of weighted values.
+
+    A weight is power(score - peak); `power` is 2^x or e^x, as the scores are scaled.
+    """
+
+    peak: F32
+    total: F32
+    acc: F32
+    power: np.ufunc
+
+    @classmethod
+    def begin(cls, rows: int, head_dim: int, power: np.ufunc) -> Self:
+        """Of no keys."""
+        peak, total = np.full((rows, 1), -np.inf, np.float32), np.zeros((rows, 1), np.float32)
+        return cls(peak, total, np.zeros((rows, head_dim), np.float32), power)
+
+    def take(self, score: F32, values: F32) -> None:
+        """Take in the keys of a tile."""
+        new_peak = np.maximum(self.peak, score.max(axis=1, keepdims=True))
+        # a row that has seen no key yet has no peak: 0 keeps its weights at power(-inf) = 0
+        base = np.where(np.isneginf(new_peak), np.float32(0), new_peak)
+        weight = self.power(score - base)
+        shrink = self.power(self.peak - base)
+        self.total[:] = self.total * shrink + weight.sum(axis=1, keepdims=True)
+        self.acc[:] *= shrink
+        self.acc[:] += weight @ values
+        self.peak[:] = new_peak
+
+
+@frozen
+class BlockGradients:
+    """Gradients of the attention of a block, from probabilities that are computed again."""
+
+    block: Block
+    q: Array
+    k: Array
+    v: Array
+    lse: F32
+    do: Array
+    delta: F32
+
+    def _tile(self, head: int, queries: slice, keys: slice) -> tuple[F32, F32]:
+        """The probabilities of a tile, and the gradient of its scores."""
+        block, rows = self.block, self.block.rows(queries)
+        prob = np.exp(block.scores(self.q, self.k, head, queries, keys) - self.lse[head, rows, None])
+        values = f32(block.of_keys(self.v, head // block.spec.group, keys))
+        dprob = f32(block.of_queries(self.do, head, queries)) @ values.T
+        return prob, prob * (dprob - self.delta[head, rows, None])
+
+    def of_queries(self, head: int, queries: slice) -> F32:
+        """That of a tile of queries."""
+        block = self.block
+        acc = np.zeros((queries.stop - queries.start, block.spec.head_dim), np.float32)
+        for keys in block.key_tiles(queries):
+            acc += self._tile(head, queries, keys)[1] @ f32(block.of_keys(self.k, head // block.spec.group, keys))
+        return acc * block.scale
+
+    def of_keys(self, kv_head: int, keys: slice) -> tuple[F32, F32]:
+        """Those of a tile of keys and of values, summed over the query heads that share them."""
+        block, group = self.block, self.block.spec.group
+        acc_k = np.zeros((keys.stop - keys.start, block.spec.head_dim), np.float32)
+        acc_v = np.zeros_like(acc_k)
+        for head in range(kv_head * group, (kv_head + 1) * group):
+            for queries in tiles(block.spec.queries):
+                if block.sees(queries, keys):
+                    prob, dscore = self._tile(head, queries, keys)
+                    acc_v += prob.T @ f32(block.of_queries(self.do, head, queries))
+                    acc_k += dscore.T @ (f32(block.of_queries(self.q, head, queries)) * block.scale)
+        return acc_k, acc_v
+
+
+def put_delta(o: Array, do: Array, delta: F32) -> None:
+    """Set delta[heads, T] = rowsum(do * o) of each head."""
+    heads = len(delta)
+    for rows in row_blocks(*o.shape):
+        product = f32(do[rows]) * f32(o[rows])
+        delta[:, rows] = product.reshape(len(product), heads, -1).sum(axis=2).T
 
 
 class ReferenceAttention:
@@ -80,27 +176,15 @@ class ReferenceAttention:
     ) -> None:
         """See `KERNELS["attention_forward"]`."""
         for sequence in range(spec.batch):
-            heads = _Heads(spec, sequence)
+            block = Block(spec.block, sequence)
             for head in range(spec.heads):
-                for queries in _tiles(spec):
-                    rows = queries.stop - queries.start
-                    peak = np.full((rows, 1), -np.inf, np.float32)
-                    total = np.zeros((rows, 1), np.float32)
-                    acc = np.zeros((rows, spec.head_dim), np.float32)
-                    for keys in _key_tiles(spec, queries):
-                        score = heads.scores(q, k, head, queries, keys)
-                        new_peak = np.maximum(peak, score.max(axis=1, keepdims=True))
-                        # a row that has seen no key yet has no peak: 0 keeps its weights at exp(-inf) = 0
-                        base = np.where(np.isneginf(new_peak), np.float32(0), new_peak)
-                        weight = np.exp(score - base)
-                        shrink = np.exp(peak - base)
-                        total = total * shrink + weight.sum(axis=1, keepdims=True)
-                        acc *= shrink
-                        acc += weight @ f32(heads.view(v, head // spec.group, keys))
-                        peak = new_peak
-                    acc /= total
-                    put(heads.view(o, head, queries), acc)
-                    lse[head, heads.rows(queries)] = (peak + np.log(total))[:, 0]
+                for queries in tiles(spec.seq_len):
+                    softmax = RunningSoftmax.begin(queries.stop - queries.start, spec.head_dim, np.exp)
+                    for keys in block.key_tiles(queries):
+                        values = f32(block.of_keys(v, head // spec.group, keys))
+                        softmax.take(block.scores(q, k, head, queries, keys), values)
+                    put(block.of_queries(o, head, queries), softmax.acc / softmax.total)
+                    lse[head, block.rows(queries)] = (softmax.peak + np.log(softmax.total))[:, 0]
 
     @quiet
     def attention_backward(
@@ -120,34 +204,15 @@ class ReferenceAttention:
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_backward"]`."""
+        put_delta(o, do, delta)
         for sequence in range(spec.batch):
-            heads = _Heads(spec, sequence)
-
-            def tile(head: int, queries: slice, keys: slice, heads: _Heads = heads) -> tuple[F32, F32]:
-                """The probabilities of a tile, and the gradient of its scores."""
-                rows = heads.rows(queries)
-                prob = np.exp(heads.scores(q, k, head, queries, keys) - lse[head, rows, None])
-                dprob = f32(heads.view(do, head, queries)) @ f32(heads.view(v, head // spec.group, keys)).T
-                return prob, prob * (dprob - delta[head, rows, None])
-
+            block = Block(spec.block, sequence)
+            gradients = BlockGradients(block, q, k, v, lse, do, delta)
             for head in range(spec.heads):
-                for queries in _tiles(spec):
-                    product = f32(heads.view(do, head, queries)) * f32(heads.view(o, head, queries))
-                    delta[head, heads.rows(queries)] = product.sum(axis=1)
-                    acc = np.zeros((queries.stop - queries.start, spec.head_dim), np.float32)
-                    for keys in _key_tiles(spec, queries):
-                        acc += tile(head, queries, keys)[1] @ f32(heads.view(k, head // spec.group, keys))
-                    put(heads.view(dq, head, queries), acc * heads.scale)
-
+                for queries in tiles(spec.seq_len):
+                    put(block.of_queries(dq, head, queries), gradients.of_queries(head, queries))
             for kv_head in range(spec.kv_heads):
-                for keys in _tiles(spec):
-                    acc_k = np.zeros((keys.stop - keys.start, spec.head_dim), np.float32)
-                    acc_v = np.zeros_like(acc_k)
-                    for head in range(kv_head * spec.group, (kv_head + 1) * spec.group):
-                        for queries in _tiles(spec):
-                            if keys.stop > spec.first_key(queries.start) and keys.start < queries.stop:
-                                prob, dscore = tile(head, queries, keys)
-                                acc_v += prob.T @ f32(heads.view(do, head, queries))
-                                acc_k += dscore.T @ (f32(heads.view(q, head, queries)) * heads.scale)
-                    put(heads.view(dk, kv_head, keys), acc_k)
-                    put(heads.view(dv, kv_head, keys), acc_v)
+                for keys in tiles(spec.seq_len):
+                    of_k, of_v = gradients.of_keys(kv_head, keys)
+                    put(block.of_keys(dk, kv_head, keys), of_k)
+                    put(block.of_keys(dv, kv_head, keys), of_v)

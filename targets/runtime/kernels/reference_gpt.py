@@ -95,11 +95,20 @@ class ReferenceGpt:
             put(dup[rows], f32(dact[rows]) * (s + u * s * (1 - s) * slope))
 
     @quiet
-    def position_forward(self, positions: Array, y: Array, *, scratch: Scratch, seq_len: int) -> None:  # noqa: ARG002
+    def position_forward(
+        self,
+        positions: Array,
+        y: Array,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        seq_len: int,
+        first_position: int = 0,
+    ) -> None:
         """See `KERNELS["position_forward"]`."""
+        table = positions[first_position:]
         for sequence in y.reshape(-1, seq_len, y.shape[1]):
             for rows in row_blocks(*sequence.shape):
-                put(sequence[rows], f32(sequence[rows]) + f32(positions[rows]))
+                put(sequence[rows], f32(sequence[rows]) + f32(table[rows]))
 
     @quiet
     def position_backward(
@@ -110,13 +119,16 @@ class ReferenceGpt:
         scratch: Scratch,  # noqa: ARG002
         seq_len: int,
         accumulate: bool,
+        first_position: int = 0,
     ) -> None:
         """See `KERNELS["position_backward"]`."""
+        table = dpositions[first_position:]
         sequences = dy.reshape(-1, seq_len, dy.shape[1])
         for rows in row_blocks(seq_len, dy.shape[1]):
             total = np.zeros((rows.stop - rows.start, dy.shape[1]), np.float32)
             for sequence in sequences:
                 total += f32(sequence[rows])
-            put(dpositions[rows], total + f32(dpositions[rows]) if accumulate else total)
+            put(table[rows], total + f32(table[rows]) if accumulate else total)
         if not accumulate:
-            dpositions[seq_len:] = 0
+            dpositions[:first_position] = 0
+            table[seq_len:] = 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ratrain.targets.runtime.kernels.attention_loops import gather, gather_transposed, scatter, seen_keys
+from ratrain.targets.runtime.kernels.attention_loops import dot, gather, gather_transposed, scatter, seen_keys
 from ratrain.targets.runtime.kernels.blas import multiply, multiply_transposed
 from ratrain.targets.runtime.kernels.fast_numba import SPLIT_SUMS, exact, exp32, inlined, load, maximum, narrow
 
@@ -121,15 +121,6 @@ def softmax_forward(stored: Any, first: Any, last: Any, tokens: Any, window: Any
             there[i] = narrow(seen[i] / total, out.dtype)
 
 
-@inlined(fastmath=SPLIT_SUMS)
-def _products(row: Any, other: Any) -> Any:
-    """The product of two rows."""
-    total = _ZERO
-    for i in range(row.size):
-        total += load(row[i]) * load(other[i])
-    return total
-
-
 @exact()
 def softmax_backward(stored: Any, first: Any, last: Any, tokens: Any, window: Any) -> None:
     """Gradients of scores of the rows [first, last) of a matrix; `stored` are probs, dprobs, dscores."""
@@ -138,7 +129,7 @@ def softmax_backward(stored: Any, first: Any, last: Any, tokens: Any, window: An
     for row in range(first, last):
         low, high = seen_keys(row % tokens % seq_len, 0, seq_len, window)
         prob, dprob, out = probs[row, low:high], dprobs[row, low:high], dscores[row]
-        mean = _products(prob, dprob)
+        mean = dot(prob, dprob)
         there = out[low:high]
         for i in range(prob.size):
             there[i] = narrow(load(prob[i]) * (load(dprob[i]) - mean), out.dtype)

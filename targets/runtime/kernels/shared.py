@@ -115,24 +115,26 @@ class KernelSetBase:
 
     def __init__(self, threads: int = 1) -> None:
         self.team = Team(threads)
-        self._rope: dict[tuple[int, int, float], tuple[F32, F32]] = {}
+        self._rope: dict[tuple[int, float], tuple[F32, F32]] = {}
 
     @property
     def constant_bytes(self) -> int:
-        """Bytes of the tables built so far."""
+        """Bytes of the tables that are kept."""
         return sum(cos.nbytes + sin.nbytes for cos, sin in self._rope.values())
 
     def prepare_rope(self, seq_len: int, head_dim: int, theta: float) -> None:
         """Build the table of `rope` for these values."""
-        self._rope_table(seq_len, head_dim, theta)
+        self._rope_rows(slice(0, seq_len), head_dim, theta)
 
-    def _rope_table(self, seq_len: int, head_dim: int, theta: float) -> tuple[F32, F32]:
-        key = (seq_len, head_dim, float(theta))
+    def _rope_rows(self, positions: slice, head_dim: int, theta: float) -> tuple[F32, F32]:
+        """Cosines and sines of some positions, from the longest table there has been need for."""
+        key = (head_dim, float(theta))
         table = self._rope.get(key)
-        if table is None:
-            # two threads may both build it: the tables are equal, and setdefault keeps one
-            table = self._rope.setdefault(key, rope_table(*key))
-        return table
+        if table is None or len(table[0]) < positions.stop:
+            # two threads may both build it: whichever is kept, its rows are the same
+            table = self._rope[key] = rope_table(positions.stop, *key)
+        cos, sin = table
+        return cos[positions], sin[positions]
 
     def scratch_bytes(self, kernel: str, **arguments: Any) -> int:
         """Bytes of scratch that a kernel takes; see `KernelSet.scratch_bytes`."""
