@@ -7,7 +7,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.model_flops import model_flops_per_token, visible_pairs
+from ratrain.ratrain_ir.model_flops import model_flops_per_token, visible_block_pairs, visible_pairs
 from tests.end_to_end.toys import UNEVEN
 
 
@@ -17,6 +17,15 @@ def test_visible_pairs_are_those_of_the_mask(seq_len: int, window: int | None) -
         (query, key) for query in range(seq_len) for key in range(query + 1) if window is None or key > query - window
     ]
     assert visible_pairs(seq_len, window) == len(mask)
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(-35, 60), st.none() | st.integers(1, 50))
+def test_visible_pairs_of_a_block_are_those_of_the_mask(
+    queries: int, keys: int, offset: int, window: int | None
+) -> None:
+    distances = [offset + query - key for query in range(queries) for key in range(keys)]
+    seen = [distance for distance in distances if distance >= 0 and (window is None or distance < window)]
+    assert visible_block_pairs(queries, keys, offset, window) == len(seen)
 
 
 @pytest.mark.parametrize(("window", "seen"), [(None, 2), (2, 5 / 3), (9, 2)])

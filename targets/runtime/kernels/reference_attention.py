@@ -52,11 +52,9 @@ class Block:
 
     def sees(self, queries: slice, keys: slice) -> bool:
         """Whether one of the queries sees one of the keys."""
-        first, offset = self.spec.first_query, self.spec.first_key
-        return (
-            offset + keys.stop > self.spec.first_seen(first + queries.start)
-            and offset + keys.start < first + queries.stop
-        )
+        first, last = self.spec.first_query + queries.start, self.spec.first_query + queries.stop
+        start, stop = self.spec.first_key + keys.start, self.spec.first_key + keys.stop
+        return bool(start < last and stop > self.spec.first_seen(first))
 
     def key_tiles(self, queries: slice) -> Iterator[slice]:
         """The tiles with a key that one of `queries` sees, ascending."""

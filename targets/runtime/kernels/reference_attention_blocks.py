@@ -44,8 +44,9 @@ class ReferenceAttentionBlocks:
             block = Block(spec, sequence)
             for head in range(spec.heads):
                 for queries in tiles(spec.queries):
-                    of_rows = (each[head, block.rows(queries), None] for each in (peak, total))
-                    softmax = RunningSoftmax(*of_rows, block.of_queries(acc, head, queries), np.exp2)
+                    rows = block.rows(queries)
+                    so_far = block.of_queries(acc, head, queries)
+                    softmax = RunningSoftmax(peak[head, rows, None], total[head, rows, None], so_far, np.exp2)
                     for keys in block.key_tiles(queries):
                         score = block.scores(q, k, head, queries, keys) * _LOG2_E
                         softmax.take(score, f32(block.of_keys(v, head // spec.group, keys)))

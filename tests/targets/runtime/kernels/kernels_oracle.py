@@ -7,7 +7,7 @@ the unit roundoff, so the bound holds with room for the second order).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,6 +114,44 @@ def published_slopes(heads: int) -> list[float]:
         return power_of_two(heads)
     below = 2 ** int(np.floor(np.log2(heads)))
     return power_of_two(below) + published_slopes(2 * below)[0::2][: heads - below]
+
+
+def attention_inputs(spec: AttentionSpec, dtype: type, seed: int = 0) -> dict[str, np.ndarray]:
+    """Stored q, k, v and do of an attention, random."""
+    rng = np.random.default_rng(seed)
+    tokens, wide, narrow = spec.batch * spec.seq_len, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    shapes = {"q": wide, "k": narrow, "v": narrow, "do": wide}
+    return {name: rng.normal(size=(tokens, width)).astype(dtype) for name, width in shapes.items()}
+
+
+def at_other_addresses(arrays: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+    """Copies of the arrays, each time elsewhere."""
+    arena = Scratch(1 << 22)
+    for offset in (64, 192, 4096):
+        arena.reset()
+        arena.take(offset, np.uint8)
+        moved = {key: arena.take(value.shape, value.dtype) for key, value in arrays.items()}
+        for key, value in arrays.items():
+            moved[key][:] = value
+        yield moved
+
+
+def nan_is_visible(spec: AttentionSpec, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
+    """A query that is not finite: in its own row of the output, and in the gradients of the keys that it sees; nowhere else.
+
+    `forward(x)` gives o and lse, `backward(x, o, lse)` gradients by name; of two sequences of 130 tokens and one head.
+    """
+    x = attention_inputs(spec, np.float16)
+    o, _ = forward(x)
+    x["q"][129] = np.nan
+    broken, broken_lse = forward(x)
+    assert np.isnan(broken[129]).all()
+    assert np.isnan(broken_lse[0, 129])
+    same_bits(np.delete(broken, 129, axis=0), np.delete(o, 129, axis=0))
+    gradient = backward(x, broken, broken_lse)
+    assert np.isnan(gradient["dq"][129]).all()
+    assert np.isnan(gradient["dk"][:130]).all()
+    assert np.isfinite(gradient["dk"][130:]).all()
 
 
 class Attention:

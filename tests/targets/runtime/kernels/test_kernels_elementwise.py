@@ -337,6 +337,21 @@ def test_rope_inverse_undoes_it(name):
     close(turned, x.astype(np.float64), np.abs(x).max(), 12)
 
 
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SETS)
+def test_rope_of_slices_is_that_of_the_sequences(name, dtype, inverse):
+    x = np.random.default_rng(10).normal(size=(2, 70, 24)).astype(dtype)
+    shape = {"heads": 3, "head_dim": 8, "theta": 1e4, "inverse": inverse}
+    whole, slices = x.copy(), x.copy()
+    call(name, "rope", x=whole.reshape(140, 24), seq_len=70, **shape)
+    for low, high in ((0, 9), (9, 50), (50, 70)):
+        part = slices[:, low:high].reshape(-1, 24).copy()
+        call(name, "rope", x=part, seq_len=high - low, first_position=low, **shape)
+        slices[:, low:high] = part.reshape(2, -1, 24)
+    same_bits(slices, whole)
+
+
 def test_fast_refuses_strided_arrays():
     a = np.zeros((4, 8), np.float16)
     with pytest.raises(ValueError, match="not C-contiguous"):

@@ -218,3 +218,24 @@ def test_gradients_of_positions_are_summed_in_float32_in_order(name: str) -> Non
         dy = np.repeat(np.array(values, table.dtype)[:, None], 4, axis=1)
         call(name, "position_backward", dy=dy, dpositions=table, seq_len=1, accumulate=False)
         assert (table == table.dtype.type(total)).all()
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SETS)
+def test_positions_of_slices_are_those_of_the_sequences(name: str, dtype: Any, accumulate: bool) -> None:
+    rng = np.random.default_rng(12)
+    y, positions = rng.normal(size=(3, 40, 17)).astype(dtype), rng.normal(size=(50, 17)).astype(dtype)
+    whole, gradient = y.copy(), positions.copy()
+    call(name, "position_forward", positions=positions, y=whole.reshape(-1, 17), seq_len=40)
+    call(name, "position_backward", dy=y.reshape(-1, 17), dpositions=gradient, seq_len=40, accumulate=accumulate)
+    sums = positions.copy()
+    for low, high in ((30, 40), (8, 30), (0, 8)):
+        part, place = y[:, low:high].reshape(-1, 17).copy(), {"seq_len": high - low, "first_position": low}
+        before = sums.copy()
+        call(name, "position_backward", dy=part, dpositions=sums, accumulate=accumulate, **place)
+        others = np.delete(before, np.s_[low:high], axis=0)
+        same_bits(np.delete(sums, np.s_[low:high], axis=0), others if accumulate else np.zeros_like(others))
+        same_bits(sums[low:high], gradient[low:high])
+        call(name, "position_forward", positions=positions, y=part, **place)
+        same_bits(part.reshape(3, -1, 17), whole[:, low:high])

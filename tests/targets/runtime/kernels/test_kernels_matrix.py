@@ -282,6 +282,9 @@ def big_calls() -> dict[str, dict]:
     tokens = rng.integers(0, 512, 512).astype(np.int32)
     spec = AttentionSpec(batch=2, seq_len=256, heads=8, kv_heads=8, head_dim=128)
     scores, probs = matrix(8 * 512, 256), matrix(8 * 512, 256)
+    sums = [np.ones((512, 1024), np.float32) for _ in range(3)]
+    state = {"acc": sums[0], "peak": np.ones((8, 512), np.float32), "total": np.ones((8, 512), np.float32)}
+    lines = {"lse": np.ones((8, 512), np.float32), "delta": np.ones((8, 512), np.float32)}
     whole = [np.zeros((512, 512), np.float32) for _ in range(2)]
     head = {"xn": x, "table": y, "labels": tokens, "lse": rstd, "logits": np.empty((128, 512), np.float32)}
     adam = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.1, "decay": [(0, 1 << 19)]}
@@ -346,6 +349,19 @@ def big_calls() -> dict[str, dict]:
             "dtable": u[:512],
             "denominator": 512.0,
             "normalise": True,
+            "accumulate": True,
+        },
+        "attention_partial_forward": {"q": x, "k": y, "v": z, **state, "spec": spec.block, "accumulate": True},
+        "attention_partial_finish": {**state, "o": x, "lse": lines["lse"], "heads": 8, "head_dim": 128},
+        "attention_delta": {"o": x, "do": y, "delta": lines["delta"], "heads": 8, "head_dim": 128},
+        "attention_partial_backward": {
+            "q": x,
+            "k": y,
+            "v": z,
+            "do": u,
+            **lines,
+            **dict(zip(("dq", "dk", "dv"), sums, strict=True)),
+            "spec": spec.block,
             "accumulate": True,
         },
         "attention_scores_forward": {"q": x, "k": y, "scores": scores, "spec": spec},

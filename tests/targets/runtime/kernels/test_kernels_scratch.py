@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
 from ratrain.targets.runtime.kernels.scratch import ALIGNMENT, Buffer, plan_bytes
-from ratrain.targets.runtime.kernels.shared import decay_segments, token_keys
-from tests.targets.runtime.kernels.kernels_oracle import SETS
+from ratrain.targets.runtime.kernels.shared import decay_segments, rope_table, token_keys
+from tests.targets.runtime.kernels.kernels_oracle import SETS, same_bits
 
 BUFFERS = st.builds(
     Buffer,
@@ -60,6 +60,13 @@ def test_rope_tables_are_counted_once(name):
     assert kernels.constant_bytes == 2 * 10 * 4 * 4
     kernels.prepare_rope(seq_len=10, head_dim=8, theta=5e5)
     assert kernels.constant_bytes == 2 * (2 * 10 * 4 * 4)
+    kernels.rope(x[:8], scratch=Scratch(0), heads=2, head_dim=8, seq_len=4, theta=1e4, inverse=False, first_position=6)
+    assert kernels.constant_bytes == 2 * (2 * 10 * 4 * 4)  # positions 6 to 9 are in the first table
+
+
+def test_rows_of_a_rope_table_do_not_depend_on_its_length():
+    for short, long in zip(rope_table(1000, 10, 1e4), rope_table(1237, 10, 1e4), strict=True):
+        same_bits(short, long[:1000])
 
 
 @given(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.targets.program.attention_spec import AttentionSpec
+from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
 from ratrain.targets.runtime.kernels import Scratch, kernel_set, team
 from ratrain.targets.runtime.kernels.team import Team
 from tests.targets.runtime.kernels.kernels_oracle import same_bits
@@ -85,6 +85,16 @@ def cases():
     rstd = np.abs(random(3, ROWS, dtype=np.float32))
     q, k, do = random(4, tokens, 48), random(5, tokens, 24), random(6, tokens, 48)
     matrix = random(26, 4 * tokens, 150)
+    block = AttentionBlockSpec(
+        batch=2, queries=150, keys=90, first_query=60, first_key=10, heads=4, kv_heads=2, head_dim=12, alibi=True
+    )
+    keys, wide_sum, narrow_sum = random(30, 180, 24), random(31, tokens, 48), random(32, 180, 24)
+    sums = {"dq": wide_sum.astype(np.float32), "dk": narrow_sum.astype(np.float32), "dv": narrow_sum.astype(np.float32)}
+    state = {
+        "acc": wide_sum.astype(np.float32),
+        "peak": np.full((4, tokens), 3, np.float32),
+        "total": np.ones((4, tokens), np.float32),
+    }
     lines = np.full((4, tokens), 3, np.float32)
     table, labels = random(7, 130, WIDTH), np.arange(ROWS, dtype=np.int32) % 130
     lse, loss = np.full(ROWS, 20, np.float32), np.zeros(1)
@@ -117,6 +127,13 @@ def cases():
         "attention_backward": {
             "q": q, "k": k, "v": k, "o": do, "lse": lines, "do": do, "dq": np.empty_like(q), "dk": np.empty_like(k),
             "dv": np.empty_like(k), "delta": np.empty_like(lines), "spec": spec,
+        },
+        "attention_partial_forward": {"q": q, "k": keys, "v": keys, **state, "spec": block, "accumulate": True},
+        "attention_partial_finish": {**state, "o": do, "lse": lines, "heads": 4, "head_dim": 12},
+        "attention_delta": {"o": q, "do": do, "delta": lines, "heads": 4, "head_dim": 12},
+        "attention_partial_backward": {
+            "q": q, "k": keys, "v": keys, "lse": lines, "do": do, "delta": np.ones_like(lines), **sums, "spec": block,
+            "accumulate": True,
         },
         "attention_scores_forward": {"q": q, "k": k, "scores": matrix, "spec": spec},
         "attention_softmax_forward": {"scores": matrix, "probs": matrix, "spec": spec},
