@@ -6,10 +6,10 @@ arithmetic, at a fraction of the FP16 peak that the machine file gives, and of i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from math import prod
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attrs import evolve, frozen
 
@@ -65,28 +65,23 @@ def _efficiency_of(machine: Machine, *extents: float) -> float:
     return machine["gemm_efficiency"] * prod(extent / (extent + half) for extent in extents)
 
 
+def _pairs(options: Mapping[str, Any]) -> int:
+    """Pairs of a query and a key that it sees, of one head of one sequence."""
+    if "seq_len" in options:
+        return visible_pairs(int(options["seq_len"]), options["window"])
+    offset = options["first_query"] - options["first_key"]
+    return visible_block_pairs(options["queries"], options["keys"], offset, options["window"])
+
+
 def _attention(products: int) -> _Arithmetic:
     """So many products of each query with each key it sees."""
 
     def flops(routine: Routine, step: Step) -> float:
         del routine
         options = step.options
-        visible = visible_pairs(int(options["seq_len"]), options["window"])
-        return 2.0 * products * int(options["batch"]) * int(options["heads"]) * int(options["head_dim"]) * visible
-
-    return _Arithmetic(flops, lambda _routine, _step, machine: machine["attention_efficiency"])
-
-
-def _attention_block(products: int) -> _Arithmetic:
-    """The same for a block of queries and a block of keys."""
-
-    def flops(routine: Routine, step: Step) -> float:
-        del routine
-        options = step.options
-        visible = visible_block_pairs(
-            options["queries"], options["keys"], options["first_query"] - options["first_key"], options["window"]
+        return (
+            2.0 * products * int(options["batch"]) * int(options["heads"]) * int(options["head_dim"]) * _pairs(options)
         )
-        return 2.0 * products * int(options["batch"]) * int(options["heads"]) * int(options["head_dim"]) * visible
 
     return _Arithmetic(flops, lambda _routine, _step, machine: machine["attention_efficiency"])
 
@@ -128,10 +123,10 @@ _ARITHMETIC: PerKernel[_Arithmetic] = PerKernel(
         "gemm": _Arithmetic(_product_flops, _product_efficiency),
         "attention_forward": _attention(2),
         "attention_backward": _attention(5),
-        "attention_partial_forward": _attention_block(2),
+        "attention_partial_forward": _attention(2),
         "attention_partial_finish": _BOUND_BY_DDR,
         "attention_delta": _BOUND_BY_DDR,
-        "attention_partial_backward": _attention_block(5),
+        "attention_partial_backward": _attention(5),
         "attention_scores_forward": _scores(1),
         "attention_values_forward": _scores(1),
         "attention_values_backward": _scores(2),

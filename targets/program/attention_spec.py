@@ -72,7 +72,5 @@ class AttentionSpec(_Attention):
     @property
     def block(self) -> AttentionBlockSpec:
         """The same as one block."""
-        whole = {"queries": self.seq_len, "keys": self.seq_len, "first_query": 0, "first_key": 0}
-        return AttentionBlockSpec(
-            self.batch, **whole, heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, window=self.window, alibi=self.alibi
-        )  # fmt: skip
+        rows, heads = (self.seq_len, self.seq_len, 0, 0), (self.heads, self.kv_heads, self.head_dim)
+        return AttentionBlockSpec(self.batch, *rows, *heads, self.window, self.alibi)
