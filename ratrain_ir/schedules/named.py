@@ -8,8 +8,17 @@ from functools import cache
 from attrs import frozen
 
 from ratrain.ratrain_ir.schedules.action import Order, most_in_flight
+from ratrain.ratrain_ir.schedules.building_block import schedule_v_half, schedule_v_min
+from ratrain.ratrain_ir.schedules.interleaved import (
+    breadth_first_problem,
+    interleaved_problem,
+    schedule_breadth_first,
+    schedule_interleaved,
+)
 from ratrain.ratrain_ir.schedules.one_chunk import gradient_waits_1f1b, schedule_1f1b, schedule_gpipe, schedule_zb_h1
+from ratrain.ratrain_ir.schedules.seq1f1b import schedule_seq1f1b, seq1f1b_problem
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
+from ratrain.ratrain_ir.schedules.vee import schedule_dualpipe_v, schedule_zb_v, vee_problem
 
 DEFAULT_SCHEDULE = "1f1b"
 """What is placed where neither plan nor strategy says."""
@@ -52,6 +61,13 @@ SCHEDULES: dict[str, Schedule] = {
     "1f1b": Schedule("1F1B", schedule_1f1b, gradient_waits_1f1b),
     "gpipe": Schedule("GPipe", schedule_gpipe),
     "zb-h1": Schedule("ZB-H1", schedule_zb_h1, gradient_waits_1f1b),
+    "interleaved": Schedule("interleaved 1F1B", schedule_interleaved, problem=interleaved_problem, chunks=2),
+    "breadth-first": Schedule("breadth-first", schedule_breadth_first, problem=breadth_first_problem, chunks=2),
+    "zb-v": Schedule("ZB-V", schedule_zb_v, problem=vee_problem, chunks=2, layout="vee"),
+    "v-half": Schedule("V-Half", schedule_v_half, problem=vee_problem, chunks=2, layout="vee"),
+    "v-min": Schedule("V-Min", schedule_v_min, problem=vee_problem, chunks=2, layout="vee"),
+    "dualpipe-v": Schedule("DualPipe-V", schedule_dualpipe_v, problem=vee_problem, chunks=2, layout="vee"),
+    "seq1f1b": Schedule("Seq1F1B", schedule_seq1f1b, problem=seq1f1b_problem),
 }
 """Every schedule that a plan may name."""
 

@@ -133,7 +133,7 @@ def test_schedule_prints_a_row_a_stage(
     assert main(["lint", str(path), "--format", "torch-csv"]) == 0
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("kind", ["1f1b", "gpipe", "zb-h1"])
 @pytest.mark.parametrize(("stages", "micro_batches"), [("100000", "100000"), ("1", "9" * 30), ("9" * 30, "1")])
 def test_a_table_that_nobody_could_read_is_refused(
     kind: str, stages: str, micro_batches: str, capsys: pytest.CaptureFixture[str]

@@ -1,0 +1,34 @@
+"""Orders that are written phase by phase: each action is of the next micro-batch that its chunk has not done yet."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from attrs import define, field
+
+from ratrain.ratrain_ir.schedules.action import Action, ActionKind
+
+_HALVES = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
+
+
+@define
+class AscendingOrder:
+    """A stage's order in the making. The micro-batches of each kind of action on each chunk ascend."""
+
+    actions: list[Action] = field(factory=list)
+    _done: dict[tuple[ActionKind, int], int] = field(factory=lambda: defaultdict(int))
+
+    def count(self, kind: ActionKind, chunk: int) -> int:
+        """How many micro-batches the chunk has done so far. A whole backward counts as both of its halves."""
+        return self._done[kind, chunk]
+
+    def add(self, kind: ActionKind, chunk: int) -> None:
+        """Append the action of the chunk's next micro-batch."""
+        counted = _HALVES if kind is ActionKind.BACKWARD else (kind,)
+        self.actions.append(Action(kind, self._done[counted[0], chunk], chunk))
+        for part in counted:
+            self._done[part, chunk] += 1
+
+    def of_first(self, micro_batches: int) -> list[Action]:
+        """The order without all micro-batches but the first ones: as sound as all of it, as no micro-batch needs another one."""
+        return [action for action in self.actions if action.micro_batch < micro_batches]

@@ -1,0 +1,40 @@
+"""Seq1F1B: 1F1B over slices of micro-batches (Sun et al., "Seq1F1B: Efficient Sequence-Level Pipeline Parallelism", 2024)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.schedules.action import Action, ActionKind
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.schedules.shape import PipelineShape
+
+
+def seq1f1b_problem(shape: PipelineShape) -> str | None:
+    """What is wrong with a shape for Seq1F1B."""
+    if shape.chunks > 1:
+        return f"it has one chunk a stage, not {shape.chunks}"
+    if shape.slices < 2:
+        return "it has two slices of a micro-batch or more; with whole micro-batches use 1f1b"
+    return None
+
+
+def schedule_seq1f1b(shape: PipelineShape, stage: int) -> list[Action]:
+    """The Seq1F1B order of one stage: min(P - s - 2 + k, M k) slices forward, then forwards and backwards alternate.
+
+    Slices of a micro-batch go forward in ascending and backward in descending order: a slice attends to the keys and values of the earlier
+    ones, whose gradients it adds to. With equal slices of a forward of F and a backward of B a micro-batch, the step takes
+    (M k + P - 1) (F + B) / k, and stage s holds at most P - s - 1 + k slices, or all M k.
+    """
+    slices = shape.slices
+    passes = shape.micro_batches * slices
+    warm_up = min(shape.stages - stage - 2 + slices, passes)
+    actions: list[Action] = []
+    for number in range(passes + warm_up):
+        if number < passes:
+            micro_batch, place = divmod(number, slices)
+            actions.append(Action(ActionKind.FORWARD, micro_batch, stage, place))
+        if number >= warm_up:
+            micro_batch, place = divmod(number - warm_up, slices)
+            actions.append(Action(ActionKind.BACKWARD, micro_batch, stage, slices - 1 - place))
+    return actions
