@@ -7,6 +7,8 @@ to the end and from the start to its last access before that. Intervals are half
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
+
 import numpy as np
 from attrs import define, frozen
 from numpy.typing import NDArray
@@ -59,6 +61,11 @@ class Lifetimes:
             totals[tensor.kind] = totals.get(tensor.kind, 0) + aligned(tensor.type.nbytes)
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
+    def peak_bytes_of(self, kinds: Collection[StateKind]) -> int:
+        """The most bytes that tensors of some kinds have live at once."""
+        some = {tensor: spans for tensor, spans in self.intervals.items() if tensor.kind in kinds}
+        return int(_live_bytes(some, len(self.live_bytes)).max(initial=0))
+
 
 def lifetimes(stage: Stage) -> Lifetimes:
     """The lifetimes of one stage, in one sweep over its ops."""
@@ -87,7 +94,6 @@ def lifetimes(stage: Stage) -> Lifetimes:
 
 
 def _finished(stage: Stage, lives: dict[Tensor, _Life], count: int) -> Lifetimes:
-    curve = [0] * (count + 1)
     intervals: dict[Tensor, tuple[Interval, ...]] = {}
     for tensor in stage.tensors.values():
         life = lives.get(tensor)
@@ -98,8 +104,15 @@ def _finished(stage: Stage, lives: dict[Tensor, _Life], count: int) -> Lifetimes
             if life.start is not None:
                 spans.append((life.start, count if tensor.carried else life.last + 1))
         intervals[tensor] = tuple(spans)
+    return Lifetimes(stage, intervals, _live_bytes(intervals, count))
+
+
+def _live_bytes(intervals: Mapping[Tensor, Iterable[Interval]], count: int) -> NDArray[np.int64]:
+    """Bytes that tensors have live at each of so many ops, aligned sizes."""
+    curve = [0] * (count + 1)
+    for tensor, spans in intervals.items():
         size = aligned(tensor.type.nbytes)
         for start, stop in spans:
             curve[start] += size
             curve[stop] -= size
-    return Lifetimes(stage, intervals, np.cumsum(curve, dtype=np.int64)[:count])
+    return np.cumsum(curve, dtype=np.int64)[:count]

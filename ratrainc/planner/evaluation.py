@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.ops import OP_CLASSES, Engine, InputGradientOp, WeightGradientOp
+from ratrain.ratrain_ir.types import StateKind
 from ratrain.ratrain_ir.verifier import verify
 from ratrain.ratrainc.planner.disturbance import Disturbance, disturbance_of
 from ratrain.ratrainc.timed_plan import RefusedPlan, time_plan
@@ -48,6 +50,8 @@ class Task:
     """whether the schedule and the program are verified too"""
     disturbed: bool = False
     """whether to say how the step time bears a slow stage and jitter"""
+    apportioned: bool = False
+    """whether to say what of the bytes follows from the schedule"""
     times: GivenTimes | None = None
     """what ops take, in place of the machine's times; all of the evaluation is then in their unit"""
 
@@ -66,6 +70,8 @@ class Evaluation:
     bubble_fraction: float = 0.0
     """idle share of the compute engines"""
     disturbance: Disturbance | None = None
+    schedule_bytes: tuple[int, ...] = ()
+    """by stage, of an apportioned task: checkpoints, what crosses cuts, inputs and scalars, the most at once"""
 
 
 def folded_micro_batches(plan: Plan) -> int:
@@ -105,7 +111,14 @@ def evaluate(task: Task) -> Evaluation:
         estimated=left_out > 0,
         bubble_fraction=figures.bubble_fraction,
         disturbance=disturbance_of(timeline, figures) if task.disturbed else None,
+        schedule_bytes=_schedule_bytes(timed.module) if task.apportioned else (),
     )
+
+
+def _schedule_bytes(module: Module) -> tuple[int, ...]:
+    """By stage, the most bytes live at once of what follows from the schedule and from what is recomputed."""
+    kinds = (StateKind.BOUNDARY, StateKind.CHECKPOINT, StateKind.INPUT, StateKind.SCALAR)
+    return tuple(lifetimes(stage).peak_bytes_of(kinds) for stage in module.stages)
 
 
 def _verify(module: Module, program: Program) -> None:

@@ -31,8 +31,9 @@ _READING = (
     "Read with care: the GPU machine files have efficiencies, latencies and gaps between kernels that are assumed and the same for all, so "
     "that absolute seconds on them say little, and ratios within a group more. Known to be left out of the model: dropout and its masks, "
     "fragmentation of an eager framework's allocator, what frameworks hold beside tensors of the step (reduction buckets, flat copies of "
-    "gradients), how the efficiency of a real kernel varies with shapes, and traffic of others on the network. What a table's source does "
-    "not state, and what was chosen in its place, is said in its section."
+    "gradients), how the efficiency of a real kernel varies with shapes, and traffic of others on the network. Of these bytes, rows that "
+    "name a framework have what its code and published formulas say. What a table's source does not state, and what was chosen in its "
+    "place, is said in its section."
 )
 _CLASSES = (
     "Classes: `bubble` (idle share of a step), `step-time`, `scaling` (the same model on more ranks), `zero3-micro-batch` (throughput as the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ratrain.ratrainc.calibration.fitting import Errors
 from ratrain.ratrainc.planner.evaluation import Evaluation, Task
 from ratrain.ratrainc.planner.workers import evaluate_all
 from ratrain.ratrainc.validation.folding import task_of
+from ratrain.ratrainc.validation.frameworks import framework_bytes
 from ratrain.ratrainc.validation.rows import COMPARED_IN_GROUPS, MEASURES_OF, SPLITS, Row, ValidationTable
 
 
@@ -29,8 +31,41 @@ class Outcome:
 
     @property
     def fits(self) -> bool:
-        """Whether the simulated plan fits the machine."""
-        return self.evaluation is not None and self.evaluation.step_seconds is not None
+        """Whether the simulated plan fits the machine; under a framework, whether that one's bytes do."""
+        if self.evaluation is None or self.evaluation.step_seconds is None:
+            return False
+        return self.row.framework is None or self.needed_bytes <= self.row.left_bytes
+
+    @cached_property
+    def accounts(self) -> list[dict[str, int]]:
+        """What the framework held, by stage; nothing where the row names none."""
+        if self.row.framework is None or self.evaluation is None or self.row.task is None:
+            return []
+        return framework_bytes(self.row.framework, self.row.task, self.evaluation.schedule_bytes)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes of the fullest rank: those of the framework, else of the simulated program's tensors."""
+        return max(self._by_stage)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak as it was measured: of the ranks it was read of, with what they hold beside tensors."""
+        return self._measured_like(self._by_stage)
+
+    @property
+    def program_peak_bytes(self) -> int:
+        """The same of the simulated program, whatever the framework."""
+        assert self.evaluation is not None
+        return self._measured_like(self.evaluation.peak_bytes)
+
+    @property
+    def _by_stage(self) -> Sequence[int]:
+        assert self.evaluation is not None
+        return [sum(each.values()) for each in self.accounts] or self.evaluation.peak_bytes
+
+    def _measured_like(self, by_stage: Sequence[int]) -> int:
+        return max(by_stage[each] for each in self.row.peak_stages or range(len(by_stage))) + self.row.overhead_bytes
 
     @property
     def simulated(self) -> float | None:
@@ -41,7 +76,7 @@ class Outcome:
         if self.row.measure == "bubble_fraction":
             return evaluation.bubble_fraction
         if self.row.measure == "peak_bytes":
-            return float(max(evaluation.peak_bytes) + self.row.overhead_bytes)
+            return float(self.peak_bytes)
         if self.row.measure == "tokens_per_second":
             return task.plan.tokens_per_step / evaluation.step_seconds
         return evaluation.step_seconds if self.row.measure == "step_seconds" else None
@@ -112,6 +147,17 @@ class Outcome:
             "folded": evaluation.estimated,
             "fits": {"measured": row.fits, "simulated": self.fits, "verdict": self.verdict},
             "refusal": evaluation.refusal,
+            "bytes": self._bytes_json() if row.task.times is None else None,
+        }
+
+    def _bytes_json(self) -> dict[str, Any]:
+        """What the fullest rank needs of what is left of its memory; under a framework what of, and what the simulated program has."""
+        assert self.evaluation is not None
+        return {
+            "needed": self.needed_bytes,
+            "left": self.row.left_bytes,
+            "program": max(self.evaluation.peak_bytes),
+            "account": max(self.accounts, key=lambda each: sum(each.values()), default=None),
         }
 
 

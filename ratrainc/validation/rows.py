@@ -6,9 +6,9 @@ import tomllib
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ratrain.passes.pipeline_text import parse_pipeline, size_in_bytes
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
@@ -22,10 +22,12 @@ from ratrain.ratrainc.machine_choice import resized
 from ratrain.ratrainc.planner.evaluation import Task
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, strategy
 from ratrain.ratrainc.times_text import textbook_times
+from ratrain.ratrainc.validation.frameworks import FRAMEWORKS, Framework, refusal
 from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.machine import Machine, largest_value, load_machine
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.target import Capacity
     from ratrain.targets.simulator.given_times import GivenTimes
 
 T = TypeVar("T")
@@ -47,7 +49,8 @@ MEASURES = tuple(dict.fromkeys(measure for measures in MEASURES_OF.values() for 
 ABOUT = ("source", "certainty", "note")
 """Columns for people: no figure depends on them."""
 OWN_COLUMNS = (
-    *("id", "class", "split", "model", "machine", "capacity", "strategy", "plan", "times", "group", "needs", "peak_of"),
+    *("id", "class", "split", "model", "machine", "capacity", "strategy", "plan", "times", "group", "needs"),
+    *("peak_of", "peak_stages", "framework"),
     *ABOUT,
     *MEASURES,
 )
@@ -77,6 +80,12 @@ class Row:
     """None where it needs something"""
     overhead_bytes: int = 0
     """what a measured peak has beside tensors: the machine's overheads of a rank"""
+    left_bytes: int = 0
+    """what the machine's overheads leave of its DDR"""
+    framework: Framework | None = None
+    """whose bytes the row is about; None: those of the simulated program"""
+    peak_stages: tuple[int, ...] = ()
+    """whose ranks the measured peak was read of; empty: of all"""
 
     @property
     def fits(self) -> bool:
@@ -134,7 +143,12 @@ class _RowReader:
         measured = None if measure is None else self.attempt(measure, lambda: self.measured(measure))
         needs = cells.text("needs")
         task = self.task(kind or "") if not needs else None
-        overhead = self.attempt("peak_of", lambda: self.overhead_bytes(measure, task))
+        capacity = None if task is None else self.attempt("machine", lambda: self.capacity(task))
+        framework = self.attempt("framework", lambda: self.framework(measure, task))
+        left = 0 if capacity is None else _left_bytes(capacity, framework)
+        taken = 0 if capacity is None else capacity.installed - left
+        overhead = self.attempt("peak_of", lambda: self.overhead_bytes(measure, taken))
+        stages = self.attempt("peak_stages", lambda: self.peak_stages(measure, task))
         self.problems.check()
         assert name is not None
         assert kind is not None
@@ -143,7 +157,12 @@ class _RowReader:
         assert measured is not None
         about = {key: cells.text(key) for key in ABOUT}
         return Row(
-            cells.line, name, kind, split, measure, measured, cells.text("group"), needs, about, task, overhead or 0
+            *(cells.line, name, kind, split, measure, measured, cells.text("group"), needs, about),
+            task=task if task is None or framework is None else _unbounded(task),
+            overhead_bytes=overhead or 0,
+            left_bytes=left,
+            framework=framework,
+            peak_stages=stages or (),
         )
 
     def attempt(self, key: str, read: Callable[[], T]) -> T | None:
@@ -188,16 +207,42 @@ class _RowReader:
             self.cells.fail(measure, f"a bubble fraction is below 1, got '{text}'")
         return value
 
-    def overhead_bytes(self, measure: str | None, task: Task | None) -> int:
+    def capacity(self, task: Task) -> Capacity:
+        return capacity_of(task.machine, topology_of(task.model, task.plan))
+
+    def overhead_bytes(self, measure: str | None, taken: int) -> int:
         """Bytes of a rank that no tensor has, where the measured peak has them."""
         if not self.cells.text("peak_of"):
             return 0
         whole_rank = self.cells.word("peak_of", PEAKS_OF) == "rank"
         if measure not in (None, "peak_bytes"):
             self.cells.fail("peak_of", f"peak_of says what a peak holds: it changes nothing of {measure}")
-        if not whole_rank or task is None:
-            return 0
-        return capacity_of(task.machine, topology_of(task.model, task.plan)).taken
+        return taken if whole_rank else 0
+
+    def framework(self, measure: str | None, task: Task | None) -> Framework | None:
+        """The framework of the published run; it is about bytes, of plans that it could have run."""
+        if not self.cells.text("framework"):
+            return None
+        framework = FRAMEWORKS[self.cells.word("framework", FRAMEWORKS)]
+        if measure not in (None, "peak_bytes", "fits"):
+            self.cells.fail("framework", f"framework says what a run held: it changes nothing of {measure}")
+        wanted = "" if task is None else refusal(framework, task.model, task.plan, task.pipeline)
+        if wanted:
+            self.cells.fail("framework", f"its formulas are for plans {wanted}", help="leave the framework out")
+        return framework
+
+    def peak_stages(self, measure: str | None, task: Task | None) -> tuple[int, ...]:
+        """The stages of which the measured peak was read."""
+        if not self.cells.text("peak_stages"):
+            return ()
+        if measure not in (None, "peak_bytes"):
+            self.cells.fail("peak_stages", f"peak_stages says where a peak was read: it changes nothing of {measure}")
+        stages = _toml_value(self.cells.text("peak_stages"))
+        whole = isinstance(stages, list) and bool(stages) and all(type(each) is int and each >= 0 for each in stages)
+        if not whole or (task is not None and max(stages) >= task.plan.pp):
+            given = self.cells.text("peak_stages")
+            self.cells.fail("peak_stages", f"peak_stages is stages of the plan like [0, 1], got '{given}'")
+        return tuple(stages)
 
     def bytes(self, key: str) -> int:
         size = size_in_bytes(self.cells.text(key))
@@ -289,7 +334,19 @@ class _RowReader:
         return Place(self.cells.place(key), self.cells.line.text)
 
 
-def _toml_value(cell: str) -> object:
+def _left_bytes(capacity: Capacity, framework: Framework | None) -> int:
+    """What is left of a rank's memory; a framework has its own account of what its allocator loses."""
+    slack = 0 if framework is None else dict(capacity.overheads).get("allocator_slack", 0)
+    return capacity.left + slack
+
+
+def _unbounded(task: Task) -> Task:
+    """The task on its machine with room for whatever its plan holds, as it is not its bytes that are asked for."""
+    roomy = resized(task.machine, int(largest_value("ddr_capacity")))
+    return evolve(task, machine=evolve(roomy, name=task.machine.name), apportioned=True)
+
+
+def _toml_value(cell: str) -> Any:
     """The value of a key as a plan's file would have it: words need no quotes."""
     try:
         values = tomllib.loads(f"value = {cell}")

@@ -32,31 +32,43 @@ def class_tables(validation: Validation) -> Iterator[TextTable]:
         outcomes = validation.of_class(kind)
         if kind == "out-of-memory":
             rows = [[each.row.id, each.row.split, *_fit_cells(each)] for each in outcomes]
-            yield TextTable(kind, ("row", "split", "measured", "simulated", "verdict"), rows)
+            yield TextTable(kind, ("row", "split", "measured", "simulated", "verdict", "needed", "left"), rows)
             continue
         columns = ["row", "split", "measured", "simulated", "error"]
+        if _under_a_framework(outcomes):
+            columns += ["the program itself", "error"]
         if kind in COMPARED_IN_GROUPS:
             columns += ["against first: measured", "simulated", "error"]
-        yield TextTable(kind, columns, [_cells(each, kind) for each in outcomes])
+        yield TextTable(kind, columns, [_cells(each, outcomes) for each in outcomes])
 
 
 def _fit_cells(outcome: Outcome) -> list[str]:
     words = {True: "fits", False: "does not fit"}
-    return [words[outcome.row.fits], _folded_mark(outcome) + words[outcome.fits], outcome.verdict]
+    fits = [words[outcome.row.fits], _folded_mark(outcome) + words[outcome.fits], outcome.verdict]
+    return [*fits, *(_value_text("peak_bytes", value) for value in (outcome.needed_bytes, outcome.row.left_bytes))]
+
+
+def _under_a_framework(outcomes: Sequence[Outcome]) -> bool:
+    """Whether peaks of some rows are a framework's, so that those of the program stand beside them."""
+    return any(each.row.framework is not None for each in outcomes) and outcomes[0].row.kind == "memory"
 
 
 def _folded_mark(outcome: Outcome) -> str:
     return "~" if outcome.evaluation is not None and outcome.evaluation.estimated else ""
 
 
-def _cells(outcome: Outcome, kind: str) -> list[str]:
+def _cells(outcome: Outcome, outcomes: Sequence[Outcome]) -> list[str]:
+    """A row among those of its class."""
     row, simulated, error = outcome.row, outcome.simulated, outcome.error
     cells = [row.id, row.split, _value_text(row.measure, row.measured)]
     if simulated is None or error is None:
         cells += ["does not fit", "-"]
     else:
         cells += [_folded_mark(outcome) + _value_text(row.measure, simulated), _signed_text(row.measure, error)]
-    if kind in COMPARED_IN_GROUPS:
+    if _under_a_framework(outcomes):
+        program = outcome.program_peak_bytes
+        cells += [_value_text(row.measure, program), _percent_text(program / row.measured - 1)]
+    if row.kind in COMPARED_IN_GROUPS:
         ratios, ratio_error = outcome.ratios, outcome.ratio_error
         if ratios is None or ratio_error is None:
             cells += ["-"] * 3

@@ -1,0 +1,233 @@
+"""What published runs under PyTorch frameworks held on a GPU, by formulas, in place of what our own programs hold.
+
+Our programs have no dropout, no f16 copy beside f32 logits, no bucket that gradients are copied into, and no allocator: none of this belongs
+into a plan. Where a published peak, or a run that ran out of memory, is compared, these bytes decide. Of the simulated program are only what
+crosses stage cuts, checkpoints and inputs, which follow from the schedule.
+
+Sources: Korthikanti et al. 2022 (arXiv 2205.05198), equation 1: activations of a layer, dropout masks among them; and the code of its time,
+named at each constant, read in public copies; runtime/zero/stage3.py and the allocator of PyTorch are as known from memory. One constant is
+fitted, `ALLOCATOR_LOSS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ratrain.passes.pipeline_text import parse_pipeline
+from ratrain.passes.recovery.recompute import RecomputePass
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.schedules.named import DEFAULT_SCHEDULE, most_held
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.planner.evaluation import Task
+
+_SCHEDULE = "1f1b"
+_F16, _F32 = 2, 4
+_BUCKET_ELEMENTS = 500_000_000
+"""DeepSpeed, runtime/zero/constants.py: the defaults of reduce_bucket_size and of allgather_bucket_size."""
+_LIVE_PARAMETERS = 1_000_000_000
+"""The same file: the default of stage3_max_live_parameters, gathered weights that are kept for their next use."""
+ALLOCATOR_LOSS = 0.08
+"""What a caching allocator, and communicators, take beside what is counted here, as a fraction of that. Fitted: the median of the six rows of
+benchmarks/published/dlperf-v100-memory.csv (0.05 to 0.16), and of no others."""
+
+
+@frozen
+class Framework:
+    """How a framework of a published run holds its bytes, as far as its code says."""
+
+    zero: int
+    """the level of the plans it stands for"""
+    loss_logit_bytes: int
+    """bytes a logit at the loss, where they are most"""
+    kept_logit_bytes: int = 0
+    """bytes a logit that are left of the last stage's outputs when the backward is in its layers"""
+    main_grad_bytes: int = 0
+    """f32 gradients a parameter that stay from step to step"""
+    backward_bucket_bytes: int = 0
+    """a bucket that gradients are reduced in while the backward runs"""
+    step_buffers: str = ""
+    """which flat buffers the end of the step takes: `megatron-ddp` or `deepspeed-zero1`; none where it is empty"""
+
+
+FRAMEWORKS: Mapping[str, Framework] = {
+    # Megatron-LM of 2020 and 2021. Logits: mpu/cross_entropy.py computes the exponentials in the f32 copy that model/gpt_model.py makes of
+    # the f16 logits; its gradient is written there too, and turned into f16. Gradients: optimizer/optimizer.py keeps main_param.grad in f32
+    # from step to step, as zero_grad is of the f16 parameters only. model/distributed.py reduces a flat copy of all f16 gradients.
+    "megatron-lm": Framework(0, loss_logit_bytes=6, main_grad_bytes=_F32, step_buffers="megatron-ddp"),
+    # Megatron-DeepSpeed of 2021 with pipelines (one stage too). runtime/pipe/engine.py keeps a forward's output in pipe_buffers until the next
+    # forward into the same buffer has replaced it, and on the last stage returns from the backward before it is dropped; schedule.py has two
+    # buffers there. Outputs are the f32 logits. So a forward has those of two micro-batches before it, its f16 logits and its f32 ones.
+    "megatron-deepspeed": Framework(1, loss_logit_bytes=14, kept_logit_bytes=8, step_buffers="deepspeed-zero1"),
+    # DeepSpeed's ZeRO 3 under Megatron's model, without pipelines. runtime/zero/stage3.py reduces in one flat f16 bucket.
+    "megatron-deepspeed-zero3": Framework(3, loss_logit_bytes=6, backward_bucket_bytes=_BUCKET_ELEMENTS * _F16),
+}
+"""The frameworks a table can name."""
+
+
+def refusal(framework: Framework, model: ModelConfig, plan: Plan, pipeline: str) -> str:
+    """Why a framework says nothing of a plan; empty where it does."""
+    passes = parse_pipeline(pipeline)
+    policies = {each.policy for each in passes if isinstance(each, RecomputePass)} or {"none"}
+    placed = {each.name for each in passes if each.name.startswith("place-")} or {
+        f"place-{plan.schedule or DEFAULT_SCHEDULE}"
+    }
+    wrong = {
+        "of the GPT-2 family, with a hidden size of an MLP four times the model's": model.is_gpt2
+        and model.ffn_size == 4 * model.hidden_size,
+        f"with zero = {framework.zero}": plan.zero == framework.zero,
+        "with f16 views and logits = whole": plan.view_dtype == "f16" and plan.holds_logits,
+        "with the schedule 1f1b": placed == {f"place-{_SCHEDULE}"},
+        "with recompute{policy=full} or {policy=none}": policies in ({"full"}, {"none"}),
+    }
+    return next((text for text, right in wrong.items() if not right), "")
+
+
+def framework_bytes(framework: Framework, task: Task, schedule_bytes: Sequence[int]) -> list[dict[str, int]]:
+    """What a rank of each stage held under a framework, bytes by what they are; of the program are those of its schedule, by stage."""
+    policies = [each.policy for each in parse_pipeline(task.pipeline) if isinstance(each, RecomputePass)]
+    recomputes = policies == ["full"]
+    return [
+        _Stage(framework, task.model, task.plan, index, recomputes).account(nbytes)
+        for index, nbytes in enumerate(schedule_bytes)
+    ]
+
+
+@frozen
+class _Stage:
+    """One stage of a plan under a framework."""
+
+    framework: Framework
+    model: ModelConfig
+    plan: Plan
+    index: int
+    recomputes: bool
+
+    def account(self, schedule_bytes: int) -> dict[str, int]:
+        """Bytes by what they are, at the fuller of two moments: at the loss, or in the backward of a layer."""
+        framework = self.framework
+        layers = self.in_flight * self.layers * self.layer_bytes
+        at_loss = {
+            "kept activations": 0 if self.recomputes else layers,
+            "logits": framework.loss_logit_bytes * self.logits,
+        }
+        in_layer = {
+            "kept activations": self.layer_bytes if self.recomputes else layers,
+            "gradient of scores": self.score_bytes,
+            "logits": framework.kept_logit_bytes * self.logits,
+        }
+        counted = {
+            "state": self.state_bytes,
+            "checkpoints, boundaries and inputs": schedule_bytes,
+            **max(at_loss, in_layer, key=lambda each: sum(each.values())),
+            "reduction bucket": framework.backward_bucket_bytes,
+            "buffers of the step's end": self.new_segments(),
+        }
+        return counted | {"lost by the allocator": ceil(ALLOCATOR_LOSS * sum(counted.values()))}
+
+    @property
+    def last(self) -> bool:
+        return self.index == self.plan.pp - 1
+
+    @property
+    def layers(self) -> int:
+        return len(self.plan.chunk_layers(self.index, self.model))
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches whose activations 1F1B keeps at once."""
+        return most_held(_SCHEDULE, self.plan.shape, self.index)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the stage's parameters; a tied matrix counts once a stage."""
+        model = self.model
+        count = self.layers * model.parameters_per_layer
+        count += model.embedding_parameters if self.index == 0 else 0
+        if not self.last:
+            return count
+        tied_here = model.tied_embeddings and self.plan.pp == 1
+        return count + (model.norm_parameters if tied_here else model.head_parameters)
+
+    @property
+    def shards(self) -> int:
+        return self.plan.dp if self.plan.zero else 1
+
+    @property
+    def grad_bytes(self) -> int:
+        """Gradients of all parameters, which stay until the step's end."""
+        return self.parameters * (_F32 if self.plan.grad_dtype == "f32" else _F16)
+
+    @property
+    def state_bytes(self) -> int:
+        """Parameters and gradients in f16 (gradients as the plan says), f32 parameters and two moments; f32 gradients where they are kept.
+
+        ZeRO 3 shards all of it, and has what is gathered and the gradient of one matrix beside it.
+        """
+        sharded = ceil(3 * _F32 * self.parameters / self.shards)
+        if self.plan.zero == 3:
+            largest = self.model.hidden_size * self.model.ffn_size
+            gathered = max(_LIVE_PARAMETERS, largest)
+            return sharded + ceil(2 * _F16 * self.parameters / self.shards) + _F16 * (gathered + largest)
+        return self.parameters * (_F16 + self.framework.main_grad_bytes) + self.grad_bytes + sharded
+
+    @property
+    def tokens(self) -> int:
+        return self.plan.micro_batch_size * self.plan.seq_len
+
+    @property
+    def logits(self) -> int:
+        return self.tokens * self.model.vocab_size if self.last else 0
+
+    @property
+    def score_bytes(self) -> int:
+        """One f16 score matrix of all heads, where there are any: 2 a s^2 b."""
+        return _F16 * self.model.heads * self.plan.seq_len * self.tokens if self.plan.attention == "scores-kept" else 0
+
+    @property
+    def layer_bytes(self) -> int:
+        """Activations of a layer with dropout: s b h (34 + 5 a s / h), the last term of the scores (softmax, its dropout mask and output)."""
+        return 34 * self.tokens * self.model.hidden_size + 5 * self.score_bytes // _F16
+
+    def new_segments(self) -> int:
+        """Bytes that flat buffers of the step's end add to those that PyTorch's allocator has from the device already.
+
+        A buffer is cut from a cached segment that is large enough, else a segment of its size is added: segments never merge
+        (c10/cuda/CUDACachingAllocator.cpp). Cached are the largest activation and the buffers before.
+        """
+        cached = [max(_F32 * self.logits, self.score_bytes, 4 * _F16 * self.tokens * self.model.hidden_size)]
+        added = 0
+        for sizes in self.buffers():
+            free, new = list(cached), []
+            for size in sizes:
+                place = min((each for each in free if each >= size), default=None)
+                if place is None:
+                    new.append(size)
+                else:
+                    free.remove(place)
+                    free.append(place - size)
+            cached += new
+            added += sum(new)
+        return added
+
+    def buffers(self) -> tuple[tuple[int, ...], ...]:
+        """Flat buffers of the step's end, in their order; those that are there at once together."""
+        if self.framework.step_buffers == "megatron-ddp":
+            return ((self.grad_bytes,),)  # _flatten_dense_tensors of all gradients
+        if self.framework.step_buffers != "deepspeed-zero1":
+            return ()
+        # An all_gather of a list of tensors goes through a flat one (newLikeFlat of ProcessGroupNCCL.cpp), which is not free again before its
+        # stream has come so far (recordStream); step asks for one bucket after the other without waiting.
+        gathers = max(1, self.parameters // _BUCKET_ELEMENTS)
+        return (
+            (
+                _BUCKET_ELEMENTS * _F16,
+            ),  # ipg_buffer, in allreduce_gradients of runtime/zero/stage2.py, whatever a stage has
+            (ceil(_F32 * self.parameters / self.shards),),  # single_grad_partition, in step
+            (ceil(_F16 * self.parameters / gathers),) * gathers,
+        )
