@@ -14,7 +14,7 @@ from ratrain.passes.registry import PASSES, PROVIDERS, pass_class
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Note, fail
 from ratrain.ratrain_ir.module import Module
 from ratrain.ratrain_ir.plugins import is_own, place_of
-from ratrain.ratrain_ir.schedules.named import DEFAULT_SCHEDULE
+from ratrain.ratrain_ir.schedules.named import default_schedule
 from ratrain.ratrain_ir.target import Target
 
 
@@ -73,9 +73,9 @@ class PassManager:
 
 
 def provider(fact: Fact, module: Module) -> type[Pass]:
-    """The pass that makes a fact true of a module; placement follows the plan's schedule, 1F1B where it says none."""
+    """The pass that makes a fact true of a module; placement follows the plan's schedule, or the usual one of its shape."""
     if fact is Fact.PLACED:
-        own = f"place-{module.plan.schedule or DEFAULT_SCHEDULE}"
+        own = f"place-{module.plan.schedule or default_schedule(module.plan.shape)}"
         return pass_class(own if own in PASSES.names() else "place-schedule")
     return pass_class(PROVIDERS[fact])
 

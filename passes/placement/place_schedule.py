@@ -23,7 +23,7 @@ from ratrain.passes.placement.place_orders import place_orders
 from ratrain.passes.placement.placed_schedule import begin_placing
 from ratrain.passes.placement.split_backward import split_backwards
 from ratrain.ratrain_ir.schedules.action import ActionKind, Order
-from ratrain.ratrain_ir.schedules.named import DEFAULT_SCHEDULE, SCHEDULES
+from ratrain.ratrain_ir.schedules.named import SCHEDULES, default_schedule
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
@@ -37,14 +37,14 @@ class PlaceSchedulePass(Pass):
     name: ClassVar[str] = "place-schedule"
     requires: ClassVar[frozenset[Fact]] = frozenset()
     kind: str | None = field(default=None, metadata={"choices": tuple(SCHEDULES), "default": "the plan's schedule"})
-    """Name of the schedule; None: the one of the plan, 1F1B where it says none."""
+    """Name of the schedule; None: the one of the plan, where it says none the usual one of its chunks and slices."""
 
     def run(self, module: Module, context: PassContext) -> None:
         """Split the backwards that the schedule has in halves, and reorder whole passes of micro-batches through chunks.
 
         Raises `DiagnosticError` RT064 where the plan says another schedule, or has chunks or slices that this one cannot have.
         """
-        kind = self.kind or module.plan.schedule or DEFAULT_SCHEDULE
+        kind = self.kind or module.plan.schedule or default_schedule(module.plan.shape)
         begin_placing(module, kind)
         orders = [SCHEDULES[kind].actions(module.plan.shape, stage.index) for stage in module.stages]
         split_where_halves_are_apart(module, orders)

@@ -26,7 +26,7 @@ from ratrain.ratrain_ir.frontend.plan_keys import (
 )
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain.ratrain_ir.frontend.text import shown
-from ratrain.ratrain_ir.schedules.named import DEFAULT_SCHEDULE, SCHEDULES
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
 
 if TYPE_CHECKING:
@@ -147,13 +147,21 @@ def _read_schedule(reader: FieldReader, name: str, default: Any) -> str | None:
 
 def _read_slices(reader: FieldReader, name: str, default: Any) -> tuple[int, ...]:
     """The lengths of the slices; a text that leaves them out, or has an empty list, cuts nothing."""
-    return reader.integers(name, "a list of lengths in tokens") if reader.values.get(name, default) else ()
+    return (
+        reader.integers(name, 'a number of slices, "even-work" and their number, or a list of lengths in tokens,')
+        if reader.values.get(name, default)
+        else ()
+    )
 
 
 def _usual(before: Mapping[str, Any], name: str) -> Any:
     """The chunks, or the layout, that a plan's schedule has where the plan does not say."""
-    schedule = before["schedule"]
-    return getattr(SCHEDULES[schedule if schedule in SCHEDULES else DEFAULT_SCHEDULE], name)
+    schedule = SCHEDULES.get(before["schedule"])
+    return _ONE_CHUNK[name] if schedule is None else getattr(schedule, name)
+
+
+_ONE_CHUNK = {"chunks": 1, "layout": "loop"}
+"""What a plan of no schedule has where it does not say."""
 
 
 def _read_mapping(reader: FieldReader, name: str, default: Any) -> RankMapping | None:

@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.frontend.fields import FieldReader, Report
 from ratrain.ratrain_ir.frontend.plan import KEYS, Plan
 from ratrain.ratrain_ir.frontend.plan_checks import check_said, check_together
 from ratrain.ratrain_ir.frontend.plan_keys import table_of
+from ratrain.ratrain_ir.frontend.slicing import with_slices
 from ratrain.ratrain_ir.frontend.text import Place, Places, Source, nowhere, read_text, toml_places
 from ratrain.ratrain_ir.frontend.toml_text import toml_data
 
@@ -71,7 +72,7 @@ def parse_plan(text: str, *, file: str, model: ModelConfig, overlay: Overlay | N
         _lay_over(data, overlay)
         places = _places_under(overlay, places if text else overlay.places)
     report = Report(places)
-    values = KEYS.flat(data, report)
+    values = with_slices(KEYS.flat(data, report), model)
     auto_cuts = values.get("cuts", "auto") == "auto"
     reader = FieldReader(values, report, "RT063", KEYS.labels)
     plan = KEYS.read(reader, {"cuts": ()} if auto_cuts else {})

@@ -20,8 +20,14 @@ from ratrain.ratrain_ir.schedules.seq1f1b import schedule_seq1f1b, seq1f1b_probl
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.schedules.vee import schedule_dualpipe_v, schedule_zb_v, vee_problem
 
-DEFAULT_SCHEDULE = "1f1b"
-"""What is placed where neither plan nor strategy says."""
+
+def default_schedule(shape: PipelineShape) -> str:
+    """What is placed where neither plan nor strategy says: 1F1B, and where a plan has slices or chunks what was made for these."""
+    if shape.slices > 1:
+        return "seq1f1b"
+    if shape.chunks > 1:
+        return "zb-v" if shape.layout == "vee" else "interleaved"
+    return "1f1b"
 
 
 def no_gradient_waits(shape: PipelineShape, stage: int) -> list[int]:

@@ -10,7 +10,8 @@ import attrs
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.state.joint_order import JointOrderPass
-from ratrain.ratrain_ir.schedules.named import DEFAULT_SCHEDULE
+from ratrain.ratrain_ir.schedules.named import default_schedule
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
 
 
 def recompute_policy(pipeline: str) -> str:
@@ -26,7 +27,7 @@ def placed_by(pipeline: str) -> str | None:
 
 def schedule_of(pipeline: str) -> str:
     """The schedule a pipeline places under a plan that says none."""
-    return placed_by(pipeline) or DEFAULT_SCHEDULE
+    return placed_by(pipeline) or default_schedule(PipelineShape(1, 1))
 
 
 def variants(pipeline: str, zero: int, pp: int) -> list[str]:

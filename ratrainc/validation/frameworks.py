@@ -21,7 +21,7 @@ from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.schedules.named import DEFAULT_SCHEDULE, most_held
+from ratrain.ratrain_ir.schedules.named import default_schedule, most_held
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.evaluation import Task
@@ -75,7 +75,7 @@ def refusal(framework: Framework, model: ModelConfig, plan: Plan, pipeline: str)
     passes = parse_pipeline(pipeline)
     policies = {each.policy for each in passes if isinstance(each, RecomputePass)} or {"none"}
     placed = {each.name for each in passes if each.name.startswith("place-")} or {
-        f"place-{plan.schedule or DEFAULT_SCHEDULE}"
+        f"place-{plan.schedule or default_schedule(plan.shape)}"
     }
     wrong = {
         "of the GPT-2 family, with a hidden size of an MLP four times the model's": model.is_gpt2

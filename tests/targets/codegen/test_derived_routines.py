@@ -141,6 +141,9 @@ MODEL_CHANGES: dict[str, Any] = {
     "learned_positions": 30,
 }
 PLAN_CHANGES: dict[str, Any] = {
+    "chunks": 2,
+    "layout": "vee",
+    "slices": (5, 5),
     "pp": 1,
     "dp": 3,
     "cuts": (),
