@@ -130,6 +130,19 @@ OPTIONS = {
             "--kind": Option("the order", "--kind gpipe", "--stages 2 --micro-batches 4"),
             "--stages": Option("the rows", "--stages 3", "--kind 1f1b --micro-batches 4"),
             "--micro-batches": Option("the micro-batches", "--micro-batches 3", "--kind 1f1b --stages 2"),
+            "--chunks": Option(
+                "the chunks of each stage",
+                "--chunks 3",
+                "--kind interleaved --stages 2 --micro-batches 4",
+            ),
+            "--layout": Option(
+                "on which stage each chunk is", "--layout vee", "--kind breadth-first --stages 2 --micro-batches 4"
+            ),
+            "--slices": Option(
+                "the slices of each micro-batch",
+                "--slices 3",
+                "--kind seq1f1b --stages 2 --micro-batches 4 --slices 2",
+            ),
             "-o": Option("the file that is written, in place of stdout", "-o b.csv"),
         },
     ),

@@ -10,6 +10,9 @@ A row without any action, like an empty line, is a rank that runs nothing.
 An action is a stage, what it does, and the micro-batch: `2F1`, `2B1` (whole backward), `2I1` and `2W1` (its input and weight
 halves), `1SEND_F0`, `2RECV_F0`, `2SEND_B0`, `1RECV_B0`, and for the whole stage `0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`. A
 schedule without any send or receive is *compute only*: its runtime places the messages. With them it is *lowered*.
+
+Where micro-batches are cut into slices, the slice follows after a dot: `2F1.3`, `1SEND_F0.0`. PyTorch has no slices, and reads no
+table that has them.
 """
 
 from __future__ import annotations
@@ -48,11 +51,21 @@ WHOLE_STAGE = frozenset({ActionKind.UNSHARD, ActionKind.RESHARD, ActionKind.REDU
 
 _KINDS = {kind.value: kind for kind in ActionKind}
 _OVERLAP = "OVERLAP_F_B"
-_ACTION = re.compile(r"([0-9]+)([A-Za-z_]+)([0-9]*)", re.ASCII)
+_ACTION = re.compile(r"([0-9]+)([A-Za-z_]+)([0-9]*)(?:\.([0-9]+))?", re.ASCII)
 _GROUP = re.compile(r"\((.*)\)\s*(\w*)", re.ASCII)
 _MAX_DIGITS = 9
 _MAX_ERRORS = 200
 """More malformed cells than this say that the file is something else."""
+
+
+Part = tuple[int | None, int | None]
+"""What of a step an action is of: a micro-batch, and which slice of it or None for all of it; a whole stage's has neither."""
+
+
+def part_text(part: Part) -> str:
+    """A part as it is written behind what is done."""
+    micro_batch, place = part
+    return ("" if micro_batch is None else str(micro_batch)) + ("" if place is None else f".{place}")
 
 
 @frozen
@@ -69,9 +82,16 @@ class PlacedAction:
     micro_batch: int | None = None
     line: int = field(default=0, eq=False)
     column: int = field(default=0, eq=False)
+    slice: int | None = None
+    """which slice of the micro-batch; None: all of it"""
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind.value}{'' if self.micro_batch is None else self.micro_batch}"
+        return f"{self.stage}{self.kind.value}{part_text(self.part)}"
+
+    @property
+    def part(self) -> Part:
+        """The micro-batch, and its slice."""
+        return self.micro_batch, self.slice
 
 
 @frozen
@@ -160,8 +180,10 @@ def actions_of_orders(orders: Iterable[Sequence[Action]]) -> ActionTable:
 
 def order_row(stage: int, order: Sequence[Action]) -> tuple[PlacedAction, ...]:
     """The row of one stage's order, on the rank of the same number."""
+    sliced = any(action.slice for action in order)
     return tuple(
-        PlacedAction(stage, slot, action.chunk, action.kind, action.micro_batch) for slot, action in enumerate(order)
+        PlacedAction(stage, slot, action.chunk, action.kind, action.micro_batch, slice=action.slice if sliced else None)
+        for slot, action in enumerate(order)
     )
 
 
@@ -288,24 +310,24 @@ class _Reader:
             bom = "delete the byte order mark at the file's start" if text.startswith("\ufeff") else None
             self.error(rank, column, len(text), f"{_shown(text)} is not an action: {wanted}", bom)
             return []
-        stage, name, micro_batch = match.groups()
+        stage, name, micro_batch, place = match.groups()
         kind = _KINDS.get(name)
         problem, help_text = None, None
         if kind is None:
             problem = f"there is no action {_shown(name)}; the actions are {', '.join(_KINDS)}"
             help_text = nearest(name.upper(), _KINDS)
-        elif max(len(stage), len(micro_batch)) > _MAX_DIGITS:
+        elif max(map(len, (stage, micro_batch, place or ""))) > _MAX_DIGITS:
             problem = f"a number in {_shown(text)} has more than {_MAX_DIGITS} digits"
-        elif kind in WHOLE_STAGE and micro_batch:
+        elif kind in WHOLE_STAGE and (micro_batch or place):
             problem = f"{name} is of the whole stage and takes no micro-batch, got {_shown(text)}"
         elif kind not in WHOLE_STAGE and not micro_batch:
-            problem = f"{_shown(text)} has no micro-batch: expected something like '{text}0'"
+            problem = f"{_shown(text)} has no micro-batch: expected something like '{stage}{name}0'"
         if problem is not None:
             self.error(rank, column, len(text), problem, help_text)
             return []
         assert kind is not None
-        number = int(micro_batch) if micro_batch else None
-        return [PlacedAction(rank, slot, int(stage), kind, number, rank + 1, column)]
+        number, cut = (int(digits) if digits else None for digits in (micro_batch, place))
+        return [PlacedAction(rank, slot, int(stage), kind, number, rank + 1, column, cut)]
 
     def error(self, rank: int, column: int, length: int, message: str, help_text: str | None = None) -> None:
         if len(self.diagnostics.items) >= _MAX_ERRORS:

@@ -13,10 +13,10 @@ from collections import defaultdict
 
 from attrs import define, field, frozen
 
-from ratrain.ratrain_ir.actions import BACKWARDS, MESSAGES, RECVS, SENDS, ActionTable, PlacedAction
+from ratrain.ratrain_ir.actions import BACKWARDS, MESSAGES, RECVS, SENDS, ActionTable, Part, PlacedAction
 from ratrain.ratrain_ir.schedules.action import ActionKind
 
-Key = tuple[ActionKind, int, int | None]
+Key = tuple[ActionKind, int, Part]
 
 
 @define(eq=False)
@@ -28,33 +28,47 @@ class ActionIndex:
 
     def __attrs_post_init__(self) -> None:
         for action in self.table.actions:
-            self.first.setdefault((action.kind, action.stage, action.micro_batch), action)
+            self.first.setdefault((action.kind, action.stage, action.part), action)
 
-    def find(self, kind: ActionKind, stage: int, micro_batch: int | None) -> PlacedAction | None:
+    def find(self, kind: ActionKind, stage: int, part: Part) -> PlacedAction | None:
         """The action that does this, or None."""
-        return self.first.get((kind, stage, micro_batch))
+        return self.first.get((kind, stage, part))
 
-    def forward(self, stage: int, micro_batch: int | None) -> PlacedAction | None:
-        """The forward of a micro-batch on a stage."""
-        return self.find(ActionKind.FORWARD, stage, micro_batch)
+    def forward(self, stage: int, part: Part) -> PlacedAction | None:
+        """The forward of (a slice of) a micro-batch on a stage."""
+        return self.find(ActionKind.FORWARD, stage, part)
 
-    def backward(self, stage: int, micro_batch: int | None) -> PlacedAction | None:
+    def backward(self, stage: int, part: Part) -> PlacedAction | None:
         """What makes the gradient of a stage's input: the whole backward, or its input half."""
-        whole = self.find(ActionKind.BACKWARD, stage, micro_batch)
-        return whole or self.find(ActionKind.BACKWARD_INPUT, stage, micro_batch)
+        whole = self.find(ActionKind.BACKWARD, stage, part)
+        return whole or self.find(ActionKind.BACKWARD_INPUT, stage, part)
 
     def producer(self, action: PlacedAction) -> PlacedAction | None:
         """The computation on the neighbouring stage that makes what a computation takes; None at the ends."""
         if action.kind is ActionKind.FORWARD:
-            return self.forward(action.stage - 1, action.micro_batch)
+            return self.forward(action.stage - 1, action.part)
         if action.kind in BACKWARDS:
-            return self.backward(action.stage + 1, action.micro_batch)
+            return self.backward(action.stage + 1, action.part)
+        return None
+
+    def slice_before(self, action: PlacedAction) -> PlacedAction | None:
+        """The computation on a neighbouring slice of the same micro-batch that one on a slice needs, on its own stage.
+
+        Forward it is the slice before, whose keys it attends to; backward the slice after, which adds to the gradients of its keys.
+        None for the first one each way, for weight halves and for whole micro-batches.
+        """
+        if action.slice is None:
+            return None
+        if action.kind is ActionKind.FORWARD:
+            return self.forward(action.stage, (action.micro_batch, action.slice - 1))
+        if action.kind in BACKWARDS:
+            return self.backward(action.stage, (action.micro_batch, action.slice + 1))
         return None
 
     def partner(self, action: PlacedAction) -> PlacedAction | None:
         """The receive of a send, the send of a receive."""
         kind = SENDS.get(action.kind) or RECVS[action.kind]
-        return self.find(kind, peer_stage(action), action.micro_batch)
+        return self.find(kind, peer_stage(action), action.part)
 
 
 def peer_stage(action: PlacedAction) -> int:

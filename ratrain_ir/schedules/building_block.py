@@ -8,8 +8,9 @@ left for the weight halves. How long a micro-batch is held is in the block, and 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from heapq import heappop, heappush
 
 from attrs import define, field, frozen
 
@@ -18,7 +19,8 @@ from ratrain.ratrain_ir.schedules.shape import PipelineShape
 
 _PERIOD = 6
 """Two forwards, two input halves, two weight halves."""
-_NEVER = 1 << 60
+_Pass = tuple[ActionKind, int, int]
+"""Kind, chunk and micro-batch."""
 
 
 @frozen
@@ -72,19 +74,31 @@ def schedule_v_min(shape: PipelineShape, stage: int) -> list[Action]:
 def _orders(block: BuildingBlock, shape: PipelineShape) -> tuple[tuple[Action, ...], ...]:
     """The orders of all stages.
 
-    Forwards and input halves keep the order of their times. All stages run at once, a unit of time after the other; a stage does a weight
+    Forwards and input halves keep the order of their times. All stages run at once, each action a unit of time; a stage does a weight
     half, the oldest, where its next pass is not ready, or would be one more than it may hold.
     """
-    stages = [_StageRun(block, shape, stage) for stage in range(shape.stages)]
-    ends: dict[tuple[ActionKind, int, int], int] = {}
-    now = 0
-    running = stages
-    while running:
-        done = [action for run in running if (action := run.next(ends, now)) is not None]
-        now += 1
-        ends.update(((action.kind, action.chunk, action.micro_batch), now) for action in done)
-        running = [run for run in running if run.has_more]
-    return tuple(tuple(run.order) for run in stages)
+    runs = [_StageRun(block, shape, stage) for stage in range(shape.stages)]
+    ends: dict[_Pass, int] = {}
+    waiting: dict[_Pass, int] = {}
+    awake = [(0, stage) for stage in range(shape.stages)]
+    while awake:
+        now, stage = heappop(awake)
+        run = runs[stage]
+        action = run.next(ends, now)
+        if action is not None:
+            made = (action.kind, action.chunk, action.micro_batch)
+            ends[made] = now + 1
+            if made in waiting:
+                heappush(awake, (now + 1, waiting.pop(made)))
+            heappush(awake, (now + 1, stage))
+        elif run.passes:
+            awaited = run.awaited(run.passes[0])
+            assert awaited is not None
+            if awaited in ends:
+                heappush(awake, (ends[awaited], stage))
+            else:
+                waiting[awaited] = stage
+    return tuple(tuple(run.order) for run in runs)
 
 
 def _passes(block: BuildingBlock, shape: PipelineShape, stage: int) -> Iterator[Action]:
@@ -115,11 +129,7 @@ class _StageRun:
         self.passes.extend(_passes(self.block, self.shape, self.stage))
         self.most_held = self.block.most_held(self.shape.stages)
 
-    @property
-    def has_more(self) -> bool:
-        return bool(self.passes or self.pending)
-
-    def next(self, ends: dict[tuple[ActionKind, int, int], int], now: int) -> Action | None:
+    def next(self, ends: Mapping[_Pass, int], now: int) -> Action | None:
         """What the stage begins now, if anything."""
         if self.passes and self.is_ready(self.passes[0], ends, now):
             action = self.passes.popleft()
@@ -135,14 +145,14 @@ class _StageRun:
         self.order.append(action)
         return action
 
-    def is_ready(self, action: Action, ends: dict[tuple[ActionKind, int, int], int], now: int) -> bool:
-        last = 2 * self.shape.stages - 1
-        if action.kind is ActionKind.FORWARD:
-            if self.held == self.most_held:
-                return False
-            before = action.chunk - 1
-        else:
-            before = action.chunk + 1
-        if not 0 <= before <= last:
-            return True
-        return ends.get((action.kind, before, action.micro_batch), _NEVER) <= now
+    def is_ready(self, action: Action, ends: Mapping[_Pass, int], now: int) -> bool:
+        """Whether a pass may begin: there is room to hold it, and what it takes is there."""
+        if action.kind is ActionKind.FORWARD and self.held == self.most_held:
+            return False
+        awaited = self.awaited(action)
+        return awaited is None or ends.get(awaited, now + 1) <= now
+
+    def awaited(self, action: Action) -> _Pass | None:
+        """The pass on the neighbouring chunk that makes what a pass takes; None at the ends."""
+        before = action.chunk + (-1 if action.kind is ActionKind.FORWARD else 1)
+        return (action.kind, before, action.micro_batch) if 0 <= before < 2 * self.shape.stages else None

@@ -32,4 +32,5 @@ class PipelineShape:
 
     def chunks_of(self, stage: int) -> tuple[int, ...]:
         """The chunks of a stage, in forward order."""
-        return tuple(chunk for chunk, holder in enumerate(self.chunk_stages) if holder == stage)
+        places = (stage, self.stages - 1 - stage if self.layout == "vee" else stage)
+        return tuple(turn * self.stages + places[turn % 2] for turn in range(self.chunks))

@@ -5,7 +5,10 @@
    backward, input half before weight half RT030.
    A rank without actions is sound where no other one needs a stage that nobody runs.
 3. Handing over: what a stage takes from a neighbour is there before it is used, and made before it is sent RT020.
-4. Sharded state: parameters are gathered where they are used RT026, gradients reduced once, after the last backward RT031.
+   Slices of a micro-batch run forward in ascending, backward in descending order RT020: each attends to the keys of the earlier
+   ones, and adds to their gradients.
+4. Sharded state: parameters are gathered where they are used RT026, gradients reduced once, after the last backward RT031; where
+   any stage does so, or, for stages that are sharded, in any case RT045, RT046.
 5. Messages: sends and receives match RT040; between two ranks, in each direction, messages are received in the order they are
    sent RT041, because nothing but their order tells them apart.
 6. Progress, with buffered and with rendezvous sends RT042; checked where nothing else is wrong.
@@ -16,30 +19,25 @@ missing from the others. All rules are linear in the number of actions, apart fr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from attrs import define
 
-from attrs import define, field
-
-from ratrain.ratrain_ir.actions import BACKWARDS, COMPUTES, MESSAGES, SENDS, ActionTable, PlacedAction
-from ratrain.ratrain_ir.analysis.schedule_progress import ActionIndex, Blocked, peer_stage, waiting_circle
+from ratrain.ratrain_ir.actions import BACKWARDS, MESSAGES, SENDS, ActionTable, PlacedAction, part_text
+from ratrain.ratrain_ir.analysis.schedule_progress import Blocked, peer_stage, waiting_circle
 from ratrain.ratrain_ir.diagnostics import Diagnostics, Note
 from ratrain.ratrain_ir.schedules.action import ActionKind
-from ratrain.ratrain_ir.verifier.report import MAX_REPORTS
-
-_HALVES = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
-_MAX_RANGES = 6
-"""Longer lists of numbers are cut."""
+from ratrain.ratrain_ir.verifier.schedule_completeness import check_complete
+from ratrain.ratrain_ir.verifier.schedule_findings import ScheduleFindings, where
+from ratrain.ratrain_ir.verifier.schedule_sharding import check_gathered, check_reduced
 
 
-def verify_schedule(table: ActionTable, diagnostics: Diagnostics) -> None:
-    """Report everything that is wrong with a schedule."""
+def verify_schedule(table: ActionTable, diagnostics: Diagnostics, *, sharded: bool = False) -> None:
+    """Report everything that is wrong with a schedule, where `sharded` for stages that begin a step with a shard of their parameters."""
     rules = _Rules(table, diagnostics)
     rules.check_places()
-    rules.check_complete()
+    check_complete(rules)
     rules.check_order()
-    rules.check_gathered()
-    rules.check_reduced()
+    check_gathered(rules, sharded=sharded)
+    check_reduced(rules, sharded=sharded)
     if table.is_lowered:
         rules.check_matched()
         rules.check_message_order()
@@ -47,52 +45,15 @@ def verify_schedule(table: ActionTable, diagnostics: Diagnostics) -> None:
         rules.check_progress()
 
 
-def check_schedule(table: ActionTable) -> None:
-    """Raise `DiagnosticError` unless a schedule is sound."""
+def check_schedule(table: ActionTable, *, sharded: bool = False) -> None:
+    """Raise `DiagnosticError` unless a schedule is sound, where `sharded` for stages that begin a step with a shard of their parameters."""
     diagnostics = Diagnostics()
-    verify_schedule(table, diagnostics)
+    verify_schedule(table, diagnostics, sharded=sharded)
     diagnostics.check()
 
 
 @define(eq=False)
-class _Rules:
-    table: ActionTable
-    diagnostics: Diagnostics
-    index: ActionIndex = field(init=False)
-    stages: dict[int, list[PlacedAction]] = field(factory=dict)
-    """The actions of each stage, rank by rank, in order."""
-    home: dict[int, int] = field(factory=dict)
-    """The rank of each stage: where it first computes."""
-    last_stage: int = 0
-
-    def __attrs_post_init__(self) -> None:
-        self.index = ActionIndex(self.table)
-        for action in self.table.actions:
-            self.stages.setdefault(action.stage, []).append(action)
-        for stage, actions in self.stages.items():
-            computing = (action for action in actions if action.kind in COMPUTES)
-            self.home[stage] = next(computing, actions[0]).rank
-        self.last_stage = max(self.stages, default=0)
-
-    def report(
-        self, code: str, message: str, action: PlacedAction, notes: Iterable[Note] = (), way_out: str | None = None
-    ) -> None:
-        if len(self.diagnostics.items) < MAX_REPORTS:
-            place, text = self.table.locate(action), self.table.text(action)
-            self.diagnostics.error(code, message, place, notes=tuple(notes), help=way_out, source=text)
-
-    def note(self, message: str, action: PlacedAction) -> Note:
-        return Note(f"{message}: {_where(action)}", self.table.locate(action))
-
-    def notes_of_empty(self) -> list[Note]:
-        """Which ranks run nothing: where a stage is missing, it may be theirs."""
-        empty = self.table.ranks_without_actions
-        return [Note(f"nothing runs on {_numbers('rank', empty)}")] if empty else []
-
-    def co_located(self, stage: int, other: int) -> bool:
-        """Whether two stages share a rank, so that what one makes the other has."""
-        return self.home.get(stage) == self.home.get(other)
-
+class _Rules(ScheduleFindings):
     # places
 
     def check_places(self) -> None:
@@ -100,7 +61,7 @@ class _Rules:
         for stage, actions in self.stages.items():
             stray = next((action for action in actions if action.rank != self.home[stage]), None)
             if stray is not None:
-                text = f"{_where(stray)}, but stage {stage} is on rank {self.home[stage]}: a stage lives on one rank"
+                text = f"{where(stray)}, but stage {stage} is on rank {self.home[stage]}: a stage lives on one rank"
                 self.report("RT027", text, stray)
         for action in self.table.actions:
             if action.kind in MESSAGES:
@@ -117,91 +78,23 @@ class _Rules:
             text = f"'{action}' {verb} its own rank: stages {action.stage} and {peer} are both on rank {action.rank}"
             self.report("RT026", text, action, way_out="delete it; stages of one rank hand over without a message")
 
-    # completeness
-
-    def check_complete(self) -> None:
-        """RT030: every micro-batch runs forward and backward exactly once on every stage."""
-        self.check_stages_named()
-        self.check_once()
-        by_stage: dict[int, set[int]] = {stage: set() for stage in self.stages}
-        named: set[int] = set()
-        for action in self.table.actions:
-            if action.micro_batch is not None:
-                named.add(action.micro_batch)
-                if action.kind in COMPUTES:
-                    by_stage[action.stage].add(action.micro_batch)
-        for stage in sorted(by_stage):
-            present = by_stage[stage]
-            if not present:
-                self.report("RT030", f"stage {stage} never runs forward or backward", self.stages[stage][0])
-            elif len(present) < len(named):
-                text = f"stage {stage} never runs {_numbers('micro-batch', named - present)}, which the schedule names elsewhere"
-                self.report("RT030", text, self.stages[stage][0])
-            for micro_batch in sorted(present):
-                self.check_halves(stage, micro_batch)
-        self.check_micro_batches_named(named)
-
-    def check_stages_named(self) -> None:
-        for before, after in pairwise([-1, *sorted(self.stages)]):
-            if after > before + 1:
-                missing = _ranges_text("stage", [(before + 1, after - 1)])
-                text = f"no rank runs {missing}, but there is a stage {after}"
-                self.report("RT030", text, self.stages[after][0], self.notes_of_empty())
-
-    def check_micro_batches_named(self, named: set[int]) -> None:
-        ordered = sorted(named)
-        gaps = [(a + 1, b - 1) for a, b in pairwise([-1, *ordered]) if b > a + 1]
-        if gaps:
-            last = ordered[-1]
-            example = next(action for action in self.table.actions if action.micro_batch == last)
-            text = f"no stage runs {_ranges_text('micro-batch', gaps)}, but there is a micro-batch {last}"
-            self.report("RT030", text, example)
-
-    def check_once(self) -> None:
-        for action in self.table.actions:
-            if action.kind in COMPUTES:
-                first = self.index.find(action.kind, action.stage, action.micro_batch)
-                if first is not None and first is not action:
-                    self.report("RT030", f"'{action}' happens twice", action, [self.note("first done here", first)])
-
-    def check_halves(self, stage: int, m: int) -> None:
-        """A forward, and a backward in one piece or in both halves."""
-        forward = self.index.forward(stage, m)
-        whole = self.index.find(ActionKind.BACKWARD, stage, m)
-        made, weight = (self.index.find(kind, stage, m) for kind in _HALVES)
-        if forward is None:
-            other = whole or made or weight
-            assert other is not None
-            self.report("RT030", f"'{other}' has no forward: '{stage}F{m}' is missing", other)
-        half = made or weight
-        if whole is not None:
-            if half is not None:
-                notes = [self.note("the whole backward", whole)]
-                self.report("RT030", f"'{half}' repeats what '{whole}' does", half, notes)
-        elif made is not None and weight is None:
-            self.report("RT030", f"'{made}' has no weight half: '{stage}W{m}' is missing", made)
-        elif weight is not None and made is None:
-            self.report("RT030", f"'{weight}' has no input half: '{stage}I{m}' is missing", weight)
-        elif half is None and forward is not None:
-            text = f"'{forward}' has no backward: '{stage}B{m}' (or '{stage}I{m}' and '{stage}W{m}') is missing"
-            self.report("RT030", text, forward)
-
     # order within a rank
 
     def check_order(self) -> None:
         """RT030: forward before backward, input half before weight half; RT020: values are there when they are used."""
         lowered = self.table.is_lowered
         for action in self.table.actions:
-            stage, m = action.stage, action.micro_batch
+            stage, part = action.stage, action.part
+            self.check_before("RT020", self.index.slice_before(action), action, _SLICES.get(action.kind, ""))
             if action.kind in BACKWARDS:
-                self.check_before("RT030", self.index.forward(stage, m), action, "its forward")
+                self.check_before("RT030", self.index.forward(stage, part), action, "its forward")
             elif action.kind is ActionKind.BACKWARD_WEIGHT:
-                made = self.index.find(ActionKind.BACKWARD_INPUT, stage, m)
+                made = self.index.find(ActionKind.BACKWARD_INPUT, stage, part)
                 self.check_before("RT030", made, action, "its input half")
             elif action.kind is ActionKind.SEND_F:
-                self.check_before("RT020", self.index.forward(stage, m), action, "which makes what it sends")
+                self.check_before("RT020", self.index.forward(stage, part), action, "which makes what it sends")
             elif action.kind is ActionKind.SEND_B:
-                self.check_before("RT020", self.index.backward(stage, m), action, "which makes what it sends")
+                self.check_before("RT020", self.index.backward(stage, part), action, "which makes what it sends")
             producer = self.index.producer(action)
             if producer is None:
                 continue
@@ -209,7 +102,7 @@ class _Rules:
                 self.check_before("RT020", producer, action, "which makes its input on the same rank")
             elif lowered:
                 kind = ActionKind.RECV_F if action.kind is ActionKind.FORWARD else ActionKind.RECV_B
-                self.check_before("RT020", self.index.find(kind, stage, m), action, "which brings its input")
+                self.check_before("RT020", self.index.find(kind, stage, part), action, "which brings its input")
 
     def check_before(self, code: str, first: PlacedAction | None, then: PlacedAction, what: str) -> None:
         """An action of the same rank must stand in an earlier cell; where it is missing another rule says so."""
@@ -217,70 +110,6 @@ class _Rules:
             return
         order = "overlaps with" if first.slot == then.slot else "comes before"
         self.report(code, f"'{then}' {order} '{first}', {what}", then, [self.note("it is here", first)])
-
-    # sharded state
-
-    def check_gathered(self) -> None:
-        """RT026: a stage that is ever gathered or dropped is gathered wherever it needs its parameters, and dropped at the end.
-
-        The weight half of a backward needs no parameters.
-        """
-        marks = {ActionKind.UNSHARD, ActionKind.RESHARD}
-        for actions in self.stages.values():
-            if any(action.kind in marks for action in actions):
-                self.check_gathered_stage(actions)
-
-    def check_gathered_stage(self, actions: Sequence[PlacedAction]) -> None:
-        stage = actions[0].stage
-        gathered: PlacedAction | None = None
-        said = False
-        for action in actions:
-            if action.kind is ActionKind.UNSHARD:
-                if gathered is not None:
-                    notes = [self.note("gathered here", gathered)]
-                    self.report("RT026", f"'{action}': stage {stage} is gathered already", action, notes)
-                gathered, said = action, False
-            elif action.kind is ActionKind.RESHARD:
-                if gathered is None:
-                    self.report("RT026", f"'{action}': stage {stage} is not gathered here", action)
-                gathered = None
-            elif action.kind in COMPUTES and action.kind is not ActionKind.BACKWARD_WEIGHT and gathered is None:
-                if not said:
-                    way_out = f"put '{stage}UNSHARD' before it"
-                    self.report(
-                        "RT026",
-                        f"'{action}' needs the parameters of stage {stage}, which are not gathered here",
-                        action,
-                        (),
-                        way_out,
-                    )
-                said = True
-        if gathered is not None:
-            text = f"'{gathered}' is never undone: the next step would gather stage {stage} again"
-            self.report("RT026", text, gathered, (), f"end the row with '{stage}RESHARD'")
-
-    def check_reduced(self) -> None:
-        """RT031: where any stage reduces its gradients, every stage does so once, after its last backward."""
-        first = next((a for a in self.table.actions if a.kind is ActionKind.REDUCE_GRAD), None)
-        if first is None:
-            return
-        for stage, actions in self.stages.items():
-            reduction: PlacedAction | None = None
-            late: PlacedAction | None = None
-            for action in actions:
-                if action.kind is ActionKind.REDUCE_GRAD:
-                    if reduction is not None:
-                        notes = [self.note("first done here", reduction)]
-                        self.report("RT031", f"'{action}' happens twice", action, notes)
-                    reduction = reduction or action
-                elif action.kind in {ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT} and reduction is not None:
-                    late = late or action
-            if reduction is None:
-                text = f"the gradients of stage {stage} are never reduced: '{stage}REDUCE_GRAD' is missing"
-                self.report("RT031", text, actions[-1], [self.note("another stage does it", first)])
-            elif late is not None:
-                text = f"'{reduction}' comes before '{late}', whose gradients it leaves out"
-                self.report("RT031", text, reduction, [self.note("it is here", late)])
 
     # messages
 
@@ -293,7 +122,7 @@ class _Rules:
                 self.check_brought(action)
 
     def check_partner(self, action: PlacedAction) -> None:
-        first = self.index.find(action.kind, action.stage, action.micro_batch)
+        first = self.index.find(action.kind, action.stage, action.part)
         if first is not None and first is not action:
             self.report("RT040", f"'{action}' happens twice", action, [self.note("first done here", first)])
         elif self.index.partner(action) is None and peer_stage(action) in self.stages:
@@ -310,9 +139,9 @@ class _Rules:
             return
         forward = action.kind is ActionKind.FORWARD
         send, recv = (ActionKind.SEND_F, ActionKind.RECV_F) if forward else (ActionKind.SEND_B, ActionKind.RECV_B)
-        m = action.micro_batch
-        if self.index.find(send, producer.stage, m) is None and self.index.find(recv, action.stage, m) is None:
-            sent, received = f"{producer.stage}{send.value}{m}", f"{action.stage}{recv.value}{m}"
+        part, written = action.part, part_text(action.part)
+        if self.index.find(send, producer.stage, part) is None and self.index.find(recv, action.stage, part) is None:
+            sent, received = f"{producer.stage}{send.value}{written}", f"{action.stage}{recv.value}{written}"
             text = f"'{action}' never gets its input: rank {producer.rank} has no '{sent}', rank {action.rank} no '{received}'"
             self.report("RT040", text, action, [self.note("it is made here", producer)])
 
@@ -380,31 +209,16 @@ class _Rules:
         return Note(text, self.table.locate(at))
 
 
-def _where(action: PlacedAction) -> str:
-    return f"'{action}' on rank {action.rank}"
+_SLICES = {
+    ActionKind.FORWARD: "whose keys it attends to",
+    ActionKind.BACKWARD: "which adds to the gradients of its keys",
+    ActionKind.BACKWARD_INPUT: "which adds to the gradients of its keys",
+}
+"""What a computation on a slice needs the neighbouring slice for."""
 
 
 def _partner_text(action: PlacedAction) -> str:
     """The other end of a message, as it is written."""
     name = action.kind.value
     other = name.replace("SEND", "RECV") if action.kind in SENDS else name.replace("RECV", "SEND")
-    return f"{peer_stage(action)}{other}{action.micro_batch}"
-
-
-def _numbers(what: str, numbers: Iterable[int]) -> str:
-    """Numbers in words, neighbours joined: `micro-batches 2, 4 to 7`."""
-    ranges: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return _ranges_text(what, ranges)
-
-
-def _ranges_text(what: str, ranges: Sequence[tuple[int, int]]) -> str:
-    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-        return f"{what} {ranges[0][0]}"
-    plural = f"{what}es" if what.endswith("ch") else f"{what}s"
-    shown = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in ranges[:_MAX_RANGES])
-    return f"{plural} {shown}" + (", ..." if len(ranges) > _MAX_RANGES else "")
+    return f"{peer_stage(action)}{other}{part_text(action.part)}"

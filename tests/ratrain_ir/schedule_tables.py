@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 CROSSED = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F1,1RECV_F0,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1\n"
 
 
-def diagnose(text: str) -> list[Diagnostic]:
+def diagnose(text: str, *, sharded: bool = False) -> list[Diagnostic]:
     """Everything that is wrong with a schedule, in either step."""
     found = Diagnostics()
     try:
-        verify_schedule(parse_torch_csv(text, "s.csv"), found)
+        verify_schedule(parse_torch_csv(text, "s.csv"), found, sharded=sharded)
     except DiagnosticError as error:
         return error.diagnostics
     return found.items

@@ -18,9 +18,6 @@ from tests.ratrain_ir.schedules.unit_time import orders_of, shape_of
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.diagnostics import Diagnostic
 
-WHOLE = sorted(kind for kind in SCHEDULES if kind != "seq1f1b")
-"""Schedules of whole micro-batches."""
-
 SOUND = sorted((ROOT / "tests/data/schedules").glob("*.csv"))
 
 
@@ -44,11 +41,14 @@ def test_a_sound_schedule_is_clean_and_written_back_as_it_was(path: Path) -> Non
     assert "\n".join(torch_csv_lines(table)) + "\n" == path.read_text()
 
 
-@given(st.sampled_from(WHOLE), st.integers(1, 8), st.integers(1, 12))
-def test_named_schedules_are_sound(kind: str, stages: int, micro_batches: int) -> None:
-    shape = shape_of(kind, stages, micro_batches)
+@given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 8), st.integers(1, 12), st.integers(2, 5))
+def test_named_schedules_are_sound(kind: str, stages: int, micro_batches: int, slices: int) -> None:
+    shape = shape_of(kind, stages, micro_batches, slices=slices if kind == "seq1f1b" else 1)
     table = actions_of_orders(orders_of(kind, shape))
     check_schedule(table)
+    text = "".join(f"{line}\n" for line in torch_csv_lines(table))
+    assert ("." in text) == (kind == "seq1f1b")
+    assert parse_torch_csv(text, "s.csv") == table
     if kind in {"1f1b", "gpipe", "zb-h1"}:
         split = stages - 1 if kind == "zb-h1" else 0
         assert sum(map(len, table.rows)) == (2 * stages + split) * micro_batches
@@ -73,6 +73,27 @@ def test_the_same_schedule_in_other_dress(text: str) -> None:
 
 def test_a_weight_half_needs_no_parameters() -> None:
     assert diagnose("0UNSHARD,0F0,0I0,0RESHARD,0W0,0REDUCE_GRAD") == []
+
+
+SHARDED = [
+    ("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD", []),
+    (
+        "0F0,0B0",
+        [("RT045", "1:1", "stage 0, which are not gathered here"), ("RT046", "1:5", "'0REDUCE_GRAD' is missing")],
+    ),
+    (
+        "0UNSHARD,0F0,0RESHARD,0B0,0REDUCE_GRAD\n1UNSHARD,1F0,1B0,1RESHARD",
+        [("RT045", "1:23", "'0B0' needs the parameters"), ("RT046", "2:18", "stage 1 are never reduced")],
+    ),
+    ("0UNSHARD,0F0,0I0,0RESHARD,0REDUCE_GRAD,0W0", [("RT031", "1:27", "comes before '0W0'")]),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), SHARDED)
+def test_sharded_stages_gather_and_reduce_in_any_case(text: str, expected: list[tuple[str, str, str]]) -> None:
+    found = diagnose(text, sharded=True)
+    assert [(d.code, place(d)) for d in found] == [(code, where) for code, where, _ in expected]
+    assert all(part in d.message for d, (_, _, part) in zip(found, expected, strict=True))
 
 
 @given(st.sampled_from(["1f1b", "gpipe", "zb-h1"]), st.integers(1, 5), st.integers(1, 4), st.data())
@@ -114,6 +135,9 @@ MALFORMED = [
     ('"0F0,0B0"', [("RT007", "1:1", ["""'"0F0' is not"""]), ("RT007", "1:6", ["""'0B0"' is not"""])]),
     ("\ufeff0F0,0B0", [("RT007", "1:1", [r"'\ufeff0F0' is not an action"])]),
     ("0F0,0\x1b[2J,0B0", [("RT007", "1:5", [r"'0\x1b[2J' is not an action"])]),
+    ("0F.1,0B0", [("RT007", "1:1", ["'0F.1' has no micro-batch: expected something like '0F0'"])]),
+    ("0F0.,0B0", [("RT007", "1:1", ["'0F0.' is not an action"])]),
+    ("0F0,0B0,0UNSHARD.1", [("RT007", "1:9", ["takes no micro-batch"])]),
     ("\u0660F0,0B0", [("RT007", "1:1", ["is not an action"])]),
     ("", [("RT007", "1:1", ["the schedule is empty"])]),
 ]
@@ -138,6 +162,37 @@ BROKEN = [
     ("0F0,(0F1;0B1)OVERLAP_F_B,0B0", [("RT030", "1:10", ["'0B1' overlaps with '0F1', its forward"])]),
     ("1F0,0F0,1B0,0B0", [("RT020", "1:1", ["'1F0' comes before '0F0', which makes its input on the same rank"])]),
     ("0F0,1F0,0B0,1B0", [("RT020", "1:9", ["'0B0' comes before '1B0', which makes its input on the same rank"])]),
+    # slices
+    ("0F0.0,0F0.1,0B0.1", [("RT030", "1:1", ["'0F0.0' has no backward: '0B0.0' (or '0I0.0' and '0W0.0') is missing"])]),
+    ("0F0.0,0F0.1,0B0.1,0B0.1,0B0.0", [("RT030", "1:19", ["'0B0.1' happens twice"])]),
+    ("0F0.1,0F0.0,0B0.1,0B0.0", [("RT020", "1:1", ["'0F0.1' comes before '0F0.0', whose keys it attends to"])]),
+    (
+        "0F0.0,0F0.1,0B0.0,0B0.1",
+        [("RT020", "1:13", ["'0B0.0' comes before '0B0.1', which adds to the gradients of its keys"])],
+    ),
+    ("0F0.0,0F0.1,0I0.0,0I0.1,0W0.1,0W0.0", [("RT020", "1:13", ["'0I0.0' comes before '0I0.1'"])]),
+    ("0F0.0,0B0.0,0F0.1,0B0.1", [("RT020", "1:7", ["'0B0.0' comes before '0B0.1'"])]),
+    (
+        "0F0.0,0F0.1,0B0.1,0B0.0\n1F0.0,1B0.0",
+        [("RT030", "2:1", ["stage 1 never runs slice 1 of micro-batch 0, which the schedule names elsewhere"])],
+    ),
+    (
+        "0F0.0,0F0.3,0B0.3,0B0.0",
+        [("RT030", "1:7", ["no stage runs slices 1 to 2 of micro-batch 0, but there is '0F0.3'"])],
+    ),
+    (
+        "0F0,0B0,0F1.0,0B1.0\n1F0,1B0,1F1,1B1",
+        [("RT030", "1:9", ["micro-batch 1 is cut into slices in '0F1.0', but whole in '1F1'"])],
+    ),
+    (
+        "0F0.0,0F0.1,0B0.1,0B0.0\n1F0.0,1F0.1,1B0.1,1B0.0\n2F0.0,2F0.1,2B0.1,2B0.0,1F1.0",
+        [
+            ("RT027", "3:25", ["'1F1.0' on rank 2, but stage 1 is on rank 1"]),
+            ("RT030", "1:1", ["stage 0 never runs slice 0 of micro-batch 1"]),
+            ("RT030", "3:25", ["'1F1.0' has no backward"]),
+            ("RT030", "3:1", ["stage 2 never runs slice 0 of micro-batch 1"]),
+        ],
+    ),
     # gathering and reduction
     ("0F0,0UNSHARD,0B0,0RESHARD", [("RT026", "1:1", ["'0F0' needs the parameters of stage 0"])]),
     ("0UNSHARD,0F0,0RESHARD,0B0", [("RT026", "1:23", ["'0B0' needs the parameters of stage 0"])]),
@@ -183,6 +238,10 @@ BROKEN = [
             ("RT026", "1:5", ["'0SEND_F0' sends to its own rank: stages 0 and 1 are both on rank 0"]),
             ("RT026", "1:14", ["'1RECV_F0' receives from its own rank"]),
         ],
+    ),
+    (
+        "0F0.0,0SEND_F0.0,0RECV_B0.0,0B0.0\n1RECV_F0.0,1F0.0,1B0.0",
+        [("RT040", "1:18", ["'0RECV_B0.0' on rank 0 is never sent: rank 1 has no '1SEND_B0.0'"])],
     ),
     # progress
     (

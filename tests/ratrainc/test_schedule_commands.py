@@ -133,12 +133,63 @@ def test_schedule_prints_a_row_a_stage(
     assert main(["lint", str(path), "--format", "torch-csv"]) == 0
 
 
-@pytest.mark.parametrize("kind", ["1f1b", "gpipe", "zb-h1"])
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        ("interleaved", "0F0,0F1,2F0,2F1,2B0,2B1,0B0,0B1\n1F0,1F1,3F0,3B0,3F1,3B1,1B0,1B1\n"),
+        ("breadth-first --layout vee", "0F0,0F1,3F0,3F1,3B0,3B1,0B0,0B1\n1F0,1F1,2F0,2F1,2B0,2B1,1B0,1B1\n"),
+        (
+            "v-min",
+            "0F0,3F0,3I0,0F1,3W0,0I0,0W0,3F1,3I1,3W1,0I1,0W1\n1F0,2F0,2I0,1I0,1F1,2F1,2W0,1W0,2I1,1I1,2W1,1W1\n",
+        ),
+        (
+            "seq1f1b --slices 2",
+            "0F0.0,0F0.1,0F1.0,0B0.1,0F1.1,0B0.0,0B1.1,0B1.0\n1F0.0,1F0.1,1B0.1,1F1.0,1B0.0,1F1.1,1B1.1,1B1.0\n",
+        ),
+    ],
+)
+def test_schedule_puts_the_chunks_of_a_stage_into_one_row(
+    words: str, rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "s.csv"
+    given = ["schedule", "--stages", "2", "--micro-batches", "2", "--kind", *words.split()]
+    assert main(given) == 0
+    assert capsys.readouterr().out == rows
+    assert main([*given, "-o", str(path)]) == 0
+    assert main(["lint", str(path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("zb-v --chunks 3", "has two chunks a stage, not 3; for example 'ratrainc schedule --kind zb-v"),
+        ("zb-v --layout loop", "in a vee, not in a loop"),
+        ("interleaved --chunks 1", "with one use 1f1b"),
+        ("interleaved --slices 2", "not 2 slices of each"),
+        ("1f1b --layout vee", "--layout vee changes nothing with one chunk a stage"),
+        ("gpipe --chunks 2", "has one chunk a stage, not 2"),
+        ("seq1f1b", "--micro-batches 8 --slices 4'"),
+        ("zb-v --stages 1025", "for up to 1,024 stages"),
+    ],
+)
+def test_schedule_refuses_what_contradicts(words: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", "--stages", "2", "--micro-batches", "2", "--kind", *words.split()]) == 2
+    assert why in " ".join(capsys.readouterr().err.split())
+
+
+def test_schedule_tells_what_each_kind_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", "--help"]) == 0
+    table = capsys.readouterr().out.partition("what it is for")[2]
+    assert all(kind in table for kind in SCHEDULES)
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
 @pytest.mark.parametrize(("stages", "micro_batches"), [("100000", "100000"), ("1", "9" * 30), ("9" * 30, "1")])
 def test_a_table_that_nobody_could_read_is_refused(
     kind: str, stages: str, micro_batches: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["schedule", "--kind", kind, "--stages", stages, "--micro-batches", micro_batches]) == 2
+    sliced = ["--slices", "2"] if kind == "seq1f1b" else []
+    assert main(["schedule", "--kind", kind, "--stages", stages, "--micro-batches", micro_batches, *sliced]) == 2
     assert "is longer than 'ratrainc lint' reads (8 MiB)" in capsys.readouterr().err
 
 

@@ -1,0 +1,62 @@
+"""What is found wrong with a table of actions, and what is looked up in it to find it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attrs import define, field
+
+from ratrain.ratrain_ir.actions import COMPUTES, ActionTable, PlacedAction
+from ratrain.ratrain_ir.analysis.schedule_progress import ActionIndex
+from ratrain.ratrain_ir.diagnostics import Diagnostics, Note
+from ratrain.ratrain_ir.verifier.report import MAX_REPORTS
+from ratrain.ratrain_ir.verifier.schedule_numbers import numbers_text
+
+
+@define(eq=False)
+class ScheduleFindings:
+    """A table under its rules."""
+
+    table: ActionTable
+    diagnostics: Diagnostics
+    index: ActionIndex = field(init=False)
+    stages: dict[int, list[PlacedAction]] = field(factory=dict)
+    """The actions of each stage, rank by rank, in order."""
+    home: dict[int, int] = field(factory=dict)
+    """The rank of each stage: where it first computes."""
+    last_stage: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.index = ActionIndex(self.table)
+        for action in self.table.actions:
+            self.stages.setdefault(action.stage, []).append(action)
+        for stage, actions in self.stages.items():
+            computing = (action for action in actions if action.kind in COMPUTES)
+            self.home[stage] = next(computing, actions[0]).rank
+        self.last_stage = max(self.stages, default=0)
+
+    def report(
+        self, code: str, message: str, action: PlacedAction, notes: Iterable[Note] = (), way_out: str | None = None
+    ) -> None:
+        """Report something at an action; no more once there are many findings."""
+        if len(self.diagnostics.items) < MAX_REPORTS:
+            place, text = self.table.locate(action), self.table.text(action)
+            self.diagnostics.error(code, message, place, notes=tuple(notes), help=way_out, source=text)
+
+    def note(self, message: str, action: PlacedAction) -> Note:
+        """What else must be looked at, and where it is."""
+        return Note(f"{message}: {where(action)}", self.table.locate(action))
+
+    def notes_of_empty(self) -> list[Note]:
+        """Which ranks run nothing: where a stage is missing, it may be theirs."""
+        empty = self.table.ranks_without_actions
+        return [Note(f"nothing runs on {numbers_text('rank', empty)}")] if empty else []
+
+    def co_located(self, stage: int, other: int) -> bool:
+        """Whether two stages share a rank, so that what one makes the other has."""
+        return self.home.get(stage) == self.home.get(other)
+
+
+def where(action: PlacedAction) -> str:
+    """An action with its rank."""
+    return f"'{action}' on rank {action.rank}"
