@@ -114,7 +114,22 @@ OPTIONS = {
         },
     ),
     "lint": Command(
-        "s.csv", {"--format": Option("the format that is read: there is one", "--format other"), "--json": _JSON}
+        "s.csv",
+        {
+            "--format": Option("the format that is read: there is one", "--format other"),
+            "--forward": Option(
+                "seconds of a forward, to time a step", "--forward 2", "s.csv --forward 1 --backward 2"
+            ),
+            "--backward": Option("seconds of a whole backward", "--backward 3", "s.csv --forward 1 --backward 2"),
+            "--weight": Option(
+                "how much of it makes the parameters' gradients",
+                "--weight 0.5",
+                "split.csv --forward 1 --backward 2",
+                idle=("s.csv --forward 1 --backward 2",),
+            ),
+            "--sharded": Option("refuses what is not gathered or reduced", "--sharded"),
+            "--json": _JSON,
+        },
     ),
     "export": Command(
         "x.rtir",

@@ -51,11 +51,14 @@ Order = Sequence[Action]
 """What one stage does, one after the other."""
 
 
-def most_in_flight(actions: Iterable[Action]) -> int:
-    """Most passes of a (slice of a) micro-batch through a chunk that have begun forward and not made the gradient of their input."""
+def most_in_flight(kinds: Iterable[ActionKind]) -> int:
+    """Most passes that are in flight in an order, given the kinds of its actions.
+
+    A pass of a (slice of a) micro-batch through a chunk is in flight from its forward until it has made the gradient of its input.
+    """
     held = most = 0
-    for action in actions:
-        held += _HELD.get(action.kind, 0)
+    for kind in kinds:
+        held += _HELD.get(kind, 0)
         most = max(most, held)
     return most
 

@@ -87,4 +87,4 @@ def most_held(schedule: str | None, shape: PipelineShape, stage: int) -> int:
     """
     if schedule is None:
         return shape.micro_batches * shape.chunks * shape.slices
-    return most_in_flight(SCHEDULES[schedule].actions(shape, stage))
+    return most_in_flight(action.kind for action in SCHEDULES[schedule].actions(shape, stage))

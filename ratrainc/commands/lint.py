@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands.options import Source, json_option
+from ratrain.ratrain_ir.analysis.schedule_worth import UNIT_TIMES, PassTimes, step_time
+from ratrain.ratrain_ir.schedules.action import ActionKind
+from ratrain.ratrainc.commands.options import FiniteRange, Source, json_option, refuse_idle
+from ratrain.ratrainc.schedule_worth_text import show_worth, worth_data
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
@@ -16,13 +19,22 @@ _EPILOG = """\b
 Examples:
   ratrainc lint schedule.csv --format torch-csv
   ratrainc lint schedule.csv --json
+  ratrainc lint schedule.csv --forward 0.9 --backward 1.9 --weight 0.8
+  ratrainc lint lowered.csv --sharded
   ratrainc schedule --kind 1f1b --stages 4 --micro-batches 8 -o s.csv && ratrainc lint s.csv
 
 The file is what torch.distributed.pipelining dumps and loads: a row a rank, a cell an action (2F0, 2I0, 2W0, 2B0, 1SEND_F0,
 2RECV_F0, 0UNSHARD, 0REDUCE_GRAD, (0F1;1B0)OVERLAP_F_B) or empty. Without sends and receives it is taken as compute only.
+Where micro-batches are cut into slices, the slice follows after a dot: 2F0.1.
+
+Of a sound schedule it says how long a step takes, a forward and each half of a backward being one unit of time and a message
+none; the bubble, in which ranks are idle; and how many passes each rank has in flight at most: begun forward, and the gradient
+of their input not made yet.
 
 Exit code 0: sound; 1: diagnostics; 2: usage.
 """
+
+_SECONDS = FiniteRange(min=0, min_open=True)
 
 
 @click.command(epilog=_EPILOG)
@@ -35,8 +47,31 @@ Exit code 0: sound; 1: diagnostics; 2: usage.
     show_default=True,
     help="The table's format: the CSV of torch.distributed.pipelining.",
 )
+@click.option(
+    "--forward", type=_SECONDS, metavar="S", help="Seconds of a forward through one stage of the table, to time a step."
+)
+@click.option("--backward", type=_SECONDS, metavar="S", help="Seconds of a whole backward through it.")
+@click.option(
+    "--weight",
+    type=_SECONDS,
+    metavar="S",
+    help="Seconds of its half for the parameters' gradients; half of it if not given.",
+)
+@click.option(
+    "--sharded",
+    is_flag=True,
+    help="Stages begin a step with a shard of their parameters (FSDP): all are gathered where they are used, and reduced.",
+)
 @json_option
-def command(file: str, table_format: str, as_json: bool) -> int:
+def command(
+    file: str,
+    table_format: str,
+    forward: float | None,
+    backward: float | None,
+    weight: float | None,
+    sharded: bool,
+    as_json: bool,
+) -> int:
     """Prove that a pipeline schedule of another runtime is sound, or show what is wrong and in which cell.
 
     Every micro-batch runs once, forward before backward; sends match receives, in one order for each pair of ranks; no rank waits
@@ -49,25 +84,43 @@ def command(file: str, table_format: str, as_json: bool) -> int:
     from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
     from ratrain.ratrainc.console import print_json, show_diagnostics, status
 
+    times = _pass_times(forward, backward, weight)
     table: ActionTable | None = None
     try:
         with status(f"checking {file}"), paused_gc():
             table = read_torch_csv(file)
-            check_schedule(table)
+            check_schedule(table, sharded=sharded)
     except DiagnosticError as error:
         if as_json:
-            print_json(_report(table, [d.to_json() for d in error.diagnostics]))
+            print_json(_report(table, [d.to_json() for d in error.diagnostics]) | {"worth": None})
         show_diagnostics(error.diagnostics, as_json=False)
         return 1
+    if weight is not None and not any(action.kind is ActionKind.BACKWARD_WEIGHT for action in table.actions):
+        refuse_idle("changes nothing: the schedule has no backward in halves", "weight")
+    with status(f"timing {file}"), paused_gc():
+        units = step_time(table, UNIT_TIMES)
+        timed = None if times is None else step_time(table, times)
     if as_json:
-        print_json(_report(table, []))
+        print_json(_report(table, []) | {"worth": worth_data(table, units, timed)})
     else:
         echo(f"{file}: sound ({_summary(table)})")
+        show_worth(table, units, timed)
     return 0
 
 
+def _pass_times(forward: float | None, backward: float | None, weight: float | None) -> PassTimes | None:
+    """The seconds of a pass, if they are given."""
+    if forward is None and backward is None and weight is None:
+        return None
+    if forward is None or backward is None:
+        raise click.UsageError("a step is timed with --forward and --backward together; --weight may stand beside them")
+    if weight is not None and weight >= backward:
+        raise click.UsageError(f"--weight {weight:g} must be less than --backward {backward:g}, of which it is a part")
+    return PassTimes(forward, backward, backward / 2 if weight is None else weight)
+
+
 def _report(table: ActionTable | None, diagnostics: list[dict[str, object]]) -> dict[str, object]:
-    """What `--json` prints; ranks and actions are null where the file could not be read."""
+    """What `--json` prints of soundness; ranks and actions are null where the file could not be read."""
     return {
         "sound": not diagnostics,
         "diagnostics": diagnostics,

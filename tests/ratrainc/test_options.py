@@ -68,6 +68,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         call(f"{given} -o placed.rtir --passes place-1f1b")
         call(f"{given} -o tiles.rtx --machine mt3000-tiles")
         call("schedule --kind 1f1b --stages 2 --micro-batches 4 -o s.csv")
+        call("schedule --kind zb-h1 --stages 2 --micro-batches 4 -o split.csv")
         (folder / "book.txt").write_text("a book of few words and many letters. " * 20)
         (folder / "other.txt").write_text("other letters make another book. " * 20)
         np.random.default_rng(0).integers(0, 255, 5000).astype(np.uint16).tofile(folder / "t.bin")

@@ -201,13 +201,83 @@ def test_lint_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixtu
         code = main(["lint", str(path), "--json"])
         return code, json.loads(capsys.readouterr().out)
 
-    assert linted("0F0,0B0\n") == (0, {"sound": True, "diagnostics": [], "ranks": 1, "actions": 2})
+    worth = {
+        "units": 3.0,
+        "bubble_fraction": 0.0,
+        "bubble_to_work": 0.0,
+        "in_flight": [1],
+        "in_flight_of_stages": {"0": 1},
+        "timed": None,
+    }
+    sound = {"sound": True, "diagnostics": [], "ranks": 1, "actions": 2, "worth": worth}
+    assert linted("0F0,0B0\n") == (0, sound)
     code, report = linted(CROSSED)
     assert (code, report["sound"], report["ranks"], report["actions"]) == (1, False, 2, 16)
     assert [(d["code"], d["line"], d["column"]) for d in report["diagnostics"]] == [("RT041", 2, 1)]
     code, report = linted("0F0,oops\n")
     assert (code, report["sound"], report["ranks"], report["actions"]) == (1, False, None, None)
+    assert report["worth"] is None
     assert [d["code"] for d in report["diagnostics"]] == ["RT007"]
+
+
+def test_lint_says_what_a_schedule_is_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "s.csv")
+    assert main(["schedule", "--kind", "interleaved", "--stages", "4", "--micro-batches", "8", "-o", path]) == 0
+    assert main(["lint", path, "--forward", "0.5", "--backward", "1.5"]) == 0
+    shown = capsys.readouterr().out
+    assert "a step takes 57 units: the bubble is 15.8% of it, 18.8% of the work" in shown
+    assert "a step takes 38.00 s with the times given: the bubble is 15.8% of it, 18.8% of the work" in shown
+    assert "│ 0    │ 0: 8, 4: 4 │        11 │   48 │    9 │" in shown
+    assert main(["lint", path, "--forward", "0.5", "--backward", "1.5", "--json"]) == 0
+    worth = json.loads(capsys.readouterr().out)["worth"]
+    assert (worth["units"], worth["timed"]["seconds"]) == (57, 38)
+    assert worth["bubble_to_work"] == worth["timed"]["bubble_to_work"] == 3 / 16
+    assert worth["in_flight"] == [11, 9, 7, 5]
+    assert worth["in_flight_of_stages"]["4"] == 4
+
+
+def test_lint_takes_the_weight_half_from_the_backward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "s.csv")
+    assert main(["schedule", "--kind", "zb-h1", "--stages", "4", "--micro-batches", "8", "-o", path]) == 0
+    for words, seconds in (([], 8 * 6 + 3 * (2 + 2 - 2)), (["--weight", "1"], 8 * 6 + 3 * (2 + 3 - 1))):
+        capsys.readouterr()
+        assert main(["lint", path, "--forward", "2", "--backward", "4", *words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["worth"]["timed"]["seconds"] == seconds
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--forward 1", "--forward and --backward together"),
+        ("--backward 1", "--forward and --backward together"),
+        ("--weight 1", "--forward and --backward together"),
+        ("--forward 1 --backward 1 --weight 1", "--weight 1 must be less than --backward 1"),
+        ("--forward 1 --backward 2 --weight 0.5", "--weight changes nothing: the schedule has no backward in halves"),
+        ("--forward 0 --backward 2", "'--forward'"),
+        ("--forward 1 --backward inf", "'--backward'"),
+    ],
+)
+def test_times_that_contradict_are_refused(
+    words: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "s.csv"
+    path.write_text("0F0,0B0\n")
+    assert main(["lint", str(path), *words.split()]) == 2
+    assert why in " ".join(capsys.readouterr().err.split())
+
+
+def test_lint_of_sharded_stages(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tiny.csv"
+    assert main(["export", str(tiny), "--lowered", "-o", str(path)]) == 0
+    assert main(["lint", str(path), "--sharded"]) == 0
+    path.write_text(path.read_text().replace("1REDUCE_GRAD,", "").replace("0UNSHARD,", ""))
+    capsys.readouterr()
+    assert main(["lint", str(path), "--sharded"]) == 1
+    shown = capsys.readouterr().err
+    assert "error[RT045]: '0F0' needs the parameters of stage 0" in shown
+    assert "error[RT046]: the gradients of stage 1 are never reduced" in shown
+    assert main(["lint", str(path), "--sharded", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["worth"] is None
 
 
 @pytest.mark.parametrize("words", [["lint"], ["lint", "x.csv", "--format", "xml"], ["schedule", "--kind", "1f1b"]])
