@@ -29,6 +29,10 @@ class ActionKind(Enum):
     REDUCE_GRAD = "REDUCE_GRAD"
     """sum the step's gradients over the replicas"""
 
+    __hash__ = (
+        object.__hash__
+    )  # there is one object of each: hashing its name instead takes a large part of the time of a lint
+
 
 @frozen
 class Action:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 from attrs import define, field
 
@@ -29,6 +30,7 @@ class AscendingOrder:
         for part in counted:
             self._done[part, chunk] += 1
 
-    def of_first(self, micro_batches: int) -> list[Action]:
-        """The order without all micro-batches but the first ones: as sound as all of it, as no micro-batch needs another one."""
-        return [action for action in self.actions if action.micro_batch < micro_batches]
+
+def of_first(micro_batches: int, actions: Iterable[Action]) -> list[Action]:
+    """An order without all micro-batches but the first ones: as sound as all of it, as no micro-batch needs another one."""
+    return [action for action in actions if action.micro_batch < micro_batches]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
+from ratrain.ratrain_ir.schedules.interleaved import loop_problem, schedule_interleaved
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.schedules.shape import PipelineShape
@@ -12,11 +13,10 @@ if TYPE_CHECKING:
 
 def seq1f1b_problem(shape: PipelineShape) -> str | None:
     """What is wrong with a shape for Seq1F1B."""
-    if shape.chunks > 1:
-        return f"it has one chunk a stage, not {shape.chunks}"
     if shape.slices < 2:
-        return "it has two slices of a micro-batch or more; with whole micro-batches use 1f1b"
-    return None
+        instead = "1f1b" if shape.chunks == 1 else "interleaved"
+        return f"it has two slices of a micro-batch or more; with whole micro-batches use {instead}"
+    return None if shape.chunks == 1 else loop_problem(shape)
 
 
 def schedule_seq1f1b(shape: PipelineShape, stage: int) -> list[Action]:
@@ -24,8 +24,11 @@ def schedule_seq1f1b(shape: PipelineShape, stage: int) -> list[Action]:
 
     Slices of a micro-batch go forward in ascending and backward in descending order: a slice attends to the keys and values of the earlier
     ones, whose gradients it adds to. With equal slices of a forward of F and a backward of B a micro-batch, the step takes
-    (M k + P - 1) (F + B) / k, and stage s holds at most P - s - 1 + k slices, or all M k.
+    (M k + P - 1) (F + B) / k, and stage s holds at most P - s - 1 + k slices, or all M k. With several chunks a stage it is interleaved 1F1B
+    over slices (`schedule_interleaved`).
     """
+    if shape.chunks > 1:
+        return schedule_interleaved(shape, stage)
     slices = shape.slices
     passes = shape.micro_batches * slices
     warm_up = min(shape.stages - stage - 2 + slices, passes)

@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
-from ratrain.ratrain_ir.schedules.ascending import AscendingOrder
+from ratrain.ratrain_ir.schedules.ascending import AscendingOrder, of_first
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.schedules.shape import PipelineShape
@@ -64,7 +64,7 @@ def schedule_zb_v(shape: PipelineShape, stage: int) -> list[Action]:
     for chunk in (back, here):
         while order.count(_W, chunk) < micro_batches:
             order.add(_W, chunk)
-    return order.of_first(shape.micro_batches)
+    return of_first(shape.micro_batches, order.actions)
 
 
 def schedule_dualpipe_v(shape: PipelineShape, stage: int) -> list[Action]:
@@ -113,4 +113,4 @@ def schedule_dualpipe_v(shape: PipelineShape, stage: int) -> list[Action]:
         split_backward(here)
     while due:
         weight_half()
-    return order.of_first(shape.micro_batches)
+    return of_first(shape.micro_batches, order.actions)

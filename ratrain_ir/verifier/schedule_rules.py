@@ -85,7 +85,8 @@ class _Rules(ScheduleFindings):
         lowered = self.table.is_lowered
         for action in self.table.actions:
             stage, part = action.stage, action.part
-            self.check_before("RT020", self.index.slice_before(action), action, _SLICES.get(action.kind, ""))
+            if action.slice is not None:
+                self.check_before("RT020", self.index.slice_before(action), action, _SLICES.get(action.kind, ""))
             if action.kind in BACKWARDS:
                 self.check_before("RT030", self.index.forward(stage, part), action, "its forward")
             elif action.kind is ActionKind.BACKWARD_WEIGHT:

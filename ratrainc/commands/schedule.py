@@ -32,8 +32,8 @@ stages, as PyTorch numbers its stages. A slice of a micro-batch follows after a 
   breadth-first           2 or more        the same idle time; every chunk's parameters are gathered once each way
   zb-v                    2 in a vee       no idle time where F = B = W, memory of 1f1b
   v-half, v-min           2 in a vee       half, a third of the memory of 1f1b
-  dualpipe-v              2 in a vee       forwards beside backwards
-  seq1f1b                 1, and slices    1 / K of the idle time of 1f1b, the least memory
+  dualpipe-v              2 in a vee       as DualPipe, the forward and the backward of a pair one after the other
+  seq1f1b                 1 or more        K slices of a micro-batch: about 1 / K of the idle time, and of the memory of 1f1b
 """
 
 _MOST_STAGES_IN_CHUNKS = 1024

@@ -46,14 +46,15 @@ def test_its_usual_shape_is_one_it_takes(kind: str) -> None:
 REFUSED = [
     ("interleaved", PipelineShape(4, 8), "with one use 1f1b"),
     ("interleaved", PipelineShape(4, 8, 2, "vee"), "not in a vee"),
-    ("interleaved", PipelineShape(4, 8, 2, slices=3), "not 3 slices of each"),
+    ("interleaved", PipelineShape(4, 8, 2, slices=3), "with slices use seq1f1b"),
     ("breadth-first", PipelineShape(4, 8), "with one use gpipe"),
     ("zb-v", PipelineShape(4, 8, 3, "vee"), "two chunks a stage, not 3"),
     ("v-half", PipelineShape(4, 8, 2, "loop"), "not in a loop"),
     ("v-min", PipelineShape(4, 8, 1, "loop"), "two chunks a stage, not 1"),
     ("dualpipe-v", PipelineShape(4, 8, 2, "vee", 2), "not 2 slices of each"),
     ("seq1f1b", PipelineShape(4, 8), "use 1f1b"),
-    ("seq1f1b", PipelineShape(4, 8, 2, slices=2), "one chunk a stage, not 2"),
+    ("seq1f1b", PipelineShape(4, 8, 2), "use interleaved"),
+    ("seq1f1b", PipelineShape(4, 8, 2, "vee", 2), "not in a vee"),
     ("1f1b", PipelineShape(4, 8, slices=2), "not 2 slices of each"),
 ]
 
@@ -203,3 +204,25 @@ def test_seq1f1b(slices: int) -> None:
         for stage, order in enumerate(orders):
             held = min(stages - stage - 1 + slices, micro_batches * slices)
             assert unit_time.most_held(order, I) == most_held("seq1f1b", shape, stage) == held
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+@pytest.mark.parametrize("slices", [2, 3, 4])
+def test_seq1f1b_in_several_chunks(slices: int, chunks: int) -> None:
+    """(P - 1) / (V M k) of the work is idle where M is a multiple of ceil(P / k), and (V - 1) k ceil(P / k) + 2 (P - s - 1) + k slices
+    of a chunk are held, or all."""
+    for stages, micro_batches in product(range(1, 8), range(1, 10)):
+        shape = shape_of("seq1f1b", stages, micro_batches, chunks, slices)
+        orders = orders_of("seq1f1b", shape)
+        passes = chunks * micro_batches * slices
+        bubble = run(orders, shape).makespan - 3 * passes
+        group = -(-stages // slices)
+        missing = -micro_batches % group * slices * (chunks - 1)
+        if not missing:
+            assert bubble == 3 * (stages - 1)
+        else:
+            assert 3 * (stages - 1) < bubble <= 3 * (stages - 1 + missing)
+        for stage, order in enumerate(orders):
+            most = min((chunks - 1) * slices * group + 2 * (stages - 1 - stage) + slices, passes)
+            held = unit_time.most_held(order, I)
+            assert held == most if not missing else held <= most
