@@ -72,8 +72,11 @@ class Stage:
 
     def free_name(self, name: str) -> str:
         """A name that no tensor of the stage has: this one, else with a number before it, so that its last part (a slot) stays."""
-        candidates = (name, *(f"n{number}.{name}" for number in range(2, len(self.tensors) + 3)))
-        return next(candidate for candidate in candidates if candidate not in self.tensors)
+        free, number = name, 1
+        while free in self.tensors:
+            number += 1
+            free = f"n{number}.{name}"
+        return free
 
     @property
     def arena_bytes(self) -> int:
