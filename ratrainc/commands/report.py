@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
+from ratrain.ratrainc.commands.given_times import loaded_times, refuse_machine_of_given_times, times_option
 from ratrain.ratrainc.commands.options import (
     Result,
     Source,
@@ -13,10 +16,15 @@ from ratrain.ratrainc.commands.options import (
     sharing_option,
 )
 
+if TYPE_CHECKING:
+    from ratrain.targets.simulator.given_times import GivenTimes
+
 _EPILOG = """\b
 Examples:
   ratrainc report 7b.rtx -o 7b.html
   ratrainc report 7b.rtir -o 7b.html --machine my-machine.toml
+  ratrainc report 7b.rtx -o 7b.svg                             a still picture of the first step, for a page or a slide
+  ratrainc report 7b.rtx -o 7b.svg --times 1,1,1,0             the same with textbook times
 """
 
 
@@ -25,29 +33,48 @@ Examples:
 @click.option(
     "-o",
     "--output",
-    type=Result("page", ".html", ".htm"),
+    type=Result("page", ".html", ".htm", ".svg"),
     callback=output_file,
     required=True,
-    metavar="report.html",
-    help="The page to write.",
+    metavar="report.html|picture.svg",
+    help="The page, or the picture, to write.",
 )
 @machine_option
 @rendezvous_option
 @sharing_option
-def command(file: str, output: str, machine: str | None, rendezvous: bool, sharing: bool) -> None:
-    """Draw a program's schedule: one HTML page that needs no network.
+@times_option("Of a picture, in place of a machine: what ops take, in any unit.")
+def command(
+    file: str, output: str, machine: str | None, rendezvous: bool, sharing: bool, times: str | GivenTimes | None
+) -> None:
+    """Draw a program's schedule: one HTML page that needs no network, or a still picture (.svg).
 
-    It shows when every op runs on every engine, where every tensor lies in DDR and when, the live bytes against the capacity, the
-    bubbles by cause, the plan and the machine. All times are simulated.
+    The page shows when every op runs on every engine, where every tensor lies in DDR and when, the live bytes against the capacity,
+    the bubbles by cause, the plan and the machine. The picture shows what the compute engine of each stage does in the first step,
+    from cold. All times are simulated.
     """
     from ratrain import api
     from ratrain.ratrainc.commands.loading import checked_program
     from ratrain.ratrainc.console import say, size_text, status
     from ratrain.ratrainc.report.page import write_report
+    from ratrain.ratrainc.report.picture import write_picture
 
+    is_picture = output.endswith(".svg")
+    if times is not None:
+        if not is_picture:
+            raise click.UsageError("--times goes with a picture: name a file that ends with .svg")
+        refuse_machine_of_given_times(file)
+    given = loaded_times(times)
     with status(f"simulating {file}"):
         program, chosen = checked_program(file, machine)
-        figures, timeline = api.simulate_with_timeline(program, machine=chosen, rendezvous=rendezvous, sharing=sharing)
+        if given is not None:
+            timeline = given.run(program, rendezvous=rendezvous)
+        else:
+            figures, timeline = api.simulate_with_timeline(
+                program, machine=chosen, rendezvous=rendezvous, sharing=sharing
+            )
     with status(f"writing {output}"):
-        count = write_report(timeline, figures, chosen, output)
+        if is_picture:
+            count = write_picture(timeline, output, "" if given is not None else " s")
+        else:
+            count = write_report(timeline, figures, chosen, output)
     say(f"wrote {output}, {size_text(count)}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from ratrain.ratrainc.commands.given_times import loaded_times, refuse_machine_of_given_times, times_option
 from ratrain.ratrainc.commands.options import (
     Result,
     Source,
@@ -47,38 +48,12 @@ T_B + T_W), T_comm a message between stages. All else, embedding and head too, t
 """
 
 
-class _Times(click.ParamType[Any]):
-    """Four times, or the path of a file of them."""
-
-    name = "times"
-
-    def __init__(self) -> None:
-        self.file = Source("times")
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | GivenTimes:
-        """The path of a file, or the times; a usage error where it is neither."""
-        text = str(value)
-        if text.endswith(".toml"):
-            return self.file.convert(value, param, ctx)
-        from ratrain.ratrainc.times_text import textbook_times
-
-        try:
-            return textbook_times(text)
-        except ValueError as error:
-            self.fail(f"{error}; or name a .toml file", param, ctx)
-
-
 @click.command(epilog=_EPILOG)
 @click.argument("file", type=Source("program"), metavar="FILE.rtx|FILE.rtir")
 @machine_option
 @rendezvous_option
 @sharing_option
-@click.option(
-    "--times",
-    type=_Times(),
-    metavar="T_F,T_B,T_W,T_comm|FILE.toml",
-    help="In place of a machine: what ops take, in any unit. Prints times in that unit, and the bubble.",
-)
+@times_option("In place of a machine: what ops take, in any unit. Prints times in that unit, and the bubble.")
 @click.option(
     "--one-core",
     is_flag=True,
@@ -122,10 +97,9 @@ def command(
     if one_core or cores is not None:
         refuse_idle("is for engines that run side by side: --one-core and --cores take turns", "rendezvous", "sharing")
     if times is not None:
-        refuse_idle("is for the times of a machine: --times gives them", "sharing", "one_core", "cores")
-        if not file.endswith(".rtir"):  # what of it is not placed yet is placed for a machine
-            refuse_idle("would time the program, which --times does", "machine")
-    given = _loaded(times)
+        refuse_idle("is for the times of a machine: --times gives them", "one_core", "cores")
+        refuse_machine_of_given_times(file)
+    given = loaded_times(times)
     with status(f"simulating {file}"):
         program, chosen = checked_program(file, machine)
     if one_core or cores is not None:
@@ -151,15 +125,6 @@ def command(
     from ratrain.ratrainc.reports import show_figures
 
     show_figures(program, figures, chosen.name)
-
-
-def _loaded(times: str | GivenTimes | None) -> GivenTimes | None:
-    """The times of a file where they are in one."""
-    if not isinstance(times, str):
-        return times
-    from ratrain.ratrainc.times_text import load_times
-
-    return load_times(times)
 
 
 def _show_given(program: Program, given: GivenTimes, timeline: Timeline, *, as_json: bool) -> None:

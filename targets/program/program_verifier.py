@@ -65,7 +65,7 @@ def _check_sizes(program: Program, diagnostics: Diagnostics) -> None:
         blocks = program.topology.stage_blocks[index]
         for keyword, keywords in (("forward", ("forward",)), ("backward", ("backward", "backward_input"))):
             count = sum(1 for item in stage.streams[Engine.COMPUTE] if item.keyword in keywords)
-            wanted = len(blocks) * program.plan.micro_batches
+            wanted = len(blocks) * program.plan.micro_batches * program.plan.shape.slices
             if count != wanted:
                 text = f"stage @{index} has {count} {keyword} instructions; its {len(blocks)} blocks need {wanted}"
                 diagnostics.error("RT030", text)

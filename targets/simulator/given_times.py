@@ -39,7 +39,8 @@ _WITHOUT_TIME = ("embed", "head")
 class GivenTimes:
     """Times by the keyword of the op, in any unit: what is simulated with them is in the same one. Kinds that are left out take none.
 
-    Of block ops the time is that of all attention and mlp blocks of a stage, for one micro-batch; of others, that of one op. A whole
+    Of block ops the time is that of all attention and mlp blocks of a stage, for one micro-batch, of which a slice takes what it has of
+    the tokens; of others, that of one op. A whole
     backward takes `backward`, or, where that is left out, what its halves `backward_input` and `backward_weight` take together.
     """
 
@@ -65,12 +66,16 @@ class GivenTimes:
         whole = self.seconds.get("backward", sum(self.seconds.get(half, 0.0) for half in _HALVES))
         times = {**self.seconds, "backward": whole}
         blocks = [len(_timed_blocks(stage)) for stage in program.stages]
+        slices = program.plan.slices
 
         def duration(stage: int, instruction: Instruction) -> float:
             seconds = times.get(instruction.keyword, 0.0)
             if not _OF_A_STAGE[instruction.keyword]:
                 return seconds
-            return seconds / blocks[stage] if _takes_time(instruction) else 0.0
+            if not _takes_time(instruction):
+                return 0.0
+            share = 1.0 if instruction.slice is None else slices[instruction.slice] / program.plan.seq_len
+            return share * seconds / blocks[stage]
 
         return simulate(program, duration, rendezvous=rendezvous)
 

@@ -1,0 +1,133 @@
+"""A still picture of a step: one lane a stage, one box for each pass of a micro-batch through a chunk. SVG that needs no script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.files import replacing
+from ratrain.ratrain_ir.ops import Engine, piece_text
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Instruction
+    from ratrain.targets.simulator.timeline import Timeline
+
+WIDTH, LANE, GAP, LEFT, TOP, BOTTOM = 1100, 26, 6, 44, 30, 44
+"""Pixels: of the picture, a lane, between lanes, left of the lanes, above and below them."""
+_LETTER = 5.5
+"""Pixels that a letter of a label takes."""
+
+COLOURS = {
+    "forward": ("#3b82c4", "#9cc4e8"),
+    "backward": ("#2f9e62", "#9bd8b4"),
+    "backward_input": ("#2f9e62", "#9bd8b4"),
+    "backward_weight": ("#d9822b", "#f2c590"),
+    "recompute": ("#8a63b8", "#c9b3e3"),
+}
+"""Of a pass: through the first chunk of a stage, and through later ones."""
+_WORDS = {
+    "forward": "forward",
+    "backward": "backward, or its input half",
+    "backward_weight": "weight half",
+    "recompute": "recomputation",
+}
+
+
+@frozen
+class Box:
+    """One pass through a chunk, or part of one that nothing interrupts."""
+
+    keyword: str
+    piece: str
+    """what passes: `0`, or `0.1` of slice 1"""
+    turn: int
+    """which of its stage's chunks it goes through"""
+    start: float
+    end: float
+
+
+def write_picture(timeline: Timeline, path: str, unit: str) -> int:
+    """Write the picture of the first step, from cold, whose times are in `unit`; its bytes.
+
+    Raises `DiagnosticError` RT002 where the file cannot be written.
+    """
+    with replacing(path) as stream:
+        return stream.write("\n".join(_lines(timeline, unit)).encode())
+
+
+def boxes(timeline: Timeline, stage: int) -> list[Box]:
+    """What the compute engine of a stage does in the first step: instructions of one pass that follow each other are one box."""
+    program = timeline.program
+    chunk_of = {str(block): chunk for block, chunk in program.topology.chunk_of.items()}
+    turns = {chunk: turn for turn, chunk in enumerate(program.topology.chunks_of(stage))}
+    found: list[Box] = []
+    count = len(program.stages[stage].streams[Engine.COMPUTE])
+    for span in timeline.spans[stage][Engine.COMPUTE][:count]:
+        item = span.instruction
+        if item.keyword not in COLOURS or span.end <= span.start:
+            continue
+        box = Box(item.keyword, _label(item), turns[chunk_of[item.blocks[0]]], span.start, span.end)
+        last = found[-1] if found else None
+        if last is not None and (last.keyword, last.piece, last.turn) == (box.keyword, box.piece, box.turn):
+            found[-1] = Box(box.keyword, box.piece, box.turn, last.start, box.end)
+        else:
+            found.append(box)
+    return found
+
+
+def _label(item: Instruction) -> str:
+    return piece_text(item.piece).replace("m", "", 1).replace(" s", ".")
+
+
+def _lines(timeline: Timeline, unit: str) -> Iterator[str]:
+    program = timeline.program
+    lanes = [boxes(timeline, stage) for stage in range(len(program.stages))]
+    end = max((box.end for lane in lanes for box in lane), default=0.0) or 1.0
+    height = TOP + len(lanes) * (LANE + GAP) + BOTTOM
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        'font-family="sans-serif" font-size="10">'
+    )
+    yield f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
+    yield f'<text x="{LEFT}" y="18" font-size="12" fill="#222222">{escape(_title(timeline, end, unit))}</text>'
+    scale = (WIDTH - LEFT - 8) / end
+    for stage, lane in enumerate(lanes):
+        top = TOP + stage * (LANE + GAP)
+        yield f'<text x="6" y="{top + 17}" fill="#222222">@{stage}</text>'
+        yield f'<rect x="{LEFT}" y="{top}" width="{end * scale:.2f}" height="{LANE}" fill="#f1f1f1"/>'
+        for box in lane:
+            yield from _drawn(box, top, scale)
+    yield from _legend(lanes, height - 20)
+    yield "</svg>\n"
+
+
+def _drawn(box: Box, top: int, scale: float) -> Iterator[str]:
+    left, width = LEFT + box.start * scale, (box.end - box.start) * scale
+    colour = COLOURS[box.keyword][min(box.turn, 1)]
+    yield f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{LANE}" fill="{colour}" stroke="#ffffff" stroke-width="0.6"/>'
+    if width >= _LETTER * len(box.piece) + 2:
+        ink = "#ffffff" if box.turn == 0 else "#222222"
+        middle = f'x="{left + width / 2:.2f}" y="{top + 17}" text-anchor="middle"'
+        yield f'<text {middle} fill="{ink}">{box.piece}</text>'
+
+
+def _title(timeline: Timeline, end: float, unit: str) -> str:
+    plan = timeline.program.plan
+    cut = f", {plan.chunks} chunks a stage ({plan.layout})" if plan.chunks > 1 else ""
+    sliced = f", {len(plan.slices)} slices" if plan.slices else ""
+    return f"{plan.schedule or 'an order of its own'}: {plan.pp} stages, {plan.micro_batches} micro-batches{cut}{sliced}; {end:.6g}{unit} of compute, simulated"
+
+
+def _legend(lanes: list[list[Box]], y: int) -> Iterator[str]:
+    present = {box.keyword.replace("backward_input", "backward") for lane in lanes for box in lane}
+    left = LEFT
+    for keyword, words in _WORDS.items():
+        if keyword in present:
+            yield f'<rect x="{left}" y="{y - 9}" width="11" height="11" fill="{COLOURS[keyword][0]}"/>'
+            yield f'<text x="{left + 16}" y="{y}" fill="#222222">{words}</text>'
+            left += 40 + int(_LETTER * len(words))
+    if any(box.turn for lane in lanes for box in lane):
+        yield f'<text x="{left}" y="{y}" fill="#222222">paler: later chunks of a stage</text>'
