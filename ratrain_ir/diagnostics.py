@@ -23,6 +23,8 @@ CODES: dict[str, str] = {
     "RT005": "a field has a value of the wrong type or out of range",
     "RT006": "a name is declared twice",
     "RT007": "a schedule table (CSV) has a cell that is not an action",
+    "RT008": "the parameters of a sharded stage are not gathered where a schedule table uses them",
+    "RT009": "the gradients of a sharded stage are never reduced in a schedule table",
     # structure and types of a module
     "RT020": "a tensor is used before it is defined",
     "RT021": "a tensor is used after its release",
@@ -43,8 +45,6 @@ CODES: dict[str, str] = {
     "RT042": "the program cannot make progress",
     "RT043": "members of a group disagree on the order of collectives",
     "RT044": "the order, or the number of micro-batches in flight, is not that of the schedule the plan names",
-    "RT045": "the parameters of a sharded stage are not gathered where a schedule table uses them",
-    "RT046": "the gradients of a sharded stage are never reduced in a schedule table",
     # memory
     "RT050": "two tensors that are live together share a byte",
     "RT051": "an offset is missing, unaligned or out of range",

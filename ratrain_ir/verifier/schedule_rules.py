@@ -8,7 +8,7 @@
    Slices of a micro-batch run forward in ascending, backward in descending order RT020: each attends to the keys of the earlier
    ones, and adds to their gradients.
 4. Sharded state: parameters are gathered where they are used RT026, gradients reduced once, after the last backward RT031; where
-   any stage does so, or, for stages that are sharded, in any case RT045, RT046.
+   any stage does so, or, for stages that are sharded, in any case RT008, RT009.
 5. Messages: sends and receives match RT040; between two ranks, in each direction, messages are received in the order they are
    sent RT041, because nothing but their order tells them apart.
 6. Progress, with buffered and with rendezvous sends RT042; checked where nothing else is wrong.

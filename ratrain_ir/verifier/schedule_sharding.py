@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 def check_gathered(found: ScheduleFindings, *, sharded: bool) -> None:
     """RT026: a stage that is ever gathered or dropped is gathered wherever it needs its parameters, and dropped at the end.
 
-    The weight half of a backward needs no parameters. RT045: where stages are sharded, each is gathered wherever it needs them.
+    The weight half of a backward needs no parameters. RT008: where stages are sharded, each is gathered wherever it needs them.
     """
     marks = {ActionKind.UNSHARD, ActionKind.RESHARD}
     for actions in found.stages.values():
         if sharded or any(action.kind in marks for action in actions):
-            _check_gathered_stage(found, actions, "RT045" if sharded else "RT026")
+            _check_gathered_stage(found, actions, "RT008" if sharded else "RT026")
 
 
 def _check_gathered_stage(found: ScheduleFindings, actions: Sequence[PlacedAction], not_gathered: str) -> None:
@@ -56,7 +56,7 @@ def _check_gathered_stage(found: ScheduleFindings, actions: Sequence[PlacedActio
 def check_reduced(found: ScheduleFindings, *, sharded: bool) -> None:
     """RT031: where any stage reduces its gradients, every stage does so once, after its last backward.
 
-    RT046: where stages are sharded, every one does so in any case.
+    RT009: where stages are sharded, every one does so in any case.
     """
     first = next((a for a in found.table.actions if a.kind is ActionKind.REDUCE_GRAD), None)
     if first is None and not sharded:
@@ -75,7 +75,7 @@ def check_reduced(found: ScheduleFindings, *, sharded: bool) -> None:
         if reduction is None:
             text = f"the gradients of stage {stage} are never reduced: '{stage}REDUCE_GRAD' is missing"
             notes = [found.note("another stage does it", first)] if first is not None else []
-            found.report("RT046" if sharded else "RT031", text, actions[-1], notes)
+            found.report("RT009" if sharded else "RT031", text, actions[-1], notes)
         elif late is not None:
             text = f"'{reduction}' comes before '{late}', whose gradients it leaves out"
             found.report("RT031", text, reduction, [found.note("it is here", late)])

@@ -79,11 +79,11 @@ SHARDED = [
     ("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD", []),
     (
         "0F0,0B0",
-        [("RT045", "1:1", "stage 0, which are not gathered here"), ("RT046", "1:5", "'0REDUCE_GRAD' is missing")],
+        [("RT008", "1:1", "stage 0, which are not gathered here"), ("RT009", "1:5", "'0REDUCE_GRAD' is missing")],
     ),
     (
         "0UNSHARD,0F0,0RESHARD,0B0,0REDUCE_GRAD\n1UNSHARD,1F0,1B0,1RESHARD",
-        [("RT045", "1:23", "'0B0' needs the parameters"), ("RT046", "2:18", "stage 1 are never reduced")],
+        [("RT008", "1:23", "'0B0' needs the parameters"), ("RT009", "2:18", "stage 1 are never reduced")],
     ),
     ("0UNSHARD,0F0,0I0,0RESHARD,0REDUCE_GRAD,0W0", [("RT031", "1:27", "comes before '0W0'")]),
 ]

@@ -168,6 +168,10 @@ EXCUSED = {
     "ratrain_ir/testing/strategies.py",  # draws them
     "passes/placement/place_1f1b.py",  # how far warm-up runs ahead: the schedule's own
     "ratrain_ir/schedules/one_chunk.py",  # where 1F1B waits for gradients: the schedule's own
+    "ratrain_ir/schedules/interleaved.py",  # how far warm-up runs ahead: likewise
+    "ratrain_ir/schedules/vee.py",
+    "ratrain_ir/schedules/building_block.py",
+    "ratrain_ir/schedules/shape.py",  # which chunks a stage holds, from which the topology has it
 }
 
 

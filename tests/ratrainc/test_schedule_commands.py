@@ -274,8 +274,8 @@ def test_lint_of_sharded_stages(tiny: Path, tmp_path: Path, capsys: pytest.Captu
     capsys.readouterr()
     assert main(["lint", str(path), "--sharded"]) == 1
     shown = capsys.readouterr().err
-    assert "error[RT045]: '0F0' needs the parameters of stage 0" in shown
-    assert "error[RT046]: the gradients of stage 1 are never reduced" in shown
+    assert "error[RT008]: '0F0' needs the parameters of stage 0" in shown
+    assert "error[RT009]: the gradients of stage 1 are never reduced" in shown
     assert main(["lint", str(path), "--sharded", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["worth"] is None
 
