@@ -8,10 +8,14 @@ from attrs import evolve
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.actions import ActionTable, parse_torch_csv, torch_csv_lines
+from ratrain.ratrain_ir.actions import ActionTable, actions_of_orders, parse_torch_csv, torch_csv_lines
+from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.schedules.action import ActionKind
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.verifier.schedule_rules import verify_schedule
 from ratrain.ratrainc.cli import main
 from tests.ratrain_ir.schedule_tables import Rows, diagnose, runs
+from tests.ratrain_ir.schedules.unit_time import orders_of, run, shape_of
 
 if TYPE_CHECKING:
     from random import Random
@@ -129,6 +133,34 @@ def test_messages_moved_past_each_other_are_reported_exactly_where_it_matters(
     if buffered and not rendezvous:
         assert [d.code for d in found] == ["RT042"]
         assert "with rendezvous sends" in found[0].message
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from(sorted(SCHEDULES)),
+    st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(2, 3)),
+    st.randoms(use_true_random=True),
+)
+def test_a_named_schedule_with_two_actions_swapped_is_refused_exactly_where_it_does_not_run(
+    kind: str, size: tuple[int, int, int], random: Random
+) -> None:
+    """Slices of a micro-batch, several chunks and halves of backwards included, against a run that shares nothing with the rules."""
+    stages, micro_batches, slices = size
+    shape = shape_of(kind, stages, micro_batches, slices=slices if kind == "seq1f1b" else 1)
+    orders = [list(order) for order in orders_of(kind, shape)]
+    row = random.choice(orders)
+    at = random.randrange(len(row))
+    to = random.choice([min(at + 1, len(row) - 1), random.randrange(len(row))])
+    row[at], row[to] = row[to], row[at]
+    try:
+        run(list(orders), shape)
+        sound = True
+    except AssertionError:
+        sound = False
+    event(f"sound {sound}")
+    found = Diagnostics()
+    verify_schedule(actions_of_orders(orders), found)
+    assert (found.items == []) == sound, [d.message for d in found.items]
 
 
 @given(st.data())
