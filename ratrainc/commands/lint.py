@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrain_ir.analysis.schedule_worth import UNIT_TIMES, PassTimes, step_time
-from ratrain.ratrain_ir.schedules.action import ActionKind
 from ratrain.ratrainc.commands.options import FiniteRange, Source, json_option, refuse_idle
-from ratrain.ratrainc.schedule_worth_text import show_worth, worth_data
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.actions import ActionTable
+    from ratrain.ratrain_ir.analysis.schedule_worth import PassTimes
 
 _EPILOG = """\b
 Examples:
@@ -79,10 +77,13 @@ def command(
     """
     del table_format  # there is one
     from ratrain.ratrain_ir.actions import read_torch_csv
+    from ratrain.ratrain_ir.analysis.schedule_worth import UNIT_TIMES, step_time
     from ratrain.ratrain_ir.diagnostics import DiagnosticError
     from ratrain.ratrain_ir.gc import paused_gc
+    from ratrain.ratrain_ir.schedules.action import ActionKind
     from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
     from ratrain.ratrainc.console import print_json, show_diagnostics, status
+    from ratrain.ratrainc.schedule_worth_text import show_worth, worth_data
 
     times = _pass_times(forward, backward, weight)
     table: ActionTable | None = None
@@ -110,6 +111,8 @@ def command(
 
 def _pass_times(forward: float | None, backward: float | None, weight: float | None) -> PassTimes | None:
     """The seconds of a pass, if they are given."""
+    from ratrain.ratrain_ir.analysis.schedule_worth import PassTimes
+
     if forward is None and backward is None and weight is None:
         return None
     if forward is None or backward is None:
