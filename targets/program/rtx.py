@@ -274,11 +274,12 @@ class _Reader:
         name = self.strings[_index(keyword, len(self.strings))]
         if name not in OP_CLASSES:
             raise ValueError(f"'{name}' is not an instruction")
-        piece = _optional(number, self.micro_batches * self.slices)
+        sliced = self.has_slices and name in _OF_SLICES
+        piece = _optional(number, self.micro_batches * (self.slices if sliced else 1))
         return Instruction(
             keyword=name,
             routine=_optional(routine, self.routines),
-            micro_batch=None if piece is None else piece // self.slices,
+            micro_batch=piece // self.slices if sliced and piece is not None else piece,
             peer=_optional(peer, self.stages),
             variant=self.strings[_index(variant, len(self.strings))],
             group=self.strings[_index(group, len(self.strings))],
@@ -288,7 +289,7 @@ class _Reader:
             waits=tuple(_wait(r, counts) for r in self.take("waits", waits, 3)),
             blocking=bool(flags & _BLOCKING),
             chunk=_optional(flags // _CHUNK - 1, self.chunks),
-            slice=piece % self.slices if self.has_slices and piece is not None and name in _OF_SLICES else None,
+            slice=piece % self.slices if sliced and piece is not None else None,
         )
 
     def operand(self, row: list[int], tensors: int) -> Operand:
