@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve
+from attrs import evolve, fields
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic, Note, Severity, fail
+from ratrain.ratrain_ir.frontend.plan import KEYS, Plan
 from ratrain.targets.runtime.checkpoint_series import (
     facts_of,
 )
@@ -18,7 +19,6 @@ from ratrain.targets.runtime.data import in_words
 from ratrain.targets.runtime.optimizer import INITIAL_SCALE
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.data import TokenStream
     from ratrain.targets.runtime.settings import RunSettings, Start
@@ -112,8 +112,17 @@ def _plan_differences(saved: object, now: dict[str, Any]) -> list[Note]:
     """What has changed in the plan; older checkpoints have its hash only."""
     if not isinstance(saved, dict):
         return []
-    changed = [key for key in now if saved.get(key) != now[key]]
-    return [Note(f"plan: {key} = {saved.get(key)} then, {now[key]} now") for key in changed]
+    then, today = _UNSAID | saved, _UNSAID | now
+    changed = [key for key in {**now, **_UNSAID} if then.get(key) != today[key]]
+    return [Note(f"plan: {key} = {then.get(key)} then, {today[key]} now") for key in changed]
+
+
+_UNSAID = {
+    key.name: key.default
+    for key in fields(Plan)
+    if key.name in KEYS.own and not KEYS.own[key.name].in_header_if_default
+}
+"""What is meant by keys that a plan's header leaves out."""
 
 
 def _version(package: str) -> str:
