@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.blocks import block
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.module import Level
@@ -21,21 +22,28 @@ from ratrain.ratrain_ir.ops import (
     Forward,
     InputGradientOp,
     Op,
+    Payload,
     Recompute,
+    Recv,
     ReduceScatter,
     Release,
+    Send,
     Tensor,
     WeightGradientOp,
 )
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.schedules.action import ActionKind
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import Case, cases, targets
 from ratrain.ratrain_ir.types import StateKind, aligned
 from ratrain.ratrain_ir.verifier import check
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.blocks import Block
     from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.schedules.action import Order
 
 Runner = Callable[["Module", str, FakeTarget], object]
 """Runs a pipeline string on a module in place: `lambda m, text, target: PassManager(target, verify_each=True).run(m, text)`."""
@@ -44,6 +52,7 @@ Runner = Callable[["Module", str, FakeTarget], object]
 def check_pass(pipeline: str, run: Runner, *, examples: int = 25, shrink: bool = True) -> None:
     """Run a pipeline over generated modules and check everything below: the one call a pass author needs.
 
+    A pipeline that begins with a placement is run with one chunk a stage; others place what each plan says, chunks included.
     Raises AssertionError for a model and a plan that break an invariant, or whatever the pipeline raises; with `shrink`,
     which may take a minute, for small ones.
     """
@@ -54,7 +63,7 @@ def check_pass(pipeline: str, run: Runner, *, examples: int = 25, shrink: bool =
     @settings(
         max_examples=examples, phases=phases, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
-    @given(cases(), targets())
+    @given(cases(max_chunks=1) if pipeline.startswith("place-") else cases(), targets())
     def every_example(case: Case, target: FakeTarget) -> None:
         module, again = case.module(), parse_module(print_module(case.module()))
         run(module, pipeline, target)
@@ -72,12 +81,14 @@ def check_everything(module: Module, capacity_bytes: int | None = None) -> None:
     """Every invariant that a module's level and passes claim."""
     is_sound(module)
     text_round_trip_is_exact(module)
+    messages_pass_between_chunks(module)
     for stage in module.stages:
+        blocks_are_where_the_plan_says(module, stage)
         lifetimes_are_exact(stage)
         if any(type(op) is Release for op in stage.ops):
             nothing_is_used_after_release(stage)
             only_carried_bytes_are_live_at_the_end(stage)
-        if module.level is not Level.DATAFLOW and module.plan.schedule == "1f1b":
+        if module.level is not Level.DATAFLOW and module.plan.schedule is not None:
             in_flight_is_exact(module, stage)
         if module.level is Level.ALLOCATED:
             no_byte_is_shared(stage)
@@ -209,22 +220,91 @@ def only_carried_bytes_are_live_at_the_end(stage: Stage) -> None:
     assert size == expected, f"stage {stage.index} ends with {size} live bytes, its carried tensors have {expected}"
 
 
-def in_flight_is_exact(module: Module, stage: Stage) -> None:
-    """Under 1F1B and ZB-H1, at the worst moment exactly min(P - s, M) micro-batches have started forward and not ended backward.
+def chunk_of_block(module: Module, held: Block) -> int:
+    """The chunk of a block, by the plan's cuts: the embedding is in the first, the head in the last."""
+    if held.layer is None:
+        return 0 if held.kind == "embed" else len(module.plan.cuts)
+    return sum(cut <= held.layer for cut in module.plan.cuts)
 
-    Of a split backward the input half counts.
+
+def stage_of_chunk(module: Module, chunk: int) -> int:
+    """The stage of a chunk, by the plan's layout: over and over, or there and back."""
+    turn, place = divmod(chunk, module.plan.pp)
+    return module.plan.pp - 1 - place if module.plan.layout == "vee" and turn % 2 else place
+
+
+def blocks_are_where_the_plan_says(module: Module, stage: Stage) -> None:
+    """A stage holds the weights of its chunks' blocks and of no others, and does each block's forward once for each micro-batch."""
+    layers = [block(kind, layer) for layer in range(module.model.layers) for kind in ("attention", "mlp")]
+    chain = [block("embed"), *layers, block("head")]
+    own = [held for held in chain if stage_of_chunk(module, chunk_of_block(module, held)) == stage.index]
+    masters = Counter(tensor.name for tensor in stage.tensors.values() if tensor.kind is StateKind.MASTER)
+    assert masters == Counter(f"p.{held}" for held in own), f"stage {stage.index} holds {sorted(masters)}"
+    done = Counter((str(op.block), op.micro_batch) for op in stage.ops if type(op) is Forward)
+    wanted = Counter((str(held), m) for held in own for m in range(module.plan.micro_batches))
+    assert done == wanted, f"stage {stage.index} does {done - wanted} too often, {wanted - done} too rarely"
+
+
+def messages_pass_between_chunks(module: Module) -> None:
+    """Between chunks on different stages each micro-batch has one activation and one gradient, in one order on both sides.
+
+    Between two stages each chunk's messages are a sequence of their own.
     """
-    first = module.topology.stage_blocks[stage.index][0]
-    started: set[int] = set()
+    sent, received = (_messages(module, kind) for kind in (Send, Recv))
+    wanted: dict[tuple[int, int, Payload, int | None], Counter[int]] = {}
+    for into in range(1, module.plan.pp * module.plan.chunks):
+        before, after = stage_of_chunk(module, into - 1), stage_of_chunk(module, into)
+        said = into if module.plan.chunks > 1 else None
+        if before != after:
+            each = Counter(range(module.plan.micro_batches))
+            wanted[before, after, Payload.ACTIVATION, said] = wanted[after, before, Payload.GRADIENT, said] = each
+    for ways, verb in ((sent, "sent"), (received, "received")):
+        found = {way: Counter(order) for way, order in ways.items()}
+        assert found == wanted, f"there are {verb} {found}, where the plan has {wanted}"
+    assert sent == received, f"there are sent {sent}, but received {received}"
+
+
+def _messages(module: Module, kind: type[Op]) -> dict[tuple[int, int, Payload, int | None], list[int]]:
+    """The micro-batches of the sends, or of the receives, by sender, receiver, payload and chunk, in list order."""
+    found: dict[tuple[int, int, Payload, int | None], list[int]] = {}
+    for stage in module.stages:
+        for op in stage.ops:
+            if type(op) is kind and isinstance(op, Send | Recv):
+                source, target = (stage.index, op.peer) if kind is Send else (op.peer, stage.index)
+                found.setdefault((source, target, op.payload, op.chunk), []).append(op.micro_batch)
+    return found
+
+
+def in_flight_is_exact(module: Module, stage: Stage) -> None:
+    """At the worst moment exactly as many passes through chunks have started forward and not ended backward as in the schedule's order.
+
+    Under 1F1B and ZB-H1 they are min(P - s, M). Of a split backward the input half counts.
+    """
+    plan = module.plan
+    assert plan.schedule is not None
+    firsts = {chunk_of_block(module, held): held for held in reversed(module.topology.stage_blocks[stage.index])}
+    started: set[tuple[int, int]] = set()
     most = 0
     for op in stage.ops:
         if type(op) is Forward:
-            started.add(op.micro_batch)
+            started.add((chunk_of_block(module, op.block), op.micro_batch))
         most = max(most, len(started))
-        if isinstance(op, InputGradientOp) and op.block is first:
-            started.discard(op.micro_batch)
-    expected = min(module.plan.pp - stage.index, module.plan.micro_batches)
-    assert most == expected, f"stage {stage.index} has up to {most} micro-batches in flight, 1F1B has {expected}"
+        if isinstance(op, InputGradientOp) and op.block in firsts.values():
+            started.discard((chunk_of_block(module, op.block), op.micro_batch))
+    if plan.schedule in ("1f1b", "zb-h1"):
+        expected = min(plan.pp - stage.index, plan.micro_batches)
+    else:
+        order = SCHEDULES[plan.schedule].actions(plan.shape, stage.index)
+        expected = max(_in_flight_after(order[:count]) for count in range(len(order) + 1))
+    title = SCHEDULES[plan.schedule].title
+    assert most == expected, f"stage {stage.index} has up to {most} passes in flight, {title} has {expected}"
+
+
+def _in_flight_after(order: Order) -> int:
+    """Passes that a part of an order begins and does not end."""
+    begun = {action.work for action in order if action.kind is ActionKind.FORWARD}
+    ended = {action.work for action in order if action.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)}
+    return len(begun - ended)
 
 
 def mathematics(module: Module) -> list[Counter[tuple[str, ...]]]:

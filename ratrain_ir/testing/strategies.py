@@ -1,10 +1,11 @@
 """Hypothesis strategies: small models, every plan the compiler takes for them, and what can be made of both.
 
-Everything is small enough to be checked by brute force: at most 6 layers, 4 stages, 6 micro-batches, 3 replicas.
+Everything is small enough to be checked by brute force: at most 6 layers, 4 stages, 3 chunks a stage, 6 micro-batches, 3 replicas.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 MAX_LAYERS = 6
 MAX_STAGES = 4
+MAX_CHUNKS = 3
 MAX_MICRO_BATCHES = 6
 MAX_REPLICAS = 3
 MAX_TOKENS = 8
@@ -77,13 +81,22 @@ def plans(
     *,
     min_stages: int = 1,
     max_stages: int = MAX_STAGES,
+    max_chunks: int = MAX_CHUNKS,
     max_micro_batches: int = MAX_MICRO_BATCHES,
     max_replicas: int = MAX_REPLICAS,
 ) -> Plan:
-    """Plans for a model: any stages and uneven cuts, ZeRO 0 to 2, both reduce modes, f16 and f32, fixed and dynamic scale."""
+    """Plans for a model: any stages and uneven cuts, ZeRO 0 to 2, both reduce modes, f16 and f32, fixed and dynamic scale.
+
+    One with several chunks a stage names a schedule that has them; one with one chunk names none, and takes any of one chunk.
+    """
     pp = draw(st.integers(min_stages, min(max_stages, model.layers)))
+    micro_batches = draw(st.integers(1, max_micro_batches))
+    most = min(max_chunks, model.layers // pp) if pp > 1 else 1
+    chunks = draw(st.sampled_from((1, *range(1, most + 1))))
+    schedule, layout = draw(st.sampled_from(_placements(pp, micro_batches, chunks)))
     inner = st.integers(1, max(1, model.layers - 1))
-    cuts = tuple(sorted(draw(st.sets(inner, min_size=pp - 1, max_size=pp - 1)))) if pp > 1 else ()
+    count = pp * chunks - 1
+    cuts = tuple(sorted(draw(st.sets(inner, min_size=count, max_size=count)))) if count else ()
     zero = draw(st.integers(0, 2))
     dtypes = st.sampled_from(("f16", "f32"))
     view_dtype = draw(dtypes)
@@ -93,7 +106,7 @@ def plans(
         dp=dp,
         cuts=cuts,
         micro_batch_size=draw(st.integers(1, 2)),
-        micro_batches=draw(st.integers(1, max_micro_batches)),
+        micro_batches=micro_batches,
         seq_len=draw(st.integers(1, MAX_TOKENS)),
         zero=zero,
         reduce=draw(st.sampled_from(("last", "each-micro-batch"))) if zero == 2 else "last",
@@ -101,11 +114,24 @@ def plans(
         grad_dtype=grad_dtype,
         grad_shard_dtype=draw(dtypes) if zero and dp > 1 else grad_dtype,
         loss_scale=1.0 if view_dtype == "f32" else draw(st.sampled_from((None, 1.0, 1024.0))),
+        schedule=schedule,
+        chunks=chunks,
+        layout=layout,
         seed=draw(st.sampled_from((0, (1 << 63) - 1))),
     )
     plan = evolve(plan, optimizer=evolve(plan.optimizer, lr=draw(st.sampled_from((3e-4, 1.0)))))
     check_plan(plan, model)
     return plan
+
+
+def _placements(stages: int, micro_batches: int, chunks: int) -> list[tuple[str | None, str]]:
+    """Schedules with layouts for so many chunks."""
+    if chunks == 1:
+        return [(None, LAYOUTS[0])]
+    shapes = [PipelineShape(stages, micro_batches, chunks, layout) for layout in LAYOUTS]
+    return [
+        (name, shape.layout) for name, known in SCHEDULES.items() for shape in shapes if known.problem(shape) is None
+    ]
 
 
 @frozen
@@ -127,12 +153,13 @@ def cases(
     max_layers: int = MAX_LAYERS,
     min_stages: int = 1,
     max_stages: int = MAX_STAGES,
+    max_chunks: int = MAX_CHUNKS,
     max_micro_batches: int = MAX_MICRO_BATCHES,
 ) -> Case:
     """A generated model under a generated plan."""
     model = draw(models(min_layers=min_stages, max_layers=max_layers))
-    plan = plans(model, min_stages=min_stages, max_stages=max_stages, max_micro_batches=max_micro_batches)
-    return Case(model, draw(plan))
+    bounds = {"min_stages": min_stages, "max_stages": max_stages, "max_chunks": max_chunks}
+    return Case(model, draw(plans(model, **bounds, max_micro_batches=max_micro_batches)))
 
 
 def dataflow_modules(**bounds: int) -> st.SearchStrategy[Module]:
@@ -155,6 +182,11 @@ def pass_specs(draw: st.DrawFn, choices: PipelineChoices) -> list[PassSpec]:
 def pipeline_of(specs: Sequence[PassSpec]) -> str:
     """The pipeline string of a list of pass specifications."""
     return ",".join(_pass_text(name, options) for name, options in specs)
+
+
+def for_plan(pipeline: str, plan: Plan) -> str:
+    """A pipeline for any plan: where stages hold several chunks, placements of one chunk are those of the plan's schedule."""
+    return re.sub(r"place-[\w-]+(\{[^}]*\})?", "place-schedule", pipeline) if plan.chunks > 1 else pipeline
 
 
 def pipelines(choices: PipelineChoices) -> st.SearchStrategy[str]:

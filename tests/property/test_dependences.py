@@ -27,7 +27,7 @@ from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Forward, Op, Recv, Release, Send, is_blocking
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
-from ratrain.ratrain_ir.testing.strategies import cases, pipelines, targets
+from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines, targets
 from ratrain.ratrain_ir.verifier.memory import check_memory
 from ratrain.ratrain_ir.verifier.report import Reporter
 
@@ -46,9 +46,9 @@ SMALL = {"max_layers": 2, "max_stages": 3, "max_micro_batches": 3}
 
 @st.composite
 def compiled(draw, **bounds: int) -> Module:
-    module = draw(cases(**bounds)).module()
-    text = draw(pipelines(PASSES))
-    return PassManager(draw(targets())).run(module, text)
+    case = draw(cases(**bounds))
+    text = for_plan(draw(pipelines(PASSES)), case.plan)
+    return PassManager(draw(targets())).run(case.module(), text)
 
 
 def fast_graph(stage: Stage, waits=None) -> nx.DiGraph:
@@ -152,8 +152,8 @@ MOVES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 11), st.integers(0,
 
 @settings(max_examples=60)
 @given(
-    cases(max_layers=3, min_stages=3, max_stages=3, max_micro_batches=3),
-    st.sampled_from(("place-1f1b", "allocate-ddr")),
+    cases(min_stages=3, max_stages=3, max_micro_batches=3),
+    st.sampled_from(("place-schedule", "allocate-ddr")),
     MOVES,
 )
 def test_moved_messages_hang_exactly_if_the_plain_graph_has_a_cycle(case, pipeline, moves):
@@ -244,7 +244,7 @@ def test_a_collective_waits_for_all_its_members():
 )
 def test_the_lists_agree_with_one_order_of_the_whole_program(case, pipeline):
     """Even stages that run strictly in list order end, without buffers: so any reuse of bytes in list order is safe."""
-    module = PassManager(FakeTarget()).run(case.module(), f"place-1f1b,{pipeline}")
+    module = PassManager(FakeTarget()).run(case.module(), f"place-schedule,{pipeline}")
     graph = module_graph(module, rendezvous=True)
     name = {member: node for node, members in graph.nodes(data="members") for member in members}
     for stage in module.stages:
@@ -256,7 +256,7 @@ def test_the_lists_agree_with_one_order_of_the_whole_program(case, pipeline):
 @settings(max_examples=15)
 @given(cases(**SMALL))
 def test_the_critical_path_is_the_longest_chain(case):
-    module = PassManager(FakeTarget()).run(case.module(), "place-1f1b")
+    module = PassManager(FakeTarget()).run(case.module(), "place-schedule")
     target = FakeTarget()
     graph = module_graph(module, rendezvous=False)
 

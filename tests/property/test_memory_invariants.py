@@ -16,7 +16,7 @@ from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Forward, LoadInput, Release, Tensor, Update
 from ratrain.ratrain_ir.testing import invariants
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
-from ratrain.ratrain_ir.testing.strategies import cases, pipelines, targets
+from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines, targets
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
@@ -41,7 +41,7 @@ def run(module, pipeline: str, target) -> None:
 @given(cases(), pipelines(PASSES), targets())
 def test_every_pipeline_keeps_every_invariant(case, pipeline, target):
     module = case.module()
-    run(module, pipeline, target)
+    run(module, for_plan(pipeline, case.plan), target)
     invariants.check_everything(module, target.capacity_bytes)
     assert invariants.mathematics(module) == invariants.mathematics(case.module())
 
@@ -146,7 +146,7 @@ def test_a_missing_micro_batch_in_flight_is_found():
     forwards = [op for op in module.stages[0].ops if type(op) is Forward and op.micro_batch == 1]
     for op in forwards:
         module.stages[0].ops.remove(op)
-    with pytest.raises(AssertionError, match="up to 1 micro-batches in flight, 1F1B has 2"):
+    with pytest.raises(AssertionError, match="up to 1 passes in flight, 1F1B has 2"):
         invariants.in_flight_is_exact(module, module.stages[0])
 
 

@@ -15,7 +15,7 @@ from ratrain.passes.state.schedule_update import ScheduleUpdatePass
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import AllReduce, AllReduceScalar, Engine, Release, Send, Update
-from ratrain.ratrain_ir.testing.strategies import Case, cases
+from ratrain.ratrain_ir.testing.strategies import Case, cases, for_plan
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.mt3000.target import Mt3000Target
 from tests.end_to_end.tiny_runs import make_plan
@@ -38,7 +38,7 @@ def target_of(engine: Engine) -> Mt3000Target:
 )
 def test_known_seconds_are_those_of_the_target(case: Case, pipeline: str, engine: Engine) -> None:
     module, target = case.module(), target_of(engine)
-    PassManager(target).run(module, pipeline)
+    PassManager(target).run(module, for_plan(pipeline, case.plan))
     context = PassContext(target)
     for stage in module.stages:
         for op in (*stage.ops, *Trials(module, context).with_workspace(stage).ops):

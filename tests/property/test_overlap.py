@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Engine, Release, Update
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
-from ratrain.ratrain_ir.testing.strategies import Case, cases
+from ratrain.ratrain_ir.testing.strategies import Case, cases, for_plan
 from ratrain.ratrain_ir.types import StateKind
 from tests.passes.test_pipeline import MODEL, PLAN
 
@@ -34,7 +34,7 @@ PIPELINES = (
 
 def stages_with_workspace(case: Case, pipeline: str, target: FakeTarget) -> tuple[list[Stage], OpSeconds]:
     module = case.module()
-    PassManager(target).run(module, pipeline)
+    PassManager(target).run(module, for_plan(pipeline, case.plan))
     trials = Trials(module, PassContext(target))
     return [trials.with_workspace(stage) for stage in module.stages], trials.op_seconds
 
@@ -82,8 +82,8 @@ def test_a_lag_only_lengthens_and_stays_within_the_capacity(case: Case, pipeline
 def test_updates_move_and_nothing_else_does(case: Case, engine: Engine) -> None:
     target = FakeTarget(update_engine=engine)
     module, plain = case.module(), case.module()
-    PassManager(target).run(plain, "place-1f1b,bucket-grad-sync{bytes=1KiB}")
-    PassManager(target, verify_each=True).run(module, "place-1f1b,bucket-grad-sync{bytes=1KiB},schedule-update")
+    PassManager(target).run(plain, "bucket-grad-sync{bytes=1KiB}")
+    PassManager(target, verify_each=True).run(module, "bucket-grad-sync{bytes=1KiB},schedule-update")
     for stage, before in zip(module.stages, plain.stages, strict=True):
         rest = [repr(op) for op in stage.ops if type(op) is not Update]
         assert rest == [repr(op) for op in before.ops if type(op) is not Update]

@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import module_lines, print_module
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.invariants import text_round_trip_is_exact
-from ratrain.ratrain_ir.testing.strategies import cases, pipelines, targets
+from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines, targets
 from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
 
 PASSES = (
@@ -35,7 +35,7 @@ PASSES = (
 @settings(max_examples=60)
 @given(cases(), pipelines(PASSES), targets())
 def test_what_is_printed_reads_back_equal(case, pipeline, target):
-    module = PassManager(target).run(case.module(), pipeline)
+    module = PassManager(target).run(case.module(), for_plan(pipeline, case.plan))
     text_round_trip_is_exact(module)
     assert "".join(f"{line}\n" for line in module_lines(module)) == print_module(module)
 
