@@ -81,6 +81,7 @@ def plans(
     *,
     min_stages: int = 1,
     max_stages: int = MAX_STAGES,
+    min_chunks: int = 1,
     max_chunks: int = MAX_CHUNKS,
     max_micro_batches: int = MAX_MICRO_BATCHES,
     max_replicas: int = MAX_REPLICAS,
@@ -89,10 +90,9 @@ def plans(
 
     One with several chunks a stage names a schedule that has them; one with one chunk names none, and takes any of one chunk.
     """
-    pp = draw(st.integers(min_stages, min(max_stages, model.layers)))
+    pp = draw(st.integers(min_stages, min(max_stages, model.layers // min_chunks)))
     micro_batches = draw(st.integers(1, max_micro_batches))
-    most = min(max_chunks, model.layers // pp) if pp > 1 else 1
-    chunks = draw(st.sampled_from((1, *range(1, most + 1))))
+    chunks = draw(st.integers(min_chunks, min(max_chunks, model.layers // pp) if pp > 1 else 1))
     schedule, layout = draw(st.sampled_from(_placements(pp, micro_batches, chunks)))
     inner = st.integers(1, max(1, model.layers - 1))
     count = pp * chunks - 1
@@ -156,9 +156,12 @@ def cases(
     max_chunks: int = MAX_CHUNKS,
     max_micro_batches: int = MAX_MICRO_BATCHES,
 ) -> Case:
-    """A generated model under a generated plan."""
-    model = draw(models(min_layers=min_stages, max_layers=max_layers))
-    bounds = {"min_stages": min_stages, "max_stages": max_stages, "max_chunks": max_chunks}
+    """A generated model under a generated plan; of those with layers for it, about half have several chunks a stage."""
+    stages, chunks = (max(2, min_stages), 2) if max_chunks > 1 and draw(st.booleans()) else (min_stages, 1)
+    if stages > max_stages or stages * chunks > max_layers:
+        stages, chunks = min_stages, 1
+    model = draw(models(min_layers=stages * chunks, max_layers=max_layers))
+    bounds = {"min_stages": stages, "max_stages": max_stages, "min_chunks": chunks, "max_chunks": max_chunks}
     return Case(model, draw(plans(model, **bounds, max_micro_batches=max_micro_batches)))
 
 

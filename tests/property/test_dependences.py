@@ -41,7 +41,7 @@ PASSES = (
     ("legalise", {}),
     ("allocate-ddr", {}),
 )
-SMALL = {"max_layers": 2, "max_stages": 3, "max_micro_batches": 3}
+SMALL = {"max_layers": 4, "max_stages": 3, "max_micro_batches": 3}
 
 
 @st.composite
@@ -150,7 +150,7 @@ def keeps_bytes_apart(module: Module) -> bool:
 MOVES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 11), st.integers(0, 11)), min_size=1, max_size=3)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     cases(min_stages=3, max_stages=3, max_micro_batches=3),
     st.sampled_from(("place-schedule", "allocate-ddr")),

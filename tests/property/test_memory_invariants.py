@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from attrs import evolve
+from hypothesis import Phase, given, settings
 
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
@@ -13,7 +14,9 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import Forward, LoadInput, Release, Tensor, Update
+from ratrain.ratrain_ir.ops import Forward, LoadInput, Payload, Recv, Release, Send, Tensor, Update
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
 from ratrain.ratrain_ir.testing import invariants
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines, targets
@@ -46,7 +49,7 @@ def test_every_pipeline_keeps_every_invariant(case, pipeline, target):
     assert invariants.mathematics(module) == invariants.mathematics(case.module())
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(cases(), targets())
 def test_whole_compilation_keeps_every_invariant(case, target):
     module = case.module()
@@ -54,8 +57,8 @@ def test_whole_compilation_keeps_every_invariant(case, target):
     invariants.check_everything(module, target.capacity_bytes)
 
 
-@settings(max_examples=15)
-@given(cases(max_layers=3, max_micro_batches=3))
+@settings(max_examples=8)
+@given(cases(max_layers=4, max_micro_batches=3))
 def test_the_capacity_is_kept_to_the_byte(case):
     """At the capacity an arena needs it fits; with a byte less than what is live at once it is refused, at its peak."""
     module = case.module()
@@ -148,6 +151,70 @@ def test_a_missing_micro_batch_in_flight_is_found():
         module.stages[0].ops.remove(op)
     with pytest.raises(AssertionError, match="up to 1 passes in flight, 1F1B has 2"):
         invariants.in_flight_is_exact(module, module.stages[0])
+
+
+def chunked() -> Module:
+    model = ModelConfig("toy", "llama", 16, 8, 4, 2, 1, 4, 8, 1e-5)
+    module = lower(model, Plan(2, 2, (1, 2, 3), 1, 2, 4, schedule="breadth-first", chunks=2))
+    run(module, "allocate-ddr", FakeTarget())
+    return module
+
+
+def test_a_pass_that_is_not_in_flight_is_found():
+    """Of chunks 0 and 2 stage 0 has two micro-batches each in flight."""
+    module = chunked()
+    invariants.check_everything(module)
+    stage = module.stages[0]
+    late = [op for op in stage.ops if type(op) is Forward and op.micro_batch == 1 and str(op.block).endswith(".2")]
+    stage.ops = [op for op in stage.ops if op not in late] + late
+    with pytest.raises(AssertionError, match="up to 3 passes in flight, breadth-first has 4"):
+        invariants.in_flight_is_exact(module, stage)
+
+
+def test_blocks_of_another_chunk_are_found():
+    module = chunked()
+    module.plan = evolve(module.plan, layout="vee")
+    with pytest.raises(AssertionError, match=r"stage 0 holds .*p.attention.2"):
+        invariants.blocks_are_where_the_plan_says(module, module.stages[0])
+    module = chunked()
+    stage = module.stages[1]
+    stage.ops.append(next(op for op in stage.ops if type(op) is Forward and str(op.block) == "mlp.3"))
+    with pytest.raises(AssertionError, match=r"stage 1 does .*mlp.3.* too often"):
+        invariants.blocks_are_where_the_plan_says(module, stage)
+
+
+def test_messages_of_another_chunk_or_in_another_order_are_found():
+    module = chunked()
+    send = next(op for op in module.stages[0].ops if type(op) is Send)
+    send.chunk = 3
+    with pytest.raises(AssertionError, match="there are sent"):
+        invariants.messages_pass_between_chunks(module)
+    module = chunked()
+    one, other = (
+        op for op in module.stages[1].ops if type(op) is Recv and op.chunk == 1 and op.payload is Payload.ACTIVATION
+    )
+    one.micro_batch, other.micro_batch = other.micro_batch, one.micro_batch
+    with pytest.raises(AssertionError, match="but received"):
+        invariants.messages_pass_between_chunks(module)
+
+
+def test_every_schedule_with_chunks_is_among_the_cases():
+    seen: set[tuple[str | None, str]] = set()
+
+    @settings(max_examples=300, phases=[Phase.generate], database=None, derandomize=True)
+    @given(cases(max_micro_batches=2))
+    def look(case):
+        seen.add((case.plan.schedule, case.plan.layout))
+
+    look()
+    shapes = [PipelineShape(2, 2, chunks, layout) for chunks in (1, 2, 3) for layout in LAYOUTS[:chunks]]
+    wanted = {
+        (name, shape.layout)
+        for name, known in SCHEDULES.items()
+        for shape in shapes
+        if shape.chunks > 1 and known.problem(shape) is None
+    }
+    assert seen == wanted | {(None, "loop")}
 
 
 def test_a_text_that_reads_back_differently_is_found():

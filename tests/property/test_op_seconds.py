@@ -34,7 +34,7 @@ def target_of(engine: Engine) -> Mt3000Target:
 
 
 @given(
-    cases(max_layers=3, max_micro_batches=3), st.sampled_from(PIPELINES), st.sampled_from([Engine.COMPUTE, Engine.HOST])
+    cases(max_layers=4, max_micro_batches=3), st.sampled_from(PIPELINES), st.sampled_from([Engine.COMPUTE, Engine.HOST])
 )
 def test_known_seconds_are_those_of_the_target(case: Case, pipeline: str, engine: Engine) -> None:
     module, target = case.module(), target_of(engine)
@@ -46,7 +46,7 @@ def test_known_seconds_are_those_of_the_target(case: Case, pipeline: str, engine
                 assert context.op_seconds(module, stage, op) == target.op_seconds(module, stage, op)
 
 
-@given(cases(max_layers=3, max_micro_batches=3))
+@given(cases(max_layers=4, max_micro_batches=3))
 def test_updates_are_ordered_by_the_seconds_of_the_engine_that_updates(case: Case) -> None:
     module, target = case.module(), target_of(Engine.HOST)
     asked = []

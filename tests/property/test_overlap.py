@@ -40,7 +40,7 @@ def stages_with_workspace(case: Case, pipeline: str, target: FakeTarget) -> tupl
 
 
 @settings(max_examples=40)
-@given(cases(max_layers=3, max_micro_batches=3), st.sampled_from(PIPELINES))
+@given(cases(max_layers=4, max_micro_batches=3), st.sampled_from(PIPELINES))
 def test_nothing_waits_for_bytes_under_an_endless_lag(case: Case, pipeline: str) -> None:
     """An interval ends only where every op from there on starts after the last accessor has completed."""
     stages, op_seconds = stages_with_workspace(case, pipeline, FakeTarget())
@@ -56,7 +56,7 @@ def test_nothing_waits_for_bytes_under_an_endless_lag(case: Case, pipeline: str)
 
 
 @settings(max_examples=40)
-@given(cases(max_layers=3, max_micro_batches=3), st.sampled_from(PIPELINES), st.integers(0, 100))
+@given(cases(max_layers=4, max_micro_batches=3), st.sampled_from(PIPELINES), st.integers(0, 100))
 def test_a_lag_only_lengthens_and_stays_within_the_capacity(case: Case, pipeline: str, percent: int) -> None:
     stages, op_seconds = stages_with_workspace(case, pipeline, FakeTarget())
     for stage in stages:
@@ -78,7 +78,7 @@ def test_a_lag_only_lengthens_and_stays_within_the_capacity(case: Case, pipeline
 
 
 @settings(max_examples=40)
-@given(cases(max_layers=3), st.sampled_from((Engine.COMPUTE, Engine.HOST)))
+@given(cases(max_layers=4), st.sampled_from((Engine.COMPUTE, Engine.HOST)))
 def test_updates_move_and_nothing_else_does(case: Case, engine: Engine) -> None:
     target = FakeTarget(update_engine=engine)
     module, plain = case.module(), case.module()

@@ -85,7 +85,7 @@ class Run:
 
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
-    program = compiled(draw(cases(max_layers=3, max_micro_batches=3)))
+    program = compiled(draw(cases(max_layers=4, max_micro_batches=3)))
     links = draw(st.sampled_from(LINKS))
     works = drawn_works(program, draw(st.integers(0, 1 << 20)), len(links))
     bandwidths = Bandwidths(ddr=2.0, links=links, host=draw(st.sampled_from([0.3, 1.0, 9.0])))
