@@ -165,7 +165,7 @@ def exchange_micro_batch_numbers(module: Module, random: Random) -> str | None:
     return f"stage @{stage.index}: m{one} and m{other}"
 
 
-@operator(OPERANDS, VALUES, "RT043")
+@operator(OPERANDS, VALUES, MESSAGES, "RT043")
 def exchange_layers(module: Module, random: Random) -> str | None:
     """A stage takes one layer for another, everywhere."""
     stage = random.choice(module.stages)

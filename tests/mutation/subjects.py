@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 MODEL = evolve(UNEVEN, hidden_size=32, layers=2, head_dim=8, ffn_size=48)
 TIED = evolve(MODEL, tied_embeddings=True)
 DEEP = evolve(MODEL, layers=3)
+DEEPER = evolve(MODEL, layers=4)
 CLIPPED = evolve(OPTIMIZER, clip="global", max_norm=0.5)
 SMALL: dict[str, Any] = {"seq_len": 16, "micro_batch_size": 1, "head_chunk": 8}
+CHUNKED: dict[str, Any] = {"chunks": 2, "cuts": (1, 2, 3)}
 _BUCKETS = "bucket-grad-sync{bytes=16KiB}"
 
 
@@ -104,6 +106,24 @@ SUBJECTS: dict[str, Subject] = {
             f"place-gpipe,insert-prefetch,{_BUCKETS},recompute{{policy=full}},allocate-ddr",
         ),
         Subject("p3-d2-zb-h1", {"pp": 3, "micro_batches": 3, "schedule": "zb-h1"}, strategy("zb-h1").passes, DEEP),
+        Subject(
+            "p2-v2-d1-interleaved",
+            {"dp": 1, "micro_batches": 3, "zero": 0, "schedule": "interleaved", **CHUNKED},
+            f"{_BUCKETS},recompute{{policy=mlp}},allocate-ddr",
+            DEEPER,
+        ),
+        Subject(
+            "p2-v2-d2-zb-v-tied",
+            {"micro_batches": 2, "zero": 2, "schedule": "zb-v", "layout": "vee", **CHUNKED},
+            _RATRAIN,
+            evolve(DEEPER, tied_embeddings=True),
+        ),
+        Subject(
+            "p2-v2-d1-breadth-first-placed",
+            {"dp": 1, "micro_batches": 2, "zero": 0, "schedule": "breadth-first", **CHUNKED},
+            "place-schedule",
+            DEEPER,
+        ),
         Subject("p2-d2-zero3-placed", {"micro_batches": 2, "zero": 3}, "place-1f1b"),
         Subject("p2-d2-placed", {"micro_batches": 2}, "place-1f1b,recompute{policy=attention}"),
         Subject("p3-d1-placed", {"pp": 3, "dp": 1, "micro_batches": 4, "zero": 0}, "place-1f1b", DEEP),

@@ -12,10 +12,12 @@ from attrs import define, field, frozen
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Module
 from tests.mutation import (  # those that are not used register their operators
+    module_chunks,  # noqa: F401
     module_fields,  # noqa: F401
     module_order,  # noqa: F401
     module_parts,
     module_tensors,  # noqa: F401
+    program_chunks,  # noqa: F401
     program_fields,  # noqa: F401
     program_parts,
     program_streams,  # noqa: F401

@@ -113,7 +113,7 @@ def compiled(case: Case) -> Program:
     """The program of a generated case."""
     target = Mt3000Target(load_machine(None))
     module = case.module()
-    PassManager(target).run(module, "place-1f1b,insert-prefetch,recompute,bucket-grad-sync,allocate-ddr")
+    PassManager(target).run(module, "insert-prefetch,recompute,bucket-grad-sync,allocate-ddr")
     return emit(module, target)
 
 

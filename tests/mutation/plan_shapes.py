@@ -1,0 +1,38 @@
+"""Other plans of the same stages: what a module or program is put under that was made for one of them."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.schedules.shape import LAYOUTS
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
+
+SCHEDULE_CODES = "RT025 RT026 RT027 RT028 RT020 RT030 RT031 RT032 RT040 RT041 RT042 RT044"
+"""Blocks, messages and their order are then those of another plan."""
+
+
+def other_shape(plan: Plan, model: ModelConfig, random: Random) -> tuple[Plan, str] | None:
+    """A sound plan with another schedule, layout, number of chunks or cut, and what of it is another; None for one chunk a stage."""
+    if plan.chunks == 1:
+        return None
+    found = [
+        evolve(plan, schedule=schedule, chunks=chunks, layout=layout, cuts=tuple(range(1, plan.pp * chunks)))
+        for schedule, chunks, layout in product((None, *SCHEDULES), (1, plan.chunks), LAYOUTS)
+        if chunks > 1 or layout == LAYOUTS[0]
+    ]
+    found = [
+        other for other in found if other.schedule is None or SCHEDULES[other.schedule].problem(other.shape) is None
+    ]
+    if model.layers > plan.pp * plan.chunks:
+        found += [evolve(plan, cuts=(*plan.cuts[:-1], plan.cuts[-1] + 1))] * len(found)
+    chosen = random.choice([other for other in found if other != plan])
+    return chosen, f"{chosen.schedule}, {chosen.chunks} chunks, {chosen.layout}, cuts {chosen.cuts}"
