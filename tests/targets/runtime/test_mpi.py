@@ -17,11 +17,13 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.plan import Optimizer
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.topology import grid
 from ratrain.ratrainc.commands.run import command as run_command
 from ratrain.ratrainc.weight_export import export_weights
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.mpi.layout import Layout
+from tests.end_to_end.chunk_runs import program_of
 from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program, train
 from tests.end_to_end.toys import GPT2
 from tests.targets.runtime.mpi_tools import needs_mpi, run_ranks
@@ -62,12 +64,12 @@ def test_rank_order_says_what_is_next_to_each_other() -> None:
         Layout.of_plan(make_plan(pp=2, dp=4), "mapping")
 
 
-def trained_by_ranks(folder: Path, tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def trained_by_ranks(folder: Path, tasks: list[dict[str, Any]], *, ranks: int = 4) -> list[dict[str, Any]]:
     for number, task in enumerate(tasks):
         path = folder / f"{number}.rtx"
         write_program(task.pop("made"), str(path))
         task["program"] = str(path)
-    result = run_ranks(4, Path(__file__).with_name("mpi_program.py"), json.dumps(tasks))
+    result = run_ranks(ranks, Path(__file__).with_name("mpi_program.py"), json.dumps(tasks))
     assert result.returncode == 0, result.stderr
     found: list[dict[str, Any]] = json.loads(result.stdout)
     return found
@@ -100,6 +102,32 @@ def test_four_ranks_train_the_bits_of_the_local_engine(tmp_path: Path) -> None:
     assert any(report["skipped_blocks"] for report in local["2x2-overflow"])
     for (name, order), found in zip(orders, trained_by_ranks(tmp_path, tasks), strict=True):
         assert found["reports"] == local[name], (name, order)
+
+
+CHUNKED = {
+    "interleaved": ("interleaved", PipelineShape(2, 4, 2)),
+    "breadth-first": ("breadth-first", PipelineShape(2, 3, 2)),
+    "zb-v": ("zb-v", PipelineShape(2, 4, 2, "vee")),
+    "v-half": ("v-half", PipelineShape(2, 3, 2, "vee")),
+    "three-chunks": ("breadth-first", PipelineShape(2, 2, 3, "vee")),
+}
+
+
+@needs_mpi
+@pytest.mark.full
+def test_two_ranks_of_several_chunks_train_the_bits_of_the_local_engine(tmp_path: Path) -> None:
+    """Two channels between the same two ranks are told apart; in a vee the first rank knows the loss."""
+    states = {"zero-0": {"zero": 0}, "tied-clipped": {"model": evolve(TIED, layers=4), "optimizer": CLIPPED}}
+    programs = {}
+    for name, (kind, shape) in CHUNKED.items():
+        for state, keys in states.items():
+            model = evolve(keys.get("model", MODEL), layers=shape.stages * shape.chunks)
+            rest = {key: value for key, value in keys.items() if key != "model"}
+            programs[name, state] = program_of(model, kind, shape, dp=1, **rest)
+    task = {"order": "pp-first", "reduction": "ordered", "steps": STEPS, "settings": {"poison": True}}
+    found = trained_by_ranks(tmp_path, [{"made": program, **task} for program in programs.values()], ranks=2)
+    for (name, program), mine in zip(programs.items(), found, strict=True):
+        assert mine["reports"] == as_read([asdict(step.report) for step in train(program, STEPS).done]), name
 
 
 @needs_mpi

@@ -19,6 +19,10 @@ Flow = tuple[tuple[tuple[str, int], ...], float]
 """The resources it passes through, and its own limit."""
 
 
+Channel = tuple[int | None, int | None, str, int | None]
+"""Sender, receiver, payload, chunk."""
+
+
 def max_min(flows: dict[object, Flow], capacities: dict[str, float]) -> dict[object, float]:
     """Max-min fair rates, by their definition: raise all that can still rise by the same small amount, until none can."""
     rates = dict.fromkeys(flows, 0.0)
@@ -37,6 +41,11 @@ def max_min(flows: dict[object, Flow], capacities: dict[str, float]) -> dict[obj
         held = {flow for r, flow in limits if r <= step * (1 + 1e-12)}
         rising = {flow for flow in rising if flow not in held and not full & set(flows[flow][0])}
     return rates
+
+
+def way(instruction: Instruction) -> tuple[str, int | None]:
+    """What tells the channels between two stages apart: payload and chunk."""
+    return instruction.variant, instruction.chunk
 
 
 class Oracle:
@@ -63,10 +72,10 @@ class Oracle:
         """work that is not done"""
         self.partners: dict[Place, set[Place]] = {}
         """who ends with whom"""
-        self.sent: dict[tuple[int, int, str], list[bool]] = {}
+        self.sent: dict[Channel, list[bool]] = {}
         """by channel, whether each message that has started has arrived"""
-        self.received: dict[tuple[int, int, str], int] = {}
-        self.receiving: dict[Place, tuple[tuple[int, int, str], int]] = {}
+        self.received: dict[Channel, int] = {}
+        self.receiving: dict[Place, tuple[Channel, int]] = {}
 
     def run(self) -> None:
         while True:
@@ -99,9 +108,9 @@ class Oracle:
             return False
         stage = place[0]
         if instruction.group in ("ends", "all"):
-            last = len(self.program.stages) - 1
-            stages = {0, last} if instruction.group == "ends" else range(last + 1)
-            places = {(s, Engine.COLLECTIVE) for s in stages}
+            streams = [held.streams[Engine.COLLECTIVE] for held in self.program.stages]
+            members = [s for s, items in enumerate(streams) if any(i.group == instruction.group for i in items)]
+            places = {(s, Engine.COLLECTIVE) for s in members}
             heads = [self.head(p) for p in places]
             if any(h is None or h.title_without_blocks != instruction.title_without_blocks for h in heads):
                 return False
@@ -109,13 +118,13 @@ class Oracle:
         if instruction.keyword == "send" and self.rendezvous:
             other = (instruction.peer, Engine.RECV)
             partner = self.head(other)
-            if partner is None or (partner.peer, partner.variant) != (stage, instruction.variant):
+            if partner is None or (partner.peer, *way(partner)) != (stage, *way(instruction)):
                 return False
             return self.start({place, other})
         if instruction.keyword == "send":
-            self.sent.setdefault((stage, instruction.peer, instruction.variant), []).append(False)
+            self.sent.setdefault((stage, instruction.peer, *way(instruction)), []).append(False)
         if instruction.keyword == "recv":
-            channel = (instruction.peer, stage, instruction.variant)
+            channel = (instruction.peer, stage, *way(instruction))
             number = self.received.get(channel, 0)
             if self.rendezvous or number >= len(self.sent.get(channel, [])):
                 return False
@@ -174,7 +183,7 @@ class Oracle:
             instruction = self.stream(place)[len(self.times[place]) % len(self.stream(place))]
             self.times[place].append((self.running.pop(place), self.now))
             if instruction.keyword == "send" and not self.rendezvous:
-                arrived = self.sent[place[0], instruction.peer, instruction.variant]
+                arrived = self.sent[(place[0], instruction.peer, *way(instruction))]
                 arrived[arrived.index(False)] = True
             for key in [key for key in self.left if key[0] == place]:
                 del self.left[key]

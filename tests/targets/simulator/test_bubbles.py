@@ -102,7 +102,7 @@ def longest_path(found: Timeline) -> float:
         for engine in ENGINES:
             for position in range(len(held.streams[engine])):
                 numbers[stage, engine, position] = len(numbers)
-    channels: dict[tuple[int, int, str, str], list[int]] = {}
+    channels: dict[tuple[int | str | None, ...], list[int]] = {}
     meetings: dict[tuple[str, int], list[int]] = {}
     for (stage, engine, position), number in numbers.items():
         item = program.stages[stage].streams[engine][position]
@@ -113,13 +113,13 @@ def longest_path(found: Timeline) -> float:
             graph.add_edge(("end", numbers[other]), ("start", number), weight=0.0)
         if item.keyword in ("send", "recv"):
             ends = (stage, item.peer) if item.keyword == "send" else (item.peer, stage)
-            channels.setdefault((*ends, item.variant, item.keyword), []).append(number)
+            channels.setdefault((*ends, item.variant, item.chunk, item.keyword), []).append(number)
         if item.group in ("ends", "all"):
             seen = sum(i.group == item.group for i in program.stages[stage].streams[engine][:position])
             meetings.setdefault((item.group, seen), []).append(number)
-    for (source, target, variant, keyword), sends in channels.items():
+    for (*channel, keyword), sends in channels.items():
         if keyword == "send":
-            for send, recv in zip(sends, channels[source, target, variant, "recv"], strict=True):
+            for send, recv in zip(sends, channels[(*channel, "recv")], strict=True):
                 graph.add_edge(("start", send), ("start", recv), weight=0.0)
                 graph.add_edge(("end", send), ("end", recv), weight=0.0)
     for key, members in meetings.items():

@@ -139,8 +139,8 @@ def check_order(found: Timeline) -> None:
 
 def check_messages(found: Timeline) -> None:
     """No message arrives before it is sent; members of a collective start and end together."""
-    sent: dict[tuple[int, int, str], list[float]] = {}
-    arrived: dict[tuple[int, int, str], list[float]] = {}
+    sent: dict[tuple[int, int, str, int | None], list[float]] = {}
+    arrived: dict[tuple[int, int, str, int | None], list[float]] = {}
     together: dict[tuple[str, int], set[tuple[float, float]]] = {}
     for stage, engines in enumerate(found.spans):
         seen: dict[str, int] = {}
@@ -148,10 +148,12 @@ def check_messages(found: Timeline) -> None:
             instruction = span.instruction
             if instruction.keyword == "send":
                 assert instruction.peer is not None
-                sent.setdefault((stage, instruction.peer, instruction.variant), []).append(span.end)
+                sent.setdefault((stage, instruction.peer, instruction.variant, instruction.chunk), []).append(span.end)
             elif instruction.keyword == "recv":
                 assert instruction.peer is not None
-                arrived.setdefault((instruction.peer, stage, instruction.variant), []).append(span.end)
+                arrived.setdefault((instruction.peer, stage, instruction.variant, instruction.chunk), []).append(
+                    span.end
+                )
             elif instruction.group in ("ends", "all"):
                 title = instruction.title_without_blocks
                 seen[title] = seen.get(title, 0) + 1
