@@ -215,6 +215,10 @@ class Topology(Mesh):
             for stage in range(self.stages)
         )
 
+    def ends_of_chunks(self, stage: int) -> tuple[tuple[Block, Block], ...]:
+        """The first and the last block of each chunk that a stage holds, in forward order."""
+        return tuple((self.chunk_blocks[chunk][0], self.chunk_blocks[chunk][-1]) for chunk in self.chunks_of(stage))
+
     @cached_property
     def chunk_of(self) -> dict[Block, int]:
         """The chunk of each block."""

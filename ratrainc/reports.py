@@ -33,13 +33,12 @@ def show_module(module: Module, machine: Machine) -> None:
     capacity = module.target.capacity_bytes if module.target else None
     rows = []
     for stage in module.stages:
-        blocks = module.topology.stage_blocks[stage.index]
         peak = lifetimes(stage).peak_bytes
         arena = stage.arena_bytes
         rows.append(
             [
                 f"@{stage.index}",
-                f"{blocks[0]} - {blocks[-1]}",
+                ", ".join(f"{first} - {last}" for first, last in module.topology.ends_of_chunks(stage.index)),
                 size_text(peak),
                 size_text(arena) if arena else "-",
                 size_text(capacity - arena) if capacity and arena else "-",

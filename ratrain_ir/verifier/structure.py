@@ -126,8 +126,8 @@ def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op:
     sound = True
     for block in blocks:
         if block not in owned:
-            whole = module.topology.stage_blocks[stage.index]
-            range_text = f"{whole[0]} to {whole[-1]}"
+            ends = module.topology.ends_of_chunks(stage.index)
+            range_text = " and ".join(f"{first} to {last}" for first, last in ends)
             report.at_op(
                 "RT027", f"{block} is not a block of stage @{stage.index}, which holds {range_text}", stage, op
             )
