@@ -67,6 +67,15 @@ OPTIONS = {
                 idle=("x.rtir", "--model m.json --plan p.toml --passes place-1f1b"),
             ),
             "--passes": Option("the pipeline", "--passes place-1f1b"),
+            "--schedule-file": Option(
+                "the order of each stage's work, and the shape of the plan where it leaves it out",
+                "--schedule-file s.csv",
+                idle=(
+                    "x.rtir",
+                    "--model m.json --plan p.toml --strategy zb-h1",
+                    "--model m.json --plan p.toml --passes place-1f1b",
+                ),
+            ),
             "-o": Option("the file that is written", "-o b.rtx"),
             "--advice": Option(
                 "whether changes are tried where it does not fit",

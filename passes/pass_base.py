@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from attrs import Attribute, define, field, frozen
+from attrs import NOTHING, Attribute, define, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -69,8 +72,12 @@ class PassContext:
         return seconds
 
 
-OPTION_UNITS = ("bytes", "blocks", "micro-batches")
-"""What numbers that are options of passes count."""
+PATH = "path"
+"""The unit of an option that names a file."""
+OPTION_UNITS = ("bytes", "blocks", "micro-batches", PATH)
+"""What options of passes that have no choices are: numbers that count something, or a path."""
+_NOT_IN_A_PATH = re.compile(r"""[\s,{}"'`\\%]|[^\x20-\x7e]""")
+"""What a pipeline, or the line of text that holds one, may read as something else."""
 
 
 SWITCH = ("false", "true")
@@ -78,12 +85,21 @@ SWITCH = ("false", "true")
 
 
 def option_text(value: object) -> str:
-    """The value of an option as a pipeline writes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """The value of an option as a pipeline writes it; in a path, what a pipeline reads as something else is written as in a URL."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return _NOT_IN_A_PATH.sub(lambda match: quote_from_bytes(os.fsencode(match[0]), safe=""), str(value))
+
+
+def path_of_text(text: str) -> str:
+    """The path that `option_text` wrote."""
+    return os.fsdecode(unquote_to_bytes(os.fsencode(text)))
 
 
 def default_text(option: Attribute[Any]) -> str:
     """The default of an option in words."""
+    if option.default is NOTHING:
+        return "none: it must be given"
     unset: str = option.metadata.get("default", "what the machine has")
     return unset if option.default is None else option_text(option.default)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 
-from ratrain.passes.pass_base import option_text
+from ratrain.passes.pass_base import PATH, option_text, path_of_text
 from ratrain.passes.registry import pass_class
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location, nearest
 
@@ -83,6 +83,10 @@ def _make(text: str, match: re.Match[str]) -> Pass:
         if fields[key].name in options:
             _fail(text, at, f"'{key}' of '{cls.name}' is given twice", len(part[0]))
         options[fields[key].name] = _read_option(text, at + len(key) + 1, cls, fields[key], value)
+    for key, attribute in fields.items():
+        if attribute.default is attrs.NOTHING and attribute.name not in options:
+            way_out = f"write {cls.name}{{{key}={attribute.metadata['unit'].upper()}}}"
+            _fail(text, match.start(1), f"'{cls.name}' needs the option '{key}'", len(match[1]), way_out)
     return cls(**options)
 
 
@@ -96,6 +100,8 @@ def _read_option(text: str, at: int, cls: type[Pass], attribute: attrs.Attribute
     words = attribute.metadata.get("words", ())
     if value in words:
         return value
+    if attribute.metadata.get("unit") == PATH:
+        return path_of_text(value)
     if attribute.metadata.get("unit") == "bytes":
         size = size_in_bytes(value)
         if size is None:

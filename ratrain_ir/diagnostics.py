@@ -45,6 +45,7 @@ CODES: dict[str, str] = {
     "RT042": "the program cannot make progress",
     "RT043": "members of a group disagree on the order of collectives",
     "RT044": "the order, or the number of micro-batches in flight, is not that of the schedule the plan names",
+    "RT047": "a schedule table (CSV) does not fit the plan, or asks for what a module cannot say",
     # memory
     "RT050": "two tensors that are live together share a byte",
     "RT051": "an offset is missing, unaligned or out of range",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, TypeVar, final, get_args
+from typing import Any, ClassVar, NamedTuple, TypeGuard, TypeVar, final, get_args
 
 import attrs
 from attrs import define, field
@@ -562,6 +562,11 @@ COLLECTIVE_OPS: tuple[type[Op], ...] = (ReduceScatter, AllReduce, AllReduceScala
 
 TensorCollective = ReduceScatter | AllReduce | AllGather
 """What combines or moves whole tensors of a group, and may be blocking."""
+
+
+def reduces_over_replicas(op: Op) -> TypeGuard[ReduceScatter | AllReduce]:
+    """Whether an op sums gradients over the replicas of its stage."""
+    return isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group is Group.REPLICAS)
 
 
 def is_blocking(op: Op) -> bool:

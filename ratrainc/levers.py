@@ -62,13 +62,15 @@ class Outcome:
 
 
 def try_setting(setting: Setting, name: str) -> Outcome | None:
-    """Compile, place and simulate; None where the plan is not allowed."""
+    """Compile, place and simulate; None where the plan is not allowed, or a pass refuses it for another reason than bytes."""
     try:
         check_plan(setting.plan, setting.model)
     except DiagnosticError:
         return None
     timed = time_plan(setting.model, setting.plan, setting.pipeline, setting.machine)
     if isinstance(timed, RefusedPlan):
+        if not timed.is_for_bytes:
+            return None
         return Outcome(name, timed.peak_bytes, None)
     return Outcome(name, timed.peak_bytes, timed.figures.step_seconds, timed.exposed_tail_seconds)
 

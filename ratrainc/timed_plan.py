@@ -45,12 +45,20 @@ class TimedPlan:
         return max(stage.exposed_tail_seconds for stage in self.figures.stages)
 
 
+DOES_NOT_FIT = {"RT052", "RT053"}
+
+
 @frozen
 class RefusedPlan:
     """A plan that a pass refused, and the live bytes of each stage when it did."""
 
     error: DiagnosticError
     peak_bytes: tuple[int, ...]
+
+    @property
+    def is_for_bytes(self) -> bool:
+        """Whether it was refused because it does not fit."""
+        return not DOES_NOT_FIT.isdisjoint(item.code for item in self.error.diagnostics)
 
 
 def time_plan(model: ModelConfig, plan: Plan, pipeline: str, machine: Machine) -> TimedPlan | RefusedPlan:

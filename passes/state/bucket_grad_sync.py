@@ -4,6 +4,9 @@ Reductions come in backward order. A bucket closes when its gradients reach `byt
 gives its last contribution, so that it waits for no straggler it does not need. With `reduce = "each-micro-batch"` the
 buckets are formed within each micro-batch. Shards partition every block, never a bucket, so bucketing changes no bit.
 
+Where reductions of the whole step stand apart, one chunk's before other work of the stage (`place-from-file`), no bucket joins those of two
+chunks.
+
 Small buckets start early; large ones pay the links' latencies less often. `bytes=auto` takes the smallest of a few sizes whose reductions the
 link finishes while the backward that makes them runs; if there is none, the one that keeps the link busy for the shortest time.
 `unit=stage` reduces in bulk: one collective of all of a stage's gradients, after the whole backward. With `blocking=true` compute waits for every
@@ -12,21 +15,23 @@ reduction of gradients, that of tied ones too, as where a program calls it and g
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from attrs import define, evolve, field, frozen
 
 from ratrain.passes.pass_base import SWITCH, Pass, PassContext
+from ratrain.ratrain_ir.blocks import Block
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import (
     AllReduce,
-    Group,
     InputGradientOp,
     Op,
     ReduceScatter,
     Tensor,
     Tensors,
     WeightGradientOp,
+    reduces_over_replicas,
 )
 from ratrain.ratrain_ir.types import StateKind
 
@@ -56,7 +61,7 @@ class BucketGradSyncPass(Pass):
     def rewrite(self, module: Module, stage: Stage, context: PassContext) -> int:
         """Rewrite one stage; the number of buckets."""
         limit = self.bytes if isinstance(self.bytes, int) else self.fitted(module, stage, context)
-        bucketing = _Bucketing(stage, limit, self.unit)
+        bucketing = _Bucketing(stage, module.topology.chunk_of, limit, self.unit)
         bucketing.run()
         stage.ops = bucketing.ops()
         if self.blocking:
@@ -67,7 +72,7 @@ class BucketGradSyncPass(Pass):
         """The smallest limit whose reductions fit the backward that gives them, else that of the shortest."""
         link_seconds = {}
         for limit in LIMITS:
-            bucketing = _Bucketing(stage, limit, self.unit)
+            bucketing = _Bucketing(stage, module.topology.chunk_of, limit, self.unit)
             bucketing.run()
             link_seconds[limit] = sum(context.op_seconds(module, stage, op) for op in bucketing.buckets)
         window = _backward_seconds(module, stage, context)
@@ -89,6 +94,7 @@ def _backward_seconds(module: Module, stage: Stage, context: PassContext) -> flo
 @define
 class _Bucketing:
     stage: Stage
+    chunk_of: Mapping[Block, int]
     limit: int
     ends_with: str
     """block, layer or stage"""
@@ -103,16 +109,21 @@ class _Bucketing:
         size = 0
         last_writer: dict[Tensor, int] = {}
         key: object = None
+        work_since = False
+        """whether gradients were made since the reduction before"""
         for position, op in enumerate(self.stage.ops):
-            if isinstance(op, ReduceScatter) or (type(op) is AllReduce and op.group is Group.REPLICAS):
+            if reduces_over_replicas(op):
                 self.joined.add(position)
-                if open_ops and (self.key(op) != key or self.is_full(size, open_ops[-1], op)):
+                apart = work_since and self.ends_chunk(open_ops[-1:], op)
+                work_since = False
+                if open_ops and (apart or self.key(op) != key or self.is_full(size, open_ops[-1], op)):
                     self.close(open_ops, last_writer)
                     open_ops, size = [], 0
                 key = self.key(op)
                 open_ops.append(op)
                 size += sum(t.type.nbytes for t in _gradients(op))
                 continue
+            work_since |= isinstance(op, WeightGradientOp)
             if isinstance(op, WeightGradientOp):  # `all_reduce ends` writes gradients too, but only reduced ones
                 last_writer.update((t, position) for t in op.writes + op.updates if t.kind is StateKind.GRAD)
         if open_ops:
@@ -130,6 +141,11 @@ class _Bucketing:
     def key(self, op: GradSync) -> object:
         """Reductions of equal key may share a bucket."""
         return (op.micro_batch if isinstance(op, ReduceScatter) else None, op.blocking)
+
+    def ends_chunk(self, last: list[GradSync], following: GradSync) -> bool:
+        """Whether two reductions of the whole step are of different chunks."""
+        whole = not isinstance(following, ReduceScatter) or following.micro_batch is None
+        return whole and any(self.chunk_of[op.blocks[-1]] != self.chunk_of[following.blocks[0]] for op in last)
 
     def is_full(self, size: int, last: GradSync, following: GradSync) -> bool:
         """Whether a bucket of so many bytes ends before the next reduction: it has its bytes, and no layer is torn where layers count."""

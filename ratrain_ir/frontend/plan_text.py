@@ -55,13 +55,28 @@ class Overlay:
     """from the name of a key to where it is said; of the empty name, and others that are not said, the whole"""
 
 
-def load_plan(path: str | Path, model: ModelConfig, overlay: Overlay | None = None) -> Plan:
+def load_plan(
+    path: str | Path,
+    model: ModelConfig,
+    overlay: Overlay | None = None,
+    shape: Mapping[str, object] | None = None,
+) -> Plan:
     """The plan of a TOML file. Raises RT002 (cannot be read), RT063 (not a plan), RT064 (contradictory)."""
-    return parse_plan(read_text(path, "RT063", _WHAT), file=str(path), model=model, overlay=overlay)
+    return parse_plan(read_text(path, "RT063", _WHAT), file=str(path), model=model, overlay=overlay, shape=shape)
 
 
-def parse_plan(text: str, *, file: str, model: ModelConfig, overlay: Overlay | None = None) -> Plan:
+def parse_plan(
+    text: str,
+    *,
+    file: str,
+    model: ModelConfig,
+    overlay: Overlay | None = None,
+    shape: Mapping[str, object] | None = None,
+) -> Plan:
     """The plan of a TOML text, with what an overlay says; `cuts = "auto"`, or none, is resolved for the model.
+
+    `shape` has values for keys that the text leaves out. Where the text says another value of one of them it is for another shape, and
+    none is taken.
 
     Raises RT063 (syntax, unknown, missing or mistyped keys) and RT064 (contradictions), all of the text at once.
     """
@@ -72,7 +87,10 @@ def parse_plan(text: str, *, file: str, model: ModelConfig, overlay: Overlay | N
         _lay_over(data, overlay)
         places = _places_under(overlay, places if text else overlay.places)
     report = Report(places)
-    values = with_slices(KEYS.flat(data, report), model)
+    values = KEYS.flat(data, report)
+    if shape is not None and all(values.get(name, value) == value for name, value in shape.items()):
+        values = {**shape, **values}
+    values = with_slices(values, model)
     auto_cuts = values.get("cuts", "auto") == "auto"
     reader = FieldReader(values, report, "RT063", KEYS.labels)
     plan = KEYS.read(reader, {"cuts": ()} if auto_cuts else {})

@@ -16,6 +16,7 @@ from ratrain.ratrainc.commands.options import (
     output_file,
     plan_option,
     refuse_idle,
+    refuse_table,
     target_options,
 )
 from ratrain.ratrainc.machine_choice import MachineChoice
@@ -23,6 +24,7 @@ from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.diagnostics import DiagnosticError
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.ratrain_ir.frontend.text import Place
     from ratrain.ratrain_ir.module import Module
@@ -36,6 +38,7 @@ Examples:
   ratrainc compile --model examples/tiny.json --plan examples/tiny.toml --strategy full-save -o tiny.rtx
   ratrainc compile --model llama-2-7b --plan examples/llama-2-7b-8.toml --capacity 20GiB
   ratrainc compile --model llama-2-7b --plan P.toml --passes "place-1f1b,recompute{policy=mlp},allocate-ddr"
+  ratrainc compile --model llama-2-7b --plan P.toml --schedule-file zbv.csv -o zbv.rtir
   ratrainc compile edited.rtir -o edited.rtx
 """
 
@@ -47,6 +50,13 @@ Examples:
 @target_options
 @click.option("--strategy", metavar="S", help="A named pipeline; 'ratrainc strategies' lists them.")
 @click.option("--passes", metavar="PIPELINE", help="A pipeline of passes instead of a strategy.")
+@click.option(
+    "--schedule-file",
+    type=Source("table"),
+    metavar="F.csv",
+    help="Place the schedule of this table (CSV of torch.distributed.pipelining). What the plan leaves out of pp, micro_batches, chunks "
+    "and layout is as in the table.",
+)
 @click.option(
     "-o",
     "--output",
@@ -68,6 +78,7 @@ def command(
     target: MachineChoice,
     strategy: str | None,
     passes: str | None,
+    schedule_file: str | None,
     output: str | None,
     advice: bool,
     verify_each: bool,
@@ -87,6 +98,8 @@ def command(
 
     chosen = named(strategy or DEFAULT_STRATEGY)
     pipeline = chosen.passes if passes is None else passes
+    if schedule_file is not None:
+        pipeline = _placed_by(schedule_file, pipeline, strategy if passes is None else "--passes")
     if schedule is not None:
         with status(f"compiling {schedule}"):
             module, machine = checked_schedule(schedule, target.machine)
@@ -98,7 +111,7 @@ def command(
         assert model is not None
         assert plan is not None
         with status(f"compiling {model}"):
-            config, resolved = api.resolved(model, plan)
+            config, resolved = _resolved(model, plan, schedule_file)
             _check_schedule(resolved, plan, chosen, passes)
             machine = target.load()
             resolved = chosen.adapted(resolved) if passes is None else resolved
@@ -107,8 +120,9 @@ def command(
                 runs = api.run_passes(module, pipeline, machine=machine, verify_each=verify_each)
             except DiagnosticError as error:
                 from ratrain.ratrainc.levers import Setting
+                from ratrain.ratrainc.timed_plan import DOES_NOT_FIT
 
-                if advice and {d.code for d in error.diagnostics} & _DOES_NOT_FIT:
+                if advice and {d.code for d in error.diagnostics} & DOES_NOT_FIT:
                     setting = Setting(config, resolved, pipeline, machine)
                     asking = None if passes is not None else _planner_command(model, plan, resolved, strategy, target)
                     named_or_own = chosen if passes is None else Strategy("--passes", passes, "as given")
@@ -137,6 +151,8 @@ def _check_usage(
     passes: str | None,
     output: str | None,
 ) -> None:
+    if schedule is not None:
+        refuse_table(schedule)
     if schedule is None and (model is None or plan is None):
         raise click.UsageError("give --model and --plan, or a schedule file (.rtir)")
     if schedule is not None and (model is not None or plan is not None or strategy is not None):
@@ -144,6 +160,7 @@ def _check_usage(
             "a schedule file already holds model, plan and order: leave --model, --plan, --strategy out"
         )
     if schedule is not None:
+        refuse_idle("goes with --model and --plan: a schedule (.rtir) has its order", "schedule_file")
         refuse_idle("goes with --model and --plan: a schedule file's plan is not changed", "advice")
         refuse_idle("goes with --model and --plan: a schedule file carries its machine", "target_capacity")
     if strategy is not None and passes is not None:
@@ -152,22 +169,49 @@ def _check_usage(
         raise click.UsageError(f"the output '{output}' must end in .rtir (schedule) or .rtx (program)")
 
 
+def _placed_by(schedule_file: str, passes: str, title: str | None) -> str:
+    """The pipeline with the order of a table in place of the plan's."""
+    from ratrain.ratrainc.schedule_file import placed_by_table
+
+    try:
+        return placed_by_table(passes, schedule_file)
+    except ValueError as placing:
+        named = title if title == "--passes" else f"the strategy '{title}'"
+        raise click.UsageError(
+            f"{named} places the schedule by '{placing}', --schedule-file by '{schedule_file}': leave one of them out"
+        ) from None
+
+
+def _resolved(model: str, plan: str, schedule_file: str | None) -> tuple[ModelConfig, Plan]:
+    """The checked model and plan; of the shape of a table where one is given."""
+    from ratrain import api
+
+    if schedule_file is None:
+        return api.resolved(model, plan)
+    from ratrain.ratrain_ir.frontend.model_config import check_model, load_model
+    from ratrain.ratrainc.schedule_file import load_plan_for_table
+
+    config = load_model(model)
+    check_model(config)
+    return config, load_plan_for_table(plan, config, schedule_file)
+
+
 def _check_schedule(plan: Plan, path: str, chosen: Strategy, passes: str | None) -> None:
-    """The plan's schedule and the one that strategy or passes name are the same."""
+    """The plan's schedule and the one that the name of a strategy or a pass says are the same; of other placements the pass itself tells."""
     from ratrain.passes.pipeline_text import parse_pipeline
     from ratrain.passes.placement.placed_schedule import refuse_contradiction
     from ratrain.ratrain_ir.frontend.plan_text import place_in_plan
+    from ratrain.ratrain_ir.schedules.named import SCHEDULES
 
     def place() -> Place:
         return place_in_plan(path, "schedule")
 
     if passes is None:
         chosen.check_schedule(plan, place)
-    elif (first := next((p.name for p in parse_pipeline(passes) if p.name.startswith("place-")), None)) is not None:
-        refuse_contradiction(plan, first.removeprefix("place-"), f"'{first}' in --passes", place)
-
-
-_DOES_NOT_FIT = {"RT052", "RT053"}
+        return
+    first = next((item.name for item in parse_pipeline(passes) if item.name.startswith("place-")), "")
+    if (placed := first.removeprefix("place-")) in SCHEDULES:
+        refuse_contradiction(plan, placed, f"'{first}' in --passes", place)
 
 
 def _with_advice(error: DiagnosticError, setting: Setting, strategy: Strategy, asking: str | None) -> DiagnosticError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import stat
 from collections.abc import Callable
 from contextlib import suppress
@@ -159,6 +160,16 @@ def refuse_idle(why: str, *names: str) -> None:
     for parameter in context.command.params:
         if parameter.name in names and context.get_parameter_source(parameter.name) is not ParameterSource.DEFAULT:
             raise click.UsageError(f"{' / '.join([*parameter.opts, *parameter.secondary_opts])} {why}")
+
+
+def refuse_table(file: str) -> None:
+    """Raise `click.UsageError` where a schedule table stands for a schedule or a program: it has the order, but no model and no plan."""
+    if file.lower().endswith(".csv"):
+        word = shlex.quote(file)
+        raise click.UsageError(
+            f"'{file}' is a schedule table (CSV), no schedule (.rtir) or program (.rtx): compile it with 'ratrainc compile --model M "
+            f"--plan P --schedule-file {word}', or check it with 'ratrainc lint {word}'"
+        )
 
 
 def in_groups(**groups: type[Any]) -> Callable[[Callable[..., R]], Callable[..., R]]:

@@ -91,7 +91,7 @@ def evaluate(task: Task) -> Evaluation:
         plan = attrs.evolve(plan, micro_batches=folded_micro_batches(plan))
     timed = time_plan(task.model, plan, task.pipeline, task.machine)
     if isinstance(timed, RefusedPlan):
-        if {d.code for d in timed.error.diagnostics}.isdisjoint(_DOES_NOT_FIT):
+        if not timed.is_for_bytes:
             raise timed.error
         return Evaluation(None, timed.peak_bytes, refusal=timed.error.diagnostics[0].message)
     if task.checked:
@@ -127,9 +127,6 @@ def _verify(module: Module, program: Program) -> None:
     verify(module, diagnostics)
     diagnostics.check()
     check_program(program)
-
-
-_DOES_NOT_FIT = {"RT052", "RT053"}
 
 
 def _pace(timeline: Timeline, plan: Plan) -> float:

@@ -1,0 +1,176 @@
+"""Puts a module into the order of a schedule table, with messages, gathers and reductions where the table has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from attrs import define, evolve, field
+
+from ratrain.passes.placement.foreign_table import action_of, orders_of_table, refuse_action
+from ratrain.passes.placement.stage_placement import StagePlacement
+from ratrain.passes.placement.unit_run import Computation, Message, unit_run
+from ratrain.ratrain_ir.actions import COMPUTES, RECVS, SENDS, ActionTable, PlacedAction
+from ratrain.ratrain_ir.analysis.schedule_progress import peer_stage
+from ratrain.ratrain_ir.blocks import gathers_within_step, reduces_each_micro_batch
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.module import Level
+from ratrain.ratrain_ir.ops import AllGather, Op, Payload, Recv, Send, Tensor, reduces_over_replicas
+from ratrain.ratrain_ir.schedules.action import Action, ActionKind
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.blocks import Block
+    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrain_ir.topology import Topology
+
+_USES_VIEWS = COMPUTES - {ActionKind.BACKWARD_WEIGHT}
+
+
+def check_state_actions(table: ActionTable, plan: Plan) -> None:
+    """Refuse gathers, drops and reductions that contradict how the plan keeps state. Raises `DiagnosticError` RT047 at the cell."""
+    gathered: set[int] = set()
+    for action in table.actions:
+        if action.kind is ActionKind.REDUCE_GRAD and reduces_each_micro_batch(plan):
+            text = f"'{action}' reduces gradients once a step, but the plan says reduce = \"each-micro-batch\""
+            refuse_action(table, action, text, 'write reduce = "last", or delete every REDUCE_GRAD from the table')
+        if action.kind is ActionKind.UNSHARD and not gathers_within_step(plan):
+            if action.stage in gathered:
+                why = f"with zero = {plan.zero} and dp = {plan.dp} parameters stay whole throughout the step"
+                text = f"'{action}' gathers stage {action.stage} a second time, but {why}"
+                way_out = "use zero = 3 and dp = 2 or more, or leave one UNSHARD and one RESHARD a stage in the table"
+                refuse_action(table, action, text, way_out)
+            gathered.add(action.stage)
+
+
+def place_table(module: Module, table: ActionTable) -> None:
+    """Reorder whole groups of ops by a table that fits the module's plan.
+
+    Backwards whose halves the table has apart must have been split before.
+    """
+    topology = module.topology
+    rows = table.rows if table.is_lowered else _with_messages(table, topology)
+    for stage, row in zip(module.stages, rows, strict=True):
+        placement = _RowPlacement(stage, topology, row=row, gathers=gathers_within_step(module.plan))
+        placement.take_row()
+        placement.finish()
+    module.level = Level.PLACED
+
+
+def _message(action: PlacedAction, topology: Topology) -> Message:
+    """The message that a send or receive of a table is an end of."""
+    assert action.micro_batch is not None
+    forward = action.kind in (ActionKind.SEND_F, ActionKind.RECV_F)
+    payload = Payload.ACTIVATION if forward else Payload.GRADIENT
+    peer = peer_stage(action)
+    ends = (action.stage, peer) if action.kind in SENDS else (peer, action.stage)
+    source, destination = (topology.chunk_stages[chunk] for chunk in ends)
+    return Message(payload, max(ends), action.micro_batch, 0, source, destination)
+
+
+def _with_messages(table: ActionTable, topology: Topology) -> Sequence[Sequence[PlacedAction]]:
+    """The rows of a table without messages, with those of a run in which they pass as soon as what they carry is made."""
+    rows: list[list[PlacedAction]] = [[] for _ in table.rows]
+    left = [iter(row) for row in table.rows]
+    for event in unit_run(orders_of_table(table), topology.chunk_stages):
+        if isinstance(event, Computation):
+            for action in left[event.stage]:
+                rows[event.stage].append(action)
+                if action.kind in COMPUTES:
+                    break
+            continue
+        forward = event.payload is Payload.ACTIVATION
+        source, target = (event.into - 1, event.into) if forward else (event.into, event.into - 1)
+        send, receive = (ActionKind.SEND_F, ActionKind.RECV_F) if forward else (ActionKind.SEND_B, ActionKind.RECV_B)
+        rows[event.source].append(PlacedAction(event.source, 0, source, send, event.micro_batch))
+        rows[event.destination].append(PlacedAction(event.destination, 0, target, receive, event.micro_batch))
+    for row, rest in zip(rows, left, strict=True):
+        row.extend(rest)
+    return rows
+
+
+@define
+class _RowPlacement(StagePlacement):
+    """Builds the new list of a stage from a row with messages."""
+
+    row: Sequence[PlacedAction] = field(kw_only=True)
+    gathers: bool = field(kw_only=True)
+    """whether parameters are gathered within the step"""
+    settled: set[Op] = field(factory=set)
+    """gathers that have been put, or that one before stands for"""
+    instead: dict[Tensor, Tensor] = field(factory=dict)
+    """the view that a window has for each of its later uses"""
+    reductions: dict[int, list[Op]] = field(factory=dict)
+    """of the gradients of each chunk"""
+
+    def take_row(self) -> None:
+        """Put what the row has, in its order."""
+        windows = self.windows() if self.gathers else {}
+        if any(action.kind is ActionKind.REDUCE_GRAD for action in self.row):
+            self.take_reductions()
+        for slot, action in enumerate(self.row):
+            if action.kind in COMPUTES:
+                self.compute(action_of(action))
+            elif action.kind is ActionKind.REDUCE_GRAD:
+                self.ops += self.reductions.pop(action.stage)
+            elif action.kind is ActionKind.UNSHARD:
+                self.gather(windows.get(slot, []))
+            elif action.kind in SENDS:
+                self.send(_message(action, self.topology))
+            elif action.kind in RECVS:
+                self.receive(_message(action, self.topology))
+
+    def windows(self) -> dict[int, list[Action]]:
+        """What uses the parameters that each UNSHARD gathers, by its place in the row."""
+        uses: dict[int, list[Action]] = {}
+        begun: dict[int, int] = {}
+        for slot, action in enumerate(self.row):
+            if action.kind is ActionKind.UNSHARD:
+                begun[action.stage] = slot
+            elif action.kind in _USES_VIEWS and action.stage in begun:
+                uses.setdefault(begun[action.stage], []).append(action_of(action))
+        return uses
+
+    def gather(self, uses: list[Action]) -> None:
+        """Put one gather of each block; it serves all uses."""
+        views: dict[Block, Tensor] = {}
+        for op in (op for action in uses for op in self.groups.of(action)):
+            if not isinstance(op, AllGather):
+                continue
+            self.settled.add(op)
+            if not views.keys() >= {*op.blocks}:
+                self.ops.append(op)
+            for block, view in zip(op.blocks, op.writes, strict=True):
+                self.instead[view] = views.setdefault(block, view)
+
+    def compute(self, action: Action) -> None:
+        """Put the ops that serve an action, but for its messages and the gathers that an UNSHARD has put."""
+        for op in self.groups.of(action):
+            if isinstance(op, Send | Recv) or op in self.settled:
+                continue
+            reads = tuple(self.instead.get(tensor, tensor) for tensor in op.reads)
+            self.ops.append(op if reads == op.reads else evolve(op, reads=reads))
+
+    def take_reductions(self) -> None:
+        """Take the reductions of gradients from the step's end.
+
+        Raises `DiagnosticError` RT071 where one is of several chunks.
+        """
+        chunk_of = self.topology.chunk_of
+        rest: list[Op] = []
+        for op in self.groups.step_end:
+            if not reduces_over_replicas(op):
+                rest.append(op)
+                continue
+            chunks = {chunk_of[block] for block in op.blocks}
+            if len(chunks) > 1:
+                text = f"'{op!r}' reduces gradients of several chunks at once, and the file has a REDUCE_GRAD for each"
+                fail("RT071", text, help="put 'place-from-file' before the pass that joins reductions")
+            self.reductions.setdefault(chunks.pop(), []).append(op)
+        self.groups.step_end = rest
+
+    def finish(self) -> None:
+        """Give the stage its list, without the views that nobody gathers any more."""
+        super().finish()
+        if self.gathers:
+            self.stage.prune()
