@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.frontend.hf_keys import GPT2_DROPOUT
 from ratrain.ratrain_ir.frontend.text import shown
-from ratrain.ratrain_ir.schedules.named import most_held
 from ratrain.ratrainc.console import capacity_text, say, seconds_text, size_text, table
 from ratrain.targets.machine.capacity import capacity_of
 
@@ -42,7 +42,7 @@ def show_module(module: Module, machine: Machine) -> None:
                 size_text(peak),
                 size_text(arena) if arena else "-",
                 size_text(capacity - arena) if capacity and arena else "-",
-                str(most_held(plan.schedule, plan.shape, stage.index)),
+                str(most_in_flight_on(module, stage)),
                 str(len(stage.ops)),
             ]
         )

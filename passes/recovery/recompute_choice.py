@@ -23,10 +23,10 @@ import numpy as np
 from attrs import frozen
 
 from ratrain.passes.recovery.rewriting import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, recovery_op, rewritten
+from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.blocks import Block, Slot, block, kept_in_forward, saved_slots
 from ratrain.ratrain_ir.frontend.plan import slice_plan
 from ratrain.ratrain_ir.ops import Forward, Piece, Tensor
-from ratrain.ratrain_ir.schedules.named import most_held
 from ratrain.ratrain_ir.types import StateKind, aligned
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def choose(stage: Stage, trials: Trials, capacity: int) -> Chosen:
     topology = trials.module.topology
     layers = tuple(layer for chunk in topology.chunks_of(stage.index) for layer in topology.chunk_layers[chunk])
     slices = plan.shape.slices
-    in_flight = min(ceil(most_held(plan.schedule, plan.shape, stage.index) / plan.chunks), plan.micro_batches * slices)
+    in_flight = min(ceil(most_in_flight_on(trials.module, stage) / plan.chunks), plan.micro_batches * slices)
     options = _pareto(_options(stage, trials, layers[0]))
     front = _front(options, items=len(layers) * in_flight)
 

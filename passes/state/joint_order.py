@@ -28,10 +28,10 @@ from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass, Gr
 from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
 from ratrain.passes.state.prefetch_depth import prefetch_depth
 from ratrain.passes.state.schedule_update import ScheduleUpdatePass
+from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.blocks import gathers_within_step
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Tensor
-from ratrain.ratrain_ir.schedules.named import most_held
 
 _WORTH = 2e-3
 """What another order must gain to be tried on the whole module, which costs a second choice of what is recovered."""
@@ -173,8 +173,7 @@ def _kinds(module: Module, stage: Stage) -> tuple[str, ...]:
 
 def _likenesses(module: Module) -> list[object]:
     """Equal for stages that have like blocks and hold as many micro-batches in flight."""
-    plan = module.plan
-    flights = [most_held(plan.schedule, plan.shape, stage.index) for stage in module.stages]
+    flights = [most_in_flight_on(module, stage) for stage in module.stages]
     return [(_kinds(module, stage), flight) for stage, flight in zip(module.stages, flights, strict=True)]
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.blocks import SPLIT_KINDS
 from ratrain.ratrain_ir.ops import BackwardWeight, Forward, InputGradientOp, Op, piece_of
-from ratrain.ratrain_ir.schedules.action import Action, ActionKind
+from ratrain.ratrain_ir.schedules.action import Action, ActionKind, most_in_flight
+from ratrain.ratrain_ir.schedules.named import most_held
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
@@ -40,3 +41,13 @@ def chunk_actions(module: Module, stage: Stage) -> Iterator[tuple[Op, Action]]:
                 yield op, Action(kind, op.micro_batch, chunk, op.slice or 0)
         elif isinstance(op, BackwardWeight) and op.block in first_halves:
             yield op, Action(ActionKind.BACKWARD_WEIGHT, op.micro_batch, chunk_of[op.block], op.slice or 0)
+
+
+def most_in_flight_on(module: Module, stage: Stage) -> int:
+    """Most passes of a (slice of a) micro-batch through a chunk that are in flight on a stage of a placed module.
+
+    Under the schedule that the plan names; an order of its own is counted as it is.
+    """
+    if module.plan.schedule is not None:
+        return most_held(module.plan.schedule, module.plan.shape, stage.index)
+    return most_in_flight(action for _, action in chunk_actions(module, stage))
