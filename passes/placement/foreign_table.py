@@ -32,11 +32,23 @@ _GRADIENT_SIDE = frozenset(
     }
 )
 _IN_ORDER = (
-    ("forwards", frozenset({ActionKind.FORWARD})),
-    ("input gradients", frozenset({ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT})),
-    ("weight gradients", frozenset({ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT})),
+    (
+        "forwards",
+        frozenset({ActionKind.FORWARD}),
+        "number the micro-batches in the order in which the first stage takes them",
+    ),
+    (
+        "input gradients",
+        frozenset({ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT}),
+        "place-from-file{... renumber=true} in --passes numbers the micro-batches of backwards anew, in the order of the table",
+    ),
+    (
+        "weight gradients",
+        frozenset({ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT}),
+        "put weight halves, and whole backwards, in the order of the micro-batches",
+    ),
 )
-"""Kinds of work in which the micro-batches of a chunk ascend; a whole backward is of two of them."""
+"""Kinds of work in which the micro-batches of a chunk ascend, and the way out; a whole backward is of two of them."""
 
 
 def read_foreign_table(path: str) -> ActionTable:
@@ -128,28 +140,19 @@ def check_ascending(table: ActionTable) -> None:
 
     Gradients are added up in that order, which decides how they are rounded; losses too.
     """
-    for what, kinds in _IN_ORDER:
+    for what, kinds, way_out in _IN_ORDER:
         latest: dict[int, PlacedAction] = {}
         for action in table.actions:
             if action.kind not in kinds:
                 continue
             before = latest.setdefault(action.stage, action)
             if _number(before) > _number(action):
-                text = (
-                    f"'{action}' comes after '{before}', but the {what} of a stage go through the micro-batches in ascending order: "
-                    "they are added up in it"
+                order = (
+                    f"the {what} of a stage go through the micro-batches in ascending order: they are added up in it"
                 )
                 note = Note(f"'{before}' is here", table.locate(before))
-                forwards = what == "forwards"
-                way_out = "number the micro-batches as the forwards take them" if forwards else _RENUMBER
-                refuse_action(table, action, text, way_out, note)
+                refuse_action(table, action, f"'{action}' comes after '{before}', but {order}", way_out, note)
             latest[action.stage] = action
-
-
-_RENUMBER = (
-    "place-from-file{... renumber=true} numbers the micro-batches of the backwards anew, in the order of the file, where that leaves "
-    "every forward before its backward"
-)
 
 
 def _number(action: PlacedAction) -> int:

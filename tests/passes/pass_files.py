@@ -12,9 +12,10 @@
 The first line names the pass with its options, the comment says what is shown. The input is a toy, lowered and taken
 through the passes of BEFORE. What a case is about stands in MODEL (`layers = 2`; else one layer a stage), PLAN (else
 one stage, one replica, one micro-batch) and TARGET (fields of `FakeTarget`), as TOML pairs. Then
-`MOVE: @0 update embed BEFORE update head`, any number of times, changes a stage's order by hand. Where all that does
-not lead to the schedule a case needs, a whole module's text follows `// INPUT:` instead. The rest, after `// EXPECT:`,
-is what came of it: the diagnostics of a refusal, or the parts that SHOW names:
+`MOVE: @0 update embed BEFORE update head`, any number of times, changes a stage's order by hand. Each `TABLE: 0F0,0B0` is
+a row of the schedule table that passes find as `table.csv`. Where all that does not lead to the schedule a case needs, a
+whole module's text follows `// INPUT:` instead. The rest, after `// EXPECT:`, is what came of it: the diagnostics of a
+refusal, or the parts that SHOW names:
 
     diff        (the default) what the pass changed and nothing else (`tests/passes/differences.py`)
     header      of that the header alone: level, plan, target
@@ -30,6 +31,9 @@ from __future__ import annotations
 
 import re
 import tomllib
+from contextlib import chdir
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
@@ -62,7 +66,8 @@ if TYPE_CHECKING:
 INPUT, EXPECT = "// INPUT:", "// EXPECT:"
 PARTS = ("diff", "header", "order", "ops", "arena", "addresses", "statistics")
 _DIRECTIVE = re.compile(r"// ([A-Z]+): *(.*)")
-_DIRECTIVES = ("RUN", "MODEL", "PLAN", "TARGET", "BEFORE", "MOVE", "SHOW")
+_DIRECTIVES = ("RUN", "MODEL", "PLAN", "TARGET", "BEFORE", "MOVE", "TABLE", "SHOW")
+_REPEATED = ("MOVE", "TABLE")
 _WALL_SECONDS = re.compile(r", [0-9]+\.[0-9]{3} s$")
 """At the end of a statistic: what the pass took, another time in each run."""
 _MOVE = re.compile(r"@([0-9]+) (.+) BEFORE (.+)")
@@ -87,6 +92,8 @@ class PassFile:
     plan: dict[str, Any] = field(factory=dict)
     target: dict[str, Any] = field(factory=dict)
     moves: tuple[str, ...] = ()
+    table: tuple[str, ...] = ()
+    """rows of `table.csv`"""
     parts: tuple[str, ...] = ("diff",)
     stages: tuple[int, ...] = ()
     """those shown; empty: all"""
@@ -110,7 +117,8 @@ def read_pass_file(text: str, pass_name: str) -> PassFile:
     if not lines or not lines[0].startswith("// RUN: "):
         raise BadFileError("the first line is not '// RUN: ' with a pass")
     values: dict[str, str] = {}
-    comments, moves = [], []
+    comments: list[str] = []
+    repeated: dict[str, list[str]] = {name: [] for name in _REPEATED}
     for line in lines:
         match = _DIRECTIVE.fullmatch(line)
         if match is None:
@@ -119,8 +127,8 @@ def read_pass_file(text: str, pass_name: str) -> PassFile:
             comments.append(line.removeprefix("// "))
         elif match[1] not in _DIRECTIVES:
             raise BadFileError(f"there is no directive {match[1]}; there are {', '.join(_DIRECTIVES)}")
-        elif match[1] == "MOVE":
-            moves.append(match[2])
+        elif match[1] in _REPEATED:
+            repeated[match[1]].append(match[2])
         elif match[1] in values:
             raise BadFileError(f"{match[1]} is given twice")
         else:
@@ -142,7 +150,8 @@ def read_pass_file(text: str, pass_name: str) -> PassFile:
         model=_pairs("MODEL", values),
         plan=_pairs("PLAN", values),
         target=_pairs("TARGET", values),
-        moves=tuple(moves),
+        moves=tuple(repeated["MOVE"]),
+        table=tuple(repeated["TABLE"]),
         parts=parts,
         stages=stages,
         input_text=input_text if has_input else None,
@@ -156,6 +165,14 @@ def result_of(case: PassFile, file: str) -> str:
     Raises `BadFileError` where the input cannot be made, another pass than the folder's ran too, or the module is
     unsound afterwards.
     """
+    if not case.table:
+        return _result_here(case, file)
+    with TemporaryDirectory() as folder, chdir(folder):
+        Path("table.csv").write_text("".join(f"{row}\n" for row in case.table))
+        return _result_here(case, file)
+
+
+def _result_here(case: PassFile, file: str) -> str:
     try:
         target = _target(case)
         module = PassManager(target, verify_each=True).run(_input(case, file), case.before)

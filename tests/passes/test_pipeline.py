@@ -50,13 +50,14 @@ def option_values(attribute: attrs.Attribute) -> st.SearchStrategy:
     if "choices" in attribute.metadata:
         return st.sampled_from(attribute.metadata["choices"])
     counts = dict.fromkeys(("blocks", "micro-batches"), st.integers(0, 999))
-    return ({"bytes": st.integers(0, 10**15 - 1)} | counts)[attribute.metadata["unit"]]
+    paths = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
+    return ({"bytes": st.integers(0, 10**15 - 1), "path": paths} | counts)[attribute.metadata["unit"]]
 
 
 @st.composite
 def passes(draw) -> Pass:
     cls = pass_class(draw(st.sampled_from(sorted(PASSES.names()))))
-    given_options = [attribute for attribute in attrs.fields(cls) if draw(st.booleans())]
+    given_options = [a for a in attrs.fields(cls) if a.default is attrs.NOTHING or draw(st.booleans())]
     return cls(**{attribute.name: draw(option_values(attribute)) for attribute in given_options})
 
 
@@ -117,6 +118,13 @@ def test_sizes(text, size):
         ("recompute{polcy=full}", "polcy", "RT070", "'recompute' has no option 'polcy'", "did you mean 'policy'?"),
         ("recompute{policy=ful}", "ful", "RT070", "policy of 'recompute': expected one of", "did you mean 'full'?"),
         ("recompute{policy=full policy=none}", "policy=none", "RT070", "'policy' of 'recompute' is given twice", None),
+        (
+            "lifetime,place-from-file",
+            "place-from-file",
+            "RT070",
+            "needs the option 'path'",
+            "write place-from-file{path=PATH}",
+        ),
         ("place-1f1b{x=1}", "x", "RT070", "'place-1f1b' has no option 'x'; its options: none", None),
         ("bucket-grad-sync{bytes=64mib}", "64mib", "RT070", "expected bytes like 64MiB or auto, got '64mib'", None),
         ("bucket-grad-sync{bytes=-1}", "-1", "RT070", "expected bytes like 64MiB or auto, got '-1'", None),
