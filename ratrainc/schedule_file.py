@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def load_plan_for_table(path: str, model: ModelConfig, table: str) -> Plan:
-    """The plan of a file; what it leaves out of pp, micro_batches, chunks and layout is as in a schedule table.
+    """The plan of a file; what it leaves out of pp, micro_batches, chunks, layout and slices is as in a schedule table.
 
     Raises `DiagnosticError` for what is wrong with either; whether they fit is for the placement to say.
     """

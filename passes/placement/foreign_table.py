@@ -67,21 +67,22 @@ def refuse_action(table: ActionTable, action: PlacedAction, text: str, way_out: 
 
 
 def shape_of_table(table: ActionTable) -> PipelineShape:
-    """The stages, micro-batches, chunks and layout of a table."""
+    """The stages, micro-batches, chunks, their layout, and slices of a table."""
     stages = len(table.rows)
     if empty := table.ranks_without_actions:
         first = next(table.actions)
         text = f"rank {empty[0]} runs nothing, but every stage of a plan holds layers"
         refuse_action(table, first, text, "delete its row")
     holders: dict[int, PlacedAction] = {}
-    micro_batches = 0
+    micro_batches = slices = 1
     for action in table.actions:
         holders.setdefault(action.stage, action)
         micro_batches = max(micro_batches, (action.micro_batch or 0) + 1)
+        slices = max(slices, (action.slice or 0) + 1)
     chunks = -(-len(holders) // stages)
     strays = {}
     for layout in LAYOUTS:
-        shape = PipelineShape(stages, micro_batches, chunks, layout)
+        shape = PipelineShape(stages, micro_batches, chunks, layout, slices)
         wanted = shape.chunk_stages
         stray = next((chunk for chunk in range(len(wanted)) if not _is_on(holders.get(chunk), wanted[chunk])), None)
         if stray is None:
@@ -155,6 +156,12 @@ def check_ascending(table: ActionTable) -> None:
             latest[action.stage] = action
 
 
+def _place_in_order(action: PlacedAction) -> tuple[int, int]:
+    """Slices of a micro-batch go forward in ascending, backward in descending order."""
+    number = action.slice or 0
+    return _number(action), number if action.kind is ActionKind.FORWARD else -number
+
+
 def _number(action: PlacedAction) -> int:
     assert action.micro_batch is not None
     return action.micro_batch
@@ -193,7 +200,7 @@ def orders_of_table(table: ActionTable) -> list[Order]:
 
 def action_of(action: PlacedAction) -> Action:
     """A computation as the generators have it."""
-    return Action(action.kind, _number(action), action.stage)
+    return Action(action.kind, _number(action), action.stage, action.slice or 0)
 
 
 def schedule_of(table: ActionTable, plan: Plan) -> str | None:

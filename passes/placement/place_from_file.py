@@ -1,9 +1,9 @@
 r"""`place-from-file{path=FILE.csv renumber=true}`: puts a module into the order of a schedule table in PyTorch's CSV (`ratrainc lint` says what is in one).
 
-    0F0,0F1,3F0,3B0,...        becomes, on the stage that holds chunks 0 and 3:        F0 of c0, F1 of c0, F0 of c3, B0 of c3, ...
+    0F0,0F1,3F0,3B0,...   becomes, on the stage of chunks 0 and 3,   F0 of c0, F1 of c0, F0 of c3, B0 of c3, ...
 
 A rank of the table is a stage, a "stage" of it a chunk. The table must be sound, and of the shape that the plan has: `pp`, `micro_batches`,
-`chunks` and `layout`. The plan's `schedule` becomes the one whose order the table has exactly; an order that has no name is one of its own.
+`chunks`, `layout` and as many `slices`. The plan's `schedule` becomes the one whose order the table has exactly; an order that has no name is one of its own.
 What the table asks for is done as it stands there or refused, with the cell:
 
 | in the table | in the module |

@@ -65,7 +65,7 @@ def _message(action: PlacedAction, topology: Topology) -> Message:
     peer = peer_stage(action)
     ends = (action.stage, peer) if action.kind in SENDS else (peer, action.stage)
     source, destination = (topology.chunk_stages[chunk] for chunk in ends)
-    return Message(payload, max(ends), action.micro_batch, 0, source, destination)
+    return Message(payload, max(ends), action.micro_batch, action.slice or 0, source, destination)
 
 
 def _with_messages(table: ActionTable, topology: Topology) -> Sequence[Sequence[PlacedAction]]:
@@ -82,8 +82,10 @@ def _with_messages(table: ActionTable, topology: Topology) -> Sequence[Sequence[
         forward = event.payload is Payload.ACTIVATION
         source, target = (event.into - 1, event.into) if forward else (event.into, event.into - 1)
         send, receive = (ActionKind.SEND_F, ActionKind.RECV_F) if forward else (ActionKind.SEND_B, ActionKind.RECV_B)
-        rows[event.source].append(PlacedAction(event.source, 0, source, send, event.micro_batch))
-        rows[event.destination].append(PlacedAction(event.destination, 0, target, receive, event.micro_batch))
+        rows[event.source].append(PlacedAction(event.source, 0, source, send, event.micro_batch, slice=event.slice))
+        rows[event.destination].append(
+            PlacedAction(event.destination, 0, target, receive, event.micro_batch, slice=event.slice)
+        )
     for row, rest in zip(rows, left, strict=True):
         row.extend(rest)
     return rows

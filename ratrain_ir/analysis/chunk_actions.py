@@ -50,4 +50,4 @@ def most_in_flight_on(module: Module, stage: Stage) -> int:
     """
     if module.plan.schedule is not None:
         return most_held(module.plan.schedule, module.plan.shape, stage.index)
-    return most_in_flight(action for _, action in chunk_actions(module, stage))
+    return most_in_flight(action.kind for _, action in chunk_actions(module, stage))

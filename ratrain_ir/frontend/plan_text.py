@@ -87,10 +87,9 @@ def parse_plan(
         _lay_over(data, overlay)
         places = _places_under(overlay, places if text else overlay.places)
     report = Report(places)
-    values = KEYS.flat(data, report)
-    if shape is not None and all(values.get(name, value) == value for name, value in shape.items()):
-        values = {**shape, **values}
-    values = with_slices(values, model)
+    values = with_slices(KEYS.flat(data, report), model)
+    if shape is not None and all(_fits(values.get(name, value), value) for name, value in shape.items()):
+        values = with_slices({**shape, **values}, model)
     auto_cuts = values.get("cuts", "auto") == "auto"
     reader = FieldReader(values, report, "RT063", KEYS.labels)
     plan = KEYS.read(reader, {"cuts": ()} if auto_cuts else {})
@@ -98,6 +97,11 @@ def parse_plan(
     check_said(reader, plan)
     report.check()
     return evolve(plan, cuts=balance_cuts(model, plan.pp * plan.chunks, plan.seq_len)) if auto_cuts else plan
+
+
+def _fits(said: object, value: object) -> bool:
+    """Whether a text says a value; of slices, whose lengths it has, how many there are."""
+    return (len(said) if isinstance(said, tuple | list) else said) == value
 
 
 def _lay_over(data: dict[str, Any], overlay: Overlay) -> None:

@@ -54,8 +54,8 @@ Examples:
     "--schedule-file",
     type=Source("table"),
     metavar="F.csv",
-    help="Place the schedule of this table (CSV of torch.distributed.pipelining). What the plan leaves out of pp, micro_batches, chunks "
-    "and layout is as in the table.",
+    help="Place the schedule of this table (CSV of torch.distributed.pipelining). What the plan leaves out of pp, micro_batches, chunks, "
+    "layout and slices is as in the table.",
 )
 @click.option(
     "-o",
