@@ -110,6 +110,9 @@ def check_against_plan(table: ActionTable, plan: Plan) -> None:
     if shape == planned:
         return
     mine, theirs = shape_keys(shape), shape_keys(planned)
+    for keys, others in ((mine, theirs), (theirs, mine)):
+        if "slices" in others:
+            keys.setdefault("slices", 1)
     differing = [name for name in mine if mine[name] != theirs.get(name)]
     differing += [name for name in theirs if name not in mine]
     first = next(table.actions)
@@ -123,13 +126,13 @@ def check_against_plan(table: ActionTable, plan: Plan) -> None:
 
 
 def shape_keys(shape: PipelineShape) -> dict[str, int | str]:
-    """The keys of a plan that a shape comes from; where a stage has one chunk there is no layout."""
-    keys: dict[str, int | str] = {
-        "pp": shape.stages,
-        "micro_batches": shape.micro_batches,
-        "chunks": shape.chunks,
-    }
-    return keys if shape.chunks == 1 else {**keys, "layout": shape.layout}
+    """The keys of a plan that a shape comes from; where a stage has one chunk there is no layout, where micro-batches are whole no slices."""
+    keys: dict[str, int | str] = {"pp": shape.stages, "micro_batches": shape.micro_batches, "chunks": shape.chunks}
+    if shape.chunks > 1:
+        keys["layout"] = shape.layout
+    if shape.slices > 1:
+        keys["slices"] = shape.slices
+    return keys
 
 
 def _words(keys: Mapping[str, object], names: Iterable[str]) -> str:

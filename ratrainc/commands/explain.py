@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratrain.ratrainc.commands.options import Source, json_option, machine_option, refuse_idle, seconds_option
+from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
@@ -183,6 +184,7 @@ def _levers(module: Module, stage: int, machine: Machine | None, seconds: float)
     with status("trying levers"):
         now = try_setting(setting, "as it is")
         if now is None:
+            echo(f"no levers are tried: the pipeline '{pipeline}' cannot be run again here", err=True)
             return []
         tried = [now, *(o for o in outcomes(setting, stage, seconds) if " and " not in o.name)]
     reference = now.peak_bytes[stage]

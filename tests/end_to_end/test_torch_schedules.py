@@ -10,11 +10,13 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.passes.placement.foreign_table import read_foreign_table, shape_of_table
+from ratrain.passes.placement.foreign_table import orders_of_table, read_foreign_table, shape_of_table
 from ratrain.ratrain_ir.actions import COMPUTES, MESSAGES, actions_of_module, read_torch_csv
+from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.frontend.balance import balance_cuts
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.schedules.action import most_in_flight
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.targets.program.program_verifier import check_program
 from tests.end_to_end.tiny_runs import losses, make_plan, state, train
@@ -91,6 +93,8 @@ def test_a_table_is_placed_as_it_stands(path: Path) -> None:
             for rows in (actions_of_module(module).rows, table.rows)
         )
         assert mine == theirs
+    in_flight = [most_in_flight_on(module, stage) for stage in module.stages]
+    assert in_flight == [most_in_flight(order) for order in orders_of_table(table)]
     text = print_module(module)
     assert print_module(parse_module(text)) == text
 
