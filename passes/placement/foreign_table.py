@@ -150,13 +150,17 @@ def check_ascending(table: ActionTable) -> None:
             if action.kind not in kinds:
                 continue
             before = latest.setdefault(action.stage, action)
-            if _number(before) > _number(action):
-                order = (
-                    f"the {what} of a stage go through the micro-batches in ascending order: they are added up in it"
-                )
+            if _place_in_order(before) > _place_in_order(action):
+                order = f"the {what} of a stage {_ORDERS[action.slice is not None and what != 'forwards']}: they are added up in it"
                 note = Note(f"'{before}' is here", table.locate(before))
                 refuse_action(table, action, f"'{action}' comes after '{before}', but {order}", way_out, note)
             latest[action.stage] = action
+
+
+_ORDERS = (
+    "go through the micro-batches in ascending order",
+    "go through the micro-batches in ascending, and through the slices of each in descending order",
+)
 
 
 def _place_in_order(action: PlacedAction) -> tuple[int, int]:

@@ -18,8 +18,8 @@ What the table asks for is done as it stands there or refused, with the cell:
 | `REDUCE_GRAD`, `reduce = "last"` | the reductions of the chunk's gradients over the replicas stand there; without it, at the step's end |
 | `REDUCE_GRAD`, `reduce = "each-micro-batch"` | refused: gradients are reduced once a micro-batch |
 
-The micro-batches of a chunk ascend in its forwards, its input gradients and its weight gradients, because that is the order in which losses
-and gradients are added up and rounded. Other tables are refused. With `renumber=true` the micro-batches of all backwards are numbered anew, in
+The micro-batches of a chunk ascend in its forwards, its input gradients and its weight gradients (the slices of each descend in the
+gradients), because that is the order in which losses and gradients are added up and rounded. Other tables are refused. With `renumber=true` the micro-batches of all backwards are numbered anew, in
 the order in which the first chunk takes them, if that makes them ascend everywhere and leaves the table sound: PyTorch's LoopedBFS takes the
 last one first.
 

@@ -86,6 +86,22 @@ def test_a_plan_that_says_another_shape_is_refused(
     assert not (folder / "x.rtir").exists()
 
 
+@pytest.mark.parametrize(
+    ("said", "lengths"), [("", (2, 2)), ("slices = [3, 1]\n", (3, 1)), ("slices = 2\n", (2, 2)), ("slices = 4\n", None)]
+)
+def test_slices_of_a_table_are_even_where_the_plan_leaves_them_out(
+    folder: Path, capsys: pytest.CaptureFixture[str], said: str, lengths: tuple[int, ...] | None
+) -> None:
+    (folder / "t.csv").write_text("0F0.0,0F0.1,0B0.1,0B0.0\n1F0.0,1F0.1,1B0.1,1B0.0\n")
+    words = ("--schedule-file", "t.csv", "--passes", "")
+    if lengths is None:
+        assert compiled(folder, "pp = 2\n", f"micro_batches = 1\n{said}", *words) == 1
+        assert "the table has slices = 2, but the plan has slices = 4" in capsys.readouterr().err
+    else:
+        assert compiled(folder, "", said, *words) == 0
+        assert parse_module((folder / "x.rtir").read_text()).plan.slices == lengths
+
+
 def test_cuts_for_fewer_chunks_than_the_table_has_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "t.csv").write_text(ZBV)
     assert compiled(folder, "cuts = [2]\n", "", "--schedule-file", "t.csv") == 1
