@@ -45,7 +45,7 @@ _IN_ORDER = (
     (
         "weight gradients",
         frozenset({ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT}),
-        "put weight halves, and whole backwards, in the order of the micro-batches",
+        "put weight halves, and whole backwards, in that order",
     ),
 )
 """Kinds of work in which the micro-batches of a chunk ascend, and the way out; a whole backward is of two of them."""
@@ -180,7 +180,7 @@ def renumbered(table: ActionTable) -> ActionTable:
     Raises `DiagnosticError` RT047 where they ascend already, else with what is wrong with the new table.
     """
     of_first = [a for a in table.actions if a.stage == 0 and a.kind in _IN_ORDER[1][1]]
-    number = {_number(action): position for position, action in enumerate(of_first)}
+    number = {old: new for new, old in enumerate(dict.fromkeys(map(_number, of_first)))}
     if all(old == new for old, new in number.items()):
         text = "the backwards ascend already: renumber=true changes nothing"
         refuse_action(table, of_first[0], text, "leave renumber out")
