@@ -1,7 +1,7 @@
 """`place-schedule{kind=...}`: puts a module into the order of any schedule that has a generator (`ratrainc schedule` prints them).
 
-    forward c0 m0, c2 m0, ..; backward c2 m0, c0 m0, ..     becomes, on a stage that holds chunks 0 and 2 of 4, interleaved with P = 2:
-    F0 of c0, F1 of c0, F0 of c2, F1 of c2, F2 of c0, B0 of c2, ...
+    forwards, then backwards         becomes, on stage 0 of 2 that holds chunks 0 and 2 of 4, interleaved:
+    c0 F0, c2 F0, c0 F1, ...         c0 F0, c0 F1, c2 F0, c2 F1, c0 F2, c2 B0, ...
 
 The schedule is that of the plan, unless `kind` names one; chunks, their layout and slices are always the plan's. Where an order has the
 halves of a backward apart, the backwards of attention and mlp blocks are split into `backward_input` and `backward_weight`.
@@ -36,7 +36,7 @@ class PlaceSchedulePass(Pass):
 
     name: ClassVar[str] = "place-schedule"
     requires: ClassVar[frozenset[Fact]] = frozenset()
-    kind: str | None = field(default=None, metadata={"choices": tuple(SCHEDULES), "default": "the plan's schedule"})
+    kind: str | None = field(default=None, metadata={"choices": tuple(SCHEDULES), "default": "the plan's"})
     """Name of the schedule; None: the one of the plan, where it says none the usual one of its chunks and slices."""
 
     def run(self, module: Module, context: PassContext) -> None:

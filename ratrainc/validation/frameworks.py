@@ -22,6 +22,7 @@ from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.schedules.named import default_schedule, most_held
+from ratrain.ratrain_ir.topology import mesh_of
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.evaluation import Task
@@ -132,7 +133,7 @@ class _Stage:
 
     @property
     def last(self) -> bool:
-        return self.index == self.plan.pp - 1
+        return self.index == mesh_of(self.plan).last_stage
 
     @property
     def layers(self) -> int:

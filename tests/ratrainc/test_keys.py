@@ -148,7 +148,7 @@ def shown(seen: str, model: ModelConfig, of: Plan, on: str) -> object:
 
 @pytest.mark.parametrize("name", PLAN)
 def test_a_key_of_a_plan_changes_what_it_says(name: str) -> None:
-    key, model = PLAN[name], config({})
+    key, model = PLAN[name], config({"num_hidden_layers": 4})  # for two stages of two chunks
     on = machine_text({"link_group": True} if name == "parallel.mapping" else {})
     before, after = (plan({**key.given, **with_it}, model) for with_it in ({}, {name: key.value}))
     assert before != after
@@ -160,7 +160,7 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
     assert set(PLAN) == known == set(TRIALS)
     assert {name.partition(".")[2] for name in known} == set(
         plan_from_fields(plan({}, config({})).to_fields()).to_fields()
-    ) | {"mapping", "attention", "logits"}
+    ) | {"mapping", "attention", "logits", "chunks", "layout", "slices"}
 
 
 @pytest.mark.parametrize(
