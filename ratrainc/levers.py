@@ -80,8 +80,8 @@ def levers_of(heaviest: int) -> list[Lever]:
     return [
         Lever("recompute{policy=auto}", lambda s: _with_policy(s, "auto")),
         Lever("recompute{policy=full}", lambda s: _with_policy(s, "full")),
-        Lever("one layer from the heaviest stage to the next", lambda s: _move_layer(s, heaviest, heaviest + 1)),
-        Lever("one layer from the heaviest stage to the one before", lambda s: _move_layer(s, heaviest, heaviest - 1)),
+        Lever("one layer from the heaviest stage to the next", lambda s: _move_layer(s, heaviest, 1)),
+        Lever("one layer from the heaviest stage to the one before", lambda s: _move_layer(s, heaviest, -1)),
         Lever("half the micro_batch_size, twice the micro_batches", _smaller_micro_batch),
         Lever("half the head_chunk", _smaller_head_chunk),
         Lever("half the mlp_chunk", _smaller_mlp_chunk),
@@ -143,9 +143,12 @@ def _smaller_buckets(setting: Setting) -> Setting | None:
     return _replace_pass(setting, ("bucket-grad-sync", "joint-order"), quarter)
 
 
-def _move_layer(setting: Setting, source: int, target: int) -> Setting | None:
-    plan = setting.plan
-    if not 0 <= target < plan.pp:
+def _move_layer(setting: Setting, stage: int, step: int) -> Setting | None:
+    """A layer of a stage's longest chunk goes to the chunk one step after or before, where another stage holds that."""
+    plan, chunk_stages = setting.plan, setting.plan.shape.chunk_stages
+    source = max(plan.shape.chunks_of(stage), key=lambda chunk: len(plan.chunk_layers(chunk, setting.model)))
+    target = source + step
+    if not 0 <= target < len(chunk_stages) or chunk_stages[target] == stage:
         return None
     cuts = list(plan.cuts)
     if target > source:
@@ -196,9 +199,10 @@ def _with_zero(setting: Setting, zero: int, reduce: str) -> Setting | None:
 
 def _more_stages(setting: Setting) -> Setting | None:
     plan = setting.plan
-    if plan.dp % 2 or plan.pp * 2 > setting.model.layers:
+    count = plan.pp * 2 * plan.chunks
+    if plan.dp % 2 or count > setting.model.layers:
         return None
-    cuts = balance_cuts(setting.model, plan.pp * 2, plan.seq_len)
+    cuts = balance_cuts(setting.model, count, plan.seq_len)
     halved = plan.reshaped(dp=plan.dp // 2, micro_batches=plan.micro_batches * 2)
     more = attrs.evolve(
         halved, pp=plan.pp * 2, cuts=cuts, mapping=None

@@ -52,6 +52,11 @@ class PlaceSchedulePass(Pass):
         context.statistics["stages"] = module.plan.pp
 
 
+def takes_schedule_of_plan(item: Pass) -> bool:
+    """Whether a pass places what the plan says, whatever that is."""
+    return isinstance(item, PlaceSchedulePass) and item.kind is None
+
+
 def split_where_halves_are_apart(module: Module, orders: list[Order]) -> None:
     """Split each backward of which an order names the halves."""
     chunk_of = module.topology.chunk_of

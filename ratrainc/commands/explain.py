@@ -171,14 +171,17 @@ def _levers(module: Module, stage: int, machine: Machine | None, seconds: float)
     from attrs import evolve
 
     from ratrain import api
+    from ratrain.passes.pipeline_text import parse_pipeline
+    from ratrain.passes.placement.place_schedule import takes_schedule_of_plan
     from ratrain.ratrain_ir.module import Level
     from ratrain.ratrainc.console import status
     from ratrain.ratrainc.levers import Setting, outcomes, try_setting
 
     if not module.pipeline:
         return []
-    # of a placed module the plan tells the order that its pipeline made
-    plan = module.plan if module.level is Level.DATAFLOW else evolve(module.plan, schedule=None)
+    plan = module.plan
+    if module.level is not Level.DATAFLOW and not any(map(takes_schedule_of_plan, parse_pipeline(module.pipeline))):
+        plan = evolve(plan, schedule=None)  # of a placed module the plan tells the order that its pipeline made
     pipeline = module.pipeline if module.level is Level.ALLOCATED else f"{module.pipeline},allocate-ddr"
     setting = Setting(module.model, plan, pipeline, api.machine_for(module, machine))
     with status("trying levers"):
