@@ -45,16 +45,11 @@ class PlaceSchedulePass(Pass):
         Raises `DiagnosticError` RT064 where the plan says another schedule, or has chunks or slices that this one cannot have.
         """
         kind = self.kind or module.plan.schedule or default_schedule(module.plan.shape)
-        begin_placing(module, kind)
+        begin_placing(module, kind, f"place-schedule{{kind={kind}}}")
         orders = [SCHEDULES[kind].actions(module.plan.shape, stage.index) for stage in module.stages]
         split_where_halves_are_apart(module, orders)
         place_orders(module, orders)
         context.statistics["stages"] = module.plan.pp
-
-
-def takes_schedule_of_plan(item: Pass) -> bool:
-    """Whether a pass places what the plan says, whatever that is."""
-    return isinstance(item, PlaceSchedulePass) and item.kind is None
 
 
 def split_where_halves_are_apart(module: Module, orders: list[Order]) -> None:

@@ -35,14 +35,14 @@ def refuse_contradiction(plan: Plan, placed: str, by: str, place: Callable[[], P
     )
 
 
-def begin_placing(module: Module, schedule: str) -> None:
-    """Note in the plan which schedule a module is put into.
+def begin_placing(module: Module, schedule: str, by: str | None = None) -> None:
+    """Note in the plan which schedule a module is put into, by the pass that is named after it, or another.
 
     Raises `DiagnosticError` RT064 where the plan of a module that has no order yet says another, or has chunks or slices that the schedule
     cannot have. Of a module that has an order, the plan tells which; the new one replaces it.
     """
     if module.level is Level.DATAFLOW:
-        refuse_contradiction(module.plan, schedule, f"the pass 'place-{schedule}'")
+        refuse_contradiction(module.plan, schedule, f"the pass '{by or f'place-{schedule}'}'")
     problem = SCHEDULES[schedule].problem(module.plan.shape)
     if problem is not None:
         title = SCHEDULES[schedule].title

@@ -171,8 +171,7 @@ def _levers(module: Module, stage: int, machine: Machine | None, seconds: float)
     from attrs import evolve
 
     from ratrain import api
-    from ratrain.passes.pipeline_text import parse_pipeline
-    from ratrain.passes.placement.place_schedule import takes_schedule_of_plan
+    from ratrain.passes.placement.place_schedule import PlaceSchedulePass
     from ratrain.ratrain_ir.module import Level
     from ratrain.ratrainc.console import status
     from ratrain.ratrainc.levers import Setting, outcomes, try_setting
@@ -180,7 +179,7 @@ def _levers(module: Module, stage: int, machine: Machine | None, seconds: float)
     if not module.pipeline:
         return []
     plan = module.plan
-    if module.level is not Level.DATAFLOW and not any(map(takes_schedule_of_plan, parse_pipeline(module.pipeline))):
+    if module.level is not Level.DATAFLOW and PlaceSchedulePass.name not in module.pipeline.split(","):
         plan = evolve(plan, schedule=None)  # of a placed module the plan tells the order that its pipeline made
     pipeline = module.pipeline if module.level is Level.ALLOCATED else f"{module.pipeline},allocate-ddr"
     setting = Setting(module.model, plan, pipeline, api.machine_for(module, machine))

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, fail
 from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrainc.commands.launch import command as launch_command
 from ratrain.ratrainc.commands.postmortem import command as postmortem_command
 from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs
@@ -38,6 +39,7 @@ from ratrain.targets.runtime.positions import (
 )
 from ratrain.targets.runtime.postmortem import Fault, diagnose
 from ratrain.targets.runtime.settings import RunSettings, Saving
+from tests.end_to_end.chunk_runs import program_of
 from tests.end_to_end.tiny_runs import MODEL, instructions, make_program, start, train
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ PROGRAMS = {
         evolve(MODEL, tied_embeddings=True), pp=3, zero=2, reduce="each-micro-batch"
     ),
     "1x3": make_program(pp=1, dp=3),
+    "2x2-interleaved": program_of(evolve(MODEL, layers=4), "interleaved", PipelineShape(2, 3, 2)),
+    "2x2-vee": program_of(evolve(MODEL, layers=4), "zb-v", PipelineShape(2, 3, 2, "vee")),
 }
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -163,15 +167,24 @@ def test_a_circle_of_waits_is_the_programs_fault() -> None:
     assert any("stage @1 replica 1" in note for note in notes)
 
 
-def test_a_message_that_was_sent_and_did_not_arrive_is_named() -> None:
-    program = PROGRAMS["2x2"]
+@pytest.mark.parametrize(
+    ("name", "title", "micro_batch"),
+    [
+        ("2x2", "recv activation m0 @0", 0),
+        ("2x2-interleaved", "recv activation m1 c3 @0", 1),
+        ("2x2-vee", "recv gradient m0 c3 @0", 0),
+    ],
+)
+def test_a_message_that_was_sent_and_did_not_arrive_is_named(name: str, title: str, micro_batch: int) -> None:
+    """Of several chunks it is the one of its chunk that was sent, not the first of its number."""
+    program = PROGRAMS[name]
     engine = start(program, 1).engine
     original = engine.execute
 
     def execute(members: Any, step: int) -> None:
         rank, instruction = members[0]
-        if instruction.keyword == "recv" and (rank.stage_index, rank.replica) == (1, 1):
-            raise TimeoutError  # the first message stays on its way for ever
+        if instruction.title == title and (rank.stage_index, rank.replica) == (1, 1):
+            raise TimeoutError  # the message stays on its way for ever
         original(members, step)
 
     engine.execute = execute  # type: ignore[method-assign]
@@ -190,7 +203,7 @@ def test_a_message_that_was_sent_and_did_not_arrive_is_named() -> None:
     found = diagnose(program, positions, time.time(), alive)
     assert [cause.fault for cause in found.causes] == [Fault.LOST_MESSAGE]
     assert "stage @1 replica 1" in found.causes[0].text
-    assert "'recv activation m0 @0' (step 0, micro-batch 0)" in found.causes[0].text
+    assert f"'{title}' (step 0, micro-batch {micro_batch})" in found.causes[0].text
     assert "stage @0 replica 1 has sent the message" in found.causes[0].text
     assert not diagnose(program, engine.positions(), time.time(), alive).is_conclusive  # it lies in the process of both
 
