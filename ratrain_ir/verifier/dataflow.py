@@ -10,24 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.blocks import (
-    KEY_SLOTS,
     WEIGHT_HALF_SLOTS,
     Block,
     half_slots,
     is_sharded,
-    last_viewer,
     next_block,
     pending_slots,
     reduces_each_micro_batch,
     saved_slots,
-    seen_slices,
-    sum_slots,
 )
 from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
 from ratrain.ratrain_ir.module import Level, Module, Stage
@@ -60,14 +56,13 @@ from ratrain.ratrain_ir.ops import (
     piece_text,
 )
 from ratrain.ratrain_ir.per_op import PerOp
-from ratrain.ratrain_ir.signatures import attends, bind, of_slice
+from ratrain.ratrain_ir.signatures import attends, bind
 from ratrain.ratrain_ir.types import StateKind
 from ratrain.ratrain_ir.verifier.report import MAX_REPORTS, Reporter
+from ratrain.ratrain_ir.verifier.slices import Contributions, Value, seen_keys, sum_steps
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-
-Value = tuple[object, ...]
 
 
 def check_dataflow(module: Module, report: Reporter) -> None:
@@ -95,8 +90,13 @@ class _SymbolicRun:
     op: Op | None = None
     """The op that is visited."""
     blocks: tuple[Block, ...] = ()
+    sums: Contributions = field(init=False)
+    """Which contribution to the loss and to a gradient each piece makes."""
     split: list[tuple[Block, Piece]] = field(factory=list)
     """Blocks and pieces whose backward is in two halves."""
+
+    def __attrs_post_init__(self) -> None:
+        self.sums = Contributions.under(self.module.plan)
 
     def run(self) -> None:
         self.blocks = self.module.topology.stage_blocks[self.stage.index]
@@ -195,43 +195,14 @@ class _SymbolicRun:
 
     def add_loss(self, op: Forward, loss: Tensor, m: Piece) -> None:
         """The loss is a sum over micro-batches in ascending order, and over their slices."""
-        share = self.share(m, descending=False)
+        share = self.sums.share(m, descending=False)
         if op.updates:
-            self.expect("RT030", op, loss, "loss", self.shares(share, descending=False))
+            self.expect("RT030", op, loss, "loss", self.sums.shares(share, descending=False))
         elif share != 0:
-            first = piece_text(self.piece(0, descending=False))
+            first = piece_text(self.sums.piece(0, descending=False))
             text = f"the first contribution to the loss must be {first}: micro-batches ascend"
             self.report.at_op("RT030", text, self.stage, op, loss)
-        self.set(loss, "loss", self.shares(share + 1, descending=False))
-
-    # Which contribution to a sum a piece makes: micro-batches ascend; of their slices those of the loss do, of gradients they descend.
-
-    @property
-    def slices(self) -> int:
-        """Pieces of a micro-batch."""
-        return max(1, len(self.module.plan.slices))
-
-    def share(self, piece: Piece, *, descending: bool) -> int:
-        """The place of a piece's contribution in a step's sum."""
-        if isinstance(piece, int):
-            return piece
-        number = self.slices - 1 - piece.number if descending else piece.number
-        return piece.micro_batch * self.slices + number
-
-    def piece(self, share: int, *, descending: bool) -> Piece:
-        """The piece that makes a contribution."""
-        if not self.module.plan.slices:
-            return share
-        micro_batch, number = divmod(share, self.slices)
-        return Slice(micro_batch, self.slices - 1 - number if descending else number)
-
-    def shares(self, stop: int, start: int = 0, *, descending: bool = True) -> range | _Shares:
-        """The contributions from one up to another."""
-        return _Shares(start, stop, self.slices, descending) if self.module.plan.slices else range(start, stop)
-
-    def of_micro_batches(self, stop: int, start: int = 0) -> range | _Shares:
-        """The contributions of whole micro-batches to a gradient."""
-        return self.shares(stop * self.slices, start * self.slices)
+        self.set(loss, "loss", self.sums.shares(share + 1, descending=False))
 
     def block_input(self, op: Op, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         if block.kind == "embed":
@@ -316,48 +287,34 @@ class _SymbolicRun:
 
     def contribute(self, op: Backward | BackwardWeight, gradient: Tensor, block: Block, m: Piece) -> None:
         """Gradients gather micro-batches in ascending order, and of each its slices in descending order."""
-        share = self.share(m, descending=True)
+        share = self.sums.share(m, descending=True)
         alone = reduces_each_micro_batch(self.module.plan)
-        begin = share - share % self.slices if alone else 0
+        begin = share - share % self.sums.slices if alone else 0
         if gradient in op.writes:
             if share != begin:
-                first = piece_text(self.piece(begin, descending=True))
+                first = piece_text(self.sums.piece(begin, descending=True))
                 text = f"the first contribution to the gradient of {block} must be {first}: micro-batches ascend"
                 self.report.at_op("RT031", text, self.stage, op, gradient)
-            self.set(gradient, "g", block, self.shares(share + 1, share))
+            self.set(gradient, "g", block, self.sums.shares(share + 1, share))
             return
-        self.expect("RT031", op, gradient, "g", block, self.shares(share, begin))
-        self.set(gradient, "g", block, self.shares(share + 1, begin))
+        self.expect("RT031", op, gradient, "g", block, self.sums.shares(share, begin))
+        self.set(gradient, "g", block, self.sums.shares(share + 1, begin))
 
     # slices of an attention
 
     def see_keys(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         """A slice reads the keys and values of earlier slices, made by their forwards."""
-        for other in self.seen(block, m):
-            for name in KEY_SLOTS:
-                self.expect("RT030", op, roles[of_slice(name, other.number)], "saved", block, other, name)
-
-    def seen(self, block: Block, m: Piece) -> list[Slice]:
-        if isinstance(m, int) or block.kind != "attention":
-            return []
-        plan = slice_plan(self.module.plan, m.number)
-        return [Slice(m.micro_batch, number) for number in seen_slices(self.module.model, plan)]
+        for role, value in seen_keys(self.module.model, self.module.plan, block, m):
+            self.expect("RT030", op, roles[role], *value)
 
     def add_up_sums(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         """The backward of a slice takes what later slices left for its keys and values, and adds to the sums of earlier ones."""
         self.see_keys(op, roles, block, m)
-        if isinstance(m, int):
-            return
-        model, plan = self.module.model, self.module.plan
-        for slot in sum_slots(model, slice_plan(plan, m.number), block):
-            self.expect("RT031", op, roles[slot.name], slot.name, block, m, _down_to(m.number + 1))
-        for other in self.seen(block, m):
-            mine = slice_plan(plan, other.number)
-            for slot in sum_slots(model, mine, block):
-                tensor = roles[of_slice(slot.name, other.number)]
-                if last_viewer(model, mine) != m.number:
-                    self.expect("RT031", op, tensor, slot.name, block, other, _down_to(m.number + 1))
-                self.set(tensor, slot.name, block, other, _down_to(m.number))
+        for step in sum_steps(self.module.model, self.module.plan, block, m):
+            if step.before is not None:
+                self.expect("RT031", op, roles[step.role], *step.before)
+            if step.after is not None:
+                self.set(roles[step.role], *step.after)
 
     # messages
 
@@ -385,11 +342,11 @@ class _SymbolicRun:
         for block in op.blocks:
             shard, flag = roles[f"gs.{block}"], roles[f"flag.{block}"]
             if op.micro_batch is None:
-                self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.of_micro_batches(count))
+                self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.sums.of_micro_batches(count))
                 reduced = range(count)
             else:
                 m = op.micro_batch
-                self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.of_micro_batches(m + 1, m))
+                self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.sums.of_micro_batches(m + 1, m))
                 reduced = range(m + 1)
                 if op.updates:
                     self.expect("RT031", op, shard, "reduced", block, range(m))
@@ -407,7 +364,7 @@ class _SymbolicRun:
         for block in op.blocks:
             self.once(op, "RT031", "all_reduce", op.group, block)
             if op.group is Group.REPLICAS:
-                self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.of_micro_batches(len(everything)))
+                self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.sums.of_micro_batches(len(everything)))
                 self.set(roles[f"g.{block}"], "reduced", block, everything)
                 self.set(roles[f"flag.{block}"], "flag", block, everything)
             else:
@@ -453,8 +410,8 @@ class _SymbolicRun:
             self.norm(op)
             return
         if op.quantity is Quantity.LOSS:
-            count = self.module.plan.micro_batches * self.slices
-            self.expect("RT030", op, op.reads[0], "loss", self.shares(count, descending=False))
+            count = self.module.plan.micro_batches * self.sums.slices
+            self.expect("RT030", op, op.reads[0], "loss", self.sums.shares(count, descending=False))
             return
         everything = range(self.module.plan.micro_batches)
         seen = {self.values.get(tensor) for tensor in op.reads}
@@ -507,8 +464,8 @@ class _SymbolicRun:
 
     def required(self) -> Iterator[Value]:
         plan = self.module.plan
-        for share in range(plan.micro_batches * self.slices):
-            m = self.piece(share, descending=False)
+        for share in range(plan.micro_batches * self.sums.slices):
+            m = self.sums.piece(share, descending=False)
             yield from ((what, block, m) for block in self.blocks for what in ("forward", "backward"))
         yield from (("backward_weight", block, m) for block, m in self.split)
         for block in self.blocks:
@@ -539,28 +496,6 @@ class _SymbolicRun:
                 f"%{tensor.name} is carried: the step must leave {_words(expected)} in it, but leaves {_words(after)}"
             )
             self.report.at_tensor("RT024", text, tensor)
-
-
-def _down_to(number: int) -> str:
-    """Which later slices have added to a sum: those that see the keys, down to one."""
-    return f"from its later slices down to s{number}"
-
-
-class _Shares(NamedTuple):
-    """Contributions of slices to a sum, from one up to another."""
-
-    start: int
-    stop: int
-    slices: int
-    descending: bool
-
-    def __str__(self) -> str:
-        ends = (self.start, self.stop - 1) if self.stop > self.start + 1 else (self.start,)[: self.stop - self.start]
-        return " to ".join(map(self.piece, ends))
-
-    def piece(self, share: int) -> str:
-        micro_batch, number = divmod(share, self.slices)
-        return f"m{micro_batch} s{self.slices - 1 - number if self.descending else number}"
 
 
 @cache
