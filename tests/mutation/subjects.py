@@ -124,6 +124,18 @@ SUBJECTS: dict[str, Subject] = {
             "place-schedule",
             DEEPER,
         ),
+        Subject("p2-d2-zero1-slices", {"micro_batches": 2, "slices": (6, 5, 5)}, _RATRAIN),
+        Subject(
+            "p2-d2-zero2-each-slices-window",
+            {"micro_batches": 2, "zero": 2, "reduce": "each-micro-batch", "slices": (4, 4, 4, 4)},
+            f"place-schedule,insert-prefetch,{_BUCKETS},recompute{{policy=full}},allocate-ddr",
+            evolve(MODEL, family="mistral", sliding_window=6),
+        ),
+        Subject(
+            "p2-d1-slices-placed",
+            {"dp": 1, "micro_batches": 2, "zero": 0, "slices": (8, 8)},
+            "place-schedule,recompute{policy=attention}",
+        ),
         Subject("p2-d2-zero3-placed", {"micro_batches": 2, "zero": 3}, "place-1f1b"),
         Subject("p2-d2-placed", {"micro_batches": 2}, "place-1f1b,recompute{policy=attention}"),
         Subject("p3-d1-placed", {"pp": 3, "dp": 1, "micro_batches": 4, "zero": 0}, "place-1f1b", DEEP),

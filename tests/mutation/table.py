@@ -16,10 +16,12 @@ from tests.mutation import (  # those that are not used register their operators
     module_fields,  # noqa: F401
     module_order,  # noqa: F401
     module_parts,
+    module_slices,  # noqa: F401
     module_tensors,  # noqa: F401
     program_chunks,  # noqa: F401
     program_fields,  # noqa: F401
     program_parts,
+    program_slices,  # noqa: F401
     program_streams,  # noqa: F401
     program_tensors,  # noqa: F401
 )
