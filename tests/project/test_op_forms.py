@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from ratrain.ratrain_ir.blocks import BLOCK_KINDS, SPLIT_KINDS
 from ratrain.ratrain_ir.lowering import lower
@@ -44,6 +45,10 @@ REFUSED = {
 OF_LAYERS = {Recompute: SPLIT_KINDS, BackwardInput: SPLIT_KINDS, BackwardWeight: SPLIT_KINDS}
 
 
+OF_CUTS = ("slice", "chunk")
+"""Fields that every op of a plan with slices, every message of one with chunks has beside its others: a section of their own."""
+
+
 @pytest.mark.parametrize("form", ALL_FORMS, ids=lambda form: form.text)
 def test_every_form_can_be_read_back(form: Any) -> None:
     step = print_module(lower(OP_FORMS["MODEL"], OP_FORMS["PLAN"]))
@@ -68,6 +73,8 @@ def test_every_op_has_its_forms_in_the_page() -> None:
 def test_every_word_a_field_may_have_is_in_a_form() -> None:
     for keyword, cls in OP_CLASSES.items():
         for attribute in FIELDS[cls]:
+            if attribute.name in OF_CUTS:
+                continue
             values = [getattr(form.op, attribute.name) for form in FORMS[keyword]]
             if attribute.metadata.get("optional"):
                 assert attribute.default in values, f"{keyword} without {attribute.name}"
@@ -113,3 +120,16 @@ def test_what_the_table_by_hand_left_out_is_there() -> None:
     assert {"all_gather embed m0 forward", "all_gather mlp.0 m0 backward"} <= texts
     recoveries = [form.op for form in FORMS["recompute"]]
     assert any("q" in {tensor.slot for tensor in op.reads} for op in recoveries)
+
+
+def test_what_chunks_and_slices_add_is_as_a_lowered_step_has_it() -> None:
+    """The lines of the section are those of a step that is cut both ways."""
+    text = (DOCS / "rtir.md").read_text().partition("\n## Chunks and slices\n")[2].partition("\n## ")[0]
+    lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    model = evolve(OP_FORMS["MODEL"], layers=4)
+    plan = evolve(OP_FORMS["PLAN"], cuts=(1, 2, 3), chunks=2, slices=(5, 3), zero=1)
+    step = print_module(lower(model, plan))
+    assert lines
+    assert all(f"    {line}\n" in step for line in lines), [line for line in lines if f"    {line}\n" not in step]
+    keywords = {line.partition(" (")[0].rpartition("= ")[2].split()[0] for line in lines}
+    assert {"send", "recv", "forward", "backward"} <= keywords
