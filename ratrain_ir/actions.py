@@ -144,7 +144,8 @@ def _stage_row(module: Module, stage: Stage) -> tuple[PlacedAction, ...]:
     row: list[PlacedAction] = []
 
     def add(op: Op, kind: ActionKind, chunk: int, micro_batch: int | None) -> None:
-        row.append(PlacedAction(stage.index, len(row), chunk, kind, micro_batch, op.line))
+        number = getattr(op, "slice", None)
+        row.append(PlacedAction(stage.index, len(row), chunk, kind, micro_batch, op.line, slice=number))
 
     for op in stage.ops:
         action = computations.get(id(op))

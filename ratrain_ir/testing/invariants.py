@@ -23,6 +23,7 @@ from ratrain.ratrain_ir.ops import (
     InputGradientOp,
     Op,
     Payload,
+    Piece,
     Recompute,
     Recv,
     ReduceScatter,
@@ -30,12 +31,15 @@ from ratrain.ratrain_ir.ops import (
     Send,
     Tensor,
     WeightGradientOp,
+    piece_name,
+    piece_of,
 )
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrain_ir.schedules.action import ActionKind
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.testing.slice_invariants import pieces, slices_see_each_other
 from ratrain.ratrain_ir.testing.strategies import Case, cases, targets
 from ratrain.ratrain_ir.types import StateKind, aligned
 from ratrain.ratrain_ir.verifier import check
@@ -52,7 +56,7 @@ Runner = Callable[["Module", str, FakeTarget], object]
 def check_pass(pipeline: str, run: Runner, *, examples: int = 25, shrink: bool = True) -> None:
     """Run a pipeline over generated modules and check everything below: the one call a pass author needs.
 
-    A pipeline that begins with a placement is run with one chunk a stage; others place what each plan says, chunks included.
+    A pipeline that begins with a placement is run with one chunk a stage and whole micro-batches; others place what each plan says, chunks and slices included.
     Raises AssertionError for a model and a plan that break an invariant, or whatever the pipeline raises; with `shrink`,
     which may take a minute, for small ones.
     """
@@ -63,7 +67,7 @@ def check_pass(pipeline: str, run: Runner, *, examples: int = 25, shrink: bool =
     @settings(
         max_examples=examples, phases=phases, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
-    @given(cases(max_chunks=1) if pipeline.startswith("place-") else cases(), targets())
+    @given(cases(max_chunks=1, max_slices=1) if pipeline.startswith("place-") else cases(), targets())
     def every_example(case: Case, target: FakeTarget) -> None:
         module, again = case.module(), parse_module(print_module(case.module()))
         run(module, pipeline, target)
@@ -84,6 +88,7 @@ def check_everything(module: Module, capacity_bytes: int | None = None) -> None:
     messages_pass_between_chunks(module)
     for stage in module.stages:
         blocks_are_where_the_plan_says(module, stage)
+        slices_see_each_other(module, stage)
         lifetimes_are_exact(stage)
         if any(type(op) is Release for op in stage.ops):
             nothing_is_used_after_release(stage)
@@ -234,29 +239,33 @@ def stage_of_chunk(module: Module, chunk: int) -> int:
 
 
 def blocks_are_where_the_plan_says(module: Module, stage: Stage) -> None:
-    """A stage holds the weights of its chunks' blocks and of no others, and does each block's forward once for each micro-batch."""
+    """A stage holds the weights of its chunks' blocks and of no others, and does each block's forward once for each micro-batch, or slice of one."""
     layers = [block(kind, layer) for layer in range(module.model.layers) for kind in ("attention", "mlp")]
     chain = [block("embed"), *layers, block("head")]
     own = [held for held in chain if stage_of_chunk(module, chunk_of_block(module, held)) == stage.index]
     masters = Counter(tensor.name for tensor in stage.tensors.values() if tensor.kind is StateKind.MASTER)
     assert masters == Counter(f"p.{held}" for held in own), f"stage {stage.index} holds {sorted(masters)}"
-    done = Counter((str(op.block), op.micro_batch) for op in stage.ops if type(op) is Forward)
-    wanted = Counter((str(held), m) for held in own for m in range(module.plan.micro_batches))
+    done = Counter((str(op.block), piece_of(op)) for op in stage.ops if type(op) is Forward)
+    wanted = Counter((str(held), piece) for held in own for piece in _all_pieces(module))
     assert done == wanted, f"stage {stage.index} does {done - wanted} too often, {wanted - done} too rarely"
 
 
+def _all_pieces(module: Module) -> list[Piece]:
+    return [piece for m in range(module.plan.micro_batches) for piece in pieces(module, m)]
+
+
 def messages_pass_between_chunks(module: Module) -> None:
-    """Between chunks on different stages each micro-batch has one activation and one gradient, in one order on both sides.
+    """Between chunks on different stages each micro-batch, or slice of one, has one activation and one gradient, in one order on both sides.
 
     Between two stages each chunk's messages are a sequence of their own.
     """
     sent, received = (_messages(module, kind) for kind in (Send, Recv))
-    wanted: dict[tuple[int, int, Payload, int | None], Counter[int]] = {}
+    wanted: dict[tuple[int, int, Payload, int | None], Counter[Piece]] = {}
     for into in range(1, module.plan.pp * module.plan.chunks):
         before, after = stage_of_chunk(module, into - 1), stage_of_chunk(module, into)
         said = into if module.plan.chunks > 1 else None
         if before != after:
-            each = Counter(range(module.plan.micro_batches))
+            each = Counter(_all_pieces(module))
             wanted[before, after, Payload.ACTIVATION, said] = wanted[after, before, Payload.GRADIENT, said] = each
     for ways, verb in ((sent, "sent"), (received, "received")):
         found = {way: Counter(order) for way, order in ways.items()}
@@ -264,14 +273,14 @@ def messages_pass_between_chunks(module: Module) -> None:
     assert sent == received, f"there are sent {sent}, but received {received}"
 
 
-def _messages(module: Module, kind: type[Op]) -> dict[tuple[int, int, Payload, int | None], list[int]]:
-    """The micro-batches of the sends, or of the receives, by sender, receiver, payload and chunk, in list order."""
-    found: dict[tuple[int, int, Payload, int | None], list[int]] = {}
+def _messages(module: Module, kind: type[Op]) -> dict[tuple[int, int, Payload, int | None], list[Piece]]:
+    """The micro-batches, or slices, of the sends, or of the receives, by sender, receiver, payload and chunk, in list order."""
+    found: dict[tuple[int, int, Payload, int | None], list[Piece]] = {}
     for stage in module.stages:
         for op in stage.ops:
             if type(op) is kind and isinstance(op, Send | Recv):
                 source, target = (stage.index, op.peer) if kind is Send else (op.peer, stage.index)
-                found.setdefault((source, target, op.payload, op.chunk), []).append(op.micro_batch)
+                found.setdefault((source, target, op.payload, op.chunk), []).append(piece_of(op))
     return found
 
 
@@ -283,14 +292,14 @@ def in_flight_is_exact(module: Module, stage: Stage) -> None:
     plan = module.plan
     assert plan.schedule is not None
     firsts = {chunk_of_block(module, held): held for held in reversed(module.topology.stage_blocks[stage.index])}
-    started: set[tuple[int, int]] = set()
+    started: set[tuple[int, Piece]] = set()
     most = 0
     for op in stage.ops:
         if type(op) is Forward:
-            started.add((chunk_of_block(module, op.block), op.micro_batch))
+            started.add((chunk_of_block(module, op.block), piece_of(op)))
         most = max(most, len(started))
         if isinstance(op, InputGradientOp) and op.block in firsts.values():
-            started.discard((chunk_of_block(module, op.block), op.micro_batch))
+            started.discard((chunk_of_block(module, op.block), piece_of(op)))
     if plan.schedule in ("1f1b", "zb-h1"):
         expected = min(plan.pp - stage.index, plan.micro_batches)
     else:
@@ -320,7 +329,7 @@ def _work(op: Op) -> list[tuple[str, ...]]:
         return []
     if isinstance(op, InputGradientOp | WeightGradientOp):  # two halves do what the whole does
         results = [t.name for t in op.writes + op.updates if t.kind is not StateKind.SAVED]
-        return [("backward", str(op.block), f"m{op.micro_batch}", name) for name in results]
+        return [("backward", str(op.block), piece_name(piece_of(op)), name) for name in results]
     if isinstance(op, ReduceScatter | AllReduce | AllGather):
         detail = str(getattr(op, "micro_batch", None))
         group = op.group.value if isinstance(op, AllReduce) else "replicas"

@@ -1,12 +1,13 @@
 """Hypothesis strategies: small models, every plan the compiler takes for them, and what can be made of both.
 
-Everything is small enough to be checked by brute force: at most 6 layers, 4 stages, 3 chunks a stage, 6 micro-batches, 3 replicas.
+Everything is small enough to be checked by brute force: at most 6 layers, 4 stages, 3 chunks a stage, 6 micro-batches or slices, 3 replicas.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 MAX_LAYERS = 6
 MAX_STAGES = 4
 MAX_CHUNKS = 3
+MAX_SLICES = 3
 MAX_MICRO_BATCHES = 6
 MAX_REPLICAS = 3
 MAX_TOKENS = 8
@@ -83,6 +85,7 @@ def plans(
     max_stages: int = MAX_STAGES,
     min_chunks: int = 1,
     max_chunks: int = MAX_CHUNKS,
+    max_slices: int = MAX_SLICES,
     max_micro_batches: int = MAX_MICRO_BATCHES,
     max_replicas: int = MAX_REPLICAS,
 ) -> Plan:
@@ -91,9 +94,14 @@ def plans(
     One with several chunks a stage names a schedule that has them; one with one chunk names none, and takes any of one chunk.
     """
     pp = draw(st.integers(min_stages, min(max_stages, model.layers // min_chunks)))
-    micro_batches = draw(st.integers(1, max_micro_batches))
+    seq_len = draw(st.integers(1, MAX_TOKENS))
+    slices = draw(_slices(seq_len, max_slices))
+    micro_batches = draw(st.integers(1, max(1, max_micro_batches // max(1, len(slices)))))
     chunks = draw(st.integers(min_chunks, min(max_chunks, model.layers // pp) if pp > 1 else 1))
-    schedule, layout = draw(st.sampled_from(_placements(pp, micro_batches, chunks)))
+    placements = _placements(pp, micro_batches, chunks, len(slices))
+    if not placements:
+        slices, placements = (), _placements(pp, micro_batches, chunks, 0)
+    schedule, layout = draw(st.sampled_from(placements))
     inner = st.integers(1, max(1, model.layers - 1))
     count = pp * chunks - 1
     cuts = tuple(sorted(draw(st.sets(inner, min_size=count, max_size=count)))) if count else ()
@@ -107,7 +115,8 @@ def plans(
         cuts=cuts,
         micro_batch_size=draw(st.integers(1, 2)),
         micro_batches=micro_batches,
-        seq_len=draw(st.integers(1, MAX_TOKENS)),
+        seq_len=seq_len,
+        slices=slices,
         zero=zero,
         reduce=draw(st.sampled_from(("last", "each-micro-batch"))) if zero == 2 else "last",
         view_dtype=view_dtype,
@@ -124,11 +133,21 @@ def plans(
     return plan
 
 
-def _placements(stages: int, micro_batches: int, chunks: int) -> list[tuple[str | None, str]]:
-    """Schedules with layouts for so many chunks."""
+@st.composite
+def _slices(draw: st.DrawFn, seq_len: int, most: int) -> tuple[int, ...]:
+    """Lengths of slices of a sequence; about half have none."""
+    most = min(most, seq_len)
+    if most < 2 or draw(st.booleans()):
+        return ()
+    inner = draw(st.sets(st.integers(1, seq_len - 1), min_size=1, max_size=most - 1))
+    return tuple(stop - start for start, stop in pairwise((0, *sorted(inner), seq_len)))
+
+
+def _placements(stages: int, micro_batches: int, chunks: int, slices: int) -> list[tuple[str | None, str]]:
+    """Schedules with layouts for so many chunks and slices."""
     if chunks == 1:
         return [(None, LAYOUTS[0])]
-    shapes = [PipelineShape(stages, micro_batches, chunks, layout) for layout in LAYOUTS]
+    shapes = [PipelineShape(stages, micro_batches, chunks, layout, max(1, slices)) for layout in LAYOUTS]
     return [
         (name, shape.layout) for name, known in SCHEDULES.items() for shape in shapes if known.problem(shape) is None
     ]
@@ -154,15 +173,16 @@ def cases(
     min_stages: int = 1,
     max_stages: int = MAX_STAGES,
     max_chunks: int = MAX_CHUNKS,
+    max_slices: int = MAX_SLICES,
     max_micro_batches: int = MAX_MICRO_BATCHES,
 ) -> Case:
-    """A generated model under a generated plan; of those with layers for it, about half have several chunks a stage."""
+    """A generated model under a generated plan; of those with layers for it, about half have several chunks a stage, and about half slices."""
     stages, chunks = (max(2, min_stages), 2) if max_chunks > 1 and draw(st.booleans()) else (min_stages, 1)
     if stages > max_stages or stages * chunks > max_layers:
         stages, chunks = min_stages, 1
     model = draw(models(min_layers=stages * chunks, max_layers=max_layers))
     bounds = {"min_stages": stages, "max_stages": max_stages, "min_chunks": chunks, "max_chunks": max_chunks}
-    return Case(model, draw(plans(model, **bounds, max_micro_batches=max_micro_batches)))
+    return Case(model, draw(plans(model, **bounds, max_slices=max_slices, max_micro_batches=max_micro_batches)))
 
 
 def dataflow_modules(**bounds: int) -> st.SearchStrategy[Module]:
@@ -188,8 +208,10 @@ def pipeline_of(specs: Sequence[PassSpec]) -> str:
 
 
 def for_plan(pipeline: str, plan: Plan) -> str:
-    """A pipeline for any plan: where stages hold several chunks, placements of one chunk are those of the plan's schedule."""
-    return re.sub(r"place-[\w-]+(\{[^}]*\})?", "place-schedule", pipeline) if plan.chunks > 1 else pipeline
+    """A pipeline for any plan: where it has chunks or slices, placements of whole micro-batches are those of the plan's schedule."""
+    if plan.chunks == 1 and len(plan.slices) < 2:
+        return pipeline
+    return re.sub(r"place-[\w-]+(\{[^}]*\})?", "place-schedule", pipeline)
 
 
 def pipelines(choices: PipelineChoices) -> st.SearchStrategy[str]:

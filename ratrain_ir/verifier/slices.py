@@ -48,7 +48,7 @@ class Contributions:
     slices: int
     """pieces of a micro-batch"""
     is_cut: bool
-    """whether micro-batches are cut at all; one may be cut into one slice"""
+    """whether micro-batches are cut at all"""
 
     @classmethod
     def under(cls, plan: Plan) -> Contributions:

@@ -14,10 +14,10 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import Forward, LoadInput, Payload, Recv, Release, Send, Tensor, Update
+from ratrain.ratrain_ir.ops import Backward, Forward, LoadInput, Payload, Recv, Release, Send, Tensor, Update
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
-from ratrain.ratrain_ir.testing import invariants
+from ratrain.ratrain_ir.testing import invariants, slice_invariants
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines, targets
 
@@ -207,7 +207,12 @@ def test_every_schedule_with_chunks_is_among_the_cases():
         seen.add((case.plan.schedule, case.plan.layout))
 
     look()
-    shapes = [PipelineShape(2, 2, chunks, layout) for chunks in (1, 2, 3) for layout in LAYOUTS[:chunks]]
+    shapes = [
+        PipelineShape(2, 2, chunks, layout, slices)
+        for chunks in (1, 2, 3)
+        for layout in LAYOUTS[:chunks]
+        for slices in (1, 2)
+    ]
     wanted = {
         (name, shape.layout)
         for name, known in SCHEDULES.items()
@@ -215,6 +220,54 @@ def test_every_schedule_with_chunks_is_among_the_cases():
         if shape.chunks > 1 and known.problem(shape) is None
     }
     assert seen == wanted | {(None, "loop")}
+
+
+def sliced(window: int | None = None) -> Module:
+    """A module of slices of 2 tokens, whose recoveries, sums and keys can be changed by hand."""
+    model = ModelConfig("toy", "mistral", 16, 8, 2, 2, 1, 4, 8, 1e-5, sliding_window=window)
+    plan = Plan(pp=2, dp=1, cuts=(1,), micro_batch_size=1, micro_batches=2, seq_len=8, slices=(2, 2, 2, 2))
+    return PassManager(FakeTarget()).run(lower(model, plan), "recompute{policy=full}")
+
+
+@pytest.mark.parametrize(
+    ("window", "seen"),
+    [
+        (None, {1: {0}, 2: {0, 1}, 3: {0, 1, 2}}),
+        (4, {1: {0}, 2: {0, 1}, 3: {1, 2}}),
+        (3, {1: {0}, 2: {1}, 3: {2}}),
+        (1, {}),
+    ],
+)
+def test_which_slices_see_each_other_by_positions(window, seen):
+    module = sliced(window)
+    found = {
+        later: {earlier for earlier in range(4) if slice_invariants.sees(module, later, earlier)} for later in range(4)
+    }
+    assert found == {later: seen.get(later, set()) for later in range(4)}
+    invariants.check_everything(module)
+
+
+def test_slices_that_see_others_or_sums_that_lack_one_are_found():
+    def without(kind, slot, group) -> Module:
+        module = sliced()
+        at, op = next(
+            (at, op)
+            for at, op in enumerate(module.stages[1].ops)
+            if isinstance(op, kind) and any(t.slot == slot for t in getattr(op, group))
+        )
+        tensors = tuple(t for t in getattr(op, group) if t.slot != slot)
+        module.stages[1].ops[at] = evolve(op, **{group: tensors})
+        return module
+
+    for kind, slot, group, message in (
+        (Forward, "k", "reads", "keys are"),
+        (Backward, "v", "reads", "keys are"),
+        (Backward, "dk_sum", "reads", "sums are"),
+        (Backward, "dv_sum", "updates", "dv_sum has"),
+    ):
+        module = without(kind, slot, group)
+        with pytest.raises(AssertionError, match=message):
+            slice_invariants.slices_see_each_other(module, module.stages[1])
 
 
 def test_a_text_that_reads_back_differently_is_found():

@@ -169,7 +169,8 @@ def test_every_shape_and_state_is_sound_at_every_level(stages, micro_batches, st
 
 @settings(max_examples=25)
 @given(
-    cases(max_layers=4, max_stages=4, max_chunks=1, max_micro_batches=6), st.sampled_from(("place-1f1b", "place-gpipe"))
+    cases(max_layers=4, max_stages=4, max_chunks=1, max_slices=1, max_micro_batches=6),
+    st.sampled_from(("place-1f1b", "place-gpipe")),
 )
 def test_another_placement_keeps_halves_together(case, other):
     """A split module can be placed anew: every weight half then follows its input half's group."""
@@ -180,7 +181,7 @@ def test_another_placement_keeps_halves_together(case, other):
 
 
 @settings(max_examples=30)
-@given(cases(max_layers=4, min_stages=1, max_stages=4, max_chunks=1, max_micro_batches=6))
+@given(cases(max_layers=4, min_stages=1, max_stages=4, max_chunks=1, max_slices=1, max_micro_batches=6))
 def test_one_step_takes_the_closed_form(case):
     """Placed ops over their own dependences, engines and messages, not the order they were made from.
 
@@ -207,7 +208,7 @@ def test_one_step_takes_the_closed_form(case):
 
 
 @settings(max_examples=20)
-@given(cases(max_layers=4, max_stages=4, max_chunks=1, max_micro_batches=6))
+@given(cases(max_layers=4, max_stages=4, max_chunks=1, max_slices=1, max_micro_batches=6))
 def test_a_stage_that_has_no_room_keeps_its_backwards_whole(case):
     """With less capacity the delay shrinks, at last to none at all; 1F1B's forwards and backwards stay where they are."""
     passes = "place-zb-h1,insert-release"

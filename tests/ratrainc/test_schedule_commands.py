@@ -31,7 +31,8 @@ from tests.ratrain_ir.schedule_tables import CROSSED, ROOT, runs
 
 @settings(max_examples=25)
 @given(
-    cases(max_layers=3, max_stages=4, max_chunks=1, max_micro_batches=5), st.sampled_from(("gpipe", "1f1b", "zb-h1"))
+    cases(max_layers=3, max_stages=4, max_chunks=1, max_slices=1, max_micro_batches=5),
+    st.sampled_from(("gpipe", "1f1b", "zb-h1")),
 )
 def test_compiled_modules_export_soundly(case, schedule: str) -> None:
     module = PassManager(FakeTarget()).run(case.module(), f"place-{schedule}")

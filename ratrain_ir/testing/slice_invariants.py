@@ -1,0 +1,98 @@
+"""What must hold of the slices of a sound module, by brute force over positions of tokens; raises AssertionError saying what does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.ops import Forward, InputGradientOp, Piece, Recompute, Slice, Tensor, piece_of
+from ratrain.ratrain_ir.types import StateKind
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.blocks import Block
+    from ratrain.ratrain_ir.module import Module, Stage
+
+_KEYS, _SUMS = ("k", "v"), ("dk_sum", "dv_sum")
+
+
+def pieces(module: Module, micro_batch: int) -> list[Piece]:
+    """What of a micro-batch passes through blocks at a time: its slices, or itself."""
+    return [Slice(micro_batch, number) for number in range(len(module.plan.slices))] or [micro_batch]
+
+
+def sees(module: Module, later: int, earlier: int) -> bool:
+    """Whether a token of a slice attends to one of an earlier slice."""
+    positions: list[range] = []
+    for length in module.plan.slices:
+        start = positions[-1].stop if positions else 0
+        positions.append(range(start, start + length))
+    window = module.model.sliding_window
+    return earlier < later and any(
+        window is None or query - key < window for query in positions[later] for key in positions[earlier]
+    )
+
+
+def slices_see_each_other(module: Module, stage: Stage) -> None:
+    """Every attention of a slice reads the keys and values of exactly the earlier slices it sees, as their forwards left them.
+
+    Every backward takes sums to which each later slice that sees its keys has added once; where none does there is no sum.
+    """
+    written: dict[Tensor, tuple[Block, Piece]] = {}
+    added: dict[Tensor, list[tuple[Block, Piece]]] = {}
+    for position, op in enumerate(stage.ops):
+        where = f"stage {stage.index}, op {position} '{op!r}'"
+        if isinstance(op, Forward | Recompute | InputGradientOp) and op.block.kind == "attention":
+            piece = piece_of(op)
+            _reads_seen_keys(module, op, where, written)
+            if isinstance(op, InputGradientOp):
+                _takes_whole_sums(module, op, where, added)
+                for tensor in op.writes:
+                    if tensor.slot in _SUMS:
+                        added[tensor] = []
+                for tensor in op.writes + op.updates:
+                    if tensor.slot in _SUMS:
+                        added[tensor].append((op.block, piece))
+        for tensor in op.writes:
+            written.pop(tensor, None)
+            if isinstance(op, Forward) and op.block.kind == "attention" and tensor.slot in _KEYS:
+                written[tensor] = op.block, piece_of(op)
+
+
+def _slots(tensors: tuple[Tensor, ...], slots: tuple[str, ...]) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor.kind is StateKind.SAVED and tensor.slot in slots]
+
+
+def _number(piece: Piece) -> int:
+    return 0 if isinstance(piece, int) else piece.number
+
+
+def _reads_seen_keys(
+    module: Module,
+    op: Forward | Recompute | InputGradientOp,
+    where: str,
+    written: dict[Tensor, tuple[Block, Piece]],
+) -> None:
+    piece = piece_of(op)
+    found = {(written.get(tensor), tensor.slot) for tensor in _slots(op.reads, _KEYS)}
+    others = {(maker, slot) for maker, slot in found if maker is not None and maker != (op.block, piece)}
+    wanted = {
+        ((op.block, other), slot)
+        for other in pieces(module, op.micro_batch)
+        if sees(module, _number(piece), _number(other))
+        for slot in _KEYS
+    }
+    only_projects = isinstance(op, Recompute) and all(tensor.slot not in ("o", "lse") for tensor in op.writes)
+    assert others == (set() if only_projects and not others else wanted), f"{where}: keys are {others}, not {wanted}"
+
+
+def _takes_whole_sums(
+    module: Module, op: InputGradientOp, where: str, added: dict[Tensor, list[tuple[Block, Piece]]]
+) -> None:
+    piece = piece_of(op)
+    viewers = [
+        (op.block, other) for other in pieces(module, op.micro_batch) if sees(module, _number(other), _number(piece))
+    ]
+    sums = _slots(op.reads, _SUMS)
+    assert [tensor.slot for tensor in sums] == (list(_SUMS) if viewers else []), f"{where}: sums are {sums}"
+    for tensor in sums:
+        found = added.get(tensor, [])
+        assert sorted(found, key=str) == sorted(viewers, key=str), f"{where}: %{tensor.name} has {found}, not {viewers}"
