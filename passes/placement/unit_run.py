@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.ops import Payload
-from ratrain.ratrain_ir.schedules.action import Action, ActionKind
+from ratrain.ratrain_ir.schedules.action import Action, ActionKind, Work
 
 
 @frozen
@@ -62,6 +62,16 @@ def unit_run(orders: Sequence[Sequence[Action]], chunk_stages: Sequence[int]) ->
     return [event for _, _, _, event in sorted(run.events, key=lambda item: item[:3])]
 
 
+def gradient_waits(orders: Sequence[Sequence[Action]], chunk_stages: Sequence[int]) -> list[list[Work]]:
+    """Of each stage, what it works on backward after it has waited for the gradient in the run of `unit_run`, the longest wait first.
+
+    Raises ValueError where the orders wait for each other in a circle.
+    """
+    run = _Run(orders, chunk_stages)
+    run.go()
+    return [[work for _, work in sorted(waits, key=lambda item: -item[0])] for waits in run.gradient_waits]
+
+
 @define
 class _Run:
     orders: Sequence[Sequence[Action]]
@@ -72,9 +82,12 @@ class _Run:
     """When what a chunk takes was there."""
     ready: list[tuple[int, int]] = field(factory=list)
     """A heap of (start, stage) of the actions that have their input."""
+    gradient_waits: list[list[tuple[int, Work]]] = field(factory=list)
+    """Of each stage, in order: how long it waits for a gradient, and what that is of."""
 
     def go(self) -> None:
         count = len(self.orders)
+        self.gradient_waits = [[] for _ in range(count)]
         position, free = [0] * count, [0] * count
         for stage in range(count):
             self.wake(stage, position, free)
@@ -111,6 +124,8 @@ class _Run:
             passed = self.made.get(item)
             if passed is None:
                 return
+            if passed > start and item[0] is Payload.GRADIENT:
+                self.gradient_waits[stage].append((passed - start, item[1:]))
             start = max(start, passed)
         heappush(self.ready, (start, stage))
 

@@ -23,14 +23,11 @@ from ratrain.ratrain_ir.ops import (
     ReduceScatter,
     Send,
 )
-from ratrain.ratrain_ir.schedules.action import Action, ActionKind
+from ratrain.ratrain_ir.schedules.action import Action, ActionKind, Work
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage
     from ratrain.ratrain_ir.topology import Topology
-
-Work = tuple[int, int, int]
-"""A chunk, and a micro-batch that passes through it, or a slice of one."""
 
 
 @define

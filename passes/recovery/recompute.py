@@ -25,7 +25,7 @@ from attrs import field, frozen
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Pass, PassContext
 from ratrain.passes.recovery.recompute_choice import choose
-from ratrain.passes.recovery.recompute_placement import recover_forward_side
+from ratrain.passes.recovery.recompute_placement import idle_windows, recover_forward_side
 from ratrain.passes.recovery.rewriting import CHOICES, ChoiceOf, mark_checkpoints, rewrite, same_for_all
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.ops import Recompute, Tensor
@@ -58,6 +58,7 @@ class RecomputePass(Pass):
         """Rewrite the lists of every stage; the tensors that recovery starts from, to be marked once the module is final."""
         recovered = moved = 0
         starts: list[Tensor] = []
+        windows = idle_windows(module) if self.placement == "forward-side" else []
         for stage in module.stages:
             trials = Trials(module, context)
             choice_of, summary = self.choice(stage, trials)
@@ -67,7 +68,7 @@ class RecomputePass(Pass):
             recovered += recovery.ops
             starts += recovery.starts
             if self.placement == "forward-side":
-                moved += recover_forward_side(stage, trials, self.budget_within(trials))
+                moved += recover_forward_side(stage, trials, self.budget_within(trials), windows[stage.index])
         context.statistics["recompute ops"] = recovered
         context.statistics["moved to the forward side"] = moved
         return starts

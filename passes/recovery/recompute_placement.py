@@ -1,9 +1,10 @@
 """Where recovery stands: `recompute{placement=forward-side}` moves it into the pipeline's idle windows (FSR).
 
 Inline, a layer is recovered right before its backward. Recovery needs no gradient, so it may run earlier: after the micro-batch's
-forward, before its gradient arrives. That pays where the compute engine would wait for the gradient: before the first backward of
-a stage (warm-up) and before those of the cool-down, when no forward is left to fill the gap. In the steady state there is nothing to
-hide in, and recovery stays inline. At most (P - 1) recoveries a stage can be hidden this way.
+forward, before its gradient arrives. That pays where the compute engine would wait for the gradient: where it does in a run of the
+module's own order in which every forward, and every half of a backward, takes one unit of time. Under 1F1B that is before the first
+backward of a stage (warm-up) and before those of the cool-down, when no forward is left to fill the gap; in its steady state there is
+nothing to hide in, and recovery stays inline. At most (P - 1) recoveries a stage can be hidden this way.
 
 What is recovered earlier lives longer. Layers move in the order backward needs them, as long as the exact live bytes, workspace
 included, stay under the budget.
@@ -11,34 +12,76 @@ included, stay under the budget.
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
 from ratrain.passes.memory.trial import Trials
+from ratrain.passes.placement.unit_run import gradient_waits
+from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.blocks import gathers_within_step
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import InputGradientOp, Op, Recompute
-from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.types import aligned
 
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrain_ir.schedules.action import Work
 
-def recover_forward_side(stage: Stage, trials: Trials, budget: int) -> int:
-    """Move recovery ops of a stage ahead of the backward that waits for a gradient; how many were moved."""
-    plan = trials.module.plan
-    if plan.schedule is None or gathers_within_step(plan):
-        return 0  # nothing is known of the windows, or the view a recovery reads is gathered only for its backward
-    windows = SCHEDULES[plan.schedule].gradient_waits(plan.shape, stage.index)
+
+def idle_windows(module: Module) -> list[list[Work]]:
+    """By stage, what it works on backward after it has waited for the gradient, the longest wait first."""
+    none: list[list[Work]] = [[] for _ in module.stages]
+    if gathers_within_step(module.plan):
+        return none  # the view a recovery reads is gathered only for its backward
+    orders = [[action for _, action in chunk_actions(module, stage)] for stage in module.stages]
+    try:
+        return gradient_waits(orders, module.topology.chunk_stages)
+    except ValueError:
+        return none  # an order that hangs, as the verifier will say
+
+
+def recover_forward_side(stage: Stage, trials: Trials, budget: int, windows: Sequence[Work]) -> int:
+    """Move recovery ops of a stage ahead of the backwards of some windows, which wait for gradients; how many were moved."""
     if not windows:
         return 0
     mover = _Mover(stage, trials, budget)
-    for micro_batch in windows:
-        mover.fill(micro_batch)
+    backwards = _backwards_of(stage, trials.module, set(windows))
+    for work in windows:
+        mover.fill(backwards[work])
     mover.keep_what_fits()
     stage.ops = mover.rebuilt(len(mover.moved))
     return sum(len(ops) for ops in mover.moved.values())
+
+
+@define
+class _BackwardOps:
+    """What of a stage's list one backward is made of."""
+
+    first: int
+    """the position of its first op that makes a gradient"""
+    recoveries: list[tuple[int, Op]] = field(factory=list)
+    """the recovery ops after that, with their positions"""
+
+
+def _backwards_of(stage: Stage, module: Module, wanted: Container[Work]) -> dict[Work, _BackwardOps]:
+    chunk_of = module.topology.chunk_of
+    found: dict[Work, _BackwardOps] = {}
+    for position, op in enumerate(stage.ops):
+        if not isinstance(op, InputGradientOp | Recompute):
+            continue
+        work = chunk_of[op.block], op.micro_batch, op.slice or 0
+        if work not in wanted:
+            continue
+        if isinstance(op, InputGradientOp):
+            found.setdefault(work, _BackwardOps(position))
+        elif work in found:
+            found[work].recoveries.append((position, op))
+    return found
 
 
 @define(eq=False)
@@ -49,7 +92,7 @@ class _Mover:
     trials: Trials
     budget: int
     moved: dict[int, list[Op]] = field(factory=dict)
-    """Recovery ops to stand before a micro-batch's first backward, in order."""
+    """Recovery ops to stand before the first op of a backward, in order; by the position of that op."""
     lag: float = field(init=False)
     """seconds by which other engines may lag behind; recovery leaves the bytes for it"""
     curve: NDArray[np.int64] = field(init=False)
@@ -59,22 +102,18 @@ class _Mover:
         self.lag = occupied.lag_within(self.budget)
         self.curve = occupied.within(self.lag).live_bytes
 
-    def fill(self, micro_batch: int) -> None:
-        """Move as many of a micro-batch's recoveries as the budget lets."""
-        first: int | None = None
-        """Position of the micro-batch's first backward."""
+    def fill(self, backward: _BackwardOps) -> None:
+        """Move as many of a backward's recoveries as the budget lets."""
+        first = backward.first
         chosen: list[Op] = []
-        for position, op in enumerate(self.stage.ops):
-            if isinstance(op, InputGradientOp) and op.micro_batch == micro_batch and first is None:
-                first = position
-            if type(op) is Recompute and op.micro_batch == micro_batch and first is not None:
-                added = sum(aligned(t.type.nbytes) for t in op.writes)
-                if int(self.curve[first : position + 1].max()) + added > self.budget:
-                    break
-                self.curve[first:position] += added
-                chosen.append(op)
+        for position, op in backward.recoveries:
+            added = sum(aligned(t.type.nbytes) for t in op.writes)
+            if int(self.curve[first : position + 1].max()) + added > self.budget:
+                break
+            self.curve[first:position] += added
+            chosen.append(op)
         if chosen:
-            self.moved[micro_batch] = chosen
+            self.moved[first] = chosen
 
     def keep_what_fits(self) -> None:
         """Leave the windows that were filled last as they were, until the arena fits."""
@@ -91,9 +130,8 @@ class _Mover:
         waiting = dict(islice(self.moved.items(), windows))
         going = {id(op) for ops in waiting.values() for op in ops}
         ops: list[Op] = []
-        for op in self.stage.ops:
-            if isinstance(op, InputGradientOp) and op.micro_batch in waiting:
-                ops.extend(waiting.pop(op.micro_batch))
+        for position, op in enumerate(self.stage.ops):
+            ops.extend(waiting.get(position, ()))
             if id(op) not in going:
                 ops.append(op)
         return ops

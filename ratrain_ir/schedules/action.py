@@ -34,6 +34,10 @@ class ActionKind(Enum):
     )  # there is one object of each: hashing its name instead takes a large part of the time of a lint
 
 
+Work = tuple[int, int, int]
+"""A chunk, a micro-batch that passes through it, and which slice of it."""
+
+
 @frozen
 class Action:
     """Forward or backward of one micro-batch, or of one slice of it, through one chunk of the model."""
@@ -46,8 +50,8 @@ class Action:
     """which run of the micro-batch's rows, along the sequence"""
 
     @property
-    def work(self) -> tuple[int, int, int]:
-        """What it works on: chunk, micro-batch, slice."""
+    def work(self) -> Work:
+        """What it works on."""
         return self.chunk, self.micro_batch, self.slice
 
 

@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.schedules.interleaved import (
     schedule_breadth_first,
     schedule_interleaved,
 )
-from ratrain.ratrain_ir.schedules.one_chunk import gradient_waits_1f1b, schedule_1f1b, schedule_gpipe, schedule_zb_h1
+from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b, schedule_gpipe, schedule_zb_h1
 from ratrain.ratrain_ir.schedules.seq1f1b import schedule_seq1f1b, seq1f1b_problem
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.schedules.vee import schedule_dualpipe_v, schedule_zb_v, vee_problem
@@ -28,12 +28,6 @@ def default_schedule(shape: PipelineShape) -> str:
     if shape.chunks > 1:
         return "zb-v" if shape.layout == "vee" else "interleaved"
     return "1f1b"
-
-
-def no_gradient_waits(shape: PipelineShape, stage: int) -> list[int]:
-    """None that are known."""
-    del shape, stage
-    return []
 
 
 def one_chunk_whole(shape: PipelineShape) -> str | None:
@@ -53,8 +47,6 @@ class Schedule:
     """as it is written in a sentence"""
     actions: Callable[[PipelineShape, int], Order]
     """a stage's order"""
-    gradient_waits: Callable[[PipelineShape, int], list[int]] = no_gradient_waits
-    """micro-batches before whose backward the stage's compute engine waits for the gradient, the longest wait first"""
     problem: Callable[[PipelineShape], str | None] = one_chunk_whole
     """in what a shape is not one that it can be made for, or None"""
     chunks: int = 1
@@ -64,9 +56,9 @@ class Schedule:
 
 
 SCHEDULES: dict[str, Schedule] = {
-    "1f1b": Schedule("1F1B", schedule_1f1b, gradient_waits_1f1b),
+    "1f1b": Schedule("1F1B", schedule_1f1b),
     "gpipe": Schedule("GPipe", schedule_gpipe),
-    "zb-h1": Schedule("ZB-H1", schedule_zb_h1, gradient_waits_1f1b),
+    "zb-h1": Schedule("ZB-H1", schedule_zb_h1),
     "interleaved": Schedule("interleaved 1F1B", schedule_interleaved, problem=interleaved_problem, chunks=2),
     "breadth-first": Schedule("breadth-first", schedule_breadth_first, problem=breadth_first_problem, chunks=2),
     "zb-v": Schedule("ZB-V", schedule_zb_v, problem=vee_problem, chunks=2, layout="vee"),

@@ -48,11 +48,3 @@ def schedule_zb_h1(shape: PipelineShape, stage: int, delay: int | None = None) -
             actions.append(Action(ActionKind.BACKWARD_WEIGHT, pending.pop(0), stage))
     actions.extend(Action(ActionKind.BACKWARD_WEIGHT, m, stage) for m in pending)
     return actions
-
-
-def gradient_waits_1f1b(shape: PipelineShape, stage: int) -> list[int]:
-    """Micro-batches before whose backward a stage waits for the gradient under 1F1B: of the warm-up, then of the cool-down."""
-    behind = shape.stages - 1 - stage
-    if behind == 0:
-        return []
-    return [0, *range(max(1, shape.micro_batches - behind), shape.micro_batches)]
