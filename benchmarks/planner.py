@@ -175,15 +175,16 @@ def _each_on_its_best(name: str, request: Request, names: Sequence[str]) -> dict
 
 def _on_one_plan(name: str, request: Request, owner: str, plan: Plan) -> None:
     named = [strategy(item) for item in COMPARED]
+    adapted = {item.name: item.adapted(plan, request.model, request.machine) for item in named}
     known: dict[tuple[Plan, str], Evaluation] = {}
     for item in named:
-        key = (item.adapted(plan), item.passes)
+        key = (adapted[item.name], item.passes)
         if key not in known:
             folded = folded_micro_batches(plan) < plan.micro_batches
             known[key] = evaluate(Task(request.model, *key, request.machine, folded))
-    first = known[named[0].adapted(plan), named[0].passes].step_seconds
+    first = known[adapted[named[0].name], named[0].passes].step_seconds
     for item in named:
-        outcome = known[item.adapted(plan), item.passes]
+        outcome = known[adapted[item.name], item.passes]
         seconds = outcome.step_seconds
         row = {
             "step_seconds": seconds,

@@ -30,7 +30,7 @@ def row(item: Strategy, model: str, plan: str) -> str:
     manager = PassManager(target, verify_each=True)
     start = time.perf_counter()
     with paused_gc():
-        module = lower(config, item.adapted(resolved))
+        module = lower(config, item.adapted(resolved, config, target.machine))
         try:
             manager.run(module, item.passes)
         except DiagnosticError as error:

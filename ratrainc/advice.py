@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Note
-from ratrain.ratrain_ir.frontend.plan_text import plan_words
+from ratrain.ratrain_ir.frontend.plan_text import changes_text
 from ratrain.ratrainc.console import seconds_text, size_text
 from ratrain.ratrainc.levers import Outcome, Setting, outcomes, try_setting
 from ratrain.ratrainc.planner.answer import Request
@@ -79,11 +79,13 @@ def _planned(setting: Setting, strategy: Strategy, command: str | None, deadline
         candidate, evaluation = placed
         how = "estimated from fewer micro-batches" if evaluation.estimated else "simulated"
         figures = _figures(evaluation.step_seconds, evaluation.peak_bytes, how)
-        yield Note(f"the planner's plan for {_same(plan)} fits: {_keys(plan, candidate.plan)}: {figures}{asking}")
+        yield Note(
+            f"the planner's plan for {_same(plan)} fits: {changes_text(plan, candidate.plan)}: {figures}{asking}"
+        )
     elif answer.best is not None:
         best = answer.best
         figures = f"step {seconds_text(best.seconds)} (estimate), highest peak at least {size_text(best.peak_bytes)}"
-        words = f"may fit, though it was not placed here: {_keys(plan, best.plan)}: {figures}"
+        words = f"may fit, though it was not placed here: {changes_text(plan, best.plan)}: {figures}"
         yield Note(f"the planner's plan for {_same(plan)} {words}{asking}")
     else:
         yield Note(
@@ -116,12 +118,6 @@ def _proof(answer: Answer) -> str:
 
 def _same(plan: Plan) -> str:
     return f"the same {plan.clusters} clusters and {plan.global_batch} sequences of {plan.seq_len} tokens"
-
-
-def _keys(given: Plan, planned: Plan) -> str:
-    """The keys whose values differ, as a plan file has them."""
-    before = plan_words(given)
-    return ", ".join(f"{key} = {value}" for key, value in plan_words(planned).items() if before.get(key) != value)
 
 
 def _figures(seconds: float | None, peaks: tuple[int, ...], how: str = "simulated") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 import attrs
@@ -151,11 +151,11 @@ def _move_layer(setting: Setting, stage: int, step: int) -> Setting | None:
     if not 0 <= target < len(chunk_stages) or chunk_stages[target] == stage:
         return None
     cuts = list(plan.cuts)
-    if target > source:
-        cuts[source] -= 1
-    else:
-        cuts[target] += 1
-    return attrs.evolve(setting, plan=attrs.evolve(plan, cuts=tuple(cuts)))
+    for number, neighbours in enumerate(pairwise(plan.shape.chunk_stages)):
+        if neighbours in ((source, target), (target, source)):
+            cuts[number] += -1 if neighbours[0] == source else 1
+            return attrs.evolve(setting, plan=attrs.evolve(plan, cuts=tuple(cuts)))
+    return None
 
 
 def _smaller_micro_batch(setting: Setting) -> Setting | None:

@@ -1,4 +1,9 @@
-"""Strategies: named pass pipelines. Under one plan all of them compute the same training, bit for bit."""
+"""Strategies: named pass pipelines. Under one plan all of them compute the same training, bit for bit.
+
+A strategy that is named after a schedule places it. Where a plan of one chunk a stage and whole micro-batches cannot have that schedule,
+the strategy runs on a plan of its own: with the chunks, the layout or the slices that the schedule usually has. Chunks change no bit;
+slices round differently.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,26 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from ratrain.passes.placement.placed_by import placed_by
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
-from ratrain.ratrain_ir.diagnostics import fail, nearest
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail, nearest
+from ratrain.ratrain_ir.frontend.balance import balance_cuts
+from ratrain.ratrain_ir.frontend.plan_text import check_plan
+from ratrain.ratrain_ir.frontend.slicing import even_work_lengths
 from ratrain.ratrain_ir.frontend.text import Place
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.machine.cost import weight_bound_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.targets.machine.machine import Machine
+
+_MOST_SLICES = 8
+"""of a micro-batch, where a strategy chooses: with 8 the bubble is an eighth of that of 1F1B, and more would win little"""
 
 
 @frozen
@@ -32,17 +49,57 @@ class Strategy:
     @property
     def schedule(self) -> str | None:
         """The schedule it is named after; None where it takes the plan's."""
-        first = self.passes.partition(",")[0]
-        return first.removeprefix("place-") if first.startswith("place-") else None
+        return placed_by(self.passes)
 
     def check_schedule(self, plan: Plan, place: Callable[[], Place] = Place) -> None:
         """Raise `DiagnosticError` RT064 where the plan says, at `place`, another schedule than the strategy places."""
         if self.schedule is not None:
             refuse_contradiction(plan, self.schedule, f"the strategy '{self.name}'", place)
 
-    def adapted(self, plan: Plan) -> Plan:
-        """The plan under this strategy; everything but what its name says stays."""
-        return plan if self.zero is None else evolve(plan, zero=self.zero)
+    def adapted(self, plan: Plan, model: ModelConfig, machine: Machine) -> Plan:
+        """The plan under this strategy: with its ZeRO level, and with chunks or slices where its schedule needs them and the plan has none.
+
+        Raises `DiagnosticError` RT064 where the plan has others than the schedule can have, or none can be made of it.
+        """
+        leveled = plan if self.zero is None else evolve(plan, zero=self.zero)
+        if self.schedule is None:
+            return leveled
+        problem = SCHEDULES[self.schedule].problem(plan.shape)
+        if problem is None:
+            return leveled
+        if plan.chunks > 1 or plan.slices:
+            fail("RT064", f"the strategy '{self.name}' cannot have this plan: {problem}", help=_OTHER_SHAPE)
+        shaped = _with_chunks_of(self.schedule, leveled, model) or _in_slices(leveled, model, machine)
+        try:
+            check_plan(shaped, model)
+        except DiagnosticError as error:
+            text = f"the strategy '{self.name}' cannot have this plan: {error.diagnostics[0].message}"
+            fail("RT064", text, help=error.diagnostics[0].help or _OTHER_SHAPE)
+        return shaped
+
+
+_OTHER_SHAPE = "leave chunks, layout and slices out of the plan, or use a strategy that is not named after a schedule"
+
+
+def _with_chunks_of(schedule: str, plan: Plan, model: ModelConfig) -> Plan | None:
+    """A plan with the chunks that its schedule usually has, balanced; None where that is one a stage.
+
+    Where there are too few layers, the plan's own cuts stay, for the check of the plan to refuse.
+    """
+    usual = SCHEDULES[schedule]
+    if usual.chunks == 1:
+        return None
+    count = plan.pp * usual.chunks
+    cuts = balance_cuts(model, count, plan.seq_len) if count <= model.layers else plan.cuts
+    return evolve(plan, chunks=usual.chunks, layout=usual.layout, cuts=cuts)
+
+
+def _in_slices(plan: Plan, model: ModelConfig, machine: Machine) -> Plan:
+    """A plan with slices of even work: 2 to 8, as many as have, together in the sequences of a micro-batch, the rows that make up for their weights."""
+    rows = weight_bound_rows(machine, Dtype(plan.view_dtype).itemsize)
+    count = min(max(2, int(plan.micro_batch_size * plan.seq_len / rows)), _MOST_SLICES)
+    lengths = even_work_lengths(model, plan.seq_len, count) if count <= plan.seq_len else (plan.seq_len,)
+    return evolve(plan, slices=lengths)
 
 
 _BULK = "bucket-grad-sync{unit=stage}"
@@ -81,6 +138,27 @@ STRATEGIES = (
         "zb-h1",
         "place-zb-h1,joint-order,allocate-ddr",
         "ratrain in ZB-H1 order: backwards are split, and their weight halves fill the pipeline's idle time",
+    ),
+    Strategy(
+        "interleaved",
+        "place-schedule{kind=interleaved},joint-order,allocate-ddr",
+        "ratrain in interleaved 1F1B order: two chunks of the model a stage, unless the plan says more, make the bubble half as long, "
+        "for twice the messages and more activations",
+    ),
+    Strategy(
+        "zb-v",
+        "place-schedule{kind=zb-v},joint-order,allocate-ddr",
+        "ratrain in ZB-V order: two chunks a stage in a vee, and backwards split, leave hardly a bubble with the activations of 1F1B",
+    ),
+    Strategy(
+        "v-half",
+        "place-schedule{kind=v-half},joint-order,allocate-ddr",
+        "ratrain in V-Half order: two chunks a stage in a vee, and backwards split, with half the activations of 1F1B",
+    ),
+    Strategy(
+        "seq1f1b",
+        "place-schedule{kind=seq1f1b},joint-order,allocate-ddr",
+        "ratrain in Seq1F1B order: micro-batches in slices along the sequence make bubble and activations smaller, with the same bytes in messages",
     ),
     Strategy(
         "baseline-1f1b",

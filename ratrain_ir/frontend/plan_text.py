@@ -138,6 +138,12 @@ def plan_to_toml(plan: Plan) -> str:
     return "\n".join(blocks)
 
 
+def changes_text(before: Plan, after: Plan) -> str:
+    """The keys whose values differ, as a plan's file has them afterwards."""
+    known = plan_words(before)
+    return ", ".join(f"{key} = {value}" for key, value in plan_words(after).items() if known.get(key) != value)
+
+
 def plan_words(plan: Plan) -> dict[str, str]:
     """Each key of a plan file with its value as the file has it, in the file's order; keys that the file would leave out are not there."""
     return table_of(type(plan)).words(plan)

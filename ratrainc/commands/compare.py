@@ -101,6 +101,7 @@ def command(
     else:
         config, resolved = api.resolved(model, plan)
         chosen = _of_one_schedule(resolved, plan, chosen, named=names is not None)
+        chosen = _possible(config, resolved, chosen, machine, named=names is not None)
         common, rows = None, _on_one_plan(config, resolved, chosen, machine)
         facts = {"strategies": rows}
         notes = [item.note for item in chosen if item.note]
@@ -130,6 +131,28 @@ def _of_one_schedule(plan: Plan, path: str, chosen: Sequence[Strategy], *, named
     if others:
         echo(f'left out, as the plan says schedule = "{plan.schedule}": {others}', err=True)
     return fitting
+
+
+def _possible(
+    config: ModelConfig, plan: Plan, chosen: Sequence[Strategy], target: Machine, *, named: bool
+) -> list[Strategy]:
+    """The strategies that can have a plan.
+
+    Raises `DiagnosticError` RT064 for one that was asked for and cannot.
+    """
+    from ratrain.ratrain_ir.diagnostics import DiagnosticError
+
+    possible = []
+    for item in chosen:
+        try:
+            item.adapted(plan, config, target)
+        except DiagnosticError as error:
+            if named:
+                raise
+            echo(f"left out: {error.diagnostics[0].message}", err=True)
+        else:
+            possible.append(item)
+    return possible
 
 
 def _on_one_plan(config: ModelConfig, plan: Plan, chosen: Sequence[Strategy], target: Machine) -> list[dict[str, Any]]:
@@ -163,10 +186,11 @@ def _planned(
         best, *answers = best_of_each(request, [request.strategy, *chosen], lambda text: tick(status=text))
     common = None
     if best.best is not None:
+        possible = _possible(config, best.best.plan, chosen, target, named=False)
         common = {
             "best_for": request.strategy.name,
             "plan": candidate_json(best.best, clusters, None),
-            "strategies": _on_one_plan(config, best.best.plan, chosen, target),
+            "strategies": _on_one_plan(config, best.best.plan, possible, target),
         }
     return common, comparison_rows(chosen, answers)
 
@@ -201,6 +225,9 @@ def _show(rows: list[dict[str, Any]], where: str) -> None:
         "speed-up",
     )
     table(f"strategies {where} (simulated; speed-up over the first that is named)", columns, shown)
+    for row in rows:
+        if "changes" in row:
+            echo(f"{row['name']} gives the plan {row['changes']}")
     if len(rows) > 1 and not rows[0]["fits"]:
         echo(f"{rows[0]['name']} does not fit, so there is nothing to be faster than")
 

@@ -114,7 +114,8 @@ def command(
             config, resolved = _resolved(model, plan, schedule_file)
             _check_schedule(resolved, plan, chosen, passes)
             machine = target.load()
-            resolved = chosen.adapted(resolved) if passes is None else resolved
+            if passes is None:
+                resolved = _adapted(chosen, resolved, config, machine)
             module = api.lowered(config, resolved)
             try:
                 runs = api.run_passes(module, pipeline, machine=machine, verify_each=verify_each)
@@ -196,22 +197,33 @@ def _resolved(model: str, plan: str, schedule_file: str | None) -> tuple[ModelCo
     return config, load_plan_for_table(plan, config, schedule_file)
 
 
+def _adapted(chosen: Strategy, plan: Plan, config: ModelConfig, machine: Machine) -> Plan:
+    """The plan under a strategy; chunks and slices that it gives the plan are said."""
+    from ratrain.ratrain_ir.frontend.plan_text import changes_text
+
+    adapted = chosen.adapted(plan, config, machine)
+    if adapted.shape != plan.shape:
+        echo(f"the strategy '{chosen.name}' gives the plan {changes_text(plan, adapted)}", err=True)
+    return adapted
+
+
 def _check_schedule(plan: Plan, path: str, chosen: Strategy, passes: str | None) -> None:
-    """The plan's schedule and the one that the name of a strategy or a pass says are the same; of other placements the pass itself tells."""
-    from ratrain.passes.pipeline_text import parse_pipeline
+    """The plan's schedule and the one that strategy or passes name are the same."""
+    from ratrain.passes.pipeline_text import pass_text
+    from ratrain.passes.placement.placed_by import placed_by, placement_in
     from ratrain.passes.placement.placed_schedule import refuse_contradiction
     from ratrain.ratrain_ir.frontend.plan_text import place_in_plan
-    from ratrain.ratrain_ir.schedules.named import SCHEDULES
 
     def place() -> Place:
         return place_in_plan(path, "schedule")
 
     if passes is None:
         chosen.check_schedule(plan, place)
-        return
-    first = next((item.name for item in parse_pipeline(passes) if item.name.startswith("place-")), "")
-    if (placed := first.removeprefix("place-")) in SCHEDULES:
-        refuse_contradiction(plan, placed, f"'{first}' in --passes", place)
+    elif (first := placement_in(passes)) is not None and (schedule := placed_by(passes)) is not None:
+        refuse_contradiction(plan, schedule, f"'{pass_text(first)}' in --passes", place)
+
+
+_DOES_NOT_FIT = {"RT052", "RT053"}
 
 
 def _with_advice(error: DiagnosticError, setting: Setting, strategy: Strategy, asking: str | None) -> DiagnosticError:

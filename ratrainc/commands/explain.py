@@ -171,16 +171,16 @@ def _levers(module: Module, stage: int, machine: Machine | None, seconds: float)
     from attrs import evolve
 
     from ratrain import api
-    from ratrain.passes.placement.place_schedule import PlaceSchedulePass
+    from ratrain.passes.placement.placed_by import placed_by
     from ratrain.ratrain_ir.module import Level
     from ratrain.ratrainc.console import status
     from ratrain.ratrainc.levers import Setting, outcomes, try_setting
 
     if not module.pipeline:
         return []
-    plan = module.plan
-    if module.level is not Level.DATAFLOW and PlaceSchedulePass.name not in module.pipeline.split(","):
-        plan = evolve(plan, schedule=None)  # of a placed module the plan tells the order that its pipeline made
+    # of a placed module the plan tells the order that its pipeline made, and a placement of its own name makes it again
+    made = module.level is not Level.DATAFLOW and placed_by(module.pipeline) is not None
+    plan = evolve(module.plan, schedule=None) if made else module.plan
     pipeline = module.pipeline if module.level is Level.ALLOCATED else f"{module.pipeline},allocate-ddr"
     setting = Setting(module.model, plan, pipeline, api.machine_for(module, machine))
     with status("trying levers"):

@@ -125,6 +125,7 @@ def command(
     fixed = load_plan(plan, config) if plan is not None else None
     if plan is not None and fixed is not None:
         request.strategy.check_schedule(fixed, lambda: place_in_plan(plan, "schedule"))
+        fixed = request.strategy.adapted(fixed, config, request.machine)
     with progress(None, "scaling") as (bar, task):
 
         def tick(text: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
+from ratrain.ratrain_ir.frontend.plan_text import changes_text
 from ratrain.ratrain_ir.topology import topology_of
 from ratrain.ratrainc.levers import Outcome, Setting, try_setting
 from ratrain.ratrainc.planner.profile import rank_capacity
@@ -25,15 +26,22 @@ if TYPE_CHECKING:
 def rows_on_one_plan(
     model: ModelConfig, plan: Plan, strategies: Sequence[Strategy], machine: Machine, tick: Callable[[], object]
 ) -> list[dict[str, Any]]:
-    """A row a strategy on one plan, which was checked; speed-ups are over the first. One that does not fit has no speed-up."""
-    outcomes = []
+    """A row a strategy on one plan, which was checked; speed-ups are over the first. One that does not fit has no speed-up.
+
+    Where a strategy gives the plan chunks or slices, its row says which, as `changes`. Raises `DiagnosticError` RT064 for a strategy that
+    cannot have the plan.
+    """
+    outcomes, changes = [], []
     for item in strategies:
-        outcome = try_setting(Setting(model, item.adapted(plan), item.passes, machine), item.name)
-        assert outcome is not None, "ZeRO 3 goes with every plan"
+        adapted = item.adapted(plan, model, machine)
+        outcome = try_setting(Setting(model, adapted, item.passes, machine), item.name)
+        assert outcome is not None, "a strategy's plan was checked"
         outcomes.append(outcome)
+        changes.append(changes_text(plan, adapted) if adapted.shape != plan.shape else "")
         tick()
     capacity = capacity_of(machine, topology_of(model, plan)).left
-    return [_row(outcome, outcomes[0], plan.tokens_per_step, capacity) for outcome in outcomes]
+    rows = [_row(outcome, outcomes[0], plan.tokens_per_step, capacity) for outcome in outcomes]
+    return [row | ({"changes": text} if text else {}) for row, text in zip(rows, changes, strict=True)]
 
 
 def _row(outcome: Outcome, yardstick: Outcome, tokens: int, capacity: int) -> dict[str, Any]:

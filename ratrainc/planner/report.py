@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from attrs import asdict, evolve
 
+from ratrain.passes.placement.placed_by import placed_by
 from ratrain.ratrain_ir.diagnostics import Note, fail
 from ratrain.ratrain_ir.frontend.plan_text import plan_to_toml
 from ratrain.ratrainc.console import capacity_text, say, seconds_text, size_text, table
 from ratrain.ratrainc.planner.crossings import Crossing, crossings
-from ratrain.ratrainc.planner.variants import placed_by
 from ratrain.targets.machine.link_groups import are_uniform
 
 if TYPE_CHECKING:

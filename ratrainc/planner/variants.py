@@ -8,6 +8,7 @@ from __future__ import annotations
 import attrs
 
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
+from ratrain.passes.placement.placed_by import placed_by
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.schedules.named import default_schedule
@@ -18,11 +19,6 @@ def recompute_policy(pipeline: str) -> str:
     """What recovers in a pipeline; `none` where nothing does."""
     policies = [p.policy for p in parse_pipeline(pipeline) if isinstance(p, RecomputePass | JointOrderPass)]
     return policies[0] if policies else "none"
-
-
-def placed_by(pipeline: str) -> str | None:
-    """The schedule a pipeline names; None where it leaves the placement to the plan."""
-    return next((p.name.removeprefix("place-") for p in parse_pipeline(pipeline) if p.name.startswith("place-")), None)
 
 
 def schedule_of(pipeline: str) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.passes.pipeline_text import parse_pipeline
+from ratrain.passes.placement.placed_by import placed_by
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
@@ -75,15 +76,13 @@ def refusal(framework: Framework, model: ModelConfig, plan: Plan, pipeline: str)
     """Why a framework says nothing of a plan; empty where it does."""
     passes = parse_pipeline(pipeline)
     policies = {each.policy for each in passes if isinstance(each, RecomputePass)} or {"none"}
-    placed = {each.name for each in passes if each.name.startswith("place-")} or {
-        f"place-{plan.schedule or default_schedule(plan.shape)}"
-    }
+    placed = placed_by(pipeline) or plan.schedule or default_schedule(plan.shape)
     wrong = {
         "of the GPT-2 family, with a hidden size of an MLP four times the model's": model.is_gpt2
         and model.ffn_size == 4 * model.hidden_size,
         f"with zero = {framework.zero}": plan.zero == framework.zero,
         "with f16 views and logits = whole": plan.view_dtype == "f16" and plan.holds_logits,
-        "with the schedule 1f1b": placed == {f"place-{_SCHEDULE}"},
+        "with the schedule 1f1b": placed == _SCHEDULE,
         "with recompute{policy=full} or {policy=none}": policies in ({"full"}, {"none"}),
     }
     return next((text for text, right in wrong.items() if not right), "")

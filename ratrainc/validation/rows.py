@@ -16,6 +16,7 @@ from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model, l
 from ratrain.ratrain_ir.frontend.plan import KEYS, Plan
 from ratrain.ratrain_ir.frontend.plan_text import Overlay, load_plan, parse_plan
 from ratrain.ratrain_ir.frontend.text import Place
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.topology import topology_of
 from ratrain.ratrainc.calibration.tables import Cells, TableLine, check_header, read_commented_table, read_lines
 from ratrain.ratrainc.machine_choice import resized
@@ -326,6 +327,12 @@ class _RowReader:
     def check_strategy(self, plan: Plan, chosen: Strategy) -> None:
         """Raise `DiagnosticError` where the plan says another schedule or level than the strategy is named after."""
         chosen.check_schedule(plan, lambda: self.place("schedule"))
+        problem = None if chosen.schedule is None else SCHEDULES[chosen.schedule].problem(plan.shape)
+        if problem is not None:
+            text = f"the strategy '{chosen.name}' cannot have this plan: {problem}"
+            self.cells.fail(
+                "strategy", text, code="RT064", help="say chunks, layout or slices, or use another strategy"
+            )
         if chosen.zero not in (None, plan.zero):
             text = f"the strategy '{chosen.name}' is ZeRO {chosen.zero}, the plan is ZeRO {plan.zero}"
             self.cells.fail("zero", text, code="RT064", help=f"say zero = {chosen.zero}")

@@ -177,6 +177,15 @@ def roofline_work(routine: Routine, step: Step, machine: Machine) -> ResourceWor
     return ResourceWork(machine["launch"] + max(seconds, copy_seconds(ddr, machine)), ddr)
 
 
+def weight_bound_rows(machine: Machine, itemsize: int) -> float:
+    """Rows below which a product takes longer to read its weights, of so many bytes an element, from DDR than to compute.
+
+    A row takes two operations of each element: 2 * rows / rate = itemsize / bandwidth. On the MT-3000 these are 189 rows of f16.
+    """
+    rate = machine["fp16_peak"] * machine["gemm_efficiency"]
+    return rate * itemsize / (2 * machine["ddr_bandwidth"])
+
+
 def routine_work(routine: Routine, machine: Machine) -> ResourceWork:
     """All kernels of a routine, one after the other; no faster than they can be dispatched."""
     whole = sum((kernel_work(routine, step, machine) for step in routine.steps), ResourceWork(0.0))

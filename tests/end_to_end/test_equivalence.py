@@ -15,9 +15,9 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrainc.strategies import STRATEGIES
+from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.runtime.state import training_state
-from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_plan, start
+from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, WHOLE_STRATEGIES, losses, make_plan, start
 from tests.end_to_end.toys import GPT2
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "clip": ("none", "global"),
     "mlp_chunk": (None, 7),
     "strategy": (
-        *(item.name for item in STRATEGIES if item.name != "tuned-1f1b"),
+        *(item.name for item in WHOLE_STRATEGIES if item.name != "tuned-1f1b"),
         "place-zb-h1{delay=0},recompute{policy=full},bucket-grad-sync{bytes=1KiB},allocate-ddr",
         "place-gpipe,recompute{policy=attention},bucket-grad-sync{bytes=1KiB},allocate-ddr",
         "place-1f1b,bucket-grad-sync,insert-prefetch{depth-blocks=4},recompute{policy=auto budget=700KB},allocate-ddr",
@@ -92,9 +92,9 @@ def _outcome(row: dict[str, Any], how: str) -> tuple[list[float], dict[str, byte
     """Losses and state of a row under a strategy, which may set the plan's ZeRO level, or under passes."""
     model = evolve(MODELS[row["family"]], tied_embeddings=row["tied"])
     plan = _plan(row, model)
-    known = {item.name: item for item in STRATEGIES}
+    known = {item.name: item for item in WHOLE_STRATEGIES}
     if how in known:
-        plan, how = known[how].adapted(plan), known[how].passes
+        plan, how = known[how].adapted(plan, model, load_machine(None)), known[how].passes
     run = start(api.emit(api.compile(model, plan, passes=how)), STEPS)
     list(run.steps())
     state = training_state(run.engine, STEPS)

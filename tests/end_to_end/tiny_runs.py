@@ -12,7 +12,7 @@ from ratrain import api
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
 from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
-from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrainc.strategies import STRATEGIES, strategy
 from ratrain.targets.runtime.data import TokenStream
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.preparation import prepare
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 OPTIMIZER = Optimizer(lr=5e-3, warmup_steps=3)
+WHOLE_STRATEGIES = [item for item in STRATEGIES if item.schedule in (None, "1f1b", "zb-h1")]
+"""Those that take plans of one chunk a stage and whole micro-batches as they are."""
 
 
 def make_plan(model: ModelConfig = MODEL, **keys: Any) -> Plan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -19,7 +20,10 @@ from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.verifier import check
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.strategies import STRATEGIES
+from ratrain.ratrainc.levers import Setting, levers_of
+from ratrain.ratrainc.strategies import STRATEGIES, strategy
+from ratrain.targets.machine.cost import weight_bound_rows
+from ratrain.targets.machine.machine import load_machine
 from tests.end_to_end.tiny_runs import make_plan
 from tests.end_to_end.toys import UNEVEN as MODEL
 
@@ -63,7 +67,7 @@ def files(folder: Path, schedule: str | None) -> list[str]:
     plan = evolve(make_plan(**SHAPE | {"pp": 2, "cuts": (1,), "micro_batches": 4}), schedule=schedule)
     (folder / "plan.toml").write_text(plan_to_toml(plan))
     shape = {"model_type": "llama", "vocab_size": 64, "hidden_size": 8, "intermediate_size": 8}
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes = {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1}
     (folder / "model.json").write_text(json.dumps(shape | sizes))
     return ["--model", str(folder / "model.json"), "--plan", str(folder / "plan.toml")]
 
@@ -188,3 +192,114 @@ def test_levers_of_a_placed_schedule_keep_its_order(
     assert main(["explain", str(placed), "--seconds", "0", "--json"]) == 0
     levers = json.loads(capsys.readouterr().out)["levers"]
     assert levers[0]["fits"], "the schedule itself is compiled again as it was"
+
+
+SHAPED = {"interleaved": (2, "loop", 1), "zb-v": (2, "vee", 1), "v-half": (2, "vee", 1), "seq1f1b": (1, "loop", 2)}
+"""Chunks, layout and slices of the strategies that give a plan some."""
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_a_strategy_gives_the_plan_the_shape_that_its_schedule_has(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x.rtir"
+    assert main(["compile", *files(tmp_path, None), "--strategy", name, "-o", str(out)]) == 0
+    plan = parse_module(out.read_text()).plan
+    chunks, layout, slices = SHAPED[name]
+    assert (plan.chunks, plan.layout, plan.shape.slices) == (chunks, layout, slices)
+    assert plan.cuts == ((1,) if chunks == 1 else (1, 2, 3))
+    assert f"the strategy '{name}' gives the plan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "why"),
+    [
+        ("zb-v", {"chunks": 2, "layout": "loop", "cuts": (1, 2, 3)}, "in a vee, not in a loop"),
+        ("v-half", {"slices": (1, 3)}, "two chunks a stage, not 1"),
+        ("seq1f1b", {"chunks": 2, "cuts": (1, 2, 3)}, "one chunk a stage, not 2"),
+        ("baseline-1f1b", {"slices": (1, 3)}, "whole micro-batches, not 2 slices"),
+        ("interleaved", {"pp": 3, "cuts": (1, 2)}, "3 stages of 2 chunks need at least 6 layers"),
+        ("zb-v", {"pp": 1, "cuts": ()}, "changes nothing on one stage"),
+        ("seq1f1b", {"seq_len": 1}, "one slice of 1 tokens changes nothing"),
+        ("seq1f1b", {"attention": "scores-kept"}, "which slices do not have"),
+    ],
+)
+def test_a_plan_that_a_strategy_cannot_have_is_refused(name: str, keys: dict[str, Any], why: str) -> None:
+    model = evolve(MODEL, layers=4)
+    plan = make_plan(model, **SHAPE | {"pp": 2, "cuts": (1,)} | keys)
+    with pytest.raises(DiagnosticError) as caught:
+        strategy(name).adapted(plan, model, load_machine(None))
+    (found,) = caught.value.diagnostics
+    assert (found.code, f"the strategy '{name}'" in found.message, why in found.message) == ("RT064", True, True)
+    assert found.help
+
+
+def test_what_a_plan_says_of_its_shape_stays() -> None:
+    model = evolve(MODEL, layers=8)
+    four = make_plan(model, **SHAPE | {"pp": 2, "chunks": 4, "cuts": tuple(range(1, 8))})
+    sliced = make_plan(model, **SHAPE | {"pp": 2, "cuts": (3,), "slices": (1, 3)})
+    for name, plan in (("interleaved", four), ("seq1f1b", sliced), ("ratrain", four), ("ratrain", sliced)):
+        assert strategy(name).adapted(plan, model, load_machine(None)) is plan
+
+
+@pytest.mark.parametrize(
+    ("sequences", "seq_len", "count"), [(1, 2048, 8), (1, 1024, 5), (2, 512, 5), (1, 300, 2), (1, 64, 2), (4, 64, 2)]
+)
+def test_slices_are_as_many_as_make_up_for_their_weights(sequences: int, seq_len: int, count: int) -> None:
+    """On an MT-3000 189 rows: 5.67e12 operations a second, two a weight of two bytes, over 30e9 bytes a second. Two at least, eight at most."""
+    machine = load_machine(None)
+    assert weight_bound_rows(machine, 2) == pytest.approx(189)
+    plan = make_plan(**SHAPE | {"seq_len": seq_len, "micro_batch_size": sequences})
+    lengths = strategy("seq1f1b").adapted(plan, MODEL, machine).slices
+    assert (len(lengths), sum(lengths)) == (count, seq_len)
+    assert list(lengths) == sorted(lengths, reverse=True), "later slices attend to more keys"
+
+
+@pytest.mark.parametrize(("said", "agrees"), [("zb-v", True), ("v-half", False)])
+def test_a_placement_with_an_option_agrees_with_the_plan(
+    said: str, agrees: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *options, path = files(tmp_path, None)
+    text = Path(path).read_text().replace("cuts = [1]", f'schedule = "{said}"')
+    Path(path).write_text(text)
+    code = main(["compile", *options, path, "--passes", "place-schedule{kind=zb-v},allocate-ddr"])
+    assert code == (0 if agrees else 1)
+    assert agrees or "'place-schedule{kind=zb-v}' in --passes places zb-v" in capsys.readouterr().err
+
+
+def test_levers_of_an_inserted_placement_keep_the_schedule_that_the_plan_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its chunks alone would be interleaved."""
+    *options, path = files(tmp_path, None)
+    Path(path).write_text(Path(path).read_text().replace("cuts = [1]", 'schedule = "breadth-first"'))
+    out = tmp_path / "x.rtir"
+    assert main(["compile", *options, path, "-o", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["simulate", str(out), "--json"]) == 0
+    wanted = json.loads(capsys.readouterr().out)["step_seconds"]
+    assert main(["explain", str(out), "--seconds", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["levers"][0]["step_seconds"] == wanted
+
+
+def test_a_lever_moves_a_layer_between_neighbouring_chunks() -> None:
+    model = evolve(MODEL, layers=8)
+    plan = make_plan(model, **SHAPE | {"pp": 2, "chunks": 2, "layout": "vee", "cuts": (2, 4, 6), "zero": 0})
+    setting = Setting(model, plan, "joint-order,allocate-ddr", load_machine(None))
+    moved = {lever.name: lever.apply(setting) for lever in levers_of(0) if "one layer" in lever.name}
+    there = moved["one layer from the heaviest stage to the next"]
+    assert there is not None
+    assert there.plan.cuts == (1, 4, 6)
+    assert moved["one layer from the heaviest stage to the one before"] is None
+
+
+def test_scaling_a_plan_under_a_strategy_takes_what_the_strategy_gives_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, model, _, plan = files(tmp_path, None)
+    steps = {}
+    for name in ("ratrain", "zb-v"):
+        sizes = ["--clusters", "2", "--sequences-per-cluster", "2", "--strategy", name, "--json"]
+        assert main(["scale", "--model", model, "--plan", plan, *sizes]) == 0
+        steps[name] = json.loads(capsys.readouterr().out)["points"][0]["step_seconds"]
+    assert steps["zb-v"] != steps["ratrain"]

@@ -12,14 +12,24 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrainc.strategies import STRATEGIES
+from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
 from ratrain.targets.runtime.data import Batches, TokenStream
 from ratrain.targets.runtime.evaluation import held_out, split_stream
-from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_plan, make_program, make_stream, same_bits, start
+from tests.end_to_end.tiny_runs import (
+    MODEL,
+    OPTIMIZER,
+    WHOLE_STRATEGIES,
+    losses,
+    make_plan,
+    make_program,
+    make_stream,
+    same_bits,
+    start,
+)
 
 STEPS = 3
 CASES: dict[str, dict[str, Any]] = {
-    **{item.name: {"passes": item.passes, "zero": item.zero or 1} for item in STRATEGIES},
+    **{item.name: {"passes": item.passes, "zero": item.zero or 1} for item in WHOLE_STRATEGIES},
     "gpipe": {"passes": "place-gpipe,recompute{policy=attention},allocate-ddr"},
     "each-micro-batch": {"zero": 2, "reduce": "each-micro-batch"},
     "zero-3, every micro-batch": {"zero": 3, "reduce": "each-micro-batch"},
@@ -37,7 +47,7 @@ def program_of(case: dict[str, Any]) -> Any:
     passes, tied, clip = keys.pop("passes", None), keys.pop("tied", False), keys.pop("clip", "none")
     model = evolve(MODEL, tied_embeddings=tied)
     plan = make_plan(model, optimizer=evolve(OPTIMIZER, clip=clip, max_norm=0.3), **keys)
-    return api.emit(api.compile(model, plan, passes=passes or STRATEGIES[0].passes))
+    return api.emit(api.compile(model, plan, passes=passes or strategy(DEFAULT_STRATEGY).passes))
 
 
 @pytest.mark.parametrize("name", CASES)
