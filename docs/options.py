@@ -230,7 +230,15 @@ OPTIONS = {
             "-o": Option("the page", "-o other.html", "x.rtx"),
             "--machine": Option("times", "--machine slow.toml"),
             "--rendezvous": Option("sends wait for their receives", "--rendezvous"),
-            "--sharing": Option("what overlaps shares DDR and link", "--no-sharing"),
+            "--sharing": Option(
+                "what overlaps shares DDR and link", "--no-sharing", idle=("x.rtx -o r.svg --times 1,1,1,0",)
+            ),
+            "--times": Option(
+                "of a picture, what ops take in place of a machine's times",
+                "--times 1,1,1,0",
+                "x.rtx -o r.svg",
+                idle=("x.rtx -o r.html",),
+            ),
         },
     ),
     "plan": Command(

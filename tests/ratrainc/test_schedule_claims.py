@@ -216,7 +216,6 @@ def test_a_strategy_gives_the_plan_the_shape_that_its_schedule_has(
     [
         ("zb-v", {"chunks": 2, "layout": "loop", "cuts": (1, 2, 3)}, "in a vee, not in a loop"),
         ("v-half", {"slices": (1, 3)}, "two chunks a stage, not 1"),
-        ("seq1f1b", {"chunks": 2, "cuts": (1, 2, 3)}, "one chunk a stage, not 2"),
         ("baseline-1f1b", {"slices": (1, 3)}, "whole micro-batches, not 2 slices"),
         ("interleaved", {"pp": 3, "cuts": (1, 2)}, "3 stages of 2 chunks need at least 6 layers"),
         ("zb-v", {"pp": 1, "cuts": ()}, "changes nothing on one stage"),
