@@ -180,12 +180,12 @@ def _with_chunked_logits(setting: Setting) -> Setting | None:
 def _smaller_head_chunk(setting: Setting) -> Setting | None:
     if setting.plan.holds_logits:
         return None
-    rows = min(setting.plan.head_chunk, setting.plan.micro_batch_size * setting.plan.seq_len)
+    rows = min(setting.plan.head_chunk, setting.plan.most_rows)
     return attrs.evolve(setting, plan=attrs.evolve(setting.plan, head_chunk=rows // 2)) if rows > 1 else None
 
 
 def _smaller_mlp_chunk(setting: Setting) -> Setting | None:
-    rows = setting.plan.micro_batch_size * setting.plan.seq_len
+    rows = setting.plan.most_rows
     chunk = min(setting.plan.mlp_chunk or rows, rows)
     return attrs.evolve(setting, plan=attrs.evolve(setting.plan, mlp_chunk=-(-chunk // 2))) if chunk > 1 else None
 

@@ -14,10 +14,16 @@ from ratrain.targets.machine.capacity import capacity_of
 
 if TYPE_CHECKING:
     from ratrain.passes.manager import PassRun
+    from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.ratrain_ir.module import Module
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.program.program import Program
     from ratrain.targets.simulator.figures import Figures, StepFigures
+
+
+def in_slices(plan: Plan) -> str:
+    """Where sequences are cut: into how many slices, for a title."""
+    return f" in {len(plan.slices)} slices" if plan.slices else ""
 
 
 def show_inserted(runs: Sequence[PassRun]) -> None:
@@ -49,7 +55,8 @@ def show_module(module: Module, machine: Machine) -> None:
     model = module.model
     title = (
         f"{model.name}: {model.parameters / 1e6:,.2f} M parameters, {plan.pp} stages x {plan.dp} replicas, "
-        f"{plan.micro_batches} micro-batches of {plan.micro_batch_size} x {plan.seq_len} tokens, {module.level.value}"
+        f"{plan.micro_batches} micro-batches of {plan.micro_batch_size} x {plan.seq_len} tokens{in_slices(plan)}, "
+        f"{module.level.value}"
     )
     table(title, ("stage", "blocks", "peak live", "arena", "headroom", "in flight", "ops"), rows)
     if capacity is not None:

@@ -80,16 +80,18 @@ def _diff_stages(before: Stage, after: Stage) -> StageDiff:
         if position_in_new[name] not in kept
     ]
     changed = [name for name in common_old if _operands(old[name]) != _operands(new[name])]
-    both = [name for name in before.tensors if name in after.tensors]
-    readdressed = sum(1 for name in both if before.tensors[name].offset != after.tensors[name].offset)
+    same = {
+        name for name, held in before.tensors.items() if name in after.tensors and after.tensors[name].type is held.type
+    }
+    readdressed = sum(1 for name in same if before.tensors[name].offset != after.tensors[name].offset)
     return StageDiff(
         before.index,
         tuple(added),
         tuple(dropped),
         tuple(moved),
         tuple(changed),
-        tuple(_declared(after.tensors[name]) for name in after.tensors if name not in before.tensors),
-        tuple(_declared(before.tensors[name]) for name in before.tensors if name not in after.tensors),
+        tuple(_declared(after.tensors[name]) for name in after.tensors if name not in same),
+        tuple(_declared(before.tensors[name]) for name in before.tensors if name not in same),
         readdressed,
         lifetimes(before).peak_bytes,
         lifetimes(after).peak_bytes,

@@ -147,11 +147,9 @@ def _read_schedule(reader: FieldReader, name: str, default: Any) -> str | None:
 
 def _read_slices(reader: FieldReader, name: str, default: Any) -> tuple[int, ...]:
     """The lengths of the slices; a text that leaves them out, or has an empty list, cuts nothing."""
-    return (
-        reader.integers(name, 'a number of slices, "even-work" and their number, or a list of lengths in tokens,')
-        if reader.values.get(name, default)
-        else ()
-    )
+    if reader.values.get(name, default) in ([], ()):
+        return ()
+    return reader.integers(name, 'a number of slices, "even-work" and their number, or a list of lengths in tokens,')
 
 
 def _usual(before: Mapping[str, Any], name: str) -> Any:
@@ -204,9 +202,7 @@ class Plan:
             "batch",
             "rows of logits at a time: bytes, and the rounding of the head's weight gradient",
             integer(1, _MAX_SEQ_LEN),
-            not_in_file=lambda plan: (
-                plan.holds_logits or plan.micro_batch_size * plan.seq_len < plan.head_chunk == DEFAULT_HEAD_CHUNK
-            ),
+            not_in_file=lambda plan: plan.holds_logits or plan.most_rows < plan.head_chunk == DEFAULT_HEAD_CHUNK,
         ),
     )
     """Rows of logits the head holds at a time, at most. Its weight gradient is rounded once a chunk: part of the numbers."""
@@ -367,6 +363,11 @@ class Plan:
     def first_position(self) -> int:
         """Where in its sequence the first row of what passes through the blocks stands."""
         return 0
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows that a block has at a time: those of a micro-batch, or of the longest slice of one."""
+        return self.micro_batch_size * max(self.slices or (self.seq_len,))
 
     @property
     def global_batch(self) -> int:

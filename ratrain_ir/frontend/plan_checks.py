@@ -188,15 +188,15 @@ def _check_unsharded(reader: FieldReader, plan: Plan) -> None:
 
 def check_said(reader: FieldReader, plan: Plan) -> None:
     """Keys that were written, though as the plan stands they change nothing."""
-    rows = plan.micro_batch_size * plan.seq_len
-    sized = reader.good("micro_batch_size", "seq_len")
+    rows = plan.most_rows
+    sized = reader.good("micro_batch_size", "seq_len", "slices")
     if plan.holds_logits:
         if "head_chunk" in reader.values and plan.head_chunk == DEFAULT_HEAD_CHUNK:
             _check_whole_logits(reader, plan)
     elif sized and reader.good("head_chunk") and plan.head_chunk > rows and "head_chunk" in reader.values:
-        _report_chunk(reader, "head_chunk", plan.head_chunk, rows)
+        _report_chunk(reader, plan, "head_chunk", plan.head_chunk)
     if sized and reader.good("mlp_chunk") and plan.mlp_chunk is not None and plan.mlp_chunk > rows:
-        _report_chunk(reader, "mlp_chunk", plan.mlp_chunk, rows)
+        _report_chunk(reader, plan, "mlp_chunk", plan.mlp_chunk)
     if "max_norm" in reader.values and reader.good("max_norm") and "clip" not in reader.values:
         text = 'max_norm changes nothing without clip = "global"'
         reader.contradiction("RT064", "max_norm", text, help='write clip = "global", or remove max_norm')
@@ -209,6 +209,11 @@ def _check_whole_logits(reader: FieldReader, plan: Plan) -> None:
         reader.contradiction("RT064", "head_chunk", text, help='leave it out, or write logits = "chunked"')
 
 
-def _report_chunk(reader: FieldReader, key: str, chunk: int, rows: int) -> None:
-    text = f"{key} {chunk} is more than the {rows} rows of a micro-batch (micro_batch_size * seq_len): it would change nothing"
-    reader.contradiction("RT064", key, text, help=f"leave it out, or write fewer than {rows}")
+def _report_chunk(reader: FieldReader, plan: Plan, key: str, chunk: int) -> None:
+    whose = (
+        "the longest slice (micro_batch_size * its tokens)"
+        if plan.slices
+        else "a micro-batch (micro_batch_size * seq_len)"
+    )
+    text = f"{key} {chunk} is more than the {plan.most_rows} rows of {whose}: it would change nothing"
+    reader.contradiction("RT064", key, text, help=f"leave it out, or write fewer than {plan.most_rows}")

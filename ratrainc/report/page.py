@@ -12,6 +12,7 @@ from ratrain.ratrain_ir.files import replacing
 from ratrain.ratrain_ir.ops import ENGINES
 from ratrain.ratrainc.report import tables
 from ratrain.ratrainc.report.columns import CAUSES, KINDS, StepView, op_elements, tensor_elements
+from ratrain.ratrainc.reports import in_slices
 from ratrain.targets.simulator.bubbles import Bubbles
 from ratrain.targets.simulator.live_curve import live_intervals
 
@@ -62,7 +63,7 @@ def _subtitle(timeline: Timeline) -> str:
     sends = "rendezvous" if timeline.rendezvous else "buffered"
     return (
         f"All times are simulated, none is measured. {plan.pp} stages x {plan.dp} replicas, {plan.micro_batches} micro-batches of "
-        f"{plan.micro_batch_size} x {plan.seq_len} tokens; {sends} sends; replicas are alike, so one of each stage is shown."
+        f"{plan.micro_batch_size} x {plan.seq_len} tokens{in_slices(plan)}; {sends} sends; replicas are alike, so one of each stage is shown."
     )
 
 

@@ -125,7 +125,8 @@ def test_what_the_table_by_hand_left_out_is_there() -> None:
 def test_what_chunks_and_slices_add_is_as_a_lowered_step_has_it() -> None:
     """The lines of the section are those of a step that is cut both ways."""
     text = (DOCS / "rtir.md").read_text().partition("\n## Chunks and slices\n")[2].partition("\n## ")[0]
-    lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    whole = text.replace("\n        ", " ")
+    lines = [line.strip() for line in whole.splitlines() if line.startswith("    ")]
     model = evolve(OP_FORMS["MODEL"], layers=4)
     plan = evolve(OP_FORMS["PLAN"], cuts=(1, 2, 3), chunks=2, slices=(5, 3), zero=1)
     step = print_module(lower(model, plan))

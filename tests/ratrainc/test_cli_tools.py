@@ -11,6 +11,7 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.analysis.module_diff import diff_modules
+from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.parser import read_module
 from ratrain.ratrainc import levers, machine_facts
 from ratrain.ratrainc.cli import main
@@ -20,6 +21,8 @@ from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.engine import scratch_bytes
 from ratrain.targets.runtime.kernels import kernel_set
+from tests.end_to_end.tiny_runs import make_plan
+from tests.end_to_end.toys import UNEVEN
 
 MODEL, PLAN = str(example_path("tiny.json")), str(example_path("tiny.toml"))
 SOURCES = ("--model", MODEL, "--plan", PLAN)
@@ -156,6 +159,16 @@ def test_diff_counts_a_swap_as_one_move(schedule: str, tmp_path: Path) -> None:
     assert stage.moved
     assert not stage.added
     assert not stage.dropped
+
+
+def test_diff_tells_what_another_cut_of_the_sequences_changes(tmp_path: Path) -> None:
+    plan = make_plan(pp=1, dp=1, slices=(5, 5))
+    before, after = (lower(UNEVEN, evolve(plan, slices=slices)) for slices in ((5, 5), (4, 6)))
+    (stage,) = diff_modules(before, after)
+    assert not stage.added
+    assert "input %tokens.m0.s0 : i32[10]" in stage.gone_tensors
+    assert "input %tokens.m0.s0 : i32[8]" in stage.new_tensors
+    assert not any("%p." in text for text in (*stage.new_tensors, *stage.gone_tensors))
 
 
 def test_print_ir_after_change_is_quiet_without_one(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,24 @@ def test_defaults():
     assert [list(plan.chunk_layers(stage, MODEL)) for stage in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
+def test_slices_by_number_of_even_work_and_by_length():
+    def lengths(said: str, model: ModelConfig = MODEL) -> tuple[int, ...]:
+        plan = parse(BASE.replace("seq_len = 32", f"seq_len = 4096\nslices = {said}"), model)
+        assert parse(plan_to_toml(plan), model) == plan
+        return plan.slices
+
+    assert lengths("3") == (1366, 1365, 1365)
+    assert lengths("[4000, 96]") == (4000, 96)
+    by_work = lengths('"even-work 4"')
+    assert sum(by_work) == 4096
+    assert list(by_work) == sorted(by_work, reverse=True), "later slices attend to more keys, so they are shorter"
+    pairs = [sum(range(sum(by_work[:n]) + 1, sum(by_work[: n + 1]) + 1)) for n in range(4)]
+    work = [2 * MODEL.matrix_elements_per_layer * n + 4 * MODEL.q_size * p for n, p in zip(by_work, pairs, strict=True)]
+    assert max(work) / min(work) == pytest.approx(1, abs=0.01)
+    windowed = evolve(MODEL, family="mistral", sliding_window=1)
+    assert lengths('"even-work 4"', windowed) == (1024,) * 4, "with a window of one token all slices do the same"
+
+
 def test_zero_default_needs_replicas():
     assert parse(BASE).zero == 1
     assert parse(BASE.replace("dp = 2", "dp = 1")).zero == 0
@@ -244,6 +262,34 @@ REFUSED = [
     (changed("dp = 2", "dp = 2\ncuts = [-1, 4, 6]"), "RT064", "cannot start at layer -1", 4),
     (changed("dp = 2", 'dp = 2\nschedule = "chimera"'), "RT064", 'does not build the schedule "chimera"', 4),
     (changed("dp = 2", 'dp = 2\nschedule = "seq1f1b"'), "RT064", "Seq1F1B cannot be placed: it has two slices", 4),
+    (changed("seq_len = 32", "seq_len = 32\nslices = 1"), "RT064", "one slice of 32 tokens changes nothing", 9),
+    (changed("seq_len = 32", "seq_len = 32\nslices = 33"), "RT063", "'batch.slices' is 33", 9),
+    (changed("seq_len = 32", "seq_len = 32\nslices = 0"), "RT063", "'batch.slices' is 0", 9),
+    (
+        changed("seq_len = 32", "seq_len = 32\nslices = [16, 15]"),
+        "RT064",
+        "[16, 15] do not make up a sequence of 32",
+        9,
+    ),
+    (
+        changed("seq_len = 32", "seq_len = 32\nslices = [33, -1]"),
+        "RT064",
+        "[33, -1] do not make up a sequence of 32",
+        9,
+    ),
+    (changed("seq_len = 32", 'seq_len = 32\nslices = "even-work"'), "RT063", "'batch.slices' is \"even-work\"", 9),
+    (
+        changed("seq_len = 32", 'seq_len = 32\nslices = 2\n[compute]\nattention = "scores-kept"'),
+        "RT064",
+        "holds the scores of whole sequences, which slices do not have",
+        11,
+    ),
+    (
+        changed("seq_len = 32", "seq_len = 32\nslices = [12, 20]\nmlp_chunk = 21"),
+        "RT064",
+        "mlp_chunk 21 is more than the 20 rows of the longest slice",
+        10,
+    ),
     (
         changed("dp = 2", 'dp = 2\nschedule = "zb-v"\nlayout = "loop"'),
         "RT064",
