@@ -122,7 +122,7 @@ def outcome(name: str, words: str, files: Path, capfd: pytest.CaptureFixture[str
     for path in folder.rglob("*"):
         known = before.get(path.relative_to(folder))
         if path.is_file() and (known is None or known.read_bytes() != path.read_bytes()):
-            content = path.read_bytes() if path.suffix in (".jsonl", ".rtir", ".toml", ".csv", ".html") else b""
+            content = path.read_bytes() if path.suffix in (".jsonl", ".rtir", ".toml", ".csv", ".html", ".svg") else b""
             written[str(path.relative_to(folder))] = re.sub(
                 r'"(tokens_per_second|mfu|\w*seconds)": [0-9.e+-]+', "", content.decode()
             )
