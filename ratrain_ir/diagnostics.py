@@ -26,6 +26,7 @@ CODES: dict[str, str] = {
     "RT008": "the parameters of a sharded stage are not gathered where a schedule table uses them",
     "RT009": "the gradients of a sharded stage are never reduced in a schedule table",
     # structure and types of a module
+    "RT010": "a schedule table (CSV) does not fit the plan, or asks for what a module cannot say",
     "RT020": "a tensor is used before it is defined",
     "RT021": "a tensor is used after its release",
     "RT022": "a tensor is defined while it is live",
@@ -45,7 +46,6 @@ CODES: dict[str, str] = {
     "RT042": "the program cannot make progress",
     "RT043": "members of a group disagree on the order of collectives",
     "RT044": "the order, or the number of micro-batches in flight, is not that of the schedule the plan names",
-    "RT047": "a schedule table (CSV) does not fit the plan, or asks for what a module cannot say",
     # memory
     "RT050": "two tensors that are live together share a byte",
     "RT051": "an offset is missing, unaligned or out of range",

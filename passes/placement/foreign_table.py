@@ -1,7 +1,7 @@
 """A schedule table of another runtime, held against a plan: what it is the order of, and what of it a module cannot say.
 
 The table has been linted: every chunk is on one rank, every micro-batch runs once, nobody waits forever. A rank of it is a stage here, and
-a "stage" a chunk. Everything here raises `DiagnosticError` RT047 at the cell that is at fault.
+a "stage" a chunk. Everything here raises `DiagnosticError` RT010 at the cell that is at fault.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def read_foreign_table(path: str) -> ActionTable:
 
 
 def refuse_action(table: ActionTable, action: PlacedAction, text: str, way_out: str, *notes: Note) -> NoReturn:
-    """Raise `DiagnosticError` RT047 at the cell of an action."""
-    fail("RT047", text, table.locate(action), source=table.text(action), notes=notes, help=way_out)
+    """Raise `DiagnosticError` RT010 at the cell of an action."""
+    fail("RT010", text, table.locate(action), source=table.text(action), notes=notes, help=way_out)
 
 
 def shape_of_table(table: ActionTable) -> PipelineShape:
@@ -117,7 +117,7 @@ def check_against_plan(table: ActionTable, plan: Plan) -> None:
     differing += [name for name in theirs if name not in mine]
     first = next(table.actions)
     fail(
-        "RT047",
+        "RT010",
         f"the table has {_words(mine, differing)}, but the plan has {_words(theirs, differing)}",
         table.locate(first),
         source=table.text(first),
@@ -177,7 +177,7 @@ def _number(action: PlacedAction) -> int:
 def renumbered(table: ActionTable) -> ActionTable:
     """The table with the micro-batches of its backwards, and of their messages, numbered in the order in which the first stage takes them.
 
-    Raises `DiagnosticError` RT047 where they ascend already, else with what is wrong with the new table.
+    Raises `DiagnosticError` RT010 where they ascend already, else with what is wrong with the new table.
     """
     of_first = [a for a in table.actions if a.stage == 0 and a.kind in _IN_ORDER[1][1]]
     number = {old: new for new, old in enumerate(dict.fromkeys(map(_number, of_first)))}

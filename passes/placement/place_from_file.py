@@ -68,7 +68,7 @@ class PlaceFromFilePass(Pass):
     def run(self, module: Module, context: PassContext) -> None:
         """Split the backwards that the table has in halves, and put groups of ops, and messages, where it has them.
 
-        Raises `DiagnosticError` RT002, RT007 or what `lint` says where the file is no sound table, RT047 where it does not fit the plan or
+        Raises `DiagnosticError` RT002, RT007 or what `lint` says where the file is no sound table, RT010 where it does not fit the plan or
         asks for what a module cannot say, RT064 where the plan names another schedule.
         """
         table = read_foreign_table(self.path)

@@ -28,7 +28,7 @@ _USES_VIEWS = COMPUTES - {ActionKind.BACKWARD_WEIGHT}
 
 
 def check_state_actions(table: ActionTable, plan: Plan) -> None:
-    """Refuse gathers, drops and reductions that contradict how the plan keeps state. Raises `DiagnosticError` RT047 at the cell."""
+    """Refuse gathers, drops and reductions that contradict how the plan keeps state. Raises `DiagnosticError` RT010 at the cell."""
     gathered: set[int] = set()
     for action in table.actions:
         if action.kind is ActionKind.REDUCE_GRAD and reduces_each_micro_batch(plan):

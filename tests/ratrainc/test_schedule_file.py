@@ -80,7 +80,7 @@ def test_a_plan_that_says_another_shape_is_refused(
     shape = "".join(rest.values()) + parallel
     assert compiled(folder, shape, batch or "micro_batches = 4\n", "--schedule-file", "t.csv") == 1
     error = capsys.readouterr().err
-    assert "t.csv:1:1: error[RT047]" in error
+    assert "t.csv:1:1: error[RT010]" in error
     assert 'it fits a plan with pp = 2, micro_batches = 4, chunks = 2, layout = "vee"' in error
     assert all(word in error for word in words)
     assert not (folder / "x.rtir").exists()
