@@ -25,8 +25,8 @@ CODES: dict[str, str] = {
     "RT007": "a schedule table (CSV) has a cell that is not an action",
     "RT008": "the parameters of a sharded stage are not gathered where a schedule table uses them",
     "RT009": "the gradients of a sharded stage are never reduced in a schedule table",
-    # structure and types of a module
     "RT010": "a schedule table (CSV) does not fit the plan, or asks for what a module cannot say",
+    # structure and types of a module
     "RT020": "a tensor is used before it is defined",
     "RT021": "a tensor is used after its release",
     "RT022": "a tensor is defined while it is live",
