@@ -103,14 +103,20 @@ def drawn(model: ModelConfig) -> Weights:
     return found
 
 
-@pytest.mark.parametrize("name", ["full-save", "ratrain", "zb-h1"])
+@pytest.mark.parametrize(
+    ("name", "slices"), [("full-save", ()), ("ratrain", ()), ("zb-h1", ()), ("ratrain", (4, 1, 5))], ids=str
+)
 @pytest.mark.parametrize("model", [GPT2, UNTIED], ids=["tied", "untied"])
-def test_loss_and_gradients_are_those_of_the_formulas(model: ModelConfig, name: str, tmp_path: Path) -> None:
+def test_loss_and_gradients_are_those_of_the_formulas(
+    model: ModelConfig, name: str, slices: tuple[int, ...], tmp_path: Path
+) -> None:
     """f32, one step; Adam's first moment is (1 - beta1) times the gradient, held against central differences of the loss."""
     weights = drawn(model)
     path = tmp_path / "w.safetensors"
     write_weights(str(path), model, lambda key: weights[key].astype(np.float32))
-    program = make_program(model, name, view_dtype="f32", dp=1, micro_batches=2, mlp_chunk=7, head_chunk=9)
+    program = make_program(
+        model, name, view_dtype="f32", dp=1, micro_batches=2, mlp_chunk=7, head_chunk=9, slices=slices
+    )
     run = start(program, 1, init=str(path), order="sequential")
     list(run.steps())
     plan = program.plan

@@ -37,6 +37,8 @@ class Layout:
     dp: int
     micro_batches: int
     micro_batch_size: int = 2
+    slices: str = ""
+    """what the plan says of slices: a number, lengths, or of even work"""
 
     @property
     def global_batch(self) -> int:
@@ -91,6 +93,7 @@ def plan_text(layout: Layout, view_dtype: str) -> str:
         f"micro_batch_size = {layout.micro_batch_size}",
         f"micro_batches = {layout.micro_batches}",
         f"seq_len = {SEQ_LEN}",
+        *([f"slices = {layout.slices}"] if layout.slices else []),
         "[state]",
         f'view_dtype = "{view_dtype}"',
         f"loss_scale = {scale}",
@@ -154,7 +157,8 @@ class Trainer:
 
     def compile(self, layout: Layout, view_dtype: str, strategy: str) -> Path:
         """The program of a plan; compiled once."""
-        name = f"{strategy}-{view_dtype}-p{layout.pp}-d{layout.dp}"
+        cut = "".join(character for character in layout.slices if character.isalnum())
+        name = f"{strategy}-{view_dtype}-p{layout.pp}-d{layout.dp}" + (f"-s{cut}" if cut else "")
         if name not in self.programs:
             (self.folder / f"{name}.toml").write_text(plan_text(layout, view_dtype), "utf-8")
             arguments = ["--model", "config.json", "--plan", f"{name}.toml", "--strategy", strategy]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.parity
 
 LAYOUT = Layout(pp=2, dp=2, micro_batches=4)
+SLICED = Layout(pp=2, dp=2, micro_batches=4, slices="[19, 8, 21]")
 STRATEGY = "full-save"
 
 F32_LOSS = 1e-5  # of the loss
@@ -83,9 +84,9 @@ class Case:
         assert losses[-1] < losses[0] - 1, "the model does not learn: equal losses would say little"
         return losses, {name: value.numpy() for name, value in gradients.items()}
 
-    def deviation(self, view_dtype: str) -> float:
+    def deviation(self, view_dtype: str, layout: Layout = LAYOUT) -> float:
         """The worst relative deviation of a loss from PyTorch's."""
-        losses = self.trainer.run(self.trainer.compile(LAYOUT, view_dtype, STRATEGY), STEPS)
+        losses = self.trainer.run(self.trainer.compile(layout, view_dtype, STRATEGY), STEPS)
         expected = self.reference[0]
         worst, step = worst_relative(losses, expected)
         show(
@@ -139,8 +140,14 @@ def test_f32_losses(case: Case) -> None:
     assert case.deviation("f32") <= F32_LOSS
 
 
-def test_f32_gradients(case: Case) -> None:
-    got = joined_biases(case.trainer.first_gradients(case.trainer.compile(LAYOUT, "f32", STRATEGY)))
+def test_f32_losses_of_slices(case: Case) -> None:
+    """The window of one case spans slices, and is longer than one of them."""
+    assert case.deviation("f32", SLICED) <= F32_LOSS
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, SLICED], ids=["whole", "slices"])
+def test_f32_gradients(case: Case, layout: Layout) -> None:
+    got = joined_biases(case.trainer.first_gradients(case.trainer.compile(layout, "f32", STRATEGY)))
     expected = unpacked(case.reference[1])
     assert sorted(got) == sorted(expected)
     deviations = {}
