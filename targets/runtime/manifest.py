@@ -118,11 +118,11 @@ def _plan_differences(saved: object, now: dict[str, Any]) -> list[Note]:
 
 
 _UNSAID = {
-    key.name: key.default
+    key.name: list(key.default) if isinstance(key.default, tuple) else key.default
     for key in fields(Plan)
     if key.name in KEYS.own and not KEYS.own[key.name].in_header_if_default
 }
-"""What is meant by keys that a plan's header leaves out."""
+"""What is meant by keys that a plan's header leaves out, as the header would have it."""
 
 
 def _version(package: str) -> str:
