@@ -183,6 +183,12 @@ def test_halves_and_chunks_of_slices_train_like_whole_micro_batches(
     check_order(training, chunks, SLICES, halves, policy)
 
 
+def test_slices_in_chunks_in_the_order_of_their_schedule_train_like_whole_micro_batches() -> None:
+    training = Training("four-layers", "zero-2-each")
+    keys = {"slices": SLICES, "chunks": 2, "cuts": (1, 2, 3), "schedule": "seq1f1b"}
+    check_against_whole(training, training.program(POLICIES["full"], **keys))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("halves", HALVES)

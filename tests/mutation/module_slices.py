@@ -39,6 +39,7 @@ from tests.mutation.module_parts import (
     put,
     title_of,
 )
+from tests.mutation.plan_shapes import other_lengths
 
 if TYPE_CHECKING:
     from random import Random
@@ -249,24 +250,3 @@ def change_lengths(module: Module, random: Random) -> str | None:
         return None
     module.plan = evolve(module.plan, slices=lengths)
     return f"slices = {list(lengths)}, not {list(before)}"
-
-
-def other_lengths(lengths: tuple[int, ...], random: Random) -> tuple[int, ...]:
-    """Lengths of slices of a sequence that is as long as these together."""
-    changed = list(lengths)
-    at = random.randrange(len(changed))
-    how = random.choice(("join", "cut", "shift", "reverse", "none"))
-    if how == "none":
-        return ()
-    if how == "join" and len(changed) > 1:
-        at = random.randrange(len(changed) - 1)
-        changed[at : at + 2] = [changed[at] + changed[at + 1]]
-    elif how == "cut" and changed[at] > 1:
-        first = random.randrange(1, changed[at])
-        changed[at : at + 1] = [first, changed[at] - first]
-    elif how == "shift" and changed[at] > 1:
-        changed[at] -= 1
-        changed[at - 1] += 1
-    else:
-        changed.reverse()
-    return tuple(changed)

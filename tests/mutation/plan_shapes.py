@@ -36,3 +36,24 @@ def other_shape(plan: Plan, model: ModelConfig, random: Random) -> tuple[Plan, s
         found += [evolve(plan, cuts=(*plan.cuts[:-1], plan.cuts[-1] + 1))] * len(found)
     chosen = random.choice([other for other in found if other != plan])
     return chosen, f"{chosen.schedule}, {chosen.chunks} chunks, {chosen.layout}, cuts {chosen.cuts}"
+
+
+def other_lengths(lengths: tuple[int, ...], random: Random) -> tuple[int, ...]:
+    """Lengths of slices of a sequence that is as long as these together."""
+    changed = list(lengths)
+    at = random.randrange(len(changed))
+    how = random.choice(("join", "cut", "shift", "reverse", "none"))
+    if how == "none":
+        return ()
+    if how == "join" and len(changed) > 1:
+        at = random.randrange(len(changed) - 1)
+        changed[at : at + 2] = [changed[at] + changed[at + 1]]
+    elif how == "cut" and changed[at] > 1:
+        first = random.randrange(1, changed[at])
+        changed[at : at + 1] = [first, changed[at] - first]
+    elif how == "shift" and changed[at] > 1:
+        changed[at] -= 1
+        changed[at - 1] += 1
+    else:
+        changed.reverse()
+    return tuple(changed)

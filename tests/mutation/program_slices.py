@@ -11,7 +11,7 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.blocks import KEY_SLOTS, SUM_SLOTS
 from ratrain.targets.program.program import Access, Instruction, Program
-from tests.mutation.module_slices import other_lengths
+from tests.mutation.plan_shapes import other_lengths
 from tests.mutation.program_parts import (
     BYTES,
     HANG,
