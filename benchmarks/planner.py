@@ -22,7 +22,8 @@ from attrs import evolve
 from ratrain.ratrain_ir.files import write_lines
 from ratrain.ratrain_ir.frontend.model_config import load_model
 from ratrain.ratrainc.plan_choices import PlanChoice, SearchEffort
-from ratrain.ratrainc.planner.bounds import Columns, plan_bounds
+from ratrain.ratrainc.planner.bounds import plan_bounds
+from ratrain.ratrainc.planner.columns import Columns
 from ratrain.ratrainc.planner.comparison import best_of_each, comparison_rows
 from ratrain.ratrainc.planner.evaluation import Evaluation, Task, evaluate, folded_micro_batches
 from ratrain.ratrainc.planner.profile import Profiles

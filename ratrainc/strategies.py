@@ -62,14 +62,12 @@ class Strategy:
         Raises `DiagnosticError` RT064 where the plan has others than the schedule can have, or none can be made of it.
         """
         leveled = plan if self.zero is None else evolve(plan, zero=self.zero)
-        if self.schedule is None:
+        if self.schedule is None or SCHEDULES[self.schedule].problem(plan.shape) is None:
             return leveled
-        problem = SCHEDULES[self.schedule].problem(plan.shape)
-        if problem is None:
-            return leveled
-        if plan.chunks > 1 or plan.slices:
+        shaped = _shaped(leveled, self.schedule, model, machine)
+        problem = SCHEDULES[self.schedule].problem(shaped.shape)
+        if problem is not None:
             fail("RT064", f"the strategy '{self.name}' cannot have this plan: {problem}", help=_OTHER_SHAPE)
-        shaped = _with_chunks_of(self.schedule, leveled, model) or _in_slices(leveled, model, machine)
         try:
             check_plan(shaped, model)
         except DiagnosticError as error:
@@ -81,14 +79,16 @@ class Strategy:
 _OTHER_SHAPE = "leave chunks, layout and slices out of the plan, or use a strategy that is not named after a schedule"
 
 
-def _with_chunks_of(schedule: str, plan: Plan, model: ModelConfig) -> Plan | None:
-    """A plan with the chunks that its schedule usually has, balanced; None where that is one a stage.
+def _shaped(plan: Plan, schedule: str, model: ModelConfig, machine: Machine) -> Plan:
+    """A plan with the chunks that its schedule usually has, balanced, or else in slices, as far as it says nothing of these.
 
     Where there are too few layers, the plan's own cuts stay, for the check of the plan to refuse.
     """
     usual = SCHEDULES[schedule]
+    if plan.slices or (plan.chunks > 1 and usual.chunks > 1):
+        return plan
     if usual.chunks == 1:
-        return None
+        return _in_slices(plan, model, machine)
     count = plan.pp * usual.chunks
     cuts = balance_cuts(model, count, plan.seq_len) if count <= model.layers else plan.cuts
     return evolve(plan, chunks=usual.chunks, layout=usual.layout, cuts=cuts)

@@ -395,6 +395,16 @@ class Plan:
         return self.loss_scale is None
 
     @property
+    def summary(self) -> str:
+        """Its sizes, chunks, slices and ZeRO level in a few words."""
+        chunks = "" if self.chunks == 1 else f" V{self.chunks}"
+        slices = f" k{len(self.slices)}" if self.slices else ""
+        each = " each" if self.reduce == "each-micro-batch" else ""
+        return (
+            f"P{self.pp} D{self.dp} b{self.micro_batch_size} M{self.micro_batches}{chunks}{slices} Z{self.zero}{each}"
+        )
+
+    @property
     def shape(self) -> PipelineShape:
         """The numbers that a schedule depends on."""
         return PipelineShape(self.pp, self.micro_batches, self.chunks, self.layout, max(1, len(self.slices)))

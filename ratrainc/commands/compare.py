@@ -235,4 +235,6 @@ def _show(rows: list[dict[str, Any]], where: str) -> None:
 def _plan_text(plan: dict[str, Any]) -> str:
     each = " each" if plan["reduce"] == "each-micro-batch" else ""
     sizes = f"P{plan['pp']} D{plan['dp']} b{plan['micro_batch_size']} M{plan['micro_batches']}"
-    return f"{sizes} Z{plan['zero']}{each}"
+    chunks = "" if plan["chunks"] == 1 else f" V{plan['chunks']}"
+    slices = f" k{len(plan['slices'])}" if plan["slices"] else ""
+    return f"{sizes}{chunks}{slices} Z{plan['zero']}{each}"

@@ -162,13 +162,11 @@ def _show(points: Sequence[Point], model: str) -> None:
             nothing = "none was found" if plan is None else "does not fit"
             rows.append([str(point.clusters), nothing, "-", "-", "-"])
             continue
-        each = " each" if plan.reduce == "each-micro-batch" else ""
-        shape = f"P{plan.pp} D{plan.dp} b{plan.micro_batch_size} M{plan.micro_batches} Z{plan.zero}{each}"
         times = [
             seconds_text(point.step_seconds),
             f"{point.tokens_per_second:,.0f}",
             f"{100 * (point.efficiency or 0.0):.1f} %",
         ]
-        rows.append([str(point.clusters), shape, *times])
+        rows.append([str(point.clusters), plan.summary, *times])
     columns = ("clusters", "plan", "step", "tokens/s", "efficiency")
     table(f"{model}: weak scaling (simulated; efficiency over the first row)", columns, rows)

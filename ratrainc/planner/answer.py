@@ -8,9 +8,11 @@ from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.schedules.named import default_schedule
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrainc.planner.evaluation import Evaluation
 from ratrain.ratrainc.planner.setting import Setting
-from ratrain.ratrainc.planner.space import STATE_MODES, Shape, template
+from ratrain.ratrainc.planner.space import STATE_MODES, Shape, shapes, template
 from ratrain.ratrainc.planner.variants import recompute_policy
 from ratrain.ratrainc.strategies import Strategy
 from ratrain.targets.machine.machine import Machine
@@ -44,6 +46,28 @@ class Request:
         fixed = self.strategy.zero
         wanted = self.zero_levels if fixed is None else (fixed,)
         return tuple(mode for mode in STATE_MODES if mode[0] in wanted)
+
+    @property
+    def schedule(self) -> str:
+        """The schedule of all plans: that of the strategy; else the one that the template says, or that its chunks and slices usually have."""
+        if self.strategy.schedule is not None or self.plan_template is None:
+            return self.strategy.schedule or default_schedule(PipelineShape(1, 1))
+        return self.plan_template.schedule or default_schedule(self.plan_template.shape)
+
+    def shapes(self) -> list[Shape]:
+        """Every shape that is considered.
+
+        Raises `DiagnosticError` RT064 where there is none, or the machine has fewer clusters.
+        """
+        return shapes(
+            self.model,
+            self.clusters,
+            self.global_batch,
+            self.modes,
+            self.machine.link_groups,
+            schedule=self.schedule,
+            seq_len=self.seq_len,
+        )
 
     @property
     def setting(self) -> Setting:

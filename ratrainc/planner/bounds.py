@@ -20,154 +20,24 @@ backward itself needs. What is left of the capacity, shared evenly by all layers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
 
-import attrs
 import numpy as np
 from attrs import frozen
-from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES
-from ratrain.ratrainc.planner.profile import state_key
-from ratrain.targets.machine.slowest_rank import slowest_rank
-
-if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.profile import Profiles
-    from ratrain.ratrainc.planner.space import Shape
-
-Numbers = NDArray[np.float64]
-
-_EMBED, _LAYER, _HEAD = range(3)
-
-
-@frozen(eq=False)
-class Columns:
-    """What the bounds need of many shapes, which are along the last axis of each column; units (embed, layer, head) or lines along the first."""
-
-    pp: Numbers
-    micro_batches: Numbers
-    layers: float
-    capacity: Numbers
-    """bytes that a rank has left for tensors"""
-    forward: Numbers
-    backward: Numbers
-    activation: Numbers
-    inputs: Numbers
-    mlp_saved: Numbers
-    mlp_scratch: Numbers
-    head_scratch: Numbers
-    message: Numbers
-    recovery_slope: Numbers
-    """of the lines whose largest is a layer's recovery over the bytes it keeps, the last one apart"""
-    recovery_intercept: Numbers
-    recovery_least: Numbers
-    """seconds however much is kept: the last line, which is flat"""
-    carried: Numbers
-    gradients: Numbers
-    mlp_gradient: Numbers
-    head_gradient: Numbers
-    mlp_view: Numbers
-    embed_view: Numbers
-    update: Numbers
-    link: Numbers
-    link_each: Numbers
-    tail: Numbers
-    in_order: bool
-    """whether stages follow 1F1B exactly, so that the bounds of its order hold"""
-
-    @classmethod
-    def of(cls, profiles: Profiles, shapes: Sequence[Shape], *, schedule: str = "1f1b") -> Columns:
-        """The columns of some shapes; profiles are made once for each micro-batch size and each state."""
-        sizes, size = _grouped(shapes, "micro_batch_size")
-        states, state = _grouped(shapes, "dp", "zero", "reduce", "tiles")
-        ways, way = _grouped(shapes, "pp", "dp", "tiles", "micro_batch_size")
-        meshes, mesh = _grouped(shapes, "pp", "dp")
-        works = [profiles.work(shape.micro_batch_size) for shape in sizes]
-        of_size = _table(works, _WORK_COLUMNS) | _recovery_lines([(work.kept_bytes, work.recovery) for work in works])
-        jitter = profiles.setting.machine.rank_jitter
-        slowest = np.array([slowest_rank(jitter, shape.pp * shape.dp) for shape in meshes])[mesh]
-        of_state = _table([profiles.state(state_key(shape)) for shape in states], _STATE_COLUMNS)
-        return cls(
-            pp=np.fromiter((s.pp for s in shapes), float, len(shapes)),
-            micro_batches=np.fromiter((s.micro_batches for s in shapes), float, len(shapes)),
-            layers=float(profiles.setting.model.layers),
-            capacity=np.array([profiles.capacity(shape) for shape in meshes], float)[mesh],
-            in_order=schedule == "1f1b",
-            message=np.array([profiles.message(shape) for shape in ways])[way],
-            **{
-                name: column.take(size, axis=-1) * (slowest if name in _COMPUTE_COLUMNS else 1.0)
-                for name, column in of_size.items()
-            },
-            **{name: column.take(state, axis=-1) for name, column in of_state.items()},
-        )
-
-    @property
-    def there_and_back(self) -> Numbers:
-        """Seconds of one micro-batch through all stages and back."""
-        everything = np.array([1.0, self.layers, 1.0])
-        return everything @ (self.forward + self.backward) + 2 * self.message * (self.pp - 1)
-
-    def rows(self, index: slice | NDArray[np.intp]) -> Columns:
-        """Some of the shapes."""
-        columns: dict[str, Any] = attrs.asdict(self, recurse=False)
-        for name, column in columns.items():
-            if isinstance(column, np.ndarray):
-                columns[name] = column[..., index] if isinstance(index, slice) else column.take(index, axis=-1)
-        return Columns(**columns)
-
-
-_WORK_COLUMNS = (
-    "forward",
-    "backward",
-    "activation",
-    "inputs",
-    "mlp_saved",
-    "mlp_scratch",
-    "head_scratch",
+from ratrain.ratrainc.planner.columns import (
+    EMBED,
+    HEAD,
+    LAYER,
+    Columns,
+    Numbers,
+    least_recovery,
+    stage_numbers,
+    state_bytes,
+    unit_sum,
 )
-_COMPUTE_COLUMNS = ("forward", "backward", "recovery_slope", "recovery_intercept", "recovery_least")
-"""Seconds of the compute engine, which are those of the slowest rank."""
-_STATE_COLUMNS = (
-    "carried",
-    "gradients",
-    "mlp_gradient",
-    "head_gradient",
-    "mlp_view",
-    "embed_view",
-    "update",
-    "link",
-    "link_each",
-    "tail",
-)
-
-
-def _grouped(shapes: Sequence[Shape], *names: str) -> tuple[list[Shape], NDArray[np.intp]]:
-    """One shape of each group that has some attributes in common, and the group of each shape."""
-    key = attrgetter(*names)
-    examples = dict(zip(map(key, shapes), shapes, strict=True))
-    place = {common: at for at, common in enumerate(examples)}
-    groups = np.fromiter(map(place.__getitem__, map(key, shapes)), np.intp, len(shapes))
-    return list(examples.values()), groups
-
-
-def _table(profiles: Sequence[object], names: Sequence[str]) -> dict[str, Numbers]:
-    """Some attributes of profiles, which are along the last axis."""
-    return {name: np.array([getattr(profile, name) for profile in profiles], float).T for name in names}
-
-
-def _recovery_lines(hulls: Sequence[tuple[Numbers, Numbers]]) -> dict[str, Numbers]:
-    """The lines of some hulls, as many for each: a convex function is the largest of its segments' lines."""
-    least = np.array([seconds[-1] for _, seconds in hulls])
-    slopes = np.zeros((max(len(x) for x, _ in hulls) - 1, len(hulls)))
-    intercepts = np.tile(least, (len(slopes), 1))
-    for at, (x, y) in enumerate(hulls):
-        slope = np.diff(y) / np.diff(x)
-        slopes[: len(slope), at] = slope
-        intercepts[: len(slope), at] = y[:-1] - slope * x[:-1]
-    return {"recovery_slope": slopes, "recovery_intercept": intercepts, "recovery_least": least}
+from ratrain.ratrainc.planner.placed_bounds import PlacedMemory, placed_shape_seconds, placed_time
 
 
 @frozen(eq=False)
@@ -183,39 +53,35 @@ def stage_bounds(c: Columns, before: Numbers, layers: Numbers) -> StageBounds:
 
     The first axis of `layers` has all stages of a plan in order, the last one the shapes. Arguments broadcast.
     """
-    memory = _Memory.of(c, layers)
+    memory = _memory(c, layers)
     peak = memory.peak_bytes()
-    return StageBounds(np.where(peak <= c.capacity, _time(c, memory, before), np.inf), peak)
+    return StageBounds(np.where(peak <= c.capacity, _seconds(c, memory, before), np.inf), peak)
 
 
-def unit_sum(column: Numbers, layers: Numbers) -> Numbers:
-    """A column summed over the units (embed, layers, head) of stages; axes of `layers` as for `stage_bounds`."""
-    total: Numbers = layers * column[_LAYER]
-    total[0] += column[_EMBED]
-    total[-1] += column[_HEAD]
-    return total
+def _memory(c: Columns, layers: Numbers) -> _Memory | PlacedMemory:
+    return _Memory.of(c, layers) if c.in_order else PlacedMemory.of(c, layers)
 
 
-def _stage_numbers(layers: Numbers) -> Numbers:
-    """The numbers of the stages, along the first axis of `layers`."""
-    stages = np.arange(len(layers), dtype=float)
-    return stages.reshape(-1, *(1,) * (layers.ndim - 1))
+def _seconds(c: Columns, memory: _Memory | PlacedMemory, before: Numbers) -> Numbers:
+    if isinstance(memory, PlacedMemory) and not c.is_one_chunk_order:
+        return placed_time(c, memory, before)
+    return _time(c, memory, before)
 
 
-def _time(c: Columns, memory: _Memory, before: Numbers) -> Numbers:
+def _time(c: Columns, memory: _Memory | PlacedMemory, before: Numbers) -> Numbers:
     """Seconds of the longest chain: up, window and tail; the work of the compute engine; the collectives."""
     m, layers = c.micro_batches, memory.layers
     work = unit_sum(m * (c.forward + c.backward), layers)
     work += memory.recovery()
-    outside = _way_up(c, before, _stage_numbers(layers))
-    if c.in_order:
+    outside = _way_up(c, before, stage_numbers(layers))
+    if isinstance(memory, _Memory):
         window = _window_in_order(c, memory, c.there_and_back - outside, work)
-        outside += c.tail[_EMBED]
-        np.maximum(outside[1:], c.tail[_LAYER], out=outside[1:])  # a later stage's first block is an attention
+        outside += c.tail[EMBED]
+        np.maximum(outside[1:], c.tail[LAYER], out=outside[1:])  # a later stage's first block is an attention
     else:
         window = unit_sum(m * c.forward, layers)  # weight halves may run while earlier stages go on
         window[0] = work[0]
-        outside += c.tail[_EMBED]
+        outside += c.tail[EMBED]
     longest = outside + window
     work += unit_sum(c.update, layers)
     np.maximum(longest, work, out=longest)
@@ -225,7 +91,7 @@ def _time(c: Columns, memory: _Memory, before: Numbers) -> Numbers:
 def _way_up(c: Columns, before: Numbers, stage: Numbers) -> Numbers:
     """Seconds of one micro-batch in the stages before each: both ways in order, else one."""
     columns = c.forward + c.backward if c.in_order else c.forward
-    up: Numbers = stage * (2 * c.message) + (columns[_EMBED] + before * columns[_LAYER])
+    up: Numbers = stage * (2 * c.message) + (columns[EMBED] + before * columns[LAYER])
     up[0] = 0.0
     return up
 
@@ -277,7 +143,7 @@ class _Memory:
     def of(cls, c: Columns, layers: Numbers) -> _Memory:
         """The bytes of stages; arguments as for `stage_bounds`."""
         m = c.micro_batches
-        places = len(layers) - _stage_numbers(layers)
+        places = len(layers) - stage_numbers(layers)
         flight = np.minimum(places, m)
         windows = np.floor((m - 1) / flight)
         held = layers * c.activation  # by a micro-batch in flight, whatever is kept
@@ -286,7 +152,7 @@ class _Memory:
         free = c.capacity - ALIGNMENT_BYTES - own - unit_sum(c.carried, layers)  # the loss scale takes an alignment
         head = c.head_scratch + 2 * c.activation + c.head_gradient + c.inputs
         free[-1] -= np.maximum(head - own, 0.0)
-        updated = np.maximum(own, head) - np.maximum(own - c.gradients[_HEAD], head)
+        updated = np.maximum(own, head) - np.maximum(own - c.gradients[HEAD], head)
         early = free - flight * held
         early[0] += np.where(windows[0] > 0, 0.0, c.embed_view)  # nobody reads it after the last forward
         late = free
@@ -326,12 +192,7 @@ class _Memory:
         layers = count * self.layers
         layers -= 1
         share = free / np.maximum(layers, 1.0)
-        seconds = np.zeros_like(share)
-        seconds += c.recovery_least
-        for slope, intercept in zip(c.recovery_slope, c.recovery_intercept, strict=True):
-            line = slope * share
-            line += intercept
-            np.maximum(seconds, line, out=seconds)
+        seconds = least_recovery(c, share)
         seconds *= layers
         seconds += c.recovery_least
         return seconds
@@ -339,7 +200,7 @@ class _Memory:
 
 def recovery_seconds(c: Columns, layers: Numbers) -> Numbers:
     """Least seconds of recovery of stages in a step; axes of `layers` as for `stage_bounds`."""
-    return _Memory.of(c, layers).recovery()
+    return _memory(c, layers).recovery()
 
 
 def plan_bounds(c: Columns, layers: Numbers) -> StageBounds:
@@ -351,9 +212,9 @@ def plan_bounds(c: Columns, layers: Numbers) -> StageBounds:
     for start in range(0, plans, step):
         rows = slice(start, start + step)
         chosen, part = c.rows(rows), np.ascontiguousarray(layers[rows].T)
-        memory = _Memory.of(chosen, part)
+        memory = _memory(chosen, part)
         peaks[:, rows] = peak = memory.peak_bytes()
-        longest = _time(chosen, memory, before @ part).max(axis=0)
+        longest = _seconds(chosen, memory, before @ part).max(axis=0)
         seconds[rows] = np.where(peak.max(axis=0) <= chosen.capacity, longest, np.inf)
     return StageBounds(seconds, peaks.T)
 
@@ -372,17 +233,11 @@ def shape_bounds(c: Columns) -> Numbers:
     everything = np.array([1.0, c.layers, 1.0])
     both, backward = everything @ (c.forward + c.backward), everything @ c.backward
     if c.in_order:
-        drained = both + (m - 1) * np.where(m > p, both, backward) / p + 2 * c.message * (p - 1) + c.tail[_EMBED]
+        drained = both + (m - 1) * np.where(m > p, both, backward) / p + 2 * c.message * (p - 1) + c.tail[EMBED]
     else:
-        drained = m * both / p
-    recovery = c.layers * c.recovery_least
+        drained = m * both / p if c.is_one_chunk_order else placed_shape_seconds(c)
+    recovery = c.layers * c.slices * c.recovery_least
     updates = everything @ c.update
     busy = (m * (both + recovery) + updates) / p
     link = (everything @ c.link + m * (everything @ c.link_each)) / p
     return np.where(state_bytes(c) <= c.capacity, np.maximum(np.maximum(drained, busy), link), np.inf)
-
-
-def state_bytes(c: Columns) -> Numbers:
-    """Bytes of carried state that some stage of each shape has at least."""
-    nbytes: Numbers = np.array([1.0, c.layers, 1.0]) @ c.carried / c.pp
-    return nbytes

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 from math import comb
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrainc.planner.bounds import Columns, Numbers, plan_bounds, stage_bounds
+from ratrain.ratrainc.planner.bounds import plan_bounds, stage_bounds
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.planner.columns import Columns, Numbers
+    from ratrain.ratrainc.planner.space import Shape
 
 ENUMERATED = 4096
 """Cuts of a shape that are listed one by one; of more, only those that dynamic programming and its neighbours find."""
@@ -41,6 +46,9 @@ def best_cuts(c: Columns, *, roomiest: bool = False) -> BestCuts:
     layers = np.broadcast_to(np.arange(1, most + 1, dtype=float)[:, None], (stages, 1, most, 1))
     of_stages = stage_bounds(c, before, layers)
     seconds, peaks = of_stages.seconds[..., 0], of_stages.peak_bytes[..., 0]
+    each = int(c.chunks[0])
+    if each > 1:  # of a layer at least
+        seconds[..., : each - 1] = peaks[..., : each - 1] = np.inf
     least = _least_of_largest(seconds, total)
     if not np.isfinite(least):
         return _shortage(peaks, total, float(c.capacity[0]))
@@ -102,21 +110,39 @@ def _shortage(peaks: Numbers, total: int, capacity: float) -> BestCuts:
     return BestCuts(float("inf"), layers, int(np.argmax(lacking)), float(max(lacking)))
 
 
-def cuts_of(layers: tuple[int, ...]) -> tuple[int, ...]:
-    """The layer index where each later stage starts."""
-    return tuple(int(at) for at in np.cumsum(layers)[:-1])
+def cuts_of(layers: tuple[int, ...], shape: Shape | None = None) -> tuple[int, ...]:
+    """The layer index where each later chunk starts, of so many layers a stage; where there is a shape, shared evenly by the stage's chunks.
+
+    What is left over goes to the later chunks of a stage, which hold fewer passes, but last to that of the head.
+    """
+    if shape is None or shape.chunks == 1:
+        return tuple(int(at) for at in np.cumsum(layers)[:-1])
+    stages = shape.pipeline.chunk_stages
+    last = len(stages) - 1
+    sizes = [layers[stage] // shape.chunks for stage in stages]
+    for stage, count in enumerate(layers):
+        own = sorted(shape.pipeline.chunks_of(stage), key=lambda chunk: (chunk == last, -chunk))
+        for chunk in own[: count % shape.chunks]:
+            sizes[chunk] += 1
+    return tuple(int(at) for at in np.cumsum(sizes)[:-1])
 
 
-def partitions(total: int, stages: int) -> Iterator[tuple[int, ...]]:
-    """Every way to give each stage at least one layer."""
-    for cuts in combinations(range(1, total), stages - 1):
-        ends = (0, *cuts, total)
-        yield tuple(b - a for a, b in pairwise(ends))
+def partitions(total: int, stages: int, each: int = 1) -> Iterator[tuple[int, ...]]:
+    """Every way to give each stage at least so many layers."""
+    left = total - stages * (each - 1)
+    for cuts in combinations(range(1, left), stages - 1):
+        ends = (0, *cuts, left)
+        yield tuple(b - a + each - 1 for a, b in pairwise(ends))
 
 
-def can_be_listed(total: int, stages: int) -> bool:
+def partition_count(total: int, stages: int, each: int = 1) -> int:
+    """Ways to give each stage at least so many layers."""
+    return comb(total - stages * (each - 1) - 1, stages - 1)
+
+
+def can_be_listed(total: int, stages: int, each: int = 1) -> bool:
     """Whether all cuts of a shape are listed one by one."""
-    return comb(total - 1, stages - 1) <= ENUMERATED
+    return partition_count(total, stages, each) <= ENUMERATED
 
 
 def listed(c: Columns, candidates: list[tuple[int, ...]]) -> list[tuple[float, tuple[int, ...]]]:
@@ -128,12 +154,12 @@ def listed(c: Columns, candidates: list[tuple[int, ...]]) -> list[tuple[float, t
     return [(float(seconds[i]), candidates[i]) for i in order if np.isfinite(seconds[i])]
 
 
-def neighbours(layers: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Cuts with one layer moved from one stage to another."""
+def neighbours(layers: tuple[int, ...], each: int = 1) -> list[tuple[int, ...]]:
+    """Cuts with one layer moved from one stage to another; each keeps at least so many."""
     shifted = []
     for source, target in combinations(range(len(layers)), 2):
         for a, b in ((source, target), (target, source)):
-            if layers[a] > 1:
+            if layers[a] > each:
                 moved = list(layers)
                 moved[a] -= 1
                 moved[b] += 1

@@ -1,8 +1,9 @@
 """Level two: one plan compiled, placed, verified by its passes and simulated; long steps are folded first.
 
-Under 1F1B the micro-batches between warm-up and cool-down repeat. A folded plan has 2P + (M mod P) of M micro-batches (3P + (M mod P) where
-P is small), and the pace of its last P backwards on the first stage stands for those left out. That is an estimate, and is called so;
-what a search reports as its answer is always simulated whole.
+Under 1F1B, of slices too, the micro-batches between warm-up and cool-down repeat. A folded plan has 2P + (M mod P) of M micro-batches
+(3P + (M mod P) where P is small), and the pace of its last P backwards on the first stage stands for those left out. That is an estimate, and
+is called so; what a search reports as its answer is always simulated whole. Plans of several chunks a stage, whose cool-down is longer than
+that, are not folded.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Evaluation:
 
 
 def folded_micro_batches(plan: Plan) -> int:
-    """Micro-batches of the folded plan; all of them where folding saves nothing."""
+    """Micro-batches of the folded plan; all of them where folding saves nothing, or a stage has several chunks."""
+    if plan.chunks > 1:
+        return plan.micro_batches
     turns = 3 if plan.pp <= _SMALL_PIPELINE else 2
     return min(plan.micro_batches, turns * plan.pp + plan.micro_batches % plan.pp)
 

@@ -12,7 +12,7 @@ from ratrain.ratrainc.planner.cuts import best_cuts
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.answer import Candidate, Request
-    from ratrain.ratrainc.planner.bounds import Columns, Numbers
+    from ratrain.ratrainc.planner.columns import Columns, Numbers
     from ratrain.ratrainc.planner.space import Shape
 
 _SHOWN = 12
@@ -105,4 +105,6 @@ def _slower(seconds: float, best: Candidate) -> str:
 
 
 def _text(shape: Shape) -> str:
-    return f"D={shape.dp} b={shape.micro_batch_size} M={shape.micro_batches}, ZeRO {shape.zero} {shape.reduce}"
+    chunks = "" if shape.chunks == 1 else f" V={shape.chunks}"
+    slices = "" if shape.slices == 1 else f" k={shape.slices}"
+    return f"D={shape.dp} b={shape.micro_batch_size} M={shape.micro_batches}{chunks}{slices}, ZeRO {shape.zero} {shape.reduce}"

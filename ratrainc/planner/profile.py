@@ -6,7 +6,7 @@ everything else computes with the arrays made here. Each figure is a lower bound
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,13 @@ from ratrain.ratrain_ir.blocks import (
     block,
     flat_elements,
     gathers_within_step,
+    kept_in_forward,
     reduces_each_micro_batch,
     saved_slots,
     shard_elements,
     token_type,
 )
+from ratrain.ratrain_ir.frontend.plan import slice_plan
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Module, Stage
@@ -66,7 +68,10 @@ _KINDS = {"embed": ("embed",), "layer": ("attention", "mlp"), "head": ("head",)}
 
 @frozen(eq=False)
 class WorkProfile:
-    """One micro-batch of a given size: seconds and bytes that do not depend on how many replicas there are."""
+    """One micro-batch of a given size: seconds and bytes that do not depend on how many replicas there are.
+
+    Where it passes in slices, seconds are those of all of them, and bytes, and what is said of a layer's recovery, those of the least one.
+    """
 
     forward: Vector
     """seconds of a unit's forward [embed, layer, head]"""
@@ -88,6 +93,11 @@ class WorkProfile:
     """workspace of the head's backward, and what it reads that its forward saved"""
     boundary: int
     """bytes that go to the next stage"""
+    first_forward: Vector
+    """seconds of a unit's forward of the first slice, or of all where there are none"""
+    first_backward: Vector
+    always_kept: int
+    """bytes that a layer holds beside its input, whatever is recovered: keys and values that later slices attend to"""
 
 
 @frozen(eq=False)
@@ -120,15 +130,16 @@ class Profiles:
     """The profiles of a setting, each made once."""
 
     setting: Setting
-    works: dict[int, WorkProfile] = field(factory=dict)
+    works: dict[tuple[int, int], WorkProfile] = field(factory=dict)
     states: dict[StateKey, StateProfile] = field(factory=dict)
     crossed: dict[tuple[int, int, Tiles], frozenset[Link]] = field(factory=dict)
 
-    def work(self, micro_batch_size: int) -> WorkProfile:
-        """The profile of one micro-batch size, from a module of one layer."""
-        if micro_batch_size not in self.works:
-            self.works[micro_batch_size] = _work_profile(self.setting, micro_batch_size)
-        return self.works[micro_batch_size]
+    def work(self, micro_batch_size: int, slices: int = 1) -> WorkProfile:
+        """The profile of one micro-batch size and number of slices, from a module of one layer."""
+        key = micro_batch_size, slices
+        if key not in self.works:
+            self.works[key] = _work_profile(self.setting, *key)
+        return self.works[key]
 
     def state(self, key: StateKey) -> StateProfile:
         """The profile of a number of replicas, a ZeRO level and a reduce mode under a mapping of the replicas."""
@@ -141,7 +152,7 @@ class Profiles:
         key = (shape.pp, shape.dp, shape.tiles)
         if key not in self.crossed:
             self.crossed[key] = _links_between_stages(self.setting.machine, *key)
-        target, nbytes = target_of(self.setting.machine), self.work(shape.micro_batch_size).boundary
+        target, nbytes = target_of(self.setting.machine), self.work(shape.micro_batch_size, shape.slices).boundary
         return min(target.message_seconds(nbytes, link) for link in self.crossed[key])
 
     def capacity(self, shape: Shape) -> int:
@@ -170,7 +181,7 @@ def _links_between_stages(machine: Machine, pp: int, dp: int, tiles: Tiles) -> f
     return frozenset(placement.message_link(level) for level in levels)
 
 
-def _work_profile(setting: Setting, micro_batch_size: int) -> WorkProfile:
+def _work_profile(setting: Setting, micro_batch_size: int, slices: int) -> WorkProfile:
     small = evolve(setting.model, layers=1)
     shape: dict[str, Any] = {
         "pp": 1,
@@ -179,47 +190,93 @@ def _work_profile(setting: Setting, micro_batch_size: int) -> WorkProfile:
         "micro_batches": 2,
         "micro_batch_size": micro_batch_size,
         "zero": 0,
+        "slices": setting.slice_lengths(slices),
     }
     plan = setting.shaped(**shape, reduce="last")
     module = lower(small, plan)
     target = target_of(setting.machine)
     context = PassContext(target)  # it knows ops that take equal time
-    whole = _Ops.of(module, module.stages[0], context)
-    options = []
-    for choice in CHOICES[setting.policy]:
-        stage = rewritten(module.stages[0], same_for_all(choice))
-        options.append((_kept_bytes(small, plan, choice), _Ops.of(module, stage, context)))
+    chosen = [(choice, rewritten(module.stages[0], same_for_all(choice))) for choice in CHOICES[setting.policy]]
+    parts = [
+        _part_profile(small, slice_plan(plan, number), module, chosen, context, number)
+        for number in (range(slices) if plan.slices else (None,))
+    ]
+    kept_bytes, recovery = _lower_hull([point for part in parts for point in part.extra])
+    return WorkProfile(
+        forward=np.sum([part.forward for part in parts], axis=0),
+        backward=np.sum([part.backward for part in parts], axis=0),
+        kept_bytes=kept_bytes,
+        recovery=recovery,
+        activation=min(part.activation for part in parts),
+        inputs=min(part.inputs for part in parts),
+        mlp_saved=min(part.mlp_saved for part in parts),
+        mlp_scratch=_scratch_bytes(module, target, "mlp"),
+        head_scratch=_scratch_bytes(module, target, "head") + min(part.head_saved for part in parts),
+        boundary=min(part.boundary for part in parts),
+        first_forward=parts[0].forward,
+        first_backward=parts[0].backward,
+        always_kept=min(part.always_kept for part in parts),
+    )
+
+
+@frozen(eq=False)
+class _PartProfile:
+    """What a `WorkProfile` says, of one slice, or of a whole micro-batch."""
+
+    forward: Vector
+    backward: Vector
+    extra: list[tuple[int, float]]
+    """bytes that each choice keeps beyond what is always kept, and seconds beyond the least"""
+    activation: int
+    inputs: int
+    mlp_saved: int
+    head_saved: int
+    boundary: int
+    always_kept: int
+
+
+def _part_profile(
+    model: ModelConfig,
+    plan: Plan,
+    module: Module,
+    chosen: Sequence[tuple[LayerChoice, Stage]],
+    context: PassContext,
+    number: int | None,
+) -> _PartProfile:
+    """The profile of one slice by its number, `plan` being that of the slice."""
+    whole = _Ops.of(module, module.stages[0], context, number)
+    always_kept = _always_kept_bytes(model, plan)
+    options = [
+        (_kept_bytes(model, plan, choice) - always_kept, _Ops.of(module, stage, context, number))
+        for choice, stage in chosen
+    ]
     layer_forward = min(ops.seconds(Forward, "layer") for _, ops in options)
     layer_backward = min(ops.seconds(Backward, "layer") for _, ops in options)
     least = layer_forward + layer_backward
-    extra = [(kept, ops.seconds((Forward, Recompute, Backward), "layer") - least) for kept, ops in options]
-    kept_bytes, recovery = _lower_hull(extra)
-    activation = aligned(activation_type(small, plan).nbytes)
-    return WorkProfile(
+    return _PartProfile(
         forward=np.array([whole.seconds(Forward, "embed"), layer_forward, whole.seconds(Forward, "head")]),
         backward=np.array([whole.seconds(Backward, "embed"), layer_backward, whole.seconds(Backward, "head")]),
-        kept_bytes=kept_bytes,
-        recovery=recovery,
-        activation=activation,
+        extra=[(kept, ops.seconds((Forward, Recompute, Backward), "layer") - least) for kept, ops in options],
+        activation=aligned(activation_type(model, plan).nbytes),
         inputs=aligned(token_type(plan).nbytes),
-        mlp_saved=_saved_bytes(small, plan, block("mlp", 0)),
-        mlp_scratch=_scratch_bytes(module, target, "mlp"),
-        head_scratch=_scratch_bytes(module, target, "head") + _saved_bytes(small, plan, block("head")),
-        boundary=activation_type(small, plan).nbytes,
+        mlp_saved=_saved_bytes(model, plan, block("mlp", 0)),
+        head_saved=_saved_bytes(model, plan, block("head")),
+        boundary=activation_type(model, plan).nbytes,
+        always_kept=always_kept,
     )
 
 
 @frozen(eq=False)
 class _Ops:
-    """Seconds of the block ops of a one-layer stage: by op class and kind of block, the cheaper of its two micro-batches."""
+    """Seconds of the block ops of a one-layer stage, of one slice: by op class and kind of block, the cheaper of its two micro-batches."""
 
     times: dict[tuple[type, str], float]
 
     @classmethod
-    def of(cls, module: Module, stage: Stage, context: PassContext) -> _Ops:
+    def of(cls, module: Module, stage: Stage, context: PassContext, number: int | None) -> _Ops:
         times: dict[tuple[type, str], float] = {}
         for op in stage.ops:
-            if isinstance(op, BlockOp):
+            if isinstance(op, BlockOp) and op.slice == number:
                 key = (type(op), op.block.kind)
                 seconds = context.op_seconds(module, stage, op)
                 times[key] = min(times.get(key, seconds), seconds)
@@ -243,16 +300,22 @@ def _scratch_bytes(module: Module, target: MachineTarget, kind: str) -> int:
 
 
 def _kept_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:
-    """Bytes a layer keeps beyond its checkpoint: the saved slots of the choice, and the mlp's input unless nothing is kept."""
-    if choice == NOTHING:
-        return 0
-    nbytes = aligned(activation_type(model, plan).nbytes)
+    """Bytes a layer keeps beyond its checkpoint: the saved slots of the choice, what is always kept, and the mlp's input unless nothing is kept."""
+    nbytes = 0 if choice == NOTHING else aligned(activation_type(model, plan).nbytes)
     for unit in (block("attention", 0), block("mlp", 0)):
         kept = choice.kept(unit.kind)
+        always = kept_in_forward(model, plan, unit)
         for slot in saved_slots(model, plan, unit):
-            if kept == "all" or (kept == "lean" and slot.name in LEAN_SLOTS[unit.kind]):
+            if kept == "all" or slot.name in always or (kept == "lean" and slot.name in LEAN_SLOTS[unit.kind]):
                 nbytes += aligned(slot.type.nbytes)
     return nbytes
+
+
+def _always_kept_bytes(model: ModelConfig, plan: Plan) -> int:
+    """Bytes of a layer's slots that its forward keeps whatever is recovered."""
+    attention = block("attention", 0)
+    always = kept_in_forward(model, plan, attention)
+    return sum(aligned(slot.type.nbytes) for slot in saved_slots(model, plan, attention) if slot.name in always)
 
 
 def _lower_hull(points: Iterable[tuple[int, float]]) -> tuple[Vector, Vector]:

@@ -8,13 +8,11 @@ import numpy as np
 from attrs import evolve
 
 from ratrain.ratrainc.planner.answer import Answer, Candidate, Rejected, Request
-from ratrain.ratrainc.planner.bounds import Columns, shape_bounds, state_bytes
-from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of
+from ratrain.ratrainc.planner.bounds import shape_bounds
+from ratrain.ratrainc.planner.columns import Columns, state_bytes
+from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of, partition_count
 from ratrain.ratrainc.planner.estimates import plan_estimates
 from ratrain.ratrainc.planner.profile import Profiles
-from ratrain.ratrainc.planner.search import partition_count
-from ratrain.ratrainc.planner.space import shapes
-from ratrain.ratrainc.planner.variants import schedule_of
 
 SECONDS = 3.0
 """of computing for the cuts of shapes, once one fits; what is left then is covered by its bound. Others' work changes no answer"""
@@ -24,8 +22,8 @@ def quick_answer(request: Request) -> Answer:
     """An answer without compiling anything: its times are estimates, its peaks lower bounds."""
     begin, computed = time.monotonic(), time.process_time()
     profiles = Profiles(request.setting)
-    space = shapes(request.model, request.clusters, request.global_batch, request.modes, request.machine.link_groups)
-    columns = Columns.of(profiles, space, schedule=schedule_of(request.strategy.passes))
+    space = request.shapes()
+    columns = Columns.of(profiles, space, schedule=request.schedule)
     bounds = shape_bounds(columns)
     candidates: list[Candidate] = []
     rejected: list[Rejected] = []
@@ -41,7 +39,7 @@ def quick_answer(request: Request) -> Answer:
             rejected.append(Rejected(space[at], cuts.stage, cuts.short_bytes))
             continue
         estimate = float(plan_estimates(row, np.array([cuts.layers], float))[0])
-        plan = space[at].plan(profiles.setting, cuts_of(cuts.layers))
+        plan = space[at].plan(profiles.setting, cuts_of(cuts.layers, space[at]))
         candidates.append(
             Candidate(space[at], plan, request.strategy.passes, cuts.seconds, None, estimate, cuts.peak_bytes)
         )
@@ -61,7 +59,7 @@ def quick_answer(request: Request) -> Answer:
         bound,
         bound,
         len(space),
-        sum(partition_count(request.model.layers, shape.pp) for shape in space),
+        sum(partition_count(request.model.layers, shape.pp, shape.chunks) for shape in space),
         0,
         time.monotonic() - begin,
         proven=False,

@@ -52,6 +52,9 @@ def candidate_json(candidate: Candidate, clusters: int, tokens: float | None) ->
         "zero": plan.zero,
         "reduce": plan.reduce,
         "cuts": list(plan.cuts),
+        "chunks": plan.chunks,
+        "layout": plan.layout,
+        "slices": list(plan.slices),
         "mapping": None if plan.mapping is None else str(plan.mapping),
         "passes": candidate.pipeline,
         "predicted_step_seconds": candidate.seconds,
@@ -161,9 +164,7 @@ def certificate(answer: Answer) -> list[str]:
 
 def shape_text(candidate: Candidate) -> str:
     """A plan in a few words."""
-    plan = candidate.plan
-    each = " each" if plan.reduce == "each-micro-batch" else ""
-    return f"P{plan.pp} D{plan.dp} b{plan.micro_batch_size} M{plan.micro_batches} Z{plan.zero}{each}"
+    return candidate.plan.summary
 
 
 def _row(candidate: Candidate, request: Request, tokens: float | None, *, mapped: bool) -> list[str]:

@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
+from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan, place_in_plan
+from ratrain.ratrain_ir.schedules.named import SCHEDULES, default_schedule
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrainc.plan_choices import PlanChoice, SearchEffort
 from ratrain.ratrainc.planner.answer import Request
+from ratrain.ratrainc.planner.space import divisions
 from ratrain.ratrainc.planner.space import template as usual_template
-from ratrain.ratrainc.planner.variants import schedule_of
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
 from ratrain.targets.machine.machine import Machine, load_machine
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrainc.strategies import Strategy
 
 
 def _computing(given: Plan | None, plans: PlanChoice, seq_len: int) -> Plan | None:
@@ -52,15 +56,8 @@ def planning_request(
     chosen = strategy(plans.strategy or DEFAULT_STRATEGY)
     template = None
     if plans.like is not None:
-        template = evolve(load_plan(plans.like, model), seq_len=seq_len)
-        wanted = schedule_of(chosen.passes)
-        refuse_contradiction(
-            template,
-            wanted,
-            f"the planner, for the strategy '{chosen.name}',",
-            partial(place_in_plan, plans.like, "schedule"),
-        )
-        template = evolve(template, schedule=None)  # what a plan says of it, it says by its strategy
+        template = load_plan(plans.like, model)
+        template = evolve(_without_shape(template, chosen, plans.like), seq_len=seq_len)
     template = _computing(template, plans, seq_len)
     request = Request(
         model,
@@ -77,4 +74,27 @@ def planning_request(
         plan_template=template,
     )
     check_plan(request.setting.template, model)
+    if request.setting.template.attention != "fused" and all(
+        slices > 1 for _, _, slices in divisions(request.schedule)
+    ):
+        text = f'attention = "{request.setting.template.attention}" holds the scores of whole sequences, which slices do not have'
+        fail("RT064", text, help=f"the strategy '{chosen.name}' goes with --attention fused")
     return request
+
+
+def _without_shape(plan: Plan, chosen: Strategy, path: str) -> Plan:
+    """A plan without its schedule, chunks and slices, which are chosen anew among those of a strategy.
+
+    Raises `DiagnosticError` RT064 where it says others than the strategy has.
+    """
+    wanted = chosen.schedule or default_schedule(PipelineShape(1, 1))
+    by = f"the planner, for the strategy '{chosen.name}',"
+    refuse_contradiction(plan, wanted, by, partial(place_in_plan, path, "schedule"))
+    problem = SCHEDULES[wanted].problem(plan.shape)
+    if problem is not None and (plan.chunks > 1 or plan.slices):
+        at = place_in_plan(path, "chunks" if plan.chunks > 1 else "slices")
+        text = f"{by} places {wanted}, which this plan cannot have: {problem}"
+        help_text = "leave chunks, layout and slices out, or plan for a strategy that has them (--strategy)"
+        fail("RT064", text, at.location, source=at.source, help=help_text)
+    whole = evolve(plan, schedule=None, slices=())
+    return whole if plan.chunks == 1 else evolve(whole, pp=1, cuts=(), mapping=None, chunks=1, layout="loop")

@@ -94,8 +94,9 @@ def point_json(point: Point) -> dict[str, Any]:
         "bound_step_seconds": bound,
     }
     if plan is not None:
-        names = ("pp", "dp", "micro_batch_size", "micro_batches", "zero", "reduce")
-        data["plan"] = {name: getattr(plan, name) for name in names} | {"cuts": list(plan.cuts)}
+        names = ("pp", "dp", "micro_batch_size", "micro_batches", "zero", "reduce", "chunks", "layout")
+        lists = {"cuts": list(plan.cuts), "slices": list(plan.slices)}
+        data["plan"] = {name: getattr(plan, name) for name in names} | lists
     return data
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
 from itertools import count
-from math import comb
 from typing import TYPE_CHECKING
 
 import attrs
@@ -19,13 +18,23 @@ import numpy as np
 from attrs import define, field, frozen
 
 from ratrain.ratrainc.planner.answer import Answer, Candidate, Rejected, Request
-from ratrain.ratrainc.planner.bounds import Columns, Numbers, shape_bounds, state_bytes
-from ratrain.ratrainc.planner.cuts import BestCuts, best_cuts, can_be_listed, cuts_of, listed, neighbours, partitions
+from ratrain.ratrainc.planner.bounds import shape_bounds
+from ratrain.ratrainc.planner.columns import Columns, Numbers, state_bytes
+from ratrain.ratrainc.planner.cuts import (
+    BestCuts,
+    best_cuts,
+    can_be_listed,
+    cuts_of,
+    listed,
+    neighbours,
+    partition_count,
+    partitions,
+)
 from ratrain.ratrainc.planner.evaluation import Evaluation, Task, folded_micro_batches
 from ratrain.ratrainc.planner.losers import losers
 from ratrain.ratrainc.planner.profile import Profiles
-from ratrain.ratrainc.planner.space import Shape, shapes
-from ratrain.ratrainc.planner.variants import schedule_of, variants
+from ratrain.ratrainc.planner.space import Shape
+from ratrain.ratrainc.planner.variants import variants
 from ratrain.ratrainc.planner.workers import Runner, workers
 
 if TYPE_CHECKING:
@@ -100,7 +109,7 @@ class Search:
             min(bound, best),
             min(relaxed, best),
             len(space),
-            sum(partition_count(self.request.model.layers, shape.pp) for shape in space),
+            sum(partition_count(self.request.model.layers, shape.pp, shape.chunks) for shape in space),
             self.evaluations,
             time.monotonic() - begin,
             proven,
@@ -110,10 +119,8 @@ class Search:
     def fill_queue(self) -> list[Shape]:
         """Put every shape into the queue under its bound for any cuts."""
         request = self.request
-        space = shapes(
-            request.model, request.clusters, request.global_batch, request.modes, request.machine.link_groups
-        )
-        self.columns = Columns.of(self.profiles, space, schedule=schedule_of(request.strategy.passes))
+        space = request.shapes()
+        self.columns = Columns.of(self.profiles, space, schedule=request.schedule)
         self.row = {shape: row for row, shape in enumerate(space)}
         self.shape_bounds = shape_bounds(self.columns)
         for shape, bound in zip(space, self.shape_bounds.tolist(), strict=True):
@@ -198,7 +205,7 @@ class Search:
         """What a leaf asks of a worker."""
         request = self.request
         assert node.layers is not None
-        plan = node.shape.plan(self.profiles.setting, cuts_of(node.layers))
+        plan = node.shape.plan(self.profiles.setting, cuts_of(node.layers, node.shape))
         pipeline = node.pipeline or request.strategy.passes
         folded = not request.exhaustive and folded_micro_batches(plan) < plan.micro_batches
         return Task(request.model, plan, pipeline, request.machine, folded)
@@ -248,11 +255,11 @@ class Search:
         """More cuts of a shape: all of them where they can be listed, else the neighbours of those that were tried."""
         total = self.request.model.layers
         columns = self.columns_of(shape)
-        if can_be_listed(total, shape.pp):
-            return listed(columns, list(partitions(total, shape.pp))) if first else []
+        if can_be_listed(total, shape.pp, shape.chunks):
+            return listed(columns, list(partitions(total, shape.pp, shape.chunks))) if first else []
         if first:
             self.open_bound = min(self.open_bound, best_cuts(columns).seconds)  # the cuts that are never listed
-        return listed(columns, neighbours(layers))[:_NEIGHBOURS]
+        return listed(columns, neighbours(layers, shape.chunks))[:_NEIGHBOURS]
 
     def simulate_whole(self, run: Runner) -> None:
         """Simulate whole steps, and verify them, until the best plan and the runner-up are known exactly."""
@@ -294,8 +301,3 @@ class Search:
 
 _NEIGHBOURS = 8
 """Neighbouring cuts that are queued after each evaluation of a shape with too many cuts to list."""
-
-
-def partition_count(total: int, stages: int) -> int:
-    """Ways to cut so many layers into stages."""
-    return comb(total - 1, stages - 1)

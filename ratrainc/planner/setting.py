@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.frontend.slicing import even_work_lengths
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.targets.machine.machine import Machine
 
@@ -28,6 +29,11 @@ class Setting:
         """Whether updates run on the compute engine."""
         return self.machine.update_engine is Engine.COMPUTE
 
+    def slice_lengths(self, count: int) -> tuple[int, ...]:
+        """Tokens of each of so many slices of even work; none where micro-batches pass whole."""
+        return even_work_lengths(self.model, self.template.seq_len, count) if count > 1 else ()
+
     def shaped(self, **shape: Any) -> Plan:
-        """The template with another shape."""
-        return evolve(self.template, **shape)
+        """The template with another shape, of one chunk a stage and whole micro-batches unless it says otherwise."""
+        usual: dict[str, Any] = {"chunks": 1, "layout": "loop", "slices": ()}
+        return evolve(self.template, **usual | shape)

@@ -65,7 +65,7 @@ def _fitting(request: Request) -> tuple[Candidate | None, bool]:
         if np.isfinite(cuts.seconds):
             roomy.append((cuts.peak_bytes, shape, cuts))
     for _, shape, cuts in sorted(roomy, key=lambda item: item[:2])[:_TRIED]:
-        plan = shape.plan(search.profiles.setting, cuts_of(cuts.layers))
+        plan = shape.plan(search.profiles.setting, cuts_of(cuts.layers, shape))
         pipeline = request.strategy.passes
         folded = folded_micro_batches(plan) < plan.micro_batches
         evaluation = evaluate(Task(request.model, plan, pipeline, request.machine, folded))

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from itertools import product
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrainc.planner.tilings import divisors, tilings
 from ratrain.targets.machine.link_groups import Link, LinkGroup
 
@@ -41,6 +43,10 @@ class Shape:
     reduce: str
     tiles: tuple[Tile, ...] = ()
     """the mapping to groups of clusters; empty where there is none"""
+    chunks: int = 1
+    layout: str = "loop"
+    slices: int = 1
+    """of even work"""
 
     @property
     def clusters(self) -> int:
@@ -48,12 +54,17 @@ class Shape:
         return self.pp * self.dp
 
     @property
+    def pipeline(self) -> PipelineShape:
+        """What its schedule depends on."""
+        return PipelineShape(self.pp, self.micro_batches, self.chunks, self.layout, self.slices)
+
+    @property
     def mapping(self) -> RankMapping | None:
         """Which of its ranks share which groups of clusters."""
         return RankMapping(self.tiles) if self.tiles else None
 
     def plan(self, setting: Setting, cuts: tuple[int, ...]) -> Plan:
-        """The plan of these stage cuts."""
+        """The plan of these cuts, one before each chunk but the first."""
         return setting.template.reshaped(
             pp=self.pp,
             dp=self.dp,
@@ -63,6 +74,9 @@ class Shape:
             zero=self.zero,
             reduce=self.reduce,
             mapping=self.mapping,
+            chunks=self.chunks,
+            layout=self.layout,
+            slices=setting.slice_lengths(self.slices),
         )
 
 
@@ -72,18 +86,49 @@ def shapes(
     global_batch: int,
     modes: tuple[tuple[int, str], ...] = STATE_MODES,
     groups: tuple[LinkGroup, ...] = ONE_GROUP,
+    *,
+    schedule: str = "1f1b",
+    seq_len: int = 1,
 ) -> list[Shape]:
     """Every shape on at most `clusters` clusters whose replicas share the global batch evenly, under every mapping to groups of clusters.
 
-    Raises `DiagnosticError` RT064 where there is none, or the machine has fewer clusters.
+    Chunks and slices are those of the schedule (`divisions`), as many as there are layers and tokens for. Raises `DiagnosticError` RT064
+    where there is no shape, or the machine has fewer clusters.
     """
     most = groups[-1].clusters
     if most is not None and clusters > most:
         fail("RT064", f"the machine has {most} clusters, {clusters} are asked for")
-    space = list(_shapes(model, clusters, global_batch, modes, groups))
+    space = [
+        divided
+        for shape in _shapes(model, clusters, global_batch, modes, groups)
+        for divided in _divided(shape, divisions(schedule), model.layers, seq_len)
+    ]
+    if not space and schedule != "1f1b" and clusters >= 1 <= global_batch:
+        text = f"{SCHEDULES[schedule].title} has no plan of {model.name} on {clusters} clusters, of {model.layers} layers and {seq_len} tokens"
+        fail("RT064", text, help="use more clusters, or another strategy")
     if not space:
         fail("RT064", f"{clusters} clusters and a global batch of {global_batch}: both must be at least 1")
     return space
+
+
+def divisions(schedule: str) -> tuple[tuple[int, str, int], ...]:
+    """The chunks a stage, their layout and the slices that are considered for a schedule: of 1, 2, 4 and 8 what it can have.
+
+    A schedule that usually has one chunk a stage is considered with one.
+    """
+    usual = SCHEDULES[schedule]
+    several = ((chunks, slices) for chunks in (_NUMBERS if usual.chunks > 1 else (1,)) for slices in _NUMBERS)
+    items = ((chunks, usual.layout, slices) for chunks, slices in several)
+    return tuple(item for item in items if usual.problem(PipelineShape(2, 2, *item)) is None)
+
+
+_NUMBERS = (1, 2, 4, 8)
+
+
+def _divided(shape: Shape, ways: tuple[tuple[int, str, int], ...], layers: int, seq_len: int) -> Iterator[Shape]:
+    for chunks, layout, slices in ways:
+        if slices <= seq_len and (chunks == 1 or (shape.pp > 1 and shape.pp * chunks <= layers)):
+            yield evolve(shape, chunks=chunks, layout=layout, slices=slices)
 
 
 def _shapes(

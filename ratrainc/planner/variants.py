@@ -8,22 +8,14 @@ from __future__ import annotations
 import attrs
 
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
-from ratrain.passes.placement.placed_by import placed_by
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.state.joint_order import JointOrderPass
-from ratrain.ratrain_ir.schedules.named import default_schedule
-from ratrain.ratrain_ir.schedules.shape import PipelineShape
 
 
 def recompute_policy(pipeline: str) -> str:
     """What recovers in a pipeline; `none` where nothing does."""
     policies = [p.policy for p in parse_pipeline(pipeline) if isinstance(p, RecomputePass | JointOrderPass)]
     return policies[0] if policies else "none"
-
-
-def schedule_of(pipeline: str) -> str:
-    """The schedule a pipeline places under a plan that says none."""
-    return placed_by(pipeline) or default_schedule(PipelineShape(1, 1))
 
 
 def variants(pipeline: str, zero: int, pp: int) -> list[str]:

@@ -7,21 +7,22 @@ from functools import cache
 import numpy as np
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK
-from ratrain.ratrainc.planner.bounds import Columns, plan_bounds, shape_bounds
+from ratrain.ratrainc.planner.bounds import plan_bounds, shape_bounds
+from ratrain.ratrainc.planner.columns import Columns
 from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of, partitions
 from ratrain.ratrainc.planner.evaluation import Task, evaluate
 from ratrain.ratrainc.planner.machines import with_constants
 from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.setting import Setting
-from ratrain.ratrainc.planner.space import STATE_MODES, Shape, template
+from ratrain.ratrainc.planner.space import STATE_MODES, Shape, divisions, template
 from ratrain.ratrainc.planner.tilings import tilings
-from ratrain.ratrainc.planner.variants import recompute_policy, schedule_of
+from ratrain.ratrainc.planner.variants import recompute_policy
 from ratrain.ratrainc.strategies import STRATEGIES, strategy
 from ratrain.targets.machine.machine import load_machine
 from tests.targets.machine.test_links import group
@@ -45,16 +46,19 @@ def small_model(layers: int, *, wide: bool) -> ModelConfig:
 @st.composite
 def planned(draw):
     """A shape, cuts, a strategy and a machine, small enough to be compiled at once."""
-    layers = draw(st.integers(1, 6))
-    pp = draw(st.integers(1, min(layers, 4)))
-    dp = draw(st.sampled_from([1, 2, 3, 16]))
     named = strategy(draw(st.sampled_from([s.name for s in STRATEGIES])))
+    chunks, layout, slices = draw(st.sampled_from(divisions(named.schedule or "1f1b")))
+    fewest = 2 if chunks > 1 else 1
+    layers = draw(st.integers(fewest * chunks, max(6, fewest * chunks)))
+    pp = draw(st.integers(fewest, min(layers // chunks, 4)))
+    dp = draw(st.sampled_from([1, 2, 3, 16]))
     modes = [(0, "last")] if dp == 1 else [m for m in STATE_MODES if named.zero in (None, m[0])]
     zero, reduce = draw(st.sampled_from(modes))
     near = draw(st.none() | far_groups())
     tiles = () if near is None else draw(st.sampled_from(tilings(pp, dp, 2 * pp * dp, near.link_groups)))
     shape = Shape(pp, dp, draw(st.integers(1, 2)), draw(st.integers(1, 9)), zero, reduce, tiles)
-    cuts = draw(st.sampled_from(list(partitions(layers, pp))))
+    shape = evolve(shape, chunks=chunks, layout=layout, slices=slices)
+    cuts = draw(st.sampled_from(list(partitions(layers, pp, chunks))))
     model = small_model(layers, wide=draw(st.booleans()))
     links = {
         "link_bandwidth": draw(st.sampled_from([1e8, 3.7e9])),
@@ -92,10 +96,11 @@ WHOLE_MATRICES = (
 @given(planned(), st.sampled_from(WHOLE_MATRICES))
 def test_bounds_of_whole_matrices_are_never_above_what_is_found(case, compute):
     model, shape, layers, named, machine, _ = case
+    assume(shape.slices == 1)  # slices do not go with scores
     plan = evolve(setting_of(model, named, machine).template, **compute)
     setting = evolve(setting_of(model, named, machine), template=plan)
-    found = evaluate(Task(model, shape.plan(setting, cuts_of(layers)), named.passes, machine))
-    columns = Columns.of(Profiles(setting), [shape], schedule=schedule_of(named.passes))
+    found = evaluate(Task(model, shape.plan(setting, cuts_of(layers, shape)), named.passes, machine))
+    columns = Columns.of(Profiles(setting), [shape], schedule=named.schedule or "1f1b")
     bounds = plan_bounds(columns, np.array([layers], float))
     assert bounds.seconds[0] <= found.step_seconds * (1 + ROUNDING), f"{shape} {layers} {named.name}"
     assert (bounds.peak_bytes[0] <= np.array(found.peak_bytes)).all(), f"{shape} {layers} {named.name}"
@@ -126,6 +131,15 @@ def test_the_head_may_be_updated_before_the_last_backward_of_an_mlp():
     found = evaluated(model, shape, layers, with_budget(named.passes, budget), named, machine)
     assert max(found.peak_bytes) <= budget
     check(model, shape, layers, named, with_constants(machine, {"ddr_capacity": float(budget)}), found)
+
+
+def test_weight_halves_may_leave_a_second_backward_without_gradients():
+    """With two micro-batches ZB-H1 computes no weight half of a middle stage before the gradient of the second input."""
+    constants = {"link_bandwidth": 1e8, "link_latency": 0.0, "launch": 0.0, "fp16_peak": 1e11}
+    machine = with_constants(load_machine(None), constants | {"collective_chunk": 4096.0})
+    shape, layers, named = Shape(3, 1, 1, 2, 0, "last"), (2, 2, 2), strategy("zb-h1")
+    model = small_model(6, wide=True)
+    check(model, shape, layers, named, machine, evaluated(model, shape, layers, named.passes, named, machine))
 
 
 @pytest.mark.parametrize("name", ["ratrain", "baseline-1f1b"])
@@ -169,7 +183,7 @@ def with_budget(pipeline, budget):
 
 
 def evaluated(model, shape, layers, pipeline, named, machine):
-    plan = shape.plan(setting_of(model, named, machine), cuts_of(layers))
+    plan = shape.plan(setting_of(model, named, machine), cuts_of(layers, shape))
     return evaluate(Task(model, plan, pipeline, machine))
 
 
@@ -179,4 +193,4 @@ def setting_of(model, named, machine):
 
 def columns_of(model, shape, named, machine):
     profiles = Profiles(setting_of(model, named, machine))
-    return Columns.of(profiles, [shape], schedule=schedule_of(named.passes))
+    return Columns.of(profiles, [shape], schedule=named.schedule or "1f1b")

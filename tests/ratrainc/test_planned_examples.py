@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from ratrain.passes.pipeline_text import parse_pipeline
+from ratrain.passes.placement.placed_by import placed_by
 from ratrain.ratrain_ir.frontend.model_config import load_model
 from ratrain.ratrain_ir.frontend.plan_text import load_plan
-from ratrain.ratrainc.planner.bounds import Columns, plan_bounds
+from ratrain.ratrainc.planner.bounds import plan_bounds
+from ratrain.ratrainc.planner.columns import Columns
 from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
 from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.setting import Setting
 from ratrain.ratrainc.planner.space import Shape
-from ratrain.ratrainc.planner.variants import recompute_policy, schedule_of
+from ratrain.ratrainc.planner.variants import recompute_policy
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
 from ratrain.targets.machine.machine import load_machine
 
@@ -37,7 +39,7 @@ def of_file(path: Path):
 def bounds_of(model, plan, pipeline):
     setting = Setting(model, load_machine(None), plan, recompute_policy(pipeline))
     shape = Shape(plan.pp, plan.dp, plan.micro_batch_size, plan.micro_batches, plan.zero, plan.reduce)
-    columns = Columns.of(Profiles(setting), [shape], schedule=schedule_of(pipeline))
+    columns = Columns.of(Profiles(setting), [shape], schedule=placed_by(pipeline) or "1f1b")
     return plan_bounds(columns, np.diff([[0, *plan.cuts, model.layers]]).astype(float))
 
 

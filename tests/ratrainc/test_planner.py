@@ -16,18 +16,23 @@ from attrs import evolve
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_config import load_model
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, parse_plan
+from ratrain.ratrain_ir.schedules.action import ActionKind, most_in_flight
+from ratrain.ratrain_ir.schedules.named import SCHEDULES, most_held
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.planner import quick
 from ratrain.ratrainc.planner.answer import Request
-from ratrain.ratrainc.planner.bounds import Columns, plan_bounds
+from ratrain.ratrainc.planner.bounds import plan_bounds
+from ratrain.ratrainc.planner.columns import Columns
 from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of, partitions
 from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
 from ratrain.ratrainc.planner.machines import parse_changes, with_constants
+from ratrain.ratrainc.planner.placements import stage_placements
 from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.quick import quick_answer
 from ratrain.ratrainc.planner.report import plan_file
 from ratrain.ratrainc.planner.search import Search
-from ratrain.ratrainc.planner.space import Shape, shapes
+from ratrain.ratrainc.planner.space import Shape, divisions, shapes
 from ratrain.ratrainc.planner.variants import variants
 from ratrain.ratrainc.planner.workers import Runner
 from ratrain.ratrainc.strategies import strategy
@@ -36,20 +41,31 @@ from tests.end_to_end.toys import UNEVEN
 
 MODEL = evolve(UNEVEN, name="small", vocab_size=1000, hidden_size=64, head_dim=16, ffn_size=160)
 # As on the real machine a layer takes longer than its launches, and the link matters.
+F = ActionKind.FORWARD
 SLOW = {"fp16_peak": 1e10, "ddr_bandwidth": 1e9, "link_bandwidth": 1e8, "collective_chunk": 4096.0}
 
 
 def small_request(*, capacity: float = 8e6, clusters: int = 3, batch: int = 4, name: str = "ratrain") -> Request:
     machine = with_constants(load_machine(None), {**SLOW, "ddr_capacity": capacity})
-    return Request(MODEL, machine, clusters, batch, 32, strategy(name), seconds=math.inf, exhaustive=True)
+    several = any(chunks > 1 for chunks, _, _ in divisions(strategy(name).schedule or "1f1b"))
+    return Request(
+        evolve(MODEL, layers=5) if several else MODEL,
+        machine,
+        clusters,
+        batch,
+        32,
+        strategy(name),
+        seconds=math.inf,
+        exhaustive=True,
+    )
 
 
 def every_candidate(request: Request):
     """All plans of a space under all pipelines."""
-    for shape in shapes(request.model, request.clusters, request.global_batch, request.modes):
+    for shape in request.shapes():
         own = request.strategy.passes
-        for layers in partitions(request.model.layers, shape.pp):
-            plan = shape.plan(request.setting, cuts_of(layers))
+        for layers in partitions(request.model.layers, shape.pp, shape.chunks):
+            plan = shape.plan(request.setting, cuts_of(layers, shape))
             for pipeline in (own, *variants(own, shape.zero, shape.pp)):
                 yield Task(request.model, plan, pipeline, request.machine)
 
@@ -61,6 +77,11 @@ def every_candidate(request: Request):
         ("ratrain", 2, 2, 2.6e6),
         ("baseline-1f1b", 3, 4, 8e6),
         pytest.param("baseline-1f1b", 3, 6, 2.6e6, marks=pytest.mark.full),
+        ("seq1f1b", 2, 1, 8e6),
+        pytest.param("seq1f1b", 2, 2, 8e6, marks=pytest.mark.full),
+        pytest.param("interleaved", 2, 2, 8e6, marks=pytest.mark.full),
+        ("zb-v", 2, 2, 8e6),
+        pytest.param("v-half", 2, 4, 8e6, marks=pytest.mark.full),
     ],
 )
 def test_the_choice_is_that_of_brute_force(name, clusters, batch, capacity):
@@ -151,10 +172,11 @@ def test_shapes_share_out_the_batch_and_stay_within_the_clusters():
 
 
 @pytest.mark.parametrize("micro_batches", [10, 13])
-@pytest.mark.parametrize("name", ["ratrain", "baseline-1f1b"])
+@pytest.mark.parametrize("name", ["ratrain", "baseline-1f1b", "seq1f1b"])
 def test_a_folded_step_says_what_the_whole_one_does(name, micro_batches):
     request = small_request(name=name)
-    plan = Shape(2, 2, 1, micro_batches, 1, "last").plan(request.setting, (1,))
+    slices = 4 if name == "seq1f1b" else 1
+    plan = Shape(2, 2, 1, micro_batches, 1, "last", slices=slices).plan(request.setting, (1,))
     assert folded_micro_batches(plan) < micro_batches
     folded, whole = (
         evaluate(Task(MODEL, plan, request.strategy.passes, request.machine, fold)) for fold in (True, False)
@@ -163,6 +185,95 @@ def test_a_folded_step_says_what_the_whole_one_does(name, micro_batches):
     assert not whole.estimated
     assert folded.step_seconds == pytest.approx(whole.step_seconds, rel=0.005)
     assert folded.peak_bytes == whole.peak_bytes
+
+
+def test_steps_of_chunks_are_not_folded():
+    request = small_request(name="interleaved")
+    shape = Shape(2, 1, 1, 40, 0, "last", chunks=2)
+    assert folded_micro_batches(shape.plan(request.setting, cuts_of((2, 3), shape))) == 40
+
+
+def test_shapes_have_the_chunks_and_slices_of_the_schedule():
+    model = evolve(MODEL, layers=9)
+
+    def found(schedule, seq_len=32):
+        return shapes(model, 4, 4, schedule=schedule, seq_len=seq_len)
+
+    assert {(s.chunks, s.layout, s.slices) for s in found("1f1b")} == {(1, "loop", 1)}
+    assert {(s.pp, s.chunks) for s in found("interleaved")} == {(2, 2), (3, 2), (4, 2), (2, 4)}
+    assert {(s.chunks, s.layout, s.slices) for s in found("zb-v")} == {(2, "vee", 1)}
+    assert {s.slices for s in found("seq1f1b")} == {2, 4, 8}
+    assert {s.slices for s in found("seq1f1b", seq_len=3)} == {2}
+    with pytest.raises(DiagnosticError, match=r"RT064.*no plan of small"):
+        shapes(model, 1, 4, schedule="zb-v")
+
+
+@pytest.mark.parametrize(
+    ("shape", "layers", "sizes"),
+    [
+        (Shape(2, 1, 1, 1, 0, "last", chunks=2), (4, 4), (2, 2, 2, 2)),
+        (Shape(2, 1, 1, 1, 0, "last", chunks=2), (5, 5), (2, 3, 3, 2)),
+        (Shape(2, 1, 1, 1, 0, "last", chunks=2, layout="vee"), (5, 5), (3, 2, 3, 2)),
+        (Shape(2, 1, 1, 1, 0, "last", chunks=4), (5, 6), (1, 1, 1, 2, 1, 2, 2, 1)),
+    ],
+)
+def test_a_stages_layers_are_shared_evenly_by_its_chunks(shape, layers, sizes):
+    """What is left over goes to later chunks, but last to that of the head."""
+    cuts = cuts_of(layers, shape)
+    assert tuple(np.diff([0, *cuts, sum(layers)])) == sizes
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-v", "v-half", "seq1f1b", "gpipe"])
+@pytest.mark.parametrize("micro_batches", [1, 2, 5, 12])
+def test_what_bounds_read_of_an_order_is_so(schedule, micro_batches):
+    """Counted anew from the order: how many passes are held, before any gradient is final and with gradients in all chunks."""
+    for chunks, layout, slices in divisions(schedule):
+        shape = PipelineShape(3, micro_batches, chunks, layout, slices)
+        for stage, found in enumerate(stage_placements(schedule, shape)):
+            order = SCHEDULES[schedule].actions(shape, stage)
+            assert 1 <= found.early <= most_held(schedule, shape, stage)
+            assert found.late <= found.early
+            assert found.windows * found.late <= chunks * slices * micro_batches
+            assert (found.windows > 0) == (found.late > 0)
+            if micro_batches >= 5 and schedule != "gpipe":
+                assert found.early == most_held(schedule, shape, stage)
+            final = next(i for i, a in enumerate(order) if a.kind is not F and a.micro_batch == micro_batches - 1)
+            before = [most_in_flight(a.kind for a in order[: i + 1]) for i in range(final)]
+            assert found.early == max(before, default=0)
+
+
+def test_1f1b_has_the_windows_of_its_closed_form():
+    for stages, micro_batches in ((4, 1), (4, 3), (4, 4), (4, 9), (2, 7)):
+        found = stage_placements("1f1b", PipelineShape(stages, micro_batches))
+        for stage, placement in enumerate(found):
+            flight = min(stages - stage, micro_batches)
+            late = min(stages - stage, micro_batches - 1) if micro_batches > 2 else 0
+            assert placement.early == flight
+            assert placement.late <= late
+            assert placement.windows <= max(1, (micro_batches - 1) // flight)
+
+
+@pytest.mark.parametrize("keys", ["chunks = 2", "slices = 4"])
+@pytest.mark.parametrize("name", ["ratrain", "interleaved", "seq1f1b"])
+def test_the_shape_of_the_plan_to_be_like_agrees_with_the_strategy(name, keys, tmp_path, capsys):
+    path = tmp_path / "P.toml"
+    section = "[parallel]" if "chunks" in keys else "[batch]"
+    path.write_text(Path(TINY_PLAN).read_text().replace(section, f"{section}\n{keys}"))
+    code = main(["plan", *QUICK, "--quick", "--like", str(path), "--strategy", name, "--json"])
+    shown = capsys.readouterr()
+    agrees = (name, keys) in (("interleaved", "chunks = 2"), ("seq1f1b", "slices = 4"))
+    assert code == (0 if agrees else 1), shown.err
+    if agrees:
+        first = json.loads(shown.out)["plans"][0]
+        assert (first["chunks"] > 1, bool(first["slices"])) == (name == "interleaved", name == "seq1f1b")
+    else:
+        assert f"P.toml:{'5' if 'chunks' in keys else '10'}:1" in shown.err
+        assert f"'{name}'" in shown.err
+
+
+def test_slices_are_not_planned_for_whole_scores(capsys):
+    assert main(["plan", *QUICK, "--quick", "--strategy", "seq1f1b", "--attention", "scores-kept"]) == 1
+    assert "--attention fused" in capsys.readouterr().err
 
 
 def test_the_quick_answer_takes_the_time_it_needs_for_one_plan(monkeypatch):

@@ -216,10 +216,11 @@ def test_a_strategy_gives_the_plan_the_shape_that_its_schedule_has(
     [
         ("zb-v", {"chunks": 2, "layout": "loop", "cuts": (1, 2, 3)}, "in a vee, not in a loop"),
         ("v-half", {"slices": (1, 3)}, "two chunks a stage, not 1"),
+        ("seq1f1b", {"chunks": 2, "layout": "vee", "cuts": (1, 2, 3)}, "in a loop, not in a vee"),
         ("baseline-1f1b", {"slices": (1, 3)}, "whole micro-batches, not 2 slices"),
         ("interleaved", {"pp": 3, "cuts": (1, 2)}, "3 stages of 2 chunks need at least 6 layers"),
         ("zb-v", {"pp": 1, "cuts": ()}, "changes nothing on one stage"),
-        ("seq1f1b", {"seq_len": 1}, "one slice of 1 tokens changes nothing"),
+        ("seq1f1b", {"seq_len": 1}, "two slices of a micro-batch or more"),
         ("seq1f1b", {"attention": "scores-kept"}, "which slices do not have"),
     ],
 )
@@ -239,6 +240,8 @@ def test_what_a_plan_says_of_its_shape_stays() -> None:
     sliced = make_plan(model, **SHAPE | {"pp": 2, "cuts": (3,), "slices": (1, 3)})
     for name, plan in (("interleaved", four), ("seq1f1b", sliced), ("ratrain", four), ("ratrain", sliced)):
         assert strategy(name).adapted(plan, model, load_machine(None)) is plan
+    both = strategy("seq1f1b").adapted(four, model, load_machine(None))
+    assert (both.chunks, both.cuts, len(both.slices)) == (4, four.cuts, 2)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,221 @@
+"""What the bounds need of many shapes, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ratrain.ratrainc.planner.placements import has_halves
+from ratrain.ratrainc.planner.profile import state_key
+from ratrain.targets.machine.slowest_rank import slowest_rank
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.planner.profile import Profiles
+    from ratrain.ratrainc.planner.space import Shape
+
+Numbers = NDArray[np.float64]
+
+EMBED, LAYER, HEAD = range(3)
+
+
+@frozen(eq=False)
+class Columns:
+    """What the bounds need of many shapes, which are along the last axis of each column; units (embed, layer, head) or lines along the first."""
+
+    pp: Numbers
+    micro_batches: Numbers
+    layers: float
+    capacity: Numbers
+    """bytes that a rank has left for tensors"""
+    forward: Numbers
+    backward: Numbers
+    activation: Numbers
+    inputs: Numbers
+    mlp_saved: Numbers
+    mlp_scratch: Numbers
+    head_scratch: Numbers
+    message: Numbers
+    recovery_slope: Numbers
+    """of the lines whose largest is a layer's recovery over the bytes it keeps, the last one apart"""
+    recovery_intercept: Numbers
+    recovery_least: Numbers
+    """seconds however much is kept: the last line, which is flat"""
+    carried: Numbers
+    gradients: Numbers
+    mlp_gradient: Numbers
+    head_gradient: Numbers
+    mlp_view: Numbers
+    embed_view: Numbers
+    update: Numbers
+    link: Numbers
+    link_each: Numbers
+    tail: Numbers
+    first_forward: Numbers
+    """of the first slice of a micro-batch; of all of it where it passes whole"""
+    first_backward: Numbers
+    always_kept: Numbers
+    """bytes that a layer of a pass holds beside its input, whatever is recovered"""
+    chunks: Numbers
+    slices: Numbers
+    pipelines: NDArray[np.object_]
+    """the `PipelineShape` of each"""
+    schedule: str
+    has_halves: bool
+    """whether weight halves may come later than the gradients of inputs"""
+    head_stage: int
+    """the stage of the head: the last or, in a vee, the first"""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether stages follow 1F1B exactly, so that the bounds of its order hold."""
+        return self.schedule == "1f1b"
+
+    @property
+    def is_one_chunk_order(self) -> bool:
+        """Whether forwards and the gradients of inputs stand where they do under 1F1B, and backwards on the first stage are whole."""
+        return self.schedule in ("1f1b", "zb-h1")
+
+    @classmethod
+    def of(cls, profiles: Profiles, shapes: Sequence[Shape], *, schedule: str = "1f1b") -> Columns:
+        """The columns of some shapes of a schedule; profiles are made once for each micro-batch size, number of slices and state."""
+        sizes, size = _grouped(shapes, "micro_batch_size", "slices")
+        pipelines = np.array([shape.pipeline for shape in shapes], object)
+        states, state = _grouped(shapes, "dp", "zero", "reduce", "tiles")
+        ways, way = _grouped(shapes, "pp", "dp", "tiles", "micro_batch_size", "slices")
+        meshes, mesh = _grouped(shapes, "pp", "dp")
+        works = [profiles.work(shape.micro_batch_size, shape.slices) for shape in sizes]
+        of_size = _table(works, _WORK_COLUMNS) | _recovery_lines([(work.kept_bytes, work.recovery) for work in works])
+        jitter = profiles.setting.machine.rank_jitter
+        slowest = np.array([slowest_rank(jitter, shape.pp * shape.dp) for shape in meshes])[mesh]
+        of_state = _table([profiles.state(state_key(shape)) for shape in states], _STATE_COLUMNS)
+        return cls(
+            pp=np.fromiter((s.pp for s in shapes), float, len(shapes)),
+            micro_batches=np.fromiter((s.micro_batches for s in shapes), float, len(shapes)),
+            layers=float(profiles.setting.model.layers),
+            capacity=np.array([profiles.capacity(shape) for shape in meshes], float)[mesh],
+            chunks=np.fromiter((s.chunks for s in shapes), float, len(shapes)),
+            slices=np.fromiter((s.slices for s in shapes), float, len(shapes)),
+            pipelines=pipelines,
+            schedule=schedule,
+            has_halves=has_halves(schedule, attrs.evolve(pipelines[0], stages=2, micro_batches=4)),
+            head_stage=pipelines[0].chunk_stages[-1] if shapes[0].layout == "vee" else -1,
+            message=np.array([profiles.message(shape) for shape in ways])[way],
+            **{
+                name: column.take(size, axis=-1) * (slowest if name in _COMPUTE_COLUMNS else 1.0)
+                for name, column in of_size.items()
+            },
+            **{name: column.take(state, axis=-1) for name, column in of_state.items()},
+        )
+
+    @property
+    def there_and_back(self) -> Numbers:
+        """Seconds of one micro-batch through all stages and back."""
+        everything = np.array([1.0, self.layers, 1.0])
+        return everything @ (self.forward + self.backward) + 2 * self.message * (self.pp - 1)
+
+    def rows(self, index: slice | NDArray[np.intp]) -> Columns:
+        """Some of the shapes."""
+        columns: dict[str, Any] = attrs.asdict(self, recurse=False)
+        for name, column in columns.items():
+            if isinstance(column, np.ndarray):
+                columns[name] = column[..., index] if isinstance(index, slice) else column.take(index, axis=-1)
+        return Columns(**columns)
+
+
+_WORK_COLUMNS = (
+    "forward",
+    "backward",
+    "activation",
+    "inputs",
+    "mlp_saved",
+    "mlp_scratch",
+    "head_scratch",
+    "first_forward",
+    "first_backward",
+    "always_kept",
+)
+_COMPUTE_COLUMNS = (
+    "forward",
+    "backward",
+    "first_forward",
+    "first_backward",
+    "recovery_slope",
+    "recovery_intercept",
+    "recovery_least",
+)
+"""Seconds of the compute engine, which are those of the slowest rank."""
+_STATE_COLUMNS = (
+    "carried",
+    "gradients",
+    "mlp_gradient",
+    "head_gradient",
+    "mlp_view",
+    "embed_view",
+    "update",
+    "link",
+    "link_each",
+    "tail",
+)
+
+
+def _grouped(shapes: Sequence[Shape], *names: str) -> tuple[list[Shape], NDArray[np.intp]]:
+    """One shape of each group that has some attributes in common, and the group of each shape."""
+    key = attrgetter(*names)
+    examples = dict(zip(map(key, shapes), shapes, strict=True))
+    place = {common: at for at, common in enumerate(examples)}
+    groups = np.fromiter(map(place.__getitem__, map(key, shapes)), np.intp, len(shapes))
+    return list(examples.values()), groups
+
+
+def _table(profiles: Sequence[object], names: Sequence[str]) -> dict[str, Numbers]:
+    """Some attributes of profiles, which are along the last axis."""
+    return {name: np.array([getattr(profile, name) for profile in profiles], float).T for name in names}
+
+
+def _recovery_lines(hulls: Sequence[tuple[Numbers, Numbers]]) -> dict[str, Numbers]:
+    """The lines of some hulls, as many for each: a convex function is the largest of its segments' lines."""
+    least = np.array([seconds[-1] for _, seconds in hulls])
+    slopes = np.zeros((max(len(x) for x, _ in hulls) - 1, len(hulls)))
+    intercepts = np.tile(least, (len(slopes), 1))
+    for at, (x, y) in enumerate(hulls):
+        slope = np.diff(y) / np.diff(x)
+        slopes[: len(slope), at] = slope
+        intercepts[: len(slope), at] = y[:-1] - slope * x[:-1]
+    return {"recovery_slope": slopes, "recovery_intercept": intercepts, "recovery_least": least}
+
+
+def unit_sum(column: Numbers, layers: Numbers, head_stage: int = -1) -> Numbers:
+    """A column summed over the units (embed, layers, head) of stages; axes of `layers` as for `stage_bounds`."""
+    total: Numbers = layers * column[LAYER]
+    total[0] += column[EMBED]
+    total[head_stage] += column[HEAD]
+    return total
+
+
+def least_recovery(c: Columns, share: Numbers) -> Numbers:
+    """Least seconds of recovery of a layer of a pass for which so many bytes are free."""
+    seconds = np.zeros_like(share)
+    seconds += c.recovery_least
+    for slope, intercept in zip(c.recovery_slope, c.recovery_intercept, strict=True):
+        line = slope * share
+        line += intercept
+        np.maximum(seconds, line, out=seconds)
+    return seconds
+
+
+def stage_numbers(layers: Numbers) -> Numbers:
+    """The numbers of the stages, along the first axis of `layers`."""
+    stages = np.arange(len(layers), dtype=float)
+    return stages.reshape(-1, *(1,) * (layers.ndim - 1))
+
+
+def state_bytes(c: Columns) -> Numbers:
+    """Bytes of carried state that some stage of each shape has at least."""
+    nbytes: Numbers = np.array([1.0, c.layers, 1.0]) @ c.carried / c.pp
+    return nbytes

@@ -1,0 +1,132 @@
+"""Lower bounds of stages under any order, from what `placements.py` reads of it; those of 1F1B, and times of ZB-H1, say more: `bounds.py`.
+
+A stage has n layers in V chunks, whose passes have floor(n / V) layers at least. With f and b seconds of forward and backward a micro-batch,
+M micro-batches and R seconds of recovery:
+
+- *work*: the compute engine does M (f + b) + R and the updates.
+- *stages before s* are passed by the first slice of the first micro-batch on its way to the first chunk of s, and by its gradients' way back.
+  Where backwards are whole, all work of s lies between; where weight halves may come later, only its forwards are known to.
+- *collectives*: their engine works one after another.
+- *bytes*: at an instant that the order has, so many passes are held, each with the inputs of its layers, and keys and values where
+  micro-batches pass in slices.
+- *recovery*: what is free at that instant, shared by the layers of the passes held, gives their least recovery. Instants that hold no pass in
+  common add up; all other passes take the least there is.
+
+Of slices, which differ, each figure is that of the least one, and the hull is that of all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES
+from ratrain.ratrainc.planner.columns import EMBED, LAYER, Columns, Numbers, least_recovery, stage_numbers, unit_sum
+from ratrain.ratrainc.planner.placements import stage_placements
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ratrain.ratrainc.planner.placements import StagePlacement
+
+
+@frozen(eq=False)
+class PlacedMemory:
+    """The bytes of stages at the instants that their orders have; axes as for `stage_bounds`."""
+
+    c: Columns
+    layers: Numbers
+    pass_layers: Numbers
+    """of each pass, at least"""
+    early_held: Numbers
+    late_held: Numbers
+    windows: Numbers
+    early: Numbers
+    """bytes left for what is kept when the most passes are held"""
+    late: Numbers
+    """bytes left when all gradients are live too; infinite where there is no such instant"""
+
+    @classmethod
+    def of(cls, c: Columns, layers: Numbers) -> PlacedMemory:
+        """The bytes of stages; arguments as for `stage_bounds`."""
+        early_held, late_held, windows = (_of_stages(c, name, layers) for name in ("early", "late", "windows"))
+        pass_layers = np.floor(layers / c.chunks)
+        held = pass_layers * (c.activation + c.always_kept)
+        own = c.mlp_saved + 3 * c.activation + c.mlp_view
+        own += 0.0 if c.has_halves else c.mlp_scratch + c.mlp_gradient
+        free = c.capacity - ALIGNMENT_BYTES - own - unit_sum(c.carried, layers, c.head_stage)
+        free[0] += c.embed_view  # nobody reads it after the last forward
+        early = free - early_held * held
+        late = free - late_held * held - unit_sum(c.gradients, layers, c.head_stage)
+        return cls(c, layers, pass_layers, early_held, late_held, windows, early, np.where(late_held > 0, late, np.inf))
+
+    def peak_bytes(self) -> Numbers:
+        """Least peaks of the stages."""
+        least: Numbers = self.c.capacity - np.minimum(self.early, self.late)
+        return least
+
+    def recovery(self) -> Numbers:
+        """Least seconds of recovery of the stages in a step."""
+        c = self.c
+        least = c.micro_batches * c.slices * self.layers * c.recovery_least
+        # infinite where nothing is late: then there are no windows either
+        late = self.more_than_least(self.late_held, np.where(np.isfinite(self.late), self.late, 0.0))
+        more = np.maximum(self.more_than_least(self.early_held, self.early), self.windows * late)
+        total: Numbers = least + more
+        return total
+
+    def more_than_least(self, held: Numbers, free: Numbers) -> Numbers:
+        """Seconds by which the recovery of the passes held exceeds the least; one layer, which begins its backward, is whole."""
+        items = np.maximum(held * self.pass_layers - 1, 0.0)
+        share = free / np.maximum(items, 1.0)
+        more: Numbers = items * (least_recovery(self.c, share) - self.c.recovery_least)
+        return more
+
+
+def _of_stages(c: Columns, name: str, layers: Numbers) -> Numbers:
+    """A number of each stage's order: stages along the first axis, shapes along the last."""
+    of_shapes: list[Sequence[StagePlacement]] = [stage_placements(c.schedule, shape) for shape in c.pipelines]
+    numbers = np.array([[getattr(stage, name) for stage in stages] for stages in of_shapes], float).T
+    along: Numbers = numbers.reshape(len(numbers), *(1,) * (layers.ndim - 2), -1)
+    return along
+
+
+def placed_time(c: Columns, memory: PlacedMemory, before: Numbers) -> Numbers:
+    """Seconds of the longest chain through each stage; the work of the compute engine; the collectives."""
+    m, layers = c.micro_batches, memory.layers
+    work = unit_sum(m * (c.forward + c.backward), layers, c.head_stage)
+    work += memory.recovery()
+    window = unit_sum(m * c.forward, layers, c.head_stage) if c.has_halves else work
+    longest: Numbers = window + _way_up(c, before, stage_numbers(layers)) + c.tail[EMBED]
+    np.maximum(longest, work + unit_sum(c.update, layers, c.head_stage), out=longest)
+    return np.maximum(longest, unit_sum(c.link + m * c.link_each, layers, c.head_stage), out=longest)
+
+
+def _way_up(c: Columns, before: Numbers, stage: Numbers) -> Numbers:
+    """Seconds of the first slice from the step's beginning to each stage's first chunk, and back where backwards are whole."""
+    columns = c.first_forward if c.has_halves else c.first_forward + c.first_backward
+    # of n layers of a stage, its first chunk has (n - (V - 1)) / V or more
+    passed = np.maximum(stage, (before - stage * (c.chunks - 1)) / c.chunks)
+    up: Numbers = stage * (2 * c.message) + (columns[EMBED] + passed * columns[LAYER])
+    up[0] = 0.0
+    return up
+
+
+def placed_shape_seconds(c: Columns) -> Numbers:
+    """Seconds of shapes under any cuts: some stage has a P-th of the work, and where backwards are whole the pipeline fills and drains.
+
+    With one chunk a stage, x seconds of a first slice there and back on a stage and r M x of work, T >= r M x + what the stages before it
+    have of such x. The largest is least where all are equal: T = X / (1 - (1 - 1 / (r M))^P), of X seconds in all.
+    """
+    m, p = c.micro_batches, c.pp
+    everything = np.array([1.0, c.layers, 1.0])
+    busy: Numbers = m * (everything @ (c.forward + c.backward)) / p
+    if c.has_halves or (c.chunks > 1).any():
+        return busy
+    first = c.first_forward + c.first_backward
+    ratio = np.maximum(m * ((c.forward + c.backward) / first).min(axis=0), 1.0)
+    filled = everything @ first / (1 - (1 - 1 / ratio) ** p)
+    longest: Numbers = np.maximum(busy, filled + c.tail[EMBED])
+    return longest
