@@ -67,6 +67,7 @@ def command(
     from ratrain.ratrain_ir.analysis.lifetime import lifetimes
     from ratrain.ratrainc.commands.loading import checked_schedule
     from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.slices_note import slices_note
 
     module, given = checked_schedule(file, machine)
     _check_stage(stage, len(module.stages))
@@ -74,6 +75,8 @@ def command(
         stage = max(range(len(module.stages)), key=lambda s: lifetimes(module.stages[s]).peak_bytes)
     facts = _facts(module, module.stages[stage], api.machine_for(module, given))
     facts["byte_reuse"] = _byte_reuse(module, given)
+    if note := slices_note(module.plan, api.machine_for(module, given)):
+        facts["slices"] = note
     facts["levers"] = _levers(module, stage, given, seconds) if levers else []
     if as_json:
         print_json(facts)
@@ -220,6 +223,8 @@ def _show(facts: dict[str, Any]) -> None:
         step, apart = facts["byte_reuse"]["step_seconds"], facts["byte_reuse"]["without_reuse_seconds"]
         words = f"{seconds_text(step)} a step, {seconds_text(apart)} if no bytes were used twice"
         say(f"waits for bytes that are used again: {words} ({100 * (step / apart - 1):+.2f} %, simulated)")
+    if "slices" in facts:
+        say(facts["slices"])
     rows = [[kind, str(size), size_text(size), f"{100 * size / peak:.1f} %"] for kind, size in facts["by_kind"].items()]
     table("live at the peak, by state kind", ("kind", "bytes", "", "share"), rows)
     owners = _grouped(facts["by_owner"])

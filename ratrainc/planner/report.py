@@ -12,6 +12,7 @@ from ratrain.ratrain_ir.diagnostics import Note, fail
 from ratrain.ratrain_ir.frontend.plan_text import plan_to_toml
 from ratrain.ratrainc.console import capacity_text, say, seconds_text, size_text, table
 from ratrain.ratrainc.planner.crossings import Crossing, crossings
+from ratrain.ratrainc.slices_note import slices_note
 from ratrain.targets.machine.link_groups import are_uniform
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def answer_json(answer: Answer, tokens: float | None = None) -> dict[str, Any]:
         "relaxed_gap": answer.relaxed_gap,
         "proven": answer.proven,
         "crossings": [crossing.to_json() for crossing in best_crossings(answer)],
+        "notes": [note for note in (slices_note(answer.best.plan, request.machine) if answer.best else "",) if note],
         "losers": [{"plan": loser.text, "reason": loser.reason} for loser in answer.losers],
         "considered": {"shapes": answer.shapes, "plans": answer.plans, "evaluations": answer.evaluations},
         "seconds": answer.seconds,
@@ -157,6 +159,8 @@ def certificate(answer: Answer) -> list[str]:
             f"{answer.seconds:.1f} s"
         ),
     ]
+    if note := slices_note(answer.best.plan, answer.request.machine):
+        lines.append(note)
     idle = answer.request.clusters - answer.best.plan.clusters
     known = "no plan that uses more is faster" if answer.proven else "no plan was found that uses more and is faster"
     return [*lines, f"{idle} clusters stay idle: {known}"] if idle else lines

@@ -35,6 +35,7 @@ from ratrain.ratrainc.planner.search import Search
 from ratrain.ratrainc.planner.space import Shape, divisions, shapes
 from ratrain.ratrainc.planner.variants import variants
 from ratrain.ratrainc.planner.workers import Runner
+from ratrain.ratrainc.slices_note import slices_note
 from ratrain.ratrainc.strategies import strategy
 from ratrain.targets.machine.machine import load_machine
 from tests.end_to_end.toys import UNEVEN
@@ -269,6 +270,25 @@ def test_the_shape_of_the_plan_to_be_like_agrees_with_the_strategy(name, keys, t
     else:
         assert f"P.toml:{'5' if 'chunks' in keys else '10'}:1" in shown.err
         assert f"'{name}'" in shown.err
+
+
+def test_slices_that_are_bound_by_ddr_are_noted(tmp_path, capsys):
+    """189 rows of f16 on an MT-3000; a slice of two sequences has twice its tokens."""
+    machine = load_machine(None)
+    plan = parse_plan(Path(TINY_PLAN).read_text(), file="P.toml", model=load_model(TINY[1]))
+    assert "4 of 4 slices" in slices_note(evolve(plan, slices=(32,) * 4), machine)
+    long = evolve(plan, seq_len=200, slices=(106, 94))
+    assert "1 of 2 slices are bound by DDR" in slices_note(long, machine)
+    assert "below 189 rows on mt3000; the shortest has 188" in slices_note(long, machine)
+    assert slices_note(evolve(long, slices=(104, 96)), machine) == slices_note(plan, machine) == ""
+    path, out = tmp_path / "P.toml", tmp_path / "x.rtir"
+    path.write_text(Path(TINY_PLAN).read_text().replace("[batch]", "[batch]\nslices = 4"))
+    assert main(["compile", *TINY, "--plan", str(path), "-o", str(out)]) == 0
+    assert main(["explain", str(out), "--no-levers"]) == 0
+    assert "4 of 4 slices are bound by DDR" in " ".join(capsys.readouterr().out.split())
+    one = ("--clusters", "1", "--global-batch", "1", "--seq-len", "64")
+    assert main(["plan", *TINY, *one, "--quick", "--strategy", "seq1f1b", "--json"]) == 0
+    assert "bound by DDR" in json.loads(capsys.readouterr().out)["notes"][0]
 
 
 def test_slices_are_not_planned_for_whole_scores(capsys):
