@@ -41,6 +41,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "2x2-f32": {"view_dtype": "f32"},
     "2x2-gpt2-clipped": {"model": GPT2, "optimizer": CLIPPED},
     "2x2-overflow": {"loss_scale": 2.0**19},
+    "2x2-slices": {"slices": (4, 1, 5), "zero": 2, "reduce": "each-micro-batch"},
     "1x4-tied": {"model": TIED, "pp": 1, "dp": 4},
     "4x1-tied": {"model": evolve(TIED, layers=4), "pp": 4, "dp": 1},
 }
