@@ -22,7 +22,7 @@ from ratrain.ratrainc.plan_choices import SearchEffort
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
@@ -93,7 +93,9 @@ def command(
     if automatic:
         assert clusters is not None
         assert global_batch is not None
-        common, rows = _planned(model, chosen, machine, clusters, global_batch, seq_len, effort)
+        common, rows = _planned(
+            model, chosen, machine, clusters, global_batch, seq_len, effort, named=names is not None
+        )
         facts: dict[str, Any] = {"strategies": rows, "on_one_plan": common}
         notes = (
             [] if common else [f"no plan was found that fits {DEFAULT_STRATEGY}: there is no comparison on one plan"]
@@ -140,16 +142,21 @@ def _possible(
 
     Raises `DiagnosticError` RT064 for one that was asked for and cannot.
     """
+    return _where(chosen, lambda item: item.adapted(plan, config, target), named=named)
+
+
+def _where(chosen: Sequence[Strategy], attempt: Callable[[Strategy], object], *, named: bool) -> list[Strategy]:
+    """The strategies for which an attempt is not refused; where they were asked for by name, the refusal stands."""
     from ratrain.ratrain_ir.diagnostics import DiagnosticError
 
     possible = []
     for item in chosen:
         try:
-            item.adapted(plan, config, target)
+            attempt(item)
         except DiagnosticError as error:
             if named:
                 raise
-            echo(f"left out: {error.diagnostics[0].message}", err=True)
+            echo(f"left out: {item.name}: {error.diagnostics[0].message}", err=True)
         else:
             possible.append(item)
     return possible
@@ -171,8 +178,12 @@ def _planned(
     global_batch: int,
     seq_len: int,
     effort: SearchEffort,
+    *,
+    named: bool,
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """What all came to on the best plan of the default strategy, None where it has none; and what each came to on its own."""
+    from attrs import evolve
+
     from ratrain.ratrain_ir.frontend.model_config import load_model
     from ratrain.ratrainc.console import progress
     from ratrain.ratrainc.planner.comparison import best_of_each, comparison_rows
@@ -181,6 +192,7 @@ def _planned(
 
     config = load_model(model)
     request = planning_request(config, clusters, global_batch, seq_len, machine=target, effort=effort)
+    chosen = _where(chosen, lambda item: evolve(request, strategy=item).shapes(), named=named)
     with progress(None, "planning") as (bar, task):
         tick = partial(bar.update, task, advance=1)
         best, *answers = best_of_each(request, [request.strategy, *chosen], lambda text: tick(status=text))

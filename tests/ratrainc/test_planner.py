@@ -291,6 +291,20 @@ def test_slices_that_are_bound_by_ddr_are_noted(tmp_path, capsys):
     assert "bound by DDR" in json.loads(capsys.readouterr().out)["notes"][0]
 
 
+def test_a_comparison_of_planned_strategies_leaves_out_those_without_a_shape(capsys):
+    """On one cluster there are no two stages to have chunks."""
+    words = ["compare", *TINY, "--plan", "auto", "--clusters", "1", "--global-batch", "1", "--seq-len", "64"]
+    words += ["--seconds", "0", "--jobs", "1", "--json"]
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    names = {row["name"] for row in json.loads(shown.out)["strategies"]}
+    assert {"ratrain", "seq1f1b", "zb-h1"} <= names
+    assert not names & {"interleaved", "zb-v", "v-half"}
+    assert "left out: zb-v" in shown.err
+    assert main([*words, "--strategies", "ratrain,zb-v"]) == 1
+    assert "RT064" in capsys.readouterr().err
+
+
 def test_slices_are_not_planned_for_whole_scores(capsys):
     assert main(["plan", *QUICK, "--quick", "--strategy", "seq1f1b", "--attention", "scores-kept"]) == 1
     assert "--attention fused" in capsys.readouterr().err
