@@ -48,7 +48,7 @@ PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "batch.seq_len": {"value": 8},
     "batch.head_chunk": {"value": 3},
     "batch.mlp_chunk": {"value": 3},
-    "batch.slices": {"value": 2},
+    "batch.slices": {"value": 2, "given": {"batch.head_chunk": 2}},
     "batch.seed": {"value": 7, "seen": NUMBERS},
     "state.zero": {"value": 3},
     "state.reduce": {"value": "each-micro-batch", "given": {"state.zero": 2}},

@@ -81,7 +81,7 @@ def test_what_is_in_flight_reaches_the_bound_and_never_exceeds_it(shape):
 
 
 @settings(max_examples=30)
-@given(cases(max_stages=4, max_chunks=1))
+@given(cases(max_stages=4, max_chunks=1, max_slices=1))
 def test_the_pass_places_the_schedule(case):
     """The forwards and backwards of each stage, a group of blocks a micro-batch, stand in the schedule's order."""
     module = PassManager(FakeTarget()).run(case.module(), "place-1f1b")
@@ -96,7 +96,7 @@ def test_the_pass_places_the_schedule(case):
 
 
 @settings(max_examples=30)
-@given(cases(max_layers=4, max_stages=4, max_chunks=1, max_micro_batches=5))
+@given(cases(max_layers=4, max_stages=4, max_chunks=1, max_slices=1, max_micro_batches=5))
 def test_one_step_takes_the_closed_form(case):
     """With forwards of one second a stage, backwards of two, and all else free: (M + P - 1) * 3 seconds, each step."""
     module = PassManager(FakeTarget()).run(case.module(), "place-1f1b")

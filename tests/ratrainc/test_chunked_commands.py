@@ -125,5 +125,5 @@ def test_another_schedule_than_the_plan_s_is_refused_by_the_name_of_the_pass(
     sources: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = printed(capsys, "compile", *sources, "--passes", "place-schedule{kind=v-half},allocate-ddr", code=1)
-    assert "the pass 'place-schedule{kind=v-half}' places v-half" in shown
+    assert "'place-schedule{kind=v-half}' in --passes places v-half" in shown
     assert "wrote" not in printed(capsys, "compile", *sources, "--passes", "place-schedule{kind=zb-v},allocate-ddr")

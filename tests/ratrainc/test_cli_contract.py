@@ -470,8 +470,20 @@ def test_strategies_are_pipelines_that_parse(cli: Cli) -> None:
     for item in found["strategies"]:
         assert item["name"] in text
         assert item["passes"] in text
+    Path("deeper.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 4}), "utf-8")  # two stages of two chunks
     for item in found["strategies"]:
-        assert "level allocated" in cli.good("opt", "dataflow.rtir", "--passes", item["passes"]).out
+        cli.good(
+            "compile",
+            "--model",
+            "deeper.json",
+            "--plan",
+            "plan.toml",
+            "--strategy",
+            item["name"],
+            "-o",
+            "strategy.rtir",
+        )
+        assert "level allocated" in Path("strategy.rtir").read_text("utf-8")
 
 
 def test_passes_are_listed_with_their_options(cli: Cli) -> None:
