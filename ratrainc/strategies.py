@@ -95,11 +95,15 @@ def _shaped(plan: Plan, schedule: str, model: ModelConfig, machine: Machine) -> 
 
 
 def _in_slices(plan: Plan, model: ModelConfig, machine: Machine) -> Plan:
-    """A plan with slices of even work: 2 to 8, as many as have, together in the sequences of a micro-batch, the rows that make up for their weights."""
+    """A plan with slices of even work: 2 to 8, as many as have, together in the sequences of a micro-batch, the rows that make up for their weights.
+
+    The slices of a micro-batch add to one gradient of a block, which so is whole from the first of them to the last: reduced after each
+    micro-batch it would need its shards beside it, so under ZeRO 2 it is reduced once.
+    """
     rows = weight_bound_rows(machine, Dtype(plan.view_dtype).itemsize)
     count = min(max(2, int(plan.micro_batch_size * plan.seq_len / rows)), _MOST_SLICES)
     lengths = even_work_lengths(model, plan.seq_len, count) if count <= plan.seq_len else (plan.seq_len,)
-    return evolve(plan, slices=lengths)
+    return evolve(plan, slices=lengths, reduce="last" if plan.zero == 2 else plan.reduce)
 
 
 _BULK = "bucket-grad-sync{unit=stage}"

@@ -257,6 +257,18 @@ def test_slices_are_as_many_as_make_up_for_their_weights(sequences: int, seq_len
     assert list(lengths) == sorted(lengths, reverse=True), "later slices attend to more keys"
 
 
+def test_slices_reduce_once_where_each_micro_batch_would_need_shards_beside_the_whole_gradient() -> None:
+    machine = load_machine(None)
+    for state, reduce in (
+        ({"zero": 2, "reduce": "each-micro-batch"}, "last"),
+        ({"zero": 3, "reduce": "each-micro-batch"}, "each-micro-batch"),
+        ({"zero": 1}, "last"),
+    ):
+        plan = make_plan(**SHAPE | {"dp": 2, **state})
+        assert strategy("seq1f1b").adapted(plan, MODEL, machine).reduce == reduce
+    assert strategy("ratrain").adapted(plan, MODEL, machine).reduce == plan.reduce
+
+
 @pytest.mark.parametrize(("said", "agrees"), [("zb-v", True), ("v-half", False)])
 def test_a_placement_with_an_option_agrees_with_the_plan(
     said: str, agrees: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
