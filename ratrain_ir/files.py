@@ -27,6 +27,7 @@ MOST_BYTES: dict[str, int] = {
     "machine file": 16 * MIB,
     "profile": 512 * MIB,
     "tokenizer": 256 * MIB,
+    "generation config": 1 * MIB,
     "index of the weights": 64 * MIB,
     "log": 1024 * MIB,
 }

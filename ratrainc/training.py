@@ -23,7 +23,7 @@ from ratrain.ratrainc.run_profile import write_profile
 from ratrain.ratrainc.run_result import RunResult, curves_of
 from ratrain.ratrainc.signals import StopAsked, ending_in_order, saying_where
 from ratrain.ratrainc.telling import Telling, tell
-from ratrain.ratrainc.training_data import open_data, tokenizer_files
+from ratrain.ratrainc.training_data import companion_files, open_data
 from ratrain.targets.runtime.checkpoint import check_checkpoint_place
 from ratrain.targets.runtime.checkpoint_series import check_no_series
 from ratrain.targets.runtime.positions import RankPhase
@@ -136,7 +136,7 @@ def _prepare(
             processes,
             held_out=held_out,
             utilisation=utilisation,
-            tokenizer=tokenizer_files(data, settings.start),
+            companions=companion_files(data, settings.start),
         )
     return run, threads
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.files import is_regular
 from ratrain.targets.runtime.checkpoint_series import kept_tokenizer
 from ratrain.targets.runtime.data import TEXT_VOCABULARY, TokenStream, builtin_text_tokens, open_tokens
 from ratrain.targets.runtime.evaluation import HeldOut, held_out, split_stream
@@ -32,7 +31,7 @@ def open_data(
     Raises `DiagnosticError` RT002 and RT090 where data or tokenizer cannot be used.
     """
     held_out_of, vocab = evaluation or Evaluation(), program.model.vocab_size
-    tokenizer = partial(_tokenizer, choice.tokenizer, start or Start())
+    tokenizer = partial(_tokenizer, choice.tokenizer, start or Start(), vocab)
     stream = _open(choice.path, choice, held_out_of, tokenizer, vocab)
     if held_out_of.every is None:
         return stream, None
@@ -43,18 +42,28 @@ def open_data(
     return stream, held_out(held, program.plan, held_out_of.batches)
 
 
-def tokenizer_files(choice: DataChoice, start: Start | None = None) -> dict[str, bytes]:
-    """The tokenizer that belongs to the run's model, for its checkpoints: the one named, or that of its weights.
+def companion_files(choice: DataChoice, start: Start | None = None) -> dict[str, bytes]:
+    """The files that belong beside the run's model, for its checkpoints: those beside the weights it starts from.
 
-    Raises `DiagnosticError` RT002 where it cannot be read.
+    Of tokenizers it is the one that was named, of bytes too. Raises `DiagnosticError` RT002 where one
+    cannot be read.
     """
-    from ratrain.targets.runtime.tokenizer import TOKENIZER_FILE, files_of_tokenizer
+    from ratrain.targets.runtime.companions import (
+        byte_tokenizer_files,
+        companions_in,
+        files_of_tokenizer,
+        replaced_companions,
+    )
+    from ratrain.targets.runtime.weights import model_directory
 
-    if choice.tokenizer not in (None, BYTES):
-        return files_of_tokenizer(choice.tokenizer)
     weights = None if start is None else start.weights
-    beside = Path(weights or "") / TOKENIZER_FILE
-    return files_of_tokenizer(str(beside)) if weights is not None and is_regular(beside) else {}
+    directory = None if weights is None else model_directory(weights)
+    beside = {} if directory is None else companions_in(directory)
+    if choice.tokenizer is None:
+        return beside
+    if choice.tokenizer == BYTES:
+        return replaced_companions(beside, byte_tokenizer_files())
+    return replaced_companions(beside, files_of_tokenizer(choice.tokenizer))
 
 
 def _open(
@@ -87,8 +96,12 @@ def _open(
     return tokenized(text, tokenizer, vocab_size=vocab_size)
 
 
-def _tokenizer(named: str | None, start: Start) -> TokenizerChoice | None:
-    """What makes tokens of a text: what was named, or what the run starts from has; None: a byte is a token."""
+def _tokenizer(named: str | None, start: Start, vocab_size: int) -> TokenizerChoice | None:
+    """What makes tokens of a text: what was named, or what the run starts from has; None: a byte is a token.
+
+    Raises `DiagnosticError` RT090 where weights that are no model of bytes come without a tokenizer: somebody has to say what a token is.
+    """
+    from ratrain.targets.runtime.companions import is_byte_tokenizer
     from ratrain.targets.runtime.tokenizer import TokenizerChoice, tokenizer_beside
 
     if named is not None:
@@ -96,5 +109,17 @@ def _tokenizer(named: str | None, start: Start) -> TokenizerChoice | None:
     if start.checkpoint is not None:
         kept = kept_tokenizer(start.checkpoint)
         return None if kept is None else TokenizerChoice(*kept, found="kept in the checkpoint")
-    beside = None if start.weights is None else tokenizer_beside(start.weights)
-    return None if beside is None else TokenizerChoice(beside, beside, found="of the weights")
+    if start.weights is None:
+        return None
+    beside = tokenizer_beside(start.weights)
+    if beside is None and vocab_size != TEXT_VOCABULARY:
+        fail(
+            "RT090",
+            f"the data is text, and '{start.weights}' has no tokenizer.json: what a token was to these weights, of {vocab_size:,} "
+            "tokens, is not known",
+            help="name their tokenizer with --tokenizer TOKENIZER.json, give token numbers (*.bin), or say --tokenizer bytes for one "
+            "token a byte",
+        )
+    return (
+        None if beside is None or is_byte_tokenizer(beside) else TokenizerChoice(beside, beside, found="of the weights")
+    )

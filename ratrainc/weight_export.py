@@ -5,39 +5,51 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.files import is_there, made_directory, replacing, write_lines
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.targets.runtime.checkpoint import MANIFEST_FILE
-from ratrain.targets.runtime.checkpoint_series import latest_tokenizer, latest_weights
-from ratrain.targets.runtime.weights import is_written_here, write_weights
+from ratrain.targets.runtime.checkpoint_series import latest_companions, latest_weights
+from ratrain.targets.runtime.companions import GENERATION_FILE, generation_config
+from ratrain.targets.runtime.weight_files import is_written_here, weight_files, write_weight_files
+from ratrain.targets.runtime.weights import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 
-if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-
-_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
-_SHARDS = "model.safetensors.index.json"
+MOST_SHARD_BYTES = 5 * 10**9
+"""Bytes of tensors in one file unless something else is asked for: what Hugging Face's hub and tools have long taken at once."""
 
 
-def export_weights(checkpoint: str, directory: str) -> ModelConfig:
-    """Write `model.safetensors`, `config.json` and the tokenizer of the run, if it had one, replacing those of an earlier export; the model.
+@frozen
+class Export:
+    """A model that was written, and the names of its files."""
 
-    Raises `DiagnosticError` RT002 (cannot be read or written), RT091 (the directory holds a model that was not written here) and RT092
-    (not a sound checkpoint, or weights would go into one).
+    model: ModelConfig
+    files: tuple[str, ...]
+
+
+def export_weights(checkpoint: str, directory: str, *, most_shard_bytes: int = MOST_SHARD_BYTES) -> Export:
+    """Write weights, `config.json`, `generation_config.json` and the tokenizer of the run as far as they are known.
+
+    Those of an earlier export are replaced. Above `most_shard_bytes` of tensors the weights are several files and an index. Raises
+    `DiagnosticError` RT002 (cannot be read or written), RT091 (the directory holds a model that was not written here) and RT092 (not a
+    sound checkpoint, or weights would go into one).
     """
     model, source = latest_weights(checkpoint)
-    tokenizer = latest_tokenizer(checkpoint)
-    _check_place(directory, [_WEIGHTS, _CONFIG, *tokenizer])
+    companions = latest_companions(checkpoint)
+    generation = generation_config(model)
+    if generation is not None:
+        companions.setdefault(GENERATION_FILE, generation)
+    _check_place(directory, [WEIGHTS_FILE, INDEX_FILE, CONFIG_FILE, *companions])
     folder = made_directory(directory)
-    write_weights(str(folder / _WEIGHTS), model, source)
-    config = json.dumps(hugging_face_config(model), indent=2)
-    write_lines(str(folder / _CONFIG), [config])
-    for name, content in tokenizer.items():
+    written = write_weight_files(folder, model, source, most_shard_bytes)
+    write_lines(str(folder / CONFIG_FILE), [json.dumps(hugging_face_config(model), indent=2)])
+    for name, content in companions.items():
         with replacing(str(folder / name)) as stream:
             stream.write(content)
-    return model
+    return Export(model, (*written, CONFIG_FILE, *companions))
 
 
 def _check_place(directory: str, names: Sequence[str]) -> None:
@@ -49,17 +61,19 @@ def _check_place(directory: str, names: Sequence[str]) -> None:
             f"'{directory}' is a checkpoint: with weights in it, no run could replace it by its next one",
             help="name another directory",
         )
-    link = next((name for name in names if (folder / name).is_symlink()), None)
+    weights = weight_files(folder)
+    link = next((name for name in (*names, *weights) if (folder / name).is_symlink()), None)
     if link is not None:
         fail(
             "RT091",
             f"'{folder / link}' is a link: what it leads to is not replaced by exported weights",
             help="name another directory",
         )
-    other = next((name for name in (*names, _SHARDS) if is_there(folder / name)), None)
-    if other is not None and not is_written_here(str(folder / _WEIGHTS)):
+    theirs = [name for name in weights if not is_written_here(str(folder / name))]
+    others = theirs if weights else [name for name in names if is_there(folder / name)]
+    if others:
         fail(
             "RT091",
-            f"'{directory}' holds a model that 'ratrainc export-weights' did not write ('{other}'): it is not replaced",
+            f"'{directory}' holds a model that 'ratrainc export-weights' did not write ('{others[0]}'): it is not replaced",
             help="name a new or empty directory",
         )

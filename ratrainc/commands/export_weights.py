@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.options import Result, Source, json_option, output_directory
+from ratrain.ratrainc.commands.options import Result, Source, byte_count, json_option, output_directory
 
 _EPILOG = """\b
 Examples:
   ratrainc export-weights run1 -o run1-hf
+  ratrainc export-weights run1 -o run1-hf --max-shard-size 2GB    several files and an index
   python -c "import transformers; transformers.AutoModelForCausalLM.from_pretrained('run1-hf')"
   ratrainc run other.rtx --init run1-hf --steps 100          a new run from these weights
 """
@@ -25,18 +26,30 @@ Examples:
     metavar="DIR",
     help="Directory to write; made if it is not there.",
 )
+@click.option(
+    "--max-shard-size",
+    callback=byte_count,
+    default="5GB",
+    show_default=True,
+    metavar="BYTES",
+    help="The most bytes of tensors in one file: of more there are several and an index.",
+)
 @json_option
-def command(checkpoint: str, output: str, as_json: bool) -> int:
-    """Write the master weights of a checkpoint as a Hugging Face model: config.json and model.safetensors, in f32.
+def command(checkpoint: str, output: str, max_shard_size: int, as_json: bool) -> int:
+    """Write the master weights of a checkpoint, in f32, as a Hugging Face model that transformers loads.
 
+    Beside them stand config.json, generation_config.json and the tokenizer, as far as the run or the weights it began from had them.
     The names and packing are those of the model's family. Optimizer state stays behind; --resume takes the checkpoint itself.
     """
     from ratrain.ratrainc.console import print_json, say
     from ratrain.ratrainc.weight_export import export_weights
 
-    model = export_weights(checkpoint, output)
+    export = export_weights(checkpoint, output, most_shard_bytes=max_shard_size)
+    model = export.model
     if as_json:
-        print_json({"output": output, "model": model.name, "family": model.family, "parameters": model.parameters})
+        facts = {"model": model.name, "family": model.family, "parameters": model.parameters, "files": export.files}
+        print_json({"output": output, **facts})
     else:
         say(f"wrote {output}: {model.name}, {model.family}, {model.parameters:,} parameters in f32")
+        say(f"files: {', '.join(export.files)}")
     return 0

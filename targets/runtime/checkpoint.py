@@ -4,7 +4,7 @@ A checkpoint is a directory of these files:
 
 - `state.safetensors`: in f32, the master weights `p/NAME` and Adam's moments `m1/NAME` and `m2/NAME` of every parameter, by
   Hugging Face name; a tied matrix once.
-- where the run's model has a tokenizer, that one as `tokenizer.json`, and what belongs to it;
+- the companions of the run's model (`companions`): its tokenizer and how text is generated with it, if they are known;
 - `manifest.json`: format and version, the model, the steps done, the loss scale, the updates applied to each block, size and
   SHA-256 of the other files, what the caller recorded about the run, and a SHA-256 of all this.
 
@@ -40,9 +40,9 @@ from ratrain.targets.runtime.checkpoint_places import (
     sync_folder,
     written_beside,
 )
+from ratrain.targets.runtime.companions import COMPANION_FILES
 from ratrain.targets.runtime.locks import Lock, hold, lock_beside
 from ratrain.targets.runtime.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
-from ratrain.targets.runtime.tokenizer import TOKENIZER_FILES
 from ratrain.targets.runtime.weights import WeightSource, block_elements, named_parameters_of
 
 FORMAT = "ratrain-checkpoint"
@@ -50,8 +50,8 @@ VERSION = 1
 
 _STATE_FILE = "state.safetensors"
 MANIFEST_FILE = "manifest.json"
-_FILES = {_STATE_FILE, MANIFEST_FILE, *TOKENIZER_FILES}
-_TOKENIZER = "tokenizer"
+_FILES = {_STATE_FILE, MANIFEST_FILE, *COMPANION_FILES}
+_COMPANIONS = "tokenizer"  # as the entry is called since it held nothing else
 _DIGEST = "manifest_sha256"
 STATE_KINDS = ("p", "m1", "m2")
 _MAX_MANIFEST = 1 << 26  # bytes
@@ -93,9 +93,9 @@ def save_checkpoint(
     model: ModelConfig,
     state: TrainingState,
     manifest: Mapping[str, Any],
-    tokenizer: Mapping[str, bytes] | None = None,
+    companions: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write a checkpoint to `directory`, replacing one that is there; `manifest` (JSON data) and the files of a tokenizer are kept in it.
+    """Write a checkpoint to `directory`, replacing one that is there; `manifest` (JSON data) and the companions of the weights are kept in it.
 
     Blocks are taken from `state.blocks` one after another, so a mapping that fetches them serves too. Whatever happens on
     the way, `directory` is the old checkpoint or the new one; where the system cannot exchange directories it is absent between two
@@ -108,7 +108,7 @@ def save_checkpoint(
             target = Path(os.path.realpath(directory))
             beside = written_beside(target)
             try:
-                _write_files(beside, model, state, manifest, tokenizer or {})
+                _write_files(beside, model, state, manifest, companions or {})
                 move_into_place(beside, target, aside_of(beside))
             except BaseException:
                 shutil.rmtree(beside, ignore_errors=True)
@@ -285,7 +285,7 @@ class HashingStream:
 
 
 def _write_files(
-    folder: Path, model: ModelConfig, state: TrainingState, run: Mapping[str, Any], tokenizer: Mapping[str, bytes]
+    folder: Path, model: ModelConfig, state: TrainingState, run: Mapping[str, Any], companions: Mapping[str, bytes]
 ) -> None:
     """The files of a checkpoint, on the disk when this returns."""
     with (folder / _STATE_FILE).open("xb") as stream:
@@ -295,7 +295,7 @@ def _write_files(
         sync_file(stream)
     files = {_STATE_FILE: {"bytes": hashing.size, "sha256": hashing.sha256.hexdigest()}}
     rest = {"updates": updates, "files": files, "run": dict(run)}
-    write_manifest(folder, VERSION, model, state.step, state.scale, rest, tokenizer)
+    write_manifest(folder, VERSION, model, state.step, state.scale, rest, companions)
 
 
 def write_manifest(
@@ -305,16 +305,16 @@ def write_manifest(
     step: int,
     scale: tuple[float, float],
     rest: Mapping[str, Any],
-    tokenizer: Mapping[str, bytes],
+    companions: Mapping[str, bytes],
 ) -> None:
-    """Add the files of a tokenizer, if any, and seal a folder as a checkpoint, all on the disk when this returns. Raises OSError."""
-    for name, content in tokenizer.items():
+    """Add the companions of the weights and seal a folder as a checkpoint, all on the disk when this returns. Raises OSError."""
+    for name, content in companions.items():
         with (folder / name).open("xb") as stream:
             stream.write(content)
             sync_file(stream)
     entries = {
         name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        for name, content in tokenizer.items()
+        for name, content in companions.items()
     }
     manifest: dict[str, Any] = {
         "format": FORMAT,
@@ -322,7 +322,7 @@ def write_manifest(
         "model": model.to_fields(),
         "step": int(step),
         "scale": [float(value) for value in scale],
-        **({_TOKENIZER: entries} if entries else {}),
+        **({_COMPANIONS: entries} if entries else {}),
         **rest,
     }
     # Keys of other types than text become text in JSON, and the digest is of what will be read.
@@ -440,17 +440,17 @@ def saved_model(directory: str, saved: object) -> ModelConfig:
     return model
 
 
-def kept_tokenizer_files(directory: str, manifest: Mapping[str, Any]) -> list[str]:
-    """The names of the tokenizer's files in a checkpoint, which are as they were written; none where its run had no tokenizer.
+def kept_companions(directory: str, manifest: Mapping[str, Any]) -> list[str]:
+    """The names of the companions of the weights in a checkpoint, which are as they were written.
 
     Raises RT002 (cannot be read) and RT092.
     """
-    entries = manifest.get(_TOKENIZER, {})
-    if not isinstance(entries, dict) or not entries.keys() <= set(TOKENIZER_FILES):
-        contradicts(directory, _TOKENIZER)
+    entries = manifest.get(_COMPANIONS, {})
+    if not isinstance(entries, dict) or not entries.keys() <= set(COMPANION_FILES):
+        contradicts(directory, _COMPANIONS)
     for name, entry in entries.items():
         if not isinstance(entry, dict):
-            contradicts(directory, _TOKENIZER)
+            contradicts(directory, _COMPANIONS)
         check_content(str(Path(directory) / name), entry)
     return list(entries)
 

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity, fail
-from ratrain.ratrain_ir.files import is_directory, is_there, made_directory, read_bytes
+from ratrain.ratrain_ir.files import is_directory, is_there, made_directory
 from ratrain.targets.runtime.checkpoint import (
     MANIFEST_FILE,
     VERSION,
     TrainingState,
     cannot_write,
     checkpoint_weights,
-    kept_tokenizer_files,
+    kept_companions,
     left_checkpoints,
     load_checkpoint,
     read_manifest,
@@ -41,7 +41,8 @@ from ratrain.targets.runtime.checkpoint_shards import (
     shard_weights,
     write_shard,
 )
-from ratrain.targets.runtime.tokenizer import TOKENIZER_FILE
+from ratrain.targets.runtime.companions import TOKENIZER_FILE, byte_tokenizer_files, read_companion
+from ratrain.targets.runtime.data import BYTE, TEXT_VOCABULARY
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -139,7 +140,7 @@ class CheckpointSeries:
         engine: ProgramEngine,
         step: int,
         run: dict[str, Any],
-        tokenizer: Mapping[str, bytes] | None = None,
+        companions: Mapping[str, bytes] | None = None,
     ) -> str:
         """Write the state after `step` steps, and remove checkpoints that are no longer kept; its directory.
 
@@ -156,7 +157,7 @@ class CheckpointSeries:
 
             def commit() -> None:
                 try:
-                    seal_shards(folder, model, step, scale, files, run, tokenizer)
+                    seal_shards(folder, model, step, scale, files, run, companions)
                     # One of the same step may be there: it was damaged, or is the one this run went on from.
                     aside = target.with_name(f"{_REPLACED}{target.name}")
                     move_into_place(folder, target, aside)
@@ -233,8 +234,8 @@ class Loaded:
     """directories of those newer ones"""
     inert: Mapping[str, object] = field(factory=dict)
     """keys of its model's `config.json` that change nothing here"""
-    tokenizer: Mapping[str, bytes] = field(factory=dict)
-    """files of its model's tokenizer"""
+    companions: Mapping[str, bytes] = field(factory=dict)
+    """files that stand beside its model's weights"""
 
 
 def load_latest(directory: str, model: ModelConfig, processes: Processes) -> Loaded:
@@ -282,9 +283,9 @@ def _load(directory: str, model: ModelConfig, processes: Processes) -> Loaded:
 
     state, run = processes.together(load)
     manifest = read_manifest(directory, (VERSION, SHARDED_VERSION))
-    tokenizer = processes.together(lambda: _tokenizer_of(directory, manifest))
+    companions = processes.together(lambda: _companions_of(directory, manifest))
     inert = saved_model(directory, manifest.get("model")).inert
-    return Loaded(directory, state, run, [], inert=inert, tokenizer=tokenizer)
+    return Loaded(directory, state, run, [], inert=inert, companions=companions)
 
 
 def latest_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
@@ -296,17 +297,22 @@ def latest_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
     return checkpoint_weights(place) if manifest["version"] == VERSION else shard_weights(place)
 
 
-def latest_tokenizer(directory: str) -> dict[str, bytes]:
-    """The files of the tokenizer that the checkpoint keeps whose weights `latest_weights` gives; empty where there is none.
+def latest_companions(directory: str) -> dict[str, bytes]:
+    """The companions of the weights that `latest_weights` gives; a run whose tokens were bytes has a tokenizer of these.
 
     Raises RT002 (cannot be read) and RT092.
     """
-    return _tokenizer_of(*_latest(directory))
+    place, manifest = _latest(directory)
+    companions = _companions_of(place, manifest)
+    reads_bytes = facts_of(manifest.get("run")).get("token") == BYTE
+    if reads_bytes and TOKENIZER_FILE not in companions:
+        holds_bytes = saved_model(place, manifest.get("model")).vocab_size >= TEXT_VOCABULARY
+        return {**companions, **byte_tokenizer_files()} if holds_bytes else companions
+    return companions
 
 
-def _tokenizer_of(place: str, manifest: Mapping[str, Any]) -> dict[str, bytes]:
-    names = kept_tokenizer_files(place, manifest)
-    return {name: read_bytes(str(Path(place) / name), "tokenizer") for name in names}
+def _companions_of(place: str, manifest: Mapping[str, Any]) -> dict[str, bytes]:
+    return {name: read_companion(Path(place), name) for name in kept_companions(place, manifest)}
 
 
 def kept_tokenizer(directory: str) -> tuple[str, str] | None:
@@ -317,7 +323,7 @@ def kept_tokenizer(directory: str) -> tuple[str, str] | None:
     try:
         place, manifest = _latest(directory)
         name = facts_of(manifest.get("run")).get("tokenizer")
-        kept = kept_tokenizer_files(place, manifest)
+        kept = kept_companions(place, manifest)
     except DiagnosticError:
         return None
     return (str(Path(place) / TOKENIZER_FILE), name) if isinstance(name, str) and TOKENIZER_FILE in kept else None

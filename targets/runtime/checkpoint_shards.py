@@ -104,7 +104,7 @@ def seal_shards(
     scale: tuple[float, float],
     files: list[ShardFile],
     run: Mapping[str, Any],
-    tokenizer: Mapping[str, bytes] | None = None,
+    companions: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write the manifest that makes a checkpoint of the files of a folder. Raises OSError."""
     entries = {
@@ -117,7 +117,7 @@ def seal_shards(
     }
     updates = {piece.block: piece.updates for file in files for piece in file.pieces}
     rest = {"updates": updates, "files": entries, "run": dict(run)}
-    write_manifest(folder, SHARDED_VERSION, model, step, scale, rest, tokenizer or {})
+    write_manifest(folder, SHARDED_VERSION, model, step, scale, rest, companions or {})
 
 
 def load_shards(

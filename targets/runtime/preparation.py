@@ -23,6 +23,7 @@ from ratrain.targets.runtime.checkpoint_series import (
     check_no_series,
     load_latest,
 )
+from ratrain.targets.runtime.companions import replaced_companions
 from ratrain.targets.runtime.data import Batches, TokenStream
 from ratrain.targets.runtime.manifest import data_differences, differences, run_manifest, scale_that_starts_anew
 from ratrain.targets.runtime.positions import RunFolder
@@ -49,17 +50,18 @@ def prepare(
     *,
     held_out: HeldOut | None = None,
     utilisation: Utilisation | None = None,
-    tokenizer: Mapping[str, bytes] | None = None,
+    companions: Mapping[str, bytes] | None = None,
 ) -> TrainingRun:
     """An engine with its state filled: from a checkpoint, from weights, or at random.
 
-    `processes` are those of the run; None: this one alone. `tokenizer` has the files of the model's, if there is one. Places that are
-    written are locked until the run is closed. Raises `DiagnosticError` when data, weights or checkpoint do not fit the program, or another
-    run writes to the same place.
+    `processes` are those of the run; None: this one alone. `companions` are the files that stand beside the weights, as far as they are
+    known: they replace those of a checkpoint. Places that are written are locked until the run is closed. Raises `DiagnosticError` when
+    data, weights or checkpoint do not fit the program, or another run writes to the same place.
     """
     with ExitStack() as places:
         run = _begun(program, stream, settings, kernels, processes or Processes(), places)
-        run.held_out, run.utilisation, run.tokenizer = held_out, utilisation, tokenizer or run.tokenizer
+        run.held_out, run.utilisation = held_out, utilisation
+        run.companions = replaced_companions(run.companions, companions or {})
         run.places.push(places.pop_all())
     return run
 
@@ -103,7 +105,7 @@ def _begun(
         engine.watch_memory(poison=execution.poison)
     run = TrainingRun(program, settings, engine, stream, first_step, warnings, processes, series)
     if loaded is not None:
-        run.tokenizer = loaded.tokenizer
+        run.companions = loaded.companions
     place = settings.watch.folder or (str(Path(series.directory) / RUN_FOLDER) if series else None)
     if place is None and processes.count > 1:
         place = processes.exchange(tempfile.mkdtemp(prefix="ratrain-") if processes.number == 0 else "")[0]

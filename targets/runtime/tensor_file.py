@@ -30,10 +30,11 @@ FLOAT_TYPES = ("F32", "F16", "BF16")
 _MAX_HEADER = 100_000_000  # bytes: the limit of the format's own library
 _ALIGNMENT = 8  # bytes: where the tensors start in a file that is written here
 _LENGTH_BYTES = 8
+F32_BYTES = 4
 _ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U32", "I32", "F32"), F32_BYTES),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
 
@@ -118,7 +119,7 @@ def write_tensors(
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     at = 0
     for name, shape in shapes.items():
-        end = at + prod(shape) * _ITEM_BYTES["F32"]
+        end = at + prod(shape) * F32_BYTES
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()

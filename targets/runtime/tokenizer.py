@@ -11,17 +11,16 @@ import numpy as np
 from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.files import is_regular, is_there, read_bytes, read_text
+from ratrain.ratrain_ir.files import is_there, read_text
+from ratrain.targets.runtime.companions import TOKENIZER_FILE
 from ratrain.targets.runtime.data import TokenStream, checked_stream
+from ratrain.targets.runtime.weights import model_directory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ratrain.targets.runtime.data import Tokens
 
-TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json")
-"""What belongs to a tokenizer in a model's directory; a checkpoint keeps it, and weights are exported with it."""
 _OTHER_FORMATS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "merges.txt")
 
 _PIECE = 1 << 20  # bytes of text that are tokenised on their own
@@ -40,34 +39,26 @@ class TokenizerChoice:
 
 
 def tokenizer_beside(weights: str) -> str | None:
-    """The tokenizer.json of a directory with weights; None where it has none, or where this is a single file.
+    """The tokenizer.json of the model that weights are of; None where there is none.
 
     Raises RT002 where that cannot be told, and RT090 where the directory has a tokenizer that is not read here: to go on with bytes
     would train on other tokens.
     """
-    folder = Path(weights)
+    directory = model_directory(weights)
+    if directory is None:
+        return None
+    folder = Path(directory)
     if is_there(folder / TOKENIZER_FILE):
         return str(folder / TOKENIZER_FILE)
     other = next((name for name in _OTHER_FORMATS if is_there(folder / name)), None)
     if other is not None:
         fail(
             "RT090",
-            f"'{weights}' has a tokenizer in a format that is not read here ({other}), and no {TOKENIZER_FILE}",
+            f"'{directory}' has a tokenizer in a format that is not read here ({other}), and no {TOKENIZER_FILE}",
             help=f"convert it ('transformers' saves a {TOKENIZER_FILE}) and name it with --tokenizer, give token numbers "
             "(*.bin), or say --tokenizer bytes for one token a byte",
         )
     return None
-
-
-def files_of_tokenizer(path: str) -> dict[str, bytes]:
-    """The content of a tokenizer.json, and of what belongs to it, by the names they have in a model's directory.
-
-    Raises RT002 where one of them cannot be read.
-    """
-    place = Path(path)
-    beside = TOKENIZER_FILES[1:] if place.name == TOKENIZER_FILE else ()
-    files = {name: place.with_name(name) for name in beside if is_regular(place.with_name(name))}
-    return {name: read_bytes(str(file), "tokenizer") for name, file in {TOKENIZER_FILE: place, **files}.items()}
 
 
 def tokenized(text: TokenStream, tokenizer: TokenizerChoice, *, vocab_size: int) -> TokenStream:

@@ -111,8 +111,8 @@ class TrainingRun:
     held_out: HeldOut | None = None
     """what is evaluated on"""
     utilisation: Utilisation | None = None
-    tokenizer: Mapping[str, bytes] = field(factory=dict)
-    """Files of the model's tokenizer, which checkpoints keep."""
+    companions: Mapping[str, bytes] = field(factory=dict)
+    """Files that stand beside the model's weights, which checkpoints keep."""
     saved_step: int | None = None
     """Steps done when a checkpoint of the series was last written."""
     saved_to: str = ""
@@ -182,7 +182,7 @@ class TrainingRun:
             self.engine.enter(RankPhase.SAVING, self.steps_done - 1)
             self._saving = _Save.begun(self.steps_done, directory)
             state = training_state(self.engine, self.steps_done)
-            save_checkpoint(directory, self.program.model, state, self.manifest(), self.tokenizer)
+            save_checkpoint(directory, self.program.model, state, self.manifest(), self.companions)
         return directory
 
     def newest_saved(self) -> tuple[int, str] | None:
@@ -223,7 +223,7 @@ class TrainingRun:
         if self.saved_step != self.steps_done:
             self.engine.enter(RankPhase.SAVING, self.steps_done - 1)
             self._saving = _Save.begun(self.steps_done, series.place_of(self.steps_done))
-            self.saved_to = series.save(self.processes, self.engine, self.steps_done, self.manifest(), self.tokenizer)
+            self.saved_to = series.save(self.processes, self.engine, self.steps_done, self.manifest(), self.companions)
             self.saved_step = self.steps_done
         return self.saved_to
 

@@ -1,4 +1,4 @@
-"""Weights: drawn at random, read from and written to Hugging Face files, and laid out flat as blocks hold them.
+"""Weights: drawn at random, read from Hugging Face files, and laid out flat as blocks hold them.
 
 A `WeightSource` gives one parameter at a time by its Hugging Face name, so that no more than one is in memory beside the
 flat tensors it goes to. Files hold some parameters in another form than blocks do: query, key and value of a Baichuan
@@ -11,18 +11,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
-from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.blocks import Block, Parameter, block_chain, flat_elements, parameters
 from ratrain.ratrain_ir.diagnostics import Diagnostic, Diagnostics, Severity, fail
-from ratrain.ratrain_ir.files import is_directory, is_there, read_text, replacing
+from ratrain.ratrain_ir.files import is_directory, is_there, read_text
 from ratrain.ratrain_ir.frontend.hf_keys import keys_of
 from ratrain.ratrain_ir.frontend.model_config import load_model
 from ratrain.ratrain_ir.frontend.text import shown
@@ -30,9 +29,7 @@ from ratrain.targets.runtime.tensor_file import (
     FLOAT_TYPES,
     Float32,
     StoredTensor,
-    metadata_of,
     open_tensors,
-    write_tensors,
 )
 
 if TYPE_CHECKING:
@@ -42,13 +39,14 @@ if TYPE_CHECKING:
 WeightSource = Callable[[str], Float32]
 """From the Hugging Face name of a parameter, as `blocks.parameters` has it, to its values in f32, in its shape."""
 
-_CONFIG = "config.json"
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_METADATA = {"format": "pt", "written_by": "ratrain"}
-"""Of the files that are written here. Readers of this format in PyTorch programs ask for the first entry, and none for the other."""
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+"""All weights in a model's directory."""
+INDEX_FILE = "model.safetensors.index.json"
+"""Which file of the directory holds which of them, where there are several."""
 _WEIGHTS_KEY = 1  # keeps the random numbers of the weights apart from those of the data order
 _RESIDUAL = ("o_proj", "down_proj")  # the matrices that write to the residual stream, 2 in each layer
+_SCALED_BY_DEPTH = {"gpt2"}  # families whose classes in `transformers` draw those narrower the deeper the model is
 _HEAD = "lm_head.weight"
 _IGNORED = {"gpt2": (".attn.bias", ".attn.masked_bias")}  # the causal mask, which files of that class carry
 _IGNORED_ELSEWHERE = ("rotary_emb.inv_freq",)  # a table that old files carry; it follows from rope_theta
@@ -114,13 +112,15 @@ def stored_layout(model: ModelConfig) -> dict[str, Stored]:
 
 
 def random_weights(model: ModelConfig, seed: int) -> WeightSource:
-    """Initial weights: matrices normal with the deviation of the model's `initializer_range`, norms 1, biases 0.
+    """Initial weights, distributed as the family's class in `transformers` draws them.
 
-    The matrices that write to the residual stream have that deviation / sqrt(2 * layers), so that its variance does not
-    grow with depth (GPT-2, section 2.3). A parameter depends on `seed` and its name only, not on the plan.
+    Matrices are normal with the deviation of the model's `initializer_range`, norms 1, biases 0. In GPT-2 the matrices that write to the
+    residual stream have that deviation / sqrt(2 * layers), so that its variance does not grow with depth (its paper, section 2.3). A
+    parameter depends on `seed` and its name only, not on the plan.
     """
     known = named_parameters(model)
     deviation = model.initializer_range
+    residual = deviation / math.sqrt(2 * model.layers) if model.family in _SCALED_BY_DEPTH else deviation
 
     def source(name: str) -> Float32:
         parameter = known[name]
@@ -131,7 +131,7 @@ def random_weights(model: ModelConfig, seed: int) -> WeightSource:
         words = np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), "<u4")
         seeds = np.random.SeedSequence(seed, spawn_key=(_WEIGHTS_KEY, *(int(word) for word in words)))
         values = np.random.Generator(np.random.PCG64(seeds)).standard_normal(parameter.shape, np.float32)
-        values *= np.float32(deviation / math.sqrt(2 * model.layers) if parameter.weight in _RESIDUAL else deviation)
+        values *= np.float32(residual if parameter.weight in _RESIDUAL else deviation)
         return values
 
     return source
@@ -163,57 +163,45 @@ def read_weights(path: str, model: ModelConfig) -> WeightSource:
     return source
 
 
+def model_directory(path: str) -> str | None:
+    """The directory of a Hugging Face model that weights are in: the path itself, or that of a file `model.safetensors`; else None.
+
+    Raises RT002 where that cannot be told.
+    """
+    if is_directory(path):
+        return path
+    place = Path(path)
+    return str(place.parent) if place.name == WEIGHTS_FILE else None
+
+
 def check_config_beside(path: str, model: ModelConfig) -> tuple[Mapping[str, object], list[Diagnostic]]:
     """Hold the `config.json` of a directory with weights against the model that is to compute with them.
 
     Shapes alone do not tell: a model of another rotary base, window, norm epsilon or number of heads takes the same tensors and computes
-    another thing. Gives the file's inert keys, and a warning where a directory has no such file; a single file of weights says nothing
-    of its model. Raises RT091 for every field that differs, and RT060, RT061 and RT062 where the file is not that of a supported model.
+    another thing. Gives the file's inert keys, and a warning where a directory has no such file; a file of weights of a name of its own
+    says nothing of its model. Raises RT091 for every field that differs, and RT060, RT061 and RT062 where the file is not that of a
+    supported model.
     """
-    folder = Path(path)
-    try:
-        is_single = not folder.is_dir()
-        is_there = not is_single and (folder / _CONFIG).exists()
-    except (OSError, ValueError):
-        return {}, []  # `read_weights` says what is wrong
-    if is_single:
+    directory = model_directory(path)
+    if directory is None:
         return {}, []
-    if not is_there:
-        text = f"'{path}' has no {_CONFIG}: rotary base, window, norm epsilon and heads of these weights are taken to be the program's"
+    config_file = Path(directory) / CONFIG_FILE
+    if not is_there(config_file):
+        if directory != path:
+            return {}, []
+        text = f"'{path}' has no {CONFIG_FILE}: rotary base, window, norm epsilon and heads of these weights are taken to be the program's"
         return {}, [Diagnostic("RT091", text, severity=Severity.WARNING)]
-    config = load_model(str(folder / _CONFIG))
+    config = load_model(str(config_file))
     report = Diagnostics()
     for name, have, want in config.differences(model):
         key = keys_of(model.family).renamed.get(name, (name,))[0]
         report.error(
             "RT091",
-            f"'{folder / _CONFIG}': these weights are of a model with {key} = {shown(have)}, the program's has {shown(want)}",
-            help=f"compile the program with --model {path}",
+            f"'{config_file}': these weights are of a model with {key} = {shown(have)}, the program's has {shown(want)}",
+            help=f"compile the program with --model {directory}",
         )
     report.check()
     return config.inert, []
-
-
-def write_weights(path: str, model: ModelConfig, source: WeightSource) -> None:
-    """Write all parameters of a model, each asked for once, as one f32 safetensors file.
-
-    The names and packing are those of the model's family, as `read_weights` takes them. The file appears when it is whole.
-    Raises RT002 where it cannot be written.
-    """
-    layout = stored_layout(model)
-
-    def tensors() -> Iterator[NDArray[Any]]:
-        for held in layout.values():
-            yield held.joined([source(part.name) for part in held.parts])
-
-    shapes = {name: held.shape for name, held in layout.items()}
-    with replacing(path) as stream:
-        write_tensors(stream, shapes, tensors(), _METADATA)
-
-
-def is_written_here(path: str) -> bool:
-    """Whether `write_weights` wrote a file, which a new one may replace."""
-    return metadata_of(path) == _METADATA
 
 
 def block_elements(model: ModelConfig, block: Block) -> int:
@@ -243,12 +231,12 @@ def _open_weights(path: str) -> dict[str, StoredTensor]:
     folder = Path(path)
     if not is_directory(path):
         return open_tensors(path, "RT091")
-    if is_there(folder / _SINGLE):
-        return open_tensors(str(folder / _SINGLE), "RT091")
-    if not is_there(folder / _INDEX):
+    if is_there(folder / WEIGHTS_FILE):
+        return open_tensors(str(folder / WEIGHTS_FILE), "RT091")
+    if not is_there(folder / INDEX_FILE):
         fail(
             "RT091",
-            f"the directory '{path}' holds no weights: neither {_SINGLE} nor {_INDEX}",
+            f"the directory '{path}' holds no weights: neither {WEIGHTS_FILE} nor {INDEX_FILE}",
             help="weights in PyTorch pickles (*.bin) have to be converted to safetensors first",
         )
     return _open_shards(folder)
@@ -263,7 +251,7 @@ def _named_as_exported(model: ModelConfig, stored: dict[str, StoredTensor]) -> d
 
 def _open_shards(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of all files that an index names; index and files agree on what is where."""
-    weight_map = _read_index(str(folder / _INDEX))
+    weight_map = _read_index(str(folder / INDEX_FILE))
     report = Diagnostics()
     stored: dict[str, StoredTensor] = {}
     for file in sorted(set(weight_map.values())):

@@ -23,7 +23,8 @@ from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.planner.requests import planning_request
 from ratrain.targets.runtime.data import Batches
 from ratrain.targets.runtime.state import training_state
-from ratrain.targets.runtime.weights import named_parameters, named_parameters_of, write_weights
+from ratrain.targets.runtime.weight_files import write_weights
+from ratrain.targets.runtime.weights import named_parameters, named_parameters_of
 from tests.end_to_end.tiny_runs import (
     OPTIMIZER,
     losses,

@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.run_choices import DataChoice
-from ratrain.ratrainc.training_data import BYTES, open_data, tokenizer_files
+from ratrain.ratrainc.training_data import BYTES, companion_files, open_data
 from ratrain.ratrainc.weight_export import export_weights
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.checkpoint import MANIFEST_FILE, manifest_digest
@@ -100,9 +100,17 @@ def test_weights_of_a_model_that_computes_the_same_serve(name: str, tmp_path: Pa
     assert not run.warnings
 
 
+@pytest.mark.parametrize("named", ["the directory", "its file"])
+def test_a_base_of_100_does_not_run_in_a_program_of_10_000(named: str, tmp_path: Path) -> None:
+    weights = folder_of(MODEL, evolve(MODEL, rope_theta=100.0), tmp_path)
+    with pytest.raises(DiagnosticError, match=r"RT091.*rope_theta = 100.0, the program's has 10000.0\n.*--model"):
+        start(make_program(), 1, init=weights if named == "the directory" else f"{weights}/model.safetensors")
+
+
 def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
     weights = Path(folder_of(MODEL, MODEL, tmp_path))
-    assert not start(make_program(), 1, init=str(weights / "model.safetensors")).warnings
+    (weights / "model.safetensors").with_name("alone.safetensors").hardlink_to(weights / "model.safetensors")
+    assert not start(make_program(evolve(MODEL, rope_theta=5e5)), 1, init=str(weights / "alone.safetensors")).warnings
     (weights / "config.json").unlink()
     (warning,) = start(make_program(), 1, init=str(weights)).warnings
     assert (warning.code, warning.severity) == ("RT091", Severity.WARNING)
@@ -188,8 +196,8 @@ def begun(choice: Choice, **words: Any) -> TrainingRun:
     data, evaluation = choice if isinstance(choice, tuple) else (choice, Evaluation())
     settings = evolve(run_settings(1, kernels="reference", **words), evaluation=evaluation)
     stream, held = open_data(program, data, settings.evaluation, settings.start)
-    files = tokenizer_files(data, settings.start)
-    return prepare(program, stream, settings, kernel_set("reference"), held_out=held, tokenizer=files)
+    files = companion_files(data, settings.start)
+    return prepare(program, stream, settings, kernel_set("reference"), held_out=held, companions=files)
 
 
 def ran(choice: Choice, **settings: Any) -> TrainingRun:
@@ -227,7 +235,10 @@ def test_a_checkpoint_knows_the_tokenizer_of_its_run(place: Path) -> None:
     """It is found with the weights, kept in the checkpoint when those are gone, and exported with the trained ones."""
     book, checkpoint = DataChoice(str(place / "book.txt")), str(place / "checkpoint")
     train(wide_program(), 1, save=str(place / "first"))
-    export_weights(str(place / "first"), str(place / "model1"))
+    export_weights(str(place / "first"), str(place / "weights"))
+    (place / "weights" / "model.safetensors").rename(place / "model1" / "model.safetensors")
+    (place / "weights" / "config.json").rename(place / "model1" / "config.json")
+    (place / "model1" / "generation_config.json").write_text('{"eos_token_id": 7}')
     run = ran(book, init=str(place / "model1"), save=checkpoint, save_every=1)
     assert f"{place}/model1/tokenizer.json" in run.stream.token
     (place / "model1" / "tokenizer.json").unlink()
@@ -238,6 +249,7 @@ def test_a_checkpoint_knows_the_tokenizer_of_its_run(place: Path) -> None:
     export_weights(checkpoint, str(place / "exported"))
     assert json.loads((place / "exported" / "tokenizer.json").read_text()) == {"number": 1}
     assert (place / "exported" / "tokenizer_config.json").read_text() == "{}"
+    assert (place / "exported" / "generation_config.json").read_text() == '{"eos_token_id": 7}'
     (newest, _) = (folder for _, folder in saved_steps(checkpoint))
     (Path(newest) / "tokenizer.json").write_text('{"number": 2}')
     with pytest.raises(DiagnosticError, match=r"RT092.*changed or damaged"):
@@ -251,8 +263,14 @@ def test_bytes_are_taken_where_they_are_asked_for_or_nothing_else_is_there(place
     def token(weights: str | None = None, **keys: Any) -> str:
         return open_data(program, evolve(book, **keys), start=Start(weights))[0].token
 
-    assert token() == token(weights=str(place)) == token(weights=weights, tokenizer=BYTES) == "a byte"
+    assert token() == token(weights=weights, tokenizer=BYTES) == token(weights=str(place), tokenizer=BYTES) == "a byte"
     assert token(weights=weights) != "a byte"
+    for alone in str(place), str(place / "w.safetensors"):
+        for text in book.path, None:
+            with pytest.raises(DiagnosticError, match=r"RT090.*of 300 tokens.*\n.*--tokenizer bytes"):
+                token(weights=alone, path=text)
+        assert token(weights=alone, path=str(place / "narrow.bin")) == "a uint16 number"
+    assert token(weights=f"{weights}/model.safetensors") == token(weights=weights)
     (place / "model1" / "tokenizer.json").rename(place / "model1" / "tokenizer.model")
     with pytest.raises(DiagnosticError, match=r"RT090.*not read here \(tokenizer.model\)"):
         token(weights=weights)

@@ -51,7 +51,7 @@ def test_every_family_travels(tmp_path: Path, name: str):
     model = MODELS[name]
     checkpoint, folder = tmp_path / "checkpoint", tmp_path / model.name
     train(make_program(model, zero=2, reduce="each-micro-batch"), 2, save=str(checkpoint))
-    assert export_weights(str(checkpoint), str(folder)) == model
+    assert export_weights(str(checkpoint), str(folder)).model == model
     assert load_model(str(folder)) == model
     saved = load_file(checkpoint / "state.safetensors")
     source = read_weights(str(folder), model)

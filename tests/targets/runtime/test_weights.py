@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.targets.runtime import weights
 from ratrain.targets.runtime.tensor_file import open_tensors
+from ratrain.targets.runtime.weight_files import write_weights
 from ratrain.targets.runtime.weights import (
     block_elements,
     flat_master,
@@ -26,7 +27,6 @@ from ratrain.targets.runtime.weights import (
     random_weights,
     read_weights,
     stored_layout,
-    write_weights,
 )
 
 LLAMA = ModelConfig("tiny", "llama", 96, 32, 2, 4, 2, 8, 40, 1e-5)
@@ -140,22 +140,22 @@ class TestRandom:
             else:
                 assert len(np.unique(values)) > 0.9 * values.size
 
-    def test_deviations(self):
-        """64 * 512 samples: the deviation of the sample is within 5 of its standard errors, which are 1/256 of it."""
-        model = evolve(LLAMA, hidden_size=64, ffn_size=512, vocab_size=512, layers=8)
-        source = random_weights(model, 1)
-        for name, deviation in (
-            ("model.embed_tokens.weight", 0.02),
-            ("lm_head.weight", 0.02),
-            ("model.layers.7.mlp.gate_proj.weight", 0.02),
-            ("model.layers.7.mlp.down_proj.weight", 0.02 / 4),
-        ):
+    @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+    def test_deviations(self, model):
+        """64 * 512 samples: the deviation of the sample is within 5 of its standard errors, which are 1/256 of it.
+
+        Of the classes of these families in `transformers`, GPT-2's alone draws what writes to the residual stream narrower.
+        """
+        wide = evolve(model, hidden_size=512, heads=4, kv_heads=4, head_dim=16, ffn_size=64, vocab_size=64, layers=8)
+        source = random_weights(wide, 1)
+        for name, parameter in named_parameters(wide).items():
+            if parameter.elements != 64 * 512:
+                continue
+            is_residual = parameter.weight in {"o_proj", "down_proj"}
+            deviation = 0.02 / 4 if model.family == "gpt2" and is_residual else 0.02
             values = source(name).astype(np.float64)
-            assert values.size == 64 * 512
-            assert abs(values.std() / deviation - 1) < 5 / 256
-            assert abs(values.mean()) < 5 * deviation / 181
-        residual = source("model.layers.0.self_attn.o_proj.weight")
-        assert residual.std() < 0.01
+            assert abs(values.std() / deviation - 1) < 5 / 256, name
+            assert abs(values.mean()) < 5 * deviation / 181, name
 
     def test_function_of_seed_and_name(self):
         name, other = "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"
