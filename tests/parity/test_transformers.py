@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 from attrs import evolve
 
+from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, load_model
 from ratrain.ratrainc.weight_export import export_weights
 from ratrain.targets.runtime.data import Batches
+from ratrain.targets.runtime.weights import named_parameters, random_weights, read_weights
 from tests.end_to_end.tiny_runs import MODEL, make_program, make_stream, start, train
 from tests.end_to_end.toys import GPT2
 from tests.parity.harness import show
@@ -103,3 +106,50 @@ def test_a_model_of_transformers_starts_a_run(name: str, tmp_path: Path) -> None
     expected = loss_of(loaded(second), config, 0)
     show(f"{name}: transformers {expected:.7f}, here {only.report.loss:.7f}")
     assert abs(only.report.loss - expected) <= F32_LOSS * expected
+
+
+FAMILIES = {
+    model.family: evolve(model, vocab_size=260) for model in (GPT2, MODELS["qwen2"], MODELS["mistral-window"], MODEL)
+}
+TEXT = "naïve 狐 fox\n\n  x\x00\x7f"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_that_a_user_needs_is_exported(family: str, tmp_path: Path) -> None:
+    """Weights in several files, the token numbers, and a tokenizer whose tokens are the bytes that the run was trained on."""
+    import torch
+    import transformers
+
+    lengths = {} if family == "gpt2" else {"max_position_embeddings": 77}
+    config = evolve(FAMILIES[family], inert={"bos_token_id": 3, "eos_token_id": [7, 8], **lengths})
+    train(program_of(config), 1, save=str(tmp_path / "checkpoint"))
+    export_weights(str(tmp_path / "checkpoint"), str(tmp_path / "exported"), most_shard_bytes=20_000)
+    assert len(list((tmp_path / "exported").glob("model-*.safetensors"))) > 2
+    model = loaded(tmp_path / "exported")
+    assert model.config.dtype == torch.float32
+    assert (model.generation_config.bos_token_id, model.generation_config.eos_token_id) == (3, [7, 8])
+    assert all(getattr(model.config, key) == value for key, value in lengths.items())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported", local_files_only=True)
+    numbers = tokenizer(TEXT)["input_ids"]
+    assert numbers == list(TEXT.encode())
+    assert tokenizer.decode(numbers) == TEXT
+    (only,) = start(program_of(config), 1, order="sequential", init=str(tmp_path / "exported")).steps()
+    assert abs(only.report.loss - loss_of(model, config, 0)) <= F32_LOSS * only.report.loss
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_initial_weights_have_the_deviations_of_the_family(family: str, tmp_path: Path) -> None:
+    """Two samples of one distribution: their deviations differ by few of their standard errors, their means too."""
+    import transformers
+
+    sizes = {"hidden_size": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn_size": 96, "layers": 6}
+    model = evolve(FAMILIES[family], **sizes, initializer_range=0.05)
+    (tmp_path / "config.json").write_text(json.dumps(hugging_face_config(model)))
+    theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
+    theirs.save_pretrained(tmp_path)
+    drawn, read = random_weights(model, 1), read_weights(str(tmp_path), model)
+    for name, parameter in named_parameters(model).items():
+        one, other = (source(name).astype(np.float64) for source in (drawn, read))
+        error = 1 / np.sqrt(parameter.elements)
+        assert abs(one.std() - other.std()) <= 5 * error * other.std(), name
+        assert abs(one.mean() - other.mean()) <= 8 * error * other.std(), name

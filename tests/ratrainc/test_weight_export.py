@@ -20,9 +20,13 @@ from ratrain.ratrain_ir.frontend.model_config import ModelConfig, load_model, pa
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.run_choices import DataChoice
+from ratrain.ratrainc.training_data import open_data
 from ratrain.ratrainc.weight_export import export_weights
 from ratrain.targets.program.rtx import read_program, write_program
-from ratrain.targets.runtime.weights import read_weights
+from ratrain.targets.runtime import weight_files
+from ratrain.targets.runtime.settings import Start
+from ratrain.targets.runtime.weights import named_parameters, read_weights
 from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program, train
 from tests.end_to_end.toys import GPT2
 
@@ -160,6 +164,113 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["export-weights", str(tmp_path / "none"), "-o", str(tmp_path / "c")]) == 1
     assert "RT002" in capsys.readouterr().err
     assert not (tmp_path / "c").exists()
+
+
+SHARD = 4096
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {entry.name: entry.read_bytes() for entry in folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt2", "baichuan-alibi"])
+def test_weights_above_a_size_are_several_files(tmp_path: Path, name: str):
+    model, place = MODELS[name], str(tmp_path / "checkpoint")
+    train(make_program(model), 1, save=place)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    export_weights(place, str(whole))
+    files = export_weights(place, str(cut), most_shard_bytes=SHARD).files
+    assert sorted(files) == sorted(contents(cut))
+    stored, index = (
+        load_file(whole / "model.safetensors"),
+        json.loads((cut / "model.safetensors.index.json").read_text()),
+    )
+    shards = sorted(set(index["weight_map"].values()))
+    assert len(shards) > 3
+    assert shards == [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    held = {file: load_file(cut / file) for file in shards}
+    assert {tensor: file for file in shards for tensor in held[file]} == index["weight_map"]
+    for file, tensors in held.items():
+        assert sum(tensor.nbytes for tensor in tensors.values()) <= SHARD or len(tensors) == 1
+        assert all(np.array_equal(tensor, stored[key]) for key, tensor in tensors.items()), file
+    assert sum(map(len, held.values())) == len(stored)
+    assert index["metadata"] == {
+        "total_parameters": model.parameters,
+        "total_size": sum(tensor.nbytes for tensor in stored.values()),
+    }
+    sources = [read_weights(str(folder), model) for folder in (whole, cut)]
+    for parameter in named_parameters(model):
+        assert np.array_equal(sources[0](parameter), sources[1](parameter))
+
+
+def test_an_export_replaces_one_of_other_files(tmp_path: Path):
+    place, folder = str(tmp_path / "checkpoint"), tmp_path / "exported"
+    train(make_program(), 1, save=place)
+    exports = {}
+    for size in (10**9, SHARD, 3 * SHARD):
+        export_weights(place, str(tmp_path / str(size)), most_shard_bytes=size)
+        exports[size] = contents(tmp_path / str(size))
+    for size in (10**9, SHARD, 3 * SHARD, SHARD, 10**9):
+        export_weights(place, str(folder), most_shard_bytes=size)
+        assert contents(folder) == exports[size]
+
+
+def test_an_export_that_ends_early_leaves_no_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Files of two trainings that have the same names are not read as one model."""
+    first, second, folder = str(tmp_path / "first"), str(tmp_path / "second"), tmp_path / "exported"
+    train(make_program(), 1, save=first)
+    train(make_program(), 2, save=second)
+    export_weights(first, str(folder), most_shard_bytes=SHARD)
+    write = weight_files.write_tensors
+
+    def failing(stream: Any, shapes: Any, tensors: Any, metadata: Any) -> None:
+        if "model.norm.weight" in shapes:
+            raise OSError(28, "No space left on device")
+        write(stream, shapes, tensors, metadata)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weight_files, "write_tensors", failing)
+        with pytest.raises(DiagnosticError, match="RT002"):
+            export_weights(second, str(folder), most_shard_bytes=SHARD)
+    with pytest.raises(DiagnosticError, match="holds no weights"):
+        read_weights(str(folder), MODEL)
+    export_weights(second, str(folder), most_shard_bytes=SHARD)
+    export_weights(second, str(tmp_path / "anew"), most_shard_bytes=SHARD)
+    assert contents(folder) == contents(tmp_path / "anew")
+
+
+WIDE = evolve(MODEL, vocab_size=300)
+
+
+@pytest.mark.parametrize("inert", [{}, {"eos_token_id": [7, 8], "pad_token_id": None}])
+def test_how_text_is_generated_goes_with_the_weights(tmp_path: Path, inert: dict[str, Any]):
+    train(make_program(evolve(WIDE, inert=inert)), 1, save=str(tmp_path / "checkpoint"))
+    export_weights(str(tmp_path / "checkpoint"), str(tmp_path / "exported"))
+    found = contents(tmp_path / "exported").get("generation_config.json")
+    assert (found and json.loads(found)) == ({"_from_model_config": True, "eos_token_id": [7, 8]} if inert else None)
+
+
+def test_a_model_of_bytes_comes_with_a_tokenizer_of_bytes(tmp_path: Path):
+    """What was exported is taken for bytes again, without a package that reads tokenizers."""
+    train(make_program(WIDE), 1, save=str(tmp_path / "checkpoint"))
+    export_weights(str(tmp_path / "checkpoint"), str(tmp_path / "exported"))
+    vocabulary = json.loads((tmp_path / "exported" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert sorted(vocabulary.values()) == list(range(256))
+    assert (vocabulary["a"], vocabulary["é"], vocabulary["Ġ"]) == (ord("a"), 0xE9, ord(" "))
+    program, start = make_program(WIDE), Start(str(tmp_path / "exported"))
+    assert open_data(program, DataChoice(), start=start)[0].token == "a byte"
+
+
+@pytest.mark.parametrize(("size", "several"), [("5GB", False), ("2KiB", True)])
+def test_the_command_cuts_where_it_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], size: str, *, several: bool
+):
+    train(make_program(), 1, save=str(tmp_path / "checkpoint"))
+    words = ["export-weights", str(tmp_path / "checkpoint"), "-o", str(tmp_path / "out"), "--max-shard-size", size]
+    assert main([*words, "--json"]) == 0
+    files = json.loads(capsys.readouterr().out)["files"]
+    assert ("model.safetensors.index.json" in files) is several
+    assert main([*words[:-1], "much"]) == 2
 
 
 def test_weights_do_not_go_into_a_checkpoint(tmp_path: Path):
