@@ -552,7 +552,18 @@ OPTIONS = {
         },
     ),
     "postmortem": Command("where", {"--json": _JSON}),
-    "export-weights": Command("ckpt -o out", {"-o": Option("the directory", "-o other", "ckpt"), "--json": _JSON}),
+    "export-weights": Command(
+        "ckpt -o out",
+        {
+            "-o": Option("the directory", "-o other", "ckpt"),
+            "--max-shard-size": Option("how many files the weights are", "--max-shard-size 4KiB"),
+            "--json": _JSON,
+        },
+    ),
+    "model": Command(
+        "m.json",
+        {"--seq-len": Option("arithmetic of a token, and what layers keep", "--seq-len 8"), "--json": _JSON},
+    ),
     "disasm": Command(
         "x.rtx",
         {

@@ -103,7 +103,7 @@ class Note:
 
 @frozen
 class Diagnostic:
-    """One problem. `help` is the way out; `source` is the text of the line `location` points at."""
+    """One problem. `help` is the way out; `source` is the text of the line `location` points at; `key` is that of a file it is about."""
 
     code: str
     message: str
@@ -112,6 +112,7 @@ class Diagnostic:
     help: str | None = None
     source: str | None = None
     severity: Severity = Severity.ERROR
+    key: str | None = None
 
     def render(self) -> str:
         """The diagnostic as a compiler prints it: place, code, line, caret, notes, help."""
@@ -198,9 +199,10 @@ class Diagnostics:
         notes: Sequence[Note] = (),
         help: str | None = None,  # noqa: A002 - the word users see
         source: str | None = None,
+        key: str | None = None,
     ) -> None:
         """Report an error and go on."""
-        self.items.append(Diagnostic(code, message, location, tuple(notes), help, source))
+        self.items.append(Diagnostic(code, message, location, tuple(notes), help, source, key=key))
 
     def warning(
         self,

@@ -27,6 +27,7 @@ _COMMANDS = {
     "explain": "Say who holds the bytes at the peak, and price the changes that free some.",
     "simulate": "Time a program on a machine, from its own streams.",
     "report": "Draw a program's schedule as one HTML page.",
+    "model": "Say what a model configuration is, and what of it is not supported.",
     "plan": "Find the plan to run on a number of clusters, and how far it can be from the best.",
     "scale": "Show how throughput grows with the number of clusters.",
     "calibrate": "Fit constants of a machine file to measured times.",

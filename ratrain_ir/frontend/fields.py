@@ -24,7 +24,7 @@ class Report:
     def error(self, code: str, key: str, message: str, *, help: str | None = None) -> None:  # noqa: A002
         """Report an error at the place of `key` and go on."""
         place = self.places(key)
-        self.diagnostics.error(code, message, place.location, help=help, source=place.source)
+        self.diagnostics.error(code, message, place.location, help=help, source=place.source, key=key)
 
     def check(self) -> None:
         """Raise `DiagnosticError` with every error so far, if there is one."""

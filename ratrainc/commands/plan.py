@@ -266,6 +266,7 @@ def _robust_links(answer: Answer) -> RobustLinks:
 def _smallest(request: Request, model: str, output: str | None, target: MachineChoice, *, as_json: bool) -> None:
     from ratrain.ratrain_ir.diagnostics import Note, fail
     from ratrain.ratrainc.console import print_json, progress, say, size_text
+    from ratrain.ratrainc.model_facts import model_facts, summary
     from ratrain.ratrainc.planner.report import candidate_json, plan_text, shape_text
     from ratrain.ratrainc.planner.smallest import SEQUENCES, smallest_clusters
 
@@ -299,6 +300,8 @@ def _smallest(request: Request, model: str, output: str | None, target: MachineC
             }
         )
         return
+    for line in summary(model_facts(request.model, request.seq_len)):
+        say(line)
     say(
         f"{request.model.name} fits {clusters} clusters: {shape_text(best)}, cuts {list(best.plan.cuts)}, highest peak {size_text(best.peak_bytes)}"
     )

@@ -15,7 +15,8 @@ from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.passes.pass_base import PassContext
-from ratrain.passes.recovery.rewriting import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, rewritten, same_for_all
+from ratrain.passes.recovery.kept_bytes import kept_bytes
+from ratrain.passes.recovery.rewriting import CHOICES, LayerChoice, rewritten, same_for_all
 from ratrain.ratrain_ir.blocks import (
     Block,
     activation_type,
@@ -247,7 +248,7 @@ def _part_profile(
     whole = _Ops.of(module, module.stages[0], context, number)
     always_kept = _always_kept_bytes(model, plan)
     options = [
-        (_kept_bytes(model, plan, choice) - always_kept, _Ops.of(module, stage, context, number))
+        (kept_bytes(model, plan, choice) - always_kept, _Ops.of(module, stage, context, number))
         for choice, stage in chosen
     ]
     layer_forward = min(ops.seconds(Forward, "layer") for _, ops in options)
@@ -297,18 +298,6 @@ def _scratch_bytes(module: Module, target: MachineTarget, kind: str) -> int:
     ops = (op for op in module.stages[0].ops if type(op) is Backward and op.block.kind == kind)
     requests = [target.workspace(module, op) for op in ops]
     return min(aligned(request.nbytes) if request is not None else 0 for request in requests)
-
-
-def _kept_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:
-    """Bytes a layer keeps beyond its checkpoint: the saved slots of the choice, what is always kept, and the mlp's input unless nothing is kept."""
-    nbytes = 0 if choice == NOTHING else aligned(activation_type(model, plan).nbytes)
-    for unit in (block("attention", 0), block("mlp", 0)):
-        kept = choice.kept(unit.kind)
-        always = kept_in_forward(model, plan, unit)
-        for slot in saved_slots(model, plan, unit):
-            if kept == "all" or slot.name in always or (kept == "lean" and slot.name in LEAN_SLOTS[unit.kind]):
-                nbytes += aligned(slot.type.nbytes)
-    return nbytes
 
 
 def _always_kept_bytes(model: ModelConfig, plan: Plan) -> int:

@@ -11,6 +11,7 @@ from ratrain.passes.placement.placed_by import placed_by
 from ratrain.ratrain_ir.diagnostics import Note, fail
 from ratrain.ratrain_ir.frontend.plan_text import plan_to_toml
 from ratrain.ratrainc.console import capacity_text, say, seconds_text, size_text, table
+from ratrain.ratrainc.model_facts import model_facts, summary
 from ratrain.ratrainc.planner.crossings import Crossing, crossings
 from ratrain.ratrainc.slices_note import slices_note
 from ratrain.targets.machine.link_groups import are_uniform
@@ -115,8 +116,10 @@ def best_crossings(answer: Answer) -> list[Crossing]:
 
 
 def show_answer(answer: Answer, tokens: float | None) -> None:
-    """Tables: the best plans, the instructive losers, the certificate."""
+    """What the model is, and tables: the best plans, the instructive losers, the certificate."""
     request = answer.request
+    for line in summary(model_facts(request.model, request.seq_len)):
+        say(line)
     shown = best_plans(answer)[:_SHOWN]
     columns = ["plan", "cuts", "step", "tokens/s", "peak", "tail", "how"]
     if any(candidate.shape.tiles for candidate in shown):

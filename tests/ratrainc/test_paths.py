@@ -52,6 +52,7 @@ USUAL: dict[str, dict[str, str]] = {
     "explain": {"file": "a.rtir"},
     "simulate": {"file": "a.rtx"},
     "report": {"file": "a.rtx", "output": "out.html"},
+    "model": {"model": "tiny.json"},
     "plan": SEARCH | {"size_clusters": "1", "size_global_batch": "1", "size_seq_len": "8"},
     "scale": SEARCH | {"clusters": "1", "seq_len": "8"},
     "calibrate": {"rows": "rows.csv", "names": "launch"},

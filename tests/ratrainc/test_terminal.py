@@ -91,6 +91,7 @@ COMMANDS = [
     ("compile", "--model", POISON, "--plan", "plan.toml"),
     ("compile", "--model", f"{POISON}.json", "--plan", "plan.toml", "--strategy", POISON),
     ("compile", "--model", f"{POISON}.json", "--plan", "plan.toml", "--passes", POISON),
+    ("model", f"{POISON}.json"),
     ("verify", f"{POISON}.rtx"),
     ("verify", f"{POISON}.rtx", "--json"),
     ("verify", "bad.rtir"),

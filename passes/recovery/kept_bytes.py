@@ -1,0 +1,30 @@
+"""The bytes that a choice of recovery keeps of a layer, by the slots its blocks save."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ratrain.passes.recovery.rewriting import LEAN_SLOTS, NOTHING, LayerChoice
+from ratrain.ratrain_ir.blocks import activation_type, block, kept_in_forward, saved_slots
+from ratrain.ratrain_ir.types import aligned
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
+
+
+def kept_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:
+    """Bytes a layer keeps beyond its checkpoint: the saved slots of the choice, what is always kept, and the mlp's input unless nothing is kept."""
+    nbytes = 0 if choice == NOTHING else aligned(activation_type(model, plan).nbytes)
+    for unit in (block("attention", 0), block("mlp", 0)):
+        kept = choice.kept(unit.kind)
+        always = kept_in_forward(model, plan, unit)
+        for slot in saved_slots(model, plan, unit):
+            if kept == "all" or slot.name in always or (kept == "lean" and slot.name in LEAN_SLOTS[unit.kind]):
+                nbytes += aligned(slot.type.nbytes)
+    return nbytes
+
+
+def kept_with_checkpoint_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:
+    """All that a layer keeps of a micro-batch from its forward to its backward: its checkpoint, which is its input, and what the choice keeps."""
+    return aligned(activation_type(model, plan).nbytes) + kept_bytes(model, plan, choice)

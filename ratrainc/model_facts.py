@@ -1,0 +1,163 @@
+"""What a model's configuration is: parameters, arithmetic, widths, what layers save, and what is unusual about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from attrs import frozen
+
+from ratrain.passes.recovery.kept_bytes import kept_with_checkpoint_bytes
+from ratrain.passes.recovery.rewriting import CHOICES
+from ratrain.ratrain_ir.blocks import BLOCK_KINDS, Block, activation_type, block_chain, parameters
+from ratrain.ratrain_ir.frontend.hf_keys import INITIALIZER_RANGE, ROPE_THETA
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.frontend.plan_text import check_plan
+from ratrain.ratrain_ir.model_flops import model_flops_per_token
+from ratrain.ratrain_ir.types import Dtype, tensor_type
+from ratrain.ratrainc.console import say, size_text, table
+
+USUAL_SEQ_LEN = 2048
+"""Tokens of a sequence where nobody says how many: those of the paper's plans."""
+
+_POLICIES = ("full", "attention", "mlp", "none")
+"""The policies that choose the same for every layer, from the fewest bytes kept to the most; `auto` chooses among more."""
+
+
+@frozen
+class ModelFacts:
+    """A configuration's figures; activations are in the default plan's type (f16), micro-batches of one sequence."""
+
+    model: ModelConfig
+    seq_len: int
+    """tokens of a sequence"""
+    blocks: tuple[tuple[Block, int], ...]
+    """the blocks in forward order with their parameters; a tied matrix counts for the first block that has it"""
+    flops_per_token: float
+    """of training, forward and backward, a multiply-add being two; a third of them are forward"""
+    boundary_bytes_per_token: int
+    """what passes from block to block, and from stage to stage"""
+    kv_bytes_per_token: int
+    """keys and values of all layers"""
+    saved_bytes_per_layer: dict[str, int]
+    """what a layer keeps of a sequence from its forward to its backward, by policy of `recompute`"""
+    unusual: tuple[str, ...]
+    """in words, where it is not as LLaMA-2 has it"""
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as `--json` prints them."""
+        model = self.model
+        return {
+            "model": model.name,
+            "family": model.family,
+            "parameters": model.parameters,
+            "layers": model.layers,
+            "hidden_size": model.hidden_size,
+            "vocab_size": model.vocab_size,
+            "heads": model.heads,
+            "kv_heads": model.kv_heads,
+            "kv_width": model.kv_size,
+            "seq_len": self.seq_len,
+            "flops_per_token": self.flops_per_token,
+            "forward_flops_per_token": self.flops_per_token / 3,
+            "boundary_bytes_per_token": self.boundary_bytes_per_token,
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "saved_bytes_per_layer": self.saved_bytes_per_layer,
+            "blocks": [{"name": str(block), "parameters": count} for block, count in self.blocks],
+            "unusual": list(self.unusual),
+            "unsupported": [],
+        }
+
+
+def model_facts(model: ModelConfig, seq_len: int | None = None) -> ModelFacts:
+    """The facts of a model on sequences of `seq_len` tokens; None: the usual number, or as many as the model has positions for.
+
+    Raises `DiagnosticError` RT064 where the model has no positions for so many.
+    """
+    length = seq_len or min(USUAL_SEQ_LEN, model.learned_positions or USUAL_SEQ_LEN)
+    plan = Plan(pp=1, dp=1, cuts=(), micro_batch_size=1, micro_batches=1, seq_len=length)
+    check_plan(plan, model)
+    key_and_value = tensor_type(Dtype(plan.view_dtype), (2 * model.kv_size,)).nbytes
+    return ModelFacts(
+        model,
+        length,
+        tuple(_counted_blocks(model)),
+        model_flops_per_token(model, length),
+        activation_type(model, plan).nbytes // length,
+        model.layers * key_and_value,
+        {policy: kept_with_checkpoint_bytes(model, plan, *CHOICES[policy]) for policy in _POLICIES},
+        tuple(_unusual(model)),
+    )
+
+
+def show_model(facts: ModelFacts) -> None:
+    """Tables and lines on stdout."""
+    model = facts.model
+    rows = []
+    for (kind, count), group in groupby(sorted(facts.blocks, key=_place), key=lambda each: (each[0].kind, each[1])):
+        number = sum(1 for _ in group)
+        share = f"{100 * number * count / model.parameters:.1f} %"
+        rows.append([kind, str(number), f"{count:,}", f"{number * count:,}", share])
+    table(f"{model.name}, {model.family}", ("block", "blocks", "parameters each", "together", "share"), rows)
+    kept = [
+        [policy, size_text(count), f"{count // facts.seq_len:,}"]
+        for policy, count in facts.saved_bytes_per_layer.items()
+    ]
+    title = f"what a layer keeps of a sequence of {facts.seq_len} tokens for its backward, in f16"
+    table(title, ("recompute policy", "kept", "bytes a token"), kept)
+    say(
+        f"a token has {facts.boundary_bytes_per_token:,} bytes between blocks, and {facts.kv_bytes_per_token:,} bytes of keys and "
+        "values in all layers, in f16"
+    )
+    for line in summary(facts):
+        say(line)
+
+
+def summary(facts: ModelFacts) -> list[str]:
+    """The model in a line, and what is unusual about it in another, if anything is."""
+    model = facts.model
+    line = (
+        f"{model.name}: {model.parameters:,} parameters, {model.layers} layers, {facts.flops_per_token / 1e9:,.3g} GFLOP a token "
+        f"(forward and backward, sequences of {facts.seq_len}), keys and values {model.kv_size:,} wide"
+    )
+    return [line, f"unusual: {'; '.join(facts.unusual)}"] if facts.unusual else [line]
+
+
+def _place(counted: tuple[Block, int]) -> int:
+    """Where a kind of block stands in the table of blocks."""
+    return BLOCK_KINDS.index(counted[0].kind)
+
+
+def _counted_blocks(model: ModelConfig) -> Iterator[tuple[Block, int]]:
+    seen: set[str] = set()
+    for block in block_chain(model):
+        own = [parameter for parameter in parameters(model, block) if parameter.name not in seen]
+        seen.update(parameter.name for parameter in own)
+        yield block, sum(parameter.elements for parameter in own)
+
+
+def _unusual(model: ModelConfig) -> Iterator[str]:
+    if model.is_gpt2:
+        yield "GPT-2's blocks: layer norms, biases everywhere, an MLP of two matrices with GELU"
+    if model.position == "alibi":
+        yield "ALiBi: attention scores fall with distance, no position is embedded"
+    if model.position == "learned":
+        yield f"learned positions: sequences of {model.learned_positions:,} tokens at most"
+    if model.position == "rope" and model.rope_theta != ROPE_THETA:
+        yield f"the rotary base is {model.rope_theta:,.10g}, not {ROPE_THETA:,.10g}"
+    if model.kv_heads != model.heads:
+        yield f"grouped queries: {model.heads} heads share {model.kv_heads} of keys and values"
+    if model.q_size != model.hidden_size:
+        yield f"heads of {model.head_dim}: queries are {model.q_size:,} wide, the model {model.hidden_size:,}"
+    if model.sliding_window is not None:
+        yield f"a sliding window: a token sees {model.sliding_window:,} tokens"
+    if model.qkv_bias and not model.is_gpt2:
+        yield "biases of queries, keys and values"
+    if model.tied_embeddings:
+        yield "embedding and head are one matrix: both ends of a pipeline hold it"
+    if model.normalised_head:
+        yield "the head's rows are scaled to unit length"
+    if model.initializer_range != INITIALIZER_RANGE:
+        yield f"initial matrices have a deviation of {model.initializer_range:g}, not {INITIALIZER_RANGE:g}"
