@@ -45,8 +45,7 @@ def open_data(
 def companion_files(choice: DataChoice, start: Start | None = None) -> dict[str, bytes]:
     """The files that belong beside the run's model, for its checkpoints: those beside the weights it starts from.
 
-    Of tokenizers it is the one that was named, of bytes too. Raises `DiagnosticError` RT002 where one
-    cannot be read.
+    Of tokenizers it is the one that was named, of bytes too. Raises `DiagnosticError` RT002 where one cannot be read.
     """
     from ratrain.targets.runtime.companions import (
         byte_tokenizer_files,

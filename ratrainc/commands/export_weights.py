@@ -29,22 +29,22 @@ Examples:
 @click.option(
     "--max-shard-size",
     callback=byte_count,
-    default="5GB",
-    show_default=True,
     metavar="BYTES",
-    help="The most bytes of tensors in one file: of more there are several and an index.",
+    help="The most bytes of tensors in one file: of more there are several and an index. Default: 5GB.",
 )
 @json_option
-def command(checkpoint: str, output: str, max_shard_size: int, as_json: bool) -> int:
+def command(checkpoint: str, output: str, max_shard_size: int | None, as_json: bool) -> int:
     """Write the master weights of a checkpoint, in f32, as a Hugging Face model that transformers loads.
 
     Beside them stand config.json, generation_config.json and the tokenizer, as far as the run or the weights it began from had them.
     The names and packing are those of the model's family. Optimizer state stays behind; --resume takes the checkpoint itself.
     """
+    if max_shard_size == 0:
+        raise click.UsageError("--max-shard-size 0 leaves no room for a tensor")
     from ratrain.ratrainc.console import print_json, say
-    from ratrain.ratrainc.weight_export import export_weights
+    from ratrain.ratrainc.weight_export import MOST_SHARD_BYTES, export_weights
 
-    export = export_weights(checkpoint, output, most_shard_bytes=max_shard_size)
+    export = export_weights(checkpoint, output, most_shard_bytes=max_shard_size or MOST_SHARD_BYTES)
     model = export.model
     if as_json:
         facts = {"model": model.name, "family": model.family, "parameters": model.parameters, "files": export.files}

@@ -41,7 +41,7 @@ from ratrain.targets.runtime.checkpoint_shards import (
     shard_weights,
     write_shard,
 )
-from ratrain.targets.runtime.companions import TOKENIZER_FILE, byte_tokenizer_files, read_companion
+from ratrain.targets.runtime.companions import TOKENIZER_FILE, byte_tokenizer_files, read_companion, replaced_companions
 from ratrain.targets.runtime.data import BYTE, TEXT_VOCABULARY
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ def latest_companions(directory: str) -> dict[str, bytes]:
     reads_bytes = facts_of(manifest.get("run")).get("token") == BYTE
     if reads_bytes and TOKENIZER_FILE not in companions:
         holds_bytes = saved_model(place, manifest.get("model")).vocab_size >= TEXT_VOCABULARY
-        return {**companions, **byte_tokenizer_files()} if holds_bytes else companions
+        return replaced_companions(companions, byte_tokenizer_files()) if holds_bytes else companions
     return companions
 
 

@@ -35,8 +35,13 @@ def files_of_tokenizer(path: str) -> dict[str, bytes]:
 
 
 def companions_in(directory: str) -> dict[str, bytes]:
-    """The companion files of a model's directory, by name. Raises RT002 where one of them cannot be read."""
-    return _present(Path(directory), COMPANION_FILES)
+    """The companion files of a model's directory, by name; without a tokenizer.json nothing of a tokenizer.
+
+    Raises RT002 where one of them cannot be read.
+    """
+    folder = Path(directory)
+    tokenizer = files_of_tokenizer(str(folder / TOKENIZER_FILE)) if is_regular(folder / TOKENIZER_FILE) else {}
+    return {**tokenizer, **_present(folder, (GENERATION_FILE,))}
 
 
 def read_companion(folder: Path, name: str) -> bytes:

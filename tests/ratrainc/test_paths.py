@@ -79,7 +79,15 @@ WITH: dict[tuple[str, str], dict[str, str | None]] = {
 }
 """What goes with a parameter, or does not."""
 NO_PATHS = {"strategy", "strategy_name", "passes", "pipeline", "print_ir_after", "plans_strategy", "names", "name"}
-NO_PATHS |= {"max_shard_size", "plans_zero_levels", "questions_what_ifs", "clusters", "engine", "capacity", "target_capacity"}
+NO_PATHS |= {
+    "max_shard_size",
+    "plans_zero_levels",
+    "questions_what_ifs",
+    "clusters",
+    "engine",
+    "capacity",
+    "target_capacity",
+}
 ENDINGS = {"schedule": ".rtir", "program": ".rtx", "picture": ".svg", "data": ".txt", "machine": ".toml"}
 FOLDERS = {
     ("run", "settings_saving_directory"),

@@ -21,7 +21,7 @@ from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.run_choices import DataChoice
-from ratrain.ratrainc.training_data import open_data
+from ratrain.ratrainc.training_data import companion_files, open_data
 from ratrain.ratrainc.weight_export import export_weights
 from ratrain.targets.program.rtx import read_program, write_program
 from ratrain.targets.runtime import weight_files
@@ -261,6 +261,16 @@ def test_a_model_of_bytes_comes_with_a_tokenizer_of_bytes(tmp_path: Path):
     assert open_data(program, DataChoice(), start=start)[0].token == "a byte"
 
 
+def test_parts_of_a_tokenizer_that_is_not_there_are_not_kept(tmp_path: Path):
+    folder, checkpoint = tmp_path / "weights", str(tmp_path / "checkpoint")
+    train(make_program(WIDE), 1, save=checkpoint)
+    export_weights(checkpoint, str(folder))
+    (folder / "tokenizer.json").unlink()
+    (folder / "generation_config.json").write_text("{}")
+    files = companion_files(DataChoice(), Start(str(folder)))
+    assert files == {"generation_config.json": b"{}"}
+
+
 @pytest.mark.parametrize(("size", "several"), [("5GB", False), ("2KiB", True)])
 def test_the_command_cuts_where_it_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], size: str, *, several: bool
@@ -270,7 +280,8 @@ def test_the_command_cuts_where_it_is_told(
     assert main([*words, "--json"]) == 0
     files = json.loads(capsys.readouterr().out)["files"]
     assert ("model.safetensors.index.json" in files) is several
-    assert main([*words[:-1], "much"]) == 2
+    for refused in "much", "0":
+        assert main([*words[:-1], refused]) == 2
 
 
 def test_weights_do_not_go_into_a_checkpoint(tmp_path: Path):
