@@ -16,6 +16,7 @@ class Dtype(Enum):
     """Element types; the value is the name used in the text."""
 
     F16 = "f16"
+    BF16 = "bf16"
     F32 = "f32"
     F64 = "f64"
     I32 = "i32"
@@ -33,6 +34,7 @@ class Dtype(Enum):
 
 _ITEMSIZE = {
     Dtype.F16: 2,
+    Dtype.BF16: 2,
     Dtype.F32: 4,
     Dtype.F64: 8,
     Dtype.I32: 4,
@@ -40,6 +42,9 @@ _ITEMSIZE = {
     Dtype.U8: 1,
     Dtype.U32: 4,
 }
+
+STORAGE_DTYPES = (Dtype.F16, Dtype.BF16, Dtype.F32)
+"""In which parameters, activations and gradients can be stored."""
 
 
 class StateKind(Enum):

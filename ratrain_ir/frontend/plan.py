@@ -28,6 +28,7 @@ from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
+from ratrain.ratrain_ir.types import STORAGE_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BUILT_SCHEDULES", "Optimizer", "Plan"]
 
-DTYPES = ("f16", "f32")
+DTYPES = tuple(dtype.value for dtype in STORAGE_DTYPES)
+DTYPE_KEYS = ("view_dtype", "grad_dtype", "grad_shard_dtype")
+"""The keys that say what parameters and gradients are stored in."""
 REDUCTIONS = ("last", "each-micro-batch")
 CLIPS = ("none", "global")
 ATTENTIONS = ("fused", "scores-kept", "scores-recomputed")
@@ -258,9 +261,9 @@ class Plan:
         default=None,
         metadata=key(
             "state",
-            "the factor of the loss: fixed, or adapted to overflow",
+            "the factor of the loss: fixed, or adapted to overflow; 1.0 unless views or gradients are f16, as bf16 has the exponents of f32",
             _LOSS_SCALE,
-            default=lambda before: 1.0 if before["view_dtype"] == "f32" else None,
+            default=lambda before: None if before["view_dtype"] == "f16" else 1.0,
             none_word="dynamic",
         ),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK
+from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
 from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 
@@ -93,13 +93,13 @@ def _check_positions(reader: FieldReader, plan: Plan, name: str, positions: int)
 
 
 def _check_loss_scale(reader: FieldReader, plan: Plan) -> None:
-    """Without f16 there is nothing to scale."""
-    scale = plan.loss_scale
-    if plan.view_dtype == "f32" and reader.good("view_dtype", "loss_scale") and scale != 1.0:
+    """Without f16 there is nothing to scale: a power of two changes no bit of what bf16 and f32 hold, but at the ends of their range."""
+    scale, types = plan.loss_scale, [getattr(plan, key) for key in DTYPE_KEYS]
+    if "f16" not in types and reader.good("loss_scale", *DTYPE_KEYS) and scale != 1.0:
         reader.contradiction(
             "RT064",
             "loss_scale",
-            f"the loss scale is {'dynamic' if scale is None else scale}, but f32 parameter views are not scaled",
+            f"the loss scale is {'dynamic' if scale is None else scale}, but {plan.view_dtype} parameter views are not scaled",
             help='remove loss_scale (or write 1.0), or use view_dtype = "f16"',
         )
 

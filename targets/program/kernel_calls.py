@@ -5,13 +5,12 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.types import STORAGE_DTYPES, Dtype
 from ratrain.targets.program.kernels import ANY_SHAPE, KERNELS, Kernel, Types
 
 if TYPE_CHECKING:
     from ratrain.targets.program.routine import Shape, Step
 
-_STORAGE = (Dtype.F16, Dtype.F32)
 _OF_ROUTINES = {kernel.name: kernel for kernel in KERNELS.values() if kernel.in_routines}
 
 
@@ -47,11 +46,11 @@ def _types_problem(step: Step, kernel: Kernel, types: Types) -> str | None:
         if operand.type == "s":
             shared = shared or dtype
         if dtype not in (
-            _STORAGE if operand.type == "*" else (shared,) if operand.type == "s" else (Dtype(operand.type),)
+            STORAGE_DTYPES if operand.type == "*" else (shared,) if operand.type == "s" else (Dtype(operand.type),)
         ):
             return f"{words}: it does not go with the other operands"
-        if shared not in (None, *_STORAGE):
-            return f"{words}: tensors are stored in f16 or f32"
+        if shared not in (None, *STORAGE_DTYPES):
+            return f"{words}: tensors are stored in f16, bf16 or f32"
         if operand.dims == ANY_SHAPE:
             whole = whole or shape
             if shape != whole:

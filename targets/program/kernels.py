@@ -2,10 +2,10 @@
 
 An operand is written `name:type[dims]`, then `=` where it is written, `+` where it is written and, with `accumulate`, read first,
 `~` where it is updated, then `?` where it may be left out, or `...` where it is a sequence of them. Types: `i32`, `f32`, `f64`; `s` is
-the one storage type (f16 or f32) that such operands of a call share, `*` any storage type. A dimension is a symbol, equal wherever it
+the one storage type (f16, bf16 or f32) that such operands of a call share, `*` any storage type. A dimension is a symbol, equal wherever it
 stands, a number, or a product of options; `[...]` is any shape that all such operands of a call share.
 
-Arithmetic and accumulation are float32, with one rounding to storage. Infinities and NaNs propagate: an overflow of float16 is stored
+Arithmetic and accumulation are float32, with one rounding to storage. Infinities and NaNs propagate: an overflow of a half is stored
 as infinity. Results depend on values, shapes and options only, never on addresses, timing or what ran before. T stands for tokens
 (rows), h for the hidden size, V for the vocabulary.
 """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, fields
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic, Note, Severity, fail
-from ratrain.ratrain_ir.frontend.plan import KEYS, Plan
+from ratrain.ratrain_ir.frontend.plan import DTYPE_KEYS, KEYS, Plan
 from ratrain.targets.runtime.checkpoint_series import (
     facts_of,
 )
@@ -74,17 +74,14 @@ def data_differences(start: Start, saved: Mapping[str, Any], now: Mapping[str, A
     return [Diagnostic("RT092", text, notes=notes, severity=Severity.WARNING)]
 
 
-_SCALED = ("view_dtype", "grad_dtype", "grad_shard_dtype")
-
-
 def scale_that_starts_anew(saved: object, plan: Plan) -> list[Diagnostic]:
     """A warning where the loss scale of a checkpoint's run says nothing of this one: of other types, or fixed and not adapted."""
-    if not isinstance(saved, dict) or not {"loss_scale", *_SCALED} <= saved.keys():
+    if not isinstance(saved, dict) or not {"loss_scale", *DTYPE_KEYS} <= saved.keys():
         return []
     if not isinstance(saved["loss_scale"], int | float | None):
         return []
     types = [
-        f"{key} {saved[key]} then, {getattr(plan, key)} now" for key in _SCALED if saved[key] != getattr(plan, key)
+        f"{key} {saved[key]} then, {getattr(plan, key)} now" for key in DTYPE_KEYS if saved[key] != getattr(plan, key)
     ]
     if not types and (saved["loss_scale"] is None) == (plan.loss_scale is None):
         return []

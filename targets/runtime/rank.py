@@ -15,28 +15,20 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrain_ir.topology import Rank as MeshRank
-from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import parse_reference
+from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.kernels import KernelSet, OnChipKernels, Scratch
 from ratrain.targets.runtime.positions import PositionFile
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.types import Dtype
     from ratrain.targets.program.program import Instruction, Program, ProgramStage, ProgramTensor
     from ratrain.targets.program.routine import Reference, Routine, Step
 
 Bytes = NDArray[np.uint8]
-
-NUMPY_DTYPES: dict[Dtype, np.dtype[Any]] = {
-    Dtype.F16: np.dtype(np.float16),
-    Dtype.F32: np.dtype(np.float32),
-    Dtype.F64: np.dtype(np.float64),
-    Dtype.I32: np.dtype(np.int32),
-    Dtype.I64: np.dtype(np.int64),
-    Dtype.U8: np.dtype(np.uint8),
-    Dtype.U32: np.dtype(np.uint32),
-}
 
 
 class Rank:

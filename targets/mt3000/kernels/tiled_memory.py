@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from attrs import define, field
@@ -23,14 +23,11 @@ from ratrain.targets.mt3000.tiles.schedule import (
     axis_range,
     elements,
 )
+from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.kernels.interface import Array
 from ratrain.targets.runtime.kernels.scratch import Buffer as ScratchBuffer
 from ratrain.targets.runtime.kernels.scratch import Plan
 
-if TYPE_CHECKING:
-    from ratrain.ratrain_ir.types import Dtype
-
-_TYPES = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 PlaceOf = Callable[[Ranges, bool], tiled_compute.Place]
 """The place of a micro-kernel from its ranges, and from whether scores have keys first."""
 
@@ -39,10 +36,6 @@ def memory_plan(memories: Memories) -> Plan:
     """GSM of the cluster, AM and SM of all cores."""
     sizes = [(memories.gsm_bytes,), (memories.cores, memories.am_bytes), (memories.cores, memories.sm_bytes)]
     return [ScratchBuffer(size, np.uint8) for size in sizes]
-
-
-def _numpy(dtype: Dtype) -> type[Any]:
-    return _TYPES[dtype.value]
 
 
 @define(eq=False)
@@ -136,7 +129,7 @@ class TiledMemory:
         start = buffer.offset + copy * buffer.copy_bytes
         nbytes = prod(buffer.shape) * buffer.dtype.itemsize
         array = (
-            self.memories[buffer.memory][owner, start : start + nbytes].view(_numpy(buffer.dtype)).reshape(buffer.shape)
+            self.memories[buffer.memory][owner, start : start + nbytes].view(NUMPY_DTYPES[buffer.dtype]).reshape(buffer.shape)
         )
         held = self.held[name, owner, copy]
         tile: Array = array[tuple(slice(*axis_range(axis, ranges, held)) for axis in buffer.axes)]

@@ -32,7 +32,7 @@ def lanes(dtype: Dtype) -> int:
 def registers(micro: tuple[int, int], dtype: Dtype) -> int:
     """Vector registers a micro-kernel holds: one step's operands, and accumulators of at least float32."""
     rows, vectors = micro
-    return rows + vectors + rows * vectors * (2 if dtype is Dtype.F16 else 1)
+    return rows + vectors + rows * vectors * max(1, Dtype.F32.itemsize // dtype.itemsize)
 
 
 def step_cycles(micro: tuple[int, int]) -> int:

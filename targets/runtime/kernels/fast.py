@@ -1,6 +1,6 @@
 """The kernels at full speed: every product by BLAS on float32, everything else by fused numba loops.
 
-float16 operands of a product are converted whole into scratch: converting by blocks would make BLAS pack the other
+16-bit operands of a product are converted whole into scratch: converting by blocks would make BLAS pack the other
 operand again for each. All loops and products release the
 GIL; the threads of the set's team share them out.
 """

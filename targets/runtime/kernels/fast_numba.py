@@ -1,7 +1,7 @@
 """Building blocks of the numba kernels: half conversions, an exponential that vectorises, compiler options.
 
-Numba has no float16 on the CPU, so halves come as their bits (uint16) and are converted by the processor's own
-instructions. Loops run from 0 over slices of one row: other index forms are not vectorised.
+Numba has no 16-bit floats on the CPU, so they come as their bits: float16 as uint16, which the processor's own instructions
+convert, bfloat16 as int16, which is the upper half of a float32. Loops run from 0 over slices of one row: other index forms are not vectorised.
 
 Compiled kernels are cached on disk, by `ratrain.ratrain_ir.loops`. The cache notices a change of the file a kernel stands in, but not of this file,
 whose functions become part of every kernel: after editing it, delete the `__pycache__` folders.
@@ -21,6 +21,7 @@ from numba.core import types
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.loops import compiled
+from ratrain.targets.runtime.dtypes import BFLOAT16
 
 intrinsic: Callable[[Callable[..., Any]], Any] = extending.intrinsic
 
@@ -44,28 +45,56 @@ that of the function alone, after loading from the cache that of the kernel. So 
 _HALF, _FLOAT, _I16, _I32 = ir.HalfType(), ir.FloatType(), ir.IntType(16), ir.IntType(32)
 
 
+_UPPER_HALF = ir.Constant(_I32, 16)  # bits to shift by
+_QUIET_NAN = ir.Constant(_I16, 0x7FC0)
+
+
+def _widen_bfloat(builder: Any, bits: Any) -> Any:
+    return builder.bitcast(builder.shl(builder.zext(bits, _I32), _UPPER_HALF), _FLOAT)
+
+
+def _narrow_to_bfloat(builder: Any, value: Any) -> Any:
+    """To the nearest, ties to even; a NaN becomes the one of its sign that `ml_dtypes` has.
+
+    Not by the processor's own instruction, which not all have: it takes subnormal numbers for zeros.
+    """
+    bits = builder.bitcast(value, _I32)
+    upper = builder.lshr(bits, _UPPER_HALF)
+    odd = builder.and_(upper, ir.Constant(_I32, 1))
+    nearest = builder.add(bits, builder.add(odd, ir.Constant(_I32, 0x7FFF)))
+    sign = builder.and_(builder.trunc(upper, _I16), ir.Constant(_I16, 0x8000))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    rounded = builder.trunc(builder.lshr(nearest, _UPPER_HALF), _I16)
+    return builder.select(is_nan, builder.or_(sign, _QUIET_NAN), rounded)
+
+
+_WIDEN: dict[Any, Callable[[Any, Any], Any]] = {
+    types.float32: lambda _builder, value: value,
+    types.uint16: lambda builder, bits: builder.fpext(builder.bitcast(bits, _HALF), _FLOAT),
+    types.int16: _widen_bfloat,
+}
+"""How an element becomes a float32, by the type in which loops see it."""
+_NARROW: dict[Any, Callable[[Any, Any], Any]] = {
+    types.float32: lambda _builder, value: value,
+    types.uint16: lambda builder, value: builder.bitcast(builder.fptrunc(value, _HALF), _I16),
+    types.int16: _narrow_to_bfloat,
+}
+"""How a float32 becomes an element."""
+
+
 @intrinsic
 def load(_context: Any, stored: Any) -> Any:
-    """A stored element, float32 or the bits of a float16, as float32."""
-    if stored == types.float32:
-        return types.float32(stored), lambda _c, _b, _s, args: args[0]
-    if stored == types.uint16:
-        return types.float32(stored), lambda _c, b, _s, args: b.fpext(b.bitcast(args[0], _HALF), _FLOAT)
-    return None
+    """A stored element, float32 or the bits of a float16 or bfloat16, as float32."""
+    widen = _WIDEN.get(stored)
+    return widen and (types.float32(stored), lambda _c, builder, _s, args: widen(builder, args[0]))
 
 
 @intrinsic
 def narrow(_context: Any, value: Any, dtype: Any) -> Any:
-    """A float32 as an element of an array of `dtype`: itself, or the bits of the nearest float16."""
-    if value != types.float32:
-        return None
+    """A float32 as an element of an array of `dtype`: itself, or the bits of the nearest float16 or bfloat16."""
     stored = dtype.dtype
-    signature = stored(types.float32, dtype)
-    if stored == types.float32:
-        return signature, lambda _c, _b, _s, args: args[0]
-    if stored == types.uint16:
-        return signature, lambda _c, b, _s, args: b.bitcast(b.fptrunc(args[0], _HALF), _I16)
-    return None
+    to_stored = _NARROW.get(stored) if value == types.float32 else None
+    return to_stored and (stored(types.float32, dtype), lambda _c, builder, _s, args: to_stored(builder, args[0]))
 
 
 @intrinsic
@@ -153,15 +182,22 @@ def power_of_two(x: Any) -> Any:
     return value
 
 
+_BITS: dict[np.dtype[Any], np.dtype[Any]] = {
+    np.dtype(np.float16): np.dtype(np.uint16),
+    BFLOAT16: np.dtype(np.int16),
+}
+
+
 def bits(a: NDArray[Any]) -> NDArray[Any]:
-    """The array as numba takes it: float16 by its bits, anything else unchanged.
+    """The array as numba takes it: 16-bit floats by their bits, anything else unchanged.
 
     Raises:
         ValueError: it is not C-contiguous; the loops would be slow, and a flat view of it a copy.
     """
     if not a.flags.c_contiguous:
         raise ValueError(f"an array of shape {a.shape} is not C-contiguous")
-    return a.view(np.uint16) if a.dtype == np.float16 else a
+    seen_as = _BITS.get(a.dtype)
+    return a if seen_as is None else a.view(seen_as)
 
 
 def flat(a: NDArray[Any]) -> NDArray[Any]:

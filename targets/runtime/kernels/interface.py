@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.scratch import Scratch
 
 Array: TypeAlias = NDArray[Any]
-"""float16 or float32."""
+"""float16, bfloat16 or float32."""
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
 I32: TypeAlias = NDArray[np.int32]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -68,7 +69,7 @@ def test_products(shape: GemmShape, cluster: Cluster, late: bool, seed: int) -> 
         expected, size = expected + term, size + np.abs(term)
     kernels = tiled({"gemm": gemm_tiles(shape, cluster)}, late=late)
     kernels.gemm(a, b, out, scratch=scratch_for(kernels, "gemm"), **added)
-    info = np.finfo(out.dtype)
+    info = ml_dtypes.finfo(out.dtype)
     bound = (shape.k + 3) * 1.2e-7 * size + float(info.eps) / 2 * np.abs(expected) + float(info.smallest_subnormal)
     assert (np.abs(out.astype(float) - expected) <= bound).all()
 
@@ -100,7 +101,7 @@ def test_attention(shape: AttentionShape, cluster: Cluster, late: bool, alibi: b
     parts = {kernel: attention_tiles(kernel, shape, cluster) for kernel in PARTS}
     found = attention(tiled(parts, late=late), spec, x)
     exact = Attention(spec, *f64(x["q"], x["k"], x["v"]))
-    eps = float(np.finfo(NUMPY[shape.dtype]).eps)
+    eps = float(ml_dtypes.finfo(NUMPY[shape.dtype]).eps)
     score_error = exact.score_error + 1e-6
     magnitude = exact.join(exact.prob @ np.abs(exact.v))
     slack = 2.0**-23 if shape.dtype is Dtype.F16 else 1e-30  # of probabilities that are subnormal halves

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionSpec
 
 EPS = float(np.finfo(np.float32).eps)
-DTYPES = (np.float16, np.float32)
+DTYPES = (np.float16, ml_dtypes.bfloat16, np.float32)
 SETS = ("fast", "reference")
 
 
@@ -43,7 +44,7 @@ def call(name: str, kernel: str, /, **arguments: Any) -> Any:
 
 def close(actual: np.ndarray, expected: np.ndarray, magnitude: np.ndarray | float, roundings: float) -> None:
     """Compare a stored result: `roundings` float32 roundings of terms of `magnitude`, then one to storage."""
-    info = np.finfo(actual.dtype)
+    info = ml_dtypes.finfo(actual.dtype)
     bound = (
         roundings * EPS * np.asarray(magnitude, np.float64)
         + float(info.eps) / 2 * np.abs(expected) * (1 + 1e-6)

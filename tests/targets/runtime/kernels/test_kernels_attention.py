@@ -10,6 +10,7 @@ import tracemalloc
 from functools import partial
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -168,7 +169,7 @@ def test_fast_agrees_with_reference(dtype):
     (o, lse), (o_fast, _) = forward("reference", spec, x), forward("fast", spec, x)
     # both are within one storage rounding of the same float32 value
     close(o_fast, o.astype(np.float64), exact.join(exact.prob @ np.abs(exact.v)), exact.score_error / EPS + 300)
-    slack = 2 * float(np.finfo(dtype).eps)
+    slack = 2 * float(ml_dtypes.finfo(dtype).eps)
     _, bounds = exact.gradient(*f64(x["do"], o, lse))
     other = backward("reference", spec, x, o, lse)
     for key, actual in backward("fast", spec, x, o, lse).items():

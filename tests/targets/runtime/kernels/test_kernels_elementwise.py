@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numba
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -100,8 +101,8 @@ def test_zero(name, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SETS)
 def test_all_finite_finds_one_bad_element_anywhere(name, dtype, bad):
-    a = np.full(LONG, np.finfo(dtype).max, dtype)
-    a[::3] = -np.finfo(dtype).smallest_subnormal
+    a = np.full(LONG, ml_dtypes.finfo(dtype).max, dtype)
+    a[::3] = -ml_dtypes.finfo(dtype).smallest_subnormal
     assert call(name, "all_finite", a=a) is True
     for place in (0, 1, fast_flat.BLOCK - 1, fast_flat.BLOCK, 40000, LONG - 1):
         kept = a[place]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -162,7 +163,7 @@ def test_they_agree_with_the_fused_kernels(name: str, dtype: type, spec: Attenti
     fused = {"o": o, "dq": of.empty("q"), "dk": of.empty("k"), "dv": of.empty("v")}
     gradients = {key: fused[key] for key in ("dq", "dk", "dv")}
     call(name, "attention_backward", **of.x, o=o, lse=lse, **gradients, delta=np.empty_like(lse), spec=spec)
-    tolerance = 20 * (float(np.finfo(dtype).eps) + spec.seq_len * EPS)
+    tolerance = 20 * (float(ml_dtypes.finfo(dtype).eps) + spec.seq_len * EPS)
     for key, expected in zip(fused, f64(*fused.values()), strict=True):
         size = max(1.0, float(np.abs(expected).max()))  # of a single key all gradients of scores are 0
         np.testing.assert_allclose(found[key].astype(np.float64), expected, atol=tolerance * size, err_msg=key)
