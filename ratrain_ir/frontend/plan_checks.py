@@ -93,9 +93,10 @@ def _check_positions(reader: FieldReader, plan: Plan, name: str, positions: int)
 
 
 def _check_loss_scale(reader: FieldReader, plan: Plan) -> None:
-    """Without f16 there is nothing to scale: a power of two changes no bit of what bf16 and f32 hold, but at the ends of their range."""
-    scale, types = plan.loss_scale, [getattr(plan, key) for key in DTYPE_KEYS]
-    if "f16" not in types and reader.good("loss_scale", *DTYPE_KEYS) and scale != 1.0:
+    """Without f16 there is nothing to scale: bf16 has the exponents of f32, and only f16 gradients beside it gain by a scale."""
+    scale = plan.loss_scale
+    scaled = plan.view_dtype != "f32" and "f16" in [getattr(plan, key) for key in DTYPE_KEYS]
+    if not scaled and reader.good("loss_scale", *DTYPE_KEYS) and scale != 1.0:
         reader.contradiction(
             "RT064",
             "loss_scale",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.frontend.hf_keys import FAMILIES
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.frontend.plan import DTYPES, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Engine
@@ -89,7 +89,7 @@ def plans(
     max_micro_batches: int = MAX_MICRO_BATCHES,
     max_replicas: int = MAX_REPLICAS,
 ) -> Plan:
-    """Plans for a model: any stages and uneven cuts, ZeRO 0 to 2, both reduce modes, f16 and f32, fixed and dynamic scale.
+    """Plans for a model: any stages and uneven cuts, ZeRO 0 to 2, both reduce modes, all types of storage, fixed and dynamic scale.
 
     One with several chunks a stage names a schedule that has them; one with one chunk names none, and takes any of one chunk.
     """
@@ -106,7 +106,7 @@ def plans(
     count = pp * chunks - 1
     cuts = tuple(sorted(draw(st.sets(inner, min_size=count, max_size=count)))) if count else ()
     zero = draw(st.integers(0, 2))
-    dtypes = st.sampled_from(("f16", "f32"))
+    dtypes = st.sampled_from(DTYPES)
     view_dtype = draw(dtypes)
     dp, grad_dtype = draw(st.integers(1, max_replicas)), draw(dtypes)
     plan = Plan(
@@ -122,7 +122,7 @@ def plans(
         view_dtype=view_dtype,
         grad_dtype=grad_dtype,
         grad_shard_dtype=draw(dtypes) if zero and dp > 1 else grad_dtype,
-        loss_scale=1.0 if view_dtype == "f32" else draw(st.sampled_from((None, 1.0, 1024.0))),
+        loss_scale=1.0 if view_dtype != "f16" else draw(st.sampled_from((None, 1.0, 1024.0))),
         schedule=schedule,
         chunks=chunks,
         layout=layout,

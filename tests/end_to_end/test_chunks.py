@@ -26,7 +26,7 @@ STATES: tuple[dict[str, Any], ...] = (
     {"zero": 0},
     {"zero": 3, "reduce": "each-micro-batch"},
 )
-DTYPES = ("f16", "f32")
+DTYPES = ("f16", "bf16", "f32")
 PASSES = (
     *(strategy(name).passes for name in ("ratrain", "ratrain-inline", "full-save")),
     "recompute{policy=full},bucket-grad-sync{bytes=1KiB},insert-prefetch,allocate-ddr",
@@ -75,7 +75,7 @@ def trains_as_the_reference(
 @pytest.mark.parametrize(("kind", "shape"), SMALL, ids=shape_name)
 def test_a_schedule_trains_what_gpipe_trains(kind: str, shape: PipelineShape) -> None:
     number = SMALL.index((kind, shape))
-    dtype = DTYPES[number // 2 % 2]
+    dtype = DTYPES[number // 2 % len(DTYPES)]
     trains_as_the_reference(kind, shape, number, dtype, FEW_STEPS, interleave_seed=number)
 
 

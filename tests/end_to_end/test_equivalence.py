@@ -30,8 +30,8 @@ MODELS = {"llama": MODEL, "gpt2": GPT2}
 FACTORS: dict[str, tuple[Any, ...]] = {
     "layout": ((1, 3, 2), (2, 1, 5), (2, 2, 3), (3, 2, 1), (3, 1, 4)),
     "state": ((0, "last"), (1, "last"), (2, "each-micro-batch"), (3, "last"), (3, "each-micro-batch")),
-    "dtype": ("f16", "f32"),
-    "gradients": (None, ("f16", "f32"), ("f32", "f16")),
+    "dtype": ("f16", "bf16", "f32"),
+    "gradients": (None, ("f16", "f32"), ("f32", "f16"), ("bf16", "f32")),
     "family": ("llama", "gpt2"),
     "tied": (False, True),
     "clip": ("none", "global"),

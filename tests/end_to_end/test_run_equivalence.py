@@ -70,7 +70,7 @@ def test_the_layout_does_not_change_the_training(
 
 
 @pytest.mark.full  # tests/end_to_end/test_equivalence.py holds the same on smaller models in every run
-@pytest.mark.parametrize("view_dtype", ["f32", "f16"])
+@pytest.mark.parametrize("view_dtype", ["f32", "bf16", "f16"])
 def test_recomputation_does_not_change_a_bit(trainer: Trainer, view_dtype: str) -> None:
     kept, recovered = (
         trainer.run(trainer.compile(TWO_BY_TWO, view_dtype, strategy), STEPS)

@@ -42,8 +42,8 @@ def make_plan(model: ModelConfig = MODEL, **keys: Any) -> Plan:
         "seq_len": 10,
         "optimizer": OPTIMIZER,
     }
-    if keys.get("view_dtype") == "f32":
-        defaults |= {"grad_dtype": "f32", "grad_shard_dtype": "f32", "loss_scale": 1.0}
+    if (dtype := keys.get("view_dtype", "f16")) != "f16":
+        defaults |= {"grad_dtype": dtype, "grad_shard_dtype": dtype, "loss_scale": 1.0}
     plan = Plan(**{**defaults, **keys})
     check_model(model)
     check_plan(plan, model)

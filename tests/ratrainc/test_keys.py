@@ -174,6 +174,7 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
         ({"compute.logits": "whole", "batch.head_chunk": 256}, "batch.head_chunk"),
         ({"state.reduce": "each-micro-batch"}, "state.reduce"),
         ({"state.loss_scale": 2.0, "state.view_dtype": "f32"}, "state.loss_scale"),
+        ({"state.loss_scale": 2.0, "state.view_dtype": "bf16"}, "state.loss_scale"),
     ],
     ids=str,
 )

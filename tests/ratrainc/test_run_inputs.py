@@ -335,6 +335,7 @@ def test_a_run_says_what_a_token_is(place: Path, capsys: pytest.CaptureFixture[s
 F32 = {"view_dtype": "f32", "loss_scale": 1.0, "grad_dtype": "f32", "grad_shard_dtype": "f32"}
 SCALES: dict[str, dict[str, Any]] = {
     "f32": F32,
+    "bf16": {"view_dtype": "bf16"},
     "f16, dynamic": {},
     "f16, fixed": {"loss_scale": 256.0},
     "f16, gradients in f32": {"grad_dtype": "f32", "grad_shard_dtype": "f32"},

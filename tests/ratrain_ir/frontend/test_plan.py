@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.balance import balance_cuts, head_flops, layer_flops
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, load_model
-from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
+from ratrain.ratrain_ir.frontend.plan import DTYPES, Optimizer, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan, parse_plan, plan_from_fields, plan_to_toml
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -85,6 +85,15 @@ def test_dtypes_follow():
     assert parse(BASE + '[state]\nview_dtype = "f32"\nloss_scale = 1\n').loss_scale == 1.0
     assert parse(BASE + "[state]\nloss_scale = 1024\n").loss_scale == 1024.0
     assert parse(BASE + '[state]\nloss_scale = "dynamic"\n').loss_scale is None
+    bf16 = parse(BASE + '[state]\nview_dtype = "bf16"\n')
+    assert (bf16.grad_dtype, bf16.grad_shard_dtype, bf16.loss_scale) == ("bf16", "bf16", 1.0)
+
+
+@pytest.mark.parametrize("key", ["view_dtype", "grad_dtype", "grad_shard_dtype"])
+def test_a_loss_scale_goes_with_f16_wherever_it_is(key):
+    types = dict.fromkeys(("view_dtype", "grad_dtype", "grad_shard_dtype"), "bf16") | {key: "f16"}
+    state = "".join(f'{name} = "{dtype}"\n' for name, dtype in types.items())
+    assert parse(f"{BASE}[state]\n{state}loss_scale = 2\n").loss_scale == 2.0
 
 
 def test_every_key():
@@ -233,7 +242,7 @@ REFUSED = [
     (BASE + "[state]\nzero = 4\n", "RT063", "'state.zero' is 4", 10),
     (BASE + "[state]\nzero = true\n", "RT063", "'state.zero' is true", 10),
     (BASE + '[state]\nreduce = "first"\n', "RT063", "'state.reduce' is \"first\"", 10),
-    (BASE + '[state]\nview_dtype = "bf16"\n', "RT063", "'state.view_dtype' is \"bf16\"", 10),
+    (BASE + '[state]\nview_dtype = "f8"\n', "RT063", "'state.view_dtype' is \"f8\"", 10),
     (BASE + "[state]\nloss_scale = 0\n", "RT063", "'state.loss_scale' is 0", 10),
     (BASE + "[state]\nloss_scale = inf\n", "RT063", "'state.loss_scale' is inf", 10),
     (BASE + '[state]\nloss_scale = "big"\n', "RT063", "'state.loss_scale' is \"big\"", 10),
@@ -312,6 +321,8 @@ REFUSED = [
     ),
     (BASE + '[state]\nview_dtype = "f32"\nloss_scale = 2.0\n', "RT064", "loss scale is 2.0", 11),
     (BASE + '[state]\nview_dtype = "f32"\nloss_scale = "dynamic"\n', "RT064", "loss scale is dynamic", 11),
+    (BASE + '[state]\nview_dtype = "bf16"\nloss_scale = 2.0\n', "RT064", "but bf16 parameter views are not scaled", 11),
+    (BASE + '[state]\nview_dtype = "bf16"\nloss_scale = "dynamic"\n', "RT064", "loss scale is dynamic", 11),
     (BASE + "[optimizer]\ntotal_steps = 9\nmin_lr = 1e-3\n", "RT064", "is above lr 0.0003", 11),
     (BASE + "[optimizer]\nmin_lr = 1e-5\n", "RT064", "is never reached", 10),
     (BASE + "[optimizer]\nwarmup_steps = 9\ntotal_steps = 8\n", "RT064", "9 warm-up steps do not fit into 8", 10),
@@ -404,7 +415,7 @@ def plans(draw) -> Plan:
     cuts = draw(st.lists(st.integers(1, MODEL.layers - 1), min_size=pp - 1, max_size=pp - 1, unique=True).map(sorted))
     zero = draw(st.integers(0, 2))
     dp = draw(st.integers(1, 4096))
-    view_dtype, grad_dtype = draw(st.sampled_from(["f16", "f32"])), draw(st.sampled_from(["f16", "f32"]))
+    view_dtype, grad_dtype = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(DTYPES))
     lr = draw(st.floats(0, 1))
     warmup = draw(st.integers(0, 1000))
     total = draw(st.none() | st.integers(max(1, warmup), 10**6))
@@ -420,8 +431,8 @@ def plans(draw) -> Plan:
         reduce=draw(st.sampled_from(["last", "each-micro-batch"])) if zero == 2 else "last",
         view_dtype=view_dtype,
         grad_dtype=grad_dtype,
-        grad_shard_dtype=draw(st.sampled_from(["f16", "f32"])) if zero and dp > 1 else grad_dtype,
-        loss_scale=1.0 if view_dtype == "f32" else draw(st.none() | st.floats(2**-20, 2**32)),
+        grad_shard_dtype=draw(st.sampled_from(DTYPES)) if zero and dp > 1 else grad_dtype,
+        loss_scale=1.0 if view_dtype != "f16" else draw(st.none() | st.floats(2**-20, 2**32)),
         seed=draw(st.integers(0, 2**63 - 1)),
         optimizer=Optimizer(
             lr=lr,

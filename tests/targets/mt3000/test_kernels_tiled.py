@@ -19,6 +19,7 @@ from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles
 from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes
+from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, train
 from tests.end_to_end.toys import GPT2
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from ratrain.targets.mt3000.tiling.core import Cluster
     from ratrain.targets.program.routine import Routine
 
-NUMPY = {Dtype.F16: np.float16, Dtype.F32: np.float32}
 CLUSTERS = st.sampled_from([MT3000, SMALL])
 
 
@@ -53,11 +53,11 @@ def scratch_for(kernels, kernel: str, **arguments) -> Scratch:
 @given(gemm_shapes(), CLUSTERS, st.booleans(), st.integers(0, 99))
 def test_products(shape: GemmShape, cluster: Cluster, late: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    a = rng.normal(size=(shape.k, shape.m) if shape.trans_a else (shape.m, shape.k)).astype(NUMPY[shape.a])
-    b = rng.normal(size=(shape.n, shape.k) if shape.trans_b else (shape.k, shape.n)).astype(NUMPY[shape.b])
-    out = rng.normal(size=(shape.m, shape.n)).astype(NUMPY[shape.out])
+    a = rng.normal(size=(shape.k, shape.m) if shape.trans_a else (shape.m, shape.k)).astype(NUMPY_DTYPES[shape.a])
+    b = rng.normal(size=(shape.n, shape.k) if shape.trans_b else (shape.k, shape.n)).astype(NUMPY_DTYPES[shape.b])
+    out = rng.normal(size=(shape.m, shape.n)).astype(NUMPY_DTYPES[shape.out])
     added = {
-        name: rng.normal(size=shape.n if name == "bias" else (shape.m, shape.n)).astype(NUMPY[dtype])
+        name: rng.normal(size=shape.n if name == "bias" else (shape.m, shape.n)).astype(NUMPY_DTYPES[dtype])
         for name, dtype in shape.added
         if name != "out"
     }
@@ -97,11 +97,11 @@ def test_attention(shape: AttentionShape, cluster: Cluster, late: bool, alibi: b
     rng = np.random.default_rng(seed)
     rows = spec.batch * spec.seq_len
     heads = {"q": spec.heads, "k": spec.kv_heads, "v": spec.kv_heads, "do": spec.heads}
-    x = {name: rng.normal(size=(rows, n * spec.head_dim)).astype(NUMPY[shape.dtype]) for name, n in heads.items()}
+    x = {name: rng.normal(size=(rows, n * spec.head_dim)).astype(NUMPY_DTYPES[shape.dtype]) for name, n in heads.items()}
     parts = {kernel: attention_tiles(kernel, shape, cluster) for kernel in PARTS}
     found = attention(tiled(parts, late=late), spec, x)
     exact = Attention(spec, *f64(x["q"], x["k"], x["v"]))
-    eps = float(ml_dtypes.finfo(NUMPY[shape.dtype]).eps)
+    eps = float(ml_dtypes.finfo(NUMPY_DTYPES[shape.dtype]).eps)
     score_error = exact.score_error + 1e-6
     magnitude = exact.join(exact.prob @ np.abs(exact.v))
     slack = 2.0**-23 if shape.dtype is Dtype.F16 else 1e-30  # of probabilities that are subnormal halves

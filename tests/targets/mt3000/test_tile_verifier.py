@@ -29,6 +29,7 @@ from ratrain.targets.mt3000.tiles.verifier import schedule_problem
 from ratrain.targets.mt3000.tiling.attention import PARTS, AttentionShape
 from ratrain.targets.mt3000.tiling.gemm import GemmShape
 from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles
+from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from tests.targets.mt3000.tile_shapes import SMALL
 
 HALF = Dtype.F16
@@ -122,9 +123,8 @@ def test_no_buffer_can_shrink_move_or_lose_a_copy(name: str) -> None:
 def results(schedule: TileSchedule) -> dict[str, list[float]]:
     """What a schedule computes from small whole numbers, whose products and sums are exact; softmax to three digits."""
     rng = np.random.default_rng(1)
-    dtypes = {Dtype.F16: np.float16, Dtype.F32: np.float32}
     found: list[dict[str, list[float]]] = []
-    inputs = {o.name: rng.integers(-2, 3, schedule.operand_shape(o)).astype(dtypes[o.dtype]) for o in schedule.operands}
+    inputs = {o.name: rng.integers(-2, 3, schedule.operand_shape(o)).astype(NUMPY_DTYPES[o.dtype]) for o in schedule.operands}
     for late in (False, True):
         operands = {name: array.copy() for name, array in inputs.items()}
         arrays = [np.full(buffer.shape, 0xFF, np.uint8) for buffer in memory_plan(schedule.memories)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.types import STORAGE_DTYPES
 from ratrain.targets.mt3000.tiles.schedule import Memories
 from ratrain.targets.mt3000.tiling.attention import AttentionShape
 from ratrain.targets.mt3000.tiling.core import Cluster
@@ -14,7 +14,7 @@ MT3000 = Cluster(Memories(24, 6 << 20, 768 << 10, 64 << 10), 8.1e12 / 9216, 30e9
 SMALL = Cluster(Memories(6, 20 << 10, 24 << 10, 2 << 10), 1e9, 30e9, 300e9, 512, 62, 26, 16, 10)
 """So little memory that small shapes have several panels, strips, turns and chunks."""
 
-DTYPE = st.sampled_from([Dtype.F16, Dtype.F32])
+DTYPE = st.sampled_from(STORAGE_DTYPES)
 
 
 @st.composite

@@ -14,7 +14,7 @@ from ratrain.targets.program.kernel_calls import step_problem
 from ratrain.targets.program.kernels import KERNELS, Types
 from ratrain.targets.program.routine import Step
 
-F16, F32 = Dtype.F16, Dtype.F32
+F16, BF16, F32 = Dtype.F16, Dtype.BF16, Dtype.F32
 BLOCK: dict[str, Any] = {
     "batch": 2,
     "queries": 5,
@@ -68,6 +68,14 @@ def test_calls_are_accepted(kernel: str) -> None:
     assert problem(kernel, *CALLS[kernel]) is None
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("kernel", CALLS)
+def test_storage_is_of_any_type_that_operands_agree_on(kernel: str, dtype: Dtype) -> None:
+    types, options = CALLS[kernel]
+    stored = {name: (dtype if given is F16 else given, shape) for name, (given, shape) in types.items()}
+    assert problem(kernel, stored, options) is None
+
+
 @pytest.mark.parametrize("kernel", ["rope", "position_forward", "position_backward"])
 def test_positions_start_at_0_where_nothing_is_said(kernel: str) -> None:
     types, options = CALLS[kernel]
@@ -101,6 +109,7 @@ def test_positions_start_at_0_where_nothing_is_said(kernel: str) -> None:
         ("position_forward", {}, {"seq_len": 5}, "need whole sequences"),
         ("cast", {"dst": (F16, (24, 10))}, {}, "'dst' of .* does not have the shape of the other operands"),
         ("add", {"b": (F32, (1,))}, {}, "'b' of .* does not have the shape of the other operands"),
+        ("attention_delta", {"do": (BF16, Q)}, {}, "'do' of .* is bf16.*it does not go with the other operands"),
         ("zero", {"a": (Dtype.I32, (3,))}, {}, "'a' of .* is i32"),
     ],
 )

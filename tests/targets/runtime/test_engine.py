@@ -166,7 +166,7 @@ def test_a_checkpoint_with_an_impossible_loss_scale_is_refused(scale: tuple[floa
 # ZeRO, reduction, layouts
 
 
-@pytest.mark.parametrize("view_dtype", ["f16", "f32"])
+@pytest.mark.parametrize("view_dtype", ["f16", "bf16", "f32"])
 @pytest.mark.parametrize("dp", [2, 3])
 def test_zero_levels_train_the_same(view_dtype: str, dp: int) -> None:
     steps = 10
@@ -328,6 +328,7 @@ def test_arenas_have_exactly_the_bytes_the_program_says(name: str) -> None:
         {"grad_dtype": "f32", "grad_shard_dtype": "f16"},
         {"grad_dtype": "f16", "grad_shard_dtype": "f32"},
         {"zero": 0, "grad_dtype": "f32", "grad_shard_dtype": "f32"},
+        {"view_dtype": "bf16", "grad_shard_dtype": "f32"},
         {"zero": 2, "reduce": "each-micro-batch", "grad_shard_dtype": "f32"},
         {"model": TIED, "dp": 3},
         {"model": evolve(MODEL, family="qwen2", qkv_bias=True, sliding_window=4)},

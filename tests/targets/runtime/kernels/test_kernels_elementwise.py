@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from ratrain.targets.runtime.dtypes import BFLOAT16
 from ratrain.targets.runtime.kernels import fast_flat, fast_numba
 from tests.targets.runtime.kernels.kernels_oracle import (
     DTYPES,
@@ -54,6 +55,38 @@ def test_cast_to_half_rounds_as_ieee(name, bits):
     dst = np.empty(src.shape, np.float16)
     call(name, "cast", src=src, dst=dst)
     np.testing.assert_array_equal(dst, half(src))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_cast_of_every_bfloat(name):
+    every = np.arange(1 << 16, dtype=np.uint16).view(BFLOAT16)
+    wide, back = np.empty(1 << 16, np.float32), np.empty(1 << 16, BFLOAT16)
+    call(name, "cast", src=every, dst=wide)
+    same_bits(wide, (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32))
+    call(name, "cast", src=wide, dst=back)
+    nan = np.isnan(wide)
+    same_bits(back[~nan], every[~nan])
+    same_bits(back[nan], np.copysign(np.float32(np.nan), wide[nan]).astype(BFLOAT16))
+
+
+@pytest.mark.parametrize("name", SETS)
+@given(bits=BITS32)
+def test_cast_to_bfloat_takes_the_nearest(name, bits):
+    """Of the two neighbours with the upper half of the bits and one more; of equally near ones the even."""
+    src = bits.view(np.float32)
+    dst = np.empty(src.shape, BFLOAT16)
+    call(name, "cast", src=src, dst=dst)
+    number = ~np.isnan(src)
+    rest = bits & 0xFFFF
+    up = (rest > 0x8000) | ((rest == 0x8000) & (bits >> 16 & 1 == 1))
+    same_bits(dst[number], ((bits >> 16) + up).astype(np.uint16)[number].view(BFLOAT16))
+    assert np.isnan(dst[~number]).all()
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_signalling_nan_is_not_finite(name):
+    a = np.full(5, 0x7F81, np.uint16).view(BFLOAT16)
+    assert call(name, "all_finite", a=a) is False
 
 
 @pytest.mark.parametrize("name", SETS)
