@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ratrain.ratrainc.machine_facts import cpu_flags
+
 CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 """`cpu` is the time of this process on all its threads: right beside other work on the machine, and only for one thread."""
 
@@ -32,8 +34,9 @@ def machine() -> str:
     model = next(
         (line.split(":")[1].strip() for line in _cpu_info() if line.startswith("model name")), platform.machine()
     )
-    flags = next((line.split(":")[1].split() for line in _cpu_info() if line.startswith("flags")), [])
-    wide = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16") if flag in flags]
+    sets = ("avx2", "f16c", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16")
+    flags = cpu_flags()
+    wide = [flag for flag in sets if flag in flags]
     pinned = os.environ.get("OPENBLAS_CORETYPE", "unset")
     return f"{model}, {os.cpu_count()} cores, {' '.join(wide)}; OPENBLAS_CORETYPE {pinned}"
 

@@ -7,11 +7,13 @@ import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, frozen
 
+from ratrain.ratrain_ir.types import Dtype
 from ratrain.ratrainc.console import size_text
 
 if TYPE_CHECKING:
@@ -48,12 +50,13 @@ class Fact:
 
 
 def machine_facts() -> dict[str, Fact]:
-    """Python, BLAS, threads, the kernels' cache, MPI, memory."""
+    """Python, BLAS, threads, bf16, the kernels' cache, MPI, memory."""
     return {
         "python": Fact(f"{platform.python_version()}, {platform.system()} {platform.machine()}"),
         "blas": _blas(),
         "threads": _threads(),
         "matrix products": _matrix_products(),
+        "bf16": bf16_fact(cpu_flags()),
         "kernel cache": _kernel_cache(),
         "mpi": _mpi(),
         "free memory": Fact(size_text(free_memory())),
@@ -146,6 +149,37 @@ def _matrix_products() -> Fact:
     with threadpool_limits(limits=1):
         peak = measured_peak_flops()
     return Fact(f"{peak / 1e9:.0f} GFLOP/s in f32 on one core", "measured now; what utilisation is counted against")
+
+
+_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
+"""What Linux calls instructions that multiply bf16: two sets of x86, and Arm's."""
+
+
+def cpu_flags(facts: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """The instruction sets of the first processor, as Linux names them; none where it does not say."""
+    try:
+        lines = facts.read_text("utf-8").splitlines()
+    except OSError:  # no Linux
+        return frozenset()
+    named = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(named, ()))
+
+
+def bf16_fact(flags: Collection[str]) -> Fact:
+    """Whether a processor with these flags multiplies bf16, and what a plan in it gains all the same."""
+    native = [flag for flag in _BF16_FLAGS if flag in flags]
+    found = f"this processor multiplies it ({', '.join(native)})" if native else "this processor does not multiply it"
+    used = "the kernels here do not use that: they" if native else "the kernels here"
+    return Fact(
+        found,
+        f"{used} multiply in f32, so bf16 saves memory, not time: activations, views and gradients take half of what they take in f32 "
+        f"({_parameter_bytes(Dtype.BF16)} bytes a parameter, not {_parameter_bytes(Dtype.F32)}, where nothing is sharded), as much as in f16, which needs a loss scale",
+    )
+
+
+def _parameter_bytes(dtype: Dtype) -> int:
+    """Of a parameter: view and gradient in a type, master weight and both moments in f32."""
+    return 2 * dtype.itemsize + 3 * Dtype.F32.itemsize
 
 
 def _kernel_cache() -> Fact:

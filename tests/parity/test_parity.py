@@ -34,6 +34,7 @@ STRATEGY = "full-save"
 F32_LOSS = 1e-5  # of the loss
 F32_GRADIENT = 1e-4  # of the tensor's largest absolute value
 F16_LOSS = 1e-2  # of the loss
+BF16_LOSS = 5e-3  # of the loss
 
 CASES = {
     "llama": tiny_config(),
@@ -69,6 +70,16 @@ class Case:
     @cached_property
     def reference(self) -> tuple[list[float], Arrays]:
         """PyTorch's losses, and its gradients of the first step."""
+        return self._trained_by_torch("float32")
+
+    @cached_property
+    def bf16_reference(self) -> tuple[list[float], Arrays]:
+        """The same of PyTorch that computes in bf16, on copies of float32 parameters."""
+        return self._trained_by_torch("bfloat16")
+
+    def _trained_by_torch(self, views: str) -> tuple[list[float], Arrays]:
+        import torch
+
         from tests.parity import torch_llama
 
         losses, gradients = torch_llama.train(
@@ -79,15 +90,16 @@ class Case:
             global_batch=LAYOUT.global_batch,
             steps=STEPS,
             optimizer=torch_llama.AdamW(**OPTIMIZER),
+            views=getattr(torch, views),
             loss_of=self.model.mean_loss,
         )
         assert losses[-1] < losses[0] - 1, "the model does not learn: equal losses would say little"
         return losses, {name: value.numpy() for name, value in gradients.items()}
 
-    def deviation(self, view_dtype: str, layout: Layout = LAYOUT) -> float:
-        """The worst relative deviation of a loss from PyTorch's."""
+    def deviation(self, view_dtype: str, layout: Layout = LAYOUT, expected: list[float] | None = None) -> float:
+        """The worst relative deviation of a loss from PyTorch's, in float32 where `expected` does not say otherwise."""
         losses = self.trainer.run(self.trainer.compile(layout, view_dtype, STRATEGY), STEPS)
-        expected = self.reference[0]
+        expected = self.reference[0] if expected is None else expected
         worst, step = worst_relative(losses, expected)
         show(
             f"{self.name}, {view_dtype}: loss {expected[0]:.4f} -> {expected[-1]:.4f},"
@@ -145,9 +157,14 @@ def test_f32_losses_of_slices(case: Case) -> None:
     assert case.deviation("f32", SLICED) <= F32_LOSS
 
 
+def first_gradients(case: Case, layout: Layout, view_dtype: str) -> Arrays:
+    """Our gradients of the first step."""
+    return joined_biases(case.trainer.first_gradients(case.trainer.compile(layout, view_dtype, STRATEGY)))
+
+
 @pytest.mark.parametrize("layout", [LAYOUT, SLICED], ids=["whole", "slices"])
 def test_f32_gradients(case: Case, layout: Layout) -> None:
-    got = joined_biases(case.trainer.first_gradients(case.trainer.compile(layout, "f32", STRATEGY)))
+    got = first_gradients(case, layout, "f32")
     expected = unpacked(case.reference[1])
     assert sorted(got) == sorted(expected)
     deviations = {}
@@ -161,3 +178,21 @@ def test_f32_gradients(case: Case, layout: Layout) -> None:
 
 def test_f16_losses(case: Case) -> None:
     assert case.deviation("f16") <= F16_LOSS
+
+
+def test_bf16_losses(case: Case) -> None:
+    assert case.deviation("bf16") <= BF16_LOSS
+    assert case.deviation("bf16", expected=case.bf16_reference[0]) <= BF16_LOSS
+
+
+def test_bf16_gradients(case: Case) -> None:
+    """No farther from float32 than PyTorch's in bf16: norms of the deviations, as parts of those of the gradients, on average."""
+    got, exact = first_gradients(case, LAYOUT, "bf16"), unpacked(case.reference[1])
+    theirs = unpacked(case.bf16_reference[1])
+    assert sorted(got) == sorted(exact) == sorted(theirs)
+    ours, of_torch = (
+        float(np.mean([np.linalg.norm(found[name] - values) / np.linalg.norm(values) for name, values in exact.items()]))
+        for found in (got, theirs)
+    )
+    show(f"{case.name}, bf16: gradients deviate by {ours:.1e} from float32, PyTorch's by {of_torch:.1e}")
+    assert 0 < ours <= of_torch

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.parity.torch_llama import cross_entropy
+
 Weights = dict[str, Tensor]
 
 
@@ -85,5 +87,4 @@ def logits(config: Mapping[str, Any], weights: Mapping[str, Tensor], tokens: Ten
 
 def mean_loss(config: Mapping[str, Any], weights: Mapping[str, Tensor], sequences: Tensor) -> Tensor:
     """Mean cross-entropy, in nats, of predicting each next token of sequences[batch, tokens + 1]."""
-    predicted = logits(config, weights, sequences[:, :-1])
-    return functional.cross_entropy(predicted.flatten(0, 1), sequences[:, 1:].flatten())
+    return cross_entropy(logits(config, weights, sequences[:, :-1]), sequences[:, 1:])

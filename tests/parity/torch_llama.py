@@ -208,8 +208,13 @@ def logits(config: Mapping[str, Any], weights: Mapping[str, Tensor], tokens: Ten
 
 def mean_loss(config: Mapping[str, Any], weights: Mapping[str, Tensor], sequences: Tensor) -> Tensor:
     """Mean cross-entropy, in nats, of predicting each next token of sequences[batch, tokens + 1]."""
-    predicted = logits(config, weights, sequences[:, :-1])
-    return functional.cross_entropy(predicted.flatten(0, 1), sequences[:, 1:].flatten())
+    return cross_entropy(logits(config, weights, sequences[:, :-1]), sequences[:, 1:])
+
+
+def cross_entropy(predicted: Tensor, labels: Tensor) -> Tensor:
+    """Its mean over labels[batch, tokens], in nats; of logits in 16 bits, in float32."""
+    wide = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
+    return functional.cross_entropy(wide.flatten(0, 1), labels.flatten())
 
 
 def train(
@@ -222,12 +227,13 @@ def train(
     steps: int,
     optimizer: AdamW,
     dtype: torch.dtype = torch.float32,
+    views: torch.dtype | None = None,
     loss_of: Callable[[Mapping[str, Any], Mapping[str, Tensor], Tensor], Tensor] = mean_loss,
 ) -> tuple[list[float], Weights]:
     """Train in sequential order: the loss of each step before its update, and the gradients of the first step.
 
     Step k trains on the sequences k * global_batch and following; sequence i is tokens[i * seq_len :][:seq_len], its
-    targets one later.
+    targets one later. Parameters and moments are of `dtype`; blocks compute with copies of them in `views`, where that is given.
     """
     parameters = {name: value.detach().clone().to(dtype).requires_grad_() for name, value in weights.items()}
     groups = [
@@ -243,7 +249,8 @@ def train(
         for group in adamw.param_groups:
             group["lr"] = optimizer.learning_rate(step)
         adamw.zero_grad()
-        loss = loss_of(config, parameters, batch)
+        read = parameters if views is None else {name: value.to(views) for name, value in parameters.items()}
+        loss = loss_of(config, read, batch)
         torch.autograd.backward(loss)
         if step == 0:
             first = {name: value.grad.clone() for name, value in parameters.items() if value.grad is not None}

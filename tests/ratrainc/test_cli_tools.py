@@ -198,7 +198,27 @@ def test_trace_has_a_track_per_engine_and_an_arrow_per_message(
 def test_doctor_says_what_a_run_needs(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(printed(capsys, "doctor", schedule, "--json"))
     assert found["problems"] == []
-    assert {"blas", "threads", "kernel cache", "mpi", "free memory", "program"} <= set(found["facts"])
+    assert {"blas", "threads", "bf16", "kernel cache", "mpi", "free memory", "program"} <= set(found["facts"])
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("processor : 0\nflags\t: fpu avx2 avx512_bf16 amx_bf16\n\nprocessor : 1\nflags\t: fpu\n", "avx512_bf16, amx_bf16"),
+        ("processor : 0\nFeatures\t: fp asimd bf16\n", "(bf16)"),
+        ("processor : 0\nflags\t: fpu avx2 avx512f\n", "does not multiply it"),
+        (None, "does not multiply it"),
+    ],
+)
+def test_doctor_says_whether_the_processor_multiplies_bf16(text: str | None, found: str, tmp_path: Path) -> None:
+    facts = tmp_path / "cpuinfo"
+    if text is not None:
+        facts.write_text(text, "utf-8")
+    fact = machine_facts.bf16_fact(machine_facts.cpu_flags(facts))
+    assert found in fact.found
+    assert ("do not use that" in fact.remark) == ("does not" not in fact.found)
+    assert "16 bytes a parameter, not 20" in fact.remark
+    assert not fact.stops_a_run
 
 
 def test_doctor_knows_a_plan_s_memory(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
