@@ -54,6 +54,7 @@ def test_training_step(capsys, clock):
     inside = re.search(r"inside sgemm ([0-9.]+)% of a step", out)
     assert inside
     assert 0 < float(inside[1]) < 100
+    assert re.findall(r"^  RATrain (\w+) .* [0-9]+ tokens/s ", out, re.MULTILINE) == ["f16", "bf16", "f32"]
     shares = re.findall(r"^  (\w+) +([0-9.]+)% +-?[0-9.]+%$", out, re.MULTILINE)
     assert {"gemm", "attention_forward", "attention_backward", "adamw", "engine"} <= {name for name, _ in shares}
     assert abs(sum(float(share) for _, share in shares) - 100) < 2

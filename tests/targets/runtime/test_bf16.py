@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from attrs import evolve
+from safetensors.numpy import save_file
 
+from ratrain.ratrain_ir.blocks import block_chain, parameters
 from ratrain.ratrain_ir.types import Dtype
-from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
+from ratrain.targets.runtime.dtypes import BFLOAT16, NUMPY_DTYPES
+from ratrain.targets.runtime.weights import named_parameters, random_weights
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, same_bits, start, train
 from tests.end_to_end.toys import GPT2
 
@@ -52,6 +55,20 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Any) -> None:
     rest = train(program, 3, resume=str(tmp_path / "half"))
     assert losses(rest) == losses(whole)[3:]
     same_bits(rest, whole)
+
+
+def test_weights_of_a_bf16_file_are_the_views_bit_for_bit(tmp_path: Any) -> None:
+    path = tmp_path / "weights.safetensors"
+    source = random_weights(MODEL, 1)
+    held = {name: source(name).astype(BFLOAT16) for name in named_parameters(MODEL)}
+    save_file(held, path)
+    engine = start(make_program(view_dtype="bf16", pp=1, dp=1), 1, init=str(path)).engine
+    ((rank,),) = engine.ranks
+    for block in block_chain(MODEL):
+        view = rank.carried("w", str(block))
+        for parameter in parameters(MODEL, block):
+            values = view[parameter.offset : parameter.offset + parameter.elements]
+            assert values.tobytes() == held[parameter.name].tobytes(), parameter.name
 
 
 def test_any_order_and_poison_change_no_bit() -> None:
