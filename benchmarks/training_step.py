@@ -121,9 +121,7 @@ def torch_steps(task: Task, threads: int) -> dict[str, Callable[[], float]]:
 
 def compare(task: Task, types: Sequence[str], threads: int, repeat: int, clock: str, *, with_torch: bool) -> None:
     """Print one comparison; all are compared with ours in the first of the types."""
-    contestants = {
-        f"RATrain {dtype}": our_step(task.stored_in(dtype), kernel_set("fast", threads)) for dtype in types
-    }
+    contestants = {f"RATrain {dtype}": our_step(task.stored_in(dtype), kernel_set("fast", threads)) for dtype in types}
     first = next(iter(contestants))
     if with_torch:
         contestants |= torch_steps(task, threads)

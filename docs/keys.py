@@ -136,7 +136,7 @@ MACHINE = {
     "collectives": Key("the ways its transport does collectives: a list; all where it is missing", ["tree"], TIMES),
     "ddr_capacity": Key("the bytes a stage must fit", 2**16),
     "ddr_bandwidth": Key("bytes a second of memory", 1e9, TIMES),
-    "fp16_peak": Key("the rate of products", 1e12, TIMES),
+    "fp16_peak": Key("the rate of products, whatever the type of their operands", 1e12, TIMES),
     "gemm_efficiency": Key("the part of the peak that products reach", 0.1, TIMES, {"fp16_peak": 1e6}),
     "attention_efficiency": Key("the part of the peak that attention reaches", 0.1, TIMES, {"fp16_peak": 1e6}),
     "link_bandwidth": Key("bytes a second between clusters", 1e6, TIMES),

@@ -191,7 +191,9 @@ def test_bf16_gradients(case: Case) -> None:
     theirs = unpacked(case.bf16_reference[1])
     assert sorted(got) == sorted(exact) == sorted(theirs)
     ours, of_torch = (
-        float(np.mean([np.linalg.norm(found[name] - values) / np.linalg.norm(values) for name, values in exact.items()]))
+        float(
+            np.mean([np.linalg.norm(found[name] - values) / np.linalg.norm(values) for name, values in exact.items()])
+        )
         for found in (got, theirs)
     )
     show(f"{case.name}, bf16: gradients deviate by {ours:.1e} from float32, PyTorch's by {of_torch:.1e}")

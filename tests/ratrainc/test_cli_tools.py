@@ -204,7 +204,10 @@ def test_doctor_says_what_a_run_needs(schedule: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("processor : 0\nflags\t: fpu avx2 avx512_bf16 amx_bf16\n\nprocessor : 1\nflags\t: fpu\n", "avx512_bf16, amx_bf16"),
+        (
+            "processor : 0\nflags\t: fpu avx2 avx512_bf16 amx_bf16\n\nprocessor : 1\nflags\t: fpu\n",
+            "avx512_bf16, amx_bf16",
+        ),
         ("processor : 0\nFeatures\t: fp asimd bf16\n", "(bf16)"),
         ("processor : 0\nflags\t: fpu avx2 avx512f\n", "does not multiply it"),
         (None, "does not multiply it"),

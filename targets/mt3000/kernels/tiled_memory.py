@@ -129,7 +129,9 @@ class TiledMemory:
         start = buffer.offset + copy * buffer.copy_bytes
         nbytes = prod(buffer.shape) * buffer.dtype.itemsize
         array = (
-            self.memories[buffer.memory][owner, start : start + nbytes].view(NUMPY_DTYPES[buffer.dtype]).reshape(buffer.shape)
+            self.memories[buffer.memory][owner, start : start + nbytes]
+            .view(NUMPY_DTYPES[buffer.dtype])
+            .reshape(buffer.shape)
         )
         held = self.held[name, owner, copy]
         tile: Array = array[tuple(slice(*axis_range(axis, ranges, held)) for axis in buffer.axes)]

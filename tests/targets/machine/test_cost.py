@@ -66,6 +66,18 @@ def test_slices_of_an_attention_take_its_operations(bounds: tuple[int, ...], win
         assert seconds == pytest.approx(work(f"attention_{way}", whole, on).seconds, rel=1e-9)
 
 
+@pytest.mark.parametrize("cost", ["roofline", "tiles"])
+def test_bf16_takes_what_f16_takes(cost: str) -> None:
+    on = parse_machine(f'base = "mt3000"\nname = "other"\ncost = "{cost}"\n', file="m.toml")
+    options = {"batch": BATCH, "seq_len": 256, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
+    options |= {"window": None, "alibi": False}
+    half, bfloat, single = (
+        work("attention_forward", options, on, storage) for storage in (Dtype.F16, Dtype.BF16, Dtype.F32)
+    )
+    assert bfloat == half
+    assert bfloat.ddr_bytes < single.ddr_bytes
+
+
 def test_blocks_move_their_operands() -> None:
     on, line, wide, narrow = (
         machine(1.0),

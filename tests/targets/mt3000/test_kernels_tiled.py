@@ -97,7 +97,9 @@ def test_attention(shape: AttentionShape, cluster: Cluster, late: bool, alibi: b
     rng = np.random.default_rng(seed)
     rows = spec.batch * spec.seq_len
     heads = {"q": spec.heads, "k": spec.kv_heads, "v": spec.kv_heads, "do": spec.heads}
-    x = {name: rng.normal(size=(rows, n * spec.head_dim)).astype(NUMPY_DTYPES[shape.dtype]) for name, n in heads.items()}
+    x = {
+        name: rng.normal(size=(rows, n * spec.head_dim)).astype(NUMPY_DTYPES[shape.dtype]) for name, n in heads.items()
+    }
     parts = {kernel: attention_tiles(kernel, shape, cluster) for kernel in PARTS}
     found = attention(tiled(parts, late=late), spec, x)
     exact = Attention(spec, *f64(x["q"], x["k"], x["v"]))
@@ -146,14 +148,15 @@ def test_nan_and_overflow_are_visible() -> None:
     assert np.isinf(out[[0, 2]]).all()
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f16", 2e-4), ("bf16", 1e-3)])
 @pytest.mark.parametrize("model", [MODEL, GPT2], ids=["llama", "gpt2"])
-def test_training_is_that_of_the_fast_kernels(model: ModelConfig) -> None:
-    program = make_program(model, machine="mt3000-tiles")
+def test_training_is_that_of_the_fast_kernels(model: ModelConfig, dtype: str, tolerance: float) -> None:
+    program = make_program(model, machine="mt3000-tiles", view_dtype=dtype)
     again = parse_program(program_bytes(program), "again.rtx")
     assert again.routines == program.routines
     assert any(step.on_chip for routine in again.routines for step in routine.steps)
     check_program(again)
-    np.testing.assert_allclose(losses(train(again, 2, kernels="tiled")), losses(train(program, 2)), rtol=2e-4)
+    np.testing.assert_allclose(losses(train(again, 2, kernels="tiled")), losses(train(program, 2)), rtol=tolerance)
 
 
 def test_a_program_without_tiles_is_refused() -> None:

@@ -124,7 +124,9 @@ def results(schedule: TileSchedule) -> dict[str, list[float]]:
     """What a schedule computes from small whole numbers, whose products and sums are exact; softmax to three digits."""
     rng = np.random.default_rng(1)
     found: list[dict[str, list[float]]] = []
-    inputs = {o.name: rng.integers(-2, 3, schedule.operand_shape(o)).astype(NUMPY_DTYPES[o.dtype]) for o in schedule.operands}
+    inputs = {
+        o.name: rng.integers(-2, 3, schedule.operand_shape(o)).astype(NUMPY_DTYPES[o.dtype]) for o in schedule.operands
+    }
     for late in (False, True):
         operands = {name: array.copy() for name, array in inputs.items()}
         arrays = [np.full(buffer.shape, 0xFF, np.uint8) for buffer in memory_plan(schedule.memories)]

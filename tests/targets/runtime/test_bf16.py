@@ -25,7 +25,9 @@ NEAR_REFERENCE = 5e-4
 
 def test_every_element_type_has_a_numpy_dtype_of_its_size() -> None:
     assert NUMPY_DTYPES.keys() == set(Dtype)
-    assert {dtype: numpy.itemsize for dtype, numpy in NUMPY_DTYPES.items()} == {dtype: dtype.itemsize for dtype in Dtype}
+    assert {dtype: numpy.itemsize for dtype, numpy in NUMPY_DTYPES.items()} == {
+        dtype: dtype.itemsize for dtype in Dtype
+    }
     assert len(set(NUMPY_DTYPES.values())) == len(Dtype)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-import numba
 import ml_dtypes
+import numba
 import numpy as np
 import pytest
 from hypothesis import given

@@ -123,7 +123,9 @@ def test_backward_matches_float64(name, dtype, normalise, chunk):
     close(dxn, dx_exact, dx_bound / EPS, 1)
     # one rounding to storage for each chunk, of values no larger than the sum of the magnitudes
     chunks = -(-TOKENS // chunk)
-    stored = (chunks - 1) * float(ml_dtypes.finfo(dtype).eps) / 2 * (dw_magnitude(terms, x, w, inverse, logits, normalise))
+    stored = (
+        (chunks - 1) * float(ml_dtypes.finfo(dtype).eps) / 2 * (dw_magnitude(terms, x, w, inverse, logits, normalise))
+    )
     close(dtable, dw_exact, (dw_bound + stored) / EPS + chunks * 2.0**-24 / EPS, 1)
 
 
