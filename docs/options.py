@@ -557,6 +557,7 @@ OPTIONS = {
         {
             "-o": Option("the directory", "-o other", "ckpt"),
             "--max-shard-size": Option("how many files the weights are", "--max-shard-size 4KiB"),
+            "--dtype": Option("the type of the weights", "--dtype bf16"),
             "--json": _JSON,
         },
     ),

@@ -12,6 +12,7 @@ from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.files import is_there, made_directory, replacing, write_lines
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.types import Dtype
 from ratrain.targets.runtime.checkpoint import MANIFEST_FILE
 from ratrain.targets.runtime.checkpoint_series import latest_companions, latest_weights
 from ratrain.targets.runtime.companions import GENERATION_FILE, generation_config
@@ -30,10 +31,13 @@ class Export:
     files: tuple[str, ...]
 
 
-def export_weights(checkpoint: str, directory: str, *, most_shard_bytes: int = MOST_SHARD_BYTES) -> Export:
+def export_weights(
+    checkpoint: str, directory: str, *, most_shard_bytes: int = MOST_SHARD_BYTES, dtype: Dtype = Dtype.F32
+) -> Export:
     """Write weights, `config.json`, `generation_config.json` and the tokenizer of the run as far as they are known.
 
-    Those of an earlier export are replaced. Above `most_shard_bytes` of tensors the weights are several files and an index. Raises
+    Those of an earlier export are replaced. Above `most_shard_bytes` of tensors the weights are several files and an index;
+    they are rounded to `dtype`, f32 or bf16. Raises
     `DiagnosticError` RT002 (cannot be read or written), RT091 (the directory holds a model that was not written here) and RT092 (not a
     sound checkpoint, or weights would go into one).
     """
@@ -44,8 +48,8 @@ def export_weights(checkpoint: str, directory: str, *, most_shard_bytes: int = M
         companions.setdefault(GENERATION_FILE, generation)
     _check_place(directory, [WEIGHTS_FILE, INDEX_FILE, CONFIG_FILE, *companions])
     folder = made_directory(directory)
-    written = write_weight_files(folder, model, source, most_shard_bytes)
-    write_lines(str(folder / CONFIG_FILE), [json.dumps(hugging_face_config(model), indent=2)])
+    written = write_weight_files(folder, model, source, most_shard_bytes, dtype)
+    write_lines(str(folder / CONFIG_FILE), [json.dumps(hugging_face_config(model, dtype), indent=2)])
     for name, content in companions.items():
         with replacing(str(folder / name)) as stream:
             stream.write(content)

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.frontend.hf_keys import ARCHITECTURES, keys_of
+from ratrain.ratrain_ir.types import Dtype
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 
 
-def hugging_face_config(model: ModelConfig) -> dict[str, Any]:
-    """The keys of the `config.json` that describes a model with f32 weights, as `transformers` and `load_model` read it.
+TORCH_DTYPES = {Dtype.F32: "float32", Dtype.BF16: "bfloat16"}
+"""The types in which weights can be written, and what PyTorch calls them."""
+
+
+def hugging_face_config(model: ModelConfig, dtype: Dtype = Dtype.F32) -> dict[str, Any]:
+    """The keys of the `config.json` that describes a model with weights of one of `TORCH_DTYPES`, as `transformers` and `load_model` read it.
 
     What does not follow from the model (lengths, token numbers, ...) is what the model came with; nothing is made up.
 
@@ -27,7 +32,7 @@ def hugging_face_config(model: ModelConfig) -> dict[str, Any]:
         **{keys[0]: fields[name] for name, keys in known.renamed.items() if name not in implied},
         activation: name_of_activation,
         **model.inert,
-        "torch_dtype": "float32",
+        "torch_dtype": TORCH_DTYPES[dtype],
     }
     if model.position == "rope":
         config["rope_theta"] = model.rope_theta

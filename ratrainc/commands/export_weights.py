@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.options import Result, Source, byte_count, json_option, output_directory
+from ratrain.ratrain_ir.frontend.hf_export import TORCH_DTYPES
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrainc.commands.options import Result, Source, byte_count, choice_option, json_option, output_directory
 
 _EPILOG = """\b
 Examples:
   ratrainc export-weights run1 -o run1-hf
   ratrainc export-weights run1 -o run1-hf --max-shard-size 2GB    several files and an index
+  ratrainc export-weights run1 -o run1-bf16 --dtype bf16     half the bytes
   python -c "import transformers; transformers.AutoModelForCausalLM.from_pretrained('run1-hf')"
   ratrainc run other.rtx --init run1-hf --steps 100          a new run from these weights
 """
@@ -32,9 +35,15 @@ Examples:
     metavar="BYTES",
     help="The most bytes of tensors in one file: of more there are several and an index. Default: 5GB.",
 )
+@choice_option(
+    "--dtype",
+    "dtype",
+    *(dtype.value for dtype in TORCH_DTYPES),
+    text="What the weights are rounded to, each to the nearest.",
+)
 @json_option
-def command(checkpoint: str, output: str, max_shard_size: int | None, as_json: bool) -> int:
-    """Write the master weights of a checkpoint, in f32, as a Hugging Face model that transformers loads.
+def command(checkpoint: str, output: str, max_shard_size: int | None, dtype: str, as_json: bool) -> int:
+    """Write the master weights of a checkpoint as a Hugging Face model that transformers loads.
 
     Beside them stand config.json, generation_config.json and the tokenizer, as far as the run or the weights it began from had them.
     The names and packing are those of the model's family. Optimizer state stays behind; --resume takes the checkpoint itself.
@@ -44,12 +53,13 @@ def command(checkpoint: str, output: str, max_shard_size: int | None, as_json: b
     from ratrain.ratrainc.console import print_json, say
     from ratrain.ratrainc.weight_export import MOST_SHARD_BYTES, export_weights
 
-    export = export_weights(checkpoint, output, most_shard_bytes=max_shard_size or MOST_SHARD_BYTES)
+    export = export_weights(checkpoint, output, most_shard_bytes=max_shard_size or MOST_SHARD_BYTES, dtype=Dtype(dtype))
     model = export.model
     if as_json:
         facts = {"model": model.name, "family": model.family, "parameters": model.parameters, "files": export.files}
+        facts["dtype"] = dtype
         print_json({"output": output, **facts})
     else:
-        say(f"wrote {output}: {model.name}, {model.family}, {model.parameters:,} parameters in f32")
+        say(f"wrote {output}: {model.name}, {model.family}, {model.parameters:,} parameters in {dtype}")
         say(f"files: {', '.join(export.files)}")
     return 0

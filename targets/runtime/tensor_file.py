@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.files import opened_regular
 from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 
 Float32 = NDArray[np.float32]
 
@@ -30,11 +32,10 @@ FLOAT_TYPES = ("F32", "F16", "BF16")
 _MAX_HEADER = 100_000_000  # bytes: the limit of the format's own library
 _ALIGNMENT = 8  # bytes: where the tensors start in a file that is written here
 _LENGTH_BYTES = 8
-F32_BYTES = 4
 _ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), F32_BYTES),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
 
@@ -114,13 +115,15 @@ def write_tensors(
     shapes: Mapping[str, tuple[int, ...]],
     tensors: Iterable[NDArray[Any]],
     metadata: Mapping[str, str],
+    dtype: Dtype = Dtype.F32,
 ) -> None:
-    """Write f32 tensors of these names and shapes, in this order; `tensors` yields them one by one."""
+    """Write tensors of these names and shapes, in this order, rounded to f32 or bf16; `tensors` yields them one by one."""
+    stored, word = NUMPY_DTYPES[dtype].newbyteorder("<"), dtype.value.upper()
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     at = 0
     for name, shape in shapes.items():
-        end = at + prod(shape) * F32_BYTES
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, end]}
+        end = at + prod(shape) * dtype.itemsize
+        header[name] = {"dtype": word, "shape": list(shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
@@ -128,7 +131,7 @@ def write_tensors(
     stream.write(text)
     for shape, tensor in zip(shapes.values(), tensors, strict=True):
         assert tensor.shape == shape, f"a tensor of shape {tensor.shape} was announced as {shape}"
-        stream.write(np.ascontiguousarray(tensor, dtype="<f4").reshape(-1).data)
+        stream.write(np.ascontiguousarray(tensor, dtype=stored).reshape(-1).view(np.uint8).data)
 
 
 def _not_tensors(path: str, code: str, start: bytes, size: int) -> NoReturn:

@@ -13,6 +13,7 @@ from attrs import evolve
 from safetensors.numpy import load_file, save_file
 
 from ratrain import api
+from ratrain.ratrain_ir.blocks import block_chain
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.hf_keys import keys_of
@@ -25,9 +26,10 @@ from ratrain.ratrainc.training_data import companion_files, open_data
 from ratrain.ratrainc.weight_export import export_weights
 from ratrain.targets.program.rtx import read_program, write_program
 from ratrain.targets.runtime import weight_files
+from ratrain.targets.runtime.dtypes import BFLOAT16
 from ratrain.targets.runtime.settings import Start
 from ratrain.targets.runtime.weights import named_parameters, read_weights
-from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program, train
+from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program, start, train
 from tests.end_to_end.toys import GPT2
 
 BAICHUAN = evolve(
@@ -223,10 +225,10 @@ def test_an_export_that_ends_early_leaves_no_mixture(tmp_path: Path, monkeypatch
     export_weights(first, str(folder), most_shard_bytes=SHARD)
     write = weight_files.write_tensors
 
-    def failing(stream: Any, shapes: Any, tensors: Any, metadata: Any) -> None:
+    def failing(stream: Any, shapes: Any, *rest: Any) -> None:
         if "model.norm.weight" in shapes:
             raise OSError(28, "No space left on device")
-        write(stream, shapes, tensors, metadata)
+        write(stream, shapes, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(weight_files, "write_tensors", failing)
@@ -282,6 +284,24 @@ def test_the_command_cuts_where_it_is_told(
     assert ("model.safetensors.index.json" in files) is several
     for refused in "much", "0":
         assert main([*words[:-1], refused]) == 2
+
+
+@pytest.mark.parametrize("name", ["llama", "baichuan-alibi", "gpt2"])
+def test_an_export_in_bf16_is_the_nearest_and_starts_a_run_in_bf16_where_it_was(tmp_path: Path, name: str) -> None:
+    model, wide, narrow = MODELS[name], tmp_path / "wide", tmp_path / "narrow"
+    checkpoint = str(tmp_path / "checkpoint")
+    run = train(make_program(model, view_dtype="bf16", pp=1, dp=1), 2, save=checkpoint)
+    export_weights(checkpoint, str(wide))
+    assert main(["export-weights", checkpoint, "-o", str(narrow), "--dtype", "bf16"]) == 0
+    assert json.loads((narrow / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    exact, found = (load_file(folder / "model.safetensors") for folder in (wide, narrow))
+    assert found.keys() == exact.keys()
+    for key, values in exact.items():
+        assert found[key].dtype == BFLOAT16
+        assert found[key].tobytes() == values.astype(BFLOAT16).tobytes(), key
+    ((before,),), ((after,),) = run.engine.ranks, start(run.program, 1, init=str(narrow)).engine.ranks
+    for unit in block_chain(model):
+        assert after.carried("w", str(unit)).tobytes() == before.carried("w", str(unit)).tobytes()
 
 
 def test_weights_do_not_go_into_a_checkpoint(tmp_path: Path):
