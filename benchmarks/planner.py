@@ -20,7 +20,7 @@ import numpy as np
 from attrs import evolve
 
 from ratrain.ratrain_ir.files import write_lines
-from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrainc.plan_choices import PlanChoice, SearchEffort
 from ratrain.ratrainc.planner.bounds import plan_bounds
 from ratrain.ratrainc.planner.columns import Columns

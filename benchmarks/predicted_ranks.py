@@ -22,7 +22,7 @@ import numpy as np
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan_text import load_plan
 from ratrain.ratrainc.calibration.from_profile import machine_from_profile
 from ratrain.ratrainc.supervisor import mpi_command

@@ -17,7 +17,7 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Location
-from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan_text import load_plan
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.calibration.fitting import with_values

@@ -7,7 +7,7 @@ import re
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.printer import module_lines
 from ratrain.ratrainc.examples import example_path

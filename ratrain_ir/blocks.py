@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
+from ratrain.ratrain_ir.parameter_names import parameter_name
 from ratrain.ratrain_ir.types import Dtype, TensorType, tensor_type
 
 if TYPE_CHECKING:
@@ -99,69 +100,37 @@ class Parameter:
         return prod(self.shape)
 
 
-def _named_parameters(model: ModelConfig, block: Block) -> list[tuple[str, str, tuple[int, ...], bool]]:
-    if model.is_gpt2:
-        return _gpt2_parameters(model, block)
-    hidden, ffn, vocab = model.hidden_size, model.ffn_size, model.vocab_size
-    q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    prefix = f"model.layers.{block.layer}"
+def _shapes(model: ModelConfig, block: Block) -> list[tuple[str, tuple[int, ...]]]:
+    """The parameters of a block: short names and shapes, matrices as [outputs, inputs], in flat order."""
+    hidden, table = model.hidden_size, ("table", (model.vocab_size, model.hidden_size))
     if block.kind == "embed":
-        return [("model.embed_tokens.weight", "table", (vocab, hidden), True)]
+        positions = model.learned_positions
+        return [table] if positions is None else [table, ("positions", (positions, hidden))]
     if block.kind == "head":
-        name = "model.embed_tokens.weight" if model.tied_embeddings else "lm_head.weight"
-        return [(name, "table", (vocab, hidden), True), ("model.norm.weight", "norm", (hidden,), False)]
-    if block.kind == "mlp":
-        return [
-            (f"{prefix}.post_attention_layernorm.weight", "norm", (hidden,), False),
-            (f"{prefix}.mlp.gate_proj.weight", "gate_proj", (ffn, hidden), True),
-            (f"{prefix}.mlp.up_proj.weight", "up_proj", (ffn, hidden), True),
-            (f"{prefix}.mlp.down_proj.weight", "down_proj", (hidden, ffn), True),
-        ]
-    widths = {"q": q_width, "k": kv_width, "v": kv_width}
-    named: list[tuple[str, str, tuple[int, ...], bool]] = [
-        (f"{prefix}.input_layernorm.weight", "norm", (hidden,), False)
-    ]
-    for name, width in widths.items():
-        named.append((f"{prefix}.self_attn.{name}_proj.weight", f"{name}_proj", (width, hidden), True))
-        if model.qkv_bias:
-            named.append((f"{prefix}.self_attn.{name}_proj.bias", f"{name}_bias", (width,), False))
-    named.append((f"{prefix}.self_attn.o_proj.weight", "o_proj", (hidden, q_width), True))
-    return named
+        return [table, *_norm_shapes(model, "norm", hidden)]
+    shapes = _norm_shapes(model, "norm", hidden) if model.has_pre_norm else []
+    if block.kind == "attention":
+        widths = {"q": model.q_size, "k": model.kv_size, "v": model.kv_size}
+        for name, width in widths.items():
+            shapes += _linear_shapes(name, width, hidden, bias=model.qkv_bias)
+        shapes += _linear_shapes("o", hidden, model.q_size, bias=model.o_bias)
+        for name in ("q", "k") if model.qk_norm != "none" else ():
+            shapes.append((f"{name}_norm", (model.head_dim if model.qk_norm == "head" else widths[name],)))
+    else:
+        for name in model.mlp_matrices:
+            outputs, inputs = (hidden, model.ffn_size) if name == "down" else (model.ffn_size, hidden)
+            shapes += _linear_shapes(name, outputs, inputs, bias=model.mlp_bias)
+    return shapes + (_norm_shapes(model, "post_norm", hidden) if model.has_post_norm else [])
 
 
-def _gpt2_parameters(model: ModelConfig, block: Block) -> list[tuple[str, str, tuple[int, ...], bool]]:
-    """Those of GPT-2; matrices are [outputs, inputs] here, and query, key and value apart, as in every family."""
-    hidden, ffn, table = model.hidden_size, model.ffn_size, (model.vocab_size, model.hidden_size)
-    if block.kind == "embed":
-        assert model.learned_positions is not None
-        positions = (model.learned_positions, hidden)
-        return [
-            ("transformer.wte.weight", "table", table, True),
-            ("transformer.wpe.weight", "positions", positions, True),
-        ]
+def _norm_shapes(model: ModelConfig, weight: str, width: int) -> list[tuple[str, tuple[int, ...]]]:
+    names = (weight, f"{weight}_bias") if model.has_layer_norm else (weight,)
+    return [(name, (width,)) for name in names]
 
-    def norm(name: str) -> list[tuple[str, str, tuple[int, ...], bool]]:
-        return [(f"{name}.weight", "norm", (hidden,), False), (f"{name}.bias", "norm_bias", (hidden,), False)]
 
-    def linear(name: str, weight: str, outputs: int, inputs: int) -> list[tuple[str, str, tuple[int, ...], bool]]:
-        return [
-            (f"{name}.weight", f"{weight}_proj", (outputs, inputs), True),
-            (f"{name}.bias", f"{weight}_bias", (outputs,), False),
-        ]
-
-    prefix = f"transformer.h.{block.layer}"
-    if block.kind == "head":
-        name = "transformer.wte.weight" if model.tied_embeddings else "lm_head.weight"
-        return [(name, "table", table, True), *norm("transformer.ln_f")]
-    if block.kind == "mlp":
-        return [
-            *norm(f"{prefix}.ln_2"),
-            *linear(f"{prefix}.mlp.c_fc", "up", ffn, hidden),
-            *linear(f"{prefix}.mlp.c_proj", "down", hidden, ffn),
-        ]
-    projections = [linear(f"{prefix}.attn.{part}_proj", part, hidden, hidden) for part in ("q", "k", "v")]
-    output = linear(f"{prefix}.attn.c_proj", "o", hidden, hidden)
-    return [*norm(f"{prefix}.ln_1"), *(named for projection in projections for named in projection), *output]
+def _linear_shapes(name: str, outputs: int, inputs: int, *, bias: bool) -> list[tuple[str, tuple[int, ...]]]:
+    matrix: tuple[str, tuple[int, ...]] = (f"{name}_proj", (outputs, inputs))
+    return [matrix, (f"{name}_bias", (outputs,))] if bias else [matrix]
 
 
 @cache
@@ -169,8 +138,9 @@ def parameters(model: ModelConfig, block: Block) -> tuple[Parameter, ...]:
     """The parameters of a block in flat order, each starting at a multiple of `PARAMETER_ALIGNMENT` elements."""
     placed: list[Parameter] = []
     offset = 0
-    for name, weight, shape, decayed in _named_parameters(model, block):
-        placed.append(Parameter(name, weight, shape, offset, decayed))
+    for weight, shape in _shapes(model, block):
+        name = parameter_name(model, block.kind, block.layer, weight)
+        placed.append(Parameter(name, weight, shape, offset, decayed=len(shape) > 1))
         offset += -(-prod(shape) // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
     return tuple(placed)
 
@@ -243,30 +213,61 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
     """What backward of a block reads beside its input, in the order ops list it."""
     rows = tokens_per_micro_batch(plan)
     act = Dtype(plan.view_dtype)
-    hidden, ffn = model.hidden_size, model.ffn_size
-    q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    rstd = Slot("rstd", tensor_type(Dtype.F32, (rows,)))
-    statistics = (Slot("mean", rstd.type), rstd) if model.is_gpt2 else (rstd,)
-    normed = Slot("xn", tensor_type(act, (rows, hidden)))
     if block.kind == "attention":
+        widths = {"q": model.q_size, "k": model.kv_size, "v": model.kv_size, "o": model.q_size}
         return (
-            normed,
-            Slot("q", tensor_type(act, (rows, q_width))),
-            Slot("k", tensor_type(act, (rows, kv_width))),
-            Slot("v", tensor_type(act, (rows, kv_width))),
-            Slot("o", tensor_type(act, (rows, q_width))),
+            *_normed_slots(model, plan),
+            *_projected_slots(model, plan),
+            *(Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items()),
             *_softmax_slots(model, plan),
-            *statistics,
+            *_branch_slots(model, plan),
+            *_statistics_slots(model, plan, "") * model.has_pre_norm,
         )
     if block.kind == "mlp":
-        wide = tensor_type(act, (rows, ffn))
-        names = ("up", "act") if model.is_gpt2 else ("gate", "up", "prod")
-        return (normed, *(Slot(name, wide) for name in names), *statistics)
+        wide = tensor_type(act, (rows, model.ffn_size))
+        names = ("gate", "up", "prod") if model.gated_mlp else ("up", "act")
+        return (
+            *_normed_slots(model, plan),
+            *(Slot(name, wide) for name in names),
+            *_branch_slots(model, plan),
+            *_statistics_slots(model, plan, "") * model.has_pre_norm,
+        )
     if block.kind == "head":
         lse = Slot("lse", tensor_type(Dtype.F32, (rows,)))
         whole = Slot("logits", tensor_type(Dtype.F32, (rows, model.vocab_size)))
         return (lse, whole) if plan.holds_logits else (lse,)
     return ()
+
+
+def _normed_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
+    """The normed input."""
+    return (Slot("xn", activation_type(model, plan)),) if model.has_pre_norm else ()
+
+
+def _statistics_slots(model: ModelConfig, plan: Plan, of: str) -> tuple[Slot, ...]:
+    """What a norm keeps of each row; `of` stands before the names of those that are not of the norm of the input."""
+    line = tensor_type(Dtype.F32, (tokens_per_micro_batch(plan),))
+    names = ("mean", "rstd") if model.has_layer_norm else ("rstd",)
+    return tuple(Slot(f"{of}{name}", line) for name in names)
+
+
+def _projected_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
+    """Queries and keys before their norm, and its statistics."""
+    if model.qk_norm == "none":
+        return ()
+    rows, slots = tokens_per_micro_batch(plan), []
+    for name, heads in (("q", model.heads), ("k", model.kv_heads)):
+        slots.append(Slot(f"{name}_in", tensor_type(Dtype(plan.view_dtype), (rows, heads * model.head_dim))))
+        normed = rows * (heads if model.qk_norm == "head" else 1)
+        slots.append(Slot(f"{name}_rstd", tensor_type(Dtype.F32, (normed,))))
+    return tuple(slots)
+
+
+def _branch_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
+    """What a block adds to the stream, before the norm of that, and its statistics."""
+    if not model.has_post_norm:
+        return ()
+    return (Slot("branch", activation_type(model, plan)), *_statistics_slots(model, plan, "branch_"))
 
 
 def scores_type(model: ModelConfig, plan: Plan) -> TensorType:
@@ -284,9 +285,10 @@ def _softmax_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
 SPLIT_KINDS = ("attention", "mlp")
 """Kinds of blocks whose backward can be split. The embedding's is all weight; the head's stays whole, as it works in chunks."""
 
+_NORMS = ("mean", "rstd", "branch", "branch_mean", "branch_rstd")
 INPUT_HALF_SLOTS = {
-    "attention": ("q", "k", "v", "o", "lse", "probs", "mean", "rstd"),
-    "mlp": ("gate", "up", "mean", "rstd"),
+    "attention": ("q_in", "q_rstd", "k_in", "k_rstd", "q", "k", "v", "o", "lse", "probs", *_NORMS),
+    "mlp": ("gate", "up", *_NORMS),
 }
 """The saved slots that the input half of a split backward reads, as far as a model and a plan have and need them."""
 
@@ -308,21 +310,34 @@ def half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, 
 def pending_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """What the input half of a split backward leaves for the weight half, in the order ops list it.
 
-    Gradients of what the products of the block give, and the gradients of the norm's weights (and biases) as the exact f32 [hidden]
+    Gradients of what the products of the block give, and the gradients of the norms' weights (and biases) as the exact f32
     sums, so that they are rounded once, where they are added to the gradient, as in a whole backward.
     """
     rows = tokens_per_micro_batch(plan)
     act = Dtype(plan.view_dtype)
-    sums = tensor_type(Dtype.F32, (model.hidden_size,))
-    norm = [Slot(name, sums) for name in (("dgamma", "dbeta") if model.is_gpt2 else ("dgamma",))]
     if block.kind == "attention":
-        q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        widths = {"dq": q_width, "dk": kv_width, "dv": kv_width}
+        widths = {"dq": model.q_size, "dk": model.kv_size, "dv": model.kv_size}
     elif block.kind == "mlp":
-        widths = dict.fromkeys(("dup",) if model.is_gpt2 else ("dgate", "dup"), model.ffn_size)
+        widths = dict.fromkeys(("dgate", "dup") if model.gated_mlp else ("dup",), model.ffn_size)
     else:
         return ()
-    return (*(Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items()), *norm)
+    products = [Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items()]
+    branch = [Slot("dbranch", activation_type(model, plan))] if model.has_post_norm else []
+    sums = [Slot(name, tensor_type(Dtype.F32, (width,))) for name, _, width in norm_sums(model, block)]
+    return (*products, *branch, *sums)
+
+
+def norm_sums(model: ModelConfig, block: Block) -> tuple[tuple[str, str, int], ...]:
+    """Of the norms of a block: the name of the sum that is a parameter's gradient, the parameter, and its elements."""
+    hidden, sums = model.hidden_size, []
+    for of in ("",) * model.has_pre_norm + ("post_",) * model.has_post_norm:
+        sums.append((f"d{of}gamma", f"{of}norm", hidden))
+        sums += [(f"d{of}beta", f"{of}norm_bias", hidden)] * model.has_layer_norm
+    if block.kind == "attention" and model.qk_norm != "none":
+        widths = {"q": model.q_size, "k": model.kv_size}
+        for name, width in widths.items():
+            sums.append((f"d{name}_gamma", f"{name}_norm", model.head_dim if model.qk_norm == "head" else width))
+    return tuple(sums)
 
 
 KEY_SLOTS = ("k", "v")
@@ -336,7 +351,8 @@ def seen_slices(model: ModelConfig, plan: Plan) -> tuple[int, ...]:
     """Of the plan of a slice: the earlier slices of whose keys its queries see some, ascending; a window may hide the first ones."""
     if not isinstance(plan, SlicePlan):
         return ()
-    first_seen = 0 if model.sliding_window is None else max(0, plan.first_position - model.sliding_window + 1)
+    window = model.widest_window
+    first_seen = 0 if window is None else max(0, plan.first_position - window + 1)
     starts = [slice_plan(plan.parent, index).first_position for index in range(plan.index + 1)]
     return tuple(index for index in range(plan.index) if starts[index + 1] > first_seen)
 

@@ -327,7 +327,8 @@ def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
 @cache
 def _backward_weight(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     saved = _half_slots(model, plan, block, WEIGHT_HALF_SLOTS)
-    reads = (_activation("dy", model, plan), *saved, *_pending(model, plan, block))
+    source = () if model.has_pre_norm else (_activation("x", model, plan),)
+    reads = (_activation("dy", model, plan), *source, *saved, *_pending(model, plan, block))
     gradient = (_gradient(model, plan, block),)
     return [(False, Signature(reads, gradient)), (True, Signature(reads, (), gradient))]
 

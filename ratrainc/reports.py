@@ -65,7 +65,7 @@ def show_module(module: Module, machine: Machine) -> None:
         if account is not None:
             say(f"  {account}")
     dropout = [f"{key} {shown(model.inert[key])}" for key in GPT2_DROPOUT if model.inert.get(key)]
-    if dropout and model.is_gpt2:
+    if dropout and model.family == "gpt2":
         say(f"{', '.join(dropout)} of its config.json: without effect, training here has no dropout")
 
 

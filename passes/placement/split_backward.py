@@ -49,6 +49,7 @@ def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, 
         tuple(role[name] for name in half_slots(module.model, plan, block, slots))
         for slots in (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS)
     )
+    source = () if module.model.has_pre_norm else (role["x"],)
     own = {role["dy"], role["x"], role["w"], *(role[slot.name] for slot in saved_slots(module.model, plan, block))}
     of_slices = tuple(tensor for tensor in op.reads if tensor not in own)
     begun = tuple(t for t in op.writes if t.kind is StateKind.SAVED)
@@ -63,7 +64,7 @@ def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, 
     second = BackwardWeight(
         block=block,
         **piece_fields(piece),
-        reads=(role["dy"], *kept, *pending),
+        reads=(role["dy"], *source, *kept, *pending),
         writes=tuple(t for t in op.writes if t.kind is StateKind.GRAD),
         updates=tuple(t for t in op.updates if t.kind is StateKind.GRAD),
     )

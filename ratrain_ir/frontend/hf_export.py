@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrain_ir.frontend.hf_keys import ARCHITECTURES, keys_of
+from ratrain.ratrain_ir.frontend.families import FAMILY
+from ratrain.ratrain_ir.frontend.hf_keys import keys_of
 from ratrain.ratrain_ir.types import Dtype
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ def hugging_face_config(model: ModelConfig, dtype: Dtype = Dtype.F32) -> dict[st
     size than the published ones cannot be told without them.
     """
     fields, known = model.to_fields(), keys_of(model.family)
-    implied = {"kv_heads", "head_dim"} if model.is_gpt2 else set()  # which `GPT2Config` has no keys for
+    implied = {"kv_heads", "head_dim"} if model.family == "gpt2" else set()  # which `GPT2Config` has no keys for
     activation, name_of_activation = known.activation
     config: dict[str, Any] = {
-        "architectures": [next(name for name, family in ARCHITECTURES.items() if family == model.family)],
+        "architectures": [FAMILY[model.family].architectures[0]],
         "model_type": model.family,
         **{keys[0]: fields[name] for name, keys in known.renamed.items() if name not in implied},
         activation: name_of_activation,

@@ -14,9 +14,6 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-FAMILIES = ("llama", "mistral", "qwen2", "baichuan", "gpt2")
-"""The model families that are supported, by their Hugging Face `model_type`."""
-
 ROPE_THETA = 10000.0
 """The rotary base of a model class whose file names none."""
 
@@ -28,16 +25,6 @@ LAYER_NORM_EPS = 1e-5
 
 INITIALIZER_RANGE = 0.02
 """The deviation of initial weights of all model classes whose file names none."""
-
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "LLaMAForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "BaichuanForCausalLM": "baichuan",
-    "BaiChuanForCausalLM": "baichuan",
-    "GPT2LMHeadModel": "gpt2",
-}
 
 _RENAMED: dict[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size",),

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from collections.abc import Iterator, Mapping
-from importlib import resources
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import asdict, evolve, field, fields, frozen
 
-from ratrain.ratrain_ir.diagnostics import Note, fail, nearest
-from ratrain.ratrain_ir.files import is_directory, is_there
+from ratrain.ratrain_ir.frontend.families import FAMILIES, FAMILY, where
 from ratrain.ratrain_ir.frontend.fields import FieldReader, Report, Value
-from ratrain.ratrain_ir.frontend.hf_config import check_inert, inert_keys, translate
-from ratrain.ratrain_ir.frontend.hf_keys import FAMILIES, INITIALIZER_RANGE, ROPE_THETA
+from ratrain.ratrain_ir.frontend.hf_config import check_inert
+from ratrain.ratrain_ir.frontend.hf_keys import INITIALIZER_RANGE, ROPE_THETA
 from ratrain.ratrain_ir.frontend.inert_values import as_field, of_field
-from ratrain.ratrain_ir.frontend.text import Place, Places, Source, json_places, nowhere, read_text, shown
+from ratrain.ratrain_ir.frontend.text import Places, nowhere, shown
+from ratrain.ratrain_ir.rotary import parse_scaling
 
 POSITIONS = ("rope", "alibi", "learned")
+NORMS = ("rms", "layer")
+NORM_PLACEMENTS = ("pre", "post", "both")
+QK_NORMS = ("none", "head", "whole")
+ACTIVATIONS = ("silu", "gelu", "gelu-tanh", "relu2")
 
 # Bounds far above any model, so that a slip of the keyboard is told from a size.
 _MAX_VOCAB = 1 << 24
@@ -31,26 +30,78 @@ _MAX_HEAD_DIM = 1 << 14
 _MAX_FFN = 1 << 22
 _MAX_WINDOW = 1 << 30
 _MAX_POSITIONS = 1 << 30
+_MAX_THETA = 1e12
+_POSITIVE = "a number from 1e-6 to 1e6"
 
 _CONFIG = "config."
 """Before an inert key of the `config.json`, among the fields of a text's header."""
 _NO_MATHEMATICS = frozenset({"name", "family", "packed_qkv", "initializer_range", "inert"})
 """Fields that do not change what a model computes with given weights: its name, how they are stored, how others are drawn."""
 
+_SIZES = (
+    "name",
+    "family",
+    "vocab_size",
+    "hidden_size",
+    "layers",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "ffn_size",
+    "norm_eps",
+)
+_ALWAYS = (
+    *_SIZES,
+    "position",
+    "rope_theta",
+    "sliding_window",
+    "qkv_bias",
+    "tied_embeddings",
+    "normalised_head",
+    "packed_qkv",
+    "initializer_range",
+)
+"""Fields that a text's header has in any case; others where they are not as usual in the family."""
+_EVERYWHERE = frozenset({*_SIZES, "rope_theta", "tied_embeddings", "initializer_range", "inert"})
+"""Fields that a model of any family chooses."""
+_FLAGS = (
+    "qkv_bias",
+    "o_bias",
+    "mlp_bias",
+    "tied_embeddings",
+    "normalised_head",
+    "packed_qkv",
+    "norm_unit_offset",
+    "gated_mlp",
+    "rope_interleaved",
+)
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_WHAT = "a Hugging Face style config.json"
+
+
+@frozen(cache_hash=True)
+class LayerKind:
+    """In what a layer differs from others of its model: what its queries see, and how they are rotated."""
+
+    window: int | None
+    """Tokens that a token sees, itself included; None: all before it."""
+    rope_theta: float
+    """Base of the rotary embedding; 0.0 where nothing is rotated."""
+    rope_scaling: str
+    """Text of a `RopeScaling`; empty: none."""
 
 
 @frozen(cache_hash=True)
 class ModelConfig:
-    """A decoder-only language model of the LLaMA kind: pre-norm RMSNorm, gated SiLU MLP, causal attention; or GPT-2 (`is_gpt2`).
+    """A dense decoder-only language model: its sizes, and what its blocks are made of.
 
-    A linear layer has no bias except where `qkv_bias` says so. `head_dim * heads` need not be `hidden_size`.
+    Without further words it is of the LLaMA kind: pre-norm RMSNorm, gated SiLU MLP, causal attention, no biases. `head_dim * heads`
+    need not be `hidden_size`.
     """
 
     name: str
     family: str
-    """`llama`, `mistral`, `qwen2`, `baichuan` or `gpt2`: decides the names of exported weights."""
+    """The `model_type` of its `config.json` (`FAMILIES`): decides the names of exported weights."""
     vocab_size: int
     hidden_size: int
     layers: int
@@ -65,8 +116,9 @@ class ModelConfig:
     rope_theta: float = ROPE_THETA
     """Base of the rotary embedding; 0.0 where nothing is rotated."""
     sliding_window: int | None = None
-    """Tokens that a token sees, itself included, in every layer; None: all before it."""
+    """Tokens that a token sees, itself included, in every layer or those that `layer_kinds` says; None: all before it."""
     qkv_bias: bool = False
+    """Whether the projections to queries, keys and values have biases."""
     tied_embeddings: bool = False
     """Embedding and head share one matrix."""
     normalised_head: bool = False
@@ -79,11 +131,44 @@ class ModelConfig:
     """Standard deviation of the matrices that a run starts from where it is given no weights."""
     inert: Mapping[str, object] = field(factory=dict, eq=False)
     """Keys of the `config.json` it came from that change nothing here (lengths, token numbers, ...): exported as they came in."""
-
-    @property
-    def is_gpt2(self) -> bool:
-        """Whether blocks are GPT-2's: layer norms, a bias in every norm and linear layer, and two matrices with GELU as MLP."""
-        return self.family == "gpt2"
+    norm: str = "rms"
+    """`rms` (RMSNorm) or `layer` (layer norm with biases)."""
+    norm_placement: str = "pre"
+    """`pre`: what a block computes is computed of its normed input; `post`: what it adds to the stream is normed; `both`."""
+    norm_unit_offset: bool = False
+    """Norms scale by 1 + weight."""
+    qk_norm: str = "none"
+    """Norm of queries and keys before they are rotated: `none`, of each `head` with the same weights, or of the `whole` projection."""
+    o_bias: bool = False
+    """Whether the output projection of attention has a bias."""
+    mlp_bias: bool = False
+    """Whether the linear layers of the MLP have biases."""
+    activation: str = "silu"
+    """`silu`, `gelu` (exact), `gelu-tanh` or `relu2`."""
+    gated_mlp: bool = True
+    """Whether the MLP is activation(gate) * up, or activation(up)."""
+    rotary_dim: int | None = None
+    """Elements of a head that are rotated, its first ones; None: all."""
+    rope_interleaved: bool = False
+    """Rotated pairs are neighbours, not elements half the rotated width apart."""
+    rope_scaling: str = ""
+    """Text of a `ratrain_ir.rotary.RopeScaling`; empty: none."""
+    local_rope_theta: float | None = None
+    """Base of the rotary embedding of the layers with a window, which is not scaled; None: as in the others."""
+    layer_kinds: str = ""
+    """A letter for each layer where not all are alike: `f` full attention, `w` with the window, `n` full and nothing rotated."""
+    attention_scale: float | None = None
+    """What scores are multiplied by; None: 1 / sqrt(head_dim)."""
+    attention_softcap: float | None = None
+    """Scores s become softcap * tanh(s / softcap); None: they stay."""
+    logit_softcap: float | None = None
+    """The same of logits."""
+    embedding_scale: float = 1.0
+    """What embedded tokens are multiplied by."""
+    residual_scale: float = 1.0
+    """What blocks add to the stream is multiplied by this."""
+    logit_scale: float = 1.0
+    """What logits are multiplied by."""
 
     @property
     def q_size(self) -> int:
@@ -96,34 +181,77 @@ class ModelConfig:
         return self.kv_heads * self.head_dim
 
     @property
+    def has_layer_norm(self) -> bool:
+        """Whether norms subtract a mean and have biases."""
+        return self.norm == "layer"
+
+    @property
+    def has_pre_norm(self) -> bool:
+        """Whether blocks norm their input."""
+        return self.norm_placement in ("pre", "both")
+
+    @property
+    def has_post_norm(self) -> bool:
+        """Whether blocks norm what they add to the stream."""
+        return self.norm_placement in ("post", "both")
+
+    @property
+    def mlp_matrices(self) -> tuple[str, ...]:
+        """The linear layers of an MLP."""
+        return ("gate", "up", "down") if self.gated_mlp else ("up", "down")
+
+    def layer_kind(self, layer: int) -> LayerKind:
+        """In what a layer may differ from others."""
+        letter = self.layer_kinds[layer] if self.layer_kinds else "f" if self.sliding_window is None else "w"
+        window = self.sliding_window if letter == "w" else None
+        if letter == "n" or self.position != "rope":
+            return LayerKind(window, 0.0, "")
+        if letter == "w" and self.local_rope_theta is not None:
+            return LayerKind(window, self.local_rope_theta, "")
+        return LayerKind(window, self.rope_theta, self.rope_scaling)
+
+    def first_alike(self, layer: int) -> int:
+        """The first layer of the kind of a layer, which stands for all of them."""
+        return self.layer_kinds.index(self.layer_kinds[layer]) if self.layer_kinds else 0
+
+    @property
+    def widest_window(self) -> int | None:
+        """Tokens that a token sees in the layer that shows most; None: all before it."""
+        return None if set(self.layer_kinds) & set("fn") else self.sliding_window
+
+    @property
     def embedding_parameters(self) -> int:
         """Parameters of the embedding block: a row for each token, and for each learned position."""
         return (self.vocab_size + (self.learned_positions or 0)) * self.hidden_size
 
     @property
     def norm_parameters(self) -> int:
-        """Parameters of one norm: weights, and in GPT-2 biases."""
-        return self.hidden_size * (2 if self.is_gpt2 else 1)
+        """Parameters of one norm over the hidden size: weights, and in a layer norm biases."""
+        return self.hidden_size * (2 if self.has_layer_norm else 1)
 
     @property
     def matrix_elements_per_layer(self) -> int:
         """Elements of the matrices of one layer: query, key, value, output, and the MLP's."""
-        mlp = (2 if self.is_gpt2 else 3) * self.ffn_size
-        return self.hidden_size * (2 * self.q_size + 2 * self.kv_size + mlp)
+        return self.hidden_size * (2 * self.q_size + 2 * self.kv_size + len(self.mlp_matrices) * self.ffn_size)
+
+    @property
+    def _block_norm_parameters(self) -> int:
+        return (self.has_pre_norm + self.has_post_norm) * self.norm_parameters
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of one attention block: norm, query, key, value and output (with biases where there are any)."""
+        """Parameters of one attention block: norms, query, key, value and output (with biases where there are any)."""
         projected = self.q_size + 2 * self.kv_size
-        biases = (projected if self.qkv_bias else 0) + (self.hidden_size if self.is_gpt2 else 0)
-        return self.norm_parameters + self.hidden_size * (projected + self.q_size) + biases
+        biases = (projected if self.qkv_bias else 0) + (self.hidden_size if self.o_bias else 0)
+        normed = {"none": 0, "head": 2 * self.head_dim, "whole": self.q_size + self.kv_size}[self.qk_norm]
+        return self._block_norm_parameters + self.hidden_size * (projected + self.q_size) + biases + normed
 
     @property
     def mlp_parameters(self) -> int:
-        """Parameters of one MLP block: norm, gate, up, down; in GPT-2 norm, up and down, with biases."""
-        if self.is_gpt2:
-            return self.norm_parameters + 2 * self.hidden_size * self.ffn_size + self.ffn_size + self.hidden_size
-        return self.norm_parameters + 3 * self.hidden_size * self.ffn_size
+        """Parameters of one MLP block: norms and matrices (with biases where there are any)."""
+        matrices = len(self.mlp_matrices)
+        biases = (matrices - 1) * self.ffn_size + self.hidden_size if self.mlp_bias else 0
+        return self._block_norm_parameters + matrices * self.hidden_size * self.ffn_size + biases
 
     @property
     def parameters_per_layer(self) -> int:
@@ -145,8 +273,9 @@ class ModelConfig:
         """The configuration as flat `field = value`, as the IR text's header holds it."""
         values: dict[str, Value] = asdict(self, recurse=False)
         del values["inert"]
-        if self.learned_positions is None:
-            del values["learned_positions"]
+        for name in values.keys() - set(_ALWAYS):
+            if values[name] == _usual(self.family, name):
+                del values[name]
         return values | {f"{_CONFIG}{key}": as_field(value) for key, value in self.inert.items()}
 
     def differences(self, other: ModelConfig) -> Iterator[tuple[str, object, object]]:
@@ -166,7 +295,7 @@ class ModelConfig:
         inert = {key: of_field(value) for key, value in values.items() if key.startswith(_CONFIG)}
         reader = FieldReader({key: value for key, value in values.items() if key not in inert}, report, "RT062")
         reader.refuse_unknown(attribute.name for attribute in fields(cls) if attribute.name != "inert")
-        config = _read(reader)
+        config = read_model(reader)
         inert = {key.removeprefix(_CONFIG): value for key, value in inert.items()}
         check_inert(inert, config.family, report)
         report.check()
@@ -178,145 +307,19 @@ def check_model(config: ModelConfig) -> None:
     ModelConfig.from_fields(config.to_fields())
 
 
-def preset_names() -> list[str]:
-    """The models known by name, sorted."""
-    return sorted(entry.name.removesuffix(".json") for entry in _presets().iterdir() if entry.name.endswith(".json"))
-
-
-def load_model(name_or_path: str) -> ModelConfig:
-    """A model by preset name, or from a `config.json` or a directory that holds one.
-
-    A preset's name wins over a file of that name (`./name` is the file). Raises RT004 (no such preset), RT002 (file
-    cannot be read), RT060, RT061, RT062 (file is not a supported model).
-    """
-    if name_or_path in preset_names():
-        entry = _presets() / f"{name_or_path}.json"
-        return _parse_text(entry.read_text("utf-8"), name=name_or_path, file=str(entry))
-    exists = is_there if _looks_like_a_path(name_or_path) else os.path.exists  # any text may be meant as a name
-    if not exists(name_or_path):
-        _no_such_model(name_or_path)
-    path = Path(name_or_path)
-    if is_directory(path):
-        path /= "config.json"
-        if not is_there(path):
-            fail("RT002", f"the directory {shown(name_or_path)} holds no config.json", help=f"name {_WHAT}")
-    name = path.resolve().parent.name if path.name == "config.json" else path.stem
-    return _parse_text(read_text(path, "RT060", _WHAT), name=name, file=str(path))
-
-
-def parse_config(data: Mapping[str, object], *, name: str, file: str, places: Places | None = None) -> ModelConfig:
-    """A model from the content of a `config.json`; `places` finds a key in its text.
-
-    Raises RT060, RT061 and RT062, all of the file at once.
-    """
-    report = Report(places or (lambda _key: Source(file, "").top()))
-    translated = translate(data, report)
-    if translated is None:
-        report.check()
-        raise AssertionError("a family is refused with a diagnostic")
-    reader = FieldReader({**translated.fields, "name": _clean_name(name)}, report, "RT060", translated.keys)
-    config = _read(reader)
-    expected = data.get("parameters_expected")
-    if expected is not None and not report.diagnostics.errors and expected != config.parameters:
-        report.error(
-            "RT062",
-            "parameters_expected",
-            f"'parameters_expected' is {shown(expected)}, but this model has {config.parameters} parameters",
-        )
-    report.check()
-    return evolve(config, inert=inert_keys(data, config.family))
-
-
-def _presets() -> resources.abc.Traversable:
-    return resources.files("ratrain.ratrain_ir.frontend") / "presets"
-
-
-def _no_such_model(name: str) -> NoReturn:
-    """Refuse a name that is neither a preset nor a file; a Hub id is matched by its last part."""
-    presets = preset_names()
-    last = name.rstrip("/").rpartition("/")[2]
-    way_out = nearest(last.lower(), presets)
-    known = f"presets are {', '.join(presets)}; a path to {_WHAT} works too"
-    help_text = f"{way_out} {known}" if way_out else known
-    if _looks_like_a_path(name):
-        fail("RT002", f"there is no file {shown(name)}", help=help_text)
-    fail("RT004", f"no model is called {shown(name)}", help=help_text)
-
-
-def _looks_like_a_path(name: str) -> bool:
-    return "/" in name or os.sep in name or name.endswith(".json")
-
-
-def _clean_name(name: str) -> str:
-    """A name the IR's text can hold: letters, digits, dots, dashes and underscores."""
-    cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100]
-    return cleaned or "model"
-
-
-def _parse_text(text: str, *, name: str, file: str) -> ModelConfig:
-    """`parse_config` of a JSON text, with the places of its keys."""
-    source = Source(file, text)
-    repeats: list[str] = []
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        for key, value in items:
-            if key in fields:
-                repeats.append(key)
-            fields[key] = value
-        return fields
-
-    try:
-        data = json.loads(text, object_pairs_hook=pairs, parse_constant=_no_constant)
-        if not isinstance(data, dict):
-            kind = "a list" if isinstance(data, list) else shown(data)
-            place = source.at(1, 1)
-            fail("RT060", f"a JSON object is expected, not {kind}", place.location, source=place.source)
-        places, repeated = json_places(source)
-    except json.JSONDecodeError as error:
-        place = source.at(error.lineno, error.colno)
-        fail("RT060", f"the file is not valid JSON: {error.msg}", place.location, source=place.source)
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error).split(";")[0]
-        fail("RT060", f"the file is not usable JSON: {reason}", source.top().location)
-    _refuse_repeats(source, repeats, repeated)
-    return parse_config(data, name=name, file=file, places=places)
-
-
-def _no_constant(word: str) -> NoReturn:
-    msg = f"{word} is not a JSON number"
-    raise ValueError(msg)
-
-
-def _refuse_repeats(source: Source, names: list[str], repeated: list[tuple[str, Place, Place]]) -> None:
-    """Refuse keys that appear twice: at the top, where both places are known, or inside a value."""
-    report = Report()
-    for key, first, later in repeated:
-        notes = [Note("it appears here first", first.location)]
-        message = f"the key {shown(key)} appears twice"
-        report.diagnostics.error("RT060", message, later.location, notes=notes, source=later.source, help="keep one")
-    at_top = [key for key, _, _ in repeated]
-    for key in names:
-        if key in at_top:
-            at_top.remove(key)
-        else:
-            message = f"the key {shown(key)} appears twice inside a value"
-            report.diagnostics.error("RT060", message, source.top().location, help="keep one")
-    report.check()
-
-
-def _read(reader: FieldReader) -> ModelConfig:
+def read_model(reader: FieldReader) -> ModelConfig:
     """The configuration that a reader's fields describe; to be used after its report is checked."""
     family = reader.word("family", FAMILIES)
     hidden_size = reader.integer("hidden_size", 1, _MAX_HIDDEN)
     heads = reader.integer("heads", 1, _MAX_HEADS)
-    position = reader.word("position", POSITIONS, default="rope")
+    position = _word(reader, family, "position", POSITIONS)
+    layers = reader.integer("layers", 1, _MAX_LAYERS)
     config = ModelConfig(
         name=reader.text("name", lambda name: _NAME.fullmatch(name) is not None, "letters, digits, '.', '_' and '-'"),
         family=family,
         vocab_size=reader.integer("vocab_size", 2, _MAX_VOCAB),
         hidden_size=hidden_size,
-        layers=reader.integer("layers", 1, _MAX_LAYERS),
+        layers=layers,
         heads=heads,
         kv_heads=reader.integer("kv_heads", 1, _MAX_HEADS, default=heads),
         head_dim=_head_dim(reader, hidden_size, heads),
@@ -325,18 +328,64 @@ def _read(reader: FieldReader) -> ModelConfig:
         position=position,
         rope_theta=_rope_theta(reader, position),
         sliding_window=reader.integer_or_none("sliding_window", 1, _MAX_WINDOW),
-        qkv_bias=reader.flag("qkv_bias", default=family in {"qwen2", "gpt2"}),
-        tied_embeddings=reader.flag("tied_embeddings", default=False),
-        normalised_head=reader.flag("normalised_head", default=False),
-        packed_qkv=reader.flag("packed_qkv", default=family in {"baichuan", "gpt2"}),
         learned_positions=_learned_positions(reader, position),
         initializer_range=reader.number(
             "initializer_range", lambda std: 0 < std <= 1, "a number above 0 and up to 1", default=INITIALIZER_RANGE
         ),
+        norm=_word(reader, family, "norm", NORMS),
+        norm_placement=_word(reader, family, "norm_placement", NORM_PLACEMENTS),
+        qk_norm=_word(reader, family, "qk_norm", QK_NORMS),
+        activation=_word(reader, family, "activation", ACTIVATIONS),
+        rotary_dim=reader.integer_or_none("rotary_dim", 2, _MAX_HEAD_DIM),
+        rope_scaling=_optional_text(
+            reader, "rope_scaling", _is_scaling, "a scaling of a rotary embedding, like llama3 8 1 4 8192"
+        ),
+        local_rope_theta=_number_or_none(reader, "local_rope_theta", lambda theta: 1 < theta <= _MAX_THETA),
+        layer_kinds=_optional_text(
+            reader,
+            "layer_kinds",
+            lambda kinds: len(kinds) in (0, layers) and set(kinds) <= set("fwn"),
+            "a letter for each layer: f (full attention), w (the window) or n (full, nothing rotated)",
+        ),
+        attention_scale=_number_or_none(reader, "attention_scale", _is_scale),
+        attention_softcap=_number_or_none(reader, "attention_softcap", _is_scale),
+        logit_softcap=_number_or_none(reader, "logit_softcap", _is_scale),
+        embedding_scale=reader.number("embedding_scale", _is_scale, _POSITIVE, default=1.0),
+        residual_scale=reader.number("residual_scale", _is_scale, _POSITIVE, default=1.0),
+        logit_scale=reader.number("logit_scale", _is_scale, _POSITIVE, default=1.0),
+        **{name: reader.flag(name, default=bool(_usual(family, name))) for name in _FLAGS},
     )
     _check_shape(reader, config)
+    _check_activation(reader, config)
+    _check_layers(reader, config)
     _check_family(reader, config)
     return config
+
+
+def _word(reader: FieldReader, family: str, name: str, choices: Sequence[str]) -> str:
+    return reader.word(name, choices, default=str(_usual(family, name)))
+
+
+def _optional_text(reader: FieldReader, name: str, accept: Callable[[str], bool], expected: str) -> str:
+    return reader.text(name, accept, expected) if name in reader.values else ""
+
+
+def _number_or_none(reader: FieldReader, name: str, accept: Callable[[float], bool]) -> float | None:
+    return None if reader.values.get(name) is None else reader.number(name, accept, _POSITIVE)
+
+
+def _is_scale(value: float) -> bool:
+    return 1e-6 <= value <= 1e6
+
+
+def _is_scaling(text: str) -> bool:
+    return not text or parse_scaling(text) is not None
+
+
+def _usual(family: str, name: str) -> object:
+    """What a field is where nothing is said of it."""
+    implied = FAMILY[family].implied if family in FAMILY else {}
+    return implied.get(name, getattr(fields(ModelConfig), name).default)
 
 
 def _head_dim(reader: FieldReader, hidden_size: int, heads: int) -> int:
@@ -369,7 +418,7 @@ def _rope_theta(reader: FieldReader, position: str) -> float:
     if position != "rope":
         why = "ALiBi rotates nothing" if position == "alibi" else "learned positions rotate nothing"
         return reader.number("rope_theta", lambda theta: theta == 0, f"0.0, as {why}", default=0.0)
-    return reader.number("rope_theta", lambda theta: 1 < theta <= 1e12, "a number above 1 and up to 1e12")
+    return reader.number("rope_theta", lambda theta: 1 < theta <= _MAX_THETA, "a number above 1 and up to 1e12")
 
 
 def _check_shape(reader: FieldReader, config: ModelConfig) -> None:
@@ -391,53 +440,56 @@ def _check_shape(reader: FieldReader, config: ModelConfig) -> None:
         )
 
 
+def _check_activation(reader: FieldReader, config: ModelConfig) -> None:
+    """The kernels there are: squared ReLU goes without a gate, SiLU with one."""
+    if reader.good("activation", "gated_mlp") and config.activation == ("relu2" if config.gated_mlp else "silu"):
+        how = "with" if config.gated_mlp else "without"
+        message = f"an MLP {how} a gate and with the activation {config.activation} is not supported"
+        reader.contradiction("RT062", "activation", message)
+
+
+def _check_layers(reader: FieldReader, config: ModelConfig) -> None:
+    """What layers may differ in."""
+    windowed = "w" in config.layer_kinds
+    if config.layer_kinds and reader.good("layer_kinds", "sliding_window"):
+        if windowed and config.sliding_window is None:
+            reader.contradiction("RT062", "layer_kinds", "some layers have a window, but no 'sliding_window' is given")
+        if not windowed and config.sliding_window is not None:
+            reader.contradiction("RT062", "sliding_window", "a window is given, but no layer has it")
+        if len(set(config.layer_kinds)) == 1 and "n" not in config.layer_kinds:
+            reader.contradiction("RT062", "layer_kinds", "all layers are alike", help="leave 'layer_kinds' out")
+    rotary = ("rotary_dim", "rope_interleaved", "rope_scaling", "local_rope_theta")
+    for name in rotary if config.position != "rope" else ():
+        if reader.good(name, "position") and getattr(config, name):
+            reader.contradiction(
+                "RT062", name, f"'{reader.label(name)}' is for rotated positions, which this model has not"
+            )
+    width = config.rotary_dim
+    if width is not None and reader.good("rotary_dim", "head_dim") and (width % 2 or width > config.head_dim):
+        message = (
+            f"{width} rotated elements of a head: an even number up to the head dimension {config.head_dim} is expected"
+        )
+        reader.contradiction("RT062", "rotary_dim", message)
+
+
 def _check_family(reader: FieldReader, config: ModelConfig) -> None:
     """Choices that only some families have: weights of no other shape could be exchanged with Hugging Face."""
     if not reader.good("family"):
         return
     family = config.family
-    rules = (
-        (
-            "qkv_bias",
-            config.qkv_bias == (family in {"qwen2", "gpt2"}),
-            "query, key and value biases: always in qwen2 and gpt2, else never",
-        ),
-        (
-            "packed_qkv",
-            config.packed_qkv == (family in {"baichuan", "gpt2"}),
-            "packed QKV: always in baichuan and gpt2, else never",
-        ),
-        ("position", config.position != "alibi" or family == "baichuan", "ALiBi: only in baichuan"),
-        (
-            "position",
-            (config.position == "learned") == (family == "gpt2"),
-            "learned positions: always in gpt2, else never",
-        ),
-        (
-            "learned_positions",
-            (config.learned_positions is None) == (family != "gpt2"),
-            "a table of learned positions: always in gpt2, else never",
-        ),
-        ("normalised_head", not config.normalised_head or family == "baichuan", "a normalised head: only in baichuan"),
-        (
-            "sliding_window",
-            config.sliding_window is None or family in {"mistral", "qwen2"},
-            "a sliding window: only in mistral and qwen2",
-        ),
-        (
-            "tied_embeddings",
-            not (config.tied_embeddings and config.normalised_head),
-            "tied embeddings: not with a normalised head",
-        ),
-    )
-    for name, sound, rule in rules:
-        if reader.good(name) and not sound:
-            value = shown(getattr(config, name))
-            reader.contradiction(
-                "RT062", name, f"'{reader.label(name)}' {value} contradicts family '{family}' ({rule})"
-            )
+    for name in (each.name for each in fields(ModelConfig)):
+        if name in _EVERYWHERE or name in FAMILY[family].free or not reader.good(name):
+            continue
+        value = getattr(config, name)
+        if value != _usual(family, name) and not (name == "rope_theta" and config.position == "rope"):
+            text = f"'{reader.label(name)}' {shown(value)} contradicts family '{family}' ({where(name)})"
+            reader.contradiction("RT062", name, text)
+    if reader.good("tied_embeddings", "normalised_head") and config.tied_embeddings and config.normalised_head:
+        message = "tied embeddings do not go with a normalised head"
+        reader.contradiction("RT062", "tied_embeddings", message)
     shape = ("heads", "kv_heads", "head_dim", "hidden_size")
-    if config.packed_qkv and reader.good(*shape) and not config.kv_size == config.q_size == config.hidden_size:
+    equal = config.kv_size == config.q_size == config.hidden_size
+    if family in ("baichuan", "gpt2") and reader.good(*shape) and not equal:
         reader.contradiction(
             "RT062",
             "heads",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.frontend.hf_keys import FAMILIES
+from ratrain.ratrain_ir.frontend.families import FAMILIES
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
 from ratrain.ratrain_ir.frontend.plan import DTYPES, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan

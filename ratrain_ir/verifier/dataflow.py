@@ -279,6 +279,8 @@ class _SymbolicRun:
         roles = self.roles(op)
         self.once(op, "RT030", "backward_weight", block, m)
         self.expect("RT030", op, roles["dy"], "dx", next_block(self.module.model, block), m)
+        if "x" in roles:
+            self.expect("RT030", op, roles["x"], "x", block, m)
         for name in half_slots(self.module.model, self.plan_of(op), block, WEIGHT_HALF_SLOTS):
             self.expect("RT032", op, roles[name], "saved", block, m, name)
         for slot in pending_slots(self.module.model, self.plan_of(op), block):

@@ -184,7 +184,7 @@ def _planned(
     """What all came to on the best plan of the default strategy, None where it has none; and what each came to on its own."""
     from attrs import evolve
 
-    from ratrain.ratrain_ir.frontend.model_config import load_model
+    from ratrain.ratrain_ir.frontend.model_files import load_model
     from ratrain.ratrainc.console import progress
     from ratrain.ratrainc.planner.comparison import best_of_each, comparison_rows
     from ratrain.ratrainc.planner.report import candidate_json

@@ -159,7 +159,7 @@ def command(
             "-o writes one plan: give one --what-if with it, or none for the plan of the machine as it is"
         )
     from ratrain.ratrain_ir.files import check_writable
-    from ratrain.ratrain_ir.frontend.model_config import load_model
+    from ratrain.ratrain_ir.frontend.model_files import load_model
     from ratrain.ratrainc.console import print_json
     from ratrain.ratrainc.planner.machines import parse_changes
     from ratrain.ratrainc.planner.report import answer_json, no_plan, show_answer

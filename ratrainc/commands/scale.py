@@ -96,7 +96,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Show how throughput grows with the number of clusters when each has as much to do. All times are simulated."""
-    from ratrain.ratrain_ir.frontend.model_config import load_model
+    from ratrain.ratrain_ir.frontend.model_files import load_model
     from ratrain.ratrain_ir.frontend.plan_text import load_plan, place_in_plan
     from ratrain.ratrainc.console import print_json, progress
     from ratrain.ratrainc.pictures import picture_kind

@@ -78,7 +78,7 @@ def refusal(framework: Framework, model: ModelConfig, plan: Plan, pipeline: str)
     policies = {each.policy for each in passes if isinstance(each, RecomputePass)} or {"none"}
     placed = placed_by(pipeline) or plan.schedule or default_schedule(plan.shape)
     wrong = {
-        "of the GPT-2 family, with a hidden size of an MLP four times the model's": model.is_gpt2
+        "of the GPT-2 family, with a hidden size of an MLP four times the model's": model.family == "gpt2"
         and model.ffn_size == 4 * model.hidden_size,
         f"with zero = {framework.zero}": plan.zero == framework.zero,
         "with f16 views and logits = whole": plan.view_dtype == "f16" and plan.holds_logits,

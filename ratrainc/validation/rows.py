@@ -12,7 +12,8 @@ from attrs import define, evolve, field, frozen
 
 from ratrain.passes.pipeline_text import parse_pipeline, size_in_bytes
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
+from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan import KEYS, Plan
 from ratrain.ratrain_ir.frontend.plan_text import Overlay, load_plan, parse_plan
 from ratrain.ratrain_ir.frontend.text import Place

@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.blocks import (
     sum_slots,
     tokens_per_micro_batch,
 )
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_config import LayerKind, ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
 from ratrain.ratrain_ir.signatures import of_slice
 from ratrain.ratrain_ir.types import Dtype, aligned, tensor_type
@@ -86,6 +86,12 @@ class Builder:
     def rows(self) -> int:
         """Rows of a micro-batch."""
         return tokens_per_micro_batch(self.plan)
+
+    @property
+    def layer_kind(self) -> LayerKind:
+        """In what the layer of the block may differ from others."""
+        assert self.block.layer is not None
+        return self.model.layer_kind(self.block.layer)
 
     def has(self, role: str) -> bool:
         """Whether the op binds an operand."""

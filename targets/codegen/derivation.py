@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.routine import Routine, Step
 
 
-def form_of(block: Block, instruction: Instruction, stage: ProgramStage) -> RoutineForm:
+def form_of(block: Block, instruction: Instruction, stage: ProgramStage, model: ModelConfig) -> RoutineForm:
     """The form of the routine that an instruction on a block calls; its operands are those of an op (`ratrain.targets.program.lifting`)."""
     operands = [operand for operand in instruction.operands if operand.access is not Access.SCRATCH]
     given = tuple(
@@ -38,7 +38,7 @@ def form_of(block: Block, instruction: Instruction, stage: ProgramStage) -> Rout
     )
     roles = tuple(operand.role for operand in operands)
     accumulates = instruction.accumulates
-    return RoutineForm(instruction.keyword, representative(block), roles, given, accumulates, instruction.slice)
+    return RoutineForm(instruction.keyword, representative(block, model), roles, given, accumulates, instruction.slice)
 
 
 def derivation_problem(routine: Routine, form: RoutineForm, model: ModelConfig, plan: Plan) -> str | None:

@@ -1,82 +1,97 @@
-"""Steps of the mlp blocks: LLaMA's with its gate, and GPT-2's, both computed in chunks of rows where the plan says so."""
+"""Steps of the mlp blocks, with a gate and without, computed in chunks of rows where the plan says so."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ratrain.targets.codegen.builder import INPUT
-from ratrain.targets.codegen.norms import norm, norm_or_its_weights
+from ratrain.targets.codegen.norms import (
+    add_branch,
+    block_source,
+    branch_gradient,
+    branch_of,
+    has_plain_branch,
+    norm,
+    norm_or_its_weights,
+)
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.targets.codegen.builder import Builder, Chunk
+
+_KERNELS = {
+    ("silu", True): ("swiglu", {}),
+    ("gelu", True): ("geglu", {"exact": True}),
+    ("gelu-tanh", True): ("geglu", {}),
+    ("gelu", False): ("gelu", {"exact": True}),
+    ("gelu-tanh", False): ("gelu", {}),
+    ("relu2", False): ("relu2", {}),
+}
+"""By activation and whether there is a gate: the kernels between an MLP's products, and their options."""
 
 
 def mlp_forward(builder: Builder) -> None:
     """The forward, and all that it saves."""
-    norm(builder)
-    chunk_forward = _gelu_forward if builder.model.is_gpt2 else _swiglu_forward
+    model, source = builder.model, norm(builder)
+    plain = has_plain_branch(model)
+    adds = builder.has("y") or model.has_post_norm
+    branch = "y" if plain else branch_of(builder) if adds else ""
     for chunk in builder.chunks():
-        chunk_forward(builder, chunk)
+        product = _activated(builder, chunk, source)
+        if adds:
+            operands = {"a": product, "b": "w.down_proj", "out": chunk.of(branch), **_bias(model, "down")}
+            builder.step("gemm", operands | ({"residual": chunk.of("x")} if plain else {}), trans_b=True)
+    if adds and not plain:
+        add_branch(builder)
+
+
+def _activated(builder: Builder, chunk: Chunk, source: str) -> str:
+    """What the last product reads, of the rows of a chunk."""
+    model = builder.model
+    slots = {name: builder.chunk_slot(name, chunk) for name in _slots(model)}
+    for name in model.mlp_matrices[:-1]:
+        operands = {"a": chunk.of(source), "b": f"w.{name}_proj", "out": slots[name], **_bias(model, name)}
+        builder.step("gemm", operands, trans_b=True)
+    kernel, options = _KERNELS[model.activation, model.gated_mlp]
+    builder.step(f"{kernel}_forward", slots, **options)
+    return slots[_slots(model)[-1]]
+
+
+def _slots(model: ModelConfig) -> tuple[str, ...]:
+    """The operands of the kernel between the products, forward."""
+    return ("gate", "up", "prod") if model.gated_mlp else ("up", "act")
+
+
+def _bias(model: ModelConfig, name: str) -> dict[str, str]:
+    return {"bias": f"w.{name}_bias"} if model.mlp_bias else {}
 
 
 def mlp_backward(builder: Builder) -> None:
     """The backward, or the half of it that the builder is for."""
     builder.temporary("dxn", builder.rows, builder.model.hidden_size)
-    if builder.model.is_gpt2:
-        builder.bias_gradient("dy", "down_bias")
-    chunk_backward = _gelu_backward if builder.model.is_gpt2 else _swiglu_backward
+    above = branch_gradient(builder)
+    if builder.model.mlp_bias:
+        builder.bias_gradient(above, "down_bias")
     for chunk in builder.chunks():
-        chunk_backward(builder, chunk)
+        _chunk_backward(builder, chunk, above)
     norm_or_its_weights(builder)
 
 
-def _swiglu_forward(builder: Builder, chunk: Chunk) -> None:
-    gate, up, prod = (builder.chunk_slot(name, chunk) for name in ("gate", "up", "prod"))
-    for name, out in (("gate", gate), ("up", up)):
-        builder.step("gemm", {"a": chunk.of("xn"), "b": f"w.{name}_proj", "out": out}, trans_b=True)
-    builder.step("swiglu_forward", {"gate": gate, "up": up, "prod": prod})
-    if builder.has("y"):
-        operands = {"a": prod, "b": "w.down_proj", "out": chunk.of("y"), "residual": chunk.of("x")}
-        builder.step("gemm", operands, trans_b=True)
-
-
-def _swiglu_backward(builder: Builder, chunk: Chunk) -> None:
-    dy, xn, dxn = (chunk.of(name) for name in ("dy", "xn", "dxn"))
-    first = chunk.start == 0
-    builder.linear_gradients(dy, chunk.of("prod"), "down_proj", first=first)
-    dprod = builder.chunk_temporary("dprod", chunk, builder.model.ffn_size)
-    builder.step_of(INPUT, "gemm", {"a": dy, "b": "w.down_proj", "out": dprod})
-    dgate, dup = (builder.chunk_slot(name, chunk) for name in ("dgate", "dup"))
-    operands = {"gate": chunk.of("gate"), "up": chunk.of("up"), "dprod": dprod, "dgate": dgate, "dup": dup}
-    builder.step_of(INPUT, "swiglu_backward", operands)
-    for index, (name, gradient) in enumerate((("gate", dgate), ("up", dup))):
-        builder.linear_gradients(gradient, xn, f"{name}_proj", first=first)
+def _chunk_backward(builder: Builder, chunk: Chunk, above: str) -> None:
+    model, first = builder.model, chunk.start == 0
+    dy, source, dxn = (chunk.of(name) for name in (above, block_source(model), "dxn"))
+    *inputs, product = _slots(model)
+    builder.linear_gradients(dy, chunk.of(product), "down_proj", first=first)
+    dproduct = builder.chunk_temporary(f"d{product}", chunk, model.ffn_size)
+    builder.step_of(INPUT, "gemm", {"a": dy, "b": "w.down_proj", "out": dproduct})
+    gradients = {name: builder.chunk_slot(f"d{name}", chunk) for name in inputs}
+    operands = {name: chunk.of(name) for name in inputs} | {f"d{product}": dproduct}
+    kernel, options = _KERNELS[model.activation, model.gated_mlp]
+    operands |= {f"d{name}": gradient for name, gradient in gradients.items()}
+    builder.step_of(INPUT, f"{kernel}_backward", operands, **options)
+    for index, (name, gradient) in enumerate(gradients.items()):
+        builder.linear_gradients(gradient, source, f"{name}_proj", first=first)
+        if model.mlp_bias:
+            builder.bias_gradient(gradient, f"{name}_bias", first=first)
         operands = {"a": gradient, "b": f"w.{name}_proj", "out": dxn}
         builder.step_of(INPUT, "gemm", operands, accumulate=index > 0)
-
-
-def _gelu_forward(builder: Builder, chunk: Chunk) -> None:
-    up, act = (builder.chunk_slot(name, chunk) for name in ("up", "act"))
-    builder.step("gemm", {"a": chunk.of("xn"), "b": "w.up_proj", "out": up, "bias": "w.up_bias"}, trans_b=True)
-    builder.step("gelu_forward", {"up": up, "act": act})
-    if builder.has("y"):
-        operands = {
-            "a": act,
-            "b": "w.down_proj",
-            "out": chunk.of("y"),
-            "bias": "w.down_bias",
-            "residual": chunk.of("x"),
-        }
-        builder.step("gemm", operands, trans_b=True)
-
-
-def _gelu_backward(builder: Builder, chunk: Chunk) -> None:
-    dy, first = chunk.of("dy"), chunk.start == 0
-    builder.linear_gradients(dy, chunk.of("act"), "down_proj", first=first)
-    dact = builder.chunk_temporary("dact", chunk, builder.model.ffn_size)
-    builder.step_of(INPUT, "gemm", {"a": dy, "b": "w.down_proj", "out": dact})
-    dup = builder.chunk_slot("dup", chunk)
-    builder.step_of(INPUT, "gelu_backward", {"up": chunk.of("up"), "dact": dact, "dup": dup})
-    builder.linear_gradients(dup, chunk.of("xn"), "up_proj", first=first)
-    builder.bias_gradient(dup, "up_bias", first=first)
-    builder.step_of(INPUT, "gemm", {"a": dup, "b": "w.up_proj", "out": chunk.of("dxn")}, accumulate=False)

@@ -1,9 +1,16 @@
-"""Steps of norms: LLaMA's RMSNorm and GPT-2's layer norm, forward, backward, and the two halves of a backward."""
+"""Steps of norms: of a block's input, of queries and keys, and of what a block adds to the stream; forward, backward, and in halves.
+
+The gradients of a norm's parameters are sums over rows that its backward makes: added to the block's gradient, or, in an input half, left
+pending in f32, for the weight half to add and round once.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from attrs import frozen
+
+from ratrain.ratrain_ir.blocks import norm_sums
 from ratrain.targets.codegen.builder import INPUT, WEIGHT
 
 if TYPE_CHECKING:
@@ -11,56 +18,192 @@ if TYPE_CHECKING:
     from ratrain.targets.codegen.builder import Builder
 
 
+@frozen
+class Norm:
+    """One norm of a block: the names of what it reads and writes."""
+
+    source: str
+    result: str
+    weight: str
+    """of the parameters"""
+    statistics: str = ""
+    """what stands before the names of its statistics"""
+
+
+OF_INPUT = Norm("x", "xn", "norm")
+OF_BRANCH = Norm("branch", "normed_branch", "post_norm", "branch_")
+
+
 def statistics(model: ModelConfig) -> tuple[str, ...]:
     """What the forward of a norm keeps of each row."""
-    return ("mean", "rstd") if model.is_gpt2 else ("rstd",)
+    return ("mean", "rstd") if model.has_layer_norm else ("rstd",)
 
 
-def norm(builder: Builder) -> None:
-    """The norm of a block, whose results are slots."""
+def norm(builder: Builder) -> str:
+    """The norm of a block's input, whose results are slots; what the block computes of: that, or the input where it has no such norm."""
+    if not builder.model.has_pre_norm:
+        return "x"
     for name in ("xn", *statistics(builder.model)):
         builder.slot(name)
-    norm_steps(builder)
+    norm_steps(builder, OF_INPUT)
+    return "xn"
 
 
-def norm_steps(builder: Builder) -> None:
-    """The norm of `x`, whose results the builder knows."""
-    operands = {"x": "x", "gamma": "w.norm"}
-    if builder.model.is_gpt2:
-        operands["beta"] = "w.norm_bias"
-    operands |= {name: name for name in ("xn", *statistics(builder.model))}
-    builder.step(f"{_kernel(builder)}_forward", operands, eps=builder.model.norm_eps)
+def block_source(model: ModelConfig) -> str:
+    """What the linear layers of a block read."""
+    return "xn" if model.has_pre_norm else "x"
 
 
-def norm_backward(builder: Builder, *, residual: bool) -> None:
-    """From `dxn` to `dx`, and the gradients of the norm's parameters: added up, or, in an input half, left pending."""
-    operands = {"dxn": "dxn", "x": "x", "gamma": "w.norm"}
-    operands |= {name: name for name in statistics(builder.model)}
-    operands["dx"] = "dx"
+def norm_steps(builder: Builder, of: Norm) -> None:
+    """A norm, whose results the builder knows."""
+    model = builder.model
+    operands = {"x": of.source, "gamma": f"w.{of.weight}"}
+    if model.has_layer_norm:
+        operands["beta"] = f"w.{of.weight}_bias"
+    operands["xn"] = of.result
+    operands |= {name: f"{of.statistics}{name}" for name in statistics(model)}
+    builder.step(f"{_kernel(model)}_forward", operands, eps=model.norm_eps, **unit_offset(model))
+
+
+def unit_offset(model: ModelConfig) -> dict[str, bool]:
+    """The option of norms that scale by 1 + weight."""
+    return {"unit_offset": True} if model.norm_unit_offset else {}
+
+
+def _norm_backward(builder: Builder, of: Norm, dxn: str, dx: str, residual: str | None) -> None:
+    """From the gradient of a norm's result to that of its source, and the gradients of its parameters."""
+    model = builder.model
+    operands = {"dxn": dxn, "x": of.source, "gamma": f"w.{of.weight}"}
+    operands |= {name: f"{of.statistics}{name}" for name in statistics(model)}
+    operands["dx"] = dx
+    sums = {"norm": "dgamma", "norm_bias": "dbeta"}
+    for pending, parameter, _ in norm_sums(model, builder.block):
+        if parameter in (of.weight, f"{of.weight}_bias"):
+            operands[sums[parameter.removeprefix("post_")]] = _sum_of(builder, pending, parameter)
+    if residual is not None:
+        operands["residual"] = residual
     whole = WEIGHT in builder.halves
-    operands |= {sums: parameter if whole else sums for sums, parameter in _sums(builder)}
-    if residual:
-        operands["residual"] = "dy"
-    builder.step(f"{_kernel(builder)}_backward", operands, accumulate=whole and builder.accumulates)
+    builder.step(f"{_kernel(model)}_backward", operands, accumulate=whole and builder.accumulates, **unit_offset(model))
+
+
+def _sum_of(builder: Builder, pending: str, parameter: str) -> str:
+    """Where the sum that is a norm's gradient goes."""
+    return f"g.{parameter}" if WEIGHT in builder.halves else pending
+
+
+def head_norm_backward(builder: Builder) -> None:
+    """From `dxn` to `dx`, of the norm before the head."""
+    model = builder.model
+    operands = {"dxn": "dxn", "x": "x", "gamma": "w.norm"} | {name: name for name in statistics(model)}
+    operands |= {"dx": "dx", "dgamma": "g.norm"} | ({"dbeta": "g.norm_bias"} if model.has_layer_norm else {})
+    builder.step(f"{_kernel(model)}_backward", operands, accumulate=builder.accumulates, **unit_offset(model))
 
 
 def norm_or_its_weights(builder: Builder) -> None:
-    """The end of a block's backward; in a weight half, what the input half has summed, added to the gradient and rounded once."""
+    """The end of a block's backward: `dx` from `dxn`; in a weight half, what the input half has summed, added to the gradient, rounded once.
+
+    Without a norm of the input `dxn` is the gradient of the input, beside the stream's own.
+    """
     if INPUT in builder.halves:
-        norm_backward(builder, residual=True)
-        return
-    for sums, parameter in _sums(builder):
-        if builder.accumulates:
-            builder.step("add", {"a": sums, "b": parameter, "out": parameter})
+        if builder.model.has_pre_norm:
+            _norm_backward(builder, OF_INPUT, "dxn", "dx", "dy")
         else:
-            builder.step("cast", {"src": sums, "dst": parameter})
+            builder.step("add", {"a": "dy", "b": "dxn", "out": "dx"})
+        return
+    for pending, parameter, _ in norm_sums(builder.model, builder.block):
+        operands = {"a": pending, "b": f"g.{parameter}", "out": f"g.{parameter}"}
+        if builder.accumulates:
+            builder.step("add", operands)
+        else:
+            builder.step("cast", {"src": pending, "dst": f"g.{parameter}"})
 
 
-def _kernel(builder: Builder) -> str:
-    return "layernorm" if builder.model.is_gpt2 else "rmsnorm"
+# what a block adds to the stream
 
 
-def _sums(builder: Builder) -> tuple[tuple[str, str], ...]:
-    """Gradients of the norm's parameters: as the kernel calls them, and in the block's gradient."""
-    weights = (("dgamma", "g.norm"),)
-    return (*weights, ("dbeta", "g.norm_bias")) if builder.model.is_gpt2 else weights
+def has_plain_branch(model: ModelConfig) -> bool:
+    """Whether what a block computes is added to the stream as it is, by the product itself."""
+    return not model.has_post_norm and model.residual_scale == 1
+
+
+def branch_of(builder: Builder) -> str:
+    """Where the last product of a block goes that does not add to the stream itself."""
+    if builder.model.has_post_norm:
+        return builder.slot("branch")
+    return builder.temporary("branch", builder.rows, builder.model.hidden_size)
+
+
+def add_branch(builder: Builder) -> None:
+    """`y` = the stream + residual_scale * [norm of] the branch."""
+    model, source = builder.model, "branch"
+    if model.has_post_norm:
+        for name in statistics(model):
+            builder.slot(f"branch_{name}")
+        if not builder.has("y"):
+            builder.temporary("normed_branch", builder.rows, model.hidden_size)
+            norm_steps(builder, OF_BRANCH)
+            return
+        source = builder.temporary("normed_branch", builder.rows, model.hidden_size)
+        norm_steps(builder, OF_BRANCH)
+    builder.step("add", {"a": "x", "b": source, "out": "y"}, **_scaled(model))
+
+
+def _scaled(model: ModelConfig) -> dict[str, float]:
+    return {} if model.residual_scale == 1 else {"scale": model.residual_scale}
+
+
+def branch_gradient(builder: Builder) -> str:
+    """The gradient of the last product of a block: `dy` where that is added to the stream as it is."""
+    model = builder.model
+    if has_plain_branch(model):
+        return "dy"
+    if not model.has_post_norm:
+        scaled = builder.temporary("dbranch", builder.rows, model.hidden_size)
+        builder.step("scale", {"a": "dy", "out": scaled}, scale=model.residual_scale)
+        return scaled
+    gradient = builder.slot("dbranch")
+    if INPUT in builder.halves:
+        above = "dy"
+        if model.residual_scale != 1:
+            above = builder.temporary("dnormed", builder.rows, model.hidden_size)
+            builder.step("scale", {"a": "dy", "out": above}, scale=model.residual_scale)
+        _norm_backward(builder, OF_BRANCH, above, gradient, None)
+    return gradient
+
+
+# queries and keys
+
+
+def qk_norms(builder: Builder) -> None:
+    """The norms of queries and keys, from their projections."""
+    for name, heads in _normed_projections(builder.model):
+        operands = {"x": f"{name}_in", "gamma": f"w.{name}_norm", "xn": builder.slot(name)}
+        operands["rstd"] = builder.slot(f"{name}_rstd")
+        options = {**_heads(builder.model, name, heads), **unit_offset(builder.model)}
+        builder.step("head_norm_forward", operands, **options, eps=builder.model.norm_eps)
+
+
+def qk_norms_backward(builder: Builder) -> None:
+    """From the gradients of normed queries and keys to those of their projections, in place."""
+    for name, heads in _normed_projections(builder.model):
+        operands = {"dxn": f"d{name}", "x": f"{name}_in", "gamma": f"w.{name}_norm", "rstd": f"{name}_rstd"}
+        operands |= {"dx": f"d{name}", "dgamma": _sum_of(builder, f"d{name}_gamma", f"{name}_norm")}
+        options: dict[str, Any] = {**_heads(builder.model, name, heads), **unit_offset(builder.model)}
+        accumulate = WEIGHT in builder.halves and builder.accumulates
+        builder.step("head_norm_backward", operands, **options, accumulate=accumulate)
+
+
+def _normed_projections(model: ModelConfig) -> tuple[tuple[str, int], ...]:
+    """The projections that are normed, each with the heads that are normed apart."""
+    if model.qk_norm == "none":
+        return ()
+    return (("q", model.heads), ("k", model.kv_heads)) if model.qk_norm == "head" else (("q", 1), ("k", 1))
+
+
+def _heads(model: ModelConfig, name: str, heads: int) -> dict[str, int]:
+    width = model.q_size if name == "q" else model.kv_size
+    return {"heads": heads, "head_dim": width // heads}
+
+
+def _kernel(model: ModelConfig) -> str:
+    return "layernorm" if model.has_layer_norm else "rmsnorm"

@@ -19,7 +19,21 @@ from ratrain.ratrain_ir.signatures import Binding, bind, is_of_other_slice
 from ratrain.ratrain_ir.types import Dtype, StateKind
 from ratrain.targets.codegen.builder import INPUT, WEIGHT, Builder
 from ratrain.targets.codegen.mlp_routines import mlp_backward, mlp_forward
-from ratrain.targets.codegen.norms import norm, norm_backward, norm_or_its_weights, norm_steps, statistics
+from ratrain.targets.codegen.norms import (
+    OF_INPUT,
+    add_branch,
+    block_source,
+    branch_gradient,
+    branch_of,
+    has_plain_branch,
+    head_norm_backward,
+    norm,
+    norm_or_its_weights,
+    norm_steps,
+    qk_norms,
+    qk_norms_backward,
+    statistics,
+)
 from ratrain.targets.codegen.slice_routines import sliced_backward, sliced_forward
 
 if TYPE_CHECKING:
@@ -32,7 +46,9 @@ def routine_of(op: BlockOp, model: ModelConfig, plan: Plan) -> Routine:
     """The routine of a block op, under the roles its operands bind."""
     binding = bind(op, model, plan)
     roles = tuple(binding.tensors)
-    form = RoutineForm(op.keyword, representative(op.block), roles, _given(op, binding), binding.accumulates, op.slice)
+    form = RoutineForm(
+        op.keyword, representative(op.block, model), roles, _given(op, binding), binding.accumulates, op.slice
+    )
     return derived_routine(form, model, plan)
 
 
@@ -42,7 +58,7 @@ class RoutineForm:
 
     keyword: str
     block: Block
-    """a layer's block stands for those of all layers: their shapes are equal"""
+    """a layer's block stands for those of all layers of its kind"""
     roles: tuple[str, ...]
     """operands that the op binds, its workspace apart"""
     given: tuple[str, ...]
@@ -60,14 +76,18 @@ def _given(op: BlockOp, binding: Binding) -> tuple[str, ...]:
     return tuple(role for role in saved if not is_of_other_slice(role))
 
 
-def representative(one: Block) -> Block:
-    """All layers have equal shapes, so one routine serves them."""
-    return one if one.layer is None else block(one.kind, 0)
+def representative(one: Block, model: ModelConfig) -> Block:
+    """The block of the first layer of its kind: one routine serves all layers that are alike. All mlp blocks are."""
+    if one.layer is None:
+        return one
+    return block(one.kind, model.first_alike(one.layer) if one.kind == "attention" else 0)
 
 
 def _key(form: RoutineForm, model: ModelConfig, plan: Plan) -> str:
     """Name of a routine: block kind, op, and in which way it differs from the plain one."""
     parts = [f"{form.block.kind}.{form.keyword}"]
+    if form.block.layer:
+        parts.append(f"like{form.block.layer}")
     if form.slice is not None:
         parts.append(f"s{form.slice}")
     if form.keyword in ("forward", "recompute"):
@@ -117,23 +137,37 @@ _BACKWARDS = {
 """The halves of a backward that each op runs."""
 
 
-def _attention_options(builder: Builder) -> dict[str, Any]:
-    model, plan = builder.model, builder.plan
+def attention_options(builder: Builder) -> dict[str, Any]:
+    """What every kernel of an attention is told of the model and the layer; what is as usual is left out."""
+    model = builder.model
+    special = {"scale": model.attention_scale, "softcap": model.attention_softcap}
     return {
-        "batch": plan.micro_batch_size,
-        "seq_len": plan.seq_len,
         "heads": model.heads,
         "kv_heads": model.kv_heads,
         "head_dim": model.head_dim,
-        "window": model.sliding_window,
+        "window": builder.layer_kind.window,
         "alibi": model.position == "alibi",
+        **{name: value for name, value in special.items() if value is not None},
     }
 
 
+def _sequence_options(builder: Builder) -> dict[str, Any]:
+    plan = builder.plan
+    return {"batch": plan.micro_batch_size, "seq_len": plan.seq_len, **attention_options(builder)}
+
+
 def _rope(builder: Builder, x: str, heads: int, *, inverse: bool) -> None:
-    if builder.model.position == "rope":
-        options = {"heads": heads, "head_dim": builder.model.head_dim, **positions(builder.plan)}
-        builder.step("rope", {"x": x}, **options, theta=builder.model.rope_theta, inverse=inverse)
+    model, kind = builder.model, builder.layer_kind
+    if not kind.rope_theta:
+        return
+    options: dict[str, Any] = {"heads": heads, "head_dim": model.head_dim, **positions(builder.plan)}
+    if model.rotary_dim not in (None, model.head_dim):
+        options["rotary_dim"] = model.rotary_dim
+    if model.rope_interleaved:
+        options["interleaved"] = True
+    if kind.rope_scaling:
+        options["scaling"] = kind.rope_scaling
+    builder.step("rope", {"x": x}, **options, theta=kind.rope_theta, inverse=inverse)
 
 
 def positions(plan: Plan) -> dict[str, int]:
@@ -143,14 +177,21 @@ def positions(plan: Plan) -> dict[str, int]:
 
 
 def _embed_forward(builder: Builder) -> None:
-    builder.step("embedding_forward", {"tokens": "tokens", "table": "w.table", "y": "y"})
+    operands = {"tokens": "tokens", "table": "w.table", "y": "y"}
+    builder.step("embedding_forward", operands, **_scale_of(builder.model.embedding_scale))
     if builder.model.position == "learned":
         builder.step("position_forward", {"positions": "w.positions", "y": "y"}, **positions(builder.plan))
 
 
+def _scale_of(scale: float) -> dict[str, float]:
+    """The option of a kernel that scales what it gives."""
+    return {} if scale == 1 else {"scale": scale}
+
+
 def _embed_backward(builder: Builder) -> None:
     operands = {"tokens": "tokens", "dy": "dy", "dtable": "g.table"}
-    builder.step("embedding_backward", operands, accumulate=builder.accumulates)
+    scale = _scale_of(builder.model.embedding_scale)
+    builder.step("embedding_backward", operands, accumulate=builder.accumulates, **scale)
     if builder.model.position == "learned":
         operands = {"dy": "dy", "dpositions": "g.positions"}
         builder.step("position_backward", operands, **positions(builder.plan), accumulate=builder.accumulates)
@@ -158,27 +199,32 @@ def _embed_backward(builder: Builder) -> None:
 
 def _attention_forward(builder: Builder) -> None:
     model = builder.model
-    norm(builder)
+    source = norm(builder)
     for name in ("q", "k", "v"):
-        operands = {"a": "xn", "b": f"w.{name}_proj", "out": builder.slot(name)}
+        normed = name != "v" and model.qk_norm != "none"
+        operands = {"a": source, "b": f"w.{name}_proj", "out": builder.slot(f"{name}_in" if normed else name)}
         if model.qkv_bias:
             operands["bias"] = f"w.{name}_bias"
         builder.step("gemm", operands, trans_b=True)
+    qk_norms(builder)
     _rope(builder, "q", model.heads, inverse=False)
     _rope(builder, "k", model.kv_heads, inverse=False)
     _softmax_forward(builder)
-    if builder.has("y"):
-        operands = {"a": "o", "b": "w.o_proj", "out": "y", "residual": "x"}
-        if model.is_gpt2:
-            operands["bias"] = "w.o_bias"
-        builder.step("gemm", operands, trans_b=True)
+    if not builder.has("y") and not model.has_post_norm:
+        return
+    bias = {"bias": "w.o_bias"} if model.o_bias else {}
+    if has_plain_branch(model):
+        builder.step("gemm", {"a": "o", "b": "w.o_proj", "out": "y", "residual": "x", **bias}, trans_b=True)
+    else:
+        builder.step("gemm", {"a": "o", "b": "w.o_proj", "out": branch_of(builder), **bias}, trans_b=True)
+        add_branch(builder)
 
 
 def _softmax_forward(builder: Builder) -> None:
     """From queries, keys and values to the output of the heads."""
-    options, o = _attention_options(builder), builder.slot("o")
+    options, o = _sequence_options(builder), builder.slot("o")
     if isinstance(builder.plan, SlicePlan):
-        sliced_forward(builder, builder.plan)
+        sliced_forward(builder, builder.plan, attention_options(builder))
     elif builder.plan.attention == "fused":
         operands = {"q": "q", "k": "k", "v": "v", "o": o, "lse": builder.slot("lse")}
         builder.step("attention_forward", operands, **options)
@@ -189,7 +235,7 @@ def _softmax_forward(builder: Builder) -> None:
 
 def _probabilities(builder: Builder) -> None:
     """The whole score matrix, and its softmax in the same bytes: a saved slot, or an intermediate where the op has none."""
-    options, matrix = _attention_options(builder), scores_type(builder.model, builder.plan)
+    options, matrix = _sequence_options(builder), scores_type(builder.model, builder.plan)
     if not builder.has("probs"):
         builder.temporary("probs", *matrix.shape)
     builder.step("attention_scores_forward", {"q": "q", "k": "k", "scores": "probs"}, **options)
@@ -198,10 +244,10 @@ def _probabilities(builder: Builder) -> None:
 
 def _softmax_backward(builder: Builder) -> None:
     """From the gradient `do` of the heads' output to those of queries, keys and values."""
-    options = _attention_options(builder)
+    options = _sequence_options(builder)
     gradients = {name: builder.slot(name) for name in ("dq", "dk", "dv")}
     if isinstance(builder.plan, SlicePlan):
-        sliced_backward(builder, builder.plan)
+        sliced_backward(builder, builder.plan, attention_options(builder))
         return
     if builder.plan.attention == "fused":
         operands = {name: name for name in ("q", "k", "v", "o", "lse", "do")} | gradients
@@ -220,18 +266,19 @@ def _softmax_backward(builder: Builder) -> None:
 
 def _attention_backward(builder: Builder) -> None:
     model, rows = builder.model, builder.rows
-    q_width = model.heads * model.head_dim
-    builder.linear_gradients("dy", "o", "o_proj")
-    if model.is_gpt2:
-        builder.bias_gradient("dy", "o_bias")
-    builder.step_of(INPUT, "gemm", {"a": "dy", "b": "w.o_proj", "out": builder.temporary("do", rows, q_width)})
+    above = branch_gradient(builder)
+    builder.linear_gradients(above, "o", "o_proj")
+    if model.o_bias:
+        builder.bias_gradient(above, "o_bias")
+    builder.step_of(INPUT, "gemm", {"a": above, "b": "w.o_proj", "out": builder.temporary("do", rows, model.q_size)})
     if INPUT in builder.halves:
         _softmax_backward(builder)
         _rope(builder, "dq", model.heads, inverse=True)
         _rope(builder, "dk", model.kv_heads, inverse=True)
+        qk_norms_backward(builder)
     builder.temporary("dxn", rows, model.hidden_size)
     for index, name in enumerate(("q", "k", "v")):
-        builder.linear_gradients(f"d{name}", "xn", f"{name}_proj")
+        builder.linear_gradients(f"d{name}", block_source(model), f"{name}_proj")
         if model.qkv_bias:
             builder.bias_gradient(f"d{name}", f"{name}_bias")
         operands = {"a": f"d{name}", "b": f"w.{name}_proj", "out": "dxn"}
@@ -243,7 +290,15 @@ def _head_norm(builder: Builder) -> None:
     builder.temporary("xn", builder.rows, builder.model.hidden_size)
     for statistic in statistics(builder.model):
         builder.temporary(statistic, builder.rows, dtype=Dtype.F32)
-    norm_steps(builder)
+    norm_steps(builder, OF_INPUT)
+
+
+def _head_options(builder: Builder) -> dict[str, Any]:
+    """What the kernels of the head are told of the model; what is as usual is left out."""
+    model = builder.model
+    softcap = {} if model.logit_softcap is None else {"softcap": model.logit_softcap}
+    scale = {} if model.logit_scale == 1 else {"scale_of_logits": model.logit_scale}
+    return {"normalise": model.normalised_head, **scale, **softcap}
 
 
 def _head_logits(builder: Builder, name: str) -> str:
@@ -256,7 +311,7 @@ def _head_forward(builder: Builder) -> None:
     _head_norm(builder)
     operands = {"xn": "xn", "table": "w.table"} | {name: name for name in ("labels", "lse", "loss")}
     operands["logits"] = _head_logits(builder, "logits")
-    options = {"normalise": builder.model.normalised_head, "accumulate": builder.accumulates}
+    options = {**_head_options(builder), "accumulate": builder.accumulates}
     builder.step("head_forward", operands, **options)
 
 
@@ -266,10 +321,10 @@ def _head_backward(builder: Builder) -> None:
     operands["logits"] = _head_logits(builder, "logits")
     operands |= {"table": "w.table", "dxn": builder.temporary("dxn", builder.rows, builder.model.hidden_size)}
     operands["dtable"] = "g.table"
-    options = {"normalise": builder.model.normalised_head, "accumulate": builder.accumulates}
+    options = {**_head_options(builder), "accumulate": builder.accumulates}
     denominator = float(builder.plan.micro_batches * tokens_per_micro_batch(builder.plan.whole))
     if builder.plan.holds_logits:
         operands["dlogits"] = _head_logits(builder, "dlogits")
     kernel = "head_backward_from_logits" if builder.plan.holds_logits else "head_backward"
     builder.step(kernel, operands, denominator=denominator, **options)
-    norm_backward(builder, residual=False)
+    head_norm_backward(builder)

@@ -17,6 +17,8 @@ from ratrain.ratrain_ir.signatures import of_slice
 from ratrain.ratrain_ir.types import Dtype
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ratrain.targets.codegen.builder import Builder
 
 
@@ -41,24 +43,19 @@ def _earlier_keys(builder: Builder, plan: SlicePlan) -> list[_Keys]:
     return found
 
 
-def _options(builder: Builder, plan: SlicePlan, keys: SlicePlan) -> dict[str, Any]:
-    model = builder.model
+def _options(plan: SlicePlan, keys: SlicePlan, attention: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "batch": plan.micro_batch_size,
         "queries": plan.seq_len,
         "keys": keys.seq_len,
         "first_query": plan.first_position,
         "first_key": keys.first_position,
-        "heads": model.heads,
-        "kv_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "window": model.sliding_window,
-        "alibi": model.position == "alibi",
+        **attention,
     }
 
 
-def sliced_forward(builder: Builder, plan: SlicePlan) -> None:
-    """From queries, keys and values to the output of the heads."""
+def sliced_forward(builder: Builder, plan: SlicePlan, attention: Mapping[str, Any]) -> None:
+    """From queries, keys and values to the output of the heads; `attention`: what kernels are told of the model and the layer."""
     model, rows = builder.model, builder.rows
     state = {
         "acc": builder.temporary("acc", rows, model.heads * model.head_dim, dtype=Dtype.F32),
@@ -67,14 +64,13 @@ def sliced_forward(builder: Builder, plan: SlicePlan) -> None:
     }
     for position, keys in enumerate([*_earlier_keys(builder, plan), _Keys(plan, *KEY_SLOTS)]):
         operands = {"q": "q", "k": keys.key, "v": keys.value, **state}
-        builder.step(
-            "attention_partial_forward", operands, **_options(builder, plan, keys.plan), accumulate=position > 0
-        )
+        options = _options(plan, keys.plan, attention)
+        builder.step("attention_partial_forward", operands, **options, accumulate=position > 0)
     outputs = {"o": builder.slot("o"), "lse": builder.slot("lse")}
     builder.step("attention_partial_finish", {**state, **outputs}, heads=model.heads, head_dim=model.head_dim)
 
 
-def sliced_backward(builder: Builder, plan: SlicePlan) -> None:
+def sliced_backward(builder: Builder, plan: SlicePlan, attention: Mapping[str, Any]) -> None:
     """From the gradient `do` of the heads' output to those of queries, keys and values, and to the sums of earlier slices."""
     model, rows = builder.model, builder.rows
     delta = builder.temporary("delta", model.heads, rows, dtype=Dtype.F32)
@@ -88,7 +84,7 @@ def sliced_backward(builder: Builder, plan: SlicePlan) -> None:
 
     def step(keys: _Keys, sums: tuple[str, ...], *, accumulate: bool) -> None:
         operands = {**common, "k": keys.key, "v": keys.value, "dk": sums[0], "dv": sums[1]}
-        options = _options(builder, plan, keys.plan)
+        options = _options(plan, keys.plan, attention)
         builder.step("attention_partial_backward", operands, **options, accumulate=accumulate)
 
     for keys in _earlier_keys(builder, plan):

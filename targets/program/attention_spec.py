@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import TypeAlias
 
 from attrs import field, frozen, validators
@@ -20,11 +21,19 @@ class _Attention:
 
     heads: int
     kv_heads: int
+    head_dim: int
     window: int | None
+    scale: float | None
+    softcap: float | None
 
     def __attrs_post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
+
+    @property
+    def multiplier(self) -> float:
+        """What products of queries and keys are multiplied by."""
+        return 1 / sqrt(self.head_dim) if self.scale is None else self.scale
 
     @property
     def group(self) -> int:
@@ -38,7 +47,9 @@ class _Attention:
 
 @frozen
 class AttentionBlockSpec(_Attention):
-    """Shape and mask of causal attention of some queries to some keys of each sequence; scores are scaled by 1/sqrt(head_dim).
+    """Shape and mask of causal attention of some queries to some keys of each sequence.
+
+    Scores are scaled by `scale`, without one by 1/sqrt(head_dim); with `softcap` each score s is then softcap * tanh(s / softcap).
 
     Row t of the queries has position first_query + t % queries in its sequence, row t of the keys first_key + t % keys. The query at
     i sees the keys at j <= i of its own sequence, with `window` only those at j > i - window. With `alibi` the score of (i, j) has
@@ -55,6 +66,8 @@ class AttentionBlockSpec(_Attention):
     head_dim: int = field(validator=_POSITIVE)
     window: int | None = field(default=None, validator=validators.optional(_POSITIVE))
     alibi: bool = False
+    scale: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    softcap: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
 
 
 @frozen
@@ -68,9 +81,11 @@ class AttentionSpec(_Attention):
     head_dim: int = field(validator=_POSITIVE)
     window: int | None = field(default=None, validator=validators.optional(_POSITIVE))
     alibi: bool = False
+    scale: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    softcap: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
 
     @property
     def block(self) -> AttentionBlockSpec:
         """The same as one block."""
         rows, heads = (self.seq_len, self.seq_len, 0, 0), (self.heads, self.kv_heads, self.head_dim)
-        return AttentionBlockSpec(self.batch, *rows, *heads, self.window, self.alibi)
+        return AttentionBlockSpec(self.batch, *rows, *heads, self.window, self.alibi, self.scale, self.softcap)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import field, frozen
 
+from ratrain.ratrain_ir.rotary import parse_scaling
 from ratrain.ratrain_ir.types import Dtype
 from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
 
@@ -182,6 +183,10 @@ def _is_position(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 24
 
 
+def _is_scaling(value: Any) -> bool:
+    return isinstance(value, str) and (not value or parse_scaling(value) is not None)
+
+
 def _is_positive(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < 1e30 and isfinite(value)
 
@@ -191,11 +196,20 @@ _UNLESS_GIVEN = Option("bool", _is_flag, default=False)
 _POSITION, _STARTS_AT = Option("int", _is_position), Option("int", _is_position, default=0)
 _NUMBER = Option("float")
 _ADDS = {"accumulate": _FLAG}
-_OF_FIELD = {"int": _COUNT, "Position": _POSITION, "int | None": Option("int | None", _is_count_or_none), "bool": _FLAG}
+_SCALES = Option("float", _is_positive, default=1.0)
+_POSITIVE_OR_NONE = Option("float | None", _is_positive, default=None)
+_OFFSETS = {"unit_offset": _UNLESS_GIVEN}
+_OF_FIELD = {
+    "float | None": _POSITIVE_OR_NONE,
+    "int": _COUNT,
+    "Position": _POSITION,
+    "int | None": Option("int | None", _is_count_or_none),
+    "bool": _FLAG,
+}
 
 
 def _options_of(spec: type[AttentionSpec | AttentionBlockSpec]) -> dict[str, Option]:
-    """One option for each field of a spec; a step gives them all."""
+    """One option for each field of a spec; a step gives all but those that are a number or None, which it may."""
     return {each.name: _OF_FIELD[str(each.type)] for each in attrs.fields(spec)}
 
 
@@ -209,9 +223,20 @@ def _product_rule(options: Mapping[str, Any], types: Types) -> str | None:
 
 
 def _rope_rule(options: Mapping[str, Any], types: Types) -> str | None:
-    if options["head_dim"] % 2 or types["x"][1][0] % options["seq_len"]:
-        return "'rope' needs whole sequences, and heads of an even width"
+    width = options.get("rotary_dim") or options["head_dim"]
+    if width % 2 or width > options["head_dim"] or types["x"][1][0] % options["seq_len"]:
+        return "'rope' needs whole sequences, and an even number of rotated elements of each head"
     return None
+
+
+def _head_norm_rule(options: Mapping[str, Any], types: Types) -> str | None:
+    """There is a statistic for each head of each row."""
+    rows, statistics = types["x"][1][0], types["rstd"][1][0]
+    if rows * options["heads"] == statistics:
+        return None
+    return (
+        f"norms of {options['heads']} heads of {rows} rows have {rows * options['heads']} statistics, not {statistics}"
+    )
 
 
 def _position_rule(options: Mapping[str, Any], types: Types) -> str | None:
@@ -236,6 +261,7 @@ def _attention_rule(options: Mapping[str, Any], types: Types) -> str | None:
 
 
 _Q, _KV, _LSE = "[batch*seq_len,heads*head_dim]", "[batch*seq_len,kv_heads*head_dim]", "[heads,batch*seq_len]"
+_OF_LOGITS = {"scale_of_logits": _SCALES, "softcap": _POSITIVE_OR_NONE}
 _BLOCK_Q, _BLOCK_KV = "[batch*queries,heads*head_dim]", "[batch*keys,kv_heads*head_dim]"
 _BLOCK_LINE = "[heads,batch*queries]"
 _ROWS, _ROW_LINE = "[T,heads*head_dim]", "[heads,T]"
@@ -244,7 +270,7 @@ _SCORES = "[heads*batch*seq_len,seq_len]"
 
 def _of_scores(name: str, meaning: str, operands: str, *in_place: tuple[str, str]) -> Kernel:
     """A kernel of an attention whose score matrix is whole: row head * tokens + t is query t of that head, column j key j of its sequence."""
-    options = _options_of(AttentionSpec)
+    options = {option: rule for option, rule in _options_of(AttentionSpec).items() if option != "softcap"}
     return Kernel(name, meaning, operands, options, AttentionSpec, in_place=in_place, rule=_attention_rule)
 
 
@@ -260,16 +286,31 @@ _DECLARED = (
     Kernel("column_sum", "out[n] = [out +] the sum over the rows of a[m, n].", "a:*[M,N] out:*[N]+", _ADDS),
     Kernel(
         "rmsnorm_forward",
-        "rstd[t] = 1 / sqrt(mean(x[t]^2) + eps); xn = x * rstd * gamma.",
+        "rstd[t] = 1 / sqrt(mean(x[t]^2) + eps); xn = x * rstd * gamma. With `unit_offset` 1 + gamma stands for gamma.",
         "x:s[T,h] gamma:s[h] xn:s[T,h]= rstd:f32[T]=",
-        {"eps": _POSITIVE},
+        {"eps": _POSITIVE, **_OFFSETS},
     ),
     Kernel(
         "rmsnorm_backward",
         "Gradients of `rmsnorm_forward`: dx = [residual +] ..., dgamma = [dgamma +] ...",
         "dxn:s[T,h] x:s[T,h] gamma:s[h] rstd:f32[T] dx:s[T,h]= dgamma:*[h]+ residual:s[T,h]?",
-        _ADDS,
+        {**_ADDS, **_OFFSETS},
         in_place=(("dx", "dxn"), ("dx", "residual")),
+    ),
+    Kernel(
+        "head_norm_forward",
+        "`rmsnorm_forward` of each head of each row, with the same gamma: rstd[t * heads + n] is that of head n of row t.",
+        f"x:s{_ROWS} gamma:s[head_dim] xn:s{_ROWS}= rstd:f32[_]=",
+        {"heads": _COUNT, "head_dim": _COUNT, "eps": _POSITIVE, **_OFFSETS},
+        rule=_head_norm_rule,
+    ),
+    Kernel(
+        "head_norm_backward",
+        "Gradients of `head_norm_forward`: dx = ..., dgamma = [dgamma +] ..., summed over the heads.",
+        f"dxn:s{_ROWS} x:s{_ROWS} gamma:s[head_dim] rstd:f32[_] dx:s{_ROWS}= dgamma:*[head_dim]+",
+        {"heads": _COUNT, "head_dim": _COUNT, **_ADDS, **_OFFSETS},
+        in_place=(("dx", "dxn"),),
+        rule=_head_norm_rule,
     ),
     Kernel(
         "layernorm_forward",
@@ -286,14 +327,18 @@ _DECLARED = (
     ),
     Kernel(
         "rope",
-        "Rotates x in place; row t has position first_position + t % seq_len. Hugging Face's `rotate_half` convention: element i of a "
-        "head pairs with i + head_dim / 2. `inverse` rotates back, which is also the gradient.",
+        "Rotates x in place; row t has position first_position + t % seq_len. The first rotary_dim elements of a head turn, all unless "
+        "given; element i pairs with i + rotary_dim / 2 (`rotate_half` of Hugging Face), or, `interleaved`, 2 i with 2 i + 1. Frequencies "
+        "are those of theta and `scaling` (`ratrain_ir.rotary`). `inverse` is the transposed map, which is the gradient.",
         f"x:s{_ROWS}~",
         {
             **dict.fromkeys(("heads", "head_dim", "seq_len"), _COUNT),
             "theta": _POSITIVE,
             "inverse": _FLAG,
             "first_position": _STARTS_AT,
+            "rotary_dim": Option("int | None", _is_count_or_none, default=None),
+            "interleaved": _UNLESS_GIVEN,
+            "scaling": Option("str", _is_scaling, default=""),
         },
         rule=_rope_rule,
     ),
@@ -348,7 +393,7 @@ _DECLARED = (
     ),
     _of_scores(
         "attention_scores_forward",
-        "scores = q @ k^T / sqrt(head_dim) of each query with all keys of its sequence, seen or not.",
+        "scores = scale * q @ k^T, with 1 / sqrt(head_dim) unless given, of each query with all keys of its sequence, seen or not.",
         f"q:s{_Q} k:s{_KV} scores:s{_SCORES}=",
     ),
     _of_scores(
@@ -375,7 +420,7 @@ _DECLARED = (
     ),
     _of_scores(
         "attention_scores_backward",
-        "Gradients of `attention_scores_forward`: dq = dscores @ k / sqrt(head_dim), dk alike, query heads of a group summed before dk is "
+        "Gradients of `attention_scores_forward`: dq = scale * dscores @ k, dk alike, query heads of a group summed before dk is "
         "rounded.",
         f"q:s{_Q} k:s{_KV} dscores:s{_SCORES} dq:s{_Q}= dk:s{_KV}=",
     ),
@@ -387,27 +432,51 @@ _DECLARED = (
         in_place=tuple((out, source) for out in ("dgate", "dup") for source in ("gate", "up", "dprod")),
     ),
     Kernel(
+        "geglu_forward",
+        "prod = gelu(gate) * up; gelu as in `gelu_forward`.",
+        "gate:s[T,f] up:s[T,f] prod:s[T,f]=",
+        {"exact": _UNLESS_GIVEN},
+    ),
+    Kernel(
+        "geglu_backward",
+        "Gradients of `geglu_forward`.",
+        "gate:s[T,f] up:s[T,f] dprod:s[T,f] dgate:s[T,f]= dup:s[T,f]=",
+        {"exact": _UNLESS_GIVEN},
+        in_place=tuple((out, source) for out in ("dgate", "dup") for source in ("gate", "up", "dprod")),
+    ),
+    Kernel(
         "gelu_forward",
-        "act = gelu(up) = up * (1 + tanh(sqrt(2 / pi) * (up + 0.044715 * up^3))) / 2: Hugging Face's `gelu_new`.",
+        "act = gelu(up) = up * (1 + tanh(sqrt(2 / pi) * (up + 0.044715 * up^3))) / 2: Hugging Face's `gelu_new`; `exact`: "
+        "up * (1 + erf(up / sqrt(2))) / 2.",
         "up:s[T,f] act:s[T,f]=",
+        {"exact": _UNLESS_GIVEN},
     ),
     Kernel(
         "gelu_backward",
         "Gradient of `gelu_forward`.",
         "up:s[T,f] dact:s[T,f] dup:s[T,f]=",
+        {"exact": _UNLESS_GIVEN},
+        in_place=(("dup", "up"), ("dup", "dact")),
+    ),
+    Kernel("relu2_forward", "act = max(up, 0)^2.", "up:s[T,f] act:s[T,f]="),
+    Kernel(
+        "relu2_backward",
+        "Gradient of `relu2_forward`.",
+        "up:s[T,f] dact:s[T,f] dup:s[T,f]=",
         in_place=(("dup", "up"), ("dup", "dact")),
     ),
     Kernel(
         "embedding_forward",
-        "y[t] = table[tokens[t]]. Raises IndexError where a token is outside the table.",
+        "y[t] = scale * table[tokens[t]]. Raises IndexError where a token is outside the table.",
         "tokens:i32[T] table:s[V,h] y:s[T,h]=",
+        {"scale": _SCALES},
     ),
     Kernel(
         "embedding_backward",
-        "dtable[tokens[t]] += dy[t], over zeros unless `accumulate`. The rows of one token are summed in float32 in ascending t, then "
-        "added and rounded once. Raises IndexError where a token is outside the table.",
+        "dtable[tokens[t]] += scale * dy[t], over zeros unless `accumulate`. The rows of one token are summed in float32 in ascending t, "
+        "then scaled, added and rounded once. Raises IndexError where a token is outside the table.",
         "tokens:i32[T] dy:s[T,h] dtable:*[V,h]+",
-        _ADDS,
+        {**_ADDS, "scale": _SCALES},
     ),
     Kernel(
         "position_forward",
@@ -428,26 +497,34 @@ _DECLARED = (
         "head_forward",
         "Cross-entropy of the logits xn @ table^T, in chunks of as many rows as the workspace `logits` has. lse[t] is the log-sum-exp of "
         "row t; loss[0] = [loss[0] +] the sum over ascending t of lse[t] - logit[t, label], in float64. `normalise` divides each row of "
-        "the table by its Euclidean norm, or 1e-12 where that is larger. Raises IndexError where a label is outside the table.",
+        "the table by its Euclidean norm, or 1e-12 where that is larger. Logits are multiplied by `scale_of_logits`; with `softcap` each logit s is "
+        "then softcap * tanh(s / softcap). Raises IndexError where a label is outside the table.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T]= loss:f64[1]+ logits:f32[c,V]=",
-        {"normalise": _FLAG, **_ADDS},
+        {"normalise": _FLAG, **_ADDS, **_OF_LOGITS},
     ),
     Kernel(
         "head_backward",
         "Gradients of loss * scale[0] / denominator, logits recomputed; dtable = [dtable +] ... is rounded once for each chunk of rows. "
         "Raises IndexError where a label is outside the table.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[c,V]= dxn:s[T,h]= dtable:*[V,h]+",
-        {"denominator": _POSITIVE, "normalise": _FLAG, **_ADDS},
+        {"denominator": _POSITIVE, "normalise": _FLAG, **_ADDS, **_OF_LOGITS},
     ),
     Kernel(
         "head_backward_from_logits",
         "As `head_backward`, of logits that `head_forward` left whole; dlogits receives their gradient, and dtable is rounded once.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[T,V] dlogits:f32[T,V]= dxn:s[T,h]= dtable:*[V,h]+",
-        {"denominator": _POSITIVE, "normalise": _FLAG, **_ADDS},
+        {"denominator": _POSITIVE, "normalise": _FLAG, **_ADDS, **_OF_LOGITS},
     ),
     Kernel("zero", "a = 0.", "a:*[...]="),
     Kernel("cast", "dst = src, rounded to nearest even; overflow gives infinity.", "src:*[...] dst:*[...]="),
-    Kernel("add", "out = a + b.", "a:*[...] b:*[...] out:*[...]=", in_place=(("out", "a"), ("out", "b"))),
+    Kernel(
+        "add",
+        "out = a + scale * b.",
+        "a:*[...] b:*[...] out:*[...]=",
+        {"scale": _SCALES},
+        in_place=(("out", "a"), ("out", "b")),
+    ),
+    Kernel("scale", "out = scale * a.", "a:*[...] out:*[...]=", {"scale": _POSITIVE}, in_place=(("out", "a"),)),
     Kernel(
         "adamw",
         "One update as `torch.optim.AdamW` does it; view = master, rounded to its dtype. The gradient is grad * grad_multiplier, `step` "

@@ -138,7 +138,9 @@ class _Calls:
         bound = {operand.role: stage.tensors[operand.tensor] for operand in instruction.operands}
         accesses = {operand.role: operand.access for operand in instruction.operands}
         types = {role: (tensor.kind, tensor.type) for role, tensor in bound.items()}
-        key = (number, instruction.keyword, instruction.accumulates, block.kind, *accesses.items(), *types.items())
+        model = self.program.model
+        layer = representative(block, model)
+        key = (number, instruction.keyword, instruction.accumulates, layer, *accesses.items(), *types.items())
         if key in self.known:
             return None
         self.known.add(key)
@@ -151,10 +153,9 @@ class _Calls:
             if tensor is not None and (tensor.type.dtype, tensor.type.shape) != (formal.dtype, formal.shape):
                 return f"'{formal.name}' of routine {routine.key} is not {tensor.type}"
         roles = {role: access for role, access in accesses.items() if access is not Access.SCRATCH}
-        layer = representative(block)
-        problem = routine_problem(routine, roles, parameters(self.program.model, layer))
+        problem = routine_problem(routine, roles, parameters(model, layer))
         if problem is None:
-            form = form_of(block, instruction, stage)
-            problem = derivation_problem(routine, form, self.program.model, self.program.plan)
+            form = form_of(block, instruction, stage, model)
+            problem = derivation_problem(routine, form, model, self.program.plan)
             return problem and f"routine {routine.key} is not the one of this op: {problem}"
         return problem

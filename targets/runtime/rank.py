@@ -179,5 +179,7 @@ def shape_only(dtype: Dtype, shape: tuple[int, ...]) -> NDArray[Any]:
 def prepare_tables(program: Program, kernels: KernelSet) -> None:
     """Build the constant tables of the kernel set before the first step."""
     model: ModelConfig = program.model
-    if model.position == "rope":
-        kernels.prepare_rope(program.plan.seq_len, model.head_dim, model.rope_theta)
+    for kind in {model.layer_kind(layer) for layer in range(model.layers)}:
+        if kind.rope_theta:
+            width = model.rotary_dim or model.head_dim
+            kernels.prepare_rope(program.plan.seq_len, width, kind.rope_theta, kind.rope_scaling)

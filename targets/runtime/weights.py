@@ -23,7 +23,7 @@ from ratrain.ratrain_ir.blocks import Block, Parameter, block_chain, flat_elemen
 from ratrain.ratrain_ir.diagnostics import Diagnostic, Diagnostics, Severity, fail
 from ratrain.ratrain_ir.files import is_directory, is_there, read_text
 from ratrain.ratrain_ir.frontend.hf_keys import keys_of
-from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.targets.runtime.tensor_file import (
     FLOAT_TYPES,
@@ -100,14 +100,15 @@ class Stored:
 @cache
 def stored_layout(model: ModelConfig) -> dict[str, Stored]:
     """The tensors of a weight file by name, in forward order."""
-    pack = "c_attn" if model.is_gpt2 else "W_pack"
+    pack = "c_attn" if model.family == "gpt2" else "W_pack"
     parts: dict[str, tuple[Parameter, ...]] = {}
     for name, parameter in named_parameters(model).items():
         of, _, _ = parameter.weight.partition("_")
         stored = name.replace(f"{of}_proj", pack) if model.packed_qkv and of in {"q", "k", "v"} else name
         parts[stored] = (*parts.get(stored, ()), parameter)
     return {
-        name: Stored(those, turned=model.is_gpt2 and those[0].weight.endswith("_proj")) for name, those in parts.items()
+        name: Stored(those, turned=model.family == "gpt2" and those[0].weight.endswith("_proj"))
+        for name, those in parts.items()
     }
 
 
@@ -244,7 +245,7 @@ def _open_weights(path: str) -> dict[str, StoredTensor]:
 
 def _named_as_exported(model: ModelConfig, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """The tensors by the names of the whole model; published GPT-2 files name those of the model without its head."""
-    if not model.is_gpt2 or any(name.startswith(_GPT2_PREFIX) for name in stored):
+    if model.family != "gpt2" or any(name.startswith(_GPT2_PREFIX) for name in stored):
         return stored
     return {name if name == _HEAD else f"{_GPT2_PREFIX}{name}": tensor for name, tensor in stored.items()}
 

@@ -16,7 +16,7 @@ from ratrain import api
 from ratrain.ratrain_ir.blocks import block_chain
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
-from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan_text import plan_to_toml
 from ratrain.ratrain_ir.model_flops import model_flops_per_token
 from ratrain.ratrainc.cli import main

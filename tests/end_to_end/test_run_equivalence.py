@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from ratrain.ratrain_ir.blocks import block_chain, parameters
-from ratrain.ratrain_ir.frontend.model_config import parse_config
+from ratrain.ratrain_ir.frontend.model_files import parse_config
 from tests.parity.harness import STEPS, Layout, Trainer, show, tiny_config, worst_relative
 
 CONFIG = tiny_config(num_key_value_heads=2)

@@ -15,7 +15,8 @@ import pytest
 from ratrain import api
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.hf_keys import keys_of
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig, parse_config
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_files import parse_config
 from ratrain.ratrain_ir.frontend.plan import KEYS as KEYS_OF_PLANS
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import parse_plan, plan_from_fields

@@ -10,7 +10,7 @@ import pytest
 
 from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.placement.placed_by import placed_by
-from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan_text import load_plan
 from ratrain.ratrainc.planner.bounds import plan_bounds
 from ratrain.ratrainc.planner.columns import Columns

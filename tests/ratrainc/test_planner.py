@@ -14,7 +14,7 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, parse_plan
 from ratrain.ratrain_ir.schedules.action import ActionKind, most_in_flight
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, most_held

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.model_config import load_model
+from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan_text import load_plan
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.calibration.from_profile import machine_from_profile

@@ -17,7 +17,8 @@ from ratrain.ratrain_ir.blocks import block_chain
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.hf_keys import keys_of
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig, load_model, parse_config, preset_names
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_files import load_model, parse_config, preset_names
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrainc.cli import main

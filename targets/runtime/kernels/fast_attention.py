@@ -7,7 +7,6 @@ A head's keys and values are converted once for all query heads that share them,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ def mask_of(spec: AttentionBlockSpec) -> tuple[np.float32, int, F32]:
     """What scores are multiplied with, the window, and by head what keys further back lose; 0: nothing."""
     slopes = np.array(alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads, np.float32)
     window = spec.first_query + spec.queries if spec.window is None else spec.window
-    return np.float32(1 / math.sqrt(spec.head_dim)), window, slopes
+    return np.float32(spec.multiplier), window, slopes
 
 
 def block_buffers(spec: AttentionBlockSpec) -> tuple[Buffer, Buffer, Buffer, Buffer, Buffer]:

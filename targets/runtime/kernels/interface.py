@@ -35,7 +35,7 @@ class KernelSet(Protocol):
     def constant_bytes(self) -> int:
         """Bytes of the tables that are kept (rotary cosines and sines)."""
 
-    def prepare_rope(self, seq_len: int, head_dim: int, theta: float) -> None:
+    def prepare_rope(self, seq_len: int, width: int, theta: float, scaling: str = "") -> None:
         """Build the table that `rope` needs for these values, so that no step allocates it."""
 
     def scratch_bytes(self, kernel: str, **arguments: Any) -> int:

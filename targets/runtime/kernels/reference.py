@@ -14,7 +14,16 @@ import numpy as np
 from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.runtime.kernels.reference_attention import ReferenceAttention
 from ratrain.targets.runtime.kernels.reference_attention_blocks import ReferenceAttentionBlocks
-from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks, sigmoid
+from ratrain.targets.runtime.kernels.reference_common import (
+    f32,
+    norm_weight,
+    put,
+    quiet,
+    rotated_halves,
+    row_blocks,
+    sigmoid,
+)
+from ratrain.targets.runtime.kernels.reference_families import ReferenceFamilies, head_norm_backward_plan
 from ratrain.targets.runtime.kernels.reference_gpt import ReferenceGpt, layernorm_backward_plan
 from ratrain.targets.runtime.kernels.reference_head import (
     ReferenceHead,
@@ -48,7 +57,13 @@ def _embedding_backward_plan(tokens: I32, **_: object) -> Plan:
 
 
 class Reference(
-    ReferenceAttention, ReferenceAttentionBlocks, ReferenceScores, ReferenceHead, ReferenceGpt, KernelSetBase
+    ReferenceAttention,
+    ReferenceAttentionBlocks,
+    ReferenceScores,
+    ReferenceHead,
+    ReferenceGpt,
+    ReferenceFamilies,
+    KernelSetBase,
 ):
     """`KernelSet` in plain numpy."""
 
@@ -60,6 +75,7 @@ class Reference(
             "column_sum": _column_sum_plan,
             "rmsnorm_backward": _rmsnorm_backward_plan,
             "layernorm_backward": layernorm_backward_plan,
+            "head_norm_backward": head_norm_backward_plan,
             "embedding_backward": _embedding_backward_plan,
             "head_forward": head_forward_plan,
             "head_backward": head_backward_plan,
@@ -74,6 +90,7 @@ class Reference(
                 "swiglu_forward",
                 "swiglu_backward",
             ),
+            *("head_norm_forward", "geglu_forward", "geglu_backward", "relu2_forward", "relu2_backward", "scale"),
             *("layernorm_forward", "gelu_forward", "gelu_backward", "position_forward", "position_backward"),
             *("attention_scores_forward", "attention_softmax_forward", "attention_values_forward"),
             *("attention_values_backward", "attention_softmax_backward", "attention_scores_backward"),
@@ -135,12 +152,14 @@ class Reference(
         *,
         scratch: Scratch,  # noqa: ARG002
         eps: float,
+        unit_offset: bool = False,
     ) -> None:
         """See `KERNELS["rmsnorm_forward"]`."""
+        weight = norm_weight(gamma, unit_offset)
         for rows in row_blocks(*x.shape):
             block = f32(x[rows])
             rstd[rows] = np.float32(1) / np.sqrt(np.square(block).mean(axis=1) + np.float32(eps))
-            put(xn[rows], block * rstd[rows, None] * f32(gamma))
+            put(xn[rows], block * rstd[rows, None] * weight)
 
     @quiet
     def rmsnorm_backward(
@@ -155,15 +174,17 @@ class Reference(
         scratch: Scratch,
         residual: Array | None = None,
         accumulate: bool,
+        unit_offset: bool = False,
     ) -> None:
         """See `KERNELS["rmsnorm_backward"]`."""
+        weight = norm_weight(gamma, unit_offset)
         (acc,) = scratch.take_all(_rmsnorm_backward_plan(dgamma))
         acc.fill(0)
         for rows in row_blocks(*x.shape):
             grad = f32(dxn[rows])
             normed = f32(x[rows]) * rstd[rows, None]
             acc += (grad * normed).sum(axis=0)
-            weighted = grad * f32(gamma)
+            weighted = grad * weight
             value = rstd[rows, None] * (weighted - normed * (weighted * normed).mean(axis=1, keepdims=True))
             put(dx[rows], value if residual is None else value + f32(residual[rows]))
         put(dgamma, acc + f32(dgamma) if accumulate else acc)
@@ -180,18 +201,22 @@ class Reference(
         theta: float,
         inverse: bool,
         first_position: int = 0,
+        rotary_dim: int | None = None,
+        interleaved: bool = False,
+        scaling: str = "",
     ) -> None:
         """See `KERNELS["rope"]`."""
-        cos, sin = self._rope_rows(slice(first_position, first_position + seq_len), head_dim, theta)
-        pairs = x.reshape(-1, seq_len, heads, 2, head_dim // 2)
+        width = rotary_dim or head_dim
+        cos, sin = self._rope_rows(slice(first_position, first_position + seq_len), width, theta, scaling)
         sign = np.float32(-1 if inverse else 1)
-        for sequence in pairs:
+        for sequence in x.reshape(-1, seq_len, heads, head_dim):
+            halves = rotated_halves(sequence, width, interleaved=interleaved)
             for rows in row_blocks(seq_len, heads * head_dim):
-                low, high = f32(sequence[rows, :, 0]), f32(sequence[rows, :, 1])
+                low, high = (f32(half[rows]) for half in halves)
                 c, s = cos[rows, None], sign * sin[rows, None]
                 rotated = low * c - high * s, high * c + low * s
-                put(sequence[rows, :, 0], rotated[0])
-                put(sequence[rows, :, 1], rotated[1])
+                for half, value in zip(halves, rotated, strict=True):
+                    put(half[rows], value)
 
     @quiet
     def swiglu_forward(self, gate: Array, up: Array, prod: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
@@ -228,14 +253,17 @@ class Reference(
         y: Array,
         *,
         scratch: Scratch,  # noqa: ARG002
+        scale: float = 1.0,
     ) -> None:
         """See `KERNELS["embedding_forward"]`."""
         check_indices(tokens, table.shape[0])
         for rows in row_blocks(*y.shape):
-            put(y[rows], f32(table[tokens[rows]]))
+            put(y[rows], f32(table[tokens[rows]]) * np.float32(scale))
 
     @quiet
-    def embedding_backward(self, tokens: I32, dy: Array, dtable: Array, *, scratch: Scratch, accumulate: bool) -> None:
+    def embedding_backward(
+        self, tokens: I32, dy: Array, dtable: Array, *, scratch: Scratch, accumulate: bool, scale: float = 1.0
+    ) -> None:
         """See `KERNELS["embedding_backward"]`."""
         check_indices(tokens, dtable.shape[0])
         if not accumulate:
@@ -247,7 +275,7 @@ class Reference(
             token, t = divmod(int(key), 1 << 32)
             acc += f32(dy[t])
             if n + 1 == len(keys) or keys[n + 1] >> 32 != token:
-                put(dtable[token], f32(dtable[token]) + acc)
+                put(dtable[token], f32(dtable[token]) + acc * np.float32(scale))
                 acc.fill(0)
 
     @quiet
@@ -322,8 +350,15 @@ class Reference(
         a.fill(0)
 
     @quiet
-    def add(self, a: Array, b: Array, out: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
+    def add(self, a: Array, b: Array, out: Array, *, scratch: Scratch, scale: float = 1.0) -> None:  # noqa: ARG002
         """See `KERNELS["add"]`."""
         left, right, flat = a.reshape(-1), b.reshape(-1), out.reshape(-1)
         for at in row_blocks(out.size, 1):
-            put(flat[at], f32(left[at]) + f32(right[at]))
+            put(flat[at], f32(left[at]) + np.float32(scale) * f32(right[at]))
+
+    @quiet
+    def scale(self, a: Array, out: Array, *, scratch: Scratch, scale: float) -> None:  # noqa: ARG002
+        """See `KERNELS["scale"]`."""
+        source, flat = a.reshape(-1), out.reshape(-1)
+        for at in row_blocks(out.size, 1):
+            put(flat[at], np.float32(scale) * f32(source[at]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Self
 
@@ -33,7 +32,7 @@ class Block:
     def __init__(self, spec: AttentionBlockSpec, sequence: int) -> None:
         self.spec, self.sequence = spec, sequence
         self.slopes = alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads
-        self.scale = np.float32(1 / math.sqrt(spec.head_dim))
+        self.scale = np.float32(spec.multiplier)
 
     def rows(self, queries: slice) -> slice:
         """The rows of a tile of queries among those of all sequences."""
@@ -65,6 +64,8 @@ class Block:
         spec = self.spec
         query, key = f32(self.of_queries(q, head, queries)), f32(self.of_keys(k, head // spec.group, keys))
         score: F32 = np.matmul(query * self.scale, key.T)
+        if spec.softcap is not None:
+            score = np.float32(spec.softcap) * np.tanh(score / np.float32(spec.softcap))
         i = np.arange(queries.start, queries.stop, dtype=np.int32)[:, None] + np.int32(spec.first_query)
         j = np.arange(keys.start, keys.stop, dtype=np.int32)[None, :] + np.int32(spec.first_key)
         if spec.alibi:
@@ -122,10 +123,15 @@ class BlockGradients:
     def _tile(self, head: int, queries: slice, keys: slice) -> tuple[F32, F32]:
         """The probabilities of a tile, and the gradient of its scores."""
         block, rows = self.block, self.block.rows(queries)
-        prob = np.exp(block.scores(self.q, self.k, head, queries, keys) - self.lse[head, rows, None])
+        score = block.scores(self.q, self.k, head, queries, keys)
+        prob = np.exp(score - self.lse[head, rows, None])
         values = f32(block.of_keys(self.v, head // block.spec.group, keys))
         dprob = f32(block.of_queries(self.do, head, queries)) @ values.T
-        return prob, prob * (dprob - self.delta[head, rows, None])
+        dscore = prob * (dprob - self.delta[head, rows, None])
+        if block.spec.softcap is not None:
+            share = np.where(np.isneginf(score), np.float32(0), score / np.float32(block.spec.softcap))
+            dscore *= np.float32(1) - np.square(share)
+        return prob, dscore
 
     def of_queries(self, head: int, queries: slice) -> F32:
         """That of a tile of queries."""

@@ -34,6 +34,18 @@ def put(out: Array, value: F32) -> None:
     np.copyto(out, value, casting="same_kind")
 
 
+def norm_weight(gamma: Array, unit_offset: bool) -> F32:
+    """What a norm multiplies by."""
+    return f32(gamma) + np.float32(1) if unit_offset else f32(gamma)
+
+
+def rotated_halves(heads: Array, width: int, *, interleaved: bool) -> tuple[Array, Array]:
+    """Of heads [..., head_dim] the two elements of each rotated pair, [..., width / 2] each."""
+    if interleaved:
+        return heads[..., 0:width:2], heads[..., 1:width:2]
+    return heads[..., : width // 2], heads[..., width // 2 : width]
+
+
 def sigmoid(x: F32) -> F32:
     """1 / (1 + e^-x)."""
     result: F32 = np.float32(1) / (np.float32(1) + np.exp(-x))

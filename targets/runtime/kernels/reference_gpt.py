@@ -22,6 +22,20 @@ def layernorm_backward_plan(dgamma: Array, **_: object) -> Plan:
     return [Buffer(dgamma.shape), Buffer(dgamma.shape)]
 
 
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def gelu(u: F32, *, exact: bool) -> tuple[F32, F32]:
+    """The value and the derivative of GELU, by the error function or by its approximation with tanh."""
+    if exact:
+        share = (1 + _erf(u.astype(np.float64) / math.sqrt(2))) / 2
+        density = np.exp(-np.square(u.astype(np.float64)) / 2) / math.sqrt(2 * math.pi)
+        return (u * share).astype(np.float32), (share + u * density).astype(np.float32)
+    s = sigmoid(_SLOPE * (u + _CUBE * u * u * u))
+    slope = _SLOPE * (1 + 3 * _CUBE * u * u)
+    return u * s, s + u * s * (1 - s) * slope
+
+
 class ReferenceGpt:
     """The kernels of `Reference` that GPT-2 alone needs."""
 
@@ -79,20 +93,24 @@ class ReferenceGpt:
             put(out, acc + f32(out) if accumulate else acc)
 
     @quiet
-    def gelu_forward(self, up: Array, act: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
+    def gelu_forward(self, up: Array, act: Array, *, scratch: Scratch, exact: bool = False) -> None:  # noqa: ARG002
         """See `KERNELS["gelu_forward"]`."""
         for rows in row_blocks(*up.shape):
-            u = f32(up[rows])
-            put(act[rows], u * sigmoid(_SLOPE * (u + _CUBE * u * u * u)))
+            put(act[rows], gelu(f32(up[rows]), exact=exact)[0])
 
     @quiet
-    def gelu_backward(self, up: Array, dact: Array, dup: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
+    def gelu_backward(
+        self,
+        up: Array,
+        dact: Array,
+        dup: Array,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        exact: bool = False,
+    ) -> None:
         """See `KERNELS["gelu_backward"]`."""
         for rows in row_blocks(*up.shape):
-            u = f32(up[rows])
-            s = sigmoid(_SLOPE * (u + _CUBE * u * u * u))
-            slope = _SLOPE * (1 + 3 * _CUBE * u * u)
-            put(dup[rows], f32(dact[rows]) * (s + u * s * (1 - s) * slope))
+            put(dup[rows], f32(dact[rows]) * gelu(f32(up[rows]), exact=exact)[1])
 
     @quiet
     def position_forward(

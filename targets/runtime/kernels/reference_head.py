@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
+from attrs import frozen
 
 from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
@@ -36,11 +37,37 @@ def _inverse_norms(table: Array, out: F32) -> None:
         out[rows] = np.float32(1) / np.maximum(norm, np.float32(NORM_EPS))
 
 
-def _logits(xn: F32, table: Array, inverse: F32 | None, out: F32) -> None:
+@frozen
+class _Shaping:
+    """What becomes of the products of rows and table."""
+
+    scale: np.float32
+    softcap: np.float32 | None
+
+    @classmethod
+    def of(cls, scale: float, softcap: float | None) -> Self:
+        """From the options of a kernel."""
+        return cls(np.float32(scale), None if softcap is None else np.float32(softcap))
+
+    def shape(self, logits: F32) -> None:
+        """From products to logits, in place."""
+        logits *= self.scale
+        if self.softcap is not None:
+            logits[:] = self.softcap * np.tanh(logits / self.softcap)
+
+    def slope(self, logits: F32, dlogits: F32) -> None:
+        """From the gradient of logits to that of the products, in place."""
+        if self.softcap is not None:
+            dlogits *= np.float32(1) - np.square(logits / self.softcap)
+        dlogits *= self.scale
+
+
+def _logits(xn: F32, table: Array, inverse: F32 | None, shaping: _Shaping, out: F32) -> None:
     for rows in row_blocks(*table.shape):
         out[:, rows] = xn @ f32(table[rows]).T
         if inverse is not None:
             out[:, rows] *= inverse[rows]
+        shaping.shape(out[:, rows])
 
 
 def _inverse_of(table: Array, buffers: list[Array]) -> F32 | None:
@@ -58,6 +85,7 @@ def _gradients(
     lse: F32,
     factor: np.float32,
     inverse: F32 | None,
+    shaping: _Shaping,
     logits: F32,
     dlogits: F32,
     acc: F32,
@@ -73,6 +101,7 @@ def _gradients(
             if rows.start <= label < rows.stop:
                 dlogit[t, label - rows.start] -= 1
         dlogit *= factor
+        shaping.slope(logit, dlogit)
         # of logit = inverse * (x . w) with inverse = 1 / |w|: d inverse / dw = -inverse^3 w
         pull = None
         if inverse is not None:
@@ -105,6 +134,8 @@ class ReferenceHead:
         scratch: Scratch,
         normalise: bool,
         accumulate: bool,
+        scale_of_logits: float = 1.0,
+        softcap: float | None = None,
     ) -> None:
         """See `KERNELS["head_forward"]`."""
         check_indices(labels, table.shape[0])
@@ -116,7 +147,7 @@ class ReferenceHead:
         for start in range(0, xn.shape[0], logits.shape[0]):
             stop = min(start + logits.shape[0], xn.shape[0])
             chunk = logits[: stop - start]
-            _logits(f32(xn[start:stop]), table, inverse, chunk)
+            _logits(f32(xn[start:stop]), table, inverse, _Shaping.of(scale_of_logits, softcap), chunk)
             for t, row in enumerate(chunk, start):
                 peak = row.max()
                 lse[t] = peak + np.log(np.exp(row - peak).sum())
@@ -139,20 +170,21 @@ class ReferenceHead:
         denominator: float,
         normalise: bool,
         accumulate: bool,
+        scale_of_logits: float = 1.0,
+        softcap: float | None = None,
     ) -> None:
         """See `KERNELS["head_backward"]`."""
         check_indices(labels, table.shape[0])
         buffers = scratch.take_all(head_backward_plan(xn, table, logits, normalise=normalise))
         inverse = _inverse_of(table, buffers)
-        factor = np.float32(float(scale[0]) / denominator)
+        factor, shaping = np.float32(float(scale[0]) / denominator), _Shaping.of(scale_of_logits, softcap)
         for start in range(0, xn.shape[0], logits.shape[0]):
             rows = slice(start, min(start + logits.shape[0], xn.shape[0]))
             chunk, acc = logits[: rows.stop - start], buffers[0][: rows.stop - start]
             x = f32(xn[rows])
-            _logits(x, table, inverse, chunk)
-            _gradients(
-                x, table, labels[rows], lse[rows], factor, inverse, chunk, chunk, acc, dtable, accumulate or start > 0
-            )
+            _logits(x, table, inverse, shaping, chunk)
+            adds = accumulate or start > 0
+            _gradients(x, table, labels[rows], lse[rows], factor, inverse, shaping, chunk, chunk, acc, dtable, adds)
             put(dxn[rows], acc)
 
     @quiet
@@ -172,11 +204,13 @@ class ReferenceHead:
         denominator: float,
         normalise: bool,
         accumulate: bool,
+        scale_of_logits: float = 1.0,
+        softcap: float | None = None,
     ) -> None:
         """See `KERNELS["head_backward_from_logits"]`."""
         check_indices(labels, table.shape[0])
         buffers = scratch.take_all(head_backward_from_logits_plan(xn, table, normalise=normalise))
         inverse, acc = _inverse_of(table, buffers), buffers[0]
-        factor = np.float32(float(scale[0]) / denominator)
-        _gradients(f32(xn), table, labels, lse, factor, inverse, logits, dlogits, acc, dtable, accumulate)
+        factor, shaping = np.float32(float(scale[0]) / denominator), _Shaping.of(scale_of_logits, softcap)
+        _gradients(f32(xn), table, labels, lse, factor, inverse, shaping, logits, dlogits, acc, dtable, accumulate)
         put(dxn, acc)

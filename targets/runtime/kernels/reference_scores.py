@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -85,7 +84,7 @@ class ReferenceScores:
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_scores_forward"]`."""
-        scale = np.float32(1 / math.sqrt(spec.head_dim))
+        scale = np.float32(spec.multiplier)
         for head in _heads(spec):
             for some in _blocks(spec):
                 score: F32 = np.matmul(f32(head.of_queries(q, some)) * scale, f32(head.of_keys(k)).T)
@@ -180,7 +179,7 @@ class ReferenceScores:
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_scores_backward"]`."""
-        scale = np.float32(1 / math.sqrt(spec.head_dim))
+        scale = np.float32(spec.multiplier)
         for heads in _by_shared_head(spec):
             total = np.zeros((spec.seq_len, spec.head_dim), np.float32)
             for head in heads:

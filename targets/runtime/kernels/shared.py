@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ratrain.ratrain_ir.rotary import rope_frequencies
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.kernels.scratch import Plan, plan_bytes
 from ratrain.targets.runtime.kernels.team import Team
@@ -36,12 +37,11 @@ def alibi_slopes(heads: int) -> list[float]:
     return slopes + [2.0 ** (-8.0 * (2 * i + 1) / (2 * below)) for i in range(heads - below)]
 
 
-def rope_table(seq_len: int, head_dim: int, theta: float) -> tuple[F32, F32]:
-    """Cosines and sines [seq_len, head_dim / 2]: frequencies and angles rounded to float32 as Hugging Face does."""
-    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    frequency = np.float32(1) / np.power(np.float32(theta), exponent)
+def rope_table(seq_len: int, width: int, theta: float, scaling: str = "") -> tuple[F32, F32]:
+    """Cosines and sines [seq_len, width / 2]: frequencies and angles rounded to float32 as Hugging Face does; grown by YaRN's factor."""
+    frequency, growth = rope_frequencies(theta, width, scaling)
     angle = (np.arange(seq_len, dtype=np.float32)[:, None] * frequency).astype(np.float64)
-    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    return (np.cos(angle) * growth).astype(np.float32), (np.sin(angle) * growth).astype(np.float32)
 
 
 def decay_segments(length: int, decay: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
@@ -115,20 +115,20 @@ class KernelSetBase:
 
     def __init__(self, threads: int = 1) -> None:
         self.team = Team(threads)
-        self._rope: dict[tuple[int, float], tuple[F32, F32]] = {}
+        self._rope: dict[tuple[int, float, str], tuple[F32, F32]] = {}
 
     @property
     def constant_bytes(self) -> int:
         """Bytes of the tables that are kept."""
         return sum(cos.nbytes + sin.nbytes for cos, sin in self._rope.values())
 
-    def prepare_rope(self, seq_len: int, head_dim: int, theta: float) -> None:
-        """Build the table of `rope` for these values."""
-        self._rope_rows(slice(0, seq_len), head_dim, theta)
+    def prepare_rope(self, seq_len: int, width: int, theta: float, scaling: str = "") -> None:
+        """Build the table of `rope` for these values; `width`: elements of a head that are rotated."""
+        self._rope_rows(slice(0, seq_len), width, theta, scaling)
 
-    def _rope_rows(self, positions: slice, head_dim: int, theta: float) -> tuple[F32, F32]:
+    def _rope_rows(self, positions: slice, width: int, theta: float, scaling: str) -> tuple[F32, F32]:
         """Cosines and sines of some positions, from the longest table there has been need for."""
-        key = (head_dim, float(theta))
+        key = (width, float(theta), scaling)
         table = self._rope.get(key)
         if table is None or len(table[0]) < positions.stop:
             # two threads may both build it: whichever is kept, its rows are the same

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.balance import balance_cuts, head_flops, layer_flops
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig, load_model
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan import DTYPES, Optimizer, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan, parse_plan, plan_from_fields, plan_to_toml
 

@@ -56,7 +56,7 @@ def calls(kind: str) -> Iterator[tuple[Routine, RoutineForm]]:
                     seen.add(instruction.routine)
                     unit = parse_block(instruction.blocks[0])
                     assert unit is not None
-                    yield program.routines[instruction.routine], form_of(unit, instruction, stage)
+                    yield program.routines[instruction.routine], form_of(unit, instruction, stage, program.model)
 
 
 def changed_steps(routine: Routine) -> Iterator[tuple[str, tuple[Step, ...]]]:

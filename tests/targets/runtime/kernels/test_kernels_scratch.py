@@ -53,12 +53,12 @@ def test_scratch_of_an_unknown_kernel_is_refused(name):
 def test_rope_tables_are_counted_once(name):
     kernels = type(kernel_set(name))()
     assert kernels.constant_bytes == 0
-    kernels.prepare_rope(seq_len=10, head_dim=8, theta=1e4)
+    kernels.prepare_rope(seq_len=10, width=8, theta=1e4)
     assert kernels.constant_bytes == 2 * 10 * 4 * 4
     x = np.ones((20, 16), np.float16)
     kernels.rope(x, scratch=Scratch(0), heads=2, head_dim=8, seq_len=10, theta=1e4, inverse=False)
     assert kernels.constant_bytes == 2 * 10 * 4 * 4
-    kernels.prepare_rope(seq_len=10, head_dim=8, theta=5e5)
+    kernels.prepare_rope(seq_len=10, width=8, theta=5e5)
     assert kernels.constant_bytes == 2 * (2 * 10 * 4 * 4)
     kernels.rope(x[:8], scratch=Scratch(0), heads=2, head_dim=8, seq_len=4, theta=1e4, inverse=False, first_position=6)
     assert kernels.constant_bytes == 2 * (2 * 10 * 4 * 4)  # positions 6 to 9 are in the first table
