@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from attrs import define, field
 
 from ratrain.ratrain_ir.diagnostics import nearest
-from ratrain.ratrain_ir.frontend.fields import Report, as_float
+from ratrain.ratrain_ir.frontend.families import ARCHITECTURES, FAMILIES
 from ratrain.ratrain_ir.frontend.hf_keys import (
-    ARCHITECTURES,
-    FAMILIES,
+    CLASS_DEFAULTS,
     LAYER_NORM_EPS,
     RMS_NORM_EPS,
-    ROPE_THETA,
     Keys,
     keys_of,
 )
+from ratrain.ratrain_ir.frontend.hf_rope import positions
+from ratrain.ratrain_ir.frontend.hf_rules import WINDOW_OF_QWEN, activation, biases, layers, scales
 from ratrain.ratrain_ir.frontend.text import shown
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.fields import Report
 
 
 @define
@@ -48,11 +52,14 @@ def translate(data: Mapping[str, object], report: Report) -> Translation | None:
         _renamed(data, name, keys, out, report)
     _defaults(family, out)
     _kv_heads(data, family, report)
-    _position(data, family, out, report)
-    out.fields["sliding_window"] = _window(data, family, report)
-    _biases(data, family, report)
-    out.fields["qkv_bias"] = family in {"qwen2", "gpt2"}
-    out.fields["packed_qkv"] = family in {"baichuan", "gpt2"}
+    out.fields |= layers(data, family, report)
+    positions(data, family, out, report)
+    out.fields |= biases(data, family, report)
+    out.fields |= scales(data, family, out.fields.get("hidden_size"), report)
+    of_mlp = activation(data, family, report)
+    if of_mlp is not None:
+        out.fields["activation"] = of_mlp
+        out.keys["activation"] = known.activation
     out.fields["normalised_head"] = _normalised_head(data, family, report)
     _other_keys(data, known, report)
     return out
@@ -60,14 +67,13 @@ def translate(data: Mapping[str, object], report: Report) -> Translation | None:
 
 def _defaults(family: str, out: Translation) -> None:
     """What the model classes assume where a key is absent."""
-    if family != "gpt2":
-        out.fields.setdefault("norm_eps", RMS_NORM_EPS)
-        return
-    out.fields.setdefault("norm_eps", LAYER_NORM_EPS)
-    out.fields.setdefault("tied_embeddings", True)
-    hidden = out.fields.get("hidden_size")
-    usable = type(hidden) is int and hidden > 0  # else it is reported itself
-    out.fields.setdefault("ffn_size", 4 * hidden if usable else 4)  # type: ignore[operator]
+    for name, value in CLASS_DEFAULTS.get(family, {}).items():
+        out.fields.setdefault(name, value)
+    out.fields.setdefault("norm_eps", LAYER_NORM_EPS if family == "gpt2" else RMS_NORM_EPS)
+    if family == "gpt2":
+        hidden = out.fields.get("hidden_size")
+        usable = type(hidden) is int and hidden > 0  # else it is reported itself
+        out.fields.setdefault("ffn_size", 4 * hidden if usable else 4)  # type: ignore[operator]
 
 
 def _family(data: Mapping[str, object], report: Report) -> str | None:
@@ -108,7 +114,9 @@ def _family(data: Mapping[str, object], report: Report) -> str | None:
 
 def _renamed(data: Mapping[str, object], name: str, keys: tuple[str, ...], out: Translation, report: Report) -> None:
     """One field that a key holds as it is; null means absent, as Hugging Face reads it, where absence has a meaning."""
-    nullable = {"head_dim", "kv_heads", "initializer_range"} | ({"ffn_size"} if "n_inner" in keys else set())
+    nullable = {"head_dim", "kv_heads", "initializer_range", "attention_softcap", "logit_softcap"} | (
+        {"ffn_size"} if "n_inner" in keys else set()
+    )
     present = [key for key in keys if key in data and not (data[key] is None and name in nullable)]
     out.keys[name] = present[0] if present else keys[0]
     for other in present[1:]:
@@ -121,235 +129,19 @@ def _renamed(data: Mapping[str, object], name: str, keys: tuple[str, ...], out: 
 
 def _kv_heads(data: Mapping[str, object], family: str, report: Report) -> None:
     """Absent key-value heads mean as many as heads in LLaMA and Baichuan; the other classes have other defaults."""
-    if "num_key_value_heads" not in data and family in {"mistral", "qwen2"}:
+    if "num_key_value_heads" not in data and family in {
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "gemma3_text",
+        "smollm3",
+    }:
         report.error(
             "RT060",
             "num_key_value_heads",
             f"'num_key_value_heads' is missing: a {family} model needs it",
             help="write the number of attention heads for attention without grouped queries",
-        )
-
-
-def _position(data: Mapping[str, object], family: str, out: Translation, report: Report) -> None:
-    """RoPE and its base; ALiBi, which only the Baichuan family has (the 13B models, not the 7B ones); GPT-2's learned positions."""
-    out.keys["position"] = "position_embedding"
-    out.keys["rope_theta"] = "rope_theta"
-    thetas = {"rope_theta": data["rope_theta"]} if data.get("rope_theta") is not None else {}
-    for key in ("rope_parameters", "rope_scaling"):
-        theta = _rope_table(data, key, report)
-        if theta is not None:
-            thetas[key] = theta
-    if len({repr(as_float(theta)) for theta in thetas.values()}) > 1:
-        said = " and ".join(f"'{key}' says {shown(theta)}" for key, theta in thetas.items())
-        report.error(
-            "RT062", next(reversed(thetas)), f"the rotary base is given twice: {said}", help="keep one of them"
-        )
-    position = _position_kind(data, family, report)
-    out.fields["position"] = position
-    if position != "rope" and thetas:
-        uses = "ALiBi" if position == "alibi" else "learned positions"
-        way_out = ', or write "position_embedding": "rope" if the model does rotate queries and keys'
-        report.error(
-            "RT062",
-            next(iter(thetas)),
-            f"a rotary base is given, but this model uses {uses}, which {'has' if position == 'alibi' else 'have'} none",
-            help="remove it" + (way_out if position == "alibi" else ""),
-        )
-    if position != "rope":
-        out.fields["rope_theta"] = 0.0
-    elif thetas:
-        out.keys["rope_theta"], out.fields["rope_theta"] = next(iter(thetas.items()))
-    else:
-        out.fields["rope_theta"] = ROPE_THETA
-
-
-def _position_kind(data: Mapping[str, object], family: str, report: Report) -> str:
-    """`rope`, `alibi` or `learned`: the explicit key, else what the family, and in Baichuan the size, implies."""
-    explicit = data.get("position_embedding")
-    allowed = {"baichuan": ("rope", "alibi"), "gpt2": ("learned",)}.get(family, ("rope",))
-    if explicit is not None:
-        if explicit not in allowed:
-            report.error(
-                "RT061",
-                "position_embedding",
-                f"'position_embedding' {shown(explicit)} is not supported in a {family} model",
-                help=f"supported is {' or '.join(allowed)}"
-                + (", and alibi for baichuan" if allowed == ("rope",) else ""),
-            )
-        if family == "gpt2":
-            return "learned"
-        return "alibi" if explicit == "alibi" and family == "baichuan" else "rope"
-    if family == "gpt2":
-        return "learned"
-    size = (data.get("hidden_size"), data.get("num_hidden_layers"))
-    if family != "baichuan" or size == (4096, 32):
-        return "rope"
-    if size == (5120, 40):
-        return "alibi"
-    if all(isinstance(count, int) for count in size):
-        report.error(
-            "RT060",
-            "position_embedding",
-            "this Baichuan model has neither the size of the 7B models (RoPE) nor of the 13B ones (ALiBi), so its "
-            "position embedding is not known",
-            help='add "position_embedding": "rope" or "position_embedding": "alibi"',
-        )
-    return "rope"
-
-
-def _rope_table(data: Mapping[str, object], key: str, report: Report) -> object | None:
-    """The rotary base of a `rope_scaling` or `rope_parameters` table, which may ask for plain RoPE only."""
-    table = data.get(key)
-    if table is None:
-        return None
-    if not isinstance(table, Mapping):
-        report.error("RT060", key, f"'{key}' is {shown(table)}: null or an object is expected")
-        return None
-    plain = "supported is plain RoPE: null, or type 'default' with nothing but 'rope_theta'"
-    for name in ("rope_type", "type"):
-        if table.get(name, "default") != "default":
-            report.error("RT061", key, f"'{key}' asks for {shown(table[name])} scaling, not supported", help=plain)
-            return None
-    for name, value in table.items():
-        if name == "partial_rotary_factor" and value in (None, 1):
-            continue
-        if name not in {"rope_type", "type", "rope_theta"}:
-            report.error("RT061", key, f"'{key}' has {shown(name)} = {shown(value)}, not supported", help=plain)
-    theta: object | None = table.get("rope_theta")
-    return theta
-
-
-def _window(data: Mapping[str, object], family: str, report: Report) -> object | None:
-    """The sliding window that all layers use, or None. A window of w: each token sees itself and w - 1 before it."""
-    kind = _layer_kind(data, report)
-    used = data.get("use_sliding_window")
-    if used is not None and not isinstance(used, bool):
-        report.error("RT060", "use_sliding_window", f"'use_sliding_window' is {shown(used)}: true or false is expected")
-        return None
-    if family == "qwen2":
-        if used:
-            return _qwen2_window(data, kind, report)
-        _refuse_sliding(kind, report)
-        return None
-    if used or (used is False and family == "mistral" and data.get("sliding_window", 4096) is not None):
-        report.error(
-            "RT061",
-            "use_sliding_window",
-            f"'use_sliding_window' is not supported in a {family} model: only qwen2 has it",
-            help="remove it; in a mistral model, 'sliding_window' alone decides, and null means none",
-        )
-    if data.get("max_window_layers") is not None:
-        report.error(
-            "RT061",
-            "max_window_layers",
-            f"'max_window_layers' is not supported in a {family} model: only qwen2 has it",
-            help="remove it",
-        )
-    if family == "mistral":
-        window = data.get("sliding_window", 4096)  # the class's own default
-        if kind is not None and (kind == "sliding_attention") != (window is not None):
-            report.error(
-                "RT062",
-                "layer_types",
-                f"'layer_types' says {kind}, but 'sliding_window' is {shown(window)}",
-                help="make them agree, or remove 'layer_types'",
-            )
-        return window
-    if data.get("sliding_window") is not None:
-        report.error(
-            "RT061",
-            "sliding_window",
-            f"'sliding_window' {shown(data['sliding_window'])} is not supported in a {family} model",
-            help="supported in mistral and qwen2 models; elsewhere it must be null",
-        )
-        return None
-    _refuse_sliding(kind, report)
-    return None
-
-
-def _refuse_sliding(kind: str | None, report: Report) -> None:
-    """Report `layer_types` that ask for a window where none is in use."""
-    if kind == "sliding_attention":
-        report.error(
-            "RT062",
-            "layer_types",
-            "'layer_types' asks for sliding attention, but the model has no sliding window in use",
-            help="make every entry full_attention, or give the window",
-        )
-
-
-def _qwen2_window(data: Mapping[str, object], kind: str | None, report: Report) -> object | None:
-    """Qwen2 with `use_sliding_window`: the layers from `max_window_layers` on use the window, the first ones do not."""
-    window = data.get("sliding_window", 4096)  # 4096 and 28 are the class's own defaults
-    if window is None or kind == "full_attention":
-        _refuse_sliding(kind, report)
-        return None
-    first, layers = data.get("max_window_layers", 28), data.get("num_hidden_layers")
-    if kind == "sliding_attention" or first == 0:
-        return window
-    if type(first) is not int or first < 0:
-        report.error("RT060", "max_window_layers", f"'max_window_layers' is {shown(first)}: a count is expected")
-    elif isinstance(layers, int) and first < layers:
-        report.error(
-            "RT061",
-            "max_window_layers",
-            f"the first {first} layers use full attention and the others a sliding window: such a mix is not supported",
-            help="supported is one kind of attention in all layers: set max_window_layers to 0, or use_sliding_window "
-            "to false",
-        )
-    return None
-
-
-def _layer_kind(data: Mapping[str, object], report: Report) -> str | None:
-    """The one kind of attention `layer_types` names for all layers; None where it says nothing usable."""
-    types = data.get("layer_types")
-    if types is None:
-        return None
-    if not isinstance(types, list) or not types:
-        report.error("RT060", "layer_types", f"'layer_types' is {shown(types)}: a list of one name a layer is expected")
-        return None
-    supported = "supported is full_attention in all layers, or sliding_attention in all layers"
-    for kind in types:
-        if kind not in ("full_attention", "sliding_attention"):
-            report.error("RT061", "layer_types", f"layers of type {shown(kind)} are not supported", help=supported)
-            return None
-    layers = data.get("num_hidden_layers")
-    if isinstance(layers, int) and len(types) != layers:
-        report.error("RT062", "layer_types", f"'layer_types' has {len(types)} entries, but the model {layers} layers")
-        return None
-    if types.count(types[0]) != len(types):
-        report.error("RT061", "layer_types", "layers of different attention types are not supported", help=supported)
-        return None
-    return str(types[0])
-
-
-def _biases(data: Mapping[str, object], family: str, report: Report) -> None:
-    """`attention_bias` also biases the output projection in Hugging Face; `attention_bias_qkv` says QKV only."""
-    bias = data.get("attention_bias")
-    if family == "gpt2":
-        if bias not in (None, True):
-            message = f"'attention_bias' is {shown(bias)}: a gpt2 model has biases in all of attention"
-            report.error("RT061", "attention_bias", message, help="supported is true, or leave it out")
-    elif bias is not None and (bias is not False or family == "qwen2"):
-        if family == "qwen2":
-            message = (
-                f"'attention_bias' is {shown(bias)}: not supported in a qwen2 model, which always has biases in the "
-                "query, key and value projections and none in the output projection"
-            )
-        else:
-            message = (
-                f"'attention_bias' is {shown(bias)}: it adds biases to the query, key, value and output projections, "
-                "which is not supported"
-            )
-        supported = "no attention bias (false); biases of query, key and value in the qwen2 family, without the key"
-        report.error("RT061", "attention_bias", message, help=f"supported is {supported}")
-    expected = family in {"qwen2", "gpt2"}
-    if data.get("attention_bias_qkv") not in (None, expected):
-        report.error(
-            "RT061",
-            "attention_bias_qkv",
-            f"'attention_bias_qkv' is {shown(data['attention_bias_qkv'])}: not supported in a {family} model",
-            help=f"supported is {shown(expected)}: qwen2 and gpt2 always have these biases, the other families never",
         )
 
 
@@ -379,15 +171,12 @@ def _normalised_head(data: Mapping[str, object], family: str, report: Report) ->
     return vocab == 125696
 
 
-_WINDOW_OF_QWEN2 = ("use_sliding_window", "sliding_window", "max_window_layers")
-
-
 def inert_keys(data: Mapping[str, object], family: str) -> dict[str, object]:
     """The keys of a readable `config.json` of a family that change nothing in the mathematics of training, in its order.
 
     The type of stored weights is not among them: it is that of a file of weights. Qwen2's window is, where it is not in use.
     """
-    unused = _WINDOW_OF_QWEN2 if not data.get("use_sliding_window") and "use_sliding_window" in data else ()
+    unused = WINDOW_OF_QWEN if not data.get("use_sliding_window") and "use_sliding_window" in data else ()
     inert = keys_of(family).inert
     return {key: value for key, value in data.items() if key in inert or key in unused}
 
@@ -407,7 +196,7 @@ def check_inert(data: Mapping[str, object], family: str, report: Report) -> None
     inert = known.inert
     for key, value in data.items():
         allowed = known.neutral[key][0] if key in known.neutral else None
-        if (key not in inert and key not in _WINDOW_OF_QWEN2) or (key == "use_sliding_window" and value):
+        if (key not in inert and key not in WINDOW_OF_QWEN) or (key == "use_sliding_window" and value):
             report.error("RT062", key, f"'config.{key}' is not a key that leaves the mathematics of a model as it is")
         elif not _is_finite(value):
             report.error("RT062", key, f"'config.{key}' has a number that cannot be held: {shown(value)}")
@@ -424,7 +213,7 @@ def _other_keys(data: Mapping[str, object], known: Keys, report: Report) -> None
         if not _is_finite(value):
             report.error("RT062", key, f"'{key}' has a number that cannot be held: {shown(value)}")
             continue
-        if key in known.harmless:
+        if key in known.harmless or value is None:
             continue
         if key in known.neutral:
             allowed, meaning = known.neutral[key]

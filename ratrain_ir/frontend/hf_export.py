@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.frontend.families import FAMILY
 from ratrain.ratrain_ir.frontend.hf_keys import keys_of
+from ratrain.ratrain_ir.rotary import PARAMETERS, parse_scaling
 from ratrain.ratrain_ir.types import Dtype
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+
+_ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "relu2": "relu2"}
 
 
 TORCH_DTYPES = {Dtype.F32: "float32", Dtype.BF16: "bfloat16"}
@@ -26,21 +29,84 @@ def hugging_face_config(model: ModelConfig, dtype: Dtype = Dtype.F32) -> dict[st
     """
     fields, known = model.to_fields(), keys_of(model.family)
     implied = {"kv_heads", "head_dim"} if model.family == "gpt2" else set()  # which `GPT2Config` has no keys for
-    activation, name_of_activation = known.activation
-    config: dict[str, Any] = {
+    gelu_of_gpt2 = model.family == "gpt2" and model.activation == "gelu-tanh"
+    return {
         "architectures": [FAMILY[model.family].architectures[0]],
         "model_type": model.family,
-        **{keys[0]: fields[name] for name, keys in known.renamed.items() if name not in implied},
-        activation: name_of_activation,
+        **{keys[0]: fields.get(name) for name, keys in known.renamed.items() if name not in implied},
+        known.activation: "gelu_new" if gelu_of_gpt2 else _ACTIVATIONS[model.activation],
         **model.inert,
         "torch_dtype": TORCH_DTYPES[dtype],
+        **_rope(model),
+        **_layers(model),
+        **_of_family(model),
     }
-    if model.position == "rope":
-        config["rope_theta"] = model.rope_theta
+
+
+def _rope(model: ModelConfig) -> dict[str, Any]:
+    if model.position != "rope":
+        return {}
+    keys: dict[str, Any] = {"rope_theta": model.rope_theta}
+    if model.local_rope_theta is not None:
+        keys["rope_local_base_freq"] = model.local_rope_theta
+    if model.rotary_dim is not None:
+        keys["partial_rotary_factor"] = model.rotary_dim / model.head_dim
+    scaling = parse_scaling(model.rope_scaling) if model.rope_scaling else None
+    if scaling is not None:
+        values = dict(zip(PARAMETERS[scaling.kind], scaling.values, strict=True))
+        if "original_positions" in values:
+            values["original_max_position_embeddings"] = int(values.pop("original_positions"))
+        if "truncate" in values:
+            values["truncate"] = bool(values["truncate"])
+        keys["rope_scaling"] = {"rope_type": scaling.kind, **values}
+    return keys
+
+
+def _layers(model: ModelConfig) -> dict[str, Any]:
+    """The window, and which layers have it or are not rotated."""
+    if model.family == "smollm3":
+        kinds = model.layer_kinds or "f" * model.layers
+        return {"no_rope_layers": [int(kind != "n") for kind in kinds]}
+    window: dict[str, Any] = {"sliding_window": model.sliding_window}
+    if model.family in ("gemma2", "gemma3_text"):
+        kinds = model.layer_kinds or ("f" if model.sliding_window is None else "w") * model.layers
+        return window | {"layer_types": _types(kinds)}
+    if model.family in ("qwen2", "qwen3"):
+        if model.sliding_window is None:
+            return {}
+        first = 0 if not model.layer_kinds else model.layer_kinds.find("w")
+        kinds = model.layer_kinds or "w" * model.layers
+        types = {} if kinds == "f" * first + "w" * (model.layers - first) else {"layer_types": _types(kinds)}
+        return {"use_sliding_window": True, **window, "max_window_layers": first, **types}
+    return window if model.family in ("mistral", "phi3") else {}
+
+
+def _types(kinds: str) -> list[str]:
+    return ["sliding_attention" if kind == "w" else "full_attention" for kind in kinds]
+
+
+def _of_family(model: ModelConfig) -> dict[str, Any]:
+    """Biases and scales, by the keys that a family has for them."""
     if model.family == "baichuan":
-        config |= {"position_embedding": model.position, "normalised_head": model.normalised_head}
-    if model.family == "mistral":
-        config["sliding_window"] = model.sliding_window
-    if model.family == "qwen2" and model.sliding_window is not None:
-        config |= {"use_sliding_window": True, "sliding_window": model.sliding_window, "max_window_layers": 0}
-    return config
+        return {"position_embedding": model.position, "normalised_head": model.normalised_head}
+    free, keys = FAMILY[model.family].free, {}
+    if "o_bias" in free:
+        keys["bias" if model.family == "internlm2" else "attention_bias"] = model.o_bias
+    if "mlp_bias" in free:
+        keys["mlp_bias"] = model.mlp_bias
+    if model.family in ("gemma2", "gemma3_text"):
+        assert model.attention_scale is not None
+        keys["query_pre_attn_scalar"] = _whole(model.attention_scale**-2)
+    if model.family == "granite":
+        keys |= {
+            "attention_multiplier": model.attention_scale,
+            "embedding_multiplier": model.embedding_scale,
+            "residual_multiplier": model.residual_scale,
+            "logits_scaling": _whole(1 / model.logit_scale),
+        }
+    return keys
+
+
+def _whole(value: float) -> float:
+    """The whole number that a value is but for rounding, or the value."""
+    return round(value) if abs(value - round(value)) < 1e-9 * value else value

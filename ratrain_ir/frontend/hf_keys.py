@@ -26,6 +26,17 @@ LAYER_NORM_EPS = 1e-5
 INITIALIZER_RANGE = 0.02
 """The deviation of initial weights of all model classes whose file names none."""
 
+CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "gpt2": {"tied_embeddings": True},
+    "qwen3": {"head_dim": 128},
+    "gemma2": {"head_dim": 256, "tied_embeddings": True, "attention_softcap": 50.0, "logit_softcap": 30.0},
+    "gemma3_text": {"head_dim": 256, "tied_embeddings": True},
+    "olmo2": {"norm_eps": 1e-5},
+    "phi3": {"norm_eps": 1e-5},
+    "smollm3": {"tied_embeddings": True},
+}
+"""What classes assume where a key is absent, where that is not as in LLaMA."""
+
 _RENAMED: dict[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size",),
     "hidden_size": ("hidden_size",),
@@ -44,10 +55,13 @@ READ_BY_RULE = (
     "architectures",
     "attention_bias",
     "attention_bias_qkv",
+    "hidden_act",
+    "hidden_activation",
     "layer_types",
     "max_window_layers",
     "normalised_head",
     "parameters_expected",
+    "partial_rotary_factor",
     "position_embedding",
     "rope_parameters",
     "rope_scaling",
@@ -58,8 +72,6 @@ READ_BY_RULE = (
 
 # Key: the values that switch it off, and what it is. Null switches off everything that is a number, flag or table.
 _NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
-    "hidden_act": (("silu", "swish"), "the activation of the MLP"),
-    "hidden_activation": ((None, "silu", "swish"), "the activation of the MLP"),
     "mlp_type": (("swiglu",), "the kind of MLP"),
     "norm_type": (("rmsnorm",), "the kind of norm"),
     "learned_position_embeddings": ((None, 0), "learned position embeddings"),
@@ -71,12 +83,14 @@ _NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "attn_pdrop": ((None, 0), "dropout"),
     "embd_pdrop": ((None, 0), "dropout"),
     "resid_pdrop": ((None, 0), "dropout"),
-    "partial_rotary_factor": ((None, 1), "rotating a part of each head only"),
     "rotary_pct": ((None, 1), "rotating a part of each head only"),
     "no_rope_layers": ((None,), "layers without rotary embedding"),
     "logit_softcapping": ((None,), "soft-capped logits"),
     "attn_logit_softcapping": ((None,), "soft-capped attention scores"),
     "final_logit_softcapping": ((None,), "soft-capped logits"),
+    "use_bidirectional_attention": ((None, False), "attention to later tokens"),
+    "use_mrope": ((None, False), "rotary embedding of several sections"),
+    "rope_interleaved": ((None, False), "rotation of neighbouring elements"),
     "query_pre_attn_scalar": ((None,), "another scale of the attention scores"),
     "attention_multiplier": ((None,), "another scale of the attention scores"),
     "embedding_multiplier": ((None, 1), "scaled embeddings"),
@@ -119,6 +133,7 @@ _HARMLESS = frozenset(
         "torchscript",
         "tf_legacy_loss",
         "tokenizer_class",
+        "is_llama_config",
         "unsloth_version",
         "unsloth_fixed",
         "parameters_breakdown",
@@ -201,11 +216,7 @@ _GPT2_RENAMED: dict[str, tuple[str, ...]] = {
 GPT2_DROPOUT = ("attn_pdrop", "embd_pdrop", "resid_pdrop")
 """Probabilities of dropout in a GPT-2 `config.json`: 0.1 each in the published files. Training here has no dropout."""
 
-_GELU = (("gelu_pytorch_tanh", "gelu_new"), "the activation of the MLP")
 _GPT2_NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
-    "activation_function": _GELU,
-    "hidden_act": _GELU,
-    "hidden_activation": ((None, *_GELU[0]), _GELU[1]),
     "mlp_type": (("gelu",), "the kind of MLP"),
     "norm_type": (("layernorm",), "the kind of norm"),
     "attention_bias_out": ((None, True), "an output projection without a bias"),
@@ -228,8 +239,8 @@ _GPT2_HARMLESS = (
     "summary_first_dropout",
 )
 
-_WRITTEN_HERE = frozenset({"torch_dtype", "dtype", "hidden_act", "activation_function"})
-"""The type of weights and the activation: an export says them anew."""
+_WRITTEN_HERE = frozenset({"torch_dtype", "dtype"})
+"""The type of weights: an export says it anew."""
 
 
 @frozen
@@ -240,13 +251,17 @@ class Keys:
     """fields of a model, with the keys that hold them as they are; an export writes the first"""
     neutral: Mapping[str, tuple[tuple[object, ...], str]]
     harmless: frozenset[str]
-    activation: tuple[str, str]
-    """the key of the activation, and its value"""
+    activation: str = "hidden_act"
+    """the key of the activation, as its class reads it"""
+    by_rule: tuple[str, ...] = ()
+    """further keys that rules of the family read (`hf_rules`)"""
 
     @property
     def read(self) -> frozenset[str]:
         """Keys that become a field of the model, or decide one."""
-        return frozenset(READ_BY_RULE) | {key for keys in self.renamed.values() for key in keys}
+        return frozenset((*READ_BY_RULE, *self.by_rule, self.activation)) | {
+            key for keys in self.renamed.values() for key in keys
+        }
 
     @property
     def inert(self) -> frozenset[str]:
@@ -254,16 +269,57 @@ class Keys:
         return (self.harmless | self.neutral.keys()) - _WRITTEN_HERE
 
 
-_LLAMA_LIKE = Keys(_RENAMED, _NEUTRAL, _HARMLESS, ("hidden_act", "silu"))
 _GPT2_READ = {key for keys in _GPT2_RENAMED.values() for key in keys}
 _GPT2 = Keys(
     _GPT2_RENAMED,
     {key: entry for key, entry in _NEUTRAL.items() if key not in {*_GPT2_READ, *GPT2_DROPOUT}} | _GPT2_NEUTRAL,
     _HARMLESS - _GPT2_READ | {*_GPT2_HARMLESS},
-    ("activation_function", "gelu_new"),
+    "activation_function",
 )
+
+
+def _like_llama(
+    *by_rule: str,
+    renamed: Mapping[str, str] | None = None,
+    activation: str = "hidden_act",
+    harmless: tuple[str, ...] = (),
+) -> Keys:
+    """The keys of a family that has those of LLaMA, and others."""
+    fields = _RENAMED | {name: (key,) for name, key in (renamed or {}).items()}
+    read = {*by_rule, *(renamed or {}).values()}
+    neutral = {key: entry for key, entry in _NEUTRAL.items() if key not in read}
+    return Keys(fields, neutral, _HARMLESS | {*harmless}, activation, by_rule)
+
+
+_GEMMA_SOFTCAPS = {"attention_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"}
+_LLAMA = _like_llama("mlp_bias")
+_KEYS = {
+    "llama": _LLAMA,
+    "gpt2": _GPT2,
+    "gemma2": _like_llama(
+        "query_pre_attn_scalar",
+        renamed=_GEMMA_SOFTCAPS,
+        activation="hidden_activation",
+        harmless=("cache_implementation",),
+    ),
+    "gemma3_text": _like_llama(
+        *("query_pre_attn_scalar", "sliding_window_pattern", "rope_local_base_freq"),
+        renamed=_GEMMA_SOFTCAPS,
+        activation="hidden_activation",
+        harmless=("_sliding_window_pattern", "cache_implementation"),
+    ),
+    "granite": _like_llama(
+        *("mlp_bias", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+    ),
+    "internlm2": _like_llama("bias"),
+    "phi3": _like_llama(harmless=("original_max_position_embeddings",)),
+    "smollm3": _like_llama("mlp_bias", "no_rope_layers", "no_rope_layer_interval"),
+}
 
 
 def keys_of(family: str) -> Keys:
     """The keys of a family's `config.json`."""
-    return _GPT2 if family == "gpt2" else _LLAMA_LIKE
+    return _KEYS.get(family, _PLAIN)
+
+
+_PLAIN = _like_llama()

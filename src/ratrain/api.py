@@ -15,7 +15,8 @@ from attrs import evolve
 
 from ratrain.passes.manager import AfterPass, PassManager, PassRun
 from ratrain.ratrain_ir.diagnostics import Diagnostics
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model, load_model
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
+from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.lowering import lower

@@ -71,8 +71,10 @@ class Stored:
 
     parts: tuple[Parameter, ...]
     """the parameters whose rows it stacks, in forward order"""
-    turned: bool
+    turned: bool = False
     """whether it holds the transposed stack, [inputs, outputs], as the `Conv1D` of GPT-2 does"""
+    groups: int = 1
+    """into how many groups of rows each part is cut; the tensor has the first group of every part, then the second ones, and so on"""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,13 +84,26 @@ class Stored:
 
     def joined(self, arrays: list[Float32]) -> Float32:
         """The tensor that holds these values of its parts."""
-        whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        if len(arrays) == 1:
+            whole = arrays[0]
+        else:
+            rows = [array.reshape(self.groups, -1, *array.shape[1:]) for array in arrays]
+            whole = np.concatenate(rows, axis=1).reshape(-1, *arrays[0].shape[1:])
         return whole.T if self.turned else whole
 
-    def rows(self, tensor: StoredTensor, start: int, stop: int) -> Float32:
-        """Rows of the stack, out of the tensor."""
-        if not self.turned:
-            return tensor.rows(start, stop).to_float32()
+    def part(self, tensor: StoredTensor, number: int) -> Float32:
+        """The values of a part, out of the tensor."""
+        before = sum(part.shape[0] for part in self.parts[:number])
+        count = self.parts[number].shape[0]
+        if self.turned:
+            return self._turned_rows(tensor, before, before + count)
+        each = sum(part.shape[0] for part in self.parts) // self.groups
+        first, some = before // self.groups, count // self.groups
+        starts = range(first, each * self.groups, each)
+        rows = [tensor.rows(start, start + some).to_float32() for start in starts]
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def _turned_rows(self, tensor: StoredTensor, start: int, stop: int) -> Float32:
         inputs = tensor.shape[0]
         values = np.empty((stop - start, inputs), np.float32)
         for first in range(0, inputs, _ROWS_AT_ONCE):
@@ -97,19 +112,40 @@ class Stored:
         return values
 
 
+_PACKED: Mapping[str, Mapping[str, str]] = {
+    "gpt2": {f"attn.{part}_proj": "attn.c_attn" for part in "qkv"},
+    "baichuan": {f"self_attn.{part}_proj": "self_attn.W_pack" for part in "qkv"},
+    "internlm2": {f"attention.w{part}": "attention.wqkv" for part in "qkv"},
+    "phi3": {
+        **{f"self_attn.{part}_proj": "self_attn.qkv_proj" for part in "qkv"},
+        **{f"mlp.{part}_proj": "mlp.gate_up_proj" for part in ("gate", "up")},
+    },
+}
+"""By family: the linear layers that are stored together, as parameters are called, with the one that holds them."""
+
+
+def _stored_name(model: ModelConfig, parameter: Parameter) -> str:
+    """The name of the tensor that holds a parameter."""
+    layer, of, kind = parameter.name.rpartition(".")
+    for part, packed in _PACKED.get(model.family, {}).items():
+        if layer.endswith(f".{part}"):
+            return f"{layer.removesuffix(part)}{packed}{of}{kind}"
+    return parameter.name
+
+
 @cache
 def stored_layout(model: ModelConfig) -> dict[str, Stored]:
     """The tensors of a weight file by name, in forward order."""
-    pack = "c_attn" if model.family == "gpt2" else "W_pack"
     parts: dict[str, tuple[Parameter, ...]] = {}
-    for name, parameter in named_parameters(model).items():
-        of, _, _ = parameter.weight.partition("_")
-        stored = name.replace(f"{of}_proj", pack) if model.packed_qkv and of in {"q", "k", "v"} else name
+    for parameter in named_parameters(model).values():
+        stored = _stored_name(model, parameter)
         parts[stored] = (*parts.get(stored, ()), parameter)
-    return {
-        name: Stored(those, turned=model.family == "gpt2" and those[0].weight.endswith("_proj"))
-        for name, those in parts.items()
-    }
+
+    def layout(those: tuple[Parameter, ...]) -> Stored:
+        turned = model.family == "gpt2" and those[0].weight.endswith("_proj")
+        return Stored(those, turned, model.kv_heads if model.family == "internlm2" and len(those) > 1 else 1)
+
+    return {name: layout(those) for name, those in parts.items()}
 
 
 def random_weights(model: ModelConfig, seed: int) -> WeightSource:
@@ -125,8 +161,8 @@ def random_weights(model: ModelConfig, seed: int) -> WeightSource:
 
     def source(name: str) -> Float32:
         parameter = known[name]
-        if parameter.weight == "norm":
-            return np.ones(parameter.shape, np.float32)
+        if parameter.weight.endswith("norm"):
+            return np.full(parameter.shape, 0 if model.norm_unit_offset else 1, np.float32)
         if parameter.weight.endswith("_bias"):
             return np.zeros(parameter.shape, np.float32)
         words = np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), "<u4")
@@ -147,16 +183,15 @@ def read_weights(path: str, model: ModelConfig) -> WeightSource:
     """
     stored = _named_as_exported(model, _open_weights(path))
     _check_stored(path, model, stored)
-    places: dict[str, tuple[Stored, StoredTensor, int, int]] = {}
-    for name, held in stored_layout(model).items():
-        row = 0
-        for part in held.parts:
-            places[part.name] = (held, stored[name], row, row + part.shape[0])
-            row += part.shape[0]
+    places = {
+        part.name: (held, stored[name], number)
+        for name, held in stored_layout(model).items()
+        for number, part in enumerate(held.parts)
+    }
 
     def source(name: str) -> Float32:
-        held, tensor, start, stop = places[name]
-        values = held.rows(tensor, start, stop)
+        held, tensor, number = places[name]
+        values = held.part(tensor, number)
         if not np.isfinite(values).all():
             fail("RT091", f"'{path}': the tensor of {shown(name)} holds values that are not finite")
         return values

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.blocks import block_chain, parameters
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.families import FAMILIES
+from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.hf_keys import GPT2_DROPOUT, keys_of
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
 from ratrain.ratrain_ir.frontend.model_files import load_model, parse_config, preset_names

@@ -1,0 +1,187 @@
+"""Every family against its class in `transformers`: loss and every gradient of tiny models with random weights, in f32."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from ratrain.ratrain_ir.frontend.model_files import load_model
+from ratrain.targets.runtime.data import Batches
+from ratrain.targets.runtime.weights import named_parameters_of, stored_layout
+from tests.end_to_end.tiny_runs import make_program, make_stream, start, state
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.training import TrainingRun
+
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.full,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the packages that transformers imports
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+SEQ_LEN = 20
+BETA1 = 0.9
+LOSS, GRADIENT = 2e-6, 3e-5
+"""Of the loss; of the largest element of a gradient: sums of some thousand products in f32."""
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.1,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+GPT2 = {"n_embd": 24, "n_inner": 40, "n_layer": 4, "n_head": 4, "n_positions": 64, "vocab_size": 61}
+NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", SIZES),
+    "llama-biased": ("llama", {**SIZES, "attention_bias": True, "mlp_bias": True}),
+    "llama-3.1": ("llama", {**SIZES, "rope_theta": 5e5, "rope_scaling": LLAMA3}),
+    "llama-linear": ("llama", {**SIZES, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    "llama-dynamic": ("llama", {**SIZES, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+    "llama-yarn": ("llama", {**SIZES, "rope_scaling": YARN}),
+    "llama-gelu": ("llama", {**SIZES, "hidden_act": "gelu"}),
+    "mistral-nemo": ("mistral", {**SIZES, "sliding_window": None, "head_dim": 10}),
+    "mistral-window": ("mistral", {**SIZES, "sliding_window": 6}),
+    "qwen2": ("qwen2", {**SIZES, "head_dim": None, "tie_word_embeddings": True}),
+    "qwen2.5-yarn": ("qwen2", {**SIZES, "head_dim": None, "rope_scaling": YARN}),
+    "qwen2-windows": (
+        "qwen2",
+        {**SIZES, "head_dim": None, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
+    ),
+    "qwen3": ("qwen3", SIZES),
+    "qwen3-biased-windows": (
+        "qwen3",
+        {**SIZES, "attention_bias": True, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "gemma2": ("gemma2", {**SIZES, "sliding_window": 5, "query_pre_attn_scalar": 16, "tie_word_embeddings": True}),
+    "gemma3": (
+        "gemma3_text",
+        {**SIZES, "sliding_window": 5, "query_pre_attn_scalar": 16, "sliding_window_pattern": 3},
+    ),
+    "gemma3-scaled": (
+        "gemma3_text",
+        {
+            **SIZES,
+            "sliding_window": 5,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi3": ("phi3", {**SIZES, "head_dim": None, "sliding_window": 6}),
+    "phi3-partial": ("phi3", {**SIZES, "head_dim": None, "hidden_size": 32, "partial_rotary_factor": 0.75}),
+    "olmo2": ("olmo2", {**SIZES, "head_dim": None, "attention_bias": True}),
+    "granite": (
+        "granite",
+        {
+            **SIZES,
+            "head_dim": None,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.11,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "smollm3": ("smollm3", {**SIZES, "head_dim": None}),
+    "gpt2": ("gpt2", {**GPT2, **NO_DROPOUT, "initializer_range": 0.1}),
+    "gpt2-exact": ("gpt2", {**GPT2, **NO_DROPOUT, "activation_function": "gelu", "tie_word_embeddings": False}),
+}
+
+
+def saved(name: str, folder: Path) -> Any:
+    """A model of `transformers` with random weights, norms and biases included, saved in a folder."""
+    import torch
+    import transformers
+
+    model_type, keys = MODELS[name]
+    torch.manual_seed(3)
+    given = {key: value for key, value in keys.items() if value is not None or key == "sliding_window"}
+    config = transformers.AutoConfig.for_model(model_type, **given)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.2 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    return model
+
+
+def program_of(model: ModelConfig, **keys: Any) -> Program:
+    return make_program(
+        model, view_dtype="f32", seq_len=SEQ_LEN, micro_batches=2, dp=1, cuts=(2,), **{"zero": 0, **keys}
+    )
+
+
+def gradients(run: TrainingRun, model: ModelConfig) -> dict[str, npt.NDArray[np.float32]]:
+    """Those of the first step, from the first moments it left; tied tables as one, by their names in the family's files."""
+    from ratrain.ratrain_ir.blocks import block_chain
+
+    found: dict[str, npt.NDArray[np.float32]] = {}
+    tensors = {name.split(".", 2)[2]: array for name, array in state(run).items()}
+    for block in block_chain(model):
+        flat = tensors[f"m.{block}"] / np.float32(1 - BETA1)
+        found |= named_parameters_of(model, block, flat)
+    return {
+        name: held.joined([found[part.name] for part in held.parts]) for name, held in stored_layout(model).items()
+    }
+
+
+def reference(network: Any, program: Program) -> tuple[float, dict[str, npt.NDArray[np.float64]]]:
+    """Loss and gradients of the first step's sequences in float64."""
+    import torch
+
+    plan = program.plan
+    stream = make_stream(program.model)
+    batches = Batches(stream, plan, "sequential", 0)
+    first = np.array([batches.sequence_of(0, index) for index in range(plan.global_batch)]) * plan.seq_len
+    rows = torch.from_numpy(stream.tokens[first[:, None] + np.arange(plan.seq_len + 1)].astype(np.int64))
+    network = network.double()
+    logits = network(rows[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+    loss.backward()
+    return float(loss), {name: p.grad.numpy() for name, p in network.named_parameters()}
+
+
+@pytest.mark.parametrize("kernels", ["reference", "fast"])
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_and_gradients_are_those_of_transformers(name: str, kernels: str, tmp_path: Path) -> None:
+    network = saved(name, tmp_path)
+    model = load_model(str(tmp_path))
+    assert model.parameters == sum(p.numel() for p in network.parameters())
+    program = program_of(model)
+    run = start(program, 1, init=str(tmp_path), order="sequential", kernels=kernels)
+    (step,) = run.steps()
+    loss, wanted = reference(network, program)
+    assert step.report.loss == pytest.approx(loss, rel=LOSS)
+    found = gradients(run, model)
+    assert found.keys() == wanted.keys()
+    for parameter, gradient in wanted.items():
+        scale = np.abs(gradient).max()
+        np.testing.assert_allclose(found[parameter], gradient, rtol=0, atol=GRADIENT * scale, err_msg=parameter)
