@@ -34,6 +34,8 @@ PARTS: PerKernel[tuple[str, ...]] = PerKernel(
     never=(
         *("column_sum", "rmsnorm_forward", "rmsnorm_backward", "rope", "swiglu_forward", "swiglu_backward"),
         *("layernorm_forward", "layernorm_backward", "gelu_forward", "gelu_backward"),
+        *("head_norm_forward", "head_norm_backward", "geglu_forward", "geglu_backward"),
+        *("relu2_forward", "relu2_backward", "scale"),
         *("position_forward", "position_backward"),
         *("embedding_forward", "embedding_backward", "head_forward", "head_backward", "zero", "cast", "add"),
         *("adamw", "mean_of_replicas", "all_finite"),
