@@ -14,6 +14,12 @@ def visible_pairs(seq_len: int, window: int | None) -> int:
     return seen * (seen + 1) // 2 + (seq_len - seen) * seen
 
 
+def visible_pairs_of_layers(model: ModelConfig, seq_len: int) -> list[int]:
+    """Those of each layer of a model."""
+    of_kind = {window: visible_pairs(seq_len, window) for window in {None, model.sliding_window}}
+    return [of_kind[model.layer_kind(layer).window] for layer in range(model.layers)]
+
+
 def visible_block_pairs(queries: int, keys: int, offset: int, window: int | None) -> int:
     """Those of a block of queries and a block of keys of one sequence; the first query is `offset` keys after the first key."""
 
@@ -27,6 +33,6 @@ def visible_block_pairs(queries: int, keys: int, offset: int, window: int | None
 
 def model_flops_per_token(model: ModelConfig, seq_len: int) -> float:
     """Operations training needs for one token, forward and backward: 6 a matrix weight, and causal attention."""
-    visible = visible_pairs(seq_len, model.sliding_window) / seq_len
-    attention = 3 * 4 * visible * model.heads * model.head_dim * model.layers
+    visible = sum(visible_pairs_of_layers(model, seq_len)) / seq_len
+    attention = 3 * 4 * visible * model.q_size
     return 6.0 * (model.layers * model.matrix_elements_per_layer + model.vocab_size * model.hidden_size) + attention

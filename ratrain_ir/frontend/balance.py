@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.model_flops import visible_pairs
+from ratrain.ratrain_ir.model_flops import visible_pairs_of_layers
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 def layer_flops(model: ModelConfig, seq_len: int) -> int:
     """Floating-point operations of one layer's forward over one sequence; a multiply-add counts as two.
 
-    Of the attention scores only the visible ones count: those before a token, inside the sliding window.
+    Of the attention scores only the visible ones count: those before a token, inside the sliding window. Where layers differ in that, it
+    is their mean, rounded down.
     """
-    return 2 * model.matrix_elements_per_layer * seq_len + 4 * model.q_size * visible_pairs(
-        seq_len, model.sliding_window
-    )
+    pairs = sum(visible_pairs_of_layers(model, seq_len))
+    return 2 * model.matrix_elements_per_layer * seq_len + 4 * model.q_size * pairs // model.layers
 
 
 def head_flops(model: ModelConfig, seq_len: int) -> int:
@@ -30,7 +30,7 @@ def balance_cuts(model: ModelConfig, pp: int, seq_len: int) -> tuple[int, ...]:
     """The layer index where each later stage starts, so that the heaviest stage is as light as possible.
 
     Every stage has at least one layer; the last one also has the head; looking up embeddings costs next to nothing.
-    Layers cost the same, so a partition is the number of layers of the last stage and an even spread of the others:
+    Layers cost the same (`layer_flops`), so a partition is the number of layers of the last stage and an even spread of the others:
     trying every such number is exact. Among equally heavy partitions the one with the least sum of squared stage costs
     (the most balanced) is taken. Where the others do not divide evenly, the later stages get one layer more, because
     earlier ones keep more micro-batches in flight. Backward costs the same multiple of forward everywhere.

@@ -5,9 +5,13 @@ What a family neither implies nor lets choose is as in LLaMA (the defaults of `M
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from attrs import field, frozen
+
+
+def _frozen(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(names)
 
 
 @frozen
@@ -18,7 +22,7 @@ class Family:
     """classes of language models in `config.json`"""
     implied: Mapping[str, object] = field(factory=dict)
     """fields of a `ModelConfig` that are not as in LLaMA"""
-    free: frozenset[str] = field(factory=frozenset, converter=frozenset)
+    free: frozenset[str] = field(factory=frozenset, converter=_frozen)
     """fields that a model of the family chooses"""
 
 

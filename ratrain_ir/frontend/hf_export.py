@@ -89,7 +89,8 @@ def _of_family(model: ModelConfig) -> dict[str, Any]:
     """Biases and scales, by the keys that a family has for them."""
     if model.family == "baichuan":
         return {"position_embedding": model.position, "normalised_head": model.normalised_head}
-    free, keys = FAMILY[model.family].free, {}
+    free = FAMILY[model.family].free
+    keys: dict[str, Any] = {}
     if "o_bias" in free:
         keys["bias" if model.family == "internlm2" else "attention_bias"] = model.o_bias
     if "mlp_bias" in free:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from attrs import asdict, evolve, field, fields, frozen
 
@@ -214,6 +215,11 @@ class ModelConfig:
         """The first layer of the kind of a layer, which stands for all of them."""
         return self.layer_kinds.index(self.layer_kinds[layer]) if self.layer_kinds else 0
 
+    def with_one_layer(self) -> ModelConfig:
+        """The model with a single layer, of the kind that has least to do: what its layers need at least."""
+        kind = "w" if self.sliding_window is not None else "n" if "n" in self.layer_kinds else "f"
+        return evolve(self, layers=1, layer_kinds=kind if kind == "n" else "")
+
     @property
     def widest_window(self) -> int | None:
         """Tokens that a token sees in the layer that shows most; None: all before it."""
@@ -314,6 +320,7 @@ def read_model(reader: FieldReader) -> ModelConfig:
     heads = reader.integer("heads", 1, _MAX_HEADS)
     position = _word(reader, family, "position", POSITIONS)
     layers = reader.integer("layers", 1, _MAX_LAYERS)
+    flags: dict[str, Any] = {name: reader.flag(name, default=bool(_usual(family, name))) for name in _FLAGS}
     config = ModelConfig(
         name=reader.text("name", lambda name: _NAME.fullmatch(name) is not None, "letters, digits, '.', '_' and '-'"),
         family=family,
@@ -353,7 +360,7 @@ def read_model(reader: FieldReader) -> ModelConfig:
         embedding_scale=reader.number("embedding_scale", _is_scale, _POSITIVE, default=1.0),
         residual_scale=reader.number("residual_scale", _is_scale, _POSITIVE, default=1.0),
         logit_scale=reader.number("logit_scale", _is_scale, _POSITIVE, default=1.0),
-        **{name: reader.flag(name, default=bool(_usual(family, name))) for name in _FLAGS},
+        **flags,
     )
     _check_shape(reader, config)
     _check_activation(reader, config)

@@ -6,7 +6,7 @@ import re
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrain_ir.model_flops import visible_pairs
+from ratrain.ratrain_ir.model_flops import visible_pairs_of_layers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ def even_work_lengths(model: ModelConfig, seq_len: int, count: int) -> tuple[int
     """
 
     def work(tokens: int) -> float:
-        pairs = visible_pairs(tokens, model.sliding_window)
+        pairs = sum(visible_pairs_of_layers(model, tokens)) / model.layers
         return 2.0 * model.matrix_elements_per_layer * tokens + 4.0 * model.q_size * pairs
 
     whole = work(seq_len)

@@ -63,7 +63,7 @@ def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Cross
     tiles = tuple(evolve(tile, stages=1) for tile in plan.mapping.tiles) if plan.mapping is not None else None
     mapping = RankMapping(tiles) if tiles is not None else None
     single = evolve(plan, pp=1, cuts=(), micro_batches=1, mapping=mapping)
-    module = lower(evolve(model, layers=1), single)
+    module = lower(model.with_one_layer(), single)
     target = target_of(machine)
     by_keyword: dict[str, Crossing] = {}
     for op in module.stages[0].ops:

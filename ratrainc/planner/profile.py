@@ -183,7 +183,7 @@ def _links_between_stages(machine: Machine, pp: int, dp: int, tiles: Tiles) -> f
 
 
 def _work_profile(setting: Setting, micro_batch_size: int, slices: int) -> WorkProfile:
-    small = evolve(setting.model, layers=1)
+    small = setting.model.with_one_layer()
     shape: dict[str, Any] = {
         "pp": 1,
         "dp": 1,
@@ -361,7 +361,7 @@ class _State:
 
     @classmethod
     def of(cls, setting: Setting, plan: Plan) -> _State:
-        module = lower(evolve(setting.model, layers=1), plan)
+        module = lower(setting.model.with_one_layer(), plan)
         target = target_of(setting.machine)
         ops: dict[tuple[type, str], list[StateOp]] = {}
         for op in module.stages[0].ops:

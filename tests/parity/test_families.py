@@ -122,13 +122,15 @@ def saved(name: str, folder: Path) -> Any:
 
     model_type, keys = MODELS[name]
     torch.manual_seed(3)
-    given = {key: value for key, value in keys.items() if value is not None or key in ("sliding_window", "pad_token_id")}
+    given = {
+        key: value for key, value in keys.items() if value is not None or key in ("sliding_window", "pad_token_id")
+    }
     config = transformers.AutoConfig.for_model(model_type, **given)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
-                parameter += 0.2 * torch.randn_like(parameter)
+                parameter.add_(0.2 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     return model
 
@@ -148,9 +150,7 @@ def gradients(run: TrainingRun, model: ModelConfig) -> dict[str, npt.NDArray[np.
     for block in block_chain(model):
         flat = tensors[f"m1.{block}"] / np.float32(1 - BETA1)
         found |= named_parameters_of(model, block, flat)
-    return {
-        name: held.joined([found[part.name] for part in held.parts]) for name, held in stored_layout(model).items()
-    }
+    return {name: held.joined([found[part.name] for part in held.parts]) for name, held in stored_layout(model).items()}
 
 
 def reference(network: Any, program: Program) -> tuple[float, dict[str, npt.NDArray[np.float64]]]:

@@ -5,7 +5,6 @@ The buffers have the sizes of the machine's GSM, AM and SM; a tile that does not
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any, Self
@@ -37,7 +36,7 @@ def _no_place(ranges: Ranges, keys_first: bool) -> Place:
 
 def _place_of(spec: AttentionSpec) -> PlaceOf:
     slopes = alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads
-    scale = np.float32(1 / math.sqrt(spec.head_dim))
+    scale = np.float32(spec.multiplier)
 
     def place(ranges: Ranges, keys_first: bool) -> Place:
         head = ranges["g"][0] * spec.group + ranges["h"][0]
@@ -75,6 +74,9 @@ class Tiled(Fast):
         if kernel in UNTILED_BLOCKS:
             text = f"there are no tile schedules for '{kernel}': slices of a sequence are not computed by tiles"
             fail("RT093", text, help="plan without slices, or run it with --kernels fast")
+        if getattr(arguments.get("spec"), "softcap", None) is not None:
+            text = f"'{kernel}' caps its scores, which is not computed by tiles"
+            fail("RT093", text, help="run it with --kernels fast")
         if kernel in PARTS:
             if not self.tiles:
                 text = f"a step '{kernel}' of this program has no tile schedule"
