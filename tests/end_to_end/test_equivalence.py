@@ -18,21 +18,21 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.runtime.state import training_state
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, WHOLE_STRATEGIES, losses, make_plan, start
-from tests.end_to_end.toys import GPT2
+from tests.end_to_end.toys import GEMMA3, GPT2, GRANITE, OLMO2
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
 
 STEPS = 4
-MODELS = {"llama": MODEL, "gpt2": GPT2}
+MODELS = {"llama": MODEL, "gpt2": GPT2, "gemma3": GEMMA3, "olmo2": OLMO2, "granite": GRANITE}
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "layout": ((1, 3, 2), (2, 1, 5), (2, 2, 3), (3, 2, 1), (3, 1, 4)),
     "state": ((0, "last"), (1, "last"), (2, "each-micro-batch"), (3, "last"), (3, "each-micro-batch")),
     "dtype": ("f16", "bf16", "f32"),
     "gradients": (None, ("f16", "f32"), ("f32", "f16"), ("bf16", "f32")),
-    "family": ("llama", "gpt2"),
+    "family": tuple(MODELS),
     "tied": (False, True),
     "clip": ("none", "global"),
     "mlp_chunk": (None, 7),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.testing.families import in_family
 
 TOY = ModelConfig(
     name="toy",
@@ -20,15 +21,31 @@ TOY = ModelConfig(
 )
 UNEVEN = evolve(TOY, vocab_size=61, hidden_size=24, layers=3, heads=4, kv_heads=2, head_dim=6, ffn_size=40)
 """No width is a multiple of 64, so that padding is everywhere."""
-GPT2 = evolve(
-    UNEVEN,
-    family="gpt2",
-    kv_heads=4,
-    position="learned",
-    rope_theta=0.0,
-    learned_positions=21,
-    qkv_bias=True,
-    packed_qkv=True,
-    tied_embeddings=True,
-)
+GPT2 = in_family(UNEVEN, "gpt2", kv_heads=4, rope_theta=0.0, learned_positions=21, tied_embeddings=True)
 """The same in GPT-2's form: its embedding, with a row for each position, is longer than its head."""
+GEMMA3 = in_family(
+    UNEVEN,
+    "gemma3_text",
+    sliding_window=4,
+    layer_kinds="wfw",
+    local_rope_theta=100.0,
+    attention_scale=0.3,
+    attention_softcap=5.0,
+    logit_softcap=3.0,
+    embedding_scale=24**0.5,
+    rope_scaling="linear 2",
+)
+"""Norms before and after what a block computes, normed heads, capped scores and logits, layers of two kinds."""
+OLMO2 = in_family(UNEVEN, "olmo2", qkv_bias=True, o_bias=True)
+"""Norms after what a block computes only, and of whole projections."""
+GRANITE = in_family(
+    UNEVEN,
+    "granite",
+    activation="gelu",
+    mlp_bias=True,
+    embedding_scale=3.0,
+    residual_scale=0.5,
+    logit_scale=0.25,
+    attention_scale=0.2,
+)
+"""Scaled embeddings, branches, scores and logits."""

@@ -66,7 +66,7 @@ def test_every_family_travels(tmp_path: Path, name: str):
     assert len(masters) > 10
     for key in masters:
         assert source(key.removeprefix("p/")).tobytes() == saved[key].tobytes(), key
-    if model.is_gpt2:
+    if model.family == "gpt2":
         stored = load_file(folder / "model.safetensors")
         for end in ("weight", "bias"):
             parts = [saved[f"p/transformer.h.1.attn.{part}_proj.{end}"] for part in "qkv"]

@@ -22,6 +22,7 @@ from ratrain.ratrain_ir.blocks import block, block_chain, flat_elements, paramet
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.targets.runtime import checkpoint, checkpoint_places
 from ratrain.targets.runtime.checkpoint import (
     BlockState,
@@ -39,7 +40,7 @@ from ratrain.targets.runtime.weights import block_elements, named_parameters_of
 LLAMA = ModelConfig("tiny", "llama", 96, 32, 2, 4, 2, 8, 40, 1e-5)
 QWEN2 = evolve(LLAMA, family="qwen2", qkv_bias=True, tied_embeddings=True)
 BAICHUAN = evolve(LLAMA, family="baichuan", kv_heads=4, packed_qkv=True, position="alibi", rope_theta=0.0)
-GPT2 = evolve(BAICHUAN, family="gpt2", position="learned", learned_positions=20, qkv_bias=True, tied_embeddings=True)
+GPT2 = in_family(BAICHUAN, "gpt2", learned_positions=20, tied_embeddings=True)
 MODELS = {model.family: model for model in (LLAMA, QWEN2, BAICHUAN, GPT2)}
 RUN = {"seed": 7, "plan": "abc", "versions": {"numpy": "2.0"}, "threads": 1, "blas": "Haswell"}
 

@@ -16,6 +16,7 @@ from ratrain.ratrain_ir.blocks import block, block_chain, flat_elements, paramet
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
 from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.targets.runtime import weights
 from ratrain.targets.runtime.tensor_file import open_tensors
 from ratrain.targets.runtime.weight_files import write_weights
@@ -33,7 +34,7 @@ LLAMA = ModelConfig("tiny", "llama", 96, 32, 2, 4, 2, 8, 40, 1e-5)
 QWEN2 = evolve(LLAMA, family="qwen2", qkv_bias=True, tied_embeddings=True)
 BAICHUAN = evolve(LLAMA, family="baichuan", kv_heads=4, packed_qkv=True, position="alibi", rope_theta=0.0)
 MISTRAL = evolve(LLAMA, family="mistral", sliding_window=16, head_dim=6)
-GPT2 = evolve(BAICHUAN, family="gpt2", position="learned", learned_positions=9, qkv_bias=True, tied_embeddings=True)
+GPT2 = in_family(BAICHUAN, "gpt2", learned_positions=9, tied_embeddings=True)
 MODELS = {model.family: model for model in (LLAMA, QWEN2, BAICHUAN, MISTRAL, GPT2)}
 
 

@@ -1,0 +1,18 @@
+"""Models of other families, made from one that there is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
+
+from ratrain.ratrain_ir.frontend.families import FAMILY
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+
+
+def in_family(model: ModelConfig, family: str, **changes: Any) -> ModelConfig:
+    """A model with what a family implies, and changes."""
+    implied: dict[str, Any] = {**FAMILY[family].implied}
+    return evolve(model, **{**implied, "family": family, **changes})
