@@ -260,6 +260,14 @@ def _attention_rule(options: Mapping[str, Any], types: Types) -> str | None:
     return None
 
 
+def _head_rule(options: Mapping[str, Any], types: Types) -> str | None:
+    """The gradient of a table's norms is made from logits, which must be the products themselves."""
+    del types
+    if options["normalise"] and (options.get("scale_of_logits", 1) != 1 or options.get("softcap") is not None):
+        return "logits of a table whose rows are normalised are neither scaled nor capped"
+    return None
+
+
 _Q, _KV, _LSE = "[batch*seq_len,heads*head_dim]", "[batch*seq_len,kv_heads*head_dim]", "[heads,batch*seq_len]"
 _OF_LOGITS = {"scale_of_logits": _SCALES, "softcap": _POSITIVE_OR_NONE}
 _BLOCK_Q, _BLOCK_KV = "[batch*queries,heads*head_dim]", "[batch*keys,kv_heads*head_dim]"
@@ -497,10 +505,11 @@ _DECLARED = (
         "head_forward",
         "Cross-entropy of the logits xn @ table^T, in chunks of as many rows as the workspace `logits` has. lse[t] is the log-sum-exp of "
         "row t; loss[0] = [loss[0] +] the sum over ascending t of lse[t] - logit[t, label], in float64. `normalise` divides each row of "
-        "the table by its Euclidean norm, or 1e-12 where that is larger. Logits are multiplied by `scale_of_logits`; with `softcap` each logit s is "
-        "then softcap * tanh(s / softcap). Raises IndexError where a label is outside the table.",
+        "the table by its Euclidean norm, or 1e-12 where that is larger; else logits are multiplied by `scale_of_logits`, and with `softcap` "
+        "each logit s is then softcap * tanh(s / softcap). Raises IndexError where a label is outside the table.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T]= loss:f64[1]+ logits:f32[c,V]=",
         {"normalise": _FLAG, **_ADDS, **_OF_LOGITS},
+        rule=_head_rule,
     ),
     Kernel(
         "head_backward",
@@ -508,12 +517,14 @@ _DECLARED = (
         "Raises IndexError where a label is outside the table.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[c,V]= dxn:s[T,h]= dtable:*[V,h]+",
         {"denominator": _POSITIVE, "normalise": _FLAG, **_ADDS, **_OF_LOGITS},
+        rule=_head_rule,
     ),
     Kernel(
         "head_backward_from_logits",
         "As `head_backward`, of logits that `head_forward` left whole; dlogits receives their gradient, and dtable is rounded once.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[T,V] dlogits:f32[T,V]= dxn:s[T,h]= dtable:*[V,h]+",
         {"denominator": _POSITIVE, "normalise": _FLAG, **_ADDS, **_OF_LOGITS},
+        rule=_head_rule,
     ),
     Kernel("zero", "a = 0.", "a:*[...]="),
     Kernel("cast", "dst = src, rounded to nearest even; overflow gives infinity.", "src:*[...] dst:*[...]="),

@@ -33,11 +33,10 @@ PARTS: PerKernel[tuple[str, ...]] = PerKernel(
     },
     never=(
         *("column_sum", "rmsnorm_forward", "rmsnorm_backward", "rope", "swiglu_forward", "swiglu_backward"),
-        *("layernorm_forward", "layernorm_backward", "gelu_forward", "gelu_backward"),
-        *("head_norm_forward", "head_norm_backward", "geglu_forward", "geglu_backward"),
-        *("relu2_forward", "relu2_backward", "scale"),
+        *("layernorm_forward", "layernorm_backward", "head_norm_forward", "head_norm_backward"),
+        *("gelu_forward", "gelu_backward", "geglu_forward", "geglu_backward", "relu2_forward", "relu2_backward"),
         *("position_forward", "position_backward"),
-        *("embedding_forward", "embedding_backward", "head_forward", "head_backward", "zero", "cast", "add"),
+        *("embedding_forward", "embedding_backward", "head_forward", "head_backward", "zero", "cast", "add", "scale"),
         *("adamw", "mean_of_replicas", "all_finite"),
         *("attention_softmax_forward", "attention_softmax_backward", "head_backward_from_logits"),
         *("attention_partial_finish", "attention_delta"),
@@ -76,6 +75,11 @@ ATTENTION_OPERANDS: dict[str, dict[str, Axes]] = {
 """Operands of the parts of attention: b sequences, g key-value heads of h query heads, q queries, k keys, d elements of a head."""
 
 
+def has_softcap(step: Step) -> bool:
+    """Whether a step is attention that caps its scores: nobody has made tile schedules for that."""
+    return step.options.get("softcap") is not None
+
+
 def tiles_of(schedules: Mapping[str, OnChipSchedule]) -> dict[str, TileSchedule]:
     """Those on-chip schedules of a step that are tile schedules, by part."""
     return {part: schedule for part, schedule in schedules.items() if isinstance(schedule, TileSchedule)}
@@ -101,6 +105,8 @@ def _options_problem(step: Step, schedule: TileSchedule) -> str | None:
     axes = {operand.name: operand.axes for operand in schedule.operands}
     if schedule.kernel != "gemm":
         options = step.options
+        if has_softcap(step):
+            return "they are for attention without a soft cap"
         group = options["heads"] // options["kv_heads"]
         extents = (
             options["batch"],

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from ratrain.targets.machine.cost import roofline_work
 from ratrain.targets.machine.resource_work import ResourceWork
-from ratrain.targets.mt3000.tiles.calls import PARTS, tiles_of
+from ratrain.targets.mt3000.tiles.calls import PARTS, has_softcap, tiles_of
 from ratrain.targets.mt3000.tiling.attention import AttentionShape
 from ratrain.targets.mt3000.tiling.core import cluster_of
 from ratrain.targets.mt3000.tiling.gemm import GemmShape
@@ -48,6 +48,8 @@ _known: dict[Cluster, dict[str, tuple[Routine, Routine]]] = {}
 
 def step_tiles(routine: Routine, step: Step, cluster: Cluster) -> dict[str, TileSchedule]:
     """The schedules of the parts of a kernel call; none where it is not tiled or nothing fits."""
+    if has_softcap(step):
+        return {}
     try:
         return {part: _schedule(routine, step, part, cluster) for part in PARTS.get(step.kernel, ())}
     except ValueError:

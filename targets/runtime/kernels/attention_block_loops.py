@@ -55,7 +55,7 @@ def forward_block(
     """
     q, k, v = stored
     acc, peaks, totals = state
-    scale, window, slopes = mask
+    scale, window, slopes, softcap = mask
     keys_t, values, some_queries, outs, scores = buffers
     keys, d = values.shape
     queries, offset, group = block
@@ -75,7 +75,8 @@ def forward_block(
                 out[:] = _ZERO
                 peak[:] = NONE_SEEN
                 total[:] = _ZERO
-            attend(sgemm, query, keys_t, values, offset + start, window, slope, _ONE, (out, peak, total), scores)
+            so_far = (out, peak, total)
+            attend(sgemm, query, keys_t, values, offset + start, window, slope, softcap, _ONE, so_far, scores)
             scatter(out, _ONE, acc, row, head * d)
 
 
@@ -120,7 +121,7 @@ def backward_block(
     `stored` are q, k, v, do, dq, dk, dv, `buffers` those of `fast_attention.block_backward_plan`.
     """
     q, k, v, do, dq, dk, dv = stored
-    scale, window, slopes = mask
+    scale, window, slopes, softcap = mask
     keys_t, keys, values_t, dkeys, dvalues, some_queries, douts, dqueries, scores, dscores = buffers
     count, d = keys.shape
     queries, offset, group = block
@@ -140,7 +141,8 @@ def backward_block(
             dquery[:] = _ZERO
             rows_of = (query, dout, lse[head, row : row + rows], delta[head, row : row + rows])
             sums, tiles = (dquery, dkeys, dvalues), (scores, dscores)
-            attend_backward(sgemm, rows_of, (keys, keys_t, values_t), offset + start, window, slope, _ONE, sums, tiles)
+            keys_of, first_query = (keys, keys_t, values_t), offset + start
+            attend_backward(sgemm, rows_of, keys_of, first_query, window, slope, softcap, _ONE, sums, tiles)
             _add(dquery, scale, dq, row, head * d)
     if goes_on:
         _add(dkeys, np.float32(LN2), dk, sequence * count, kv_head * d)  # queries came with log2(e) in them

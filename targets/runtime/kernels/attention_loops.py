@@ -1,6 +1,7 @@
 """The numba loops of `fast_attention`: the work for the query heads that share one head of keys and values.
 
-Exponentials are powers of two: queries are multiplied with log2(e), once, and with them scores, their maxima and slopes.
+Exponentials are powers of two: queries are multiplied with log2(e), once, and with them scores, their caps, maxima and slopes. The loops
+are compiled apart for scores without a cap, where `softcap` is None.
 """
 
 from __future__ import annotations
@@ -11,7 +12,17 @@ from typing import Any
 import numpy as np
 
 from ratrain.targets.runtime.kernels.blas import multiply, multiply_transposed
-from ratrain.targets.runtime.kernels.fast_numba import SPLIT_SUMS, exact, inlined, load, maximum, narrow, power_of_two
+from ratrain.targets.runtime.kernels.fast_numba import (
+    SPLIT_SUMS,
+    exact,
+    inlined,
+    load,
+    maximum,
+    narrow,
+    power_of_two,
+    soft_cap_slope,
+    soft_capped,
+)
 
 QUERIES, KEYS = 256, 384
 """Rows and columns of a tile of scores at most: BLAS is near its speed, and two tiles are 0.75 MiB."""
@@ -113,14 +124,40 @@ def _seen(row: Any, low: Any, high: Any, slope: Any, distance: Any) -> Any:
     return seen
 
 
+@inlined()
+def _cap(row: Any, softcap: Any) -> None:
+    """Cap the scores of a row."""
+    for i in range(row.size):
+        row[i] = soft_capped(row[i], softcap)
+
+
+@inlined()
+def _cap_with_gradient(row: Any, grad: Any, mean: Any, softcap: Any) -> None:
+    """Cap the scores of a row; grad = (grad - mean) * what each changes by with its score."""
+    for i in range(row.size):
+        capped = soft_capped(row[i], softcap)
+        row[i] = capped
+        grad[i] = (grad[i] - mean) * soft_cap_slope(capped, softcap)
+
+
 @inlined(fastmath=SPLIT_SUMS)
 def _softmax(
-    score: Any, first_query: Any, first_key: Any, window: Any, slope: Any, peaks: Any, totals: Any, out: Any
+    score: Any,
+    first_query: Any,
+    first_key: Any,
+    window: Any,
+    slope: Any,
+    softcap: Any,
+    peaks: Any,
+    totals: Any,
+    out: Any,
 ) -> None:
-    """Score = 2^(score + bias - its row's maximum so far), 0 where not seen; totals and out follow the maximum."""
+    """Score = 2^([capped] score + bias - its row's maximum so far), 0 where not seen; totals and out follow the maximum."""
     for r in range(score.shape[0]):
         query = first_query + r
         low, high = seen_keys(query, first_key, score.shape[1], window)
+        if softcap is not None:
+            _cap(score[r, low:high], softcap)
         seen = _seen(score[r], low, high, slope, first_key - query)
         if low == high:
             continue
@@ -151,15 +188,26 @@ def log_totals(peaks: Any, totals: Any, lse: Any) -> None:
 
 @inlined()
 def _score_gradient(
-    score: Any, dprob: Any, first_query: Any, first_key: Any, window: Any, slope: Any, lse: Any, delta: Any
+    score: Any,
+    dprob: Any,
+    first_query: Any,
+    first_key: Any,
+    window: Any,
+    slope: Any,
+    softcap: Any,
+    lse: Any,
+    delta: Any,
 ) -> None:
-    """Score = its probabilities p, dprob = p * (dprob - delta); both 0 where not seen."""
+    """Score = its probabilities p, dprob = p * (dprob - delta) [* the slope of the cap]; both 0 where not seen."""
     for r in range(score.shape[0]):
         query = first_query + r
         low, high = seen_keys(query, first_key, score.shape[1], window)
+        log_total, mean = np.float32(np.float64(lse[r]) * LOG2_E), delta[r]
+        if softcap is not None:
+            _cap_with_gradient(score[r, low:high], dprob[r, low:high], mean, softcap)
+            mean = _ZERO
         seen = _seen(score[r], low, high, slope, first_key - query)
         grad = _seen(dprob[r], low, high, _ZERO, 0)
-        log_total, mean = np.float32(np.float64(lse[r]) * LOG2_E), delta[r]
         for i in range(seen.size):
             p = power_of_two(seen[i] - log_total)
             seen[i] = p
@@ -207,6 +255,7 @@ def attend(
     first_query: Any,
     window: Any,
     slope: Any,
+    softcap: Any,
     keep: Any,
     state: Any,
     scores: Any,
@@ -225,7 +274,7 @@ def attend(
         top = max(0, low - first_query)
         score = _tile(scores, rows - top, high - low)
         multiply(sgemm, query[top:], keys_t[:, low:high], _ZERO, score)
-        _softmax(score, first_query + top, low, window, slope, peak[top:], total[top:], out[top:])
+        _softmax(score, first_query + top, low, window, slope, softcap, peak[top:], total[top:], out[top:])
         multiply(sgemm, score, values[low:high], keep, out[top:])
         keep = _ONE
         low = high
@@ -233,7 +282,16 @@ def attend(
 
 @inlined()
 def attend_backward(
-    sgemm: Any, rows_of: Any, keys_of: Any, first_query: Any, window: Any, slope: Any, keep: Any, sums: Any, tiles: Any
+    sgemm: Any,
+    rows_of: Any,
+    keys_of: Any,
+    first_query: Any,
+    window: Any,
+    slope: Any,
+    softcap: Any,
+    keep: Any,
+    sums: Any,
+    tiles: Any,
 ) -> None:
     """Add what a block of queries and the keys that it sees have in gradients to their sums.
 
@@ -253,7 +311,7 @@ def attend_backward(
         score, dscore = _tile(scores, rows - top, high - low), _tile(dscores, rows - top, high - low)
         multiply(sgemm, query[top:], keys_t[:, low:high], _ZERO, score)
         multiply(sgemm, dout[top:], values_t[:, low:high], _ZERO, dscore)
-        _score_gradient(score, dscore, first_query + top, low, window, slope, log_total[top:], mean[top:])
+        _score_gradient(score, dscore, first_query + top, low, window, slope, softcap, log_total[top:], mean[top:])
         multiply_transposed(sgemm, score, dout[top:], _ONE, dvalues[low:high])
         multiply_transposed(sgemm, dscore, query[top:], _ONE, dkeys[low:high])
         multiply(sgemm, dscore, keys[low:high], keep, dquery[top:])
@@ -267,11 +325,11 @@ def forward_head(
 ) -> None:
     """Attention of the `group` query heads of one sequence that share a head of keys and values.
 
-    `stored` are q, k, v, o; `mask` the scale, the window and ALiBi's slopes (0: none) by head; `buffers` those of
-    `fast_attention.forward_plan` for one thread.
+    `stored` are q, k, v, o; `mask` the scale, the window, ALiBi's slopes (0: none) by head, and log2(e) times the cap of scores or None;
+    `buffers` those of `fast_attention.forward_plan` for one thread.
     """
     q, k, v, o = stored
-    scale, window, slopes = mask
+    scale, window, slopes, softcap = mask
     keys_t, values, queries, outs, peaks, totals, scores = buffers
     seq_len, d = values.shape
     gather_transposed(k, first_row, kv_head * d, queries, keys_t)
@@ -286,7 +344,7 @@ def forward_head(
             gather(q, row, head * d, np.float32(scale * LOG2_E), query)
             peak[:] = NONE_SEEN
             total[:] = _ZERO
-            attend(sgemm, query, keys_t, values, start, window, slope, _ZERO, (out, peak, total), scores)
+            attend(sgemm, query, keys_t, values, start, window, slope, softcap, _ZERO, (out, peak, total), scores)
             log_totals(peak, total, lse[head, row : row + rows])
             _scatter_rows(out, total, o, row, head * d)
 
@@ -305,7 +363,7 @@ def backward_head(
 ) -> None:
     """Gradients of `forward_head`; `stored` are q, k, v, o, do, dq, dk, dv, `buffers` those of `backward_plan`."""
     q, k, v, o, do, dq, dk, dv = stored
-    scale, window, slopes = mask
+    scale, window, slopes, softcap = mask
     keys_t, keys, values_t, dkeys, dvalues, queries, douts, dqueries, scores, dscores = buffers
     seq_len, d = keys.shape
     gather(k, first_row, kv_head * d, _ONE, keys)
@@ -326,7 +384,7 @@ def backward_head(
             _row_dot(dout, o, row, head * d, mean)
             rows_of, keys_of = (query, dout, log_total, mean), (keys, keys_t, values_t)
             sums, tiles = (dquery, dkeys, dvalues), (scores, dscores)
-            attend_backward(sgemm, rows_of, keys_of, start, window, slope, _ZERO, sums, tiles)
+            attend_backward(sgemm, rows_of, keys_of, start, window, slope, softcap, _ZERO, sums, tiles)
             scatter(dquery, scale, dq, row, head * d)
     scatter(dkeys, np.float32(LN2), dk, first_row, kv_head * d)  # queries came with log2(e) in them
     scatter(dvalues, _ONE, dv, first_row, kv_head * d)

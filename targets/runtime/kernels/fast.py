@@ -29,7 +29,9 @@ from ratrain.targets.runtime.kernels.fast_head import (
     head_backward_plan,
     head_forward_plan,
 )
-from ratrain.targets.runtime.kernels.fast_numba import bits, flat
+from ratrain.targets.runtime.kernels.fast_mlp import FastMlp, gated_backward_plan
+from ratrain.targets.runtime.kernels.fast_norms import FastNorms, rmsnorm_backward_plan
+from ratrain.targets.runtime.kernels.fast_numba import bits, flat, multiplier
 from ratrain.targets.runtime.kernels.fast_scores import (
     FastScores,
     scores_backward_plan,
@@ -70,17 +72,6 @@ def _column_sum_plan(a: Array, out: Array, **_: object) -> Plan:
     return [Buffer((row_groups(len(a)), out.size)), Buffer(out.shape)]
 
 
-def _rmsnorm_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
-    """For each group of rows its part of dgamma, and a line; then the whole dgamma."""
-    groups = Buffer((row_groups(len(x)), gamma.size))
-    return [groups, groups, Buffer(gamma.shape)]
-
-
-def _swiglu_backward_plan(gate: Array, *, threads: int, **_: object) -> Plan:
-    lines = Buffer((threads, min(gate.size, fast_flat.BLOCK)))
-    return [lines, lines]
-
-
 def _embedding_backward_plan(tokens: I32, dy: Array, **_: object) -> Plan:
     return [Buffer(tokens.shape, np.int64), Buffer((dy.shape[1],))]
 
@@ -89,7 +80,7 @@ def _mean_plan(out: Array, *, threads: int, **_: object) -> Plan:
     return [Buffer((threads, min(out.size, BLOCK)))]
 
 
-class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastGpt, KernelSetBase):
+class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastNorms, FastMlp, FastGpt, KernelSetBase):
     """`KernelSet` on BLAS and numba."""
 
     name = "fast"
@@ -99,13 +90,15 @@ class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastGpt, Ke
         {
             "gemm": _gemm_plan,
             "column_sum": _column_sum_plan,
-            "rmsnorm_backward": _rmsnorm_backward_plan,
+            "rmsnorm_backward": rmsnorm_backward_plan,
+            "head_norm_backward": rmsnorm_backward_plan,
             "layernorm_backward": layernorm_backward_plan,
             "attention_forward": forward_plan,
             "attention_backward": backward_plan,
             "attention_partial_forward": block_forward_plan,
             "attention_partial_backward": block_backward_plan,
-            "swiglu_backward": _swiglu_backward_plan,
+            "swiglu_backward": gated_backward_plan,
+            "geglu_backward": gated_backward_plan,
             "embedding_backward": _embedding_backward_plan,
             "position_backward": position_backward_plan,
             "head_forward": head_forward_plan,
@@ -120,6 +113,7 @@ class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastGpt, Ke
         },
         never=(
             *("rmsnorm_forward", "layernorm_forward", "rope", "swiglu_forward", "gelu_forward", "gelu_backward"),
+            *("head_norm_forward", "geglu_forward", "relu2_forward", "relu2_backward", "scale"),
             *("embedding_forward", "position_forward", "attention_softmax_backward"),
             *("attention_partial_finish", "attention_delta"),
             *("zero", "cast", "add", "adamw", "all_finite"),
@@ -175,58 +169,6 @@ class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastGpt, Ke
         sum_groups(self.team, lambda group, rows: fast_rows.column_sum(stored[rows], sums[group]), len(a))
         store_sums(sums, total, out, accumulate)
 
-    def rmsnorm_forward(
-        self,
-        x: Array,
-        gamma: Array,
-        xn: Array,
-        rstd: F32,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        eps: float,
-    ) -> None:
-        """See `KERNELS["rmsnorm_forward"]`."""
-        source, scale, stored = bits(x), bits(gamma), bits(xn)
-        self.team.run(
-            lambda rows: fast_rows.rmsnorm_forward(source[rows], scale, stored[rows], rstd[rows], np.float32(eps)),
-            self.team.rows(x.shape),
-        )
-
-    def rmsnorm_backward(
-        self,
-        dxn: Array,
-        x: Array,
-        gamma: Array,
-        rstd: F32,
-        dx: Array,
-        dgamma: Array,
-        *,
-        scratch: Scratch,
-        residual: Array | None = None,
-        accumulate: bool,
-    ) -> None:
-        """See `KERNELS["rmsnorm_backward"]`."""
-        sums, lines, total = scratch.take_all(_rmsnorm_backward_plan(x, gamma))
-        grad, source, factor, stored = bits(dxn), bits(x), bits(gamma), bits(dx)
-        extra = stored if residual is None else bits(residual)
-
-        def group_of_rows(group: int, rows: slice) -> None:
-            fast_rows.rmsnorm_backward(
-                grad[rows],
-                source[rows],
-                factor,
-                rstd[rows],
-                stored[rows],
-                extra[rows],
-                residual is not None,
-                sums[group],
-                lines[group],
-            )
-
-        sums.fill(0)
-        sum_groups(self.team, group_of_rows, len(x))
-        store_sums(sums, total, dgamma, accumulate)
-
     def rope(
         self,
         x: Array,
@@ -238,40 +180,23 @@ class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastGpt, Ke
         theta: float,
         inverse: bool,
         first_position: int = 0,
+        rotary_dim: int | None = None,
+        interleaved: bool = False,
+        scaling: str = "",
     ) -> None:
         """See `KERNELS["rope"]`."""
-        cos, sin = self._rope_rows(slice(first_position, first_position + seq_len), head_dim, theta)
+        positions_of = slice(first_position, first_position + seq_len)
+        cos, sin = self._rope_rows(positions_of, rotary_dim or head_dim, theta, scaling)
+        rotate = fast_rows.rope_interleaved if interleaved else fast_rows.rope
         rows = bits(x).reshape(-1, seq_len, heads * head_dim)
         sign = np.float32(-1 if inverse else 1)
         # by positions, not by rows: each part takes its rows of the table in every sequence
 
         def part(positions: slice) -> None:
             for sequence in rows:
-                fast_rows.rope(sequence[positions], cos[positions], sin[positions], sign, heads)
+                rotate(sequence[positions], cos[positions], sin[positions], sign, heads)
 
         self.team.run(part, self.team.rows(rows.shape[1:]))
-
-    def swiglu_forward(self, gate: Array, up: Array, prod: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["swiglu_forward"]`."""
-        gates, ups, products = flat(gate), flat(up), flat(prod)
-        self.team.run(
-            lambda part: fast_rows.swiglu_forward(gates[part], ups[part], products[part]),
-            self.team.rows(products.shape),
-        )
-
-    def swiglu_backward(
-        self, gate: Array, up: Array, dprod: Array, dgate: Array, dup: Array, *, scratch: Scratch
-    ) -> None:
-        """See `KERNELS["swiglu_backward"]`."""
-        gate_lines, up_lines = scratch.take_all(_swiglu_backward_plan(gate, threads=self.team.threads))
-        arrays = [flat(x) for x in (gate, up, dprod, dgate, dup)]
-
-        def part(numbered: tuple[int, slice]) -> None:
-            number, elements = numbered
-            gates, ups, products, dgates, dups = (x[elements] for x in arrays)
-            fast_rows.swiglu_backward(gates, ups, products, dgates, dups, gate_lines[number], up_lines[number])
-
-        self.team.run(part, list(enumerate(self.team.rows(arrays[0].shape))))
 
     def embedding_forward(
         self,
@@ -280,12 +205,15 @@ class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastGpt, Ke
         y: Array,
         *,
         scratch: Scratch,  # noqa: ARG002
+        scale: float = 1.0,
     ) -> None:
         """See `KERNELS["embedding_forward"]`."""
         check_indices(tokens, table.shape[0])
-        fast_rows.embedding_forward(tokens, bits(table), bits(y))
+        fast_rows.embedding_forward(tokens, bits(table), bits(y), multiplier(scale))
 
-    def embedding_backward(self, tokens: I32, dy: Array, dtable: Array, *, scratch: Scratch, accumulate: bool) -> None:
+    def embedding_backward(
+        self, tokens: I32, dy: Array, dtable: Array, *, scratch: Scratch, accumulate: bool, scale: float = 1.0
+    ) -> None:
         """See `KERNELS["embedding_backward"]`."""
         check_indices(tokens, dtable.shape[0])
         if not accumulate:
@@ -293,7 +221,7 @@ class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastGpt, Ke
         keys, acc = scratch.take_all(_embedding_backward_plan(tokens, dy))
         token_keys(tokens, keys)
         acc.fill(0)
-        fast_rows.embedding_backward(keys, bits(dy), bits(dtable), acc)
+        fast_rows.embedding_backward(keys, bits(dy), bits(dtable), acc, multiplier(scale))
 
     def adamw(
         self,
@@ -377,14 +305,26 @@ class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastGpt, Ke
         """See `KERNELS["zero"]`."""
         a.fill(0)
 
-    def add(self, a: Array, b: Array, out: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
+    def add(self, a: Array, b: Array, out: Array, *, scratch: Scratch, scale: float = 1.0) -> None:  # noqa: ARG002
         """See `KERNELS["add"]`."""
-        into_a, into_b = np.may_share_memory(a, out), np.may_share_memory(b, out)
+        into_a, into_b, factor = np.may_share_memory(a, out), np.may_share_memory(b, out), multiplier(scale)
         if into_a and into_b:
-            fast_flat.double(flat(out))
+            fast_flat.add_itself(flat(out), factor)
         elif into_a:
-            fast_flat.add_into(flat(out), flat(b))
+            fast_flat.add_into(flat(out), None, flat(b), factor)
         elif into_b:
-            fast_flat.add_into(flat(out), flat(a))
+            fast_flat.add_into(flat(out), factor, flat(a), None)
         else:
-            fast_flat.add(flat(a), flat(b), flat(out))
+            fast_flat.add(flat(a), flat(b), factor, flat(out))
+
+    def scale(self, a: Array, out: Array, *, scratch: Scratch, scale: float) -> None:  # noqa: ARG002
+        """See `KERNELS["scale"]`."""
+        source, stored, factor, into_a = flat(a), flat(out), np.float32(scale), np.may_share_memory(a, out)
+
+        def part(elements: slice) -> None:
+            if into_a:
+                fast_flat.scale_itself(stored[elements], factor)
+            else:
+                fast_flat.scale(source[elements], stored[elements], factor)
+
+        self.team.run(part, self.team.rows(stored.shape))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ratrain.targets.runtime.kernels import openblas
-from ratrain.targets.runtime.kernels.attention_loops import KEYS, QUERIES, backward_head, forward_head
+from ratrain.targets.runtime.kernels.attention_loops import KEYS, LOG2_E, QUERIES, backward_head, forward_head
 from ratrain.targets.runtime.kernels.fast_numba import bits
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
 from ratrain.targets.runtime.kernels.shared import alibi_slopes
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.team import Team
 
 
-def mask_of(spec: AttentionBlockSpec) -> tuple[np.float32, int, F32]:
-    """What scores are multiplied with, the window, and by head what keys further back lose; 0: nothing."""
+def mask_of(spec: AttentionBlockSpec) -> tuple[np.float32, int, F32, np.float32 | None]:
+    """What scores are multiplied with, the window, by head what keys further back lose (0: nothing), and log2(e) times the cap of scores."""
     slopes = np.array(alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads, np.float32)
     window = spec.first_query + spec.queries if spec.window is None else spec.window
-    return np.float32(spec.multiplier), window, slopes
+    softcap = None if spec.softcap is None else np.float32(spec.softcap * LOG2_E)
+    return np.float32(spec.multiplier), window, slopes, softcap
 
 
 def block_buffers(spec: AttentionBlockSpec) -> tuple[Buffer, Buffer, Buffer, Buffer, Buffer]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ratrain.targets.runtime.kernels.fast_numba import bits_of_float, exact, load, narrow
+from ratrain.targets.runtime.kernels.fast_numba import bits_of_float, exact, load, narrow, times
 
 BLOCK = 4096
 """Elements that pass through several loops while they stay in the first-level cache."""
@@ -23,25 +23,39 @@ def cast(src: Any, dst: Any) -> None:
 
 
 @exact()
-def add(a: Any, b: Any, out: Any) -> None:
-    """Out = a + b, for an `out` that overlaps neither."""
+def add(a: Any, b: Any, scale: Any, out: Any) -> None:
+    """Out = a + scale * b, for an `out` that overlaps neither."""
     for i in range(out.size):
-        out[i] = narrow(load(a[i]) + load(b[i]), out.dtype)
+        out[i] = narrow(load(a[i]) + times(load(b[i]), scale), out.dtype)
 
 
 @exact()
-def add_into(out: Any, b: Any) -> None:
-    """Out += b; its own loop, as an array that is read and written under two names is not vectorised."""
+def add_into(out: Any, kept: Any, b: Any, scale: Any) -> None:
+    """Out = kept * out + scale * b; its own loop, as an array that is read and written under two names is not vectorised."""
     for i in range(out.size):
-        out[i] = narrow(load(out[i]) + load(b[i]), out.dtype)
+        out[i] = narrow(times(load(out[i]), kept) + times(load(b[i]), scale), out.dtype)
 
 
 @exact()
-def double(out: Any) -> None:
-    """Out += out."""
+def add_itself(out: Any, scale: Any) -> None:
+    """Out += scale * out."""
     for i in range(out.size):
         value = load(out[i])
-        out[i] = narrow(value + value, out.dtype)
+        out[i] = narrow(value + times(value, scale), out.dtype)
+
+
+@exact()
+def scale(a: Any, out: Any, factor: Any) -> None:
+    """Out = factor * a, for an `out` that does not overlap a."""
+    for i in range(out.size):
+        out[i] = narrow(load(a[i]) * factor, out.dtype)
+
+
+@exact()
+def scale_itself(out: Any, factor: Any) -> None:
+    """Out *= factor."""
+    for i in range(out.size):
+        out[i] = narrow(load(out[i]) * factor, out.dtype)
 
 
 @exact()

@@ -1,14 +1,13 @@
-"""What GPT-2 has in place of RMSNorm, SwiGLU and rotation, in fused numba loops: layer norm, GELU, learned positions."""
+"""What GPT-2 has in place of RMSNorm and rotation, in fused numba loops: layer norm, learned positions."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ratrain.targets.runtime.kernels.fast_flat import add_into
-from ratrain.targets.runtime.kernels.fast_numba import bits, exact, exp32, flat, inlined, load, narrow, reducing
+from ratrain.targets.runtime.kernels.fast_numba import bits, exact, flat, load, narrow, reducing
 from ratrain.targets.runtime.kernels.row_sums import row_groups, store_sums, sum_groups
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
 
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.team import Team
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
-_SLOPE, _CUBE, _THREE_CUBES = np.float32(math.sqrt(8 / math.pi)), np.float32(0.044715), np.float32(3 * 0.044715)
-"""Of GELU: (1 + tanh(z)) / 2 is the sigmoid of 2 z = _SLOPE * (up + _CUBE * up^3)."""
 
 
 @reducing()
@@ -81,30 +78,6 @@ def _layernorm_backward(
             out[i] = narrow(line[i], out.dtype)
 
 
-@inlined()
-def _gate(u: Any) -> Any:
-    """(1 + tanh(z)) / 2 of GELU at u."""
-    return _ONE / (_ONE + exp32(-(_SLOPE * (u + _CUBE * u * u * u))))
-
-
-@exact()
-def _gelu_forward(up: Any, act: Any) -> None:
-    """Act = gelu(up), of flat arrays."""
-    for i in range(act.size):
-        u = load(up[i])
-        act[i] = narrow(u * _gate(u), act.dtype)
-
-
-@exact()
-def _gelu_backward(up: Any, dact: Any, dup: Any) -> None:
-    """Dup = dact * gelu'(up), of flat arrays."""
-    for i in range(dup.size):
-        u = load(up[i])
-        gate = _gate(u)
-        slope = _SLOPE * (_ONE + _THREE_CUBES * u * u)
-        dup[i] = narrow(load(dact[i]) * (gate + u * gate * (_ONE - gate) * slope), dup.dtype)
-
-
 @exact()
 def _position_backward(dy: Any, dpositions: Any, first: Any, last: Any, line: Any, accumulate: Any) -> None:
     """dpositions[p] = [dpositions[p] +] the sum of dy[:, p], for positions first to last."""
@@ -135,7 +108,7 @@ def position_backward_plan(dy: Array, *, threads: int, **_: object) -> Plan:
 
 
 class FastGpt:
-    """The kernels of `Fast` that GPT-2 alone needs."""
+    """The kernels of `Fast` that layer norms and learned positions need."""
 
     team: Team
 
@@ -200,16 +173,6 @@ class FastGpt:
         store_sums(gamma_sums, total, dgamma, accumulate)
         store_sums(beta_sums, total, dbeta, accumulate)
 
-    def gelu_forward(self, up: Array, act: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["gelu_forward"]`."""
-        ups, acts = flat(up), flat(act)
-        self.team.run(lambda part: _gelu_forward(ups[part], acts[part]), self.team.rows(acts.shape))
-
-    def gelu_backward(self, up: Array, dact: Array, dup: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["gelu_backward"]`."""
-        ups, dacts, dups = flat(up), flat(dact), flat(dup)
-        self.team.run(lambda part: _gelu_backward(ups[part], dacts[part], dups[part]), self.team.rows(dups.shape))
-
     def position_forward(
         self,
         positions: Array,
@@ -224,7 +187,7 @@ class FastGpt:
 
         def part(rows: slice) -> None:
             for sequence in sequences:
-                add_into(flat(sequence[rows]), flat(table[rows]))
+                add_into(flat(sequence[rows]), None, flat(table[rows]), None)
 
         self.team.run(part, self.team.rows(sequences.shape[1:]))
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ratrain.targets.runtime.kernels.blas import share_product
 from ratrain.targets.runtime.kernels.fast_flat import cast
+from ratrain.targets.runtime.kernels.fast_logits import LogitShape
 from ratrain.targets.runtime.kernels.fast_numba import bits, exact, exp32, flat, load, maximum, reducing
 from ratrain.targets.runtime.kernels.fast_rows import store_product
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
@@ -231,10 +232,19 @@ def _chunks(xn: Array, logits: F32) -> Iterator[slice]:
 class _Products:
     """What a backward needs for the gradients of all its chunks of rows."""
 
-    def __init__(self, team: Team, table: Array, lse: F32, factor: np.float32, buffers: dict[str, Array]) -> None:
+    def __init__(
+        self,
+        team: Team,
+        table: Array,
+        lse: F32,
+        factor: np.float32,
+        shape: LogitShape | None,
+        buffers: dict[str, Array],
+    ) -> None:
         self._team = team
         self._lse = lse
         self._factor = factor
+        self._shape = shape
         self._buffers = buffers
         self._inverse = buffers.get("inverse")
         if self._inverse is not None:
@@ -268,19 +278,24 @@ class _Products:
                 share_product(team, x, weight.T, dlogit)
                 if normalise:
                     _scale_columns(dlogits, len(x), columns.start, norms)
-            gradient = partial(
-                _part_of_gradient,
-                dlogits,
-                columns.start,
-                labels[rows],
-                self._lse[rows],
-                self._factor,
-                norms,
-                pull,
-                normalise,
-            )
-            # with `normalise` the rows add to `pull` together
-            team.run(gradient, [slice(0, len(x))] if normalise else team.rows(dlogit.shape))
+                if self._shape is not None:
+                    self._shape.apply(team, dlogits[: len(x)], columns)
+            if self._shape is None:
+                gradient = partial(
+                    _part_of_gradient,
+                    dlogits,
+                    columns.start,
+                    labels[rows],
+                    self._lse[rows],
+                    self._factor,
+                    norms,
+                    pull,
+                    normalise,
+                )
+                # with `normalise` the rows add to `pull` together
+                team.run(gradient, [slice(0, len(x))] if normalise else team.rows(dlogit.shape))
+            else:
+                self._shape.gradient(team, dlogits[: len(x)], columns, labels[rows], self._lse[rows], self._factor)
             share_product(team, dlogit, weight, dx_block if columns.start else dx)
             if columns.start:
                 dx += dx_block
@@ -313,6 +328,8 @@ class FastHead:
         scratch: Scratch,
         normalise: bool,
         accumulate: bool,
+        scale_of_logits: float = 1.0,
+        softcap: float | None = None,
     ) -> None:
         """See `KERNELS["head_forward"]`."""
         check_indices(labels, table.shape[0])
@@ -320,7 +337,7 @@ class FastHead:
         inverse = buffers.get("inverse")
         if inverse is not None:
             _inverse_norms(bits(table), inverse)
-        weights = _Table(self.team, table, buffers.get("weight"))
+        weights, shape = _Table(self.team, table, buffers.get("weight")), LogitShape.of(scale_of_logits, softcap)
         if not accumulate:
             loss[0] = 0
         for rows in _chunks(xn, logits):
@@ -330,6 +347,8 @@ class FastHead:
                 share_product(self.team, x, weights.load(columns).T, chunk[:, columns])
                 if inverse is not None:
                     _scale_columns(chunk, len(x), columns.start, inverse[columns])
+                if shape is not None:
+                    shape.apply(self.team, chunk, columns)
             sums = lse[rows]
             self.team.run(partial(_part_of_lse, chunk, sums), self.team.rows(chunk.shape))
             _add_loss(chunk, labels[rows], sums, loss)
@@ -349,11 +368,14 @@ class FastHead:
         denominator: float,
         normalise: bool,
         accumulate: bool,
+        scale_of_logits: float = 1.0,
+        softcap: float | None = None,
     ) -> None:
         """See `KERNELS["head_backward"]`."""
         check_indices(labels, table.shape[0])
         buffers = _take(scratch, _backward_plan(xn, table, logits, normalise))
-        products = _Products(self.team, table, lse, np.float32(float(scale[0]) / denominator), buffers)
+        factor, shape = np.float32(float(scale[0]) / denominator), LogitShape.of(scale_of_logits, softcap)
+        products = _Products(self.team, table, lse, factor, shape, buffers)
         for rows in _chunks(xn, logits):
             chunk = logits[: rows.stop - rows.start]
             products.backward(xn, labels, rows, None, chunk, dxn, dtable, accumulate or rows.start > 0)
@@ -374,9 +396,12 @@ class FastHead:
         denominator: float,
         normalise: bool,
         accumulate: bool,
+        scale_of_logits: float = 1.0,
+        softcap: float | None = None,
     ) -> None:
         """See `KERNELS["head_backward_from_logits"]`."""
         check_indices(labels, table.shape[0])
         buffers = _take(scratch, _backward_plan(xn, table, logits, normalise))
-        products = _Products(self.team, table, lse, np.float32(float(scale[0]) / denominator), buffers)
+        factor, shape = np.float32(float(scale[0]) / denominator), LogitShape.of(scale_of_logits, softcap)
+        products = _Products(self.team, table, lse, factor, shape, buffers)
         products.backward(xn, labels, slice(0, len(xn)), logits, dlogits, dxn, dtable, accumulate)

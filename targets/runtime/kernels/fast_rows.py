@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ratrain.targets.runtime.kernels.fast_numba import exact, exp32, load, narrow, reducing
+from ratrain.targets.runtime.kernels.fast_numba import exact, exp32, inlined, load, narrow, reducing, times
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
@@ -41,9 +41,17 @@ def column_sum(a: Any, acc: Any) -> None:
             acc[i] += load(row[i])
 
 
+@inlined()
+def _weight(gamma: Any, offset: Any) -> Any:
+    """What a norm multiplies an element by; loops are compiled apart for an `offset` of None."""
+    if offset is None:
+        return load(gamma)
+    return load(gamma) + offset
+
+
 @reducing()
-def rmsnorm_forward(x: Any, gamma: Any, xn: Any, rstd: Any, eps: Any) -> None:
-    """Xn = x * rstd * gamma."""
+def rmsnorm_forward(x: Any, gamma: Any, offset: Any, xn: Any, rstd: Any, eps: Any) -> None:
+    """Xn = x * rstd * (gamma [+ offset])."""
     width = np.float32(x.shape[1])
     for t in range(x.shape[0]):
         row, out = x[t], xn[t]
@@ -54,12 +62,21 @@ def rmsnorm_forward(x: Any, gamma: Any, xn: Any, rstd: Any, eps: Any) -> None:
         scale = _ONE / np.sqrt(total / width + eps)
         rstd[t] = scale
         for i in range(row.size):
-            out[i] = narrow(load(row[i]) * scale * load(gamma[i]), out.dtype)
+            out[i] = narrow(load(row[i]) * scale * _weight(gamma[i], offset), out.dtype)
 
 
 @reducing()
 def rmsnorm_backward(
-    dxn: Any, x: Any, gamma: Any, rstd: Any, dx: Any, residual: Any, has_residual: Any, acc: Any, line: Any
+    dxn: Any,
+    x: Any,
+    gamma: Any,
+    offset: Any,
+    rstd: Any,
+    dx: Any,
+    residual: Any,
+    has_residual: Any,
+    acc: Any,
+    line: Any,
 ) -> None:
     """dx, and acc += dgamma. A row of dx is built in `line` first, so that dx may be dxn or the residual."""
     width = np.float32(x.shape[1])
@@ -69,10 +86,10 @@ def rmsnorm_backward(
         for i in range(row.size):
             product = load(grad[i]) * (load(row[i]) * scale)
             acc[i] += product
-            dot += product * load(gamma[i])
+            dot += product * _weight(gamma[i], offset)
         mean = dot / width
         for i in range(row.size):
-            line[i] = scale * (load(grad[i]) * load(gamma[i]) - load(row[i]) * scale * mean)
+            line[i] = scale * (load(grad[i]) * _weight(gamma[i], offset) - load(row[i]) * scale * mean)
         if has_residual:
             extra = residual[t]
             for i in range(row.size):
@@ -83,13 +100,13 @@ def rmsnorm_backward(
 
 @exact()
 def rope(x: Any, cos: Any, sin: Any, sign: Any, heads: Any) -> None:
-    """Rotate the two halves of each head against each other."""
-    half = cos.shape[1]
+    """Rotate the two halves of what turns of each head, its first elements, against each other."""
+    half, width = cos.shape[1], x.shape[1] // heads
     for t in range(x.shape[0]):
         row, position = x[t], t % cos.shape[0]
         c, s = cos[position], sin[position]
         for head in range(heads):
-            start = head * 2 * half
+            start = head * width
             low, high = row[start : start + half], row[start + half : start + 2 * half]
             for i in range(half):
                 a, b, turn = load(low[i]), load(high[i]), sign * s[i]
@@ -98,11 +115,33 @@ def rope(x: Any, cos: Any, sin: Any, sign: Any, heads: Any) -> None:
 
 
 @exact()
+def rope_interleaved(x: Any, cos: Any, sin: Any, sign: Any, heads: Any) -> None:
+    """Rotate each two neighbours among what turns of each head against each other."""
+    half, width = cos.shape[1], x.shape[1] // heads
+    for t in range(x.shape[0]):
+        row, position = x[t], t % cos.shape[0]
+        c, s = cos[position], sin[position]
+        for head in range(heads):
+            pairs = row[head * width : head * width + 2 * half]
+            for i in range(half):
+                a, b, turn = load(pairs[2 * i]), load(pairs[2 * i + 1]), sign * s[i]
+                pairs[2 * i] = narrow(a * c[i] - b * turn, row.dtype)
+                pairs[2 * i + 1] = narrow(b * c[i] + a * turn, row.dtype)
+
+
+@exact()
 def swiglu_forward(gate: Any, up: Any, prod: Any) -> None:
     """Prod = silu(gate) * up, of flat arrays."""
     for i in range(prod.size):
         g = load(gate[i])
         prod[i] = narrow(g / (_ONE + exp32(-g)) * load(up[i]), prod.dtype)
+
+
+@inlined()
+def store_line(line: Any, out: Any) -> None:
+    """Out = the begin of a line, rounded."""
+    for i in range(out.size):
+        out[i] = narrow(line[i], out.dtype)
 
 
 @exact()
@@ -116,25 +155,22 @@ def swiglu_backward(gate: Any, up: Any, dprod: Any, dgate: Any, dup: Any, gate_l
             sigmoid = _ONE / (_ONE + exp32(-g))
             gate_line[i] = d * load(ups[i]) * sigmoid * (_ONE + g * (_ONE - sigmoid))
             up_line[i] = d * g * sigmoid
-        gate_out, up_out = dgate[start:stop], dup[start:stop]
-        for i in range(stop - start):
-            gate_out[i] = narrow(gate_line[i], gate_out.dtype)
-        for i in range(stop - start):
-            up_out[i] = narrow(up_line[i], up_out.dtype)
+        store_line(gate_line, dgate[start:stop])
+        store_line(up_line, dup[start:stop])
 
 
 @exact()
-def embedding_forward(tokens: Any, table: Any, y: Any) -> None:
-    """y[t] = table[tokens[t]]."""
+def embedding_forward(tokens: Any, table: Any, y: Any, scale: Any) -> None:
+    """y[t] = scale * table[tokens[t]]."""
     for t in range(tokens.size):
         row, out = table[tokens[t]], y[t]
         for i in range(out.size):
-            out[i] = narrow(load(row[i]), out.dtype)
+            out[i] = narrow(times(load(row[i]), scale), out.dtype)
 
 
 @exact()
-def embedding_backward(keys: Any, dy: Any, dtable: Any, acc: Any) -> None:
-    """Add the rows of dy by `keys`, token << 32 | t, ascending."""
+def embedding_backward(keys: Any, dy: Any, dtable: Any, acc: Any, scale: Any) -> None:
+    """Add scale times the rows of dy by `keys`, token << 32 | t, ascending."""
     for n in range(keys.size):
         token = keys[n] >> 32
         row = dy[keys[n] & 0xFFFFFFFF]
@@ -143,6 +179,6 @@ def embedding_backward(keys: Any, dy: Any, dtable: Any, acc: Any) -> None:
         if n + 1 == keys.size or keys[n + 1] >> 32 != token:
             out = dtable[token]
             for i in range(acc.size):
-                out[i] = narrow(load(out[i]) + acc[i], out.dtype)
+                out[i] = narrow(load(out[i]) + times(acc[i], scale), out.dtype)
             for i in range(acc.size):
                 acc[i] = _ZERO

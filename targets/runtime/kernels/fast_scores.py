@@ -64,7 +64,7 @@ class FastScores:
         self, q: Array, k: Array, scores: Array, *, scratch: Scratch, spec: AttentionSpec
     ) -> None:
         """See `KERNELS["attention_scores_forward"]`."""
-        arrays, (scale, _, _) = stored(q, k, scores), mask_of(spec.block)
+        arrays, (scale, _, _, _) = stored(q, k, scores), mask_of(spec.block)
 
         def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
             score_loops.scores_forward(
@@ -84,7 +84,7 @@ class FastScores:
     def attention_softmax_forward(self, scores: Array, probs: Array, *, scratch: Scratch, spec: AttentionSpec) -> None:
         """See `KERNELS["attention_softmax_forward"]`."""
         (lines,) = scratch.take_all(softmax_forward_plan(spec, threads=self.team.threads))
-        arrays, (_, window, slopes), tokens = stored(scores, probs), mask_of(spec.block), spec.batch * spec.seq_len
+        arrays, (_, window, slopes, _), tokens = stored(scores, probs), mask_of(spec.block), spec.batch * spec.seq_len
 
         def rows_of(thread: int, rows: slice) -> None:
             score_loops.softmax_forward(arrays, rows.start, rows.stop, tokens, window, slopes, lines[thread])
@@ -131,7 +131,11 @@ class FastScores:
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_softmax_backward"]`."""
-        arrays, (_, window, _), tokens = stored(probs, dprobs, dscores), mask_of(spec.block), spec.batch * spec.seq_len
+        arrays, (_, window, _, _), tokens = (
+            stored(probs, dprobs, dscores),
+            mask_of(spec.block),
+            spec.batch * spec.seq_len,
+        )
 
         def rows_of(_thread: int, rows: slice) -> None:
             score_loops.softmax_backward(arrays, rows.start, rows.stop, tokens, window)
@@ -150,7 +154,7 @@ class FastScores:
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_scores_backward"]`."""
-        arrays, (scale, _, _) = stored(q, k, dscores, dq, dk), mask_of(spec.block)
+        arrays, (scale, _, _, _) = stored(q, k, dscores, dq, dk), mask_of(spec.block)
 
         def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
             score_loops.scores_backward(

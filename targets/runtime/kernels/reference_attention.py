@@ -59,13 +59,18 @@ class Block:
         """The tiles with a key that one of `queries` sees, ascending."""
         return (keys for keys in tiles(self.spec.keys) if self.sees(queries, keys))
 
-    def scores(self, q: Array, k: Array, head: int, queries: slice, keys: slice) -> F32:
-        """Scaled, biased and masked scores of a tile; a key that is not seen has minus infinity."""
+    def capped(self, q: Array, k: Array, head: int, queries: slice, keys: slice) -> F32:
+        """Scaled and capped scores of a tile, of all its keys."""
         spec = self.spec
         query, key = f32(self.of_queries(q, head, queries)), f32(self.of_keys(k, head // spec.group, keys))
         score: F32 = np.matmul(query * self.scale, key.T)
         if spec.softcap is not None:
             score = np.float32(spec.softcap) * np.tanh(score / np.float32(spec.softcap))
+        return score
+
+    def scores(self, q: Array, k: Array, head: int, queries: slice, keys: slice) -> F32:
+        """Scaled, capped, biased and masked scores of a tile; a key that is not seen has minus infinity."""
+        spec, score = self.spec, self.capped(q, k, head, queries, keys)
         i = np.arange(queries.start, queries.stop, dtype=np.int32)[:, None] + np.int32(spec.first_query)
         j = np.arange(keys.start, keys.stop, dtype=np.int32)[None, :] + np.int32(spec.first_key)
         if spec.alibi:
@@ -129,7 +134,7 @@ class BlockGradients:
         dprob = f32(block.of_queries(self.do, head, queries)) @ values.T
         dscore = prob * (dprob - self.delta[head, rows, None])
         if block.spec.softcap is not None:
-            share = np.where(np.isneginf(score), np.float32(0), score / np.float32(block.spec.softcap))
+            share = block.capped(self.q, self.k, head, queries, keys) / np.float32(block.spec.softcap)
             dscore *= np.float32(1) - np.square(share)
         return prob, dscore
 
