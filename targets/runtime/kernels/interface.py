@@ -78,7 +78,7 @@ class KernelSet(Protocol):
     def cast(self, src: Array, dst: Array, *, scratch: Scratch) -> None:
         """Set dst = src."""
 
-    def add(self, a: Array, b: Array, out: Array, *, scratch: Scratch) -> None:
+    def add(self, a: Array, b: Array, out: Array, *, scratch: Scratch, scale: float = 1.0) -> None:
         """Set out = a + b."""
 
 
