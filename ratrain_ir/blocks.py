@@ -300,7 +300,9 @@ def half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, 
     """The names of the slots of a block that a half of its split backward reads: `read` is one of the tables above."""
     names = [slot.name for slot in saved_slots(model, plan, block)]
     if read is INPUT_HALF_SLOTS and plan.attention != "fused" and "o" in names:
-        names.remove("o")  # whole probabilities give the mean of their gradient; fused attention takes it from its output
+        names.remove(
+            "o"
+        )  # whole probabilities give the mean of their gradient; fused attention takes it from its output
     return tuple(name for name in names if name in read[block.kind])
 
 

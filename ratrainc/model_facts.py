@@ -139,25 +139,73 @@ def _counted_blocks(model: ModelConfig) -> Iterator[tuple[Block, int]]:
 
 
 def _unusual(model: ModelConfig) -> Iterator[str]:
-    if model.is_gpt2:
-        yield "GPT-2's blocks: layer norms, biases everywhere, an MLP of two matrices with GELU"
+    yield from _unusual_positions(model)
+    yield from _unusual_attention(model)
+    yield from _unusual_blocks(model)
+    if model.tied_embeddings:
+        yield "embedding and head are one matrix: both ends of a pipeline hold it"
+    if model.normalised_head:
+        yield "the head's rows are scaled to unit length"
+    if model.logit_softcap is not None:
+        yield f"logits are capped at {model.logit_softcap:g}"
+    scales = {"embeddings": model.embedding_scale, "what blocks add": model.residual_scale, "logits": model.logit_scale}
+    for what, scale in scales.items():
+        if scale != 1:
+            yield f"{what} {'are' if what != 'what blocks add' else 'is'} multiplied by {scale:.6g}"
+    if model.initializer_range != INITIALIZER_RANGE:
+        yield f"initial matrices have a deviation of {model.initializer_range:g}, not {INITIALIZER_RANGE:g}"
+
+
+def _unusual_positions(model: ModelConfig) -> Iterator[str]:
     if model.position == "alibi":
         yield "ALiBi: attention scores fall with distance, no position is embedded"
     if model.position == "learned":
         yield f"learned positions: sequences of {model.learned_positions:,} tokens at most"
-    if model.position == "rope" and model.rope_theta != ROPE_THETA:
+    if model.position != "rope":
+        return
+    if model.rope_theta != ROPE_THETA:
         yield f"the rotary base is {model.rope_theta:,.10g}, not {ROPE_THETA:,.10g}"
+    if model.local_rope_theta not in (None, model.rope_theta):
+        yield f"in layers with a window the rotary base is {model.local_rope_theta:,.10g}"
+    if model.rope_scaling:
+        yield f"rotary frequencies are scaled: {model.rope_scaling}"
+    if model.rotary_dim not in (None, model.head_dim):
+        yield f"{model.rotary_dim} of the {model.head_dim} elements of a head are rotated"
+    if model.rope_interleaved:
+        yield "neighbouring elements are rotated"
+    if "n" in model.layer_kinds:
+        yield f"{model.layer_kinds.count('n')} of {model.layers} layers are not rotated"
+
+
+def _unusual_attention(model: ModelConfig) -> Iterator[str]:
     if model.kv_heads != model.heads:
         yield f"grouped queries: {model.heads} heads share {model.kv_heads} of keys and values"
     if model.q_size != model.hidden_size:
         yield f"heads of {model.head_dim}: queries are {model.q_size:,} wide, the model {model.hidden_size:,}"
     if model.sliding_window is not None:
-        yield f"a sliding window: a token sees {model.sliding_window:,} tokens"
-    if model.qkv_bias and not model.is_gpt2:
-        yield "biases of queries, keys and values"
-    if model.tied_embeddings:
-        yield "embedding and head are one matrix: both ends of a pipeline hold it"
-    if model.normalised_head:
-        yield "the head's rows are scaled to unit length"
-    if model.initializer_range != INITIALIZER_RANGE:
-        yield f"initial matrices have a deviation of {model.initializer_range:g}, not {INITIALIZER_RANGE:g}"
+        windowed = model.layer_kinds.count("w")
+        where = f" in {windowed} of {model.layers} layers" if windowed else ""
+        yield f"a sliding window: a token sees {model.sliding_window:,} tokens{where}"
+    if model.qk_norm != "none":
+        yield f"queries and keys are normed, {'each head' if model.qk_norm == 'head' else 'whole'}"
+    if model.attention_scale is not None:
+        yield f"scores are multiplied by {model.attention_scale:.6g}, not 1 / sqrt({model.head_dim})"
+    if model.attention_softcap is not None:
+        yield f"scores are capped at {model.attention_softcap:g}"
+
+
+def _unusual_blocks(model: ModelConfig) -> Iterator[str]:
+    if model.has_layer_norm:
+        yield "layer norms with biases"
+    if model.norm_placement != "pre":
+        where = {"post": "after what a block computes, not before", "both": "before and after what a block computes"}
+        yield f"norms stand {where[model.norm_placement]}"
+    if model.norm_unit_offset:
+        yield "norms multiply by 1 + weight"
+    biased = {"queries, keys and values": model.qkv_bias, "attention's output": model.o_bias, "the MLP": model.mlp_bias}
+    if any(biased.values()):
+        yield f"biases of {', '.join(what for what, has in biased.items() if has)}"
+    if not model.gated_mlp:
+        yield "an MLP of two matrices, without a gate"
+    if model.activation != "silu":
+        yield f"the activation is {model.activation}"

@@ -37,7 +37,7 @@ def command(model: str, seq_len: int | None, as_json: bool) -> int:
     is not supported, which of its keys are the reason (exit code 1).
     """
     from ratrain.ratrain_ir.diagnostics import DiagnosticError
-    from ratrain.ratrain_ir.frontend.model_config import load_model
+    from ratrain.ratrain_ir.frontend.model_files import load_model
     from ratrain.ratrainc.console import print_json
     from ratrain.ratrainc.model_facts import model_facts, show_model
 

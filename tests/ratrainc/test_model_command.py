@@ -11,7 +11,8 @@ from attrs import evolve
 
 from ratrain.passes.recovery.rewriting import CHOICES, rewritten, same_for_all
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig, load_model, preset_names
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_files import load_model, preset_names
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import BlockOp, Forward
 from ratrain.ratrain_ir.types import aligned

@@ -75,7 +75,9 @@ class Tiled(Fast):
             text = f"there are no tile schedules for '{kernel}': slices of a sequence are not computed by tiles"
             fail("RT093", text, help="plan without slices, or run it with --kernels fast")
         if kernel in PARTS and getattr(arguments.get("spec"), "softcap", None) is not None:
-            text = f"there are no tile schedules for '{kernel}' with a soft cap: capped scores are not computed by tiles"
+            text = (
+                f"there are no tile schedules for '{kernel}' with a soft cap: capped scores are not computed by tiles"
+            )
             fail("RT093", text, help="run it with --kernels fast")
         if kernel in PARTS:
             if not self.tiles:
