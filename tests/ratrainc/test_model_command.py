@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from attrs import evolve
 
 from ratrain.passes.recovery.rewriting import CHOICES, rewritten, same_for_all
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.model_files import load_model, preset_names
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import BlockOp, Forward
@@ -20,6 +19,9 @@ from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.model_facts import model_facts, summary
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 from tests.end_to_end.toys import GPT2
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 
 BAICHUAN = evolve(MODEL, family="baichuan", kv_heads=4, packed_qkv=True)
 PUBLISHED = {"llama-2-7b": 6_738_415_616, "gpt2": 124_439_808, "qwen2.5-0.5b": 494_032_768}
