@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from ratrain.ratrain_ir.blocks import block_chain
 from ratrain.ratrain_ir.frontend.model_files import load_model
+from ratrain.ratrainc.weight_export import export_weights
 from ratrain.targets.runtime.data import Batches
 from ratrain.targets.runtime.weights import named_parameters_of, stored_layout
-from tests.end_to_end.tiny_runs import make_program, make_stream, start, state
+from tests.end_to_end.tiny_runs import make_program, make_stream, start, state, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +32,7 @@ pytestmark = [
 
 SEQ_LEN = 20
 BETA1 = 0.9
-LOSS, GRADIENT = 2e-6, 3e-5
+LOSS, HELD_OUT, GRADIENT = 2e-6, 1e-6, 3e-5
 """Of the loss; of the largest element of a gradient: sums of some thousand products in f32."""
 
 SIZES: dict[str, Any] = {
@@ -143,8 +145,6 @@ def program_of(model: ModelConfig, **keys: Any) -> Program:
 
 def gradients(run: TrainingRun, model: ModelConfig) -> dict[str, npt.NDArray[np.float32]]:
     """Those of the first step, from the first moments it left; tied tables as one, by their names in the family's files."""
-    from ratrain.ratrain_ir.blocks import block_chain
-
     found: dict[str, npt.NDArray[np.float32]] = {}
     tensors = {name.split(".", 2)[2]: array for name, array in state(run).items()}
     for block in block_chain(model):
@@ -153,18 +153,27 @@ def gradients(run: TrainingRun, model: ModelConfig) -> dict[str, npt.NDArray[np.
     return {name: held.joined([found[part.name] for part in held.parts]) for name, held in stored_layout(model).items()}
 
 
-def reference(network: Any, program: Program) -> tuple[float, dict[str, npt.NDArray[np.float64]]]:
-    """Loss and gradients of the first step's sequences in float64."""
+def sequences(program: Program, step: int) -> Any:
+    """The tokens of a step's sequences, each with the one that follows: a tensor [sequences, SEQ_LEN + 1]."""
     import torch
 
-    plan = program.plan
-    stream = make_stream(program.model)
+    plan, stream = program.plan, make_stream(program.model)
     batches = Batches(stream, plan, "sequential", 0)
-    first = np.array([batches.sequence_of(0, index) for index in range(plan.global_batch)]) * plan.seq_len
-    rows = torch.from_numpy(stream.tokens[first[:, None] + np.arange(plan.seq_len + 1)].astype(np.int64))
-    network = network.double()
+    first = np.array([batches.sequence_of(step, index) for index in range(plan.global_batch)]) * plan.seq_len
+    return torch.from_numpy(stream.tokens[first[:, None] + np.arange(plan.seq_len + 1)].astype(np.int64))
+
+
+def loss_of(network: Any, rows: Any) -> Any:
+    import torch
+
     logits = network(rows[:, :-1]).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+
+def reference(network: Any, program: Program) -> tuple[float, dict[str, npt.NDArray[np.float64]]]:
+    """Loss and gradients of the first step's sequences in float64."""
+    network = network.double()
+    loss = loss_of(network, sequences(program, 0))
     loss.backward()
     return float(loss.detach()), {name: p.grad.numpy() for name, p in network.named_parameters()}
 
@@ -185,3 +194,28 @@ def test_loss_and_gradients_are_those_of_transformers(name: str, kernels: str, t
     for parameter, gradient in wanted.items():
         scale = np.abs(gradient).max()
         np.testing.assert_allclose(found[parameter], gradient, rtol=0, atol=GRADIENT * scale, err_msg=parameter)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_trained_model_has_its_loss_after_export(name: str, tmp_path: Path) -> None:
+    """20 steps, exported, loaded here and by `transformers`: the loss of sequences that none of the steps saw."""
+    import torch
+    import transformers
+
+    saved(name, tmp_path / "first")
+    program = program_of(load_model(str(tmp_path / "first")))
+    checkpoint, exported = str(tmp_path / "checkpoint"), tmp_path / "exported"
+    run = train(program, 20, init=str(tmp_path / "first"), order="sequential", save=checkpoint)
+    losses = [step.report.loss for step in run.done]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+    (following,) = start(program, 1, order="sequential", resume=checkpoint).steps()
+    export_weights(checkpoint, str(exported))
+    network = transformers.AutoModelForCausalLM.from_pretrained(exported, attn_implementation="eager").double()
+    with torch.no_grad():
+        loss = float(loss_of(network, sequences(program, 20)))
+    assert following.report.loss == pytest.approx(loss, rel=HELD_OUT)
+    again = load_model(str(exported))
+    assert not [*again.differences(program.model)]
+    (first,) = start(program_of(again), 1, order="sequential", init=str(exported)).steps()
+    with torch.no_grad():
+        assert first.report.loss == pytest.approx(float(loss_of(network, sequences(program, 0))), rel=HELD_OUT)
