@@ -182,7 +182,7 @@ def power_of_two(x: Any) -> Any:
     return value
 
 
-_TANH_END = np.float32(7.90531110763549805)  # from here on the quotient is 1
+_TANH_END = np.float32(7.90531110763549805)  # what is beyond becomes 1
 # minimax quotient of tanh(x) on |x| <= _TANH_END: x * P(x^2) / Q(x^2) (Eigen, ptanh_float)
 _P0, _P1, _P2, _P3, _P4, _P5, _P6 = (
     np.float32(c)
@@ -204,7 +204,14 @@ def tanh32(x: Any) -> Any:
     s = clamped * clamped
     p = (((((_P0 * s + _P1) * s + _P2) * s + _P3) * s + _P4) * s + _P5) * s + _P6
     q = ((_Q0 * s + _Q1) * s + _Q2) * s + _Q3
-    return clamped * p / q
+    value = clamped * (p / q)
+    if x > _TANH_END:
+        value = _ONE
+    if x < -_TANH_END:
+        value = -_ONE
+    if np.isnan(x):
+        value = x
+    return value
 
 
 @inlined()

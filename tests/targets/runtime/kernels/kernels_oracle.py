@@ -155,6 +155,13 @@ def nan_is_visible(spec: AttentionSpec, forward: Callable[..., Any], backward: C
     assert np.isfinite(gradient["dk"][130:]).all()
 
 
+def soft_cap(x: np.ndarray, softcap: float | None) -> tuple[np.ndarray, np.ndarray]:
+    """softcap * tanh(x / softcap), and its derivative."""
+    if softcap is None:
+        return x, np.ones_like(x)
+    return softcap * np.tanh(x / softcap), 1 / np.cosh(x / softcap) ** 2
+
+
 class Attention:
     """The whole score matrix of every sequence and head: arrays of [batch, heads, queries, keys or head_dim]."""
 
@@ -167,8 +174,9 @@ class Attention:
         if spec.alibi:
             self.bias += np.array(published_slopes(spec.heads))[:, None, None] * (j - i)
         self.seen = (j <= i) & (j > i - (spec.window or spec.seq_len))
-        self.scale = 1 / np.sqrt(spec.head_dim)
-        self.scores = np.where(self.seen, self.q @ self.k.swapaxes(2, 3) * self.scale + self.bias, -np.inf)
+        self.scale = spec.scale or 1 / np.sqrt(spec.head_dim)
+        scores, self.slope = soft_cap(self.q @ self.k.swapaxes(2, 3) * self.scale, spec.softcap)
+        self.scores = np.where(self.seen, scores + self.bias, -np.inf)
         peak = self.scores.max(axis=-1, keepdims=True)
         self.lse = (peak + np.log(np.exp(self.scores - peak).sum(axis=-1, keepdims=True)))[..., 0]
         self.prob = np.exp(self.scores - self.lse[..., None])
@@ -176,6 +184,9 @@ class Attention:
         # largest error of a score: the product's, the bias's, and that of subtracting a maximum or an lse
         terms = np.abs(self.q) @ np.abs(self.k).swapaxes(2, 3) * self.scale + np.abs(self.bias)
         self.score_error = (spec.head_dim + 8) * EPS * (np.where(self.seen, terms, 0).max() + np.abs(self.lse).max())
+        # a cap makes no error larger; its tanh and the product add some of their own, and the slope, 1 - tanh^2, has twice the tanh's
+        self.score_error += 6 * EPS * (spec.softcap or 0)
+        self.slope_error = 2 * (self.score_error / spec.softcap + 6 * EPS) if spec.softcap else 0.0
 
     def split(self, x):
         """[T, n * head_dim] as [batch, n, seq_len, head_dim]."""
@@ -209,7 +220,8 @@ class Attention:
         sums = spec.seq_len * spec.group + spec.head_dim + 8
         error = prob * (self.score_error * np.abs(dprob - delta) + (spec.head_dim + 8) * EPS * size)
         prob_error = prob * (self.score_error + sums * EPS)
-        error = (error + sums * EPS * np.abs(dscore)) * self.scale
+        error = (error + sums * EPS * np.abs(dscore) + self.slope_error * np.abs(dscore)) * self.scale
+        dscore = dscore * self.slope
         values = {
             "dq": self.join(dscore @ self.k) * self.scale,
             "dk": self.fold(dscore.swapaxes(2, 3) @ self.q) * self.scale,
@@ -225,23 +237,24 @@ class Attention:
         return values, bounds
 
 
-def head(xn, table, labels, normalise):
+def head(xn, table, labels, normalise, scale=1.0, softcap=None):
     """Logits, lse and the sum of the losses."""
     if normalise:
         table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
-    logits = xn @ table.T
+    logits, _ = soft_cap(scale * (xn @ table.T), softcap)
     peak = logits.max(axis=1, keepdims=True)
     lse = (peak + np.log(np.exp(logits - peak).sum(axis=1, keepdims=True)))[:, 0]
     return logits, lse, float((lse - logits[np.arange(len(labels)), labels]).sum())
 
 
-def head_gradient(xn, table, labels, factor, normalise):
+def head_gradient(xn, table, labels, factor, normalise, scale=1.0, softcap=None):
     """dxn and dtable of factor * the loss."""
-    logits, lse, _ = head(xn, table, labels, normalise)
+    logits, lse, _ = head(xn, table, labels, normalise, scale, softcap)
     dlogit = np.exp(logits - lse[:, None])
     dlogit[np.arange(len(labels)), labels] -= 1
     dlogit *= factor
     if not normalise:
+        dlogit *= scale * soft_cap(scale * (xn @ table.T), softcap)[1]
         return dlogit @ table, dlogit.T @ xn
     norm = np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
     unit = table / norm

@@ -43,6 +43,11 @@ CASES = {
     "window-1": AttentionSpec(batch=1, seq_len=140, heads=1, kv_heads=1, head_dim=8, window=1),
     "window-wide": AttentionSpec(batch=1, seq_len=130, heads=2, kv_heads=2, head_dim=8, window=500),
     "everything": AttentionSpec(batch=2, seq_len=261, heads=6, kv_heads=3, head_dim=8, window=129, alibi=True),
+    "scaled": AttentionSpec(batch=1, seq_len=150, heads=4, kv_heads=2, head_dim=16, scale=0.0625),
+    "capped": AttentionSpec(batch=2, seq_len=300, heads=4, kv_heads=2, head_dim=16, scale=0.3, softcap=2.5),
+    "capped-all": AttentionSpec(
+        batch=2, seq_len=261, heads=6, kv_heads=3, head_dim=8, window=129, alibi=True, scale=0.5, softcap=1.5
+    ),
 }
 
 
@@ -108,8 +113,9 @@ def test_backward_matches_the_full_score_matrix(name, dtype, case):
         close(actual, values[key], bounds[key] / EPS, 1)
 
 
-def test_oracle_gradient_matches_finite_differences():
-    spec = AttentionSpec(batch=2, seq_len=5, heads=4, kv_heads=2, head_dim=2, window=3, alibi=True)
+@pytest.mark.parametrize("softcap", [None, 0.75])
+def test_oracle_gradient_matches_finite_differences(softcap):
+    spec = AttentionSpec(2, 5, heads=4, kv_heads=2, head_dim=2, window=3, alibi=True, scale=0.9, softcap=softcap)
     q, k, v, do = f64(*attention_inputs(spec, np.float32).values())
     exact = Attention(spec, q, k, v)
     values, _ = exact.gradient(do, exact.join(exact.o), exact.rows(exact.lse))
@@ -142,9 +148,10 @@ def test_large_scores_do_not_overflow(name):
     same_bits(o, x["v"][score.argmax(axis=1)])
 
 
+@pytest.mark.parametrize("softcap", [None, 50.0])
 @pytest.mark.parametrize("name", SETS)
-def test_overflow_and_nan_are_visible(name):
-    spec = AttentionSpec(batch=2, seq_len=130, heads=1, kv_heads=1, head_dim=8)
+def test_overflow_and_nan_are_visible(name, softcap):
+    spec = AttentionSpec(batch=2, seq_len=130, heads=1, kv_heads=1, head_dim=8, softcap=softcap)
     x = attention_inputs(spec, np.float16)
     o, lse = forward(name, spec, x)
     x["do"][:] = np.float16(60000)  # the first value is seen by all queries: their sum is over 65504
@@ -161,9 +168,24 @@ def test_subnormal_values_are_kept(name):
     same_bits(o, x["v"])
 
 
+@pytest.mark.parametrize("name", SETS)
+def test_capped_scores_are_no_larger_than_the_cap(name):
+    spec = AttentionSpec(batch=1, seq_len=70, heads=1, kv_heads=1, head_dim=16, softcap=3.0)
+    x = attention_inputs(spec, np.float16)
+    x["q"] *= np.float16(1000)
+    x["k"] *= np.float16(1000)
+    o, lse = forward(name, spec, x)
+    assert lse[0, 0] == pytest.approx(3, abs=1e-6) or lse[0, 0] == pytest.approx(-3, abs=1e-6)
+    assert np.abs(lse).max() <= 3 + np.log(70)
+    gradient = backward(name, spec, x, o, lse)
+    assert gradient["dq"].any(axis=1).sum() <= 2  # scores at the cap move no more; one in 20000 here is not at it
+    assert gradient["dv"].any()
+
+
+@pytest.mark.parametrize("case", ["everything", "capped-all"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_fast_agrees_with_reference(dtype):
-    spec = CASES["everything"]
+def test_fast_agrees_with_reference(dtype, case):
+    spec = CASES[case]
     x = attention_inputs(spec, dtype, seed=2)
     exact = Attention(spec, *f64(x["q"], x["k"], x["v"]))
     (o, lse), (o_fast, _) = forward("reference", spec, x), forward("fast", spec, x)

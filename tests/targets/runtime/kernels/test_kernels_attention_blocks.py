@@ -143,6 +143,8 @@ def cuts(draw: st.DrawFn) -> Cut:
         head_dim=draw(st.sampled_from((4, 6, 16))),
         window=draw(st.none() | st.integers(1, 80)),
         alibi=draw(st.booleans()),
+        scale=draw(st.none() | st.sampled_from((0.2, 1.0))),
+        softcap=draw(st.none() | st.sampled_from((0.7, 30.0))),
     )
     cut = Cut.of(spec, *lengths)
     inner = st.sets(st.integers(1, spec.seq_len - 1), max_size=2) if spec.seq_len > 1 else st.just(set())
@@ -162,6 +164,7 @@ CASES = {
     "slices-of-several-tiles": Cut.of(WIDE, 300, 600),
     "a-window-shorter-than-a-slice": Cut.of(evolve(WIDE, window=70), 400, 300, 200),
     "a-window-longer-than-a-slice": Cut.of(evolve(WIDE, window=450, alibi=True), 300, 290, 310),
+    "capped-scores": Cut.of(evolve(WIDE, softcap=1.5, scale=0.5, window=500), 300, 290, 310),
     "keys-cut-where-queries-are-not": evolve(Cut.of(evolve(WIDE, batch=2), 500, 400), keys=(0, 130, 777, 900)),
 }
 
@@ -173,7 +176,10 @@ def test_blocks_of_several_tiles(name: str, dtype: Any, case: str) -> None:
     check(name, CASES[case], dtype, seed=1)
 
 
-@pytest.mark.parametrize("spec", [evolve(WIDE, alibi=True), evolve(WIDE, batch=2, seq_len=270, window=90)])
+@pytest.mark.parametrize(
+    "spec",
+    [evolve(WIDE, alibi=True), evolve(WIDE, batch=2, seq_len=270, window=90), evolve(WIDE, softcap=1.5, alibi=True)],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fast_gives_the_bits_of_the_whole_kernels_where_nothing_is_cut(dtype: Any, spec: AttentionSpec) -> None:
     x, cut = attention_inputs(spec, dtype, seed=2), Cut.of(spec, spec.seq_len)
