@@ -10,6 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.targets.mt3000.kernels.tiled import Tiled
+from ratrain.targets.program.attention_spec import AttentionSpec
+from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.kernels import fast_numba
 from tests.targets.runtime.kernels.kernels_oracle import (
     DTYPES,
@@ -345,3 +349,19 @@ def logits_of(name: str, read: dict[str, Values], options: dict[str, Any], vocab
     logits = np.empty((len(read["xn"]), vocab), np.float32)
     call(name, "head_forward", **read, loss=np.zeros(1), logits=logits, accumulate=False, **options)
     return logits
+
+
+def test_logits_of_a_normalised_table_are_neither_scaled_nor_capped() -> None:
+    for kernel in ("head_forward", "head_backward", "head_backward_from_logits"):
+        rule = KERNELS[kernel].rule
+        for options in ({"softcap": 30.0}, {"scale_of_logits": 0.5}):
+            assert "neither scaled nor capped" in (rule({"normalise": True, **options}, {}) or "")
+            assert rule({"normalise": False, **options}, {}) is None
+        assert rule({"normalise": True}, {}) is None
+
+
+def test_the_tiled_set_refuses_capped_scores() -> None:
+    spec = AttentionSpec(batch=1, seq_len=8, heads=1, kv_heads=1, head_dim=8, softcap=30.0)
+    for kernel in ("attention_forward", "attention_backward"):
+        with pytest.raises(DiagnosticError, match=f"RT093.*no tile schedules for '{kernel}' with a soft cap"):
+            Tiled().scratch_bytes(kernel, spec=spec)

@@ -188,7 +188,7 @@ def capped():
         for kernel, arguments in cases().items()
         if {"spec", "softcap"} & KERNELS[kernel].parameters.keys()
     }
-    for kernel, arguments in given.items():
+    for arguments in given.values():
         if "spec" in arguments:
             arguments["spec"] = evolve(arguments["spec"], softcap=2.0)
         else:
