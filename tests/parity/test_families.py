@@ -139,7 +139,7 @@ def saved(name: str, folder: Path) -> Any:
 
 def program_of(model: ModelConfig, **keys: Any) -> Program:
     return make_program(
-        model, view_dtype="f32", seq_len=SEQ_LEN, micro_batches=2, dp=1, cuts=(2,), **{"zero": 0, **keys}
+        model, seq_len=SEQ_LEN, micro_batches=2, dp=1, cuts=(2,), **{"view_dtype": "f32", "zero": 0, **keys}
     )
 
 
