@@ -1,7 +1,8 @@
 """Rotary position embedding: how fast each pair of elements of a head turns, and how that is scaled for longer sequences.
 
 The formulas are those of `transformers` (`modeling_rope_utils`): RoFormer (Su et al., 2021), linear interpolation (Chen et al., 2023),
-YaRN (Peng et al., 2023), and the interpolation by wavelength of Llama 3.1.
+YaRN (Peng et al., 2023), and the interpolation by wavelength of Llama 3.1. Dynamic NTK scaling grows the base with sequences longer than
+the original positions; plans have none.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 PARAMETERS = {
     "linear": ("factor",),
+    "dynamic": ("factor", "original_positions"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_positions"),
     "yarn": ("factor", "beta_fast", "beta_slow", "original_positions", "attention_factor", "truncate"),
 }
@@ -67,14 +69,20 @@ def _problem(scaling: RopeScaling) -> bool:
     values = dict(zip(PARAMETERS[scaling.kind], scaling.values, strict=True))
     if not all(np.isfinite(scaling.values)) or not 1 <= values["factor"] < 1e6:
         return True
+    if scaling.kind == "dynamic":
+        return not _is_length(values["original_positions"])
     if scaling.kind == "llama3":
         low, high = values["low_freq_factor"], values["high_freq_factor"]
-        return not 0 < low < high < 1e6 or not 1 <= values["original_positions"] < 1 << 30
+        return not (0 < low < high < 1e6 and _is_length(values["original_positions"]))
     if scaling.kind == "yarn":
         fast, slow = values["beta_fast"], values["beta_slow"]
-        whole = values["truncate"] in (0, 1) and 1 <= values["original_positions"] < 1 << 30
+        whole = values["truncate"] in (0, 1) and _is_length(values["original_positions"])
         return not (0 < slow < fast < 1e6 and whole and 0 < values["attention_factor"] < 1e3)
     return False
+
+
+def _is_length(positions: float) -> bool:
+    return positions.is_integer() and 1 <= positions < 1 << 30
 
 
 @cache
@@ -93,6 +101,8 @@ def rope_frequencies(theta: float, width: int, scaling: str = "") -> tuple[NDArr
     if known is None:
         msg = f"{scaling!r} is no scaling of a rotary embedding"
         raise ValueError(msg)
+    if known.kind == "dynamic":
+        return unscaled, 1.0
     if known.kind == "linear":
         return (plain / known["factor"]).astype(np.float32), 1.0
     if known.kind == "llama3":

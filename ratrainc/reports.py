@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.frontend.hf_keys import GPT2_DROPOUT
+from ratrain.ratrain_ir.frontend.hf_keys import DROPOUT
 from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.ratrainc.console import capacity_text, say, seconds_text, size_text, table
 from ratrain.targets.machine.capacity import capacity_of
@@ -64,8 +64,8 @@ def show_module(module: Module, machine: Machine) -> None:
         account = capacity_of(machine, module.topology).account
         if account is not None:
             say(f"  {account}")
-    dropout = [f"{key} {shown(model.inert[key])}" for key in GPT2_DROPOUT if model.inert.get(key)]
-    if dropout and model.family == "gpt2":
+    dropout = [f"{key} {shown(model.inert[key])}" for key in DROPOUT.get(model.family, ()) if model.inert.get(key)]
+    if dropout:
         say(f"{', '.join(dropout)} of its config.json: without effect, training here has no dropout")
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from attrs import field, frozen
 
+from ratrain.ratrain_ir.rotary import PARAMETERS
+
 
 def _frozen(names: Iterable[str]) -> frozenset[str]:
     return frozenset(names)
@@ -24,6 +26,10 @@ class Family:
     """fields of a `ModelConfig` that are not as in LLaMA"""
     free: frozenset[str] = field(factory=frozenset, converter=_frozen)
     """fields that a model of the family chooses"""
+    layer_letters: str = "fw"
+    """letters that `layer_kinds` may have"""
+    scalings: tuple[str, ...] = tuple(PARAMETERS)
+    """kinds of `rope_scaling` that its class knows"""
 
 
 _BIASED_ATTENTION = ("qkv_bias", "o_bias")
@@ -48,7 +54,10 @@ FAMILY: Mapping[str, Family] = {
         (*_BIASED_ATTENTION, *_LAYERS, "activation", "rope_scaling"),
     ),
     "baichuan": Family(
-        ("BaichuanForCausalLM", "BaiChuanForCausalLM"), {"packed_qkv": True}, ("position", "normalised_head")
+        ("BaichuanForCausalLM", "BaiChuanForCausalLM"),
+        {"packed_qkv": True},
+        ("position", "normalised_head"),
+        scalings=(),
     ),
     "gemma2": Family(("Gemma2ForCausalLM",), _GEMMA, (*_BIASED_ATTENTION, *_LAYERS, *_GEMMA_FREE, "rope_scaling")),
     "gemma3_text": Family(
@@ -57,7 +66,7 @@ FAMILY: Mapping[str, Family] = {
         (*_BIASED_ATTENTION, *_LAYERS, *_GEMMA_FREE, "local_rope_theta", "rope_scaling"),
     ),
     "phi3": Family(
-        ("Phi3ForCausalLM",), {"packed_qkv": True}, ("sliding_window", "activation", "rotary_dim", "rope_scaling")
+        ("Phi3ForCausalLM",), {"packed_qkv": True}, ("sliding_window", "activation", "rotary_dim"), scalings=()
     ),
     "olmo2": Family(
         ("Olmo2ForCausalLM",),
@@ -68,11 +77,15 @@ FAMILY: Mapping[str, Family] = {
         ("GraniteForCausalLM",), free=(*_BIASED_ATTENTION, "mlp_bias", *_SCALES, "activation", "rope_scaling")
     ),
     "internlm2": Family(
-        ("InternLM2ForCausalLM",), {"packed_qkv": True}, (*_BIASED_ATTENTION, "activation", "rope_scaling")
+        ("InternLM2ForCausalLM",),
+        {"packed_qkv": True},
+        (*_BIASED_ATTENTION, "activation", "rope_scaling"),
+        scalings=("linear", "dynamic"),
     ),
     "smollm3": Family(
         ("SmolLM3ForCausalLM",),
-        free=(*_BIASED_ATTENTION, "mlp_bias", *_LAYERS, "activation", "rope_scaling"),
+        free=(*_BIASED_ATTENTION, "mlp_bias", "layer_kinds", "activation", "rope_scaling"),
+        layer_letters="fn",
     ),
     "gpt2": Family(
         ("GPT2LMHeadModel",),

@@ -114,9 +114,7 @@ def _family(data: Mapping[str, object], report: Report) -> str | None:
 
 def _renamed(data: Mapping[str, object], name: str, keys: tuple[str, ...], out: Translation, report: Report) -> None:
     """One field that a key holds as it is; null means absent, as Hugging Face reads it, where absence has a meaning."""
-    nullable = {"head_dim", "kv_heads", "initializer_range", "attention_softcap", "logit_softcap"} | (
-        {"ffn_size"} if "n_inner" in keys else set()
-    )
+    nullable = {"head_dim", "kv_heads", "initializer_range"} | ({"ffn_size"} if "n_inner" in keys else set())
     present = [key for key in keys if key in data and not (data[key] is None and name in nullable)]
     out.keys[name] = present[0] if present else keys[0]
     for other in present[1:]:

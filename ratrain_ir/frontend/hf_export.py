@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf, nextafter
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.frontend.families import FAMILY
@@ -10,6 +11,8 @@ from ratrain.ratrain_ir.rotary import PARAMETERS, parse_scaling
 from ratrain.ratrain_ir.types import Dtype
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "relu2": "relu2"}
@@ -50,16 +53,24 @@ def _rope(model: ModelConfig) -> dict[str, Any]:
     if model.local_rope_theta is not None:
         keys["rope_local_base_freq"] = model.local_rope_theta
     if model.rotary_dim is not None:
-        keys["partial_rotary_factor"] = model.rotary_dim / model.head_dim
+        keys["partial_rotary_factor"] = _share(model.rotary_dim, model.head_dim)
     scaling = parse_scaling(model.rope_scaling) if model.rope_scaling else None
     if scaling is not None:
         values = dict(zip(PARAMETERS[scaling.kind], scaling.values, strict=True))
+        if scaling.kind == "dynamic":
+            keys["max_position_embeddings"] = int(values.pop("original_positions"))
         if "original_positions" in values:
             values["original_max_position_embeddings"] = int(values.pop("original_positions"))
         if "truncate" in values:
             values["truncate"] = bool(values["truncate"])
         keys["rope_scaling"] = {"rope_type": scaling.kind, **values}
     return keys
+
+
+def _share(width: int, of: int) -> float:
+    """The share that gives a width again where it is multiplied and cut to a whole number, as `transformers` does."""
+    share = width / of
+    return share if int(of * share) == width else nextafter(share, 1)
 
 
 def _layers(model: ModelConfig) -> dict[str, Any]:
@@ -96,18 +107,20 @@ def _of_family(model: ModelConfig) -> dict[str, Any]:
     if "mlp_bias" in free:
         keys["mlp_bias"] = model.mlp_bias
     if model.family in ("gemma2", "gemma3_text"):
-        assert model.attention_scale is not None
-        keys["query_pre_attn_scalar"] = _whole(model.attention_scale**-2)
+        assert model.attention_scale is not None  # the family says it
+        keys["query_pre_attn_scalar"] = _inverse(model.attention_scale, -2, lambda scalar: scalar**-0.5)
     if model.family == "granite":
         keys |= {
             "attention_multiplier": model.attention_scale,
             "embedding_multiplier": model.embedding_scale,
             "residual_multiplier": model.residual_scale,
-            "logits_scaling": _whole(1 / model.logit_scale),
+            "logits_scaling": _inverse(model.logit_scale, -1, lambda scaling: 1 / scaling),
         }
     return keys
 
 
-def _whole(value: float) -> float:
-    """The whole number that a value is but for rounding, or the value."""
-    return round(value) if abs(value - round(value)) < 1e-9 * value else value
+def _inverse(value: float, power: int, read: Callable[[float], float]) -> float:
+    """What reads as a value: its power, a whole one if there is such, or a neighbour that rounding did not separate from it."""
+    power_of = value**power
+    near = [power_of, nextafter(power_of, 0), nextafter(power_of, inf)]
+    return next((each for each in (round(power_of), *near) if each and read(each) == value), power_of)

@@ -111,6 +111,9 @@ _NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "num_nextn_predict_layers": ((None, 0), "prediction of more than the next token"),
     "quantization_config": ((None,), "quantised weights"),
     "z_loss_weight": ((None, 0), "a z-loss"),
+    "lm_head_bias": ((None, False), "a bias of the head"),
+    "full_attn_mod": ((None, 1), "full attention in some layers only"),
+    "interpolate_factor": ((None, 1), "interpolated positions"),
     "pruned_heads": ((None, {}), "pruned heads"),
     "is_encoder_decoder": ((None, False), "an encoder and a decoder"),
     "add_cross_attention": ((None, False), "cross attention"),
@@ -213,8 +216,11 @@ _GPT2_RENAMED: dict[str, tuple[str, ...]] = {
 }
 """The keys of `GPT2Config`, and those of the other families that mean the same."""
 
-GPT2_DROPOUT = ("attn_pdrop", "embd_pdrop", "resid_pdrop")
-"""Probabilities of dropout in a GPT-2 `config.json`: 0.1 each in the published files. Training here has no dropout."""
+DROPOUT: Mapping[str, tuple[str, ...]] = {
+    "gpt2": ("attn_pdrop", "embd_pdrop", "resid_pdrop"),
+    "granite": ("attention_dropout",),
+}
+"""By family: probabilities of dropout, 0.1 each in the published files of GPT-2 and Granite. Training here has no dropout."""
 
 _GPT2_NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "mlp_type": (("gelu",), "the kind of MLP"),
@@ -228,7 +234,7 @@ _GPT2_NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     ),
 }
 _GPT2_HARMLESS = (
-    *GPT2_DROPOUT,
+    *DROPOUT["gpt2"],
     # how the original code computes the same values
     "reorder_and_upcast_attn",
     # the head of another task, which a language model has not
@@ -272,7 +278,7 @@ class Keys:
 _GPT2_READ = {key for keys in _GPT2_RENAMED.values() for key in keys}
 _GPT2 = Keys(
     _GPT2_RENAMED,
-    {key: entry for key, entry in _NEUTRAL.items() if key not in {*_GPT2_READ, *GPT2_DROPOUT}} | _GPT2_NEUTRAL,
+    {key: entry for key, entry in _NEUTRAL.items() if key not in {*_GPT2_READ, *_GPT2_HARMLESS}} | _GPT2_NEUTRAL,
     _HARMLESS - _GPT2_READ | {*_GPT2_HARMLESS},
     "activation_function",
 )
@@ -286,8 +292,8 @@ def _like_llama(
 ) -> Keys:
     """The keys of a family that has those of LLaMA, and others."""
     fields = _RENAMED | {name: (key,) for name, key in (renamed or {}).items()}
-    read = {*by_rule, *(renamed or {}).values()}
-    neutral = {key: entry for key, entry in _NEUTRAL.items() if key not in read}
+    others = {*by_rule, *(renamed or {}).values(), *harmless}
+    neutral = {key: entry for key, entry in _NEUTRAL.items() if key not in others}
     return Keys(fields, neutral, _HARMLESS | {*harmless}, activation, by_rule)
 
 
@@ -309,7 +315,8 @@ _KEYS = {
         harmless=("_sliding_window_pattern", "cache_implementation"),
     ),
     "granite": _like_llama(
-        *("mlp_bias", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+        *("mlp_bias", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
+        harmless=DROPOUT["granite"],
     ),
     "internlm2": _like_llama("bias"),
     "phi3": _like_llama(harmless=("original_max_position_embeddings",)),

@@ -1,7 +1,7 @@
 """Positions in a `config.json`: RoPE with its base, the share of a head that is rotated, and its scaling; ALiBi; learned positions.
 
 `transformers` reads `rope_theta`, `rope_scaling` and `partial_rotary_factor`, or all three from `rope_parameters`; in Gemma 3 that has an
-entry for each type of layers. A file may have both, as long as they agree.
+entry for each type of layers, and must have. A file may have both, as long as they agree.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import log
 from typing import TYPE_CHECKING
 
+from ratrain.ratrain_ir.frontend.families import FAMILY
 from ratrain.ratrain_ir.frontend.fields import as_float
 from ratrain.ratrain_ir.frontend.hf_keys import ROPE_THETA
 from ratrain.ratrain_ir.frontend.text import shown
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.hf_config import Translation
 
 _KINDS = "supported are default, linear, dynamic, llama3 and yarn"
+_NAMED = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+"""What any table of a rotary embedding may have."""
 _USUAL_THETA = {"gemma3_text": 1e6, "smollm3": 2e6}
 """The rotary base of classes whose own default is not that of LLaMA."""
 _LOCAL_THETA = 10000.0
@@ -31,7 +34,7 @@ def positions(data: Mapping[str, object], family: str, out: Translation, report:
     """The fields of positions."""
     out.keys["position"] = "position_embedding"
     out.keys["rope_theta"] = "rope_theta"
-    tables = _tables(data, report)
+    tables = _tables(data, family, report)
     thetas = {"rope_theta": data["rope_theta"]} if data.get("rope_theta") is not None else {}
     thetas |= {key: table["rope_theta"] for key, table in tables.items() if table.get("rope_theta") is not None}
     if len({repr(as_float(theta)) for theta in thetas.values()}) > 1:
@@ -56,13 +59,13 @@ def positions(data: Mapping[str, object], family: str, out: Translation, report:
     out.fields["rope_theta"] = _USUAL_THETA.get(family, ROPE_THETA)
     if thetas:
         out.keys["rope_theta"], out.fields["rope_theta"] = next(iter(thetas.items()))
-    _scaling(data, tables, out, report)
+    _scaling(data, family, tables, out, report)
     _width(data, family, tables, out, report)
     if family == "gemma3_text":
         _local(data, out, report)
 
 
-def _tables(data: Mapping[str, object], report: Report) -> dict[str, Mapping[str, object]]:
+def _tables(data: Mapping[str, object], family: str, report: Report) -> dict[str, Mapping[str, object]]:
     """The tables of the rotary embedding of layers with full attention, by key."""
     tables: dict[str, Mapping[str, object]] = {}
     for key in ("rope_parameters", "rope_scaling"):
@@ -72,17 +75,41 @@ def _tables(data: Mapping[str, object], report: Report) -> dict[str, Mapping[str
         if not isinstance(table, dict):
             report.error("RT060", key, f"'{key}' is {shown(table)}: null or an object is expected")
             continue
-        nested = table.get("full_attention")
-        tables[key] = nested if isinstance(nested, dict) else table
+        tables[key] = table
+        if family == "gemma3_text" and key == "rope_parameters":
+            tables[key] = _of_full_layers(table, report)
     return tables
 
 
+def _of_full_layers(table: Mapping[str, object], report: Report) -> Mapping[str, object]:
+    """The entry of the layers with full attention in Gemma 3's `rope_parameters`; its class reads entries of types of layers only."""
+    for name in table:
+        if name not in ("full_attention", "sliding_attention"):
+            message = f"'rope_parameters' has {shown(name)}, but a gemma3_text model reads it for each type of layers"
+            help_text = "write it in an entry full_attention or sliding_attention"
+            report.error("RT061", "rope_parameters", message, help=help_text)
+    entry = table.get("full_attention")
+    if entry is not None and not isinstance(entry, dict):
+        message = f"'rope_parameters' has full_attention = {shown(entry)}: null or an object is expected"
+        report.error("RT060", "rope_parameters", message)
+    return entry if isinstance(entry, dict) else {}
+
+
 def _scaling(
-    data: Mapping[str, object], tables: Mapping[str, Mapping[str, object]], out: Translation, report: Report
+    data: Mapping[str, object],
+    family: str,
+    tables: Mapping[str, Mapping[str, object]],
+    out: Translation,
+    report: Report,
 ) -> None:
     found = {key: _scaling_of(data, key, table, report) for key, table in tables.items()}
+    for key, text in found.items():
+        if text and text.split(" ")[0] not in (known := FAMILY[family].scalings):
+            message = f"'{key}' asks for {shown(text.split(' ')[0])} scaling, not supported in a {family} model"
+            report.error("RT061", key, message, help=f"supported is {' or '.join(('default', *known))}")
+            return
     texts = {text for text in found.values() if text is not None}
-    if len(texts - {""}) > 1:
+    if len(texts) > 1:
         report.error("RT062", "rope_scaling", "'rope_parameters' and 'rope_scaling' differ", help="keep one of them")
     for key, text in found.items():
         if text:
@@ -96,18 +123,14 @@ def _scaling_of(data: Mapping[str, object], key: str, table: Mapping[str, object
         report.error("RT062", key, f"'{key}' has two types: {' and '.join(sorted(kinds))}", help="keep one of them")
         return None
     kind = next(iter(kinds), "default")
-    named = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    others = {name: value for name, value in table.items() if name not in named and value is not None}
-    if kind == "dynamic":
-        # no more than its own length at once: frequencies grow with longer sequences only, which plans refuse
-        _refuse_others(key, others, ("factor", "original_max_position_embeddings", "alpha"), report)
-        return ""
+    others = {name: value for name, value in table.items() if name not in _NAMED and value is not None}
     if kind not in ("default", *PARAMETERS):
         report.error("RT061", key, f"'{key}' asks for {shown(kind)} scaling, not supported", help=_KINDS)
         return None
     known = {
         "default": (),
         "linear": ("factor",),
+        "dynamic": ("factor",),
         "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
         "yarn": (
             *("factor", "beta_fast", "beta_slow", "original_max_position_embeddings"),
@@ -129,7 +152,8 @@ def _scaling_of(data: Mapping[str, object], key: str, table: Mapping[str, object
     if scaling is None:
         needed = ", ".join(name for name in known if name not in ("mscale", "mscale_all_dim", "truncate"))
         message = f"'{key}' is no usable {kind} scaling: {shown(dict(table))}"
-        report.error("RT060", key, message, help=f"it has {needed} as numbers in range")
+        beside = " beside max_position_embeddings" if kind == "dynamic" else ""
+        report.error("RT060", key, message, help=f"it has {needed} as numbers in range{beside}")
         return None
     return str(scaling)
 
@@ -170,11 +194,16 @@ def _width(
     """How many elements of a head are rotated."""
     shares = {"partial_rotary_factor": data.get("partial_rotary_factor")}
     shares |= {key: table.get("partial_rotary_factor") for key, table in tables.items()}
-    given = {key: share for key, share in shares.items() if share is not None and as_float(share) != 1}
-    if not given:
+    given = {key: share for key, share in shares.items() if share is not None}
+    if len({repr(as_float(share)) for share in given.values()}) > 1:
+        said = " and ".join(f"'{key}' says {shown(share)}" for key, share in given.items())
+        message = f"the share of a head that is rotated is given twice: {said}"
+        report.error("RT062", next(reversed(given)), message, help="keep one of them")
         return
-    key, share = next(iter(given.items()))
+    key, share = next(iter(given.items()), ("", 1))
     number = as_float(share)
+    if number == 1:
+        return
     sizes = [data.get(name) for name in ("head_dim", "hidden_size", "num_attention_heads")]
     if family != "phi3" or number is None or not 0 < number < 1:
         message = f"'{key}' asks to rotate {shown(share)} of each head, not supported in a {family} model"
@@ -196,6 +225,15 @@ def _local(data: Mapping[str, object], out: Translation, report: Report) -> None
         if nested.get("rope_type", nested.get("type", "default")) != "default":
             message = "scaled rotary embeddings in layers with a window are not supported"
             report.error("RT061", "rope_parameters", message, help="supported is type default there")
+        elif nested.get("partial_rotary_factor") not in (None, 1):
+            message = "layers with a window that rotate a part of each head are not supported"
+            report.error("RT061", "rope_parameters", message, help="supported is all of it (1)")
+        else:
+            others = {name: value for name, value in nested.items() if name not in _NAMED and value is not None}
+            _refuse_others("rope_parameters", others, (), report)
+    elif nested is not None:
+        message = f"'rope_parameters' has sliding_attention = {shown(nested)}: null or an object is expected"
+        report.error("RT060", "rope_parameters", message)
     if "w" in str(out.fields.get("layer_kinds", "")) or out.fields.get("sliding_window") is not None:
         out.fields["local_rope_theta"], out.keys["local_rope_theta"] = theta, "rope_local_base_freq"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import sqrt
 from typing import Any
 
 from attrs import asdict, evolve, field, fields, frozen
@@ -472,9 +473,9 @@ def _check_layers(reader: FieldReader, config: ModelConfig) -> None:
                 "RT062", name, f"'{reader.label(name)}' is for rotated positions, which this model has not"
             )
     width = config.rotary_dim
-    if width is not None and reader.good("rotary_dim", "head_dim") and (width % 2 or width > config.head_dim):
+    if width is not None and reader.good("rotary_dim", "head_dim") and (width % 2 or width >= config.head_dim):
         message = (
-            f"{width} rotated elements of a head: an even number up to the head dimension {config.head_dim} is expected"
+            f"{width} rotated elements of a head: an even number below the head dimension {config.head_dim} is expected"
         )
         reader.contradiction("RT062", "rotary_dim", message)
 
@@ -491,6 +492,7 @@ def _check_family(reader: FieldReader, config: ModelConfig) -> None:
         if value != _usual(family, name) and not (name == "rope_theta" and config.position == "rope"):
             text = f"'{reader.label(name)}' {shown(value)} contradicts family '{family}' ({where(name)})"
             reader.contradiction("RT062", name, text)
+    _check_exchange(reader, config)
     if reader.good("tied_embeddings", "normalised_head") and config.tied_embeddings and config.normalised_head:
         message = "tied embeddings do not go with a normalised head"
         reader.contradiction("RT062", "tied_embeddings", message)
@@ -504,3 +506,33 @@ def _check_family(reader: FieldReader, config: ModelConfig) -> None:
             f"{config.kv_size} columns, and the hidden size is {config.hidden_size}",
             help=f"a {family} model has as many key-value heads as heads, and heads * head_dim = hidden size",
         )
+
+
+def _check_exchange(reader: FieldReader, config: ModelConfig) -> None:
+    """Choices that no `config.json` of the family can say."""
+    family, known = config.family, FAMILY[config.family]
+    if {"qkv_bias", "o_bias"} <= known.free and reader.good("qkv_bias", "o_bias") and config.qkv_bias != config.o_bias:
+        message = f"all of attention has biases or none of it in family '{family}'"
+        reader.contradiction("RT062", "o_bias", message, help="give 'qkv_bias' and 'o_bias' the same value")
+    letters = set(config.layer_kinds) - set(known.layer_letters)
+    if letters and "layer_kinds" in known.free and reader.good("layer_kinds"):
+        text = f"'layer_kinds' has {' and '.join(sorted(letters))}, which layers of family '{family}' cannot be"
+        reader.contradiction("RT062", "layer_kinds", text, help=f"letters are {' and '.join(known.layer_letters)}")
+    scaling = parse_scaling(config.rope_scaling)
+    if scaling is not None and "rope_scaling" in known.free and scaling.kind not in known.scalings:
+        text = f"'{reader.label('rope_scaling')}' is {scaling.kind}, which family '{family}' has not"
+        reader.contradiction("RT062", "rope_scaling", text, help=f"it has {' and '.join(known.scalings)}")
+    elif scaling is not None and family == "gemma3_text" and scaling.kind == "yarn" and not scaling["truncate"]:
+        text = f"'{reader.label('rope_scaling')}' does not truncate, but yarn always does in the class of gemma3_text"
+        reader.contradiction("RT062", "rope_scaling", text)
+    if "attention_scale" in known.free and config.attention_scale is None:
+        text = f"'attention_scale' is missing, which family '{family}' always says"
+        reader.contradiction("RT062", "attention_scale", text, help="usual is 1 / sqrt(head_dim)")
+    if "local_rope_theta" in known.free and (config.local_rope_theta is None) != (config.sliding_window is None):
+        text = f"'local_rope_theta' is for layers with a window, and each of family '{family}' has it"
+        reader.contradiction("RT062", "local_rope_theta", text, help="give it and 'sliding_window', or neither")
+    if family in ("gemma2", "gemma3_text") and reader.good("hidden_size", "embedding_scale"):
+        expected = sqrt(config.hidden_size)
+        if config.embedding_scale != expected:
+            text = f"'embedding_scale' is {config.embedding_scale}, but sqrt(hidden_size) = {expected} in family '{family}'"
+            reader.contradiction("RT062", "embedding_scale", text)

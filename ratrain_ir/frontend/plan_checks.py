@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
 from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.ratrain_ir.rotary import parse_scaling
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
         )
     _check_chunks(reader, plan, model)
     _check_slices(reader, plan)
-    if model is not None and model.learned_positions is not None:
-        _check_positions(reader, plan, model.name, model.learned_positions)
+    if model is not None:
+        _check_positions(reader, plan, model)
+        _check_softcap(reader, plan, model)
     if plan.mapping is not None and reader.good("pp", "dp") and (wrong := plan.mapping.error(plan.pp, plan.dp)):
         reader.contradiction("RT064", "mapping", wrong, help="tiles are written stages x replicas, from the inside out")
     if not auto_cuts:
@@ -81,14 +83,30 @@ def _check_slices(reader: FieldReader, plan: Plan) -> None:
         reader.contradiction("RT064", "attention", text, help='use attention = "fused", or leave slices out')
 
 
-def _check_positions(reader: FieldReader, plan: Plan, name: str, positions: int) -> None:
-    """Every token of a sequence has a learned position."""
-    if reader.good("seq_len") and plan.seq_len > positions:
+def _check_positions(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:
+    """Every token of a sequence has a learned position, or one that dynamic NTK scaling leaves as it is."""
+    positions, what, key = model.learned_positions, f"learned positions of {model.name}", "n_positions"
+    scaling = parse_scaling(model.rope_scaling)
+    if scaling is not None and scaling.kind == "dynamic":
+        positions, key = int(scaling["original_positions"]), "max_position_embeddings"
+        what = f"positions of {model.name}, beyond which dynamic NTK scaling changes its frequencies"
+    if positions is not None and reader.good("seq_len") and plan.seq_len > positions:
         reader.contradiction(
             "RT064",
             "seq_len",
-            f"sequences of {plan.seq_len} tokens are longer than the {positions} learned positions of {name}",
-            help=f"use seq_len = {positions} or less, or a model with more positions (n_positions)",
+            f"sequences of {plan.seq_len} tokens are longer than the {positions} {what}",
+            help=f"use seq_len = {positions} or less, or a model with more positions ({key})",
+        )
+
+
+def _check_softcap(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:
+    """The kernels that hold score matrices do not cap scores."""
+    if model.attention_softcap is not None and reader.good("attention") and plan.attention != "fused":
+        reader.contradiction(
+            "RT064",
+            "attention",
+            f'attention = "{plan.attention}" does not cap scores, as {model.name} does at {model.attention_softcap:g}',
+            help='use attention = "fused"',
         )
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.frontend.families import FAMILIES
+from ratrain.ratrain_ir.frontend.families import FAMILIES, FAMILY
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
 from ratrain.ratrain_ir.frontend.plan import DTYPES, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
@@ -44,36 +45,91 @@ PipelineChoices = Sequence[tuple[str, Mapping[str, Sequence[str]]]]
 
 @st.composite
 def models(draw: st.DrawFn, *, min_layers: int = 1, max_layers: int = MAX_LAYERS) -> ModelConfig:
-    """Models of a few kilobytes, of every family, with grouped and single key-value heads, biases, tied embeddings."""
+    """Models of a few kilobytes, of every family, with what it implies and any of what it leaves free."""
     family = draw(st.sampled_from(FAMILIES))
-    packed = family in {"baichuan", "gpt2"}
+    whole = family in {"baichuan", "gpt2"}
     heads = draw(st.sampled_from((1, 2, 4)))
     head_dim = draw(st.sampled_from((2, 4)))
-    alibi = family == "baichuan" and draw(st.booleans())
-    normalised = family == "baichuan" and draw(st.booleans())
-    position = "learned" if family == "gpt2" else "alibi" if alibi else "rope"
+    hidden_size = heads * head_dim if whole else draw(st.integers(1, 12))
+    layers = draw(st.integers(min_layers, max_layers))
+    chosen = draw(family_choices(family, layers=layers, head_dim=head_dim, hidden_size=hidden_size))
+    position = chosen.get("position", "rope")
     model = ModelConfig(
-        name=draw(st.sampled_from(("toy", "tiny-2.5_b"))),
-        family=family,
-        vocab_size=draw(st.integers(2, 40)),
-        hidden_size=heads * head_dim if packed else draw(st.integers(1, 12)),
-        layers=draw(st.integers(min_layers, max_layers)),
-        heads=heads,
-        kv_heads=heads if packed else draw(st.sampled_from([k for k in (1, 2, 4) if heads % k == 0])),
-        head_dim=head_dim,
-        ffn_size=draw(st.integers(1, 20)),
-        norm_eps=draw(st.sampled_from((1e-5, 1e-6))),
-        position=position,
-        rope_theta=0.0 if position != "rope" else draw(st.sampled_from((10000.0, 1e6))),
-        sliding_window=draw(st.none() | st.integers(1, 8)) if family in {"mistral", "qwen2"} else None,
-        qkv_bias=family in {"qwen2", "gpt2"},
-        tied_embeddings=not normalised and draw(st.booleans()),
-        normalised_head=normalised,
-        packed_qkv=packed,
-        learned_positions=draw(st.integers(MAX_TOKENS, 40)) if family == "gpt2" else None,
+        **{
+            "name": draw(st.sampled_from(("toy", "tiny-2.5_b"))),
+            "family": family,
+            "vocab_size": draw(st.integers(2, 40)),
+            "hidden_size": hidden_size,
+            "layers": layers,
+            "heads": heads,
+            "kv_heads": heads if whole else draw(st.sampled_from([k for k in (1, 2, 4) if heads % k == 0])),
+            "head_dim": head_dim,
+            "ffn_size": draw(st.integers(1, 20)),
+            "norm_eps": draw(st.sampled_from((1e-5, 1e-6))),
+            "rope_theta": 0.0 if position != "rope" else draw(st.sampled_from((10000.0, 1e6))),
+            "tied_embeddings": not chosen.get("normalised_head") and draw(st.booleans()),
+            **chosen,
+        }
     )
     check_model(model)
     return model
+
+
+@st.composite
+def family_choices(draw: st.DrawFn, family: str, *, layers: int, head_dim: int, hidden_size: int) -> dict[str, Any]:
+    """Fields that a family implies, with a value for each that it leaves free."""
+    known = FAMILY[family]
+    windows = _layer_windows(draw, family, layers)
+    choices: dict[str, st.SearchStrategy[Any]] = {
+        "activation": st.sampled_from(
+            ("silu", "gelu", "gelu-tanh") if known.implied.get("gated_mlp", True) else ("gelu", "gelu-tanh", "relu2")
+        ),
+        "attention_scale": st.sampled_from([scalar**-0.5 for scalar in (1.0, 16.0, 144.0)]),
+        "attention_softcap": st.none() | st.sampled_from((0.5, 50.0)),
+        "logit_softcap": st.none() | st.sampled_from((0.5, 30.0)),
+        "embedding_scale": st.just(sqrt(hidden_size))
+        if family in ("gemma2", "gemma3_text")
+        else st.sampled_from((1.0, 12.0)),
+        "residual_scale": st.sampled_from((1.0, 0.22)),
+        "logit_scale": st.sampled_from((1.0, 1 / 8, 1 / 7)),
+        "learned_positions": st.integers(MAX_TOKENS, 40),
+        "local_rope_theta": st.sampled_from((10000.0, 500.0)) if "sliding_window" in windows else st.none(),
+        "mlp_bias": st.booleans(),
+        "normalised_head": st.booleans(),
+        "position": st.sampled_from(("rope", "alibi")),
+        "rope_scaling": st.just("")
+        | st.sampled_from([text for text in _SCALINGS if text.partition(" ")[0] in known.scalings] or [""]),
+        "rotary_dim": st.none() | st.integers(1, head_dim // 2 - 1).map(lambda half: 2 * half)
+        if head_dim > 2
+        else st.none(),
+    }
+    fields = {**known.implied, **windows}
+    fields |= {name: draw(choices[name]) for name in sorted(known.free & choices.keys())}
+    if "o_bias" in known.free:
+        fields |= dict.fromkeys(("qkv_bias", "o_bias"), draw(st.booleans()))
+    return fields
+
+
+_SCALINGS = (
+    "linear 2",
+    f"dynamic 2 {MAX_TOKENS}",
+    "llama3 8 1 4 8",
+    "yarn 4 32 1 4 1.1 1",
+    "yarn 4 8 0.5 4 1 1",
+)
+"""Texts of scalings; the dynamic one has the positions of any plan."""
+
+
+def _layer_windows(draw: st.DrawFn, family: str, layers: int) -> dict[str, Any]:
+    """A window, and the kinds of layers where not all are alike."""
+    known = FAMILY[family]
+    letters = "f"
+    if "layer_kinds" in known.free:
+        letters = draw(st.text(st.sampled_from(known.layer_letters), min_size=layers, max_size=layers))
+    elif "sliding_window" in known.free:
+        letters = draw(st.sampled_from(known.layer_letters))
+    window = {"sliding_window": draw(st.integers(1, 8))} if "w" in letters else {}
+    return window if set(letters) in ({"f"}, {"w"}) else {**window, "layer_kinds": letters}
 
 
 @st.composite
