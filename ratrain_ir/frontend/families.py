@@ -40,7 +40,7 @@ _GEMMA = {
     "norm_unit_offset": True,
     "activation": "gelu-tanh",
 }
-_GEMMA_FREE = ("activation", "attention_scale", "embedding_scale", "attention_softcap", "logit_softcap")
+_GEMMA_FREE = ("activation", "attention_scale", "embedding_scale", "logit_softcap", "rope_scaling")
 
 FAMILY: Mapping[str, Family] = {
     "llama": Family(
@@ -59,11 +59,11 @@ FAMILY: Mapping[str, Family] = {
         ("position", "normalised_head"),
         scalings=(),
     ),
-    "gemma2": Family(("Gemma2ForCausalLM",), _GEMMA, (*_BIASED_ATTENTION, *_LAYERS, *_GEMMA_FREE, "rope_scaling")),
+    "gemma2": Family(("Gemma2ForCausalLM",), _GEMMA, (*_BIASED_ATTENTION, *_LAYERS, *_GEMMA_FREE, "attention_softcap")),
     "gemma3_text": Family(
         ("Gemma3ForCausalLM",),
         {**_GEMMA, "qk_norm": "head"},
-        (*_BIASED_ATTENTION, *_LAYERS, *_GEMMA_FREE, "local_rope_theta", "rope_scaling"),
+        (*_BIASED_ATTENTION, *_LAYERS, *_GEMMA_FREE, "local_rope_theta"),
     ),
     "phi3": Family(
         ("Phi3ForCausalLM",), {"packed_qkv": True}, ("sliding_window", "activation", "rotary_dim"), scalings=()

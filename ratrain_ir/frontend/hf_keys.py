@@ -297,20 +297,20 @@ def _like_llama(
     return Keys(fields, neutral, _HARMLESS | {*harmless}, activation, by_rule)
 
 
-_GEMMA_SOFTCAPS = {"attention_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"}
+_LOGIT_SOFTCAP = {"logit_softcap": "final_logit_softcapping"}
 _LLAMA = _like_llama("mlp_bias")
 _KEYS = {
     "llama": _LLAMA,
     "gpt2": _GPT2,
     "gemma2": _like_llama(
         "query_pre_attn_scalar",
-        renamed=_GEMMA_SOFTCAPS,
+        renamed={"attention_softcap": "attn_logit_softcapping", **_LOGIT_SOFTCAP},
         activation="hidden_activation",
         harmless=("cache_implementation",),
     ),
     "gemma3_text": _like_llama(
         *("query_pre_attn_scalar", "sliding_window_pattern", "rope_local_base_freq"),
-        renamed=_GEMMA_SOFTCAPS,
+        renamed=_LOGIT_SOFTCAP,  # that of scores stands in files, but its class does not use it
         activation="hidden_activation",
         harmless=("_sliding_window_pattern", "cache_implementation"),
     ),
