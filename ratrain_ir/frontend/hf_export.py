@@ -63,7 +63,8 @@ def _rope(model: ModelConfig) -> dict[str, Any]:
             values["original_max_position_embeddings"] = int(values.pop("original_positions"))
         if "truncate" in values:
             values["truncate"] = bool(values["truncate"])
-        keys["rope_scaling"] = {"rope_type": scaling.kind, **values}
+        kind_key = "type" if model.family == "internlm2" else "rope_type"  # its own class knows no other
+        keys["rope_scaling"] = {kind_key: scaling.kind, **values}
     return keys
 
 

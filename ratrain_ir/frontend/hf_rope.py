@@ -55,6 +55,10 @@ def positions(data: Mapping[str, object], family: str, out: Translation, report:
         )
     if position != "rope":
         out.fields["rope_theta"] = 0.0
+        for key in ("rope_parameters", "rope_scaling", "partial_rotary_factor"):
+            if data.get(key) is not None and key not in thetas:
+                message = f"'{key}' is for rotated positions, which this model has not"
+                report.error("RT062", key, message, help="remove it")
         return
     out.fields["rope_theta"] = _USUAL_THETA.get(family, ROPE_THETA)
     if thetas:

@@ -453,7 +453,8 @@ def _check_activation(reader: FieldReader, config: ModelConfig) -> None:
     if reader.good("activation", "gated_mlp") and config.activation == ("relu2" if config.gated_mlp else "silu"):
         how = "with" if config.gated_mlp else "without"
         message = f"an MLP {how} a gate and with the activation {config.activation} is not supported"
-        reader.contradiction("RT062", "activation", message)
+        help_text = f"supported {how} a gate are {'silu, ' if config.gated_mlp else 'relu2, '}gelu and gelu-tanh"
+        reader.contradiction("RT062", "activation", message, help=help_text)
 
 
 def _check_layers(reader: FieldReader, config: ModelConfig) -> None:
