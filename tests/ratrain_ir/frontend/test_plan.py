@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.balance import balance_cuts, head_flops, layer_flops
+from ratrain.ratrain_ir.frontend.families import FAMILY
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan import DTYPES, Optimizer, Plan
@@ -539,3 +540,37 @@ def test_a_key_of_very_many_parts_is_refused_at_once() -> None:
     with pytest.raises(DiagnosticError, match="RT063") as caught:
         parse_plan("[parallel]\n" + "a." * 100_000 + "b = 1", file="p.toml", model=MODEL)
     assert "more than 1000 dots" in caught.value.diagnostics[0].message
+
+
+# -- a plan and its model ----------------------------------------------------------------------------------------------
+
+
+DYNAMIC = evolve(MODEL, rope_scaling="dynamic 2 32")
+
+
+def test_dynamic_scaling_has_no_longer_sequences() -> None:
+    assert parse(BASE, DYNAMIC).seq_len == 32
+    (error,) = refusal(parse, changed("seq_len = 32", "seq_len = 33"), DYNAMIC)
+    assert (error.code, error.location.line) == ("RT064", 8)
+    assert "33 tokens are longer than the 32 positions of test, beyond which dynamic NTK" in error.message
+    assert "max_position_embeddings" in error.help
+    assert parse(changed("seq_len = 32", "seq_len = 33"), evolve(MODEL, rope_scaling="linear 2")).seq_len == 33
+
+
+@pytest.mark.parametrize("attention", ["scores-kept", "scores-recomputed"])
+def test_score_matrices_do_not_go_with_capped_scores(attention: str) -> None:
+    text = BASE + f'[compute]\nattention = "{attention}"\n'
+    assert parse(text).attention == attention
+    capped = evolve(
+        MODEL,
+        **FAMILY["gemma2"].implied,
+        family="gemma2",
+        attention_scale=0.25,
+        embedding_scale=8.0,
+        attention_softcap=50.0,
+    )
+    assert parse(BASE, capped).attention == "fused"
+    (error,) = refusal(parse, text, capped)
+    assert error.code == "RT064"
+    assert f'attention = "{attention}" does not cap scores, as test does at 50' in error.message
+    assert error.help == 'use attention = "fused"'
