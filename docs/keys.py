@@ -75,6 +75,12 @@ PLAN = {label: Key(KEYS.keys[name].changes, **PLAN_TRIALS[label]) for name, labe
 _QWEN2 = {"model_type": "qwen2", "architectures": None}
 _BAICHUAN = {"model_type": "baichuan", "architectures": None, "num_key_value_heads": None}
 _BAICHUAN |= {"position_embedding": "rope", "normalised_head": False}
+_OTHER = {"architectures": None, "head_dim": 4, "initializer_range": 0.5}
+_GEMMA2 = _OTHER | {"model_type": "gemma2"}
+_GEMMA3 = _OTHER | {"model_type": "gemma3_text", "sliding_window": 3}
+_GRANITE = _OTHER | {"model_type": "granite"}
+_PHI3 = _OTHER | {"model_type": "phi3"}
+_SMOLLM3 = _OTHER | {"model_type": "smollm3"}
 _SLIDES = _QWEN2 | {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 0}
 
 MODEL = {
@@ -93,26 +99,49 @@ MODEL = {
     "norm_eps": Key("another name of rms_norm_eps", 0.1, NUMBERS, {"rms_norm_eps": None}),
     "tie_word_embeddings": Key("embedding and head share one matrix", True),
     "initializer_range": Key("the deviation of initial weights, where `run` is given none", 0.2, NUMBERS),
-    "attention_bias": Key("biases in all of attention, which is not supported", True, REFUSED),
+    "attention_bias": Key("biases in all of attention, where the family has the choice", True),
     "attention_bias_qkv": Key("biases of query, key and value: what the family has", True, REFUSED),
-    "layer_types": Key("the kind of attention, the same in all layers", ["full_attention"] * 3, NUMBERS, _SLIDES),
-    "max_window_layers": Key("the first layer with a sliding window: 0, or none at all", 3, NUMBERS, _SLIDES),
+    "hidden_act": Key("the activation of the mlp", "gelu", NUMBERS),
+    "hidden_activation": Key("another name of hidden_act", "gelu", NUMBERS),
+    "layer_types": Key("which layers have the sliding window", ["full_attention"] * 3, NUMBERS, _SLIDES),
+    "max_window_layers": Key("the first layer with a sliding window", 3, NUMBERS, _SLIDES),
+    "mlp_bias": Key("biases in the mlp, where the family has the choice", True),
     "normalised_head": Key("the head's rows are scaled to unit length (Baichuan2)", True, NUMBERS, _BAICHUAN),
     "parameters_expected": Key("holds the number of parameters against the model's", 1, REFUSED),
+    "partial_rotary_factor": Key("the part of each head that is rotated (phi3)", 0.5, NUMBERS, _PHI3),
     "position_embedding": Key("rope or alibi, where the family leaves it open", "alibi", NUMBERS, _BAICHUAN),
     "rope_parameters": Key("the rotary base, as `rope_theta`", {"rope_theta": 100.0}, NUMBERS),
     "rope_scaling": Key(
-        "the rotary base; a scaling is not supported", {"type": "default", "rope_theta": 100.0}, NUMBERS
+        "how rotary frequencies are scaled for longer sequences", {"type": "linear", "factor": 2.0}, NUMBERS
     ),
     "rope_theta": Key("the rotary base", 100.0, NUMBERS),
     "sliding_window": Key("tokens that a token sees", 3, NUMBERS, _SLIDES),
-    "use_sliding_window": Key("whether the window of a qwen2 model is in use", False, NUMBERS, _SLIDES),
+    "use_sliding_window": Key("whether the window of a qwen2 or qwen3 model is in use", False, NUMBERS, _SLIDES),
 }
+
+OTHERS = {
+    "query_pre_attn_scalar": Key("scores are divided by its root (gemma2, gemma3_text)", 1, NUMBERS, _GEMMA2),
+    "attn_logit_softcapping": Key("the soft cap of scores (gemma2)", 0.01, NUMBERS, _GEMMA2),
+    "final_logit_softcapping": Key("the soft cap of logits (gemma2, gemma3_text)", 0.1, NUMBERS, _GEMMA2),
+    "sliding_window_pattern": Key("every layer of that number has no window (gemma3_text)", 2, NUMBERS, _GEMMA3),
+    "rope_local_base_freq": Key("the rotary base of layers with a window (gemma3_text)", 10.0, NUMBERS, _GEMMA3),
+    "attention_multiplier": Key("what scores are multiplied by (granite)", 9.0, NUMBERS, _GRANITE),
+    "embedding_multiplier": Key("what embedded tokens are multiplied by (granite)", 9.0, NUMBERS, _GRANITE),
+    "residual_multiplier": Key("what blocks add is multiplied by (granite)", 0.5, NUMBERS, _GRANITE),
+    "logits_scaling": Key("what logits are divided by (granite)", 8.0, NUMBERS, _GRANITE),
+    "bias": Key(
+        "biases in all of attention (internlm2)", True, SCHEDULE, {"model_type": "internlm2", "architectures": None}
+    ),
+    "no_rope_layers": Key("a 0 for each layer that rotates nothing (smollm3)", [0, 1, 1], NUMBERS, _SMOLLM3),
+    "no_rope_layer_interval": Key("every layer of that number rotates nothing (smollm3)", 2, NUMBERS, _SMOLLM3),
+}
+"""Keys that some of the other families have beside those of LLaMA."""
 
 GPT2 = {
     "n_embd": Key("the width of the residual stream", 12),
     "n_layer": Key("layers", 4),
     "n_head": Key("heads", 4),
+    "activation_function": Key("the activation of the mlp", "gelu", NUMBERS, {"initializer_range": 0.5}),
     "n_inner": Key("the width of the mlp; by default 4 * n_embd", 12),
     "n_positions": Key("rows of the table of learned positions: the longest sequence", 40),
     "n_ctx": Key("another name of n_positions, in older files", 40, REFUSED),
@@ -217,6 +246,8 @@ def page() -> str:
         _refused((key, entry) for key, entry in gpt2.neutral.items() if llama.neutral.get(key) != entry),
         _kept(gpt2.harmless - llama.harmless)
         + "\nThe three `_pdrop` are probabilities of dropout, 0.1 in the published files: training here has none.\n",
+        _table("The config.json of other families, beside these", OTHERS),
+        "`attention_dropout` of a Granite file is a probability of dropout as well, and may be what it is.\n",
         _table("A machine file", MACHINE),
         _list("Of a `[[link_group]]`", GROUP),
         _list("Of a constant", CONSTANT),

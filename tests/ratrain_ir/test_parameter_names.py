@@ -1,0 +1,67 @@
+"""What families call the parameters of a layer and of both ends, written down apart from the product's tables."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+from ratrain.ratrain_ir.blocks import block, parameters
+from ratrain.ratrain_ir.frontend.families import FAMILY
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
+
+LLAMA = ModelConfig("tiny", "llama", 96, 32, 2, 4, 2, 8, 40, 1e-5)
+SCALED = {"attention_scale": 0.25, "embedding_scale": 32**0.5}
+ATTENTION = [f"self_attn.{part}_proj.weight" for part in "qkvo"]
+MLP = [f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")]
+INPUT, AFTER = "input_layernorm.weight", "post_attention_layernorm.weight"
+BEFORE_MLP, AFTER_MLP = "pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"
+QK = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
+
+
+def of(family: str, **changes: object) -> ModelConfig:
+    model = evolve(LLAMA, family=family, **{**FAMILY[family].implied, **changes})
+    check_model(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "attention", "mlp"),
+    [
+        (of("llama"), [INPUT, *ATTENTION], [AFTER, *MLP]),
+        (of("qwen3"), [INPUT, *ATTENTION, *QK], [AFTER, *MLP]),
+        (of("gemma2", **SCALED), [INPUT, *ATTENTION, AFTER], [BEFORE_MLP, *MLP, AFTER_MLP]),
+        (of("gemma3_text", **SCALED), [INPUT, *ATTENTION, *QK, AFTER], [BEFORE_MLP, *MLP, AFTER_MLP]),
+        (of("olmo2"), [*ATTENTION, *QK, AFTER], [*MLP, AFTER_MLP]),
+        (
+            of("granite", attention_scale=1.0, mlp_bias=True),
+            [INPUT, *ATTENTION],
+            [AFTER, *(name for weight in MLP for name in (weight, weight.replace("weight", "bias")))],
+        ),
+        (
+            of("internlm2"),
+            ["attention_norm.weight", *(f"attention.w{part}.weight" for part in "qkvo")],
+            ["ffn_norm.weight", *(f"feed_forward.w{number}.weight" for number in (1, 3, 2))],
+        ),
+    ],
+    ids=lambda value: value.family if isinstance(value, ModelConfig) else "",
+)
+def test_names_of_a_layer(model: ModelConfig, attention: list[str], mlp: list[str]) -> None:
+    for kind, names in (("attention", attention), ("mlp", mlp)):
+        held = [each.name for each in parameters(model, block(kind, 1))]
+        assert held == [f"model.layers.1.{name}" for name in names]
+
+
+@pytest.mark.parametrize(
+    ("family", "embedding", "head"),
+    [
+        ("llama", "model.embed_tokens.weight", "lm_head.weight"),
+        ("olmo2", "model.embed_tokens.weight", "lm_head.weight"),
+        ("internlm2", "model.tok_embeddings.weight", "output.weight"),
+    ],
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_names_of_both_ends(family: str, embedding: str, head: str, *, tied: bool) -> None:
+    model = of(family, tied_embeddings=tied)
+    assert [each.name for each in parameters(model, block("embed"))] == [embedding]
+    names = [each.name for each in parameters(model, block("head"))]
+    assert names == [embedding if tied else head, "model.norm.weight"]
