@@ -12,7 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 from ratrain.ratrain_ir.frontend.families import FAMILY
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
-from ratrain.targets.runtime.weights import named_parameters, random_weights, read_weights, stored_layout, write_weights
+from ratrain.targets.runtime.weight_files import write_weights
+from ratrain.targets.runtime.weights import named_parameters, random_weights, read_weights, stored_layout
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.tensor_file import Float32
