@@ -10,8 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attrs import define, field
-
 from ratrain.ratrain_ir.diagnostics import nearest
 from ratrain.ratrain_ir.frontend.families import ARCHITECTURES, FAMILIES
 from ratrain.ratrain_ir.frontend.hf_keys import (
@@ -23,18 +21,11 @@ from ratrain.ratrain_ir.frontend.hf_keys import (
 )
 from ratrain.ratrain_ir.frontend.hf_rope import positions
 from ratrain.ratrain_ir.frontend.hf_rules import WINDOW_OF_QWEN, activation, biases, layers, scales
+from ratrain.ratrain_ir.frontend.hf_translation import Translation
 from ratrain.ratrain_ir.frontend.text import shown
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.fields import Report
-
-
-@define
-class Translation:
-    """Fields of a `ModelConfig`, values as the file has them, and the key of the file each field is known by."""
-
-    fields: dict[str, object] = field(factory=dict)
-    keys: dict[str, str] = field(factory=dict)
 
 
 def translate(data: Mapping[str, object], report: Report) -> Translation | None:

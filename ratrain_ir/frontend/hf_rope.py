@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ratrain.ratrain_ir.frontend.fields import Report
-    from ratrain.ratrain_ir.frontend.hf_config import Translation
+    from ratrain.ratrain_ir.frontend.hf_translation import Translation
 
 _KINDS = "supported are default, linear, dynamic, llama3 and yarn"
 _NAMED = ("rope_type", "type", "rope_theta", "partial_rotary_factor")

@@ -117,22 +117,30 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def saved(name: str, folder: Path) -> Any:
-    """A model of `transformers` with random weights, norms and biases included, saved in a folder."""
+def drawn(config: Any) -> Any:
+    """A model of `transformers` with random weights, norms and biases included."""
     import torch
     import transformers
 
-    model_type, keys = MODELS[name]
     torch.manual_seed(3)
-    given = {
-        key: value for key, value in keys.items() if value is not None or key in ("sliding_window", "pad_token_id")
-    }
-    config = transformers.AutoConfig.for_model(model_type, **given)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def saved(name: str, folder: Path) -> Any:
+    """A model of `transformers` with random weights, saved in a folder."""
+    import transformers
+
+    model_type, keys = MODELS[name]
+    given = {
+        key: value for key, value in keys.items() if value is not None or key in ("sliding_window", "pad_token_id")
+    }
+    config = transformers.AutoConfig.for_model(model_type, **given)
+    model = drawn(config)
     model.save_pretrained(folder)
     return model
 

@@ -12,7 +12,7 @@ import pytest
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from tests.end_to_end.tiny_runs import start
-from tests.parity.test_families import LLAMA3, LOSS, YARN, program_of, reference
+from tests.parity.test_families import LLAMA3, LOSS, YARN, drawn, program_of, reference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,18 +91,11 @@ def tiny(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def losses(folder: Path, data: Mapping[str, Any]) -> tuple[float, float]:
     """Of the first step: here, and by `transformers`, with weights it drew and one configuration that both read."""
-    import torch
     import transformers
 
     (folder / "config.json").write_text(json.dumps(data), "utf-8")
     model = load_model(str(folder / "config.json"))
-    torch.manual_seed(3)
-    config = transformers.AutoConfig.from_pretrained(folder)
-    network = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            if parameter.ndim == 1:
-                parameter += 0.2 * torch.randn_like(parameter)
+    network = drawn(transformers.AutoConfig.from_pretrained(folder)).eval()
     network.save_pretrained(folder / "weights")
     program = program_of(model)
     weights = str(folder / "weights" / "model.safetensors")

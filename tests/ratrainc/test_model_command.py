@@ -96,7 +96,7 @@ def test_a_sequence_is_as_long_as_asked_and_as_positions_allow(capsys: pytest.Ca
 
 def test_what_is_not_supported_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "config.json")
-    odd = {"rope_scaling": {"rope_type": "yarn"}, "mlp_bias": True, "novelty": 1, "vocab_size": "many"}
+    odd = {"rope_scaling": {"rope_type": "longrope"}, "qk_norm": True, "novelty": 1, "vocab_size": "many"}
     Path(path).write_text(json.dumps(hugging_face_config(MODEL) | odd))
     assert main(["model", path, "--json"]) == 1
     facts = json.loads(capsys.readouterr().out)
@@ -105,7 +105,7 @@ def test_what_is_not_supported_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert sorted({problem["code"] for problem in facts["diagnostics"]}) == ["RT060", "RT061"]
     assert main(["model", path]) == 1
     shown = capsys.readouterr()
-    assert "is not supported, for: rope_scaling, mlp_bias, novelty" in shown.out
+    assert "is not supported, for: rope_scaling, qk_norm, novelty" in shown.out
     assert shown.err.count("RT06") == 4
     assert main(["model", str(tmp_path / "none.json")]) == 1
     assert "RT002" in capsys.readouterr().err
