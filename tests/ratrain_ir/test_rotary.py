@@ -142,3 +142,14 @@ def test_parameters_out_of_range_make_no_scaling() -> None:
     assert make_scaling("linear", {"factor": 0.5}) is None
     assert make_scaling("yarn", YARN | {"attention_factor": 0.0}) is None
     assert make_scaling("llama3", LLAMA3 | {"high_freq_factor": 1.0}) is None
+
+
+@pytest.mark.parametrize("factor", [1.0, 8.0])
+def test_dynamic_scaling_changes_nothing_within_its_positions(factor: float) -> None:
+    """`_compute_dynamic_ntk_parameters` with sequences of `max_position_embeddings` or fewer: a base of theta * 1."""
+    made = make_scaling("dynamic", {"factor": factor, "original_positions": 32.0})
+    assert made is not None
+    got, growth = rope_frequencies(1e4, 64, str(made))
+    assert got.tobytes() == rope_frequencies(1e4, 64)[0].tobytes()
+    assert growth == 1.0
+    assert make_scaling("dynamic", {"factor": factor, "original_positions": 0.5}) is None

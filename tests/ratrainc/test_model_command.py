@@ -12,6 +12,7 @@ from attrs import evolve
 from ratrain.passes.recovery.rewriting import CHOICES, rewritten, same_for_all
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.model_files import load_model, preset_names
+from ratrain.ratrain_ir.frontend.plan_text import plan_to_toml
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import BlockOp, Forward
 from ratrain.ratrain_ir.types import aligned
@@ -117,3 +118,16 @@ def test_plan_says_what_it_plans_for(capsys: pytest.CaptureFixture[str]) -> None
         assert main([*words, *more]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[:2] == summary(model_facts(load_model("qwen2.5-0.5b"), 128))
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.0])
+def test_dropout_of_granite_that_is_not_applied_is_said(
+    dropout: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    granite = evolve(MODEL, family="granite", attention_scale=0.25)
+    config = {**hugging_face_config(granite), "attention_dropout": dropout}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    (tmp_path / "plan.toml").write_text(plan_to_toml(make_plan(granite)), "utf-8")
+    assert main(["compile", "--model", str(tmp_path), "--plan", str(tmp_path / "plan.toml")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("attention_dropout 0.1 of its config.json: without effect" in said) is (dropout > 0)
