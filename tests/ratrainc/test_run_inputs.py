@@ -15,6 +15,7 @@ import pytest
 from attrs import evolve, fields
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Severity
+from ratrain.ratrain_ir.frontend.families import FAMILY
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrainc.cli import main
@@ -37,6 +38,21 @@ if TYPE_CHECKING:
 # Weights and the model that computes with them
 
 BAICHUAN = evolve(MODEL, family="baichuan", kv_heads=4, packed_qkv=True)
+
+
+def of(family: str, **fields: Any) -> ModelConfig:
+    """The toy in another family."""
+    return evolve(MODEL, family=family, **{**FAMILY[family].implied, **fields})
+
+
+def all_of(model: ModelConfig) -> dict[str, Any]:
+    """Every field of a model of another family."""
+    return {field.name: getattr(model, field.name) for field in fields(ModelConfig)}
+
+
+GEMMA = {"attention_scale": 0.25, "embedding_scale": MODEL.hidden_size**0.5, "sliding_window": 4}
+GEMMA2, GEMMA3 = of("gemma2", **GEMMA), of("gemma3_text", **GEMMA, local_rope_theta=500.0)
+GRANITE = of("granite", attention_scale=0.25)
 # Of every field that changes what a model computes: a model, and another value of the field in an otherwise possible model.
 OTHERS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "vocab_size": (MODEL, {"vocab_size": 99}),
@@ -54,14 +70,32 @@ OTHERS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "tied_embeddings": (MODEL, {"tied_embeddings": True}),
     "normalised_head": (BAICHUAN, {"normalised_head": True}),
     "learned_positions": (GPT2, {"learned_positions": 20}),
+    "norm": (MODEL, all_of(GPT2)),
+    "gated_mlp": (MODEL, all_of(GPT2)),
+    "norm_placement": (MODEL, all_of(of("olmo2"))),
+    "norm_unit_offset": (MODEL, all_of(GEMMA2)),
+    "qk_norm": (MODEL, all_of(of("qwen3"))),
+    "o_bias": (MODEL, {"qkv_bias": True, "o_bias": True}),
+    "mlp_bias": (MODEL, {"mlp_bias": True}),
+    "activation": (MODEL, {"activation": "gelu"}),
+    "rotary_dim": (of("phi3"), {"rotary_dim": 4}),
+    "rope_scaling": (MODEL, {"rope_scaling": "linear 2"}),
+    "local_rope_theta": (GEMMA3, {"local_rope_theta": 600.0}),
+    "layer_kinds": (GEMMA2, {"layer_kinds": "w" * (MODEL.layers - 1) + "f"}),
+    "attention_scale": (GRANITE, {"attention_scale": 0.5}),
+    "attention_softcap": (GEMMA2, {"attention_softcap": 5.0}),
+    "logit_softcap": (GEMMA3, {"logit_softcap": 5.0}),
+    "embedding_scale": (GRANITE, {"embedding_scale": 12.0}),
+    "residual_scale": (GRANITE, {"residual_scale": 0.5}),
+    "logit_scale": (GRANITE, {"logit_scale": 0.125}),
 }
 SAME = {
     "name": (MODEL, {"name": "another"}),
     "family": (MODEL, {"family": "mistral"}),
     "inert": (MODEL, {"inert": {"max_position_embeddings": 77, "eos_token_id": 3}}),
 }
-UNSEEN = {"packed_qkv", "initializer_range"}
-"""How weights are stored, which their names and shapes say, and how others are drawn."""
+UNSEEN = {"packed_qkv", "initializer_range", "rope_interleaved"}
+"""How weights are stored, which their names and shapes say, how others are drawn, and what no family chooses."""
 
 
 def test_every_field_of_a_model_is_among_them() -> None:
