@@ -65,11 +65,19 @@ class PassContext:
         if self._timed is None or self._timed[0] is not module.model or self._timed[1] is not module.plan:
             self._timed = module.model, module.plan
             self._seconds_of_like.clear()
-        like = likeness(op, stage.index)
+        like = likeness(op, stage.index), _layer_like(op, module.model)
         seconds = self._seconds_of_like.get(like)
         if seconds is None:
             seconds = self._seconds_of_like[like] = self.target.op_seconds(module, stage, op)
         return seconds
+
+
+def _layer_like(op: Op, model: ModelConfig) -> int | None:
+    """The layer that stands for that of an op on a block where layers differ; None where none do."""
+    block = getattr(op, "block", None)
+    if not model.layer_kinds or block is None or block.layer is None:
+        return None
+    return model.first_alike(block.layer)
 
 
 PATH = "path"
