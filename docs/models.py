@@ -16,12 +16,11 @@ from attrs import frozen
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
-from tests.end_to_end.tiny_runs import start  # noqa: E402
-from tests.parity.test_families import MODELS, gradients, program_of, reference, saved  # noqa: E402
-
 from ratrain.ratrain_ir.frontend.families import FAMILY, Family  # noqa: E402
 from ratrain.ratrain_ir.frontend.model_files import load_model  # noqa: E402
 from ratrain.ratrainc.markdown_text import wrapped  # noqa: E402
+from tests.end_to_end.tiny_runs import start  # noqa: E402
+from tests.parity.test_families import MODELS, gradients, program_of, reference, saved  # noqa: E402
 
 HEAD = """# Models
 
