@@ -110,7 +110,6 @@ def page() -> str:
         row = measured(name)
         figures = " | ".join(f"{figure:.1e}" for figure in (row.loss, row.gradient, row.f16, row.bf16))
         lines.append(f"| {name} | {row.parameters:,} | {figures} |\n")
-        print(name, figures)
     return "".join(lines)
 
 
