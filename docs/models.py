@@ -110,7 +110,7 @@ def page() -> str:
         row = measured(name)
         figures = " | ".join(f"{figure:.1e}" for figure in (row.loss, row.gradient, row.f16, row.bf16))
         lines.append(f"| {name} | {row.parameters:,} | {figures} |\n")
-    return "".join(lines)
+    return wrapped("".join(lines))
 
 
 if __name__ == "__main__":
