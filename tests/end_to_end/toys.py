@@ -30,12 +30,11 @@ GEMMA3 = in_family(
     layer_kinds="wfw",
     local_rope_theta=100.0,
     attention_scale=0.3,
-    attention_softcap=5.0,
     logit_softcap=3.0,
     embedding_scale=24**0.5,
     rope_scaling="linear 2",
 )
-"""Norms before and after what a block computes, normed heads, capped scores and logits, layers of two kinds."""
+"""Norms before and after what a block computes, normed heads, capped logits, layers of two kinds."""
 OLMO2 = in_family(UNEVEN, "olmo2", qkv_bias=True, o_bias=True)
 """Norms after what a block computes only, and of whole projections."""
 GRANITE = in_family(
