@@ -151,7 +151,7 @@ def started(task: Task, saved: Path | None) -> tuple[list[TrainingRun], list[Com
     """Both runs, from a save or from the same random weights, and the steps compared before."""
     runs = []
     for name, job, program in zip(NAMES, task.jobs, programs(task.plan), strict=True):
-        stream, _ = open_data(program, DataChoice(task.data))
+        stream, _ = open_data(program, DataChoice((task.data,) if task.data else ()))
         settings = RunSettings(steps=1 << 40, start=Start(checkpoint=str(saved / name) if saved else None))
         runs.append(prepare(program, stream, settings, kernel_set("fast"), job.processes(program)))
         for warning in runs[-1].warnings:

@@ -460,7 +460,13 @@ OPTIONS = {
     "run": Command(
         "x.rtx --data book.txt --steps 2 --threads 1 --log l.jsonl",
         {
-            "--data": Option("the text", "--data other.txt"),
+            "--data": Option("what it trains on", "--data other.txt"),
+            "--text-key": Option(
+                "the field of a JSONL line that is its text",
+                "--text-key body",
+                "x.rtx --steps 2 --log l.jsonl --data d.jsonl",
+            ),
+            "--eos": Option("the token at the end of documents", "--eos 7"),
             "--data-dtype": Option(
                 "the type of a token file's elements",
                 "--data-dtype uint32",

@@ -8,17 +8,25 @@ from attrs import evolve, frozen
 
 from ratrain.targets.runtime.mpi.layout import RankOrder, Reduction
 
+TEXT_KEY = "text"
+TOKENIZERS_EOS = "tokenizer"
+"""In place of a token's number: the one that the tokenizer has for the end of a document."""
+
 
 @frozen
 class DataChoice:
     """Which data a run trains on, and what makes tokens of them."""
 
-    path: str | None = None
-    """text or token file; None: the built-in text"""
+    paths: tuple[str, ...] = ()
+    """texts, JSONL, or token files, and folders of them; none: the built-in text"""
     dtype: str | None = None
     """type of the tokens of a .bin file; None: the vocabulary decides"""
     tokenizer: str | None = None
     """a tokenizer.json for text; `BYTES`: a byte is a token; None: the tokenizer of weights or checkpoint, if any, else bytes"""
+    text_key: str | None = None
+    """the field of a JSONL line that is its document; None: `TEXT_KEY`"""
+    eos: str | None = None
+    """what follows each document: a token's number, or `TOKENIZERS_EOS`; None: nothing"""
 
 
 @frozen

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, evolve
 
 from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.ratrainc.run_choices import TEXT_KEY, TOKENIZERS_EOS, DataChoice
 from ratrain.targets.runtime.checkpoint_series import kept_tokenizer
+from ratrain.targets.runtime.corpus import DOCUMENTS, TOKENS, data_files, ended, joined
 from ratrain.targets.runtime.data import TEXT_VOCABULARY, TokenStream, builtin_text_tokens, open_tokens
 from ratrain.targets.runtime.evaluation import HeldOut, held_out, split_stream
+from ratrain.targets.runtime.jsonl import Fields, open_jsonl
 from ratrain.targets.runtime.settings import Evaluation, Start
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.run_choices import DataChoice
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.tokenizer import TokenizerChoice
+    from ratrain.targets.runtime.tokenizer import Encoder, TokenizerChoice
 
 
 BYTES = "bytes"
@@ -30,15 +35,19 @@ def open_data(
 
     Raises `DiagnosticError` RT002 and RT090 where data or tokenizer cannot be used.
     """
-    held_out_of, vocab = evaluation or Evaluation(), program.model.vocab_size
-    tokenizer = partial(_tokenizer, choice.tokenizer, start or Start(), vocab)
-    stream = _open(choice.path, choice, held_out_of, tokenizer, vocab)
+    held_out_of = evaluation or Evaluation()
+    files, held_files = data_files(choice.paths), data_files(held_out_of.paths)
+    _refuse_unread(choice, [*files, *held_files])
+    reader = _Reader(choice, start or Start(), program.model.vocab_size)
+    stream = reader.stream(choice.paths, files, choice.dtype)
     if held_out_of.every is None:
         return stream, None
-    if held_out_of.path is None:
+    if not held_out_of.paths:
         stream, held = split_stream(stream, held_out_of.fraction)
     else:
-        held = _open(held_out_of.path, choice, held_out_of, tokenizer, vocab)
+        of_tokens = _kinds(held_files) == {TOKENS}
+        # what the type of a token is may be said of the other data alone
+        held = reader.stream(held_out_of.paths, held_files, choice.dtype if of_tokens else None)
     return stream, held_out(held, program.plan, held_out_of.batches)
 
 
@@ -65,34 +74,126 @@ def companion_files(choice: DataChoice, start: Start | None = None) -> dict[str,
     return replaced_companions(beside, files_of_tokenizer(choice.tokenizer))
 
 
-def _open(
-    path: str | None,
-    choice: DataChoice,
-    evaluation: Evaluation,
-    tokenizer_of_text: Callable[[], TokenizerChoice | None],
-    vocab_size: int,
-) -> TokenStream:
-    if path is not None and Path(path).suffix.lower() == ".bin":
-        if choice.tokenizer is not None:
+def _kinds(files: Sequence[str]) -> set[str]:
+    """The endings that say how files are read; any other is a text's."""
+    return {suffix if (suffix := Path(file).suffix.lower()) in (TOKENS, DOCUMENTS) else "" for file in files}
+
+
+def _refuse_unread(choice: DataChoice, files: Sequence[str]) -> None:
+    """Refuse a key that none of the data would be read by."""
+    if choice.text_key is not None and DOCUMENTS not in _kinds(files):
+        fail(
+            "RT090",
+            f"a text key ({shown(choice.text_key)}) is given, but none of the data is JSONL",
+            help=f"only a file whose name ends in {DOCUMENTS} has keys: rename it, or leave out --text-key",
+        )
+
+
+@define(eq=False, slots=False)
+class _Reader:
+    """Reads data as a run was told to, for one vocabulary."""
+
+    choice: DataChoice
+    start: Start
+    vocab_size: int
+
+    def stream(self, paths: Sequence[str], files: Sequence[str], dtype: str | None) -> TokenStream:
+        """The stream of some files, which the paths name; without any, of the built-in text."""
+        kinds = _kinds(files)
+        if TOKENS in kinds:
+            self._refuse_for_tokens(files, kinds)
+            streams = [open_tokens(file, vocab_size=self.vocab_size, dtype=dtype) for file in files]
+        else:
+            streams = [self._text(file, dtype) for file in files or (None,)]
+        name = streams[0].name if paths == (streams[0].name,) or not paths else self._name(paths, files)
+        whole = streams[0] if len(streams) == 1 else joined(name, streams)
+        plain = len(streams) == 1 and DOCUMENTS not in kinds and self.choice.eos is None
+        return whole if plain else evolve(whole, name=name, reading=self._reading(streams, kinds, whole))
+
+    def _name(self, paths: Sequence[str], files: Sequence[str]) -> str:
+        """What several files are called together."""
+        others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        return f"{paths[0]}{others} ({len(files)} files)" if len(files) > 1 else f"{paths[0]}{others}"
+
+    def _reading(self, streams: Sequence[TokenStream], kinds: set[str], whole: TokenStream) -> dict[str, Any]:
+        """What a checkpoint records of how data were read."""
+        reading: dict[str, Any] = {"files": [[stream.name, stream.digest] for stream in streams]}
+        if DOCUMENTS in kinds:
+            reading["text_key"] = self._fields.names[0]
+        if whole.documents is not None:
+            reading |= {"documents": len(whole.documents), "eos": self._eos}
+        return reading
+
+    def _refuse_for_tokens(self, files: Sequence[str], kinds: set[str]) -> None:
+        if len(kinds) > 1:
+            named = {kind: next(file for file in files if _kinds([file]) == {kind}) for kind in kinds}
+            text = f"'{named.pop(TOKENS)}' holds token numbers, and '{next(iter(named.values()))}' text"
+            fail("RT090", text, help="train on one or the other; or make token numbers of the text")
+        for what, given in (("tokenizer", self.choice.tokenizer), ("token at the end of documents", self.choice.eos)):
+            if given is not None:
+                fail(
+                    "RT090",
+                    f"a {what} is given, but '{files[0]}' holds token numbers already",
+                    help=f"leave out the {what}, or name a text file",
+                )
+
+    def _text(self, file: str | None, dtype: str | None) -> TokenStream:
+        """A text, or the documents of a JSONL file, with what ends them."""
+        if file is not None and _kinds([file]) == {DOCUMENTS} and dtype is None:
+            return open_jsonl(file, self._fields, vocab_size=self.vocab_size, eos=self._eos, encoder=self._encoder)
+        smallest = self.vocab_size if self._encoder is None else TEXT_VOCABULARY
+        text = (
+            builtin_text_tokens(vocab_size=smallest)
+            if file is None
+            else open_tokens(file, vocab_size=smallest, dtype=dtype)
+        )
+        if self._encoder is not None:
+            from ratrain.targets.runtime.tokenizer import tokenized
+
+            text = tokenized(text, self._encoder, vocab_size=self.vocab_size)
+        return text if self._eos is None else ended(text, self._eos)
+
+    @property
+    def _fields(self) -> Fields:
+        return Fields((TEXT_KEY if self.choice.text_key is None else self.choice.text_key,))
+
+    @cached_property
+    def _encoder(self) -> Encoder | None:
+        """What makes tokens of text; None: a byte is a token."""
+        choice = _tokenizer(self.choice.tokenizer, self.start, self.vocab_size)
+        if choice is None:
+            return None
+        from ratrain.targets.runtime.tokenizer import encoder_of
+
+        return encoder_of(choice)
+
+    @cached_property
+    def _eos(self) -> int | None:
+        """The token that follows each document."""
+        said = self.choice.eos
+        if said is None:
+            return None
+        if said == TOKENIZERS_EOS:
+            if self._encoder is None:
+                fail(
+                    "RT090",
+                    "the token at the end of documents shall be the tokenizer's, but there is no tokenizer: a token is a byte",
+                    help="name a token that no text has by its number, --eos 0, or a --tokenizer",
+                )
+            number = self._encoder.end_of_document()
+        elif said.isascii() and said.isdecimal() and len(said) < 20:
+            number = int(said)
+        else:
+            text = f"{shown(said)} is no token that could end a document"
             fail(
                 "RT090",
-                f"a tokenizer is given, but '{path}' holds token numbers already",
-                help="leave out the tokenizer, or name a text file",
+                text,
+                help=f"--eos 2 names it by its number, --eos {TOKENIZERS_EOS} takes that of the tokenizer",
             )
-        return open_tokens(path, vocab_size=vocab_size, dtype=choice.dtype)
-    dtype = None if path == evaluation.path else choice.dtype  # it may be that of the other file
-    tokenizer = tokenizer_of_text()
-    smallest = vocab_size if tokenizer is None else TEXT_VOCABULARY
-    text = (
-        builtin_text_tokens(vocab_size=smallest)
-        if path is None
-        else open_tokens(path, vocab_size=smallest, dtype=dtype)
-    )
-    if tokenizer is None:
-        return text
-    from ratrain.targets.runtime.tokenizer import tokenized
-
-    return tokenized(text, tokenizer, vocab_size=vocab_size)
+        if number >= self.vocab_size:
+            text = f"the token at the end of documents, {number}, is outside the vocabulary of {self.vocab_size} tokens"
+            fail("RT090", text, help=f"name one below {self.vocab_size}")
+        return number
 
 
 def _tokenizer(named: str | None, start: Start, vocab_size: int) -> TokenizerChoice | None:

@@ -33,6 +33,7 @@ Examples:
   ratrainc run tiny.rtx --data book.txt --steps 200 --resume run1 --save run1
   ratrainc run tiny.rtx --data book.txt --steps 500 --eval-every 100 --plot loss.svg
   ratrainc run 1b.rtx --data corpus.txt --tokenizer tokenizer.json --steps 100
+  ratrainc run 1b.rtx --data shards/ --data more.jsonl --init llama/ --eos tokenizer --order documents --steps 100
   ratrainc run 1b.rtx --data tokens.bin --order sequential --init model.safetensors --steps 20
   ratrainc run tiny.rtx --steps 5 --interleave 7               another legal order, the same losses
   mpirun -n 4 ratrainc run tiny.rtx --steps 100 --engine mpi   a process a rank, the same losses
@@ -45,10 +46,23 @@ _MOST_THREADS = 1 << 16
 @click.argument("file", type=Source("program"), metavar="FILE.rtx|FILE.rtir")
 @click.option(
     "--data",
-    "data_path",
+    "data_paths",
     type=Source("data"),
-    metavar="TEXT|TOKENS.bin",
-    help="UTF-8 text (byte tokens) or token file. Default: Python's own help texts.",
+    multiple=True,
+    metavar="TEXT|DOCS.jsonl|TOKENS.bin|DIR",
+    help="UTF-8 text (byte tokens), JSONL with a document a line, token file, or a folder of them; again for more. Default: Python's own help texts.",
+)
+@click.option(
+    "--text-key",
+    "data_text_key",
+    metavar="KEY",
+    help="The field of a JSONL line that is its text. Default: text.",
+)
+@click.option(
+    "--eos",
+    "data_eos",
+    metavar="ID|tokenizer",
+    help="End every document (a JSONL line, a text file) with this token, --eos 2, or with the tokenizer's own. Default: nothing between documents.",
 )
 @click.option(
     "--data-dtype",
@@ -192,10 +206,11 @@ _MOST_THREADS = 1 << 16
 )
 @click.option(
     "--eval-data",
-    "settings_evaluation_path",
+    "settings_evaluation_paths",
     type=Source("data"),
-    metavar="TEXT|TOKENS.bin",
-    help="Held-out data. Default: the last part of --data.",
+    multiple=True,
+    metavar="TEXT|DOCS.jsonl|TOKENS.bin|DIR",
+    help="Held-out data; again for more. Default: the last part of --data.",
 )
 @click.option(
     "--eval-fraction",
@@ -235,7 +250,14 @@ _MOST_THREADS = 1 << 16
     type=click.IntRange(min=0),
     help="Seed of initial weights and data order. Default: the plan's.",
 )
-@choice_option("--order", "settings_order", "shuffled", "sequential", text="Order of the training sequences.")
+@choice_option(
+    "--order",
+    "settings_order",
+    "shuffled",
+    "sequential",
+    "documents",
+    text="Training sequences in another random order for each pass, as they stand, or as they stand after shuffling whole documents.",
+)
 @machine_option
 @json_option
 @in_groups(
@@ -305,7 +327,7 @@ def _refuse_contradictions(settings: RunSettings, ranks: Ranks, threads: int | N
         raise click.UsageError("--interleave is for the local engine: over MPI the order is that of the machine")
     if saving.directory is None and saving.every is not None:
         raise click.UsageError("--save-every says when to save, --save DIR where: that is missing")
-    if evaluation.every is None and (evaluation.path is not None or evaluation.batches is not None):
+    if evaluation.every is None and (evaluation.paths or evaluation.batches is not None):
         raise click.UsageError("--eval-every says when to evaluate: it is missing")
     if ranks.engine == "local":
         refuse_idle("is for processes: it goes with --engine mpi", "ranks_order", "ranks_reduction")
@@ -313,7 +335,7 @@ def _refuse_contradictions(settings: RunSettings, ranks: Ranks, threads: int | N
         raise click.UsageError("--interleave takes instructions one by one: it does not go with --threads above 1")
     if saving.every is None:
         refuse_idle("goes with --save-every: a checkpoint at the end is one", "settings_saving_keep_last")
-    if evaluation.every is None or evaluation.path is not None:
+    if evaluation.every is None or evaluation.paths:
         why = "cuts --data for --eval-every: it does not go with --eval-data"
         refuse_idle(why, "settings_evaluation_fraction")
 

@@ -1,7 +1,7 @@
 """Training data: a stream of tokens, and which of its sequences each micro-batch of each step trains on.
 
-A file named `*.bin` holds token numbers, little-endian, two or four bytes each; any other file is UTF-8 text, read as one
-token a byte. Files are read where they are used (`token_file`), so their size is bounded by the disk only.
+A file named `*.bin` holds token numbers, little-endian, two or four bytes each; one named `*.jsonl` documents (`jsonl`); any other
+is UTF-8 text, read as one token a byte. Files are read where they are used (`token_file`), so their size is bounded by the disk only.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, Note, fail
 from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
 from ratrain.ratrain_ir.ops import Part, Piece
+from ratrain.targets.runtime.documents import Documents, PiecedTokens, Positions, bounds_of, pieced
 from ratrain.targets.runtime.settings import Order
 from ratrain.targets.runtime.token_file import FileTokens, better_type, check_width, file_bytes
 
-Tokens = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32] | FileTokens
+Tokens = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32] | FileTokens | PiecedTokens
 
 TEXT_VOCABULARY = 256
 """Tokens of byte-level text."""
@@ -39,6 +40,8 @@ _DIGESTED = 1 << 20  # bytes at each end of a stream that its digest covers
 _SHOWN = 8  # bad tokens named one by one
 _LINE_FEED = 0x0A
 _ORDER_KEY = 0  # keeps the random numbers of the data order apart from those of the weights
+IGNORED_LABEL = -1
+"""In place of a label that is not in the loss."""
 
 
 @frozen(eq=False)
@@ -50,7 +53,8 @@ class TokenStream:
     tokens: Tokens
     """One-dimensional; read slice by slice where it comes from a file."""
     digest: str
-    """Bytes, token type, and a BLAKE2 hash of the first and last MiB: tells other data, at no cost for large files."""
+    """Bytes, token type, and a BLAKE2 hash of the first and last MiB and of where documents are: tells other data, at no cost for
+    large files."""
     token: str = BYTE
     """What a token is, in words."""
     part: str = ""
@@ -59,6 +63,15 @@ class TokenStream:
     """The tokenizer that made the tokens of a text."""
     found: str = ""
     """Where that one was found, in words, where nobody named it."""
+    documents: Documents | None = None
+    """Where its documents are, where that is known: not of token numbers."""
+    reading: Mapping[str, Any] = field(factory=dict)
+    """What else says how its documents were read, as a checkpoint records it: files, keys, the token at their ends."""
+
+    @property
+    def counts_all(self) -> bool:
+        """Whether every token is a label of the loss."""
+        return self.documents is None or self.documents.counted_from is None
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint records of the data, so that a later run can say what it was."""
@@ -68,13 +81,22 @@ class TokenStream:
             "tokens": len(self.tokens),
             "token": self.token,
             "tokenizer": self.tokenizer,
+            **self.reading,
         }
 
 
 def in_words(facts: Mapping[str, Any]) -> str:
-    """Data in words, from its `facts`: name, size, what a token is."""
+    """Data in words, from its `facts`: name, size, what a token is, what its documents are."""
     part = f", {facts['part']}" if facts["part"] else ""
-    return f"{facts['name']}{part}, {facts['tokens']:,} tokens; a token is {facts['token']}"
+    words = f"{facts['name']}{part}, {facts['tokens']:,} tokens; a token is {facts['token']}"
+    if isinstance(facts.get("documents"), int):
+        end = facts.get("eos")
+        words += f"; {facts['documents']:,} documents, " + (
+            f"each ended by token {end}" if end is not None else "no token at their ends"
+        )
+    if isinstance(facts.get("completion_key"), str):
+        words += f"; only the field '{facts['completion_key']}' is in the loss"
+    return words
 
 
 def open_tokens(path: str, *, vocab_size: int, dtype: str | None = None) -> TokenStream:
@@ -111,7 +133,7 @@ def open_tokens(path: str, *, vocab_size: int, dtype: str | None = None) -> Toke
 def checked_stream(name: str, tokens: Tokens, vocab_size: int, token: str) -> TokenStream:
     """A stream of tokens. Raises RT090 where some are outside the vocabulary, with their positions."""
     _check_vocabulary(name, tokens, vocab_size)
-    return TokenStream(name, tokens, _digest(tokens), token)
+    return TokenStream(name, tokens, digest_of(tokens), token)
 
 
 def builtin_text_tokens(*, vocab_size: int = TEXT_VOCABULARY) -> TokenStream:
@@ -122,32 +144,38 @@ def builtin_text_tokens(*, vocab_size: int = TEXT_VOCABULARY) -> TokenStream:
     """
     from pydoc_data.topics import topics
 
-    _check_text_vocabulary("the built-in text", vocab_size)
+    check_text_vocabulary("the built-in text", vocab_size)
     text = "\n".join(topics[name] for name in sorted(topics))
     tokens = np.frombuffer(text.encode(), np.uint8)
-    return TokenStream("the built-in text", tokens, _digest(tokens))
+    return TokenStream("the built-in text", tokens, digest_of(tokens))
 
 
 def part_of_stream(stream: TokenStream, start: int, stop: int, words: str) -> TokenStream:
     """Tokens [start, stop) of a stream, with a digest of their own; `words` say which part that is."""
     tokens = _part(stream.tokens, start, stop)
-    return evolve(stream, tokens=tokens, digest=_digest(tokens), part=words)
+    documents = None if stream.documents is None else stream.documents.part(start, stop)
+    return evolve(stream, tokens=tokens, digest=digest_of(tokens, documents), part=words, documents=documents)
 
 
 def _part(tokens: Tokens, start: int, stop: int) -> Tokens:
-    return tokens.part(start, stop) if isinstance(tokens, FileTokens) else tokens[start:stop]
+    return tokens[start:stop] if isinstance(tokens, np.ndarray) else tokens.part(start, stop)
 
 
-def _digest(tokens: Tokens) -> str:
+def digest_of(tokens: Tokens, documents: Documents | None = None) -> str:
+    """What tells tokens from others, at no cost for large files, and documents in them: `TokenStream.digest`."""
     size = tokens.dtype.itemsize
     count = _DIGESTED // size
     ends = hashlib.blake2b(tokens[:count].tobytes(), digest_size=16)
     ends.update(tokens[max(count, len(tokens) - count) :].tobytes())
+    if documents is not None and (len(documents) > 1 or documents.counted_from is not None):
+        ends.update(documents.bounds.tobytes())
+        if documents.counted_from is not None:
+            ends.update(documents.counted_from.tobytes())
     return f"{len(tokens) * size}-{tokens.dtype.name}-{ends.hexdigest()}"
 
 
-def _chunks(tokens: Tokens) -> Iterator[tuple[int, NDArray[Any]]]:
-    """The stream in pieces, each with the position of its first token."""
+def chunks_of(tokens: Tokens) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Tokens in pieces, each with the position of its first token."""
     for start in range(0, len(tokens), _CHUNK):
         yield start, tokens[start : start + _CHUNK]
 
@@ -159,7 +187,7 @@ def _check_vocabulary(path: str, tokens: Tokens, vocab_size: int) -> None:
     report = Diagnostics()
     total = 0
     help_text = ""
-    for start, chunk in _chunks(tokens):
+    for start, chunk in chunks_of(tokens):
         if int(chunk.max()) < vocab_size:
             continue
         bad = np.flatnonzero(chunk >= vocab_size)
@@ -187,7 +215,8 @@ def _other_type(tokens: Tokens, vocab_size: int) -> str:
     return f"use the tokenizer of this model; the tokens may also be of another type than {tokens.dtype.name}: --data-dtype"
 
 
-def _check_text_vocabulary(name: str, vocab_size: int) -> None:
+def check_text_vocabulary(name: str, vocab_size: int) -> None:
+    """Raise `DiagnosticError` RT090 where a vocabulary has too few tokens for one token a byte."""
     if vocab_size < TEXT_VOCABULARY:
         fail(
             "RT090",
@@ -198,24 +227,24 @@ def _check_text_vocabulary(name: str, vocab_size: int) -> None:
 
 
 def _open_text(path: str, vocab_size: int) -> TokenStream:
-    _check_text_vocabulary(path, vocab_size)
+    check_text_vocabulary(path, vocab_size)
     tokens = file_bytes(path)
     decoder = codecs.getincrementaldecoder("utf-8")()
     end = 0
     try:
-        for start, chunk in _chunks(tokens):
+        for start, chunk in chunks_of(tokens):
             end = start + len(chunk)
             decoder.decode(chunk.tobytes(), final=end == len(tokens))
     except UnicodeDecodeError as error:
         # The decoder keeps the bytes of an unfinished character: its error counts from the first of them.
         _not_utf8(path, tokens, end - len(error.object) + error.start)
-    return TokenStream(path, tokens, _digest(tokens))
+    return TokenStream(path, tokens, digest_of(tokens), documents=Documents(bounds_of([len(tokens)])))
 
 
 def _not_utf8(path: str, tokens: FileTokens, position: int) -> NoReturn:
     """Refuse a text for its byte at `position`; the column counts bytes."""
     line, line_start = 1, 0
-    for start, chunk in _chunks(tokens.part(0, position)):
+    for start, chunk in chunks_of(tokens.part(0, position)):
         feeds = np.flatnonzero(chunk == _LINE_FEED)
         line += len(feeds)
         line_start = start + int(feeds[-1]) + 1 if len(feeds) else line_start
@@ -228,14 +257,43 @@ def _not_utf8(path: str, tokens: FileTokens, position: int) -> NoReturn:
     )
 
 
+@frozen(eq=False)
+class _Pass:
+    """The stream as one pass over the data reads it."""
+
+    tokens: Tokens
+    documents: Documents | None
+
+
+def _in_order(tokens: Tokens, documents: Documents, order: Positions) -> _Pass:
+    """The stream with its documents in another order, read where they are."""
+    firsts = documents.bounds[:-1][order]
+
+    def read(number: int, low: int, high: int) -> NDArray[Any]:
+        first = int(firsts[number])
+        return tokens[first + low : first + high]
+
+    return _Pass(pieced(np.diff(documents.bounds)[order], read, tokens.dtype), documents.in_order(order))
+
+
+def _check_documents(stream: TokenStream) -> None:
+    """Refuse to shuffle documents that cannot be told apart, or of which there is one."""
+    help_text = "give documents as JSONL, one a line, or as several text files; or take --order shuffled, which shuffles sequences"
+    if stream.documents is None:
+        fail("RT090", f"'{stream.name}' does not say where its documents end: they cannot be shuffled", help=help_text)
+    if len(stream.documents) < 2:
+        fail("RT090", f"'{stream.name}' is one document: there is no other order of documents", help=help_text)
+
+
 @define(eq=False)
 class Batches:
     """Which sequences of a stream each step trains on.
 
     The stream is cut into n sequences of S = `plan.seq_len` tokens; the labels of a sequence are the tokens one later, so
     that n = (tokens - 1) div S. Steps take G = `plan.global_batch` sequences each, in the stream's order again and again,
-    or in another random order for every pass over the data. All methods are pure functions of their arguments and may be
-    called from several threads. Raises RT090 where the stream is too short for one sequence.
+    or in another random order for every pass over the data; or documents are put into another random order for every pass,
+    and cut into sequences then. All methods are pure functions of their arguments and may be called from several threads.
+    Raises RT090 where the stream is too short for one sequence, or has no documents to put into another order.
     """
 
     stream: TokenStream
@@ -244,10 +302,13 @@ class Batches:
     seed: int
     sequences: int = field(init=False)
     """n, the sequences of one pass over the data."""
-    _permutations: dict[int, NDArray[np.int64]] = field(init=False, factory=dict, repr=False)
+    _permutations: dict[int, Positions] = field(init=False, factory=dict, repr=False)
+    _passes: dict[int, _Pass] = field(init=False, factory=dict, repr=False)
     _lock: Lock = field(init=False, factory=Lock, repr=False)
 
     def __attrs_post_init__(self) -> None:
+        if self.order == "documents":
+            _check_documents(self.stream)
         self.sequences = (len(self.stream.tokens) - 1) // self.plan.seq_len
         if self.sequences < 1:
             fail(
@@ -261,7 +322,21 @@ class Batches:
         """The sequence of the stream that is number `index` (below G) of a step's global batch; steps count from 0."""
         position = step * self.plan.global_batch + index
         epoch, place = divmod(position, self.sequences)
-        return place if self.order == "sequential" else int(self._permutation(epoch)[place])
+        return int(self._permutation(epoch, self.sequences)[place]) if self.order == "shuffled" else place
+
+    def counted(self, step: int) -> int:
+        """The labels of a step's global batch that are in the loss."""
+        if self.stream.counts_all:
+            return self.plan.tokens_per_step
+        numbers = range(self.plan.global_batch)
+        total = 0
+        for epoch in sorted({self._epoch_of(step, index) for index in numbers}):
+            taken = [self.sequence_of(step, index) for index in numbers if self._epoch_of(step, index) == epoch]
+            first = np.array(taken, np.int64) * self.plan.seq_len + 1
+            documents = self._pass(epoch).documents
+            assert documents is not None
+            total += documents.counted(first, first + self.plan.seq_len)
+        return total
 
     def fill(self, step: int, replica: int, piece: Piece, part: Part, out: NDArray[np.int32]) -> None:
         """Write the tokens, or the labels, of one micro-batch of one replica, or of a slice of it, into `out`, shape [b * S].
@@ -273,13 +348,32 @@ class Batches:
         size, length = plan.micro_batch_size, plan.seq_len
         shift = plan.first_position + (1 if part is Part.LABELS else 0)
         first = (replica * self.plan.micro_batches + micro_batch) * size
-        tokens = self.stream.tokens
         for row in range(size):
             start = self.sequence_of(step, first + row) * self.plan.seq_len + shift
-            out[row * length : (row + 1) * length] = tokens[start : start + length]
+            held, sequence = self._pass(self._epoch_of(step, first + row)), out[row * length : (row + 1) * length]
+            sequence[:] = held.tokens[start : start + length]
+            if part is Part.LABELS and held.documents is not None and held.documents.counted_from is not None:
+                sequence[~held.documents.is_counted(start, start + length)] = IGNORED_LABEL
 
-    def _permutation(self, epoch: int) -> NDArray[np.int64]:
-        """The order of the sequences in one pass: a function of seed and epoch only.
+    def _epoch_of(self, step: int, index: int) -> int:
+        """The pass over the data that number `index` of a step's global batch is in."""
+        return (step * self.plan.global_batch + index) // self.sequences
+
+    def _pass(self, epoch: int) -> _Pass:
+        """The stream as one pass reads it: as it stands, or with its documents in that pass's order."""
+        stream = self.stream
+        if self.order != "documents":
+            return _Pass(stream.tokens, stream.documents)
+        assert stream.documents is not None
+        order = self._permutation(epoch, len(stream.documents))
+        with self._lock:
+            if epoch not in self._passes:
+                near = {known: kept for known, kept in self._passes.items() if abs(known - epoch) == 1}
+                self._passes = {**near, epoch: _in_order(stream.tokens, stream.documents, order)}
+            return self._passes[epoch]
+
+    def _permutation(self, epoch: int, count: int) -> Positions:
+        """The order of the sequences, or of the documents, in one pass: a function of their number, seed and epoch only.
 
         Sorting raw generator output keeps it the same in every version of numpy, which guarantees the output of its bit
         generators but not that of `permutation`. A step at the end of an epoch reaches into the next: two are kept.
@@ -287,7 +381,7 @@ class Batches:
         with self._lock:
             if epoch not in self._permutations:
                 bits = np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(_ORDER_KEY, epoch)))
-                order = np.argsort(bits.random_raw(self.sequences), kind="stable")
+                order = np.argsort(bits.random_raw(count), kind="stable")
                 near = {known: kept for known, kept in self._permutations.items() if abs(known - epoch) == 1}
                 self._permutations = {**near, epoch: order}
             return self._permutations[epoch]

@@ -82,8 +82,10 @@ def held_out(stream: TokenStream, plan: Plan, most: int | None = None) -> HeldOu
 
 
 def split_stream(stream: TokenStream, fraction: float) -> tuple[TokenStream, TokenStream]:
-    """The part of a stream to train on, and its last `fraction`, which is held out."""
+    """The part of a stream to train on, and its last `fraction`, which is held out, from where its first document begins."""
     cut = len(stream.tokens) - round(len(stream.tokens) * fraction)
+    if stream.documents is not None:
+        cut = stream.documents.start_before(cut) or cut
     share = f"last {100 * fraction:g} %"
     training = part_of_stream(stream, 0, cut, f"without its {share}")
     held = part_of_stream(stream, cut, len(stream.tokens), "")

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 from attrs import frozen
 
-Order: TypeAlias = Literal["shuffled", "sequential"]
-"""In which order training sequences are visited."""
+Order: TypeAlias = Literal["shuffled", "sequential", "documents"]
+"""In which order training sequences are visited: at random, as they stand, or as they stand in documents that are at random."""
 
 
 @frozen
@@ -45,8 +45,8 @@ class Evaluation:
 
     every: int | None = None
     """steps from one evaluation to the next, and one at the end; None: none"""
-    path: str | None = None
-    """held-out data; None: the last `fraction` of the data, which is not trained on then"""
+    paths: tuple[str, ...] = ()
+    """held-out data; none: the last `fraction` of the data, which is not trained on then"""
     fraction: float = 0.05
     batches: int | None = None
     """batches of one evaluation; None: all there are"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,9 +12,11 @@ import numpy as np
 from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.files import is_there, read_text
+from ratrain.ratrain_ir.files import is_regular, is_there, read_text
+from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.targets.runtime.companions import TOKENIZER_FILE
 from ratrain.targets.runtime.data import TokenStream, checked_stream
+from ratrain.targets.runtime.documents import Documents, bounds_of
 from ratrain.targets.runtime.weights import model_directory
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
     from ratrain.targets.runtime.data import Tokens
 
+_SAYING_SPECIAL_TOKENS = ("tokenizer_config.json", "special_tokens_map.json")
 _OTHER_FORMATS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "merges.txt")
 
 _PIECE = 1 << 20  # bytes of text that are tokenised on their own
@@ -61,26 +65,86 @@ def tokenizer_beside(weights: str) -> str | None:
     return None
 
 
-def tokenized(text: TokenStream, tokenizer: TokenizerChoice, *, vocab_size: int) -> TokenStream:
+@frozen
+class Encoder:
+    """Makes tokens of texts with a tokenizer that is loaded; no special tokens are added."""
+
+    tokenizer: TokenizerChoice
+    loaded: Any
+
+    @property
+    def token(self) -> str:
+        """What a token is, in words."""
+        return f"one of the tokenizer '{self.tokenizer.name}'"
+
+    def __call__(self, source: str, texts: list[str]) -> list[NDArray[np.uint32]]:
+        """The tokens of each text; `source` is where they come from. Raises `DiagnosticError` RT090 where it cannot take them."""
+        try:
+            encodings = self.loaded.encode_batch(texts, add_special_tokens=False)
+        except Exception as error:  # noqa: BLE001 - the package raises no class of its own
+            fail("RT090", f"the tokenizer '{self.tokenizer.name}' cannot take '{source}': {error}")
+        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
+
+    def named(self, stream: TokenStream, name: str, documents: Documents | None, digest: str) -> TokenStream:
+        """A stream of its tokens, under the name of their text."""
+        choice = self.tokenizer
+        return evolve(stream, name=name, tokenizer=choice.name, found=choice.found, documents=documents, digest=digest)
+
+    def end_of_document(self) -> int:
+        """The token at the end of a document: `eos_token` of what belongs to the tokenizer.
+
+        Raises `DiagnosticError` RT002 and RT090 where nothing says which that is.
+        """
+        places = [Path(self.tokenizer.path).with_name(name) for name in _SAYING_SPECIAL_TOKENS]
+        said = ((place, _special_token(str(place), "eos_token")) for place in places if is_regular(place))
+        place, token = next((entry for entry in said if entry[1] is not None), (None, None))
+        if token is None:
+            fail(
+                "RT090",
+                f"nothing beside the tokenizer '{self.tokenizer.name}' says which token ends a document",
+                help=f"{_SAYING_SPECIAL_TOKENS[0]} with an eos_token belongs beside it; or name the token's number: --eos 2",
+            )
+        number = self.loaded.token_to_id(token)
+        if number is None:
+            text = (
+                f"'{place}' has {shown(token)} as eos_token, which the tokenizer '{self.tokenizer.name}' does not know"
+            )
+            fail("RT090", text, help="put the tokenizer's own token there, or name its number: --eos 2")
+        return int(number)
+
+
+def _special_token(path: str, key: str) -> str | None:
+    try:
+        held = json.loads(read_text(path, "tokenizer"))
+    except (ValueError, RecursionError):
+        fail(
+            "RT090",
+            f"'{path}' is no JSON",
+            help="put the file of the tokenizer back, or name the token's number: --eos 2",
+        )
+    token = held.get(key) if isinstance(held, dict) else None
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def encoder_of(tokenizer: TokenizerChoice) -> Encoder:
+    """The encoder of a tokenizer.json. Raises RT002 (cannot be read) and RT090: the package is not installed, the file is no tokenizer."""
+    return Encoder(tokenizer, _load(tokenizer.path))
+
+
+def tokenized(text: TokenStream, encoder: Encoder, *, vocab_size: int) -> TokenStream:
     """The tokens of a text, given as a stream of its UTF-8 bytes; no special tokens are added.
 
     The text is taken in pieces of about a MiB that end with a line: only a token that would span such an end can differ from
-    those of the whole text. Raises RT002 (cannot be read) and RT090: the package is not installed, the file is no
-    tokenizer, its tokens are outside the vocabulary.
+    those of the whole text. Raises RT090 where its tokens are outside the vocabulary.
     """
-    loaded = _load(tokenizer.path)
     encoded: list[NDArray[np.uint32]] = []
     pieces = iter(_pieces(text.tokens))
     while batch := list(islice(pieces, _TOGETHER)):
-        try:
-            encodings = loaded.encode_batch(batch, add_special_tokens=False)
-        except Exception as error:  # noqa: BLE001 - the package raises no class of its own
-            fail("RT090", f"the tokenizer '{tokenizer.name}' cannot take '{text.name}': {error}")
-        encoded += [np.array(encoding.ids, np.uint32) for encoding in encodings]
+        encoded += encoder(text.name, batch)
     tokens = np.concatenate(encoded)
-    token = f"one of the tokenizer '{tokenizer.name}'"
-    stream = checked_stream(f"{text.name} by {tokenizer.path}", tokens, vocab_size, token)
-    return evolve(stream, name=text.name, tokenizer=tokenizer.name, found=tokenizer.found)
+    stream = checked_stream(f"{text.name} by {encoder.tokenizer.path}", tokens, vocab_size, encoder.token)
+    return encoder.named(stream, text.name, Documents(bounds_of([len(tokens)])), stream.digest)
 
 
 def _load(path: str) -> Any:

@@ -71,6 +71,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         call("schedule --kind zb-h1 --stages 2 --micro-batches 4 -o split.csv")
         (folder / "book.txt").write_text("a book of few words and many letters. " * 20)
         (folder / "other.txt").write_text("other letters make another book. " * 20)
+        lines = [json.dumps({"text": f"text {n} of some words", "body": f"body {n} of others"}) for n in range(40)]
+        (folder / "d.jsonl").write_text("\n".join(lines))
         np.random.default_rng(0).integers(0, 255, 5000).astype(np.uint16).tofile(folder / "t.bin")
         call("run x.rtx --steps 1 --threads 1 --data book.txt --save ckpt --profile prof.json --run-dir where")
         call("export-weights ckpt -o w")

@@ -170,6 +170,9 @@ class FakeTokenizer:
     def from_str(content: str) -> FakeTokenizer:
         return FakeTokenizer(json.loads(content)["number"])
 
+    def token_to_id(self, token: str) -> int | None:
+        return 290 + self.number if token == "</s>" else None
+
     def no_truncation(self) -> None: ...
 
     def no_padding(self) -> None: ...
@@ -210,13 +213,13 @@ def choices(place: Path) -> dict[str, Choice]:
     """Data of as many kinds, no two of which are the same tokens; the name is in what is said of it."""
     book = str(place / "book.txt")
     return {
-        "book.txt, 2,400 tokens; a token is a byte": DataChoice(book, tokenizer=BYTES),
-        "other.txt, 2,400": DataChoice(str(place / "other.txt"), tokenizer=BYTES),
-        "without its last 20 %": (DataChoice(book, tokenizer=BYTES), Evaluation(every=2, fraction=0.2)),
-        "model1/tokenizer.json": DataChoice(book, tokenizer=str(place / "model1" / "tokenizer.json")),
-        "model2/tokenizer.json": DataChoice(book, tokenizer=str(place / "model2" / "tokenizer.json")),
-        "narrow.bin, 2,400 tokens; a token is a uint16": DataChoice(str(place / "narrow.bin")),
-        "wide.bin, 2,400 tokens; a token is a uint32": DataChoice(str(place / "wide.bin"), dtype="uint32"),
+        "book.txt, 2,400 tokens; a token is a byte": DataChoice((book,), tokenizer=BYTES),
+        "other.txt, 2,400": DataChoice((str(place / "other.txt"),), tokenizer=BYTES),
+        "without its last 20 %": (DataChoice((book,), tokenizer=BYTES), Evaluation(every=2, fraction=0.2)),
+        "model1/tokenizer.json": DataChoice((book,), tokenizer=str(place / "model1" / "tokenizer.json")),
+        "model2/tokenizer.json": DataChoice((book,), tokenizer=str(place / "model2" / "tokenizer.json")),
+        "narrow.bin, 2,400 tokens; a token is a uint16": DataChoice((str(place / "narrow.bin"),)),
+        "wide.bin, 2,400 tokens; a token is a uint32": DataChoice((str(place / "wide.bin"),), dtype="uint32"),
     }
 
 
@@ -267,7 +270,7 @@ def test_a_resume_with_other_tokens_is_refused_unless_told(place: Path) -> None:
 
 def test_a_checkpoint_knows_the_tokenizer_of_its_run(place: Path) -> None:
     """It is found with the weights, kept in the checkpoint when those are gone, and exported with the trained ones."""
-    book, checkpoint = DataChoice(str(place / "book.txt")), str(place / "checkpoint")
+    book, checkpoint = DataChoice((str(place / "book.txt"),)), str(place / "checkpoint")
     train(wide_program(), 1, save=str(place / "first"))
     export_weights(str(place / "first"), str(place / "weights"))
     (place / "weights" / "model.safetensors").rename(place / "model1" / "model.safetensors")
@@ -291,7 +294,7 @@ def test_a_checkpoint_knows_the_tokenizer_of_its_run(place: Path) -> None:
 
 
 def test_bytes_are_taken_where_they_are_asked_for_or_nothing_else_is_there(place: Path) -> None:
-    book, weights = DataChoice(str(place / "book.txt")), str(place / "model1")
+    book, weights = DataChoice((str(place / "book.txt"),)), str(place / "model1")
     program = wide_program()
 
     def token(weights: str | None = None, **keys: Any) -> str:
@@ -309,12 +312,42 @@ def test_bytes_are_taken_where_they_are_asked_for_or_nothing_else_is_there(place
     with pytest.raises(DiagnosticError, match=r"RT090.*not read here \(tokenizer.model\)"):
         token(weights=weights)
     assert token(weights=weights, tokenizer=BYTES) == "a byte"
-    assert token(weights=weights, path=str(place / "narrow.bin")) == "a uint16 number"
+    assert token(weights=weights, paths=(str(place / "narrow.bin"),)) == "a uint16 number"
+
+
+def test_documents_end_with_the_token_of_the_tokenizer(place: Path) -> None:
+    """It is found beside the tokenizer, in a checkpoint too; documents are tokenised one by one."""
+    texts = ["one document", "", "another of more words", "the last"]
+    (place / "d.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    config = place / "model1" / "tokenizer_config.json"
+    choice = DataChoice((str(place / "d.jsonl"), str(place / "book.txt")), eos="tokenizer")
+    with pytest.raises(DiagnosticError, match=r"RT090.*nothing beside the tokenizer"):
+        open_data(wide_program(), choice, start=Start(str(place / "model1")))
+    for eos in ("</s>", {"content": "</s>"}):
+        config.write_text(json.dumps({"eos_token": eos}))
+        stream, _ = open_data(wide_program(), choice, start=Start(str(place / "model1")))
+        encode = FakeTokenizer(1).encode_batch
+        expected = [[*item.ids, 291] for item in encode([*filter(None, texts), TEXT], add_special_tokens=False)]
+        assert stream.tokens[:].tolist() == [token for document in expected for token in document]
+        assert stream.documents is not None
+        assert np.diff(stream.documents.bounds).tolist() == [len(document) for document in expected]
+    config.write_text(json.dumps({"eos_token": "<unheard-of>"}))
+    with pytest.raises(DiagnosticError, match="which the tokenizer"):
+        open_data(wide_program(), choice, start=Start(str(place / "model1")))
+    config.write_text(json.dumps({"eos_token": "</s>"}))
+    train(wide_program(), 1, save=str(place / "first"))
+    export_weights(str(place / "first"), str(place / "model1"))
+    weights = str(place / "model1")
+    ran(choice, init=weights, save=str(place / "checkpoint"))
+    config.unlink()
+    resumed = begun(choice, resume=str(place / "checkpoint"))
+    assert not resumed.warnings
+    assert resumed.stream.facts()["eos"] == 291
 
 
 def test_a_checkpoint_from_before_data_had_a_name_is_resumed_by_its_content(place: Path) -> None:
     checkpoint = place / "checkpoint"
-    book, other = (DataChoice(str(place / f"{name}.txt")) for name in ("book", "other"))
+    book, other = (DataChoice((str(place / f"{name}.txt"),)) for name in ("book", "other"))
     ran(book, save=str(checkpoint))
     path = checkpoint / MANIFEST_FILE
     manifest = json.loads(path.read_text())
@@ -332,7 +365,7 @@ def test_a_checkpoint_from_before_data_had_a_name_is_resumed_by_its_content(plac
 )
 def test_records_of_a_run_that_are_not_whole_are_no_internal_error(place: Path, where: str, odd: object) -> None:
     checkpoint = place / "checkpoint"
-    book, other = (DataChoice(str(place / f"{name}.txt")) for name in ("book", "other"))
+    book, other = (DataChoice((str(place / f"{name}.txt"),)) for name in ("book", "other"))
     ran(book, save=str(checkpoint))
     path = checkpoint / MANIFEST_FILE
     manifest = json.loads(path.read_text())

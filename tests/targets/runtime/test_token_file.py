@@ -103,7 +103,7 @@ def begun(path: str, *, evaluated: bool, threads: int = 1) -> TrainingRun:
     model = evolve(MODEL, vocab_size=256)
     program = make_program(model)
     evaluation = Evaluation(every=1 if evaluated else None, fraction=0.4)
-    stream, held = open_data(program, DataChoice(path), evaluation)
+    stream, held = open_data(program, DataChoice((path,)), evaluation)
     settings = RunSettings(9, evaluation=evaluation, execution=Execution(threads=threads))
     return prepare(program, stream, settings, kernel_set("reference"), held_out=held)
 

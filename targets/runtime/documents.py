@@ -1,0 +1,132 @@
+"""Documents in a stream of tokens: where each begins, and tokens that are made document by document where they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from attrs import define, evolve, frozen
+from numpy.typing import NDArray
+
+Positions = NDArray[np.int64]
+"""Positions in a stream of tokens."""
+
+
+@frozen(eq=False)
+class PiecedTokens:
+    """Tokens [start, stop) of pieces in a row, which are read, or made, when a slice is taken; it is an array of its own."""
+
+    bounds: Positions
+    """[pieces + 1]: where each piece begins, and where the last one ends"""
+    read: Callable[[int, int, int], NDArray[Any]]
+    """tokens [low, high) of a piece, given its number, low and high"""
+    dtype: np.dtype[Any]
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, piece: slice) -> NDArray[Any]:
+        low, high, step = piece.indices(len(self))
+        if step != 1:
+            raise IndexError("tokens in pieces are read in their order, without gaps")
+        out = np.empty(max(0, high - low), self.dtype)
+        done, position = 0, self.start + low
+        number = int(np.searchsorted(self.bounds, position, "right")) - 1
+        while done < len(out):
+            first, end = int(self.bounds[number]), int(self.bounds[number + 1])
+            count = min(end - position, len(out) - done)
+            if count:
+                out[done : done + count] = self.read(number, position - first, position - first + count)
+            done, position, number = done + count, position + count, number + 1
+        return out
+
+    def part(self, start: int, stop: int) -> PiecedTokens:
+        """Tokens [start, stop) of these, not read yet."""
+        return evolve(self, start=self.start + start, stop=self.start + stop)
+
+
+def pieced(
+    lengths: NDArray[Any] | list[int], read: Callable[[int, int, int], NDArray[Any]], dtype: Any
+) -> PiecedTokens:
+    """Tokens of pieces of these lengths, all of them."""
+    bounds = bounds_of(lengths)
+    return PiecedTokens(bounds, read, np.dtype(dtype), 0, int(bounds[-1]))
+
+
+def bounds_of(lengths: NDArray[Any] | list[int]) -> Positions:
+    """Where pieces of these lengths begin, and where the last one ends."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+def end_tokens(eos: int | None, least: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
+    """The tokens at the end of each document, in a type that holds them and all of `least`."""
+    if eos is None:
+        return np.array([], least)
+    return np.array([eos], np.promote_types(least, np.min_scalar_type(eos)))
+
+
+@define(eq=False, slots=False)
+class Documents:
+    """Where the documents of a stream lie, and which of their tokens the loss is of."""
+
+    bounds: Positions
+    """[documents + 1]: where each document begins, and where the last one ends"""
+    counted_from: Positions | None = None
+    """[documents]: the first token of each that counts as a label, and all behind it do; None: every token counts"""
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def part(self, start: int, stop: int) -> Documents:
+        """Those of tokens [start, stop) of the stream, of the first and the last perhaps only a part."""
+        first = int(np.searchsorted(self.bounds, start, "right")) - 1
+        end = int(np.searchsorted(self.bounds, stop, "left"))
+        counted = self.counted_from
+        return Documents(
+            np.clip(self.bounds[first : end + 1], start, stop) - start,
+            None if counted is None else np.clip(counted[first:end], start, stop) - start,
+        )
+
+    def in_order(self, order: Positions) -> Documents:
+        """The same documents in another order."""
+        bounds = bounds_of(np.diff(self.bounds)[order])
+        counted = self.counted_from
+        return Documents(bounds, None if counted is None else bounds[:-1] + (counted - self.bounds[:-1])[order])
+
+    def start_before(self, position: int) -> int:
+        """Where the document begins that a position is in."""
+        return int(self.bounds[int(np.searchsorted(self.bounds, position, "right")) - 1])
+
+    def counted(self, start: Positions, stop: Positions) -> int:
+        """How many of the tokens in all ranges [start, stop) count as labels."""
+        return int((self._counted_below(stop) - self._counted_below(start)).sum())
+
+    def is_counted(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Of each token in [start, stop) whether it counts as a label."""
+        positions = np.arange(start, stop)
+        if self.counted_from is None:
+            return np.ones(stop - start, np.bool_)
+        found: NDArray[np.bool_] = positions >= self.counted_from[self._holding(positions)]
+        return found
+
+    def _holding(self, positions: Positions) -> Positions:
+        """The numbers of the documents that hold these positions; the last one where a position is the stream's end."""
+        numbers: Positions = np.searchsorted(self.bounds, positions, "right") - 1
+        return np.minimum(numbers, len(self) - 1)
+
+    def _counted_below(self, positions: Positions) -> Positions:
+        if self.counted_from is None:
+            return positions
+        numbers = self._holding(positions)
+        found: Positions = self._counted_before[numbers] + np.maximum(0, positions - self.counted_from[numbers])
+        return found
+
+    @cached_property
+    def _counted_before(self) -> Positions:
+        """[documents + 1]: tokens that count in all documents before each."""
+        assert self.counted_from is not None
+        return bounds_of(self.bounds[1:] - self.counted_from)
