@@ -474,6 +474,20 @@ OPTIONS = {
             ),
             "--tokenizer": Option("the tokens of a text", "--tokenizer missing.json"),
             "--steps": Option("how long it trains", "--steps 3", "x.rtx --log l.jsonl"),
+            "--lr": Option("the learning rate, in place of the plan's, as in the next ones", "--lr 0.01"),
+            "--betas": Option("the memory of Adam's moments", "--betas 0.5 0.6"),
+            "--eps": Option("the least divisor of an update", "--eps 0.01"),
+            "--weight-decay": Option("how fast weights shrink", "--weight-decay 0.9"),
+            "--warmup-steps": Option("steps until the learning rate is reached", "--warmup-steps 9"),
+            "--total-steps": Option("when it has come down to `--min-lr`", "--total-steps 2"),
+            "--min-lr": Option(
+                "the learning rate from then on", "--min-lr 1e-4", "x.rtx --steps 3 --log l.jsonl --total-steps 2"
+            ),
+            "--max-norm": Option(
+                "the largest norm; refused where the plan does not clip",
+                "--max-norm 0.01",
+                "clip.rtx --steps 2 --log l.jsonl",
+            ),
             "--engine": Option(
                 "all ranks in a process, or each in its own", "--engine mpi", "x.rtx --steps 2 --rank-order dp-first"
             ),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrainc.console import errors, progress, say, size_text, unseen_progress
 from ratrain.targets.runtime.data import in_words
+from ratrain.targets.runtime.overrides import words
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.run_choices import Display
@@ -26,6 +27,9 @@ def say_start(run: TrainingRun) -> None:
     if run.held_out is not None:
         held = run.held_out
         say(f"held out: {held.batches.stream.name}; an evaluation takes {held.tokens:,} tokens of it")
+    if run.overrides:
+        told = (f"{name} {words(key.run)} (plan: {words(key.plan)})" for name, key in run.overrides.items())
+        say(f"optimizer: {', '.join(told)}")
     say(f"{run.engine.description}: arenas {size_text(run.engine.arena_bytes)}, kernel scratch {scratch}")
 
 

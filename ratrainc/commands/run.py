@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from attrs import evolve
@@ -21,16 +22,19 @@ from ratrain.ratrainc.commands.options import (
     steps_option,
 )
 from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs, Ranks, of_a_process
-from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings, Saving, Start, Watch
+from ratrain.targets.runtime.settings import Evaluation, Execution, OptimizerKeys, RunSettings, Saving, Start, Watch
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.run_result import RunResult
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _EPILOG = """\b
 Examples:
   ratrainc run tiny.rtx --steps 100                            the English text that ships inside Python
   ratrainc run tiny.rtx --data book.txt --steps 200 --log losses.jsonl --save run1
   ratrainc run tiny.rtx --data book.txt --steps 200 --resume run1 --save run1
+  ratrainc run tiny.rtx --data book.txt --steps 200 --lr 1e-3 --warmup-steps 20    no compiling again
   ratrainc run tiny.rtx --data book.txt --steps 500 --eval-every 100 --plot loss.svg
   ratrainc run 1b.rtx --data corpus.txt --tokenizer tokenizer.json --steps 100
   ratrainc run 1b.rtx --data shards/ --data more.jsonl --init llama/ --eos tokenizer --order documents --steps 100
@@ -40,6 +44,12 @@ Examples:
 """
 
 _MOST_THREADS = 1 << 16
+
+
+def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
+    """An option for a key of the plan's optimizer, by the same name."""
+    parameter = f"settings_optimizer_{name.removeprefix('--').replace('-', '_')}"
+    return click.option(name, parameter, help=f"In place of the plan's: {text}.", **more)
 
 
 @click.command(epilog=_EPILOG)
@@ -250,6 +260,23 @@ _MOST_THREADS = 1 << 16
     type=click.IntRange(min=0),
     help="Seed of initial weights and data order. Default: the plan's.",
 )
+@optimizer_option("--lr", "the learning rate", type=FiniteRange(min=0), metavar="RATE")
+@optimizer_option(
+    "--betas", "the memory of Adam's moments, as in --betas 0.9 0.95", type=FiniteRange(0, 1, max_open=True), nargs=2
+)
+@optimizer_option("--eps", "the least divisor of an update", type=FiniteRange(1e-30, 1))
+@optimizer_option("--weight-decay", "how fast weights shrink", type=FiniteRange(min=0))
+@optimizer_option("--warmup-steps", "steps until the learning rate is reached", type=click.IntRange(min=0), metavar="N")
+@optimizer_option(
+    "--total-steps",
+    "the step at which the learning rate has come down to --min-lr",
+    type=click.IntRange(min=1),
+    metavar="N",
+)
+@optimizer_option("--min-lr", "the learning rate from then on", type=FiniteRange(min=0), metavar="RATE")
+@optimizer_option(
+    "--max-norm", "the largest norm of the gradient, of a plan that clips", type=FiniteRange(min=0, min_open=True)
+)
 @choice_option(
     "--order",
     "settings_order",
@@ -261,6 +288,7 @@ _MOST_THREADS = 1 << 16
 @machine_option
 @json_option
 @in_groups(
+    settings_optimizer=OptimizerKeys,
     settings_start=Start,
     settings_saving=Saving,
     settings_evaluation=Evaluation,

@@ -17,21 +17,26 @@ from ratrain.targets.runtime.checkpoint_series import (
 )
 from ratrain.targets.runtime.data import in_words
 from ratrain.targets.runtime.optimizer import INITIAL_SCALE
+from ratrain.targets.runtime.overrides import recorded
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.data import TokenStream
+    from ratrain.targets.runtime.overrides import Overrides
     from ratrain.targets.runtime.settings import RunSettings, Start
 
 
-def run_manifest(program: Program, stream: TokenStream, settings: RunSettings, seed: int) -> dict[str, Any]:
-    """Everything that must be equal for a resumed run to give the same bits."""
+def run_manifest(
+    program: Program, stream: TokenStream, settings: RunSettings, seed: int, overrides: Overrides
+) -> dict[str, Any]:
+    """Everything that must be equal for a resumed run to give the same bits; the program's plan has the overrides in it."""
     plan = json.dumps(evolve(program.plan, mapping=None).to_fields(), sort_keys=True)
     return {
         "plan": json.loads(plan),
         "ratrain": _version("ratrain"),
         "numpy": _version("numpy"),
         "numba": _version("numba"),
+        "optimizer": recorded(overrides),
         "plan_hash": hashlib.sha256(plan.encode()).hexdigest(),
         "kernels": settings.execution.kernels,
         "kernel_threads": settings.execution.kernel_threads(program.plan.clusters),
@@ -51,8 +56,8 @@ def blas_facts() -> dict[str, Any]:
     return {"blas": openblas.VERSION, "blas_core_type": openblas.core_type(), "blas_threads": 1}
 
 
-_SAID_ELSEWHERE = frozenset({"plan", "data", "stream"})
-"""Entries of a manifest that `differences` leaves to others: a plan's hash stands for it, data has words of its own."""
+_SAID_ELSEWHERE = frozenset({"plan", "optimizer", "data", "stream"})
+"""Entries of a manifest that `differences` leaves to others: a plan's hash stands for it and for its optimizer, data has words of its own."""
 
 
 def data_differences(start: Start, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:

@@ -26,6 +26,7 @@ from ratrain.targets.runtime.checkpoint_series import (
 from ratrain.targets.runtime.companions import replaced_companions
 from ratrain.targets.runtime.data import Batches, TokenStream
 from ratrain.targets.runtime.manifest import data_differences, differences, run_manifest, scale_that_starts_anew
+from ratrain.targets.runtime.overrides import overridden, overrides_of, resumed_overrides
 from ratrain.targets.runtime.positions import RunFolder
 from ratrain.targets.runtime.processes import Processes
 from ratrain.targets.runtime.state import start_from_state, start_from_weights
@@ -84,8 +85,11 @@ def _begun(
     if series is not None:
         series.check_start(processes, first_step, loaded.damaged if loaded else ())
         said += series.clear_leftovers(processes, lock)
+    optimizer = program.plan.optimizer
     if loaded is not None:
-        now = run_manifest(program, stream, settings, seed)
+        overrides = resumed_overrides(optimizer, settings.optimizer, loaded.run, loaded.directory)
+        program = overridden(program, overrides)
+        now = run_manifest(program, stream, settings, seed, overrides)
         new_scale = scale_that_starts_anew(loaded.run.get("plan"), program.plan)
         changed = data_differences(start, loaded.run, now) + differences(loaded.run, now)
         warnings = said + loaded.warnings + changed + new_scale
@@ -93,6 +97,8 @@ def _begun(
         engine = processes.make_engine(program, kernels, batches, execution.interleave_seed, execution.threads)
         start_from_state(engine, loaded.state, keep_scale=not new_scale)
     else:
+        overrides = overrides_of(optimizer, settings.optimizer)
+        program = overridden(program, overrides)
         warnings = said
         if start.weights:
             inert, missing = check_config_beside(start.weights, program.model)
@@ -104,6 +110,7 @@ def _begun(
     if execution.check_memory or execution.poison:
         engine.watch_memory(poison=execution.poison)
     run = TrainingRun(program, settings, engine, stream, first_step, warnings, processes, series)
+    run.overrides = overrides
     if loaded is not None:
         run.companions = loaded.companions
     place = settings.watch.folder or (str(Path(series.directory) / RUN_FOLDER) if series else None)

@@ -84,6 +84,20 @@ class Watch:
 
 
 @frozen
+class OptimizerKeys:
+    """Keys of the plan's optimizer that a run is told in place of the plan's; None: the plan's."""
+
+    lr: float | None = None
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+    weight_decay: float | None = None
+    warmup_steps: int | None = None
+    total_steps: int | None = None
+    min_lr: float | None = None
+    max_norm: float | None = None
+
+
+@frozen
 class RunSettings:
     """What a run is told beside its program and data."""
 
@@ -92,6 +106,7 @@ class RunSettings:
     order: Order = "shuffled"
     seed: int | None = None
     """of initial weights and data order; None: the plan's"""
+    optimizer: OptimizerKeys = OptimizerKeys()
     start: Start = Start()
     saving: Saving = Saving()
     evaluation: Evaluation = Evaluation()

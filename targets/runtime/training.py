@@ -27,6 +27,7 @@ from ratrain.targets.runtime.data import TokenStream
 from ratrain.targets.runtime.engine import ProgramEngine, StepReport
 from ratrain.targets.runtime.evaluation import HeldOut
 from ratrain.targets.runtime.manifest import run_manifest
+from ratrain.targets.runtime.overrides import Overrides
 from ratrain.targets.runtime.positions import RankPhase, RunFolder
 from ratrain.targets.runtime.processes import Processes
 from ratrain.targets.runtime.settings import RunSettings
@@ -113,6 +114,8 @@ class TrainingRun:
     utilisation: Utilisation | None = None
     companions: Mapping[str, bytes] = field(factory=dict)
     """Files that stand beside the model's weights, which checkpoints keep."""
+    overrides: Overrides = field(factory=dict)
+    """Keys of the optimizer that are not the compiled plan's; the program's plan has them."""
     saved_step: int | None = None
     """Steps done when a checkpoint of the series was last written."""
     saved_to: str = ""
@@ -229,4 +232,4 @@ class TrainingRun:
 
     def manifest(self) -> dict[str, Any]:
         """What the bits of this run depend on beside its state."""
-        return run_manifest(self.program, self.stream, self.settings, self.seed)
+        return run_manifest(self.program, self.stream, self.settings, self.seed, self.overrides)

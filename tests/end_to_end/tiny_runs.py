@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from attrs import fields as fields_of
 
 from ratrain import api
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
@@ -16,7 +17,7 @@ from ratrain.ratrainc.strategies import STRATEGIES, strategy
 from ratrain.targets.runtime.data import TokenStream
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.preparation import prepare
-from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings, Saving, Start, Watch
+from ratrain.targets.runtime.settings import Evaluation, Execution, OptimizerKeys, RunSettings, Saving, Start, Watch
 from tests.end_to_end.toys import UNEVEN as MODEL
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ _GROUPS: dict[str, tuple[type, dict[str, str]]] = {
         Execution,
         {name: name for name in ("kernels", "threads", "interleave_seed", "check_memory", "poison")},
     ),
+    "optimizer": (OptimizerKeys, {key.name: key.name for key in fields_of(OptimizerKeys)}),
     "watch": (Watch, {"run_folder": "folder"}),
 }
 """The groups of settings; of each, the words that tests use for its fields."""

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from ratrain.ratrainc.commands.options import in_groups
 from ratrain.ratrainc.commands.run import command as run_command
 from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs, Ranks, of_a_process
-from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings, Saving, Start, Watch
+from ratrain.targets.runtime.settings import Evaluation, Execution, OptimizerKeys, RunSettings, Saving, Start, Watch
 
 
 @frozen
@@ -57,6 +57,7 @@ def test_an_option_without_a_field_is_an_error() -> None:
 
 
 GROUPS = {
+    "settings_optimizer": OptimizerKeys,
     "settings_start": Start,
     "settings_saving": Saving,
     "settings_evaluation": Evaluation,

@@ -64,6 +64,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         given = "compile --model m.json --plan p.toml"
         call(f"{given} -o x.rtir")
         call(f"{given} -o x.rtx")
+        (folder / "clip.toml").write_text(PLAN + '[optimizer]\nclip = "global"\n')
+        call("compile --model m.json --plan clip.toml -o clip.rtx")
         call(f"{given} -o other.rtir --strategy full-save")
         call(f"{given} -o placed.rtir --passes place-1f1b")
         call(f"{given} -o tiles.rtx --machine mt3000-tiles")
