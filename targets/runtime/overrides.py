@@ -90,7 +90,7 @@ def _recorded(optimizer: Optimizer, entry: object, checkpoint: str) -> dict[str,
     if entry is None:
         return {}
     names = set(asdict(optimizer))
-    pairs = entry if isinstance(entry, dict) and entry.keys() <= names else {"": None}
+    pairs: dict[str, Any] = entry if isinstance(entry, dict) and entry.keys() <= names else {"": None}
     if not all(isinstance(pair, dict) and pair.keys() == {"plan", "run"} for pair in pairs.values()):
         contradicts(checkpoint, "optimizer")
     return {name: Override(_value(pair["plan"]), _value(pair["run"])) for name, pair in pairs.items()}
