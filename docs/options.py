@@ -35,6 +35,7 @@ class Command:
     """whether it prints seconds of this machine"""
 
 
+_GENERATION = "ratrain.ratrainc.generation:generate"
 _JSON = Option("one JSON object on stdout", "--json")
 _SEARCH = "--model m.json --clusters 2 --global-batch 4 --seq-len 8"
 _JOBS = "processes of the search"
@@ -454,6 +455,30 @@ OPTIONS = {
             ),
             "--machine": Option("times and capacity", "--machine slow.toml"),
             "--capacity": Option("bytes of DDR, in place of the machine's", "--capacity 10KB"),
+            "--json": _JSON,
+        },
+    ),
+    "generate": Command(
+        "ckpt --prompt words --tokens 6",
+        {
+            "--prompt": Option("what the text begins with", "--prompt letters"),
+            "--prompt-tokens": Option("the same as numbers", "--prompt-tokens 1,2", "ckpt --tokens 6 --eos none"),
+            "--tokens": Option("how long it gets", "--tokens 9"),
+            "--temperature": Option("draws tokens", "--temperature 5"),
+            "--top-p": Option(
+                "of the likeliest only",
+                "--top-p 0.01",
+                "ckpt --prompt words --temperature 5",
+                idle=("ckpt --prompt words",),
+            ),
+            "--seed": Option(
+                "which draws", "--seed 4", "ckpt --prompt words --temperature 5", idle=("ckpt --prompt words",)
+            ),
+            "--tokenizer": Option("the tokens of the text", "--tokenizer missing.json"),
+            "--eos": Option("the token that ends a text", "--eos 999"),
+            "--dtype": Option("the type of weights and activations", "--dtype f32", None, _GENERATION),
+            "--kernels": Option("the kernels, to the last bits", "--kernels reference", None, _GENERATION),
+            "--threads": Option("threads of a kernel", "--threads 3", None, _GENERATION),
             "--json": _JSON,
         },
     ),

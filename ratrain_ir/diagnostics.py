@@ -70,6 +70,7 @@ CODES: dict[str, str] = {
     "RT091": "the weights do not fit the model",
     "RT092": "the checkpoint cannot be used",
     "RT093": "training cannot go on",
+    "RT094": "no text can be generated",
 }
 
 

@@ -36,6 +36,7 @@ _COMMANDS = {
     "run": "Train: execute a program on real text.",
     "launch": "Start a run over MPI and watch over it.",
     "postmortem": "Say where the ranks of a run were, and why it ended or makes no progress.",
+    "generate": "Print what a trained model says behind a prompt.",
     "export-weights": "Write a checkpoint's weights as a Hugging Face model directory.",
     "disasm": "Print a program's streams, routines and addresses.",
     "doctor": "Say what this machine offers a run.",

@@ -1,16 +1,24 @@
-"""What a run is told beside its program and its `RunSettings`, in groups of what belongs together."""
+"""What a run is told beside its program and its `RunSettings`, and what `generate` is, in groups of what belongs together."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from ratrain.targets.runtime.mpi.layout import RankOrder, Reduction
+from ratrain.targets.runtime.settings import Sampling
+
+BYTES = "bytes"
+"""In place of a tokenizer: a byte is a token, whatever else there is."""
 
 TEXT_KEY = "text"
+"""The field of a JSONL line that is its document where nobody says another."""
 TOKENIZERS_EOS = "tokenizer"
 """In place of a token's number: the one that the tokenizer has for the end of a document."""
+
+NO_EOS = "none"
+"""In place of a token that ends a text: nothing ends it but its length."""
 
 
 @frozen
@@ -39,6 +47,31 @@ class Ranks:
     """of MPI's processes"""
     reduction: Reduction = "ordered"
     """sums over MPI: in rank order, or as MPI likes"""
+
+
+@frozen
+class Prompt:
+    """What a text begins with: words, or tokens."""
+
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+
+
+@frozen
+class Generation:
+    """How a text is made."""
+
+    tokens: int
+    """the most that are added to the prompt"""
+    sampling: Sampling = field(factory=Sampling)
+    tokenizer: str | None = None
+    """a tokenizer.json, or `BYTES`; None: that of the run or the directory"""
+    eos: str | None = None
+    """the token that ends a text: a number, `TOKENIZERS_EOS` or `NO_EOS`; None: that of the run's documents or of config.json"""
+    dtype: str | None = None
+    """of weights and activations; None: that of the run's plan, and f32 for a directory"""
+    kernels: str = "fast"
+    threads: int = 1
 
 
 @frozen

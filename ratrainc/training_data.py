@@ -11,7 +11,7 @@ from attrs import define, evolve
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.frontend.text import shown
-from ratrain.ratrainc.run_choices import TEXT_KEY, TOKENIZERS_EOS, DataChoice
+from ratrain.ratrainc.run_choices import BYTES, TEXT_KEY, TOKENIZERS_EOS, DataChoice
 from ratrain.targets.runtime.checkpoint_series import kept_tokenizer
 from ratrain.targets.runtime.corpus import DOCUMENTS, TOKENS, data_files, ended, joined
 from ratrain.targets.runtime.data import TEXT_VOCABULARY, TokenStream, builtin_text_tokens, open_tokens
@@ -22,10 +22,6 @@ from ratrain.targets.runtime.settings import Evaluation, Start
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.tokenizer import Encoder, TokenizerChoice
-
-
-BYTES = "bytes"
-"""In place of a tokenizer: a byte is a token, whatever else there is."""
 
 
 def open_data(

@@ -297,6 +297,15 @@ def latest_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
     return checkpoint_weights(place) if manifest["version"] == VERSION else shard_weights(place)
 
 
+def latest_run(directory: str) -> Mapping[str, Any]:
+    """What the run recorded whose weights `latest_weights` gives; empty where an older version wrote it.
+
+    Raises RT002 (cannot be read) and RT092.
+    """
+    run = _latest(directory)[1].get("run")
+    return run if isinstance(run, dict) else {}
+
+
 def latest_companions(directory: str) -> dict[str, bytes]:
     """The companions of the weights that `latest_weights` gives; a run whose tokens were bytes has a tokenizer of these.
 

@@ -91,9 +91,8 @@ def in_words(facts: Mapping[str, Any]) -> str:
     words = f"{facts['name']}{part}, {facts['tokens']:,} tokens; a token is {facts['token']}"
     if isinstance(facts.get("documents"), int):
         end = facts.get("eos")
-        words += f"; {facts['documents']:,} documents, " + (
-            f"each ended by token {end}" if end is not None else "no token at their ends"
-        )
+        ended = "nothing between them" if end is None else f"token {end} at the end of each"
+        words += f"; documents: {facts['documents']:,}, {ended}"
     if isinstance(facts.get("completion_key"), str):
         words += f"; only the field '{facts['completion_key']}' is in the loss"
     return words

@@ -113,8 +113,13 @@ def tensor_view(arena: Bytes, tensor: ProgramTensor) -> NDArray[Any]:
 def bind_routine(rank: Rank, instruction: Instruction, kernels: KernelSet, scratch: Scratch) -> Callable[[], None]:
     """The kernel calls of a block op, bound to the rank's bytes."""
     assert instruction.routine is not None
-    routine = rank.program.routines[instruction.routine]
-    operands = rank.by_role(instruction)
+    return bind_steps(rank.program.routines[instruction.routine], rank.by_role(instruction), kernels, scratch)
+
+
+def bind_steps(
+    routine: Routine, operands: dict[str, NDArray[Any]], kernels: KernelSet, scratch: Scratch
+) -> Callable[[], None]:
+    """The kernel calls of a routine, bound to its operands by role; `workspace` has the bytes of its intermediates."""
     calls = [_bind_step(routine, step, operands, kernels, scratch) for step in routine.steps]
 
     def run() -> None:
@@ -129,7 +134,7 @@ def _bind_step(
     routine: Routine, step: Step, operands: dict[str, NDArray[Any]], kernels: KernelSet, scratch: Scratch
 ) -> tuple[Callable[..., None], dict[str, Any]]:
     arguments: dict[str, Any] = {
-        name: _resolve(routine, reference, operands) for name, reference in step.operands.items()
+        name: resolve(routine, reference, operands) for name, reference in step.operands.items()
     }
     kernel = getattr(_set_for(step, kernels), step.kernel)
     return kernel, {**arguments, **KERNELS[step.kernel].arguments(step.options), "scratch": scratch}
@@ -140,7 +145,8 @@ def _set_for(step: Step, kernels: KernelSet) -> KernelSet:
     return kernels.bound_to(step.on_chip) if isinstance(kernels, OnChipKernels) else kernels
 
 
-def _resolve(routine: Routine, reference: str, operands: dict[str, NDArray[Any]]) -> NDArray[Any]:
+def resolve(routine: Routine, reference: str, operands: dict[str, NDArray[Any]]) -> NDArray[Any]:
+    """What a step of a routine means by a reference, in its operands or its workspace."""
     named = parse_reference(reference)
     whole = _resolve_whole(routine, named, operands)
     return whole if named.rows is None else whole[slice(*named.rows)]

@@ -1,4 +1,4 @@
-"""What a training run is told beside its program and data, in groups of what belongs together."""
+"""What a training run is told beside its program and data, and how tokens are chosen of a trained model, in groups of what belongs together."""
 
 from __future__ import annotations
 
@@ -112,6 +112,17 @@ class RunSettings:
     evaluation: Evaluation = Evaluation()
     execution: Execution = Execution()
     watch: Watch = Watch()
+
+
+@frozen
+class Sampling:
+    """How a token is chosen from its logits."""
+
+    temperature: float = 0.0
+    """logits are divided by it; 0: the likeliest token, the first of several"""
+    top_p: float = 1.0
+    """only the likeliest tokens are drawn from whose probabilities first add up to this"""
+    seed: int = 0
 
 
 def available_threads() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,6 +84,10 @@ class Encoder:
         except Exception as error:  # noqa: BLE001 - the package raises no class of its own
             fail("RT090", f"the tokenizer '{self.tokenizer.name}' cannot take '{source}': {error}")
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """What tokens say, special ones included."""
+        return str(self.loaded.decode(list(tokens), skip_special_tokens=False))
 
     def named(self, stream: TokenStream, name: str, documents: Documents | None, digest: str) -> TokenStream:
         """A stream of its tokens, under the name of their text."""

@@ -19,8 +19,8 @@ from ratrain.ratrain_ir.frontend.families import FAMILY
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.run_choices import DataChoice
-from ratrain.ratrainc.training_data import BYTES, companion_files, open_data
+from ratrain.ratrainc.run_choices import BYTES, DataChoice
+from ratrain.ratrainc.training_data import companion_files, open_data
 from ratrain.ratrainc.weight_export import export_weights
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.checkpoint import MANIFEST_FILE, manifest_digest

@@ -311,7 +311,7 @@ class TestOrder:
         assert saved["order"] == "documents"
         assert saved["stream"]["eos"] == EOS
         choice = evolve(choice, eos=None)
-        with pytest.raises(DiagnosticError, match=r"each ended by token 257[\s\S]*no token at their ends"):
+        with pytest.raises(DiagnosticError, match=r"token 257 at the end of each[\s\S]*nothing between them"):
             run(1, resume=str(tmp_path / "ckpt"))
 
 

@@ -1,0 +1,129 @@
+"""`ratrainc generate`."""
+
+from __future__ import annotations
+
+import click
+from attrs import evolve
+
+from ratrain.ratrainc.commands.options import FiniteRange, Source, choice_option, in_groups, json_option, refuse_idle
+from ratrain.ratrainc.run_choices import Generation, Prompt
+from ratrain.targets.runtime.settings import Sampling, available_threads
+
+_EPILOG = """\b
+Examples:
+  ratrainc generate run1 --prompt "The statement"                      the likeliest token, again and again
+  ratrainc generate run1 --prompt "The statement" --tokens 200 --temperature 0.8 --top-p 0.95 --seed 3
+  ratrainc generate SmolLM2-135M/ --prompt "Gravity is" --json         a Hugging Face directory
+  ratrainc generate run1 --prompt-tokens 17,4,93 --eos none            a model without a tokenizer
+"""
+
+_MOST_TOKENS = 1 << 20
+_MOST_THREADS = 1 << 16
+
+
+def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    words = text.replace(",", " ").split()
+    if not all(word.isascii() and word.isdecimal() and len(word) < 20 for word in words):
+        raise click.BadParameter(f"'{text}' is not a list of token numbers like 17,4,93")
+    return tuple(int(word) for word in words)
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("path", type=Source("checkpoint"), metavar="CKPT|DIR")
+@click.option("--prompt", "prompt_text", metavar="TEXT", help="What the text begins with.")
+@click.option(
+    "--prompt-tokens",
+    "prompt_tokens",
+    callback=_numbers,
+    metavar="17,4,93",
+    help="The same as token numbers.",
+)
+@click.option(
+    "--tokens",
+    "asked_tokens",
+    type=click.IntRange(1, _MOST_TOKENS),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="The most tokens to add. Each takes a forward pass over all before it.",
+)
+@click.option(
+    "--temperature",
+    "asked_sampling_temperature",
+    type=FiniteRange(min=0),
+    default=0.0,
+    show_default=True,
+    metavar="T",
+    help="Draw tokens, of logits divided by T: below 1 likelier ones. 0: always the likeliest.",
+)
+@click.option(
+    "--top-p",
+    "asked_sampling_top_p",
+    type=FiniteRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    metavar="P",
+    help="Draw from the likeliest tokens alone whose probabilities add up to P.",
+)
+@click.option(
+    "--seed",
+    "asked_sampling_seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the draws: the same one draws the same text.",
+)
+@click.option(
+    "--tokenizer",
+    "asked_tokenizer",
+    type=Source("tokenizer"),
+    metavar="TOKENIZER.json|bytes",
+    help="What makes tokens of text. Default: the tokenizer that the run used, or that is in the directory.",
+)
+@click.option(
+    "--eos",
+    "asked_eos",
+    metavar="ID|tokenizer|none",
+    help="Stop at this token, at the tokenizer's own, or at none. Default: the one at the end of the run's documents, or of config.json.",
+)
+@click.option(
+    "--dtype",
+    "asked_dtype",
+    type=click.Choice(["f16", "f32"]),
+    help="Type of weights and activations. Default: that of the run's plan; f32 for a directory.",
+)
+@choice_option("--kernels", "asked_kernels", "fast", "reference", text="BLAS and fused loops; or plain numpy.")
+@click.option(
+    "--threads", "threads", type=click.IntRange(1, _MOST_THREADS), help="Threads of a kernel. Default: one a core."
+)
+@json_option
+@in_groups(prompt=Prompt, asked_sampling=Sampling, asked=Generation)
+def command(path: str, prompt: Prompt, asked: Generation, threads: int | None, as_json: bool) -> int:
+    """Print what a model says behind a prompt: a look at what was trained.
+
+    It takes the routines and kernels of training, on one rank, and no cache of keys and values: each token costs a forward pass over all
+    before it, so that N tokens cost N passes. Memory: the weights, and the activations of one layer.
+    """
+    if (prompt.text is None) == (prompt.tokens is None):
+        raise click.UsageError("give what the text begins with: --prompt TEXT, or --prompt-tokens 17,4,93")
+    if not asked.sampling.temperature:
+        refuse_idle(
+            "is for tokens that are drawn: it goes with --temperature above 0",
+            "asked_sampling_top_p",
+            "asked_sampling_seed",
+        )
+    from ratrain.ratrainc.console import print_json, status
+    from ratrain.ratrainc.generation import generate
+    from ratrain.ratrainc.terminal import echo
+
+    with status("generating"):
+        made = generate(path, prompt, evolve(asked, threads=threads or available_threads()))
+    if as_json:
+        print_json(made.to_json())
+    elif made.whole is None:
+        echo(",".join(map(str, (*made.prompt, *made.tokens))))
+    else:
+        echo(made.whole)
+    return 0

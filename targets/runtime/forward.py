@@ -1,0 +1,124 @@
+"""The forward pass of a model on one sequence, by the routines and kernels that train it, without a program.
+
+Nothing is kept for a backward, and blocks share their activations: beside the weights that takes the activations of one layer. There
+is no cache of keys and values: the logits behind a prefix are those of a forward pass over all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.blocks import Block, block_chain, flat_elements
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.targets.codegen.routines import RoutineForm, derived_routine, representative
+from ratrain.targets.runtime.kernels.scratch import Scratch
+from ratrain.targets.runtime.rank import NUMPY_DTYPES, aligned_bytes, bind_steps, resolve, routine_scratch_bytes
+from ratrain.targets.runtime.weights import flat_master
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.types import Dtype
+    from ratrain.targets.program.routine import Routine
+    from ratrain.targets.runtime.kernels import KernelSet
+    from ratrain.targets.runtime.weights import WeightSource
+
+LENGTH_STEP = 64
+"""Prefixes are padded at their end to a multiple of it, so that routines are made anew once in so many tokens. Assumed."""
+
+_ROLES = {"embed": ("tokens", "w", "y"), "head": ("x", "w", "labels", "lse", "loss")}
+_LAYER_ROLES = ("x", "w", "y")
+
+
+def sequence_plan(length: int, dtype: Dtype) -> Plan:
+    """The plan of one sequence on one rank, with weights and activations of a type."""
+    return Plan(pp=1, dp=1, cuts=(), micro_batch_size=1, micro_batches=1, seq_len=length, view_dtype=dtype.value)
+
+
+@frozen(eq=False)
+class _Bound:
+    """All blocks but the head, bound to the activations of sequences of one length."""
+
+    tokens: NDArray[np.int32]
+    hidden: NDArray[Any]
+    """[length, hidden] of the last layer"""
+    blocks: tuple[Callable[[], None], ...]
+
+
+class Forward:
+    """A model with its weights, ready to say what comes behind a prefix."""
+
+    def __init__(self, model: ModelConfig, source: WeightSource, dtype: Dtype, kernels: KernelSet) -> None:
+        self._model = model
+        self._dtype = dtype
+        self._kernels = kernels
+        self._views = {owner: self._view(owner, source) for owner in block_chain(model)}
+        self._bound: _Bound | None = None
+        head, plan = block_chain(model)[-1], sequence_plan(1, dtype)
+        routine = self._routine(head, plan)
+        self._last = np.zeros((1, model.hidden_size), NUMPY_DTYPES[dtype])
+        operands = {
+            "x": self._last,
+            "w": self._views[head],
+            "labels": np.zeros(1, np.int32),
+            "lse": np.zeros(1, np.float32),
+            "loss": np.zeros(1, np.float64),
+            "workspace": aligned_bytes(routine.workspace_bytes),
+        }
+        self._head = bind_steps(routine, operands, kernels, Scratch(routine_scratch_bytes(routine, kernels)))
+        logits = next(step.operands["logits"] for step in routine.steps if "logits" in step.operands)
+        self._logits: NDArray[np.float32] = resolve(routine, logits, operands)
+
+    def logits(self, prefix: Sequence[int]) -> NDArray[np.float32]:
+        """The logits, shape [vocabulary], of the token that follows a prefix of at least one; valid until the next call."""
+        length = -(-len(prefix) // LENGTH_STEP) * LENGTH_STEP
+        if self._model.learned_positions is not None:
+            length = min(length, self._model.learned_positions)
+        if self._bound is None or len(self._bound.tokens) != length:
+            self._bound = self._bind(length)
+        bound = self._bound
+        bound.tokens[: len(prefix)] = prefix
+        bound.tokens[len(prefix) :] = 0  # no earlier row sees these
+        with np.errstate(all="ignore"):  # the caller looks whether logits are finite
+            for run in bound.blocks:
+                run()
+            self._last[...] = bound.hidden[len(prefix) - 1]
+            self._head()
+        found: NDArray[np.float32] = self._logits.reshape(-1)
+        return found
+
+    def _view(self, owner: Block, source: WeightSource) -> NDArray[Any]:
+        """A block's weights, [elements], in the type that forward passes read."""
+        plan = sequence_plan(1, self._dtype)
+        master = flat_master(self._model, plan, owner, source)
+        view = np.empty(flat_elements(self._model, plan, owner), NUMPY_DTYPES[self._dtype])
+        scratch = Scratch(self._kernels.scratch_bytes("cast", src=master, dst=view))
+        self._kernels.cast(master, view, scratch=scratch)
+        return view
+
+    def _routine(self, owner: Block, plan: Plan) -> Routine:
+        roles = _ROLES.get(owner.kind, _LAYER_ROLES)
+        return derived_routine(
+            RoutineForm("forward", representative(owner), roles, (), accumulates=False), self._model, plan
+        )
+
+    def _bind(self, length: int) -> _Bound:
+        plan = sequence_plan(length, self._dtype)
+        blocks = block_chain(self._model)[:-1]
+        routines = {owner: self._routine(owner, plan) for owner in blocks}
+        each = list({id(routine): routine for routine in routines.values()}.values())  # layers share theirs
+        workspace = aligned_bytes(max(routine.workspace_bytes for routine in each))
+        scratch = Scratch(max(routine_scratch_bytes(routine, self._kernels) for routine in each))
+        shape = (length, self._model.hidden_size)
+        one, other = np.zeros(shape, NUMPY_DTYPES[self._dtype]), np.zeros(shape, NUMPY_DTYPES[self._dtype])
+        tokens = np.zeros(length, np.int32)
+        bound = []
+        for owner in blocks:
+            operands = {"tokens": tokens, "x": one, "y": other, "w": self._views[owner], "workspace": workspace}
+            bound.append(bind_steps(routines[owner], operands, self._kernels, scratch))
+            one, other = other, one
+        return _Bound(tokens, one, tuple(bound))
