@@ -35,6 +35,7 @@ class Command:
     """whether it prints seconds of this machine"""
 
 
+_PAIRS = "x.rtx --steps 2 --log l.jsonl --data pairs.jsonl --train-on completion"
 _GENERATION = "ratrain.ratrainc.generation:generate"
 _JSON = Option("one JSON object on stdout", "--json")
 _SEARCH = "--model m.json --clusters 2 --global-batch 4 --seq-len 8"
@@ -490,6 +491,16 @@ OPTIONS = {
                 "the field of a JSONL line that is its text",
                 "--text-key body",
                 "x.rtx --steps 2 --log l.jsonl --data d.jsonl",
+                idle=("x.rtx --data pairs.jsonl --train-on completion",),
+            ),
+            "--train-on": Option(
+                "which tokens are in the loss",
+                "--train-on completion",
+                "x.rtx --steps 2 --log l.jsonl --data pairs.jsonl",
+            ),
+            "--prompt-key": Option("the field that is a prompt", "--prompt-key text", _PAIRS, idle=("x.rtx",)),
+            "--completion-key": Option(
+                "the field that is its completion", "--completion-key text", _PAIRS, idle=("x.rtx",)
             ),
             "--eos": Option("the token at the end of documents", "--eos 7"),
             "--data-dtype": Option(

@@ -14,6 +14,7 @@ BYTES = "bytes"
 
 TEXT_KEY = "text"
 """The field of a JSONL line that is its document where nobody says another."""
+PROMPT_KEY, COMPLETION_KEY = "prompt", "completion"
 TOKENIZERS_EOS = "tokenizer"
 """In place of a token's number: the one that the tokenizer has for the end of a document."""
 
@@ -33,6 +34,12 @@ class DataChoice:
     """a tokenizer.json for text; `BYTES`: a byte is a token; None: the tokenizer of weights or checkpoint, if any, else bytes"""
     text_key: str | None = None
     """the field of a JSONL line that is its document; None: `TEXT_KEY`"""
+    train_on: Literal["all", "completion"] = "all"
+    """which tokens are in the loss: all, or those of the completions of JSONL lines"""
+    prompt_key: str | None = None
+    """with `completion`, the field of a line that is its prompt; None: `PROMPT_KEY`"""
+    completion_key: str | None = None
+    """the field that is its completion; None: `COMPLETION_KEY`"""
     eos: str | None = None
     """what follows each document: a token's number, or `TOKENIZERS_EOS`; None: nothing"""
 

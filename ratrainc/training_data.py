@@ -11,7 +11,7 @@ from attrs import define, evolve
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.frontend.text import shown
-from ratrain.ratrainc.run_choices import BYTES, TEXT_KEY, TOKENIZERS_EOS, DataChoice
+from ratrain.ratrainc.run_choices import BYTES, COMPLETION_KEY, PROMPT_KEY, TEXT_KEY, TOKENIZERS_EOS, DataChoice
 from ratrain.targets.runtime.checkpoint_series import kept_tokenizer
 from ratrain.targets.runtime.corpus import DOCUMENTS, TOKENS, data_files, ended, joined
 from ratrain.targets.runtime.data import TEXT_VOCABULARY, TokenStream, builtin_text_tokens, open_tokens
@@ -34,6 +34,9 @@ def open_data(
     held_out_of = evaluation or Evaluation()
     files, held_files = data_files(choice.paths), data_files(held_out_of.paths)
     _refuse_unread(choice, [*files, *held_files])
+    if choice.train_on == "completion":
+        _refuse_without_prompts(files)
+        _refuse_without_prompts(held_files if held_out_of.paths else files)
     reader = _Reader(choice, start or Start(), program.model.vocab_size)
     stream = reader.stream(choice.paths, files, choice.dtype)
     if held_out_of.every is None:
@@ -85,6 +88,19 @@ def _refuse_unread(choice: DataChoice, files: Sequence[str]) -> None:
         )
 
 
+def _refuse_without_prompts(files: Sequence[str]) -> None:
+    """Refuse data that do not say what a prompt is and what its completion."""
+    other = next((file for file in files if _kinds([file]) != {DOCUMENTS}), None)
+    if not files or other is not None:
+        name = "the built-in text" if other is None else f"'{other}'"
+        text = f"only completions shall be in the loss, but {name} does not say what is one"
+        fail(
+            "RT090",
+            text,
+            help=f"give a JSON object a line, with a prompt and a completion, in files that end in {DOCUMENTS}",
+        )
+
+
 @define(eq=False, slots=False)
 class _Reader:
     """Reads data as a run was told to, for one vocabulary."""
@@ -115,7 +131,7 @@ class _Reader:
         """What a checkpoint records of how data were read."""
         reading: dict[str, Any] = {"files": [[stream.name, stream.digest] for stream in streams]}
         if DOCUMENTS in kinds:
-            reading["text_key"] = self._fields.names[0]
+            reading |= dict(zip(self._field_keys, self._fields.names, strict=True))
         if whole.documents is not None:
             reading |= {"documents": len(whole.documents), "eos": self._eos}
         return reading
@@ -150,8 +166,21 @@ class _Reader:
         return text if self._eos is None else ended(text, self._eos)
 
     @property
+    def _field_keys(self) -> tuple[str, ...]:
+        """What a checkpoint calls the fields."""
+        return ("text_key",) if self.choice.train_on == "all" else ("prompt_key", "completion_key")
+
+    @property
     def _fields(self) -> Fields:
-        return Fields((TEXT_KEY if self.choice.text_key is None else self.choice.text_key,))
+        choice = self.choice
+        if choice.train_on == "all":
+            return Fields((TEXT_KEY if choice.text_key is None else choice.text_key,))
+        prompt = PROMPT_KEY if choice.prompt_key is None else choice.prompt_key
+        completion = COMPLETION_KEY if choice.completion_key is None else choice.completion_key
+        if prompt == completion:
+            text = f"prompt and completion are both the field {shown(prompt)}"
+            fail("RT090", text, help="--prompt-key and --completion-key name two fields")
+        return Fields((prompt, completion))
 
     @cached_property
     def _encoder(self) -> Encoder | None:

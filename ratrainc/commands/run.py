@@ -38,6 +38,7 @@ Examples:
   ratrainc run tiny.rtx --data book.txt --steps 500 --eval-every 100 --plot loss.svg
   ratrainc run 1b.rtx --data corpus.txt --tokenizer tokenizer.json --steps 100
   ratrainc run 1b.rtx --data shards/ --data more.jsonl --init llama/ --eos tokenizer --order documents --steps 100
+  ratrainc run 1b.rtx --data chats.jsonl --train-on completion --prompt-key question --completion-key answer --init llama/
   ratrainc run 1b.rtx --data tokens.bin --order sequential --init model.safetensors --steps 20
   ratrainc run tiny.rtx --steps 5 --interleave 7               another legal order, the same losses
   mpirun -n 4 ratrainc run tiny.rtx --steps 100 --engine mpi   a process a rank, the same losses
@@ -67,6 +68,25 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     "data_text_key",
     metavar="KEY",
     help="The field of a JSONL line that is its text. Default: text.",
+)
+@choice_option(
+    "--train-on",
+    "data_train_on",
+    "all",
+    "completion",
+    text="Which tokens are in the loss: all, or of JSONL lines with a prompt and a completion the completions alone.",
+)
+@click.option(
+    "--prompt-key",
+    "data_prompt_key",
+    metavar="KEY",
+    help="With --train-on completion: the field of a line that is its prompt. Default: prompt.",
+)
+@click.option(
+    "--completion-key",
+    "data_completion_key",
+    metavar="KEY",
+    help="And the one that is its completion. Default: completion.",
 )
 @click.option(
     "--eos",
@@ -317,6 +337,12 @@ def command(
     ignored, as under nohup) do the same, with exit code 75 where the state was saved; SIGUSR1 has it say where its ranks are and what they wait for.
     """
     _refuse_contradictions(settings, ranks, threads)
+    if data.train_on == "all":
+        refuse_idle("goes with --train-on completion", "data_prompt_key", "data_completion_key")
+    else:
+        refuse_idle(
+            "is for whole texts: --train-on completion takes --prompt-key and --completion-key", "data_text_key"
+        )
     from ratrain import api
     from ratrain.ratrainc.job import job_of
     from ratrain.ratrainc.pictures import picture_kind

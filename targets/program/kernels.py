@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 Types = Mapping[str, tuple[Dtype, "Shape"]]
 """Dtype and shape of what each operand of a step refers to."""
 
+IGNORED_LABEL = -1
+"""In place of a label that is not in the loss."""
+
 ANY_SHAPE = ("...",)
 """The dimensions of an operand that may have any shape, the same as all others of its call that may."""
 
@@ -504,17 +507,18 @@ _DECLARED = (
     Kernel(
         "head_forward",
         "Cross-entropy of the logits xn @ table^T, in chunks of as many rows as the workspace `logits` has. lse[t] is the log-sum-exp of "
-        "row t; loss[0] = [loss[0] +] the sum over ascending t of lse[t] - logit[t, label], in float64. `normalise` divides each row of "
-        "the table by its Euclidean norm, or 1e-12 where that is larger; else logits are multiplied by `scale_of_logits`, and with `softcap` "
-        "each logit s is then softcap * tanh(s / softcap). Raises IndexError where a label is outside the table.",
+        "row t; loss[0] = [loss[0] +] the sum over ascending t of lse[t] - logit[t, label], in float64, of rows whose label is not -1. "
+        "`normalise` divides each row of the table by its Euclidean norm, or 1e-12 where that is larger; else logits are multiplied by "
+        "`scale_of_logits`, and with `softcap` each logit s is then softcap * tanh(s / softcap). Raises IndexError where a label is "
+        "outside the table.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T]= loss:f64[1]+ logits:f32[c,V]=",
         {"normalise": _FLAG, **_ADDS, **_OF_LOGITS},
         rule=_head_rule,
     ),
     Kernel(
         "head_backward",
-        "Gradients of loss * scale[0] / denominator, logits recomputed; dtable = [dtable +] ... is rounded once for each chunk of rows. "
-        "Raises IndexError where a label is outside the table.",
+        "Gradients of loss * scale[0] / denominator, logits recomputed; rows with the label -1 have none; dtable = [dtable +] ... "
+        "is rounded once for each chunk of rows. Raises IndexError where a label is outside the table.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[c,V]= dxn:s[T,h]= dtable:*[V,h]+",
         {"denominator": _POSITIVE, "normalise": _FLAG, **_ADDS, **_OF_LOGITS},
         rule=_head_rule,

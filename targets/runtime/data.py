@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, Note, fail
 from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
 from ratrain.ratrain_ir.ops import Part, Piece
+from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.runtime.documents import Documents, PiecedTokens, Positions, bounds_of, pieced
 from ratrain.targets.runtime.settings import Order
 from ratrain.targets.runtime.token_file import FileTokens, better_type, check_width, file_bytes
@@ -40,8 +41,6 @@ _DIGESTED = 1 << 20  # bytes at each end of a stream that its digest covers
 _SHOWN = 8  # bad tokens named one by one
 _LINE_FEED = 0x0A
 _ORDER_KEY = 0  # keeps the random numbers of the data order apart from those of the weights
-IGNORED_LABEL = -1
-"""In place of a label that is not in the loss."""
 
 
 @frozen(eq=False)

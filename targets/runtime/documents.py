@@ -7,46 +7,36 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from attrs import define, evolve, frozen
+from attrs import define, frozen
 from numpy.typing import NDArray
+
+from ratrain.targets.runtime.token_file import ReadTokens
 
 Positions = NDArray[np.int64]
 """Positions in a stream of tokens."""
 
 
 @frozen(eq=False)
-class PiecedTokens:
-    """Tokens [start, stop) of pieces in a row, which are read, or made, when a slice is taken; it is an array of its own."""
+class PiecedTokens(ReadTokens):
+    """Tokens of pieces in a row, which are read, or made, where a slice asks for them."""
 
     bounds: Positions
     """[pieces + 1]: where each piece begins, and where the last one ends"""
     read: Callable[[int, int, int], NDArray[Any]]
     """tokens [low, high) of a piece, given its number, low and high"""
-    dtype: np.dtype[Any]
-    start: int
-    stop: int
 
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def __getitem__(self, piece: slice) -> NDArray[Any]:
-        low, high, step = piece.indices(len(self))
-        if step != 1:
-            raise IndexError("tokens in pieces are read in their order, without gaps")
-        out = np.empty(max(0, high - low), self.dtype)
-        done, position = 0, self.start + low
+    def read_at(self, position: int, count: int) -> NDArray[Any]:
+        """So many tokens of the pieces from a position on."""
+        out = np.empty(count, self.dtype)
+        done = 0
         number = int(np.searchsorted(self.bounds, position, "right")) - 1
-        while done < len(out):
+        while done < count:
             first, end = int(self.bounds[number]), int(self.bounds[number + 1])
-            count = min(end - position, len(out) - done)
-            if count:
-                out[done : done + count] = self.read(number, position - first, position - first + count)
-            done, position, number = done + count, position + count, number + 1
+            taken = min(end - position, count - done)
+            if taken:
+                out[done : done + taken] = self.read(number, position - first, position - first + taken)
+            done, position, number = done + taken, position + taken, number + 1
         return out
-
-    def part(self, start: int, stop: int) -> PiecedTokens:
-        """Tokens [start, stop) of these, not read yet."""
-        return evolve(self, start=self.start + start, stop=self.start + stop)
 
 
 def pieced(
@@ -54,7 +44,7 @@ def pieced(
 ) -> PiecedTokens:
     """Tokens of pieces of these lengths, all of them."""
     bounds = bounds_of(lengths)
-    return PiecedTokens(bounds, read, np.dtype(dtype), 0, int(bounds[-1]))
+    return PiecedTokens(bounds, read, dtype=np.dtype(dtype), start=0, stop=int(bounds[-1]))
 
 
 def bounds_of(lengths: NDArray[Any] | list[int]) -> Positions:

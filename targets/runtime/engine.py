@@ -25,7 +25,7 @@ from ratrain.targets.runtime.memory_monitor import MemoryMonitor
 from ratrain.targets.runtime.optimizer import LossScale, Updater
 from ratrain.targets.runtime.positions import RankPhase
 from ratrain.targets.runtime.profile import StepSpan
-from ratrain.targets.runtime.rank import Rank, bind_routine, prepare_tables, routine_scratch_bytes
+from ratrain.targets.runtime.rank import BoundRoutine, Rank, bind_routine, prepare_tables, routine_scratch_bytes
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Hop
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @frozen
 class StepReport:
-    """What one step did. `loss` is the mean over the step's tokens in nats, before the update.
+    """What one step did. `loss` is the mean over the step's tokens that are in the loss in nats, before the update.
 
     `loss_scale` is the next step's; `skipped_blocks` counts updates left out for an overflow, on all ranks.
     """
@@ -49,6 +49,8 @@ class StepReport:
     skipped_blocks: int
     gradient_norm: float | None
     """before clipping; infinite where a gradient overflowed"""
+    loss_tokens: int | None = None
+    """the tokens that the loss is the mean of, where those are not all of the step's as a rule"""
 
 
 @frozen
@@ -111,7 +113,7 @@ class ProgramEngine(ABC):
         prepare_tables(program, kernels)
         self.updater = Updater(program, kernels)
         self.scratch = Scratch(self.scratch_needed())
-        self.bound: dict[tuple[int, int, int], Callable[[], None]] = {}
+        self.bound: dict[tuple[int, int, int], BoundRoutine] = {}
         self._bind()
         self.heads = [Head(rank, e) for ranks in self.ranks for rank in ranks for e in ENGINES if rank.stage.streams[e]]
 
@@ -200,21 +202,43 @@ class ProgramEngine(ABC):
         """
         limit = step - self.first_step + 1
         self.step = step
+        tokens = self.program.plan.tokens_per_step
+        counted = self._counted(step)
         start = self.profile.clock() if self.profile is not None else 0.0
         self.enter(RankPhase.RUNNING, step)
         self.updater.begin_step(step)
         with np.errstate(all="ignore"):  # overflow is no accident here: flags find it, and its blocks are skipped
             self.run_until(limit)
         self.enter(RankPhase.BETWEEN_STEPS, step)
-        totals, tokens = self.step_totals(step), self.program.plan.tokens_per_step
-        mean = totals.loss / tokens
-        report = StepReport(step, mean, tokens, self.loss_scale[0], totals.skipped_blocks, totals.gradient_norm)
+        totals = self.step_totals(step)
+        mean = totals.loss / (tokens if counted is None else counted)
+        scale, skipped = self.loss_scale[0], totals.skipped_blocks
+        report = StepReport(step, mean, tokens, scale, skipped, totals.gradient_norm, counted)
         if self.profile is not None:
             self.profile.steps.append(StepSpan(limit - 1, start, self.profile.clock()))
         return report
 
+    def _counted(self, step: int) -> int | None:
+        """The labels of a step that are in the loss, which gradients are divided by from here on; None where that is always all.
+
+        Every rank knows them from the data alone, so that the mean is that of the global batch whatever the layout. Raises
+        `DiagnosticError` RT090 where there are none.
+        """
+        if self.batches.stream.counts_all:
+            return None
+        counted = self.batches.counted(step)
+        if not counted:
+            fail(
+                "RT090",
+                f"step {step} has no token that is in the loss: all its {self.program.plan.tokens_per_step} tokens are of prompts",
+                help="use a larger global batch or longer sequences, leave out documents with very long prompts, or train on all",
+            )
+        for bound in self.bound.values():
+            bound.count_labels(counted, self.program.plan.tokens_per_step)
+        return counted
+
     def run_forward(self, batches: Batches, number: int) -> float:
-        """The loss of batch `number` of `batches` with the weights as they are: mean over its tokens, in nats.
+        """The loss of batch `number` of `batches` with the weights as they are: mean over its tokens in the loss, in nats.
 
         Between steps only. It is a step of the program of which nothing is executed but what the loss needs (`evaluation`),
         and it is not counted: every carried byte is afterwards what it was before.
@@ -228,7 +252,7 @@ class ProgramEngine(ABC):
             self.evaluated = None
         for head in self.heads:
             head.rank.completed[head.engine] -= len(head.stream)
-        return self.evaluated_loss(done + self.first_step) / self.program.plan.tokens_per_step
+        return self.evaluated_loss(done + self.first_step) / max(1, batches.counted(number))
 
     def enter(self, phase: RankPhase, step: int) -> None:
         """Say for all ranks of this process what they do as a whole."""

@@ -56,8 +56,12 @@ class HeldOut:
         return self.count * self.batches.plan.tokens_per_step
 
     def loss(self, engine: Evaluator) -> float:
-        """The mean loss over all its tokens, in nats."""
-        return sum(engine.run_forward(self.batches, number) for number in range(self.count)) / self.count
+        """The mean loss over all its tokens that are in the loss, in nats."""
+        means = [engine.run_forward(self.batches, number) for number in range(self.count)]
+        if self.batches.stream.counts_all:
+            return sum(means) / self.count
+        counts = [self.batches.counted(number) for number in range(self.count)]
+        return sum(mean * count for mean, count in zip(means, counts, strict=True)) / sum(counts)
 
 
 def serves_the_loss(instruction: Instruction) -> bool:
@@ -78,7 +82,11 @@ def held_out(stream: TokenStream, plan: Plan, most: int | None = None) -> HeldOu
             f"'{stream.name}' holds {batches.sequences} sequences to evaluate on: one batch takes {plan.global_batch}",
             help="hold out more of the data, or evaluate on another file",
         )
-    return HeldOut(batches, count if most is None else min(most, count))
+    held = HeldOut(batches, count if most is None else min(most, count))
+    if not any(batches.counted(number) for number in range(held.count)):
+        text = f"'{stream.name}' has no token that is in the loss in what is evaluated: all are of prompts"
+        fail("RT090", text, help="hold out more of the data, evaluate on more batches, or on another file")
+    return held
 
 
 def split_stream(stream: TokenStream, fraction: float) -> tuple[TokenStream, TokenStream]:

@@ -6,7 +6,7 @@ wrong loss. Block ops are bound to kernels once, before the first step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from ratrain.targets.program.routine import Reference, Routine, Step
 
 Bytes = NDArray[np.uint8]
+
+_DENOMINATOR = "denominator"
+"""The option of kernels whose gradients are of a mean over labels."""
 
 
 class Rank:
@@ -110,7 +113,30 @@ def tensor_view(arena: Bytes, tensor: ProgramTensor) -> NDArray[Any]:
     return data.view(NUMPY_DTYPES[tensor.type.dtype]).reshape(tensor.type.shape)
 
 
-def bind_routine(rank: Rank, instruction: Instruction, kernels: KernelSet, scratch: Scratch) -> Callable[[], None]:
+class BoundRoutine:
+    """The kernel calls of a routine, bound to its operands."""
+
+    def __init__(self, calls: Sequence[tuple[Callable[..., None], dict[str, Any]]], scratch: Scratch) -> None:
+        self._calls = calls
+        self._scratch = scratch
+        self._denominators = [
+            (arguments, arguments[_DENOMINATOR]) for _, arguments in calls if _DENOMINATOR in arguments
+        ]
+        """Arguments of kernels that divide by the labels of a replica's step, and how many those are where all count."""
+
+    def __call__(self) -> None:
+        """Run them in their order."""
+        for kernel, arguments in self._calls:
+            self._scratch.reset()
+            kernel(**arguments)
+
+    def count_labels(self, counted: int, labels: int) -> None:
+        """Have gradients divided as if of all `labels` of a step so many were there: those that count."""
+        for arguments, whole in self._denominators:
+            arguments[_DENOMINATOR] = whole * counted / labels
+
+
+def bind_routine(rank: Rank, instruction: Instruction, kernels: KernelSet, scratch: Scratch) -> BoundRoutine:
     """The kernel calls of a block op, bound to the rank's bytes."""
     assert instruction.routine is not None
     return bind_steps(rank.program.routines[instruction.routine], rank.by_role(instruction), kernels, scratch)
@@ -118,16 +144,9 @@ def bind_routine(rank: Rank, instruction: Instruction, kernels: KernelSet, scrat
 
 def bind_steps(
     routine: Routine, operands: dict[str, NDArray[Any]], kernels: KernelSet, scratch: Scratch
-) -> Callable[[], None]:
+) -> BoundRoutine:
     """The kernel calls of a routine, bound to its operands by role; `workspace` has the bytes of its intermediates."""
-    calls = [_bind_step(routine, step, operands, kernels, scratch) for step in routine.steps]
-
-    def run() -> None:
-        for kernel, arguments in calls:
-            scratch.reset()
-            kernel(**arguments)
-
-    return run
+    return BoundRoutine([_bind_step(routine, step, operands, kernels, scratch) for step in routine.steps], scratch)
 
 
 def _bind_step(

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import stat
 import weakref
-from typing import Any, NoReturn
+from abc import ABC, abstractmethod
+from typing import Any, NoReturn, Self
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.diagnostics import fail
@@ -63,13 +64,12 @@ class OpenFile:
 
 
 @frozen(eq=False)
-class FileTokens:
-    """Tokens [start, stop) of a file; a slice is read when it is taken, as an array of its own."""
+class ReadTokens(ABC):
+    """Tokens [start, stop) of some that are not in memory; a slice is read when it is taken, as an array of its own."""
 
-    file: OpenFile
-    dtype: np.dtype[Any]
-    start: int
-    stop: int
+    dtype: np.dtype[Any] = field(kw_only=True)
+    start: int = field(kw_only=True)
+    stop: int = field(kw_only=True)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -77,17 +77,32 @@ class FileTokens:
     def __getitem__(self, piece: slice) -> NDArray[Any]:
         low, high, step = piece.indices(len(self))
         if step != 1:
-            raise IndexError("tokens of a file are read in their order, without gaps")
-        size = self.dtype.itemsize
-        return np.frombuffer(self.file.read((self.start + low) * size, max(0, high - low) * size), self.dtype)
+            raise IndexError("tokens are read in their order, without gaps")
+        return self.read_at(self.start + low, max(0, high - low))
 
-    def part(self, start: int, stop: int) -> FileTokens:
+    @abstractmethod
+    def read_at(self, position: int, count: int) -> NDArray[Any]:
+        """So many tokens from a position on, which is counted from the first there is."""
+
+    def part(self, start: int, stop: int) -> Self:
         """Tokens [start, stop) of these, not read yet."""
         return evolve(self, start=self.start + start, stop=self.start + stop)
 
+
+@frozen(eq=False)
+class FileTokens(ReadTokens):
+    """Tokens of a file."""
+
+    file: OpenFile
+
+    def read_at(self, position: int, count: int) -> NDArray[Any]:
+        """So many tokens of the file from a position on."""
+        size = self.dtype.itemsize
+        return np.frombuffer(self.file.read(position * size, count * size), self.dtype)
+
     def as_type(self, dtype: np.dtype[Any]) -> FileTokens:
         """All bytes of the file as tokens of another type; what does not fill one is left out."""
-        return FileTokens(self.file, dtype, 0, self.file.size // dtype.itemsize)
+        return FileTokens(self.file, dtype=dtype, start=0, stop=self.file.size // dtype.itemsize)
 
 
 def file_bytes(path: str) -> FileTokens:
@@ -109,7 +124,7 @@ def file_bytes(path: str) -> FileTokens:
     weakref.finalize(file, os.close, descriptor)
     if not status.st_size:
         fail("RT090", f"'{path}' is empty", help="name a file with text, or with token numbers (*.bin)")
-    return FileTokens(file, np.dtype(np.uint8), 0, status.st_size)
+    return FileTokens(file, dtype=np.dtype(np.uint8), start=0, stop=status.st_size)
 
 
 _TELLING = 16

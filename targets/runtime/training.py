@@ -61,7 +61,7 @@ class TimedStep:
             "skipped_blocks": self.report.skipped_blocks,
             "gradient_norm": _finite(self.report.gradient_norm),
             "eval_loss": _finite(self.eval_loss),
-        }
+        } | ({} if self.report.loss_tokens is None else {"loss_tokens": self.report.loss_tokens})
 
 
 def _finite(value: float | None) -> float | None:

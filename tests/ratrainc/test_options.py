@@ -75,6 +75,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "other.txt").write_text("other letters make another book. " * 20)
         lines = [json.dumps({"text": f"text {n} of some words", "body": f"body {n} of others"}) for n in range(40)]
         (folder / "d.jsonl").write_text("\n".join(lines))
+        pairs = [
+            {"prompt": f"what is {n}?", "completion": f"a number, {n}", "text": f"{n}, {n + 1}"} for n in range(40)
+        ]
+        (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
         np.random.default_rng(0).integers(0, 255, 5000).astype(np.uint16).tofile(folder / "t.bin")
         call("run x.rtx --steps 1 --threads 1 --data book.txt --save ckpt --profile prof.json --run-dir where")
         call("export-weights ckpt -o w")

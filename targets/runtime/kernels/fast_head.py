@@ -15,7 +15,7 @@ from ratrain.targets.runtime.kernels.fast_logits import LogitShape
 from ratrain.targets.runtime.kernels.fast_numba import bits, exact, exp32, flat, load, maximum, reducing
 from ratrain.targets.runtime.kernels.fast_rows import store_product
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
-from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_indices
+from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_labels
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import F32, F64, I32, Array
@@ -64,16 +64,17 @@ def _log_sum_exp(logits: Any, lse: Any) -> None:
 
 @exact()
 def _add_loss(logits: Any, labels: Any, lse: Any, loss: Any) -> None:
-    """loss[0] += lse - logit of the label, row after row."""
+    """loss[0] += lse - logit of the label, row after row; those without a label add nothing."""
     for r in range(lse.size):
-        loss[0] += np.float64(lse[r]) - np.float64(logits[r, labels[r]])
+        if labels[r] >= 0:
+            loss[0] += np.float64(lse[r]) - np.float64(logits[r, labels[r]])
 
 
 @exact()
 def _logit_gradient(
     logits: Any, first: Any, labels: Any, lse: Any, factor: Any, inverse: Any, pull: Any, normalise: Any
 ) -> None:
-    """Turn a block of logits, which starts at column `first`, into the gradient of the products xn . w.
+    """Turn a block of logits, which starts at column `first`, into the gradient of the products xn . w: 0 of rows without a label.
 
     With `normalise` the logit is inverse * (xn . w), and pull[v] becomes the factor of w in the gradient of the
     inverse norm: d(1/|w|)/dw = -w/|w|^3, so inverse^2 * sum of dlogit * logit, and 0 where the norm is clamped.
@@ -84,10 +85,11 @@ def _logit_gradient(
     for r in range(lse.size):
         row = logits[r, first : first + pull.size]
         log_total, label = lse[r], labels[r] - first
+        share = factor if labels[r] >= 0 else _ZERO
         if normalise:
             at_label = row[label] if 0 <= label < row.size else _ZERO
             for i in range(row.size):
-                gradient = exp32(row[i] - log_total) * factor
+                gradient = exp32(row[i] - log_total) * share
                 pull[i] += gradient * row[i]
                 row[i] = gradient * inverse[i]
             if 0 <= label < row.size:
@@ -95,7 +97,7 @@ def _logit_gradient(
                 row[label] -= factor * inverse[label]
         else:
             for i in range(row.size):
-                row[i] = exp32(row[i] - log_total) * factor
+                row[i] = exp32(row[i] - log_total) * share
             if 0 <= label < row.size:
                 row[label] -= factor
     if normalise:
@@ -332,7 +334,7 @@ class FastHead:
         softcap: float | None = None,
     ) -> None:
         """See `KERNELS["head_forward"]`."""
-        check_indices(labels, table.shape[0])
+        check_labels(labels, table.shape[0])
         buffers = _take(scratch, _plan(xn, table, logits, normalise))
         inverse = buffers.get("inverse")
         if inverse is not None:
@@ -372,7 +374,7 @@ class FastHead:
         softcap: float | None = None,
     ) -> None:
         """See `KERNELS["head_backward"]`."""
-        check_indices(labels, table.shape[0])
+        check_labels(labels, table.shape[0])
         buffers = _take(scratch, _backward_plan(xn, table, logits, normalise))
         factor, shape = np.float32(float(scale[0]) / denominator), LogitShape.of(scale_of_logits, softcap)
         products = _Products(self.team, table, lse, factor, shape, buffers)
@@ -400,7 +402,7 @@ class FastHead:
         softcap: float | None = None,
     ) -> None:
         """See `KERNELS["head_backward_from_logits"]`."""
-        check_indices(labels, table.shape[0])
+        check_labels(labels, table.shape[0])
         buffers = _take(scratch, _backward_plan(xn, table, logits, normalise))
         factor, shape = np.float32(float(scale[0]) / denominator), LogitShape.of(scale_of_logits, softcap)
         products = _Products(self.team, table, lse, factor, shape, buffers)

@@ -47,15 +47,16 @@ def _slope(logit: Any, scale: Any, softcap: Any) -> Any:
 
 @exact()
 def _gradient(logits: Any, first: Any, last: Any, labels: Any, lse: Any, factor: Any, scale: Any, softcap: Any) -> None:
-    """Turn logits of the columns [first, last) into the gradient of the products."""
+    """Turn logits of the columns [first, last) into the gradient of the products: 0 of rows without a label."""
     for r in range(lse.size):
         row = logits[r, first:last]
         log_total, label = lse[r], labels[r] - first
+        share = factor if labels[r] >= 0 else _ZERO
         of_label = _ZERO
         if 0 <= label < row.size:
             of_label = factor * _slope(row[label], scale, softcap)
         for i in range(row.size):
-            row[i] = exp32(row[i] - log_total) * factor * _slope(row[i], scale, softcap)
+            row[i] = exp32(row[i] - log_total) * share * _slope(row[i], scale, softcap)
         if 0 <= label < row.size:
             row[label] -= of_label
 

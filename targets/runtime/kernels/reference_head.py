@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from attrs import frozen
 
+from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
-from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_indices
+from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_labels
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import F32, F64, I32, Array
@@ -100,7 +101,7 @@ def _gradients(
         for t, label in enumerate(labels):
             if rows.start <= label < rows.stop:
                 dlogit[t, label - rows.start] -= 1
-        dlogit *= factor
+        dlogit *= np.where(labels == IGNORED_LABEL, np.float32(0), factor)[:, None]
         shaping.slope(logit, dlogit)
         # of logit = inverse * (x . w) with inverse = 1 / |w|: d inverse / dw = -inverse^3 w
         pull = None
@@ -138,7 +139,7 @@ class ReferenceHead:
         softcap: float | None = None,
     ) -> None:
         """See `KERNELS["head_forward"]`."""
-        check_indices(labels, table.shape[0])
+        check_labels(labels, table.shape[0])
         inverse = None
         if normalise:
             (inverse,) = scratch.take_all(head_forward_plan(table, normalise=True))
@@ -151,7 +152,7 @@ class ReferenceHead:
             for t, row in enumerate(chunk, start):
                 peak = row.max()
                 lse[t] = peak + np.log(np.exp(row - peak).sum())
-                total += float(lse[t]) - float(row[labels[t]])
+                total += float(lse[t]) - float(row[labels[t]]) if labels[t] != IGNORED_LABEL else 0.0
         loss[0] = total
 
     @quiet
@@ -174,7 +175,7 @@ class ReferenceHead:
         softcap: float | None = None,
     ) -> None:
         """See `KERNELS["head_backward"]`."""
-        check_indices(labels, table.shape[0])
+        check_labels(labels, table.shape[0])
         buffers = scratch.take_all(head_backward_plan(xn, table, logits, normalise=normalise))
         inverse = _inverse_of(table, buffers)
         factor, shaping = np.float32(float(scale[0]) / denominator), _Shaping.of(scale_of_logits, softcap)
@@ -208,7 +209,7 @@ class ReferenceHead:
         softcap: float | None = None,
     ) -> None:
         """See `KERNELS["head_backward_from_logits"]`."""
-        check_indices(labels, table.shape[0])
+        check_labels(labels, table.shape[0])
         buffers = scratch.take_all(head_backward_from_logits_plan(xn, table, normalise=normalise))
         inverse, acc = _inverse_of(table, buffers), buffers[0]
         factor, shaping = np.float32(float(scale[0]) / denominator), _Shaping.of(scale_of_logits, softcap)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ratrain.ratrain_ir.rotary import rope_frequencies
-from ratrain.targets.program.kernels import KERNELS
+from ratrain.targets.program.kernels import IGNORED_LABEL, KERNELS
 from ratrain.targets.runtime.kernels.scratch import Plan, plan_bytes
 from ratrain.targets.runtime.kernels.team import Team
 
@@ -64,6 +64,13 @@ def check_indices(indices: I32, rows: int) -> None:
     low, high = int(indices.min(initial=0)), int(indices.max(initial=0))
     if low < 0 or high >= rows:
         raise IndexError(f"token {low if low < 0 else high} is outside a table of {rows} rows")
+
+
+def check_labels(labels: I32, rows: int) -> None:
+    """Raise IndexError unless all `labels` are rows of a table of `rows` rows, or `IGNORED_LABEL`."""
+    if int(labels.min(initial=0)) < IGNORED_LABEL:
+        raise IndexError(f"token {int(labels.min())} is outside a table of {rows} rows")
+    check_indices(np.maximum(labels, 0), rows)
 
 
 def token_keys(tokens: I32, keys: I64) -> None:

@@ -215,7 +215,32 @@ def test_large_logits_do_not_overflow(name):
     assert np.isfinite(backward(name, xn, table, labels, lse, chunk=16, normalise=False)[0]).all()
 
 
-@pytest.mark.parametrize("label", [-1, VOCAB])
+@pytest.mark.usefixtures("_table_blocks")
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("chunk", [8, TOKENS])
+@pytest.mark.parametrize("name", SETS)
+def test_rows_without_a_label_are_as_if_they_were_not_there(name, chunk, normalise):
+    xn, table, labels = inputs(np.float32, seed=8)
+    kept = np.arange(TOKENS) % 3 != 1
+    masked = np.where(kept, labels, -1).astype(np.int32)
+    lse, loss = forward(name, xn, table, masked, chunk=chunk, normalise=normalise)
+    lse_of_kept, loss_of_kept = forward(name, xn[kept], table, labels[kept], chunk=chunk, normalise=normalise)
+    np.testing.assert_allclose(loss, loss_of_kept, rtol=1e-6)
+    np.testing.assert_allclose(lse[kept], lse_of_kept, rtol=1e-5)
+    dxn, dtable = backward(name, xn, table, masked, lse, chunk=chunk, normalise=normalise)
+    of_kept = backward(name, xn[kept], table, labels[kept], lse_of_kept, chunk=chunk, normalise=normalise)
+    assert not dxn[~kept].any()
+    np.testing.assert_allclose(dxn[kept], of_kept[0], rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(dtable, of_kept[1], rtol=1e-4, atol=1e-6)
+    nothing = np.full(TOKENS, -1, np.int32)
+    lse, loss = forward(name, xn, table, nothing, chunk=chunk, normalise=normalise)
+    assert loss[0] == 0
+    dxn, dtable = backward(name, xn, table, nothing, lse, chunk=chunk, normalise=normalise)
+    assert not dxn.any()
+    assert not dtable.any()
+
+
+@pytest.mark.parametrize("label", [-2, VOCAB])
 @pytest.mark.parametrize("name", SETS)
 def test_a_label_outside_the_table_is_refused(name, label):
     xn, table, labels = inputs(np.float32)
