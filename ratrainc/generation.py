@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,13 +13,14 @@ from attrs import frozen
 from threadpoolctl import threadpool_limits
 
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.files import is_there
+from ratrain.ratrain_ir.files import is_regular, is_there
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig, load_model
 from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.ratrain_ir.types import Dtype
 from ratrain.ratrainc.run_choices import BYTES, NO_EOS, TOKENIZERS_EOS, Generation, Prompt
 from ratrain.targets.runtime.checkpoint import MANIFEST_FILE
 from ratrain.targets.runtime.checkpoint_series import facts_of, kept_tokenizer, latest_run, latest_weights
+from ratrain.targets.runtime.companions import GENERATION_FILE, is_byte_tokenizer, read_companion
 from ratrain.targets.runtime.data import BYTE, TEXT_VOCABULARY
 from ratrain.targets.runtime.forward import Forward
 from ratrain.targets.runtime.kernels import kernel_set
@@ -27,6 +29,7 @@ from ratrain.targets.runtime.tokenizer import Encoder, TokenizerChoice, encoder_
 from ratrain.targets.runtime.weights import WeightSource, read_weights
 
 _CONFIG = "config.json"
+_EOS_KEY = "eos_token_id"
 
 
 @frozen
@@ -129,12 +132,10 @@ def _opened(path: str) -> _Origin:
     if is_there(folder / _CONFIG) and not is_there(folder / MANIFEST_FILE):
         model = load_model(str(folder))
         beside = tokenizer_beside(path)
-        tokenizer = None if beside is None else TokenizerChoice(beside, beside)
-        said = model.inert.get("eos_token_id")
-        ends = frozenset(
-            token for token in (said if isinstance(said, list | tuple) else [said]) if isinstance(token, int)
-        )
-        return _Origin(model, read_weights(path, model), Dtype.F32.value, ends, takes_bytes=False, tokenizer=tokenizer)
+        takes_bytes = beside is not None and is_byte_tokenizer(beside)
+        tokenizer = None if beside is None or takes_bytes else TokenizerChoice(beside, beside)
+        source = read_weights(path, model)
+        return _Origin(model, source, Dtype.F32.value, _ends_of_directory(folder, model), takes_bytes, tokenizer)
     model, source = latest_weights(path)
     run = latest_run(path)
     plan, facts = run.get("plan"), facts_of(run)
@@ -144,6 +145,18 @@ def _opened(path: str) -> _Origin:
     tokenizer = None if kept is None else TokenizerChoice(*kept)
     ends = frozenset({eos} if isinstance(eos, int) else ())
     return _Origin(model, source, known, ends, takes_bytes=facts.get("token") == BYTE, tokenizer=tokenizer)
+
+
+def _ends_of_directory(folder: Path, model: ModelConfig) -> frozenset[int]:
+    """The `eos_token_id` of a model's directory: of how text is generated, else of its model; several are a list."""
+    said = model.inert.get(_EOS_KEY)
+    if is_regular(folder / GENERATION_FILE):
+        try:
+            held = json.loads(read_companion(folder, GENERATION_FILE))
+        except (ValueError, RecursionError):
+            fail("RT094", f"'{folder / GENERATION_FILE}' is no JSON", help="put it right, or remove it")
+        said = held.get(_EOS_KEY, said) if isinstance(held, dict) else said
+    return frozenset(token for token in (said if isinstance(said, list | tuple) else [said]) if isinstance(token, int))
 
 
 def _language(path: str, origin: _Origin, named: str | None) -> _Language | None:

@@ -91,7 +91,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | N
 @click.option(
     "--dtype",
     "asked_dtype",
-    type=click.Choice(["f16", "f32"]),
+    type=click.Choice(["f16", "bf16", "f32"]),
     help="Type of weights and activations. Default: that of the run's plan; f32 for a directory.",
 )
 @choice_option("--kernels", "asked_kernels", "fast", "reference", text="BLAS and fused loops; or plain numpy.")

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.blocks import Block, block_chain, flat_elements
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.targets.codegen.routines import RoutineForm, derived_routine, representative
+from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.kernels.scratch import Scratch
-from ratrain.targets.runtime.rank import NUMPY_DTYPES, aligned_bytes, bind_steps, resolve, routine_scratch_bytes
+from ratrain.targets.runtime.rank import aligned_bytes, bind_steps, resolve, routine_scratch_bytes
 from ratrain.targets.runtime.weights import flat_master
 
 if TYPE_CHECKING:

@@ -67,6 +67,13 @@ def evaluated_logits(model: ModelConfig, checkpoint: str, tokens: tuple[int, ...
     return resolve(routine, "logits", rank.by_role(head)).copy()
 
 
+def test_a_checkpoint_in_bf16(tmp_path: Path) -> None:
+    checkpoint = trained(MODEL, tmp_path, view_dtype="bf16", grad_dtype="bf16", grad_shard_dtype="bf16", loss_scale=1.0)
+    whole = (*PROMPT, *generate(checkpoint, Prompt(tokens=PROMPT), Generation(6)).tokens)
+    logits = Forward(MODEL, latest_weights(checkpoint)[1], Dtype.BF16, kernel_set("reference")).logits(whole[:-1])
+    assert int(logits.argmax()) == whole[-1]
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
 def test_the_likeliest_token_is_that_of_the_evaluation(
@@ -187,16 +194,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestTexts:
     def said(self, place: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
         capsys.readouterr()
-        assert main(["generate", str(place / "ckpt"), *words]) == 0
+        assert main(["generate", str(place), *words]) == 0
         return capsys.readouterr().out
 
     def test_a_text_ends_where_documents_end(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert self.said(place, capsys, "--prompt", "a") == "abc\n"
-        assert self.said(place, capsys, "--prompt", "a", "--eos", "none", "--tokens", "6") == "abcabc\n"
-        found = json.loads(self.said(place, capsys, "--prompt", "a", "--json"))
+        assert self.said(place / "ckpt", capsys, "--prompt", "a") == "abc\n"
+        assert self.said(place / "ckpt", capsys, "--prompt", "a", "--eos", "none", "--tokens", "6") == "abcabc\n"
+        found = json.loads(self.said(place / "ckpt", capsys, "--prompt", "a", "--json"))
         assert found["tokens"] == [98, 99, 256]
         assert (found["text"], found["ended"], found["prompt_tokens"]) == ("bc", True, [97])
-        found = json.loads(self.said(place, capsys, "--prompt-tokens", "97,98", "--tokens", "1", "--json"))
+        found = json.loads(self.said(place / "ckpt", capsys, "--prompt-tokens", "97,98", "--tokens", "1", "--json"))
         assert (found["tokens"], found["ended"]) == ([99], False)
 
     def refused(self, place: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -208,6 +215,12 @@ class TestTexts:
     def test_what_is_refused(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ckpt, out = str(place / "ckpt"), str(place / "hf")
         export_weights(ckpt, out)
+        (place / "hf" / "generation_config.json").write_text('{"eos_token_id": [255, 256]}')
+        assert self.said(place / "hf", capsys, "--prompt", "a") == "abc\n"
+        (place / "hf" / "generation_config.json").write_text("{")
+        assert "is no JSON" in self.refused(place, capsys, out, "--prompt", "a")
+        (place / "hf" / "generation_config.json").unlink()
+        (place / "hf" / "tokenizer.json").unlink()
         assert "no tokenizer is with it" in self.refused(place, capsys, out, "--prompt", "a")
         assert main(["generate", out, "--prompt", "a", "--tokenizer", "bytes"]) == 0
         cases: list[tuple[tuple[str, ...], str]] = [

@@ -58,7 +58,8 @@ USUAL: dict[str, dict[str, str]] = {
     "calibrate": {"rows": "rows.csv", "names": "launch"},
     "validate": {"tables": "validation.csv"},
     "compare": MODEL,
-    "run": {"file": "a.rtx", "data_path": "text.txt", "settings_steps": "1", "settings_execution_kernels": "reference"},
+    "run": {"file": "a.rtx", "data_paths": "text.txt", "settings_steps": "1", "settings_execution_kernels": "reference"},
+    "generate": {"path": "checkpoint", "prompt_tokens": "1", "asked_tokens": "1", "asked_kernels": "reference"},
     "launch": {"ranks": "1", "mpirun": "/bin/true", "file": "a.rtx"},
     "postmortem": {"directory": "positions"},
     "export-weights": {"checkpoint": "checkpoint", "output": "out"},
@@ -75,12 +76,19 @@ WITH: dict[tuple[str, str], dict[str, str | None]] = {
     ("doctor", "plan"): {"file": None, "model": "tiny.json"},
     ("calibrate", "profile"): {"rows": None, "names": None},
     ("validate", "output"): {"markdown": "given"},
-    ("run", "settings_evaluation_path"): {"settings_evaluation_every": "1"},
+    ("run", "settings_evaluation_paths"): {"settings_evaluation_every": "1"},
 }
 """What goes with a parameter, or does not."""
 NO_PATHS = {"strategy", "strategy_name", "passes", "pipeline", "print_ir_after", "plans_strategy", "names", "name"}
 NO_PATHS |= {
     "max_shard_size",
+    "data_completion_key",
+    "data_eos",
+    "data_prompt_key",
+    "data_text_key",
+    "asked_eos",
+    "prompt_text",
+    "prompt_tokens",
     "plans_zero_levels",
     "questions_what_ifs",
     "clusters",
@@ -101,6 +109,7 @@ FOLDERS |= {
     ("run", "settings_start_weights"),
     ("postmortem", "directory"),
     ("export-weights", "checkpoint"),
+    ("generate", "path"),
 }
 
 

@@ -303,10 +303,10 @@ def test_bytes_are_taken_where_they_are_asked_for_or_nothing_else_is_there(place
     assert token() == token(weights=weights, tokenizer=BYTES) == token(weights=str(place), tokenizer=BYTES) == "a byte"
     assert token(weights=weights) != "a byte"
     for alone in str(place), str(place / "w.safetensors"):
-        for text in book.path, None:
+        for texts in book.paths, ():
             with pytest.raises(DiagnosticError, match=r"RT090.*of 300 tokens.*\n.*--tokenizer bytes"):
-                token(weights=alone, path=text)
-        assert token(weights=alone, path=str(place / "narrow.bin")) == "a uint16 number"
+                token(weights=alone, paths=texts)
+        assert token(weights=alone, paths=(str(place / "narrow.bin"),)) == "a uint16 number"
     assert token(weights=f"{weights}/model.safetensors") == token(weights=weights)
     (place / "model1" / "tokenizer.json").rename(place / "model1" / "tokenizer.model")
     with pytest.raises(DiagnosticError, match=r"RT090.*not read here \(tokenizer.model\)"):
@@ -336,7 +336,9 @@ def test_documents_end_with_the_token_of_the_tokenizer(place: Path) -> None:
         open_data(wide_program(), choice, start=Start(str(place / "model1")))
     config.write_text(json.dumps({"eos_token": "</s>"}))
     train(wide_program(), 1, save=str(place / "first"))
-    export_weights(str(place / "first"), str(place / "model1"))
+    export_weights(str(place / "first"), str(place / "weights"))
+    for name in ("model.safetensors", "config.json"):
+        (place / "weights" / name).rename(place / "model1" / name)
     weights = str(place / "model1")
     ran(choice, init=weights, save=str(place / "checkpoint"))
     config.unlink()
