@@ -58,7 +58,12 @@ USUAL: dict[str, dict[str, str]] = {
     "calibrate": {"rows": "rows.csv", "names": "launch"},
     "validate": {"tables": "validation.csv"},
     "compare": MODEL,
-    "run": {"file": "a.rtx", "data_paths": "text.txt", "settings_steps": "1", "settings_execution_kernels": "reference"},
+    "run": {
+        "file": "a.rtx",
+        "data_paths": "text.txt",
+        "settings_steps": "1",
+        "settings_execution_kernels": "reference",
+    },
     "generate": {"path": "checkpoint", "prompt_tokens": "1", "asked_tokens": "1", "asked_kernels": "reference"},
     "launch": {"ranks": "1", "mpirun": "/bin/true", "file": "a.rtx"},
     "postmortem": {"directory": "positions"},
