@@ -14,7 +14,8 @@ from threadpoolctl import threadpool_limits
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.files import is_regular, is_there
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig, load_model
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.ratrain_ir.types import Dtype
 from ratrain.ratrainc.run_choices import BYTES, NO_EOS, TOKENIZERS_EOS, Generation, Prompt

@@ -104,7 +104,7 @@ class Forward:
     def _routine(self, owner: Block, plan: Plan) -> Routine:
         roles = _ROLES.get(owner.kind, _LAYER_ROLES)
         return derived_routine(
-            RoutineForm("forward", representative(owner), roles, (), accumulates=False), self._model, plan
+            RoutineForm("forward", representative(owner, self._model), roles, (), accumulates=False), self._model, plan
         )
 
     def _bind(self, length: int) -> _Bound:

@@ -36,16 +36,16 @@ def inputs(dtype: type, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return xn, table, labels
 
 
-def forward(name, xn, table, labels, *, chunk, normalise, loss=None):
+def forward(name, xn, table, labels, *, chunk, normalise, loss=None, **shape):
     lse, loss = np.empty(len(xn), np.float32), np.full(1, np.nan) if loss is None else loss
     accumulate = bool(np.isfinite(loss[0]))
     logits = np.empty((chunk, len(table)), np.float32)
     arguments = {"xn": xn, "table": table, "labels": labels, "lse": lse, "loss": loss, "logits": logits}
-    call(name, "head_forward", **arguments, normalise=normalise, accumulate=accumulate)
+    call(name, "head_forward", **arguments, normalise=normalise, accumulate=accumulate, **shape)
     return lse, loss
 
 
-def backward(name, xn, table, labels, lse, *, chunk, normalise, scale=1.0, dtable=None, dtype=None):
+def backward(name, xn, table, labels, lse, *, chunk, normalise, scale=1.0, dtable=None, dtype=None, **shape):
     accumulate = dtable is not None
     dtable = dtable if accumulate else np.full(table.shape, np.nan, dtype or table.dtype)
     dxn = np.full_like(xn, np.nan)
@@ -63,6 +63,7 @@ def backward(name, xn, table, labels, lse, *, chunk, normalise, scale=1.0, dtabl
         denominator=float(TOKENS),
         normalise=normalise,
         accumulate=accumulate,
+        **shape,
     )
     return dxn, dtable
 
@@ -216,26 +217,30 @@ def test_large_logits_do_not_overflow(name):
 
 
 @pytest.mark.usefixtures("_table_blocks")
-@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{"normalise": False}, {"normalise": True}, {"normalise": False, "scale_of_logits": 0.25, "softcap": 3.0}],
+    ids=["plain", "normalised", "shaped"],
+)
 @pytest.mark.parametrize("chunk", [8, TOKENS])
 @pytest.mark.parametrize("name", SETS)
-def test_rows_without_a_label_are_as_if_they_were_not_there(name, chunk, normalise):
+def test_rows_without_a_label_are_as_if_they_were_not_there(name, chunk, options):
     xn, table, labels = inputs(np.float32, seed=8)
     kept = np.arange(TOKENS) % 3 != 1
     masked = np.where(kept, labels, -1).astype(np.int32)
-    lse, loss = forward(name, xn, table, masked, chunk=chunk, normalise=normalise)
-    lse_of_kept, loss_of_kept = forward(name, xn[kept], table, labels[kept], chunk=chunk, normalise=normalise)
+    lse, loss = forward(name, xn, table, masked, chunk=chunk, **options)
+    lse_of_kept, loss_of_kept = forward(name, xn[kept], table, labels[kept], chunk=chunk, **options)
     np.testing.assert_allclose(loss, loss_of_kept, rtol=1e-6)
     np.testing.assert_allclose(lse[kept], lse_of_kept, rtol=1e-5)
-    dxn, dtable = backward(name, xn, table, masked, lse, chunk=chunk, normalise=normalise)
-    of_kept = backward(name, xn[kept], table, labels[kept], lse_of_kept, chunk=chunk, normalise=normalise)
+    dxn, dtable = backward(name, xn, table, masked, lse, chunk=chunk, **options)
+    of_kept = backward(name, xn[kept], table, labels[kept], lse_of_kept, chunk=chunk, **options)
     assert not dxn[~kept].any()
     np.testing.assert_allclose(dxn[kept], of_kept[0], rtol=1e-4, atol=1e-7)
     np.testing.assert_allclose(dtable, of_kept[1], rtol=1e-4, atol=1e-6)
     nothing = np.full(TOKENS, -1, np.int32)
-    lse, loss = forward(name, xn, table, nothing, chunk=chunk, normalise=normalise)
+    lse, loss = forward(name, xn, table, nothing, chunk=chunk, **options)
     assert loss[0] == 0
-    dxn, dtable = backward(name, xn, table, nothing, lse, chunk=chunk, normalise=normalise)
+    dxn, dtable = backward(name, xn, table, nothing, lse, chunk=chunk, **options)
     assert not dxn.any()
     assert not dtable.any()
 
