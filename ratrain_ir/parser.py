@@ -12,7 +12,7 @@ from lark.exceptions import UnexpectedInput
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Location, Note, fail, nearest
 from ratrain.ratrain_ir.files import read_text
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
 from ratrain.ratrain_ir.frontend.plan_text import plan_from_fields
 from ratrain.ratrain_ir.module import Level, Module, SourceText, Stage, TargetInfo
 from ratrain.ratrain_ir.ops import OP_CLASSES, FieldError, Op, Tensor, Tensors, read_fields
@@ -148,7 +148,7 @@ class _Builder:
             self.diagnostics.check()
         level = self.level()
         headers = self.headers()
-        model = self.described(ModelConfig.from_fields, "model", headers)
+        model = self.described(model_from_fields, "model", headers)
         plan = None if model is None else self.described(plan_from_fields, "plan", headers, model=model)
         target = self.target(headers)
         pipeline = self.pipeline()

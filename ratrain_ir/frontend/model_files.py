@@ -16,7 +16,7 @@ from ratrain.ratrain_ir.diagnostics import Note, fail, nearest
 from ratrain.ratrain_ir.files import is_directory, is_there
 from ratrain.ratrain_ir.frontend.fields import FieldReader, Report
 from ratrain.ratrain_ir.frontend.hf_config import inert_keys, translate
-from ratrain.ratrain_ir.frontend.model_config import read_model
+from ratrain.ratrain_ir.frontend.model_fields import read_model
 from ratrain.ratrain_ir.frontend.text import Place, Places, Source, json_places, read_text, shown
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from attrs import evolve, frozen
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.frontend.families import FAMILIES, FAMILY
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_fields import check_model
 from ratrain.ratrain_ir.frontend.plan import DTYPES, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrain_ir.lowering import lower

@@ -13,7 +13,8 @@ import numpy as np
 from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_fields import check_model
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan

@@ -189,7 +189,7 @@ def _resolved(model: str, plan: str, schedule_file: str | None) -> tuple[ModelCo
 
     if schedule_file is None:
         return api.resolved(model, plan)
-    from ratrain.ratrain_ir.frontend.model_config import check_model
+    from ratrain.ratrain_ir.frontend.model_fields import check_model
     from ratrain.ratrain_ir.frontend.model_files import load_model
     from ratrain.ratrainc.schedule_file import load_plan_for_table
 

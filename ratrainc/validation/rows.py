@@ -12,7 +12,7 @@ from attrs import define, evolve, field, frozen
 
 from ratrain.passes.pipeline_text import parse_pipeline, size_in_bytes
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
+from ratrain.ratrain_ir.frontend.model_fields import check_model
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan import KEYS, Plan
 from ratrain.ratrain_ir.frontend.plan_text import Overlay, load_plan, parse_plan
@@ -29,6 +29,7 @@ from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.machine import Machine, largest_value, load_machine
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.target import Capacity
     from ratrain.targets.simulator.given_times import GivenTimes
 

@@ -15,7 +15,7 @@ from attrs import evolve
 
 from ratrain.passes.manager import AfterPass, PassManager, PassRun
 from ratrain.ratrain_ir.diagnostics import Diagnostics
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
+from ratrain.ratrain_ir.frontend.model_fields import check_model
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan
 from ratrain.ratrain_ir.gc import paused_gc
@@ -35,6 +35,7 @@ from ratrain.targets.simulator.figures import Figures, simulated
 from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.targets.program.program import Program
     from ratrain.targets.simulator.timeline import Timeline

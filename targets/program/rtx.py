@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.files import read_bytes, replacing
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
 from ratrain.ratrain_ir.frontend.plan_text import plan_from_fields
 from ratrain.ratrain_ir.ops import ENGINES, FIELDS, OP_CLASSES
 from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
@@ -233,7 +233,7 @@ class _Reader:
 
     def program(self) -> Program:
         header = self.header
-        model = ModelConfig.from_fields(_tuples(header["model"]))
+        model = model_from_fields(_tuples(header["model"]))
         plan = plan_from_fields(_tuples(header["plan"]), model=model)
         form = word(header.get("on_chip", _FIRST_FORM))
         items = header.get(SCHEDULES_KEY, [])  # files from before there were any have none

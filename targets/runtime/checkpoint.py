@@ -31,6 +31,7 @@ from ratrain.ratrain_ir.blocks import Block, block, block_chain, parameters
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Severity, fail
 from ratrain.ratrain_ir.files import made_directory, opened_regular
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
 from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.targets.runtime.checkpoint_places import (
     Leftovers,
@@ -432,7 +433,7 @@ def _left_behind(directory: str) -> str | None:
 def saved_model(directory: str, saved: object) -> ModelConfig:
     """The model that a manifest describes."""
     try:
-        model = ModelConfig.from_fields(saved) if isinstance(saved, dict) else None
+        model = model_from_fields(saved) if isinstance(saved, dict) else None
     except DiagnosticError:
         model = None
     if model is None:

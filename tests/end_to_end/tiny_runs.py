@@ -10,7 +10,7 @@ import numpy.typing as npt
 from attrs import fields as fields_of
 
 from ratrain import api
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
+from ratrain.ratrain_ir.frontend.model_fields import check_model
 from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrainc.strategies import STRATEGIES, strategy
@@ -21,6 +21,7 @@ from ratrain.targets.runtime.settings import Evaluation, Execution, OptimizerKey
 from tests.end_to_end.toys import UNEVEN as MODEL
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.ops import Engine
     from ratrain.targets.program.program import Instruction, Program
     from ratrain.targets.runtime.training import TrainingRun

@@ -45,7 +45,7 @@ from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.frontend.balance import balance_cuts
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
 from ratrain.ratrain_ir.frontend.plan_text import plan_from_fields
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Engine
@@ -216,7 +216,7 @@ def _input(case: PassFile, file: str) -> Module:
     if case.input_text is not None:
         return parse_module("\n" * case.input_line + case.input_text, file=file)
     stages = case.plan.get("pp", 1)
-    model = ModelConfig.from_fields({**TOY.to_fields(), "layers": stages, **case.model})
+    model = model_from_fields({**TOY.to_fields(), "layers": stages, **case.model})
     plan = {"pp": stages, "dp": 1, "micro_batch_size": 1, "micro_batches": 1, "seq_len": 4, **case.plan}
     plan.setdefault("cuts", list(balance_cuts(model, stages, plan["seq_len"])))
     return lower(model, plan_from_fields(plan, model=model))

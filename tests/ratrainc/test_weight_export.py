@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.blocks import block_chain
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.hf_keys import keys_of
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
 from ratrain.ratrain_ir.frontend.model_files import load_model, parse_config, preset_names
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
@@ -32,6 +32,9 @@ from ratrain.targets.runtime.settings import Start
 from ratrain.targets.runtime.weights import named_parameters, read_weights
 from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program, start, train
 from tests.end_to_end.toys import GPT2
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 
 BAICHUAN = evolve(
     MODEL, family="baichuan", kv_heads=4, packed_qkv=True, position="alibi", rope_theta=0.0, normalised_head=True
@@ -157,7 +160,7 @@ def test_weights_bring_what_the_program_does_not_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["hidden_size", "novelty", "mlp_bias"])
 def test_no_other_key_is_carried(key: str) -> None:
     with pytest.raises(DiagnosticError, match=f"RT062.*config.{key}"):
-        ModelConfig.from_fields({**MODEL.to_fields(), f"config.{key}": 3})
+        model_from_fields({**MODEL.to_fields(), f"config.{key}": 3})
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -14,7 +14,8 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.families import FAMILIES
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.hf_keys import DROPOUT, keys_of
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_fields import check_model
 from ratrain.ratrain_ir.frontend.model_files import load_model, preset_names
 from tests.ratrain_ir.frontend.family_configs import (
     BAICHUAN,

@@ -11,6 +11,7 @@ from ratrain.ratrain_ir.blocks import block_chain, parameters
 from ratrain.ratrain_ir.frontend.families import FAMILIES
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
 from ratrain.ratrain_ir.testing.strategies import family_choices
 from tests.ratrain_ir.frontend.family_configs import (
     GEMMA2,
@@ -62,7 +63,7 @@ def configs(draw) -> ModelConfig:
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(configs())
 def test_fields_and_keys_round_trip(config):
-    assert ModelConfig.from_fields(config.to_fields()) == config
+    assert model_from_fields(config.to_fields()) == config
     assert evolve(parse(hugging_face_config(config)), name=config.name) == config
     named = {each.name: each.elements for unit in block_chain(config) for each in parameters(config, unit)}
     assert config.parameters == sum(named.values())
@@ -108,7 +109,7 @@ def test_fields_and_keys_round_trip(config):
     ],
 )
 def test_wrong_fields(change, phrase):
-    errors = refusal(ModelConfig.from_fields, {**parse(LLAMA).to_fields(), **change})
+    errors = refusal(model_from_fields, {**parse(LLAMA).to_fields(), **change})
     assert {error.code for error in errors} == {"RT062"}
     assert phrase in "\n".join(error.message for error in errors)
 
@@ -133,7 +134,7 @@ def test_wrong_fields(change, phrase):
     ],
 )
 def test_fields_that_no_file_of_the_family_says(base, change, phrase):
-    errors = refusal(ModelConfig.from_fields, {**parse(base).to_fields(), **change})
+    errors = refusal(model_from_fields, {**parse(base).to_fields(), **change})
     assert {error.code for error in errors} == {"RT062"}
     assert phrase in "\n".join(error.message for error in errors)
 
@@ -142,5 +143,5 @@ def test_fields_that_no_file_of_the_family_says(base, change, phrase):
     "name", ["name", "family", "vocab_size", "hidden_size", "layers", "heads", "ffn_size", "norm_eps"]
 )
 def test_missing_field(name):
-    (error,) = refusal(ModelConfig.from_fields, without(parse(LLAMA).to_fields(), name))
+    (error,) = refusal(model_from_fields, without(parse(LLAMA).to_fields(), name))
     assert f"'{name}' is missing" in error.message

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ratrain.ratrain_ir.blocks import block_chain, parameters
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
 from ratrain.ratrain_ir.frontend.model_files import load_model, parse_config
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"
 
@@ -65,7 +69,7 @@ def test_parameters_are_the_published_ones(name: str) -> None:
 def test_what_is_read_is_written_again(name: str) -> None:
     """By fields of a header and by keys of a file; keys of the published file have their values, or are those of storage."""
     model = load(name)
-    again = ModelConfig.from_fields(model.to_fields())
+    again = model_from_fields(model.to_fields())
     assert (again, again.inert) == (model, model.inert)
     written = hugging_face_config(model)
     assert parse_config(written, name=name, file="config.json") == model

@@ -11,7 +11,8 @@ from attrs import evolve
 from safetensors.numpy import load_file, save_file
 
 from ratrain.ratrain_ir.frontend.families import FAMILY
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_fields import check_model
 from ratrain.targets.runtime.weight_files import write_weights
 from ratrain.targets.runtime.weights import named_parameters, random_weights, read_weights, stored_layout
 

@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save, save_file
 
 from ratrain.ratrain_ir.blocks import block, block_chain, flat_elements, parameters
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig, check_model
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_fields import check_model
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.targets.runtime import weights
