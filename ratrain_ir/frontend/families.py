@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import field, frozen
 
-from ratrain.ratrain_ir.rotary import PARAMETERS
+from ratrain.ratrain_ir.rope_scaling import PARAMETERS
 
 
 def _frozen(names: Iterable[str]) -> frozenset[str]:

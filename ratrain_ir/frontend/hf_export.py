@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.frontend.families import FAMILY
 from ratrain.ratrain_ir.frontend.hf_keys import keys_of
-from ratrain.ratrain_ir.rotary import PARAMETERS, parse_scaling
+from ratrain.ratrain_ir.rope_scaling import PARAMETERS, parse_scaling
 from ratrain.ratrain_ir.types import Dtype
 
 if TYPE_CHECKING:

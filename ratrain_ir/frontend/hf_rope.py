@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.frontend.families import FAMILY
 from ratrain.ratrain_ir.frontend.fields import as_float
 from ratrain.ratrain_ir.frontend.hf_keys import ROPE_THETA
 from ratrain.ratrain_ir.frontend.text import shown
-from ratrain.ratrain_ir.rotary import PARAMETERS, make_scaling
+from ratrain.ratrain_ir.rope_scaling import PARAMETERS, make_scaling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

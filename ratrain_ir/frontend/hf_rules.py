@@ -189,7 +189,7 @@ def _layer_types(data: Mapping[str, object], report: Report) -> str | None:
         return None
     letters = {"full_attention": "f", "sliding_attention": "w"}
     for kind in types:
-        if kind not in letters:
+        if not isinstance(kind, str) or kind not in letters:
             supported = "supported is full_attention or sliding_attention"
             report.error("RT061", "layer_types", f"layers of type {shown(kind)} are not supported", help=supported)
             return None

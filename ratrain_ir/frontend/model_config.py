@@ -105,7 +105,7 @@ class ModelConfig:
     rope_interleaved: bool = False
     """Rotated pairs are neighbours, not elements half the rotated width apart."""
     rope_scaling: str = ""
-    """Text of a `ratrain_ir.rotary.RopeScaling`; empty: none."""
+    """Text of a `ratrain_ir.rope_scaling.RopeScaling`; empty: none."""
     local_rope_theta: float | None = None
     """Base of the rotary embedding of the layers with a window, which is not scaled; None: as in the others."""
     layer_kinds: str = ""

@@ -16,7 +16,7 @@ from ratrain.ratrain_ir.frontend.hf_keys import INITIALIZER_RANGE
 from ratrain.ratrain_ir.frontend.inert_values import of_field
 from ratrain.ratrain_ir.frontend.model_config import CONFIG_PREFIX, SIZES, ModelConfig, usual_value
 from ratrain.ratrain_ir.frontend.text import Places, nowhere, shown
-from ratrain.ratrain_ir.rotary import parse_scaling
+from ratrain.ratrain_ir.rope_scaling import parse_scaling
 
 POSITIONS = ("rope", "alibi", "learned")
 NORMS = ("rms", "layer")

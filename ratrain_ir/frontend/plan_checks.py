@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
 from ratrain.ratrain_ir.frontend.text import shown
-from ratrain.ratrain_ir.rotary import parse_scaling
+from ratrain.ratrain_ir.rope_scaling import parse_scaling
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import field, frozen
 
-from ratrain.ratrain_ir.rotary import parse_scaling
+from ratrain.ratrain_ir.rope_scaling import parse_scaling
 from ratrain.ratrain_ir.types import Dtype
 from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
 

@@ -330,7 +330,7 @@ def test_wrong_values_in_a_plan(bench: Bench, old: str, new: str, code: str) -> 
         ({"model_type": "gpt_neox"}, "RT061"),
         ({"model_type": "gpt2"}, "RT061"),
         ({"model_type": {}}, "RT060"),
-        ({"hidden_act": "gelu"}, "RT061"),
+        ({"hidden_act": "relu"}, "RT061"),
         ({"rms_norm_eps": 1e400}, "RT060"),
         ({"vocab_size": True}, "RT060"),
     ],

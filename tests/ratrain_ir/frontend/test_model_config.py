@@ -320,6 +320,7 @@ REFUSED = [
         "RT062",
         "full_attention and sliding_attention",
     ),
+    ({**LLAMA, "layer_types": [["full_attention"]] * 3}, "RT061", "layers of type"),
     ({**LLAMA, "layer_types": ["linear_attention"] * 3}, "RT061", '"linear_attention"'),
     ({**LLAMA, "residual_scale": 0.5}, "RT061", '"residual_scale" is not known'),
     ({**LLAMA, "\ud800": 1}, "RT061", '"\\ud800" is not known'),

@@ -43,7 +43,7 @@ def test_models_have_grouped_heads_and_a_window() -> None:
 
 
 @pytest.mark.parametrize("attention", UNFUSED)
-@pytest.mark.parametrize("kernels", ["fast", "reference"])
+@pytest.mark.parametrize("kernels", [pytest.param("fast", marks=pytest.mark.full), "reference"])
 def test_training_is_that_of_fused_attention_but_for_rounding(kernels: str, attention: str) -> None:
     for dtype, tolerance in (("f32", 1e-6), ("f16", 1e-4)):
         keys: dict[str, Any] = {"model": GROUPED, "view_dtype": dtype}

@@ -189,9 +189,11 @@ def test_fast_agrees_with_reference(dtype, case):
     x = attention_inputs(spec, dtype, seed=2)
     exact = Attention(spec, *f64(x["q"], x["k"], x["v"]))
     (o, lse), (o_fast, _) = forward("reference", spec, x), forward("fast", spec, x)
-    # both are within one storage rounding of the same float32 value
-    close(o_fast, o.astype(np.float64), exact.join(exact.prob @ np.abs(exact.v)), exact.score_error / EPS + 300)
     slack = 2 * float(ml_dtypes.finfo(dtype).eps)
+    # each is within half a unit of storage of float32 values that are that close: so they are a unit apart at most
+    bound = (exact.score_error + 300 * EPS) * exact.join(exact.prob @ np.abs(exact.v))
+    found, expected = f64(o_fast, o)
+    assert (np.abs(found - expected) <= bound + slack / 2 * np.abs(expected) + 2.0**-24).all()
     _, bounds = exact.gradient(*f64(x["do"], o, lse))
     other = backward("reference", spec, x, o, lse)
     for key, actual in backward("fast", spec, x, o, lse).items():
