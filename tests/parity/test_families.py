@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -139,7 +140,7 @@ def saved(name: str, folder: Path) -> Any:
     given = {
         key: value for key, value in keys.items() if value is not None or key in ("sliding_window", "pad_token_id")
     }
-    config = transformers.AutoConfig.for_model(model_type, **given)
+    config = transformers.AutoConfig.for_model(model_type, **deepcopy(given))  # which fills in tables that it is given
     model = drawn(config)
     model.save_pretrained(folder)
     return model
