@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from math import isclose
 from typing import Any
 
 from attrs import frozen
@@ -188,7 +189,7 @@ def _unusual_attention(model: ModelConfig) -> Iterator[str]:
         yield f"a sliding window: a token sees {model.sliding_window:,} tokens{where}"
     if model.qk_norm != "none":
         yield f"queries and keys are normed, {'each head' if model.qk_norm == 'head' else 'whole'}"
-    if model.attention_scale is not None:
+    if model.attention_scale is not None and not isclose(model.attention_scale, model.head_dim**-0.5):
         yield f"scores are multiplied by {model.attention_scale:.6g}, not 1 / sqrt({model.head_dim})"
     if model.attention_softcap is not None:
         yield f"scores are capped at {model.attention_softcap:g}"

@@ -31,7 +31,10 @@ from ratrain.ratrain_ir.ops import (
 from ratrain.ratrain_ir.signatures import attends
 from ratrain.ratrain_ir.types import StateKind
 
-LEAN_SLOTS = {"attention": ("q", "k", "v", "o", "lse"), "mlp": ("gate", "up")}
+LEAN_SLOTS = {
+    "attention": ("q_in", "k_in", "q", "k", "v", "o", "lse", "branch"),
+    "mlp": ("gate", "up", "branch"),
+}
 """What `lean` keeps of a block: the results of its products and of attention."""
 
 

@@ -131,3 +131,8 @@ def test_dropout_of_granite_that_is_not_applied_is_said(
     assert main(["compile", "--model", str(tmp_path), "--plan", str(tmp_path / "plan.toml")]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert ("attention_dropout 0.1 of its config.json: without effect" in said) is (dropout > 0)
+
+
+def test_a_scale_of_scores_that_is_the_usual_one_is_not_unusual() -> None:
+    assert model_facts(evolve(MODEL, attention_scale=MODEL.head_dim**-0.5)).unusual == model_facts(MODEL).unusual
+    assert any("scores" in line for line in model_facts(evolve(MODEL, attention_scale=0.3)).unusual)
