@@ -20,7 +20,7 @@ FULL   := $(VENV)/.installed-full
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo test parity test-full lint format clean distclean
+.PHONY: help demo test tests parity test-full lint format clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -31,7 +31,9 @@ help: ## Show this list
 demo: $(DEV) ## Train a tiny model: two stages, two replicas, real text
 	@$(BIN)/ratrainc quickstart
 
-test: lint ## Lint, type check and run the tests (without those marked full or parity)
+test: lint tests ## Lint, type check and run the tests (without those marked full or parity)
+
+tests: $(DEV)
 	@$(PYTEST) -n $(JOBS) --dist loadgroup -m "not full and not parity" $(ARGS)
 
 parity: $(PARITY) ## Compare with PyTorch (installs it)

@@ -8,9 +8,9 @@ to --tokens.
 
 RATrain's schedule is given too little memory to keep everything, so that it recomputes a part, before the gradient arrives.
 
-    mpirun -n 4 python benchmarks/correctness_run.py --engine mpi [--replicas 4] [--reduction mpi]
+    mpirun -n 4 python benchmarks/correctness_run.py --engine mpi [--replicas 4] [--reduction fast]
 
-does the same with a process a rank. With `--reduction mpi` RATrain's gradients are summed by MPI in the order it likes, the baseline's still in
+does the same with a process a rank. With `--reduction fast` RATrain's gradients are summed by MPI in the order it likes, the baseline's still in
 rank order: then losses may deviate as far as the paper's do. Two addends have one sum in any order, so that it takes more than two replicas to see it.
 """
 
@@ -211,14 +211,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--replicas", type=int, choices=[2, 4], default=2, help="2: of 2 stages; 4: of the whole model")
     parser.add_argument("--dtype", choices=["f16", "f32"], default="f16", help="of views and gradients")
     parser.add_argument("--lr", type=float, default=PLAN.optimizer.lr, help="learning rate after 100 steps of warm-up")
-    parser.add_argument("--reduction", choices=["ordered", "mpi"], default="ordered", help="of RATrain's run over MPI")
+    parser.add_argument("--reduction", choices=["ordered", "fast"], default="ordered", help="of RATrain's run over MPI")
     chosen = parser.parse_args(words)
     if not 0 < chosen.minutes <= LONGEST:
         parser.error(f"--minutes is above 0 and at most {LONGEST}")
     if chosen.engine == "mpi" and chosen.folder is not None:
         parser.error("--folder keeps runs of the local engine")
-    if chosen.engine == "local" and chosen.reduction == "mpi":
-        parser.error("--reduction mpi needs --engine mpi")
+    if chosen.engine == "local" and chosen.reduction == "fast":
+        parser.error("--reduction fast needs --engine mpi")
     until = time.monotonic() + 60 * chosen.minutes
     with (
         threadpool_limits(limits=1),

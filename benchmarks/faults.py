@@ -1,6 +1,6 @@
-"""Faults of a training run over MPI, and what becomes of it: a table, and exit code 1 where an outcome is not the expected one.
+"""Faults of a training run by ranks that are processes, and what becomes of it: a table, and exit code 1 where an outcome is not the expected one.
 
-    python benchmarks/faults.py [--kills 4] [--seed 0] [--only KIND] [--json]
+    python benchmarks/faults.py [--engine mpi|torch] [--kills 4] [--seed 0] [--only KIND] [--json]
 
 Each row trains examples/tiny.json on 2 x 2 ranks under `ratrainc launch`'s supervisor, with checkpoints, and injects one fault
 into one rank (faulty_ranks.py): kill -9, a stop, an endless instruction, a lost message, a delayed one, a slow rank, a NaN in a gradient;
@@ -30,7 +30,7 @@ from attrs import asdict, define, field, frozen
 
 from ratrain import api
 from ratrain.ratrain_ir.ops import Engine
-from ratrain.ratrainc.supervisor import Supervisor, mpi_command
+from ratrain.ratrainc.supervisor import Supervisor, start_command
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.checkpoint_series import saved_steps
 from ratrain.targets.runtime.positions import RunFolder
@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RANKS, STEPS, SAVE_EVERY, HANG_TIMEOUT = 4, 8, 2, 4.0
 WITHIN = 10.0
 """Seconds from the fault to the message that names it."""
-NAMED = re.compile(r"stage @\d+ replica \d+ .*'[a-z_]+ [^']*' \(step \d+(, micro-batch \d+)?\)")
+NAMED = re.compile(r"stage @\d+ replica \d+ .*'[a-z_]+( [^']*)?' \(step \d+(, micro-batch \d+)?\)")
 
 
 @frozen
@@ -81,6 +81,8 @@ class Bench:
     program: Path
     stages: list[dict[str, list[Any]]]
     """each stage's streams by engine"""
+    engine: str
+    """mpi or torch"""
     plain: list[float] = field(factory=list)
     """losses of a run without faults"""
 
@@ -96,12 +98,13 @@ class Bench:
         """Train, with a fault or without; what was said, and the losses."""
         log = self.folder / "log.jsonl"
         words = [str(self.program), "--steps", str(steps), "--save", str(save), "--save-every", str(SAVE_EVERY)]
-        words += ["--engine", "mpi", "--hang-timeout", str(HANG_TIMEOUT), "--log", str(log)]
+        words += ["--engine", self.engine, "--hang-timeout", str(HANG_TIMEOUT), "--log", str(log)]
         words += ["--resume", str(resume)] if resume else []
         start = [str(ROOT / "benchmarks" / "faulty_ranks.py"), json.dumps(fault)] if fault else ["-m", "ratrain"]
-        launcher, variables = mpi_command(RANKS, None)
+        launcher, variables = start_command(self.engine, RANKS, None)
         command = [*launcher, sys.executable, *start, "run", *words]
-        environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, **variables, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}
         process = subprocess.Popen(
             [sys.executable, __file__, "--supervise", str(save), json.dumps(command)],
             env=environment,
@@ -275,6 +278,7 @@ def show(row: Row) -> None:
 
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--engine", choices=["mpi", "torch"], default="mpi")
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=["kill", "stop", "hang", "lose", "term", "disk", "nan", "slow", "delay"])
@@ -291,7 +295,7 @@ def main(words: list[str]) -> int:
         path = Path(folder) / "tiny.rtx"
         write_program(program, str(path))
         streams = [{engine.value: stream for engine, stream in stage.streams.items()} for stage in program.stages]
-        bench = Bench(Path(folder), path, streams)
+        bench = Bench(Path(folder), path, streams, options.engine)
         outcome, bench.plain = bench.run(Path(folder) / "plain")
         assert outcome.exit_code == 0, outcome.text
         results = []

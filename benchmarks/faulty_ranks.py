@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
@@ -20,13 +20,13 @@ from ratrain.ratrain_ir.messages import DIRECTIONS
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.types import StateKind
 from ratrain.ratrainc.cli import main
-from ratrain.targets.runtime.mpi.engine import MpiEngine
-from ratrain.targets.runtime.mpi.processes import MpiProcesses
+from ratrain.targets.runtime.ranks.engine import RankEngine
+from ratrain.targets.runtime.ranks.processes import RankProcesses
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction
-    from ratrain.targets.runtime.mpi.collectives import Phases
     from ratrain.targets.runtime.rank import Rank
+    from ratrain.targets.runtime.ranks.collectives import Phases
 
 
 @frozen
@@ -44,7 +44,7 @@ class Fault:
 FAULT = Fault(**json.loads(sys.argv[1]))
 
 
-class FaultyEngine(MpiEngine):
+class FaultyEngine(RankEngine):
     """An engine that meets the fault where it is told to."""
 
     is_faulty = False
@@ -90,16 +90,20 @@ class FaultyEngine(MpiEngine):
             return
         if FAULT.kind == "delay":
             end = time.time() + FAULT.seconds
-            while time.time() < end:
-                yield [self.communicators.pipeline.Isend(b"", self.communicators.pipeline.rank, 99), _received(self)]
+            yield [_Late(end)]
         yield from message
 
 
-def _received(engine: FaultyEngine) -> Any:
-    """The other end of a message to oneself, which keeps an instruction under way for one look."""
-    return engine.communicators.pipeline.Irecv(bytearray(0), engine.communicators.pipeline.rank, 99)
+@frozen
+class _Late:
+    """A request that is done at a time."""
+
+    end: float
+
+    def test(self) -> bool:
+        return time.time() >= self.end
 
 
 if __name__ == "__main__":
-    MpiProcesses.engine_class = FaultyEngine
+    RankProcesses.engine_class = FaultyEngine
     sys.exit(main(sys.argv[2:]))

@@ -94,16 +94,21 @@ def make_step(
     dtype: torch.dtype,
     weights: dict[str, Any],
     batches: Callable[[int], tuple[Any, Any]],
+    *,
+    device: str = "cpu",
+    products: torch.dtype | None = None,
+    compiled: bool = False,
 ) -> Callable[[], float]:
     """A function that makes one step and returns its loss; parameters, gradients and moments are of `dtype`.
 
-    `weights` are numpy arrays by Hugging Face name, `batches` gives tokens and labels [sequences, seq_len] of a step.
+    `weights` are numpy arrays by Hugging Face name, `batches` gives tokens and labels [sequences, seq_len] of a step. With `products`
+    autocast multiplies in that type; with `compiled` the model goes through torch.compile.
     """
     llama = Llama(model, seq_len)
     with torch.no_grad():
         for ours, theirs in names(model).items():
             llama.get_parameter(ours).copy_(torch.from_numpy(weights[theirs]))
-    llama.to(dtype)
+    llama.to(dtype).to(device)
     decayed = [p for p in llama.parameters() if p.ndim == 2]
     others = [p for p in llama.parameters() if p.ndim == 1]
     adamw = torch.optim.AdamW(
@@ -114,14 +119,16 @@ def make_step(
         fused=True,
     )
     done = 0
+    forward = torch.compile(llama) if compiled else llama
 
     def step() -> float:
         nonlocal done
-        tokens, labels = (torch.from_numpy(part).long() for part in batches(done))
+        tokens, labels = (torch.from_numpy(part).long().to(device) for part in batches(done))
         for group in adamw.param_groups:
             group["lr"] = optimizer.learning_rate(done)
         adamw.zero_grad()
-        loss = llama(tokens, labels)
+        with torch.autocast(torch.device(device).type, products, enabled=products is not None):
+            loss = forward(tokens, labels)
         loss.backward()
         adamw.step()
         done += 1

@@ -40,7 +40,14 @@ if TYPE_CHECKING:
 SEED = 0
 PROFILED_STEPS = 3
 """of which the median one is shown"""
-SAME_LOSS = {"RATrain f16": 5e-3, "RATrain bf16": 5e-3, "RATrain f32": 5e-3, "float32": 5e-3, "bfloat16": 5e-2}
+SAME_LOSS = {
+    "RATrain f16": 5e-3,
+    "RATrain bf16": 5e-3,
+    "RATrain f32": 5e-3,
+    "float32": 5e-3,
+    "bfloat16": 5e-2,
+    "torch kernels": 5e-2,
+}
 """Largest relative difference between the losses of the last step of contestants that train the same model."""
 
 
@@ -122,6 +129,8 @@ def torch_steps(task: Task, threads: int) -> dict[str, Callable[[], float]]:
 def compare(task: Task, types: Sequence[str], threads: int, repeat: int, clock: str, *, with_torch: bool) -> None:
     """Print one comparison; all are compared with ours in the first of the types."""
     contestants = {f"RATrain {dtype}": our_step(task.stored_in(dtype), kernel_set("fast", threads)) for dtype in types}
+    if with_torch and "bf16" in types:
+        contestants["torch kernels"] = our_step(task.stored_in("bf16"), kernel_set("torch", threads))
     first = next(iter(contestants))
     if with_torch:
         contestants |= torch_steps(task, threads)

@@ -57,6 +57,7 @@ PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "state.grad_shard_dtype": {"value": "f32"},
     "state.loss_scale": {"value": 1.0, "seen": NUMBERS},
     "compute.attention": {"value": "scores-kept"},
+    "compute.attention_mask": {"value": "document"},
     "compute.logits": {"value": "whole", "given": {"batch.head_chunk": None}},
     "optimizer.lr": {"value": 0.01, "seen": NUMBERS},
     "optimizer.betas": {"value": [0.5, 0.6], "seen": NUMBERS},
@@ -81,6 +82,8 @@ _GEMMA3 = _OTHER | {"model_type": "gemma3_text", "sliding_window": 3}
 _GRANITE = _OTHER | {"model_type": "granite"}
 _PHI3 = _OTHER | {"model_type": "phi3"}
 _SMOLLM3 = _OTHER | {"model_type": "smollm3"}
+_NEOX = {"model_type": "gpt_neox", "architectures": None, "num_key_value_heads": None, "rms_norm_eps": None}
+_NEOX |= {"rotary_pct": 0.5, "initializer_range": 0.5}
 _SLIDES = _QWEN2 | {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 0}
 
 MODEL = {
@@ -132,6 +135,10 @@ OTHERS = {
     "bias": Key(
         "biases in all of attention (internlm2)", True, SCHEDULE, {"model_type": "internlm2", "architectures": None}
     ),
+    "use_parallel_residual": Key("attention and mlp side by side (gpt_neox)", False, SCHEDULE, _NEOX),
+    "rotary_emb_base": Key("the rotary base (gpt_neox)", 10.0, NUMBERS, _NEOX | {"rotary_pct": 1.0}),
+    "rotary_pct": Key("the part of each head that is rotated (gpt_neox)", 1.0, NUMBERS, _NEOX),
+    "layer_norm_eps": Key("what norms add to the variance (gpt_neox)", 0.1, NUMBERS, _NEOX),
     "no_rope_layers": Key("a 0 for each layer that rotates nothing (smollm3)", [0, 1, 1], NUMBERS, _SMOLLM3),
     "no_rope_layer_interval": Key("every layer of that number rotates nothing (smollm3)", 2, NUMBERS, _SMOLLM3),
 }
@@ -222,10 +229,10 @@ GROUP = {
     "uplink": "bytes a second by which all clusters of a group together leave it",
 }
 CONSTANT = {
-    "value": "the number",
-    "unit": "held against the unit of the constant",
-    "certainty": "shown in reports; one of a few words",
-    "source": "shown in reports; must be said",
+    "value": 'the number, or a text with its unit like "80 GB"; alone, without a table, it is the constant',
+    "unit": "held against the unit of the constant; needed where bytes, seconds or rates are bare numbers",
+    "certainty": "shown in reports; one of a few words, assumed where it is missing",
+    "source": "shown in reports; must be said of what is not assumed",
 }
 
 

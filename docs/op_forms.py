@@ -80,8 +80,10 @@ SHARDING: dict[str, dict[str, Any]] = {
 }
 CLIPPING = {"without clipping": "none", "with clipping": "global"}
 TYING = {"embeddings not tied": False, "embeddings tied": True}
+MASKING = {"a causal mask": "causal", "documents kept apart": "document"}
 
 _TOGETHER = {
+    frozenset({"a causal mask"}): "",
     frozenset({"ZeRO 1", "ZeRO 3"}): "ZeRO 1 to 3, reduced once a step",
     frozenset({"ZeRO 2, each micro-batch", "ZeRO 3, each micro-batch"}): "ZeRO 2 and 3, reduced each micro-batch",
     frozenset({"ZeRO 1", "ZeRO 2, each micro-batch"}): "ZeRO 1 and 2",
@@ -98,6 +100,7 @@ class Conditions:
     sharding: str
     clipping: str
     tying: str
+    masking: str
 
 
 @define
@@ -126,10 +129,12 @@ class Form:
 
 def plans() -> Iterator[tuple[Conditions, ModelConfig, Plan]]:
     """Every kind of plan that changes what ops there are."""
-    for (sharding, keys), (clipping, clip), (tying, tied) in product(SHARDING.items(), CLIPPING.items(), TYING.items()):
+    kinds = (kind.items() for kind in (SHARDING, CLIPPING, TYING, MASKING))
+    for (sharding, keys), (clipping, clip), (tying, tied), (masking, mask) in product(*kinds):
         optimizer = evolve(PLAN.optimizer, clip=clip)
         model = evolve(MODEL, tied_embeddings=tied)
-        yield Conditions(sharding, clipping, tying), model, evolve(PLAN, optimizer=optimizer, **keys)
+        plan = evolve(PLAN, optimizer=optimizer, attention_mask=mask, **keys)
+        yield Conditions(sharding, clipping, tying, masking), model, plan
 
 
 def changed(model: ModelConfig, plan: Plan) -> Iterator[Module]:
@@ -306,7 +311,7 @@ def _alternatives(kinds: frozenset[StateKind]) -> str:
 def _remark(form: Form, items: Iterable[Form]) -> str:
     """When an op has this form, where it has others too."""
     words = [_contribution(form, items), _recovery(form)]
-    for name, known in (("sharding", SHARDING), ("clipping", CLIPPING), ("tying", TYING)):
+    for name, known in (("sharding", SHARDING), ("clipping", CLIPPING), ("tying", TYING), ("masking", MASKING)):
         there = frozenset(getattr(place, name) for place in form.places)
         if there != frozenset(known):
             words.append(_TOGETHER.get(there, " or ".join(sorted(there))))

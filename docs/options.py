@@ -269,6 +269,11 @@ OPTIONS = {
                 "--attention scores-kept",
                 f"{_SEARCH} --quick -o best.toml",
             ),
+            "--attention-mask": Option(
+                "whether attention stays inside documents, in all plans",
+                "--attention-mask document",
+                f"{_SEARCH} --quick -o best.toml",
+            ),
             "--logits": Option(
                 "whether the head holds all its logits, in all plans",
                 "--logits whole",
@@ -527,8 +532,15 @@ OPTIONS = {
             "--engine": Option(
                 "all ranks in a process, or each in its own", "--engine mpi", "x.rtx --steps 2 --rank-order dp-first"
             ),
-            "--rank-order": Option("which rank a process is, over MPI", "--rank-order dp-first", idle=("x.rtx",)),
-            "--reduction": Option("the order of sums, over MPI", "--reduction mpi", idle=("x.rtx",)),
+            "--rank-order": Option("which rank a process is, of many", "--rank-order dp-first", idle=("x.rtx",)),
+            "--reduction": Option("the order of sums over processes", "--reduction fast", idle=("x.rtx",)),
+            "--device": Option(
+                "what executes it, and whose memory the arenas are in",
+                "--device cuda",
+                None,
+                SETTINGS,
+                ("x.rtx --engine mpi", "x.rtx --threads 2", "x.rtx --poison"),
+            ),
             "--kernels": Option("the kernels, to the last bits", "--kernels reference", None, SETTINGS),
             "--interleave": Option(
                 "another legal order, with the same losses",
@@ -605,6 +617,12 @@ OPTIONS = {
             "--mpirun": Option(
                 "the launcher", "--mpirun ./missing", "-n 4 x.rtx", "ratrain.ratrainc.supervisor:mpi_command"
             ),
+            "--engine": Option(
+                "mpirun and MPI, or torchrun and torch.distributed",
+                "--engine torch",
+                "-n 4 x.rtx",
+                "ratrain.ratrainc.supervisor:start_command",
+            ),
         },
     ),
     "postmortem": Command("where", {"--json": _JSON}),
@@ -660,6 +678,7 @@ OPTIONS = {
         },
         wall=True,
     ),
+    "machines": Command("cpu", {"--json": _JSON}),
     "strategies": Command("", {"--json": _JSON}),
     "passes": Command(""),
 }

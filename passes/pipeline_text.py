@@ -10,12 +10,12 @@ import attrs
 from ratrain.passes.pass_base import PATH, option_text, path_of_text
 from ratrain.passes.registry import pass_class
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location, nearest
+from ratrain.ratrain_ir.quantities import QuantityError, exact_quantity
 
 if TYPE_CHECKING:
     from ratrain.passes.pass_base import Pass
 
-_SIZE = re.compile(r"(\d{1,15})\s*(B|KiB|MiB|GiB|KB|MB|GB)?")
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_MOST_BYTES = 10**18
 _MAX_COUNT_DIGITS = 7
 _PASS = re.compile(r"\s*([^\s,{}]+)\s*(\{([^{}]*)\})?\s*")
 
@@ -58,9 +58,12 @@ def pass_text(item: Pass) -> str:
 
 
 def size_in_bytes(text: str) -> int | None:
-    """Bytes of a size like `64MiB` or `1000`, or None where it is not one."""
-    match = _SIZE.fullmatch(text.strip())
-    return int(match[1]) * _UNITS[match[2] or "B"] if match else None
+    """Bytes of a size like `64MiB`, `1.5 GB` or `1000`, or None where it is not one, no whole number, or beyond any memory."""
+    try:
+        size = exact_quantity(text, "bytes")
+    except QuantityError:
+        return None
+    return int(size) if size <= _MOST_BYTES and size == int(size) else None
 
 
 def _make(text: str, match: re.Match[str]) -> Pass:

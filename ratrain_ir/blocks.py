@@ -241,7 +241,7 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
 
 def _normed_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
     """The normed input."""
-    return (Slot("xn", activation_type(model, plan)),) if model.has_pre_norm else ()
+    return (Slot("xn", stream_type(model, plan)),) if model.has_pre_norm else ()
 
 
 def _statistics_slots(model: ModelConfig, plan: Plan, of: str) -> tuple[Slot, ...]:
@@ -267,7 +267,7 @@ def _branch_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
     """What a block adds to the stream, before the norm of that, and its statistics."""
     if not model.has_post_norm:
         return ()
-    return (Slot("branch", activation_type(model, plan)), *_statistics_slots(model, plan, "branch_"))
+    return (Slot("branch", stream_type(model, plan)), *_statistics_slots(model, plan, "branch_"))
 
 
 def scores_type(model: ModelConfig, plan: Plan) -> TensorType:
@@ -322,7 +322,7 @@ def pending_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
     else:
         return ()
     products = [Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items()]
-    branch = [Slot("dbranch", activation_type(model, plan))] if model.has_post_norm else []
+    branch = [Slot("dbranch", stream_type(model, plan))] if model.has_post_norm else []
     sums = [Slot(name, tensor_type(Dtype.F32, (width,))) for name, _, width in norm_sums(model, block)]
     return (*products, *branch, *sums)
 
@@ -379,11 +379,33 @@ def kept_in_forward(model: ModelConfig, plan: Plan, block: Block) -> tuple[str, 
     return KEY_SLOTS if block.kind == "attention" and last_viewer(model, plan) is not None else ()
 
 
-def activation_type(model: ModelConfig, plan: Plan) -> TensorType:
-    """Type of a block's input, output, or a gradient of either: [tokens of a micro-batch, hidden]."""
+def reads_documents(model: ModelConfig, plan: Plan, block: Block) -> bool:
+    """Whether a block asks where documents start: attention, and an embedding that adds learned positions, if documents are kept apart."""
+    of_positions = block.kind == "embed" and model.learned_positions is not None
+    return plan.keeps_documents_apart and (of_positions or block.kind == "attention")
+
+
+def stream_type(model: ModelConfig, plan: Plan) -> TensorType:
+    """Type of the residual stream, which is what layers exchange: [tokens of a micro-batch, hidden]."""
     return tensor_type(Dtype(plan.view_dtype), (tokens_per_micro_batch(plan), model.hidden_size))
 
 
+def takes_pair(model: ModelConfig, block: Block) -> bool:
+    """Whether the input of a block is a pair, one above the other: what its mlp is computed of, and what that is added to.
+
+    With attention and mlp side by side these are the input of the layer and its sum with what attention adds. The gradient of a pair has
+    that of the input on all ways but through attention above, and that of what attention adds below.
+    """
+    return model.parallel_residual and block.kind == "mlp"
+
+
+def activation_type(model: ModelConfig, plan: Plan, block: Block) -> TensorType:
+    """Type of the input of a block, which is the output of the one before, or of its gradient: the stream, or a pair of two."""
+    stream = stream_type(model, plan)
+    rows, hidden = stream.shape
+    return tensor_type(stream.dtype, (2 * rows, hidden)) if takes_pair(model, block) else stream
+
+
 def token_type(plan: Plan) -> TensorType:
-    """Type of the tokens, and of the labels, of one micro-batch."""
+    """Type of the tokens, the labels, and the starts of documents, of one micro-batch: one number a row."""
     return tensor_type(Dtype.I32, (tokens_per_micro_batch(plan),))

@@ -5,10 +5,18 @@ Importing this module does not import numba, which takes a second.
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # there is none on this system: processes that start together compile the same
+    fcntl = None  # type: ignore[assignment]
 
 WAY_OUT = "set NUMBA_CACHE_DIR to a directory that can be written"
 
@@ -21,19 +29,54 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     """The function, compiled by numba when it is first called, without Python's lock; `options` are those of `njit`.
 
     Where neither the package's folder, nor one in the user's home, nor NUMBA_CACHE_DIR can be written, it is not kept on disk, and
-    an `UncachedWarning` says so, once.
+    an `UncachedWarning` says so, once. Of processes that need it at once, one compiles it, and the others read what that has kept.
     """
     import numba as nb
 
     njit: Any = nb.njit
     options = {"nogil": True, "error_model": "numpy"} | options
     try:
-        return njit(cache=True, **options)(function)
+        return _by_one_process(njit(cache=True, **options)(function))
     except RuntimeError as error:  # numba has tried to write in each of these
         if "cannot cache" not in str(error):
             raise
     _warn()
     return njit(**options)(function)
+
+
+def _by_one_process(function: Any) -> Any:
+    """A function that numba has made, which no two processes compile at the same time."""
+    from numba.core.compiler_lock import global_compiler_lock
+
+    folder = function.stats.cache_path if hasattr(function, "stats") else None
+    if folder is None or fcntl is None:  # without its compiler, numba leaves functions as they are
+        return function
+    path = Path(folder) / f"{function.py_func.__module__}.{function.py_func.__qualname__}.lock"
+    anew = function.compile
+
+    def compile_alone(signature: Any) -> Any:
+        # numba's own lock first: a thread that waits for it must not keep other processes from the function
+        with global_compiler_lock, _locked(path):
+            return anew(signature)
+
+    function.compile = compile_alone
+    return function
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock file, which stays; where none can be held, go on without."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError:
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 @cache

@@ -23,6 +23,7 @@ from ratrain.ratrain_ir.blocks import (
     is_sharded,
     last_viewer,
     next_block,
+    reads_documents,
     reduces_each_micro_batch,
     saved_slots,
     seen_slices,
@@ -157,7 +158,7 @@ class _StageLowering:
         """The input of a block for one piece, or the gradient of it; a boundary where it crosses a cut."""
         kind = StateKind.BOUNDARY if block in self.topology.blocks_behind_cuts else StateKind.ACTIVATION
         prefix = "dx" if gradient else "x"
-        type_ = activation_type(self.model, self.plan_of(piece))
+        type_ = activation_type(self.model, self.plan_of(piece), block)
         return self.tensor(kind, f"{prefix}.{block}.{piece_name(piece)}", type_)
 
     def plan_of(self, piece: Piece) -> Plan:
@@ -208,6 +209,10 @@ class _StageLowering:
         before, after = self.topology.neighbours(chunk)
         if blocks[0].kind == "embed":
             self.load(Part.TOKENS, piece)
+        if chunk == self.topology.chunks_of(self.stage.index)[0] and self.plan.keeps_documents_apart:
+            self.load(
+                Part.DOCUMENTS, piece
+            )  # for all chunks of the stage: each has an attention, and this one is first
         if before is not None:
             received = self.activation(blocks[0], piece)
             self.emit(Recv(**self.message(Payload.ACTIVATION, piece, chunk, before), writes=(received,)))
@@ -218,6 +223,10 @@ class _StageLowering:
         if after is not None:
             sent = self.activation(next_block(self.model, blocks[-1]), piece)
             self.emit(Send(**self.message(Payload.ACTIVATION, piece, chunk + 1, after), reads=(sent,)))
+
+    def documents(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
+        """Where the documents of a piece start, for a block that asks."""
+        return (self.input(Part.DOCUMENTS, piece),) if reads_documents(self.model, self.plan, block) else ()
 
     def load(self, part: Part, piece: Piece) -> None:
         self.emit(LoadInput(part=part, **piece_fields(piece), writes=(self.input(part, piece),)))
@@ -234,7 +243,7 @@ class _StageLowering:
             return Forward(block=block, **fields, reads=inputs, writes=writes, updates=updates)
         source = self.input(Part.TOKENS, piece) if block.kind == "embed" else self.activation(block, piece)
         output = self.activation(next_block(self.model, block), piece)
-        reads = (source, view, *self.seen_keys(block, piece))
+        reads = (source, view, *self.documents(block, piece), *self.seen_keys(block, piece))
         return Forward(block=block, **fields, reads=reads, writes=(output, *self.saved(block, piece)))
 
     def backward_pass(self, chunk: int, piece: Piece) -> None:
@@ -276,9 +285,9 @@ class _StageLowering:
         else:
             dy = self.activation(next_block(self.model, block), piece, gradient=True)
             if block.kind == "embed":
-                inputs = (dy, self.input(Part.TOKENS, piece))
+                inputs = (dy, self.input(Part.TOKENS, piece), *self.documents(block, piece))
             else:
-                others = (*self.seen_keys(block, piece), *self.sums(block, piece))
+                others = (*self.documents(block, piece), *self.seen_keys(block, piece), *self.sums(block, piece))
                 view = self.view(block, piece, Phase.BACKWARD)
                 inputs = (dy, self.activation(block, piece), *saved, view, *others)
         begun, added = (self.seen_sums(block, piece, first=first) for first in (True, False))

@@ -50,10 +50,12 @@ class Payload(Enum):
 
 
 class Part(Enum):
-    """Which half of a micro-batch's input a stage loads."""
+    """Which part of a micro-batch's input a stage loads."""
 
     TOKENS = "tokens"
     LABELS = "labels"
+    DOCUMENTS = "documents"
+    """of each row the position in its sequence at which its document starts"""
 
 
 class Group(Enum):
@@ -250,7 +252,10 @@ class Op:
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class LoadInput(Op):
-    """Copies one micro-batch's tokens or labels from the host into the arena."""
+    """Copies tokens, labels or starts of documents of one micro-batch from the host into the arena.
+
+    Starts of documents, where attention keeps these apart: of each row the position in its sequence, from 0, at which its document starts.
+    """
 
     keyword = "load_input"
     default_engine = Engine.HOST

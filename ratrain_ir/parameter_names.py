@@ -47,6 +47,20 @@ _GPT2 = {
     "mlp": {**_norm("norm", "ln_2"), **_linear("up", "mlp.c_fc"), **_linear("down", "mlp.c_proj")},
     "head": {"table": "lm_head.weight", **_norm("norm", "transformer.ln_f")},
 }
+_GPT_NEOX = {
+    "embed": {"table": "gpt_neox.embed_in.weight"},
+    "attention": {
+        **_norm("norm", "input_layernorm"),
+        **{key: name for part in "qkv" for key, name in _linear(part, f"attention.{part}_proj").items()},
+        **_linear("o", "attention.dense"),
+    },
+    "mlp": {
+        **_norm("norm", "post_attention_layernorm"),
+        **_linear("up", "mlp.dense_h_to_4h"),
+        **_linear("down", "mlp.dense_4h_to_h"),
+    },
+    "head": {"table": "embed_out.weight", **_norm("norm", "gpt_neox.final_layer_norm")},
+}
 _INTERNLM2 = {
     "embed": {"table": "model.tok_embeddings.weight"},
     "attention": {
@@ -70,8 +84,7 @@ def parameter_name(model: ModelConfig, kind: str, layer: int | None, weight: str
     if kind == "head" and weight == "table" and model.tied_embeddings:
         return names["embed"]["table"]
     name = names[kind][weight]
-    prefix = "transformer.h" if model.family == "gpt2" else "model.layers"
-    return name if layer is None else f"{prefix}.{layer}.{name}"
+    return name if layer is None else f"{_LAYERS.get(model.family, 'model.layers')}.{layer}.{name}"
 
 
 def _names(model: ModelConfig) -> Mapping[str, Mapping[str, str]]:
@@ -81,5 +94,12 @@ def _names(model: ModelConfig) -> Mapping[str, Mapping[str, str]]:
     return {**_LLAMA_ENDS, "attention": _LLAMA_ATTENTION, "mlp": {**_LLAMA_MLP, **_norm("norm", before_mlp)}}
 
 
-_OWN: Mapping[str, Mapping[str, Mapping[str, str]]] = {"gpt2": _GPT2, "internlm2": _INTERNLM2}
+_OWN: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "gpt2": _GPT2,
+    "gpt_neox": _GPT_NEOX,
+    "internlm2": _INTERNLM2,
+}
 """Those of families that do not call them as LLaMA does."""
+
+_LAYERS = {"gpt2": "transformer.h", "gpt_neox": "gpt_neox.layers"}
+"""What stands before the number of a layer, where that is not as in LLaMA."""

@@ -24,10 +24,13 @@ from ratrain.ratrain_ir.blocks import (
     is_sharded,
     kept_in_forward,
     last_viewer,
+    next_block,
     pending_slots,
+    reads_documents,
     saved_slots,
     seen_slices,
     shard_elements,
+    stream_type,
     sum_slots,
     token_type,
 )
@@ -170,8 +173,14 @@ def _of(name: str, kind: StateKind, type_: TensorType) -> Role:
     return Role(name, frozenset({kind}), type_)
 
 
-def _activation(name: str, model: ModelConfig, plan: Plan, *, optional: bool = False) -> Role:
-    return Role(name, ACTIVATIONS, activation_type(model, plan), optional)
+def _before(name: str, model: ModelConfig, plan: Plan, block: Block) -> Role:
+    """The input of a block, or its gradient."""
+    return Role(name, ACTIVATIONS, activation_type(model, plan, block))
+
+
+def _after(name: str, model: ModelConfig, plan: Plan, block: Block, *, optional: bool = False) -> Role:
+    """The output of a block, or its gradient."""
+    return Role(name, ACTIVATIONS, activation_type(model, plan, next_block(model, block)), optional)
 
 
 def _scalar(name: str, dtype: Dtype, elements: int = 1) -> Role:
@@ -254,45 +263,56 @@ def _input(name: str, plan: Plan) -> Role:
     return _of(name, StateKind.INPUT, token_type(plan))
 
 
+def _documents(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Where the documents of a piece start, for a block that asks."""
+    return (_input("documents", plan),) if reads_documents(model, plan, block) else ()
+
+
 def _state(model: ModelConfig, plan: Plan, block: Block, name: str, kind: StateKind) -> Role:
     return _of(name, kind, tensor_type(Dtype.F32, (shard_elements(model, plan, block),)))
 
 
 @cache
 def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    view, output = _view(model, plan, block), _activation("y", model, plan)
+    view, documents = _view(model, plan, block), _documents(model, plan, block)
     if block.kind == "embed":
-        return [(False, Signature((_input("tokens", plan), view), (output,)))]
-    source = _activation("x", model, plan)
+        reads: Roles = (_input("tokens", plan), view, *documents)
+        return [(False, Signature(reads, (_after("y", model, plan, block),)))]
+    source = _before("x", model, plan, block)
     if block.kind == "head":
         reads = (source, view, _input("labels", plan))
         saved, loss = _saved(model, plan, block, optional=False), _scalar("loss", Dtype.F64)
         return [(False, Signature(reads, (*saved, loss))), (True, Signature(reads, saved, (loss,)))]
     saved = _saved(model, plan, block, optional=True, needed=kept_in_forward(model, plan, block))
-    return [(False, Signature((source, view, *_seen_keys(model, plan, block)), (output, *saved)))]
+    reads = (source, view, *documents, *_seen_keys(model, plan, block))
+    return [(False, Signature(reads, (_after("y", model, plan, block), *saved)))]
 
 
 @cache
 def _recompute(model: ModelConfig, plan: Plan, block: Block, *, attends: bool) -> Candidates:
     saved = _saved(model, plan, block, optional=True)
     seen = _seen_keys(model, plan, block) if attends else ()
-    reads = (_activation("x", model, plan), *saved, _view(model, plan, block), *seen)
-    writes = (*saved, _activation("y", model, plan, optional=True))
+    documents = _documents(model, plan, block)
+    reads = (_before("x", model, plan, block), *saved, _view(model, plan, block), *documents, *seen)
+    if block.kind == "head":
+        return [(False, Signature(reads, saved))]
+    writes = (*saved, _after("y", model, plan, block, optional=True))
     return [(False, Signature(reads, writes))]
 
 
 @cache
 def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    outputs: Roles = (_activation("dx", model, plan),)
-    dy, source, view = _activation("dy", model, plan), _activation("x", model, plan), _view(model, plan, block)
-    saved = _saved(model, plan, block, optional=False)
+    source, view = _before("x", model, plan, block), _view(model, plan, block)
+    outputs: Roles = (_before("dx", model, plan, block),)
+    saved, documents = _saved(model, plan, block, optional=False), _documents(model, plan, block)
     if block.kind == "embed":
-        reads: Roles = (dy, _input("tokens", plan))
+        reads: Roles = (_after("dy", model, plan, block), _input("tokens", plan), *documents)
         outputs = ()
     elif block.kind == "head":
         reads = (source, *saved, view, _input("labels", plan), _scale())
     else:
-        reads = (dy, source, *saved, view, *_seen_keys(model, plan, block), *_own_sums(model, plan, block))
+        others = (*documents, *_seen_keys(model, plan, block), *_own_sums(model, plan, block))
+        reads = (_after("dy", model, plan, block), source, *saved, view, *others)
     gradient = _gradient(model, plan, block)
     begun, added = (_seen_sums(model, plan, block, first=first) for first in (True, False))
     return [
@@ -317,25 +337,30 @@ def _pending(model: ModelConfig, plan: Plan, block: Block) -> Roles:
 @cache
 def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     saved = _half_slots(model, plan, block, INPUT_HALF_SLOTS)
-    others = (*_seen_keys(model, plan, block), *_own_sums(model, plan, block))
-    reads = (_activation("dy", model, plan), _activation("x", model, plan), *saved, _view(model, plan, block), *others)
+    others = (
+        *_documents(model, plan, block),
+        *_seen_keys(model, plan, block),
+        *_own_sums(model, plan, block),
+    )
+    ends = (_after("dy", model, plan, block), _before("x", model, plan, block))
+    reads = (*ends, *saved, _view(model, plan, block), *others)
     begun, added = (_seen_sums(model, plan, block, first=first) for first in (True, False))
-    outputs = (_activation("dx", model, plan), *_pending(model, plan, block), *begun)
+    outputs = (_before("dx", model, plan, block), *_pending(model, plan, block), *begun)
     return [(False, Signature(reads, outputs, added))]
 
 
 @cache
 def _backward_weight(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     saved = _half_slots(model, plan, block, WEIGHT_HALF_SLOTS)
-    source = () if model.has_pre_norm else (_activation("x", model, plan),)
-    reads = (_activation("dy", model, plan), *source, *saved, *_pending(model, plan, block))
+    source = () if model.has_pre_norm else (_before("x", model, plan, block),)
+    reads = (_after("dy", model, plan, block), *source, *saved, *_pending(model, plan, block))
     gradient = (_gradient(model, plan, block),)
     return [(False, Signature(reads, gradient)), (True, Signature(reads, (), gradient))]
 
 
 @cache
 def _boundary(model: ModelConfig, plan: Plan) -> Role:
-    return Role("data", frozenset({StateKind.BOUNDARY}), activation_type(model, plan))
+    return Role("data", frozenset({StateKind.BOUNDARY}), stream_type(model, plan))
 
 
 @cache

@@ -69,7 +69,7 @@ class StateKind(Enum):
     SAVED = "saved"
     """what a block's backward needs beside its input"""
     INPUT = "input"
-    """tokens or labels of one micro-batch"""
+    """tokens or labels of one micro-batch, or where its documents start"""
     WORKSPACE = "workspace"
     """scratch of one op, sized by the target"""
     SCALAR = "scalar"

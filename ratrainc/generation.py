@@ -27,7 +27,8 @@ from ratrain.targets.runtime.forward import Forward
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.sampling import Chooser
 from ratrain.targets.runtime.tokenizer import Encoder, TokenizerChoice, encoder_of, tokenizer_beside
-from ratrain.targets.runtime.weights import WeightSource, read_weights
+from ratrain.targets.runtime.weight_source import WeightSource
+from ratrain.targets.runtime.weights import read_weights
 
 _CONFIG = "config.json"
 _EOS_KEY = "eos_token_id"

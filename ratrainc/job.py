@@ -1,20 +1,23 @@
-"""The processes of a run: this one alone, or one of those that mpirun started."""
+"""The processes of a run: this one alone, or one of those that a launcher started."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrainc.extras import check_installed
 from ratrain.ratrainc.run_choices import Ranks
 from ratrain.ratrainc.terminal import echo
-from ratrain.targets.runtime.mpi.layout import Layout
 from ratrain.targets.runtime.processes import Processes
+from ratrain.targets.runtime.ranks.communicator import Transport
+from ratrain.targets.runtime.ranks.layout import Layout
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -44,62 +47,77 @@ class Job:
 
 
 @frozen
-class MpiJob(Job):
-    """One of the processes that MPI started, which runs one rank."""
+class RankJob(Job):
+    """One of the processes that a launcher started, which runs one rank."""
 
-    world: Any
-    """mpi4py's COMM_WORLD"""
+    transport: Transport
     ranks: Ranks
 
     @property
     def speaks(self) -> bool:
         """Process 0 reports on the run."""
-        return int(self.world.rank) == 0
+        return self.transport.number == 0
 
     @property
     def count(self) -> int:
         """How many processes there are."""
-        return int(self.world.size)
+        return self.transport.count
 
     def processes(self, program: Program) -> Processes:
         """The processes of a program's run; all meet here.
 
-        Raises `DiagnosticError` RT093 where MPI started another number of processes than the plan has ranks.
+        Raises `DiagnosticError` RT093 where another number of processes was started than the plan has ranks.
         """
-        from ratrain.targets.runtime.mpi.processes import MpiProcesses
+        from ratrain.targets.runtime.ranks.processes import RankProcesses
 
-        return MpiProcesses(Layout.of_plan(program.plan, self.ranks.order), self.ranks.reduction)
+        layout = Layout.of_plan(program.plan, self.ranks.order)
+        return RankProcesses(self.transport, layout, self.ranks.reduction)
 
 
 def job_of(ranks: Ranks, *, as_json: bool) -> AbstractContextManager[Job]:
-    """The processes of a run. Over MPI, whatever escapes the context ends all of them."""
-    return nullcontext(Job()) if ranks.engine == "local" else _mpi_job(ranks, as_json=as_json)
+    """The processes of a run. Where there are several, whatever escapes the context ends all of them."""
+    if ranks.engine == "local":
+        return nullcontext(Job())
+    return _rank_job(_TRANSPORTS[ranks.engine], ranks, as_json=as_json)
 
 
 @contextmanager
-def _mpi_job(ranks: Ranks, *, as_json: bool) -> Iterator[Job]:
-    world = _started_world()
+def _rank_job(start: Callable[[], Transport], ranks: Ranks, *, as_json: bool) -> Iterator[Job]:
+    transport = start()
     try:
-        yield MpiJob(world, ranks)
+        yield RankJob(transport, ranks)
     except (Exception, KeyboardInterrupt) as error:  # whatever it is: the others would wait for this process for ever
         from ratrain.ratrainc.cli import show_failure
 
-        if world.size == 1:
+        if transport.count == 1:
             raise
-        if world.rank:
+        if transport.number:
             time.sleep(_HEAD_START)
         code = show_failure(error, as_json=as_json)
-        echo(f"ending all {world.size} processes", err=True)
+        echo(f"ending all {transport.count} processes", err=True)
         sys.stdout.flush()
         sys.stderr.flush()
-        world.Abort(code)
+        transport.abort(code)
+    transport.close()
 
 
-def _started_world() -> Any:
+def _mpi() -> Transport:
     try:
-        from mpi4py import MPI
+        from ratrain.targets.runtime.mpi.transport import MpiTransport
     except (ImportError, RuntimeError) as error:  # RuntimeError: there is no MPI library to load
         reason = str(error).splitlines()[0]
         help_text = "pip install 'ratrain[mpi]' brings both; a system's Open MPI or MPICH serves too"
         fail("RT093", f"--engine mpi needs mpi4py and an MPI library: {reason}", help=help_text)
-    return MPI.COMM_WORLD
+    return MpiTransport()
+
+
+def _torch() -> Transport:
+    check_installed("torch", "torch", "--engine torch")
+    from ratrain.targets.pytorch.place import TorchrunPlace
+    from ratrain.targets.pytorch.transport import TorchTransport
+
+    return TorchTransport(TorchrunPlace.of_environment(os.environ))
+
+
+_TRANSPORTS: Mapping[str, Callable[[], Transport]] = {"mpi": _mpi, "torch": _torch}
+"""How a process joins the job, by `--engine`."""

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from ratrain.ratrainc.terminal import echo
+
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
 
-_UNITS = {"GiB": 1 << 30, "GB": 10**9, "MiB": 1 << 20, "MB": 10**6}
+_NAMED_IN = ("GiB", "GB", "MiB", "MB", "B")
 
 
 @frozen
@@ -27,9 +29,7 @@ class MachineChoice:
 
         Raises `DiagnosticError` where the file is no machine.
         """
-        from ratrain.targets.machine.machine import load_machine
-
-        machine = load_machine(self.machine)
+        machine = given_machine(self.machine)
         return machine if self.capacity is None else resized(machine, self.capacity)
 
     @property
@@ -44,6 +44,20 @@ class MachineChoice:
         return f" {shlex.join(self.words)}" if self.words else ""
 
 
+def given_machine(name: str | None) -> Machine:
+    """What --machine names, and a word on stderr where its file leaves open how sure figures are.
+
+    Raises `DiagnosticError` where the file is no machine.
+    """
+    from ratrain.targets.machine.machine import load_machine
+
+    machine = load_machine(name)
+    if machine.unsaid:
+        figures = ", ".join(machine.unsaid)
+        echo(f"the machine '{machine.name}' says no certainty of these, which count as assumed: {figures}", err=True)
+    return machine
+
+
 def resized(machine: Machine, capacity: int) -> Machine:
     """The machine with so many bytes of DDR, under a name of its own unless it has as many."""
     from ratrain.ratrainc.planner.machines import with_constants
@@ -55,5 +69,7 @@ def resized(machine: Machine, capacity: int) -> Machine:
 
 
 def _short(capacity: int) -> str:
-    unit = next((name for name, size in _UNITS.items() if capacity % size == 0), "B")
-    return f"{capacity // _UNITS.get(unit, 1)}{unit}"
+    from ratrain.ratrain_ir.quantities import BYTES
+
+    unit = next(name for name in _NAMED_IN if capacity % int(BYTES[name]) == 0)
+    return f"{capacity // int(BYTES[unit])}{unit}"

@@ -15,6 +15,7 @@ from attrs import asdict, frozen
 
 from ratrain.ratrain_ir.types import Dtype
 from ratrain.ratrainc.console import size_text
+from ratrain.ratrainc.extras import is_installed
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -50,7 +51,7 @@ class Fact:
 
 
 def machine_facts() -> dict[str, Fact]:
-    """Python, BLAS, threads, bf16, the kernels' cache, MPI, memory."""
+    """Python, BLAS, threads, bf16, the kernels' cache, MPI, torch.distributed, memory."""
     return {
         "python": Fact(f"{platform.python_version()}, {platform.system()} {platform.machine()}"),
         "blas": _blas(),
@@ -59,6 +60,7 @@ def machine_facts() -> dict[str, Fact]:
         "bf16": bf16_fact(cpu_flags()),
         "kernel cache": _kernel_cache(),
         "mpi": _mpi(),
+        "torch.distributed": _torch(),
         "free memory": Fact(size_text(free_memory())),
     }
 
@@ -169,10 +171,13 @@ def bf16_fact(flags: Collection[str]) -> Fact:
     """Whether a processor with these flags multiplies bf16, and what a plan in it gains all the same."""
     native = [flag for flag in _BF16_FLAGS if flag in flags]
     found = f"this processor multiplies it ({', '.join(native)})" if native else "this processor does not multiply it"
-    used = "the kernels here do not use that: they" if native else "the kernels here"
+    by_pytorch = "'run --kernels torch' uses that" + (
+        "" if is_installed("torch") else " (pip install 'ratrain[torch]')"
+    )
+    used = f"{by_pytorch}; the other kernels" if native else "the kernels here"
     return Fact(
         found,
-        f"{used} multiply in f32, so bf16 saves memory, not time: activations, views and gradients take half of what they take in f32 "
+        f"{used} multiply in f32, where bf16 saves memory, not time: activations, views and gradients take half of what they take in f32 "
         f"({_parameter_bytes(Dtype.BF16)} bytes a parameter, not {_parameter_bytes(Dtype.F32)}, where nothing is sharded), as much as in f16, which needs a loss scale",
     )
 
@@ -205,17 +210,29 @@ def _kernel_cache() -> Fact:
     return Fact(f"{version}, '{folder}' is writable")
 
 
+_OPTIONAL = "not needed by the local engine, which runs all ranks in one process"
+
+
 def _mpi() -> Fact:
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     launcher = shutil.which("mpirun", path=places) or shutil.which("mpiexec", path=places)
     launched = f"launcher {launcher}" if launcher else "no launcher (mpirun, mpiexec) beside Python or on the path"
-    optional = "not needed by the local engine, which runs all ranks in one process"
     try:
         import mpi4py
 
         mpi4py.rc.initialize = False  # only to ask for the library's version
         from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
-        return Fact(f"{error}; {launched}", f"{optional}; pip install 'ratrain[mpi]'")
+        return Fact(f"{error}; {launched}", f"{_OPTIONAL}; pip install 'ratrain[mpi]'")
     library = " ".join(MPI.Get_library_version().strip("\0\n ").splitlines()[0].split())
-    return Fact(f"mpi4py {mpi4py.__version__}, {library}; {launched}", optional)
+    return Fact(f"mpi4py {mpi4py.__version__}, {library}; {launched}", _OPTIONAL)
+
+
+def _torch() -> Fact:
+    from ratrain.ratrainc.extras import is_installed
+
+    if not is_installed("torch"):
+        return Fact("PyTorch is not installed", f"{_OPTIONAL}; pip install 'ratrain[torch]'")
+    from ratrain.targets.pytorch.availability import distributed_words
+
+    return Fact(distributed_words(), f"{_OPTIONAL}; --engine torch uses gloo")

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from ratrain.passes.recovery.kept_bytes import kept_with_checkpoint_bytes
 from ratrain.passes.recovery.rewriting import CHOICES
-from ratrain.ratrain_ir.blocks import BLOCK_KINDS, Block, activation_type, block_chain, parameters
+from ratrain.ratrain_ir.blocks import BLOCK_KINDS, Block, block_chain, parameters, stream_type
 from ratrain.ratrain_ir.frontend.hf_keys import INITIALIZER_RANGE, ROPE_THETA
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
@@ -86,7 +86,7 @@ def model_facts(model: ModelConfig, seq_len: int | None = None) -> ModelFacts:
         length,
         tuple(_counted_blocks(model)),
         model_flops_per_token(model, length),
-        activation_type(model, plan).nbytes // length,
+        stream_type(model, plan).nbytes // length,
         model.layers * key_and_value,
         {policy: kept_with_checkpoint_bytes(model, plan, *CHOICES[policy]) for policy in _POLICIES},
         tuple(_unusual(model)),
@@ -109,7 +109,7 @@ def show_model(facts: ModelFacts) -> None:
     title = f"what a layer keeps of a sequence of {facts.seq_len} tokens for its backward, in f16"
     table(title, ("recompute policy", "kept", "bytes a token"), kept)
     say(
-        f"a token has {facts.boundary_bytes_per_token:,} bytes between blocks, and {facts.kv_bytes_per_token:,} bytes of keys and "
+        f"a token has {facts.boundary_bytes_per_token:,} bytes between layers, and {facts.kv_bytes_per_token:,} bytes of keys and "
         "values in all layers, in f16"
     )
     for line in summary(facts):
@@ -203,6 +203,8 @@ def _unusual_blocks(model: ModelConfig) -> Iterator[str]:
         yield f"norms stand {where[model.norm_placement]}"
     if model.norm_unit_offset:
         yield "norms multiply by 1 + weight"
+    if model.parallel_residual:
+        yield "attention and MLP side by side: both are computed of the layer's input"
     biased = {"queries, keys and values": model.qkv_bias, "attention's output": model.o_bias, "the MLP": model.mlp_bias}
     if any(biased.values()):
         yield f"biases of {', '.join(what for what, has in biased.items() if has)}"

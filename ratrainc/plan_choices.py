@@ -27,6 +27,8 @@ class PlanChoice:
     """a plan file whose dtypes, chunks, keys of [compute] and optimizer all plans take"""
     attention: str | None = None
     """how all plans compute attention; None: as `like` says, else fused"""
+    attention_mask: str | None = None
+    """what tokens see in all plans; None: as `like` says, else all of their sequence before them"""
     logits: str | None = None
     """how all plans hold the head's logits; None: as `like` says, else in chunks"""
 

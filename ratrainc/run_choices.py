@@ -6,7 +6,7 @@ from typing import Literal
 
 from attrs import evolve, field, frozen
 
-from ratrain.targets.runtime.mpi.layout import RankOrder, Reduction
+from ratrain.targets.runtime.ranks.layout import RankOrder, Reduction
 from ratrain.targets.runtime.settings import Sampling
 
 BYTES = "bytes"
@@ -48,12 +48,12 @@ class DataChoice:
 class Ranks:
     """Where ranks run, and how they meet."""
 
-    engine: Literal["local", "mpi"] = "local"
-    """all in this process, or each in its own that MPI started"""
+    engine: Literal["local", "mpi", "torch"] = "local"
+    """all in this process, or each in its own that mpirun or torchrun started"""
     order: RankOrder = "pp-first"
-    """of MPI's processes"""
+    """of the processes"""
     reduction: Reduction = "ordered"
-    """sums over MPI: in rank order, or as MPI likes"""
+    """sums over processes: in rank order, or as the library likes that moves the bytes"""
 
 
 @frozen

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.run_choices import Display
     from ratrain.ratrainc.run_log import RunLog
     from ratrain.ratrainc.telling import Telling
+    from ratrain.targets.runtime.process_memory import MemoryUse
     from ratrain.targets.runtime.training import TimedStep, TrainingRun
 
 
 def say_start(run: TrainingRun) -> None:
     """Say what the run trains on, and what it takes."""
-    scratch = size_text(run.engine.scratch_bytes)
     origin = f" ({run.stream.found})" if run.stream.found else ""
     say(f"data: {in_words(run.stream.facts())}{origin}")
     if run.held_out is not None:
@@ -30,7 +30,19 @@ def say_start(run: TrainingRun) -> None:
     if run.overrides:
         told = (f"{name} {words(key.run)} (plan: {words(key.plan)})" for name, key in run.overrides.items())
         say(f"optimizer: {', '.join(told)}")
-    say(f"{run.engine.description}: arenas {size_text(run.engine.arena_bytes)}, kernel scratch {scratch}")
+    say(run.engine.description)
+    say(_memory_line(run.engine.memory_use()))
+
+
+def _memory_line(memory: MemoryUse) -> str:
+    """What this process is going to hold, by what takes it."""
+    parts = [f"arenas {size_text(memory.arena_bytes)}", f"scratch {size_text(memory.scratch_bytes)}"]
+    if memory.transport_bytes:
+        parts.append(f"messages {size_text(memory.transport_bytes)}")
+    if memory.constant_bytes is None or memory.planned_bytes is None:
+        return f"memory: {' + '.join(parts)}"
+    parts.append(f"constant {size_text(memory.constant_bytes)} (interpreter, libraries, program)")
+    return f"memory: {' + '.join(parts)} = {size_text(memory.planned_bytes)}"
 
 
 def run_steps(

@@ -10,21 +10,20 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic
 from ratrain.ratrainc.cli import EXIT_DIAGNOSED, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED
-from ratrain.ratrainc.console import output, say
+from ratrain.ratrainc.console import output, say, size_text
 from ratrain.ratrainc.loss_plot import Curves, chart_lines
 from ratrain.targets.runtime.data import BYTE
+from ratrain.targets.runtime.process_memory import MemoryUse
 from ratrain.targets.runtime.training import TimedStep
 
 
 @frozen
 class RunResult:
-    """What a run did. Bytes are of all ranks of the process together."""
+    """What a run did."""
 
     steps: tuple[TimedStep, ...]
     seconds: float
-    arena_bytes: int
-    scratch_bytes: int
-    transport_bytes: int
+    memory: MemoryUse
     live_peak_bytes: int | None
     """most bytes live at once on a rank, where memory was checked"""
     data: str
@@ -62,9 +61,7 @@ class RunResult:
         return {
             "steps": [step.to_json() for step in self.steps],
             "seconds": self.seconds,
-            "arena_bytes": self.arena_bytes,
-            "scratch_bytes": self.scratch_bytes,
-            "transport_bytes": self.transport_bytes,
+            **self.memory.to_json(),
             "live_peak_bytes": self.live_peak_bytes,
             "data": self.data,
             "token": self.token,
@@ -95,6 +92,7 @@ def show_run(result: RunResult) -> None:
     overflows = sum(1 for step in result.steps if step.report.skipped_blocks)
     if overflows:
         say(f"{overflows} steps had an overflow somewhere; loss scale now {last.loss_scale:g}")
+    _show_memory(result.memory)
     if result.live_peak_bytes is not None:
         say(f"memory checked: every access inside its life; at most {result.live_peak_bytes} bytes live on a rank")
     if result.saved:
@@ -102,6 +100,14 @@ def show_run(result: RunResult) -> None:
     if output().encoding.startswith("utf"):
         for line in chart_lines(curves_of(result.steps)):
             say(line)
+
+
+def _show_memory(memory: MemoryUse) -> None:
+    planned, peak = memory.planned_bytes, memory.peak_resident_bytes
+    if planned is not None and peak is not None:
+        messages = f", {size_text(memory.transport_bytes)} of it for messages" if memory.transport_bytes else ""
+        share = 100 * (peak / planned - 1)
+        say(f"memory: at most {size_text(peak)} resident, {share:+.1f} % of {size_text(planned)} planned{messages}")
 
 
 def _mean_utilisation(steps: Sequence[TimedStep]) -> float | None:

@@ -1,4 +1,4 @@
-"""Watching over mpirun: signals passed on to the ranks, and a word on those that were lost."""
+"""Watching over mpirun or torchrun: signals passed on to the ranks, and a word on those that were lost."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ from ratrain.ratrainc.cli import (
     EXIT_TERMINATED,
     EXIT_USAGE,
 )
+from ratrain.ratrainc.extras import check_installed
 from ratrain.ratrainc.signals import ending_signals
 from ratrain.ratrainc.telling import tell
 from ratrain.targets.program.rtx import read_program
 from ratrain.targets.runtime.liveness import Departures, Liveness, liveness
 from ratrain.targets.runtime.positions import RankPhase, RankPosition, RunFolder, read_positions
 from ratrain.targets.runtime.postmortem import Diagnosis, diagnose, only_gone
-from ratrain.targets.runtime.watchdog import getting_on, gone_ranks, report_of
+from ratrain.targets.runtime.watchdog import getting_on, lost_ranks, report_of
 
 if TYPE_CHECKING:
     from types import FrameType
 
 _LOOK_SECONDS = 0.05
 _END_SECONDS = 5.0
-"""How long mpirun has, after a rank is lost, to end the others."""
+"""How long the launcher has, after a rank is lost, to end the others."""
 _SAY_SECONDS = 20.0
 _WATCH_SECONDS = 1.0
 """How long a run is watched, to see whether it makes progress."""
@@ -56,10 +57,18 @@ _OWN_CODES = (
 _FAILURES = (EXIT_DIAGNOSED, EXIT_USAGE, EXIT_INTERNAL)
 
 
-def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, str]]:
-    """The words that start so many processes, and variables that go with them.
+def start_command(engine: str, ranks: int, launcher: str | None) -> tuple[list[str], dict[str, str]]:
+    """The words that start so many processes of an engine, and variables that go with them.
 
-    Raises `DiagnosticError` RT093 where there is no launcher.
+    Raises `DiagnosticError` RT002 or RT093 where there is no launcher.
+    """
+    return torch_command(ranks) if engine == "torch" else mpi_command(ranks, launcher)
+
+
+def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, str]]:
+    """The same for mpirun.
+
+    Raises `DiagnosticError` RT093 where there is none.
     """
     searched = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     mpirun = launcher or shutil.which("mpirun", path=searched)
@@ -75,6 +84,13 @@ def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, 
             variables["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"  # from version 5 on
             variables["OMPI_MCA_rmaps_base_oversubscribe"] = "1"  # before
     return [mpirun, "-n", str(ranks)], variables
+
+
+def torch_command(ranks: int) -> tuple[list[str], dict[str, str]]:
+    """The same for torchrun. Raises `DiagnosticError` RT002 where there is no PyTorch."""
+    check_installed("torch", "torch", "--engine torch")
+    # -P: what lies in the current directory is not imported in place of a library.
+    return [sys.executable, "-P", "-m", "ratrain.targets.pytorch.launcher", str(ranks)], {}
 
 
 def _version_of(launcher: str) -> str:
@@ -102,6 +118,8 @@ class Supervisor:
     folder: RunFolder
     advice: str | None
     """the way out of a run that was lost"""
+    launcher: str | None = None
+    """what messages call it; None: by its first word"""
     _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
     _early_signal: int = field(init=False, default=0)
     """one that came before there was a process to tell"""
@@ -124,12 +142,12 @@ class Supervisor:
         if lost or code not in _OWN_CODES:
             self._report(code)
         if code in _FAILURES or code not in _OWN_CODES:
-            self._report_launcher(command[0], code)
+            self._report_launcher(self.launcher or command[0], code)
         return EXIT_DIAGNOSED if lost or code not in _OWN_CODES else code
 
     def _start(self, command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
         try:
-            # In a session of its own, so that Ctrl-C comes here and not to mpirun, which would end the ranks at once.
+            # In a session of its own, so that Ctrl-C comes here and not to the launcher, which would end the ranks at once.
             process = subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True)  # noqa: S603
         except (OSError, ValueError) as error:  # a ValueError: a word with a zero byte
             _cannot_start(command[0], error)
@@ -146,7 +164,7 @@ class Supervisor:
             with suppress(DiagnosticError):
                 positions = read_positions(self.folder.directory)
                 departures.watch(positions)
-                gone = gone_ranks(positions, departed)
+                gone = lost_ranks(positions, departed, self.folder)
                 if gone and deadline is None:
                     self.folder.note_lost(position.number for position in gone)
                     deadline = time.monotonic() + _END_SECONDS

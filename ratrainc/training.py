@@ -104,9 +104,7 @@ def run_training(
         return RunResult(
             tuple(run.done),
             time.perf_counter() - start,
-            run.engine.arena_bytes,
-            run.engine.scratch_bytes,
-            run.engine.peak_transport_bytes,
+            run.engine.memory_use(),
             run.engine.monitor.peak_bytes if run.engine.monitor else None,
             run.stream.name,
             held_out.batches.stream.name if held_out else None,
@@ -126,7 +124,7 @@ def _prepare(
     with status("preparing"), threadpool_limits(limits=1):
         stream, held_out = open_data(program, data, settings.evaluation, settings.start)
         threads = settings.execution.kernel_threads(program.plan.clusters)
-        kernels = kernel_set(settings.execution.kernels, threads)
+        kernels = kernel_set(settings.execution.kernels, threads, settings.execution.device)
         utilisation = _utilisation(program)
         run = prepare(
             program,

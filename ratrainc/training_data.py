@@ -13,7 +13,15 @@ from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.ratrainc.run_choices import BYTES, COMPLETION_KEY, PROMPT_KEY, TEXT_KEY, TOKENIZERS_EOS, DataChoice
 from ratrain.targets.runtime.checkpoint_series import kept_tokenizer
-from ratrain.targets.runtime.corpus import DOCUMENTS, TOKENS, data_files, ended, joined
+from ratrain.targets.runtime.corpus import (
+    DOCUMENTS,
+    TOKENS,
+    data_files,
+    ended,
+    ended_by,
+    joined,
+    refuse_without_ends,
+)
 from ratrain.targets.runtime.data import TEXT_VOCABULARY, TokenStream, builtin_text_tokens, open_tokens
 from ratrain.targets.runtime.evaluation import HeldOut, held_out, split_stream
 from ratrain.targets.runtime.jsonl import Fields, open_jsonl
@@ -114,9 +122,11 @@ class _Reader:
         kinds = _kinds(files)
         if TOKENS in kinds:
             self._refuse_for_tokens(files, kinds)
-            streams = [open_tokens(file, vocab_size=self.vocab_size, dtype=dtype) for file in files]
+            streams = [self._numbers(file, dtype) for file in files]
         else:
             streams = [self._text(file, dtype) for file in files or (None,)]
+        if TOKENS in kinds and self._eos is not None:
+            refuse_without_ends(streams[0].name, streams, self._eos)
         name = streams[0].name if paths == (streams[0].name,) or not paths else self._name(paths, files)
         whole = streams[0] if len(streams) == 1 else joined(name, streams)
         plain = len(streams) == 1 and DOCUMENTS not in kinds and self.choice.eos is None
@@ -141,13 +151,17 @@ class _Reader:
             named = {kind: next(file for file in files if _kinds([file]) == {kind}) for kind in kinds}
             text = f"'{named.pop(TOKENS)}' holds token numbers, and '{next(iter(named.values()))}' text"
             fail("RT090", text, help="train on one or the other; or make token numbers of the text")
-        for what, given in (("tokenizer", self.choice.tokenizer), ("token at the end of documents", self.choice.eos)):
-            if given is not None:
-                fail(
-                    "RT090",
-                    f"a {what} is given, but '{files[0]}' holds token numbers already",
-                    help=f"leave out the {what}, or name a text file",
-                )
+        if self.choice.tokenizer is not None:
+            text = f"a tokenizer is given, but '{files[0]}' holds token numbers already"
+            fail("RT090", text, help="leave out the tokenizer, or name a text file")
+        if self.choice.eos == TOKENIZERS_EOS:
+            text = f"the token at the end of documents shall be the tokenizer's, but '{files[0]}' holds token numbers"
+            fail("RT090", text, help="name it by its number, --eos 2")
+
+    def _numbers(self, file: str, dtype: str | None) -> TokenStream:
+        """Token numbers, with their documents where it is said which token ends one."""
+        numbers = open_tokens(file, vocab_size=self.vocab_size, dtype=dtype)
+        return numbers if self._eos is None else ended_by(numbers, self._eos)
 
     def _text(self, file: str | None, dtype: str | None) -> TokenStream:
         """A text, or the documents of a JSONL file, with what ends them."""

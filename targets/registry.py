@@ -13,7 +13,14 @@ from ratrain.ratrain_ir.registry import Registry
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-TARGETS = Registry("target", "ratrain.targets", {"mt3000": "ratrain.targets.mt3000.target:Mt3000Target"})
+TARGETS = Registry(
+    "target",
+    "ratrain.targets",
+    {
+        "mt3000": "ratrain.targets.mt3000.target:Mt3000Target",
+        "pytorch": "ratrain.targets.pytorch.target:PytorchTarget",
+    },
+)
 DEFAULT_TARGET = "mt3000"
 """The target of machine files that name none."""
 

@@ -66,7 +66,8 @@ def split_into_groups(stage: Stage, topology: Topology) -> WorkGroups:
         if isinstance(op, Forward):
             side, chunk = groups.forward, chunk_of[op.block]
         elif isinstance(op, LoadInput):
-            side, chunk = groups.forward, 0 if op.part is Part.TOKENS else last
+            chunks = {Part.TOKENS: 0, Part.LABELS: last, Part.DOCUMENTS: topology.chunks_of(stage.index)[0]}
+            side, chunk = groups.forward, chunks[op.part]
         elif isinstance(op, BackwardWeight):
             side, chunk = groups.weight, chunk_of[op.block]
         elif isinstance(op, Backward | BackwardInput | Recompute):

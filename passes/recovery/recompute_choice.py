@@ -1,9 +1,9 @@
 """What to keep: the choice of `recompute{policy=auto}` for one stage.
 
 An item is one layer of one micro-batch in flight; stage s has layers x min(P - s, M) of them. For each item one of a few options is
-taken: what is kept of its attention and its mlp, costing bytes while the micro-batch is in flight and saving seconds of recovery. All
-items are alike, so the problem is how many take which option: minimise seconds under a byte budget. It is solved exactly by
-dynamic programming over Pareto fronts of (bytes, seconds).
+taken: what is kept of its attention and its mlp, costing bytes while the micro-batch is in flight and saving seconds of recovery. Items
+of layers of one kind are alike, so the problem is how many of each kind take which option: minimise seconds under a byte budget. It is
+solved exactly by dynamic programming over Pareto fronts of (bytes, seconds), of each kind and then of all.
 
 The budget is not a formula: each choice is written into a copy of the stage's list, and the exact live bytes of that list, with the
 workspace its ops need, are held against the capacity; budgets are tried until no larger one fits. Bytes that let other
@@ -14,7 +14,8 @@ trial placement closes the loop with the allocator: an arena above the capacity 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING
@@ -48,12 +49,27 @@ class Option:
 
 
 @frozen
+class ChosenOfKind:
+    """The choice for the layers of a kind."""
+
+    layers: tuple[int, ...]
+    counts: Mapping[LayerChoice, int]
+    """how many items take which choice"""
+
+    def choice_of(self, item: int) -> LayerChoice:
+        """The choice for an item."""
+        for choice, count in self.counts.items():
+            if item < count:
+                return choice
+            item -= count
+        raise AssertionError("the counts cover every item")
+
+
+@frozen
 class Chosen:
     """The choice for a stage."""
 
-    counts: dict[LayerChoice, int]
-    """how many items take which choice"""
-    layers: tuple[int, ...]
+    kinds: tuple[ChosenOfKind, ...]
     in_flight: int
     """of a layer: micro-batches, or slices of them"""
     slices: int
@@ -61,33 +77,33 @@ class Chosen:
     def choice_of(self, layer: int, piece: Piece) -> LayerChoice:
         """The choice for a layer and a micro-batch: items are dealt out so that micro-batches take about equal time."""
         number = piece if isinstance(piece, int) else piece.micro_batch * self.slices + piece.number
-        item = self.layers.index(layer) * self.in_flight + number % self.in_flight
-        for choice, count in self.counts.items():
-            if item < count:
-                return choice
-            item -= count
-        raise AssertionError("the counts cover every item")
+        kind = next(kind for kind in self.kinds if layer in kind.layers)
+        return kind.choice_of(kind.layers.index(layer) * self.in_flight + number % self.in_flight)
 
     @property
     def summary(self) -> str:
         """The counts in words."""
-        names = [f"{count} x attention {c.attention}, mlp {c.mlp}" for c, count in self.counts.items() if count]
-        return f"kept, of {len(self.layers)} layers x {self.in_flight} in flight: {'; '.join(names)}"
+        counts: Counter[LayerChoice] = Counter()
+        for kind in self.kinds:
+            counts.update(kind.counts)
+        names = [f"{count} x attention {c.attention}, mlp {c.mlp}" for c, count in counts.items() if count]
+        layers = sum(len(kind.layers) for kind in self.kinds)
+        return f"kept, of {layers} layers x {self.in_flight} in flight: {'; '.join(names)}"
 
 
 def choose(stage: Stage, trials: Trials, capacity: int) -> Chosen:
     """The cheapest choice that fits; full recovery where not even that does (allocation then says what is missing)."""
     plan = trials.module.plan
-    topology = trials.module.topology
-    layers = tuple(layer for chunk in topology.chunks_of(stage.index) for layer in topology.chunk_layers[chunk])
     slices = plan.shape.slices
     in_flight = min(ceil(most_in_flight_on(trials.module, stage) / plan.chunks), plan.micro_batches * slices)
-    options = _pareto(_options(stage, trials, layers[0]))
-    front = _front(options, items=len(layers) * in_flight)
+    kinds = _kinds_of_layers(stage, trials.module)
+    options = [_pareto(_options(stage, trials, layers[0])) for layers in kinds]
+    front = _front_of_kinds([(each, len(layers) * in_flight) for each, layers in zip(options, kinds, strict=True)])
 
     def chosen(index: int) -> Chosen:
-        counts = {options[i].choice: count for i, count in enumerate(front[index][2]) if count}
-        return Chosen(counts, layers, in_flight, slices)
+        counts = iter(front[index][2])
+        each = [{option.choice: count for option in own if (count := next(counts))} for own in options]
+        return Chosen(tuple(map(ChosenOfKind, kinds, each)), in_flight, slices)
 
     @cache
     def occupied(index: int) -> Occupancy:
@@ -104,6 +120,15 @@ def choose(stage: Stage, trials: Trials, capacity: int) -> Chosen:
         tightened = front[best][0] - excess
         best = max((i for i in range(best) if front[i][0] <= tightened), default=0)
     return chosen(best)
+
+
+def _kinds_of_layers(stage: Stage, module: Module) -> list[tuple[int, ...]]:
+    """The layers of a stage by what they do, each kind ascending: those of one are recovered in the same time."""
+    kinds: dict[int, list[int]] = {}
+    for chunk in module.topology.chunks_of(stage.index):
+        for layer in module.topology.chunk_layers[chunk]:
+            kinds.setdefault(module.model.first_alike(layer), []).append(layer)
+    return [tuple(layers) for layers in kinds.values()]
 
 
 def _last_that_fits(sizes: Sequence[int], room: Callable[[int], int]) -> int:
@@ -166,11 +191,11 @@ def _recovery_seconds(stage: Stage, trials: Trials, half: Block, dropped: list[S
     forward = _forward_of(stage, trials, half)
     names = {slot.name for slot in dropped}
     saved = [t for t in forward.writes if t.kind is StateKind.SAVED]
-    source, view = forward.reads[:2]
+    view = forward.reads[1]
     kept = tuple(t for t in saved if t.slot not in names)
     writes = tuple(t for t in saved if t.slot in names)
     if whole_layer and half.kind == "attention":
-        output = Tensor("y", StateKind.ACTIVATION, source.type)
+        output = Tensor("y", StateKind.ACTIVATION, forward.writes[0].type)
         writes = (*writes, output)
     return trials.op_seconds(stage, recovery_op(forward, kept, view, writes))
 
@@ -204,6 +229,16 @@ def _front(options: list[Option], items: int) -> list[Point]:
         items >>= 1
         if items:
             power = _joined(power, power)
+    return total
+
+
+def _front_of_kinds(kinds: Sequence[tuple[list[Option], int]]) -> list[Point]:
+    """The Pareto front of items of several kinds, each with its options and how many there are; counts by kind, one behind the other."""
+    total = _front(*kinds[0])
+    for options, items in kinds[1:]:
+        width, own = len(total[0][2]), _front(options, items)
+        before = [(nbytes, seconds, (*counts, *(0,) * len(options))) for nbytes, seconds, counts in total]
+        total = _joined(before, [(nbytes, seconds, (*(0,) * width, *counts)) for nbytes, seconds, counts in own])
     return total
 
 

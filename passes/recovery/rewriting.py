@@ -175,7 +175,7 @@ class _Rewriter:
             Tensor(self.stage.free_name(f"r.{op.block}.{piece_name(m)}"), StateKind.ACTIVATION, source.type)
         )
         attention.writes = (*attention.writes, again)
-        attention.reads = with_seen_keys(attention, self.forwards[attention_block, m])
+        attention.reads = with_what_it_sees(attention, self.forwards[attention_block, m])
         self.starts.append(attention.reads[0])
         mlp = self.recompute(op.block, m)
         mlp.reads = (again, *mlp.reads[1:])
@@ -197,16 +197,17 @@ def _of_other_slices(op: Forward) -> Tensors:
     return tuple(t for t in op.reads if t.kind is StateKind.SAVED)
 
 
-def with_seen_keys(op: Recompute, forward: Forward) -> Tensors:
-    """What a recovery reads, with the keys and values of earlier slices where it computes attention again."""
+def with_what_it_sees(op: Recompute, forward: Forward) -> Tensors:
+    """What a recovery reads, with where documents start, and with the keys and values of earlier slices where it computes attention again."""
     seen = _of_other_slices(forward)
-    own = tuple(t for t in op.reads if t not in seen)
-    return (*own, *seen) if attends(op) else own
+    documents = tuple(t for t in forward.reads if t.kind is StateKind.INPUT and forward.block.kind == "attention")
+    own = tuple(t for t in op.reads if t not in seen and t not in documents)
+    return (*own, *documents, *seen) if attends(op) else (*own, *documents)
 
 
 def recovery_op(forward: Forward, kept: Tensors, view: Tensor, writes: Tensors) -> Recompute:
     """The op that makes again what a forward did not keep."""
     reads = (forward.reads[0], *kept, view)
     op = Recompute(block=forward.block, **piece_fields(piece_of(forward)), reads=reads, writes=writes)
-    op.reads = with_seen_keys(op, forward)
+    op.reads = with_what_it_sees(op, forward)
     return op

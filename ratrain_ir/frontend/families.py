@@ -30,6 +30,8 @@ class Family:
     """letters that `layer_kinds` may have"""
     scalings: tuple[str, ...] = tuple(PARAMETERS)
     """kinds of `rope_scaling` that its class knows"""
+    equal_widths: bool = False
+    """whether queries, keys and values are each as wide as the model, as one matrix holds all three"""
 
 
 _BIASED_ATTENTION = ("qkv_bias", "o_bias")
@@ -58,6 +60,7 @@ FAMILY: Mapping[str, Family] = {
         {"packed_qkv": True},
         ("position", "normalised_head"),
         scalings=(),
+        equal_widths=True,
     ),
     "gemma2": Family(("Gemma2ForCausalLM",), _GEMMA, (*_BIASED_ATTENTION, *_LAYERS, *_GEMMA_FREE, "attention_softcap")),
     "gemma3_text": Family(
@@ -100,6 +103,22 @@ FAMILY: Mapping[str, Family] = {
             "packed_qkv": True,
         },
         ("activation", "learned_positions"),
+        equal_widths=True,
+    ),
+    "gpt_neox": Family(
+        ("GPTNeoXForCausalLM",),
+        {
+            "norm": "layer",
+            "parallel_residual": True,
+            "qkv_bias": True,
+            "o_bias": True,
+            "mlp_bias": True,
+            "activation": "gelu",
+            "gated_mlp": False,
+            "packed_qkv": True,
+        },
+        ("parallel_residual", *_BIASED_ATTENTION, "activation", "rotary_dim", "rope_scaling"),
+        equal_widths=True,
     ),
 }
 """The families that are supported, by their Hugging Face `model_type`."""

@@ -30,13 +30,13 @@ def hugging_face_config(model: ModelConfig, dtype: Dtype = Dtype.F32) -> dict[st
     Baichuan's own class knows no `position_embedding` and no `normalised_head`; they are written because a model of another
     size than the published ones cannot be told without them.
     """
-    fields, known = model.to_fields(), keys_of(model.family)
-    implied = {"kv_heads", "head_dim"} if model.family == "gpt2" else set()  # which `GPT2Config` has no keys for
+    known = keys_of(model.family)
+    no_keys = {"kv_heads", "head_dim"} if model.family in ("gpt2", "gpt_neox") else set()  # in those classes
     gelu_of_gpt2 = model.family == "gpt2" and model.activation == "gelu-tanh"
     return {
         "architectures": [FAMILY[model.family].architectures[0]],
         "model_type": model.family,
-        **{keys[0]: fields.get(name) for name, keys in known.renamed.items() if name not in implied},
+        **{keys[0]: getattr(model, name) for name, keys in known.renamed.items() if name not in no_keys},
         known.activation: "gelu_new" if gelu_of_gpt2 else _ACTIVATIONS[model.activation],
         **model.inert,
         "torch_dtype": TORCH_DTYPES[dtype],
@@ -49,10 +49,13 @@ def hugging_face_config(model: ModelConfig, dtype: Dtype = Dtype.F32) -> dict[st
 def _rope(model: ModelConfig) -> dict[str, Any]:
     if model.position != "rope":
         return {}
-    keys: dict[str, Any] = {"rope_theta": model.rope_theta}
+    of_neox = model.family == "gpt_neox"
+    keys: dict[str, Any] = {"rotary_emb_base" if of_neox else "rope_theta": model.rope_theta}
     if model.local_rope_theta is not None:
         keys["rope_local_base_freq"] = model.local_rope_theta
-    if model.rotary_dim is not None:
+    if of_neox:
+        keys["rotary_pct"] = _share(model.rotary_dim or model.head_dim, model.head_dim)
+    elif model.rotary_dim is not None:
         keys["partial_rotary_factor"] = _share(model.rotary_dim, model.head_dim)
     scaling = parse_scaling(model.rope_scaling) if model.rope_scaling else None
     if scaling is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 ROPE_THETA = 10000.0
 """The rotary base of a model class whose file names none."""
@@ -34,6 +34,7 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "olmo2": {"norm_eps": 1e-5},
     "phi3": {"norm_eps": 1e-5},
     "smollm3": {"tied_embeddings": True},
+    "gpt_neox": {"norm_eps": 1e-5, "parallel_residual": True},
 }
 """What classes assume where a key is absent, where that is not as in LLaMA."""
 
@@ -233,6 +234,13 @@ _GPT2_NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
         "attention whose scores are scaled by the number of their layer",
     ),
 }
+_GPT_NEOX_NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
+    "mlp_type": (("gelu",), "the kind of MLP"),
+    "norm_type": (("layernorm",), "the kind of norm"),
+    "mlp_bias": ((None, True), "an MLP without biases"),
+    "attention_probs_dropout_prob": ((None, 0), "dropout"),
+    "hidden_dropout_prob": ((None, 0), "dropout"),
+}
 _GPT2_HARMLESS = (
     *DROPOUT["gpt2"],
     # how the original code computes the same values
@@ -297,6 +305,16 @@ def _like_llama(
     return Keys(fields, neutral, _HARMLESS | {*harmless}, activation, by_rule)
 
 
+def _gpt_neox() -> Keys:
+    """The keys of a GPT-NeoX model, whose class knows no key-value heads and calls its rotary embedding otherwise."""
+    keys = _like_llama(
+        *("rotary_emb_base", "rotary_pct"),
+        renamed={"norm_eps": "layer_norm_eps", "parallel_residual": "use_parallel_residual"},
+        harmless=("classifier_dropout",),  # of the head of another task
+    )
+    return evolve(keys, neutral={**keys.neutral, **_GPT_NEOX_NEUTRAL})
+
+
 _LOGIT_SOFTCAP = {"logit_softcap": "final_logit_softcapping"}
 _LLAMA = _like_llama("mlp_bias")
 _KEYS = {
@@ -321,6 +339,7 @@ _KEYS = {
     "internlm2": _like_llama("bias"),
     "phi3": _like_llama(harmless=("original_max_position_embeddings",)),
     "smollm3": _like_llama("mlp_bias", "no_rope_layers", "no_rope_layer_interval"),
+    "gpt_neox": _gpt_neox(),
 }
 
 

@@ -1,7 +1,8 @@
 """Positions in a `config.json`: RoPE with its base, the share of a head that is rotated, and its scaling; ALiBi; learned positions.
 
 `transformers` reads `rope_theta`, `rope_scaling` and `partial_rotary_factor`, or all three from `rope_parameters`; in Gemma 3 that has an
-entry for each type of layers, and must have. A file may have both, as long as they agree.
+entry for each type of layers, and must have; GPT-NeoX has `rotary_emb_base` and `rotary_pct` in place of the first and the last. A file may
+have both, as long as they agree.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _USUAL_THETA = {"gemma3_text": 1e6, "smollm3": 2e6}
 """The rotary base of classes whose own default is not that of LLaMA."""
 _LOCAL_THETA = 10000.0
 """That of Gemma 3 in layers with a window."""
+_NEOX_SHARE = 0.25
+"""The part of each head that GPT-NeoX rotates where its file says nothing."""
 
 
 def positions(data: Mapping[str, object], family: str, out: Translation, report: Report) -> None:
@@ -35,7 +38,8 @@ def positions(data: Mapping[str, object], family: str, out: Translation, report:
     out.keys["position"] = "position_embedding"
     out.keys["rope_theta"] = "rope_theta"
     tables = _tables(data, family, report)
-    thetas = {"rope_theta": data["rope_theta"]} if data.get("rope_theta") is not None else {}
+    thetas = _given(data, ("rotary_emb_base", "rope_theta") if family == "gpt_neox" else ("rope_theta",))
+    _unread_of_neox(data, family, tables, report)
     thetas |= {key: table["rope_theta"] for key, table in tables.items() if table.get("rope_theta") is not None}
     if len({repr(as_float(theta)) for theta in thetas.values()}) > 1:
         said = " and ".join(f"'{key}' says {shown(theta)}" for key, theta in thetas.items())
@@ -67,6 +71,21 @@ def positions(data: Mapping[str, object], family: str, out: Translation, report:
     _width(data, family, tables, out, report)
     if family == "gemma3_text":
         _local(data, out, report)
+
+
+def _given(data: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, object]:
+    return {key: data[key] for key in keys if data.get(key) is not None}
+
+
+def _unread_of_neox(
+    data: Mapping[str, object], family: str, tables: Mapping[str, Mapping[str, object]], report: Report
+) -> None:
+    """GPT-NeoX's class does not read the usual keys: they may repeat what its own say, but do not stand for them."""
+    for own, usual in (("rotary_emb_base", "rope_theta"), ("rotary_pct", "partial_rotary_factor")):
+        said = data.get(own) is not None or any(table.get(usual) is not None for table in tables.values())
+        if family == "gpt_neox" and data.get(usual) is not None and not said:
+            message = f"'{usual}' is not read in a gpt_neox model"
+            report.error("RT061", usual, message, help=f"write it as '{own}'")
 
 
 def _tables(data: Mapping[str, object], family: str, report: Report) -> dict[str, Mapping[str, object]]:
@@ -196,22 +215,26 @@ def _width(
     report: Report,
 ) -> None:
     """How many elements of a head are rotated."""
-    shares = {"partial_rotary_factor": data.get("partial_rotary_factor")}
-    shares |= {key: table.get("partial_rotary_factor") for key, table in tables.items()}
-    given = {key: share for key, share in shares.items() if share is not None}
+    given = _given(
+        data, ("rotary_pct", "partial_rotary_factor") if family == "gpt_neox" else ("partial_rotary_factor",)
+    )
+    for key, table in tables.items():
+        if table.get("partial_rotary_factor") is not None:
+            given[key] = table["partial_rotary_factor"]
     if len({repr(as_float(share)) for share in given.values()}) > 1:
         said = " and ".join(f"'{key}' says {shown(share)}" for key, share in given.items())
         message = f"the share of a head that is rotated is given twice: {said}"
         report.error("RT062", next(reversed(given)), message, help="keep one of them")
         return
-    key, share = next(iter(given.items()), ("", 1))
+    usual = ("rotary_pct", _NEOX_SHARE) if family == "gpt_neox" else ("", 1)
+    key, share = next(iter(given.items()), usual)
     number = as_float(share)
     if number == 1:
         return
     sizes = [data.get(name) for name in ("head_dim", "hidden_size", "num_attention_heads")]
-    if family != "phi3" or number is None or not 0 < number < 1:
+    if "rotary_dim" not in FAMILY[family].free or number is None or not 0 < number < 1:
         message = f"'{key}' asks to rotate {shown(share)} of each head, not supported in a {family} model"
-        report.error("RT061", key, message, help="supported is all of it (1), or in phi3 a part")
+        report.error("RT061", key, message, help="supported is all of it (1), or in phi3 and gpt_neox a part")
         return
     dim, hidden, heads = (size if type(size) is int and size > 0 else None for size in sizes)
     width = dim or (hidden // heads if hidden and heads else None)

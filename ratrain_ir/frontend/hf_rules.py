@@ -22,6 +22,7 @@ ACTIVATION_NAMES = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu-tanh",
     "gelu_new": "gelu-tanh",
+    "gelu_fast": "gelu-tanh",
     "relu2": "relu2",
 }
 """Names of activations in `config.json`, with ours."""
@@ -72,6 +73,8 @@ def biases(data: Mapping[str, object], family: str, report: Report) -> dict[str,
         fields |= _flags(data, "attention_bias", ("qkv_bias", "o_bias"), report)
     elif family == "internlm2":
         fields |= _flags(data, "bias", ("qkv_bias", "o_bias"), report)
+    elif family == "gpt_neox":
+        fields |= _flags(data, "attention_bias", ("qkv_bias", "o_bias"), report, absent=True)
     elif family == "gpt2":
         if bias not in (None, True):
             message = f"'attention_bias' is {shown(bias)}: a gpt2 model has biases in all of attention"
@@ -101,12 +104,14 @@ def _check_qkv_bias(data: Mapping[str, object], family: str, fields: Mapping[str
         )
 
 
-def _flags(data: Mapping[str, object], key: str, names: tuple[str, ...], report: Report) -> dict[str, object]:
+def _flags(
+    data: Mapping[str, object], key: str, names: tuple[str, ...], report: Report, *, absent: bool = False
+) -> dict[str, object]:
     value = data.get(key)
     if value is not None and not isinstance(value, bool):
         report.error("RT060", key, f"'{key}' is {shown(value)}: true or false is expected")
         return {}
-    return dict.fromkeys(names, bool(value))
+    return dict.fromkeys(names, absent if value is None else value)
 
 
 def scales(data: Mapping[str, object], family: str, hidden: object, report: Report) -> dict[str, object]:

@@ -90,6 +90,8 @@ class ModelConfig:
     """`pre`: what a block computes is computed of its normed input; `post`: what it adds to the stream is normed; `both`."""
     norm_unit_offset: bool = False
     """Norms scale by 1 + weight."""
+    parallel_residual: bool = False
+    """Attention and MLP stand side by side: both are computed of the layer's input."""
     qk_norm: str = "none"
     """Norm of queries and keys before they are rotated: `none`, of each `head` with the same weights, or of the `whole` projection."""
     o_bias: bool = False

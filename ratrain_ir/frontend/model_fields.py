@@ -46,6 +46,7 @@ _FLAGS = (
     "normalised_head",
     "packed_qkv",
     "norm_unit_offset",
+    "parallel_residual",
     "gated_mlp",
     "rope_interleaved",
 )
@@ -253,7 +254,7 @@ def _check_family(reader: FieldReader, config: ModelConfig) -> None:
         reader.contradiction("RT062", "tied_embeddings", message)
     shape = ("heads", "kv_heads", "head_dim", "hidden_size")
     equal = config.kv_size == config.q_size == config.hidden_size
-    if family in ("baichuan", "gpt2") and reader.good(*shape) and not equal:
+    if FAMILY[family].equal_widths and reader.good(*shape) and not equal:
         reader.contradiction(
             "RT062",
             "heads",

@@ -43,6 +43,7 @@ DTYPE_KEYS = ("view_dtype", "grad_dtype", "grad_shard_dtype")
 """The keys that say what parameters and gradients are stored in."""
 REDUCTIONS = ("last", "each-micro-batch")
 CLIPS = ("none", "global")
+ATTENTION_MASKS = ("causal", "document")
 ATTENTIONS = ("fused", "scores-kept", "scores-recomputed")
 LOGITS = ("chunked", "whole")
 
@@ -310,6 +311,17 @@ class Plan:
     """`fused`: scores are never whole. Else the matrix [heads * tokens, seq_len] is: `scores-kept` saves its probabilities for the
     backward, `scores-recomputed` holds them while an op works on them (Korthikanti et al., "Reducing Activation Recomputation in
     Large Transformer Models", 2022)."""
+    attention_mask: str = field(
+        default="causal",
+        metadata=key(
+            "compute",
+            "what a token sees: all tokens before it in its sequence, or those of its own document only, whose positions count from its start",
+            word(ATTENTION_MASKS),
+            in_header_if_default=False,
+        ),
+    )
+    """`causal`: a token sees its sequence up to itself. `document`: only from the start of its own document on, and positions count from
+    there, so that documents packed into one sequence train as if each stood alone. Where they start is data: an input beside the tokens."""
     logits: str = field(
         default="chunked",
         metadata=key(
@@ -386,6 +398,11 @@ class Plan:
     def clusters(self) -> int:
         """Ranks that the plan occupies."""
         return self.pp * self.dp
+
+    @property
+    def keeps_documents_apart(self) -> bool:
+        """Whether attention stays inside documents, whose starts are an input then."""
+        return self.attention_mask == "document"
 
     @property
     def holds_logits(self) -> bool:

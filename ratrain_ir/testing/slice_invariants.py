@@ -20,12 +20,12 @@ def pieces(module: Module, micro_batch: int) -> list[Piece]:
 
 
 def sees(module: Module, later: int, earlier: int) -> bool:
-    """Whether a token of a slice attends to one of an earlier slice."""
+    """Whether a token of a slice attends to one of an earlier slice, in the layer that shows most."""
     positions: list[range] = []
     for length in module.plan.slices:
         start = positions[-1].stop if positions else 0
         positions.append(range(start, start + length))
-    window = module.model.sliding_window
+    window = module.model.widest_window
     return earlier < later and any(
         window is None or query - key < window for query in positions[later] for key in positions[earlier]
     )

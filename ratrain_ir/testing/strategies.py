@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.frontend.families import FAMILIES, FAMILY
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.model_fields import check_model
-from ratrain.ratrain_ir.frontend.plan import DTYPES, Plan
+from ratrain.ratrain_ir.frontend.plan import ATTENTION_MASKS, DTYPES, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Engine
@@ -48,7 +48,7 @@ PipelineChoices = Sequence[tuple[str, Mapping[str, Sequence[str]]]]
 def models(draw: st.DrawFn, *, min_layers: int = 1, max_layers: int = MAX_LAYERS) -> ModelConfig:
     """Models of a few kilobytes, of every family, with what it implies and any of what it leaves free."""
     family = draw(st.sampled_from(FAMILIES))
-    whole = family in {"baichuan", "gpt2"}
+    whole = FAMILY[family].equal_widths
     heads = draw(st.sampled_from((1, 2, 4)))
     head_dim = draw(st.sampled_from((2, 4)))
     hidden_size = heads * head_dim if whole else draw(st.integers(1, 12))
@@ -97,6 +97,7 @@ def family_choices(draw: st.DrawFn, family: str, *, layers: int, head_dim: int, 
         "local_rope_theta": st.sampled_from((10000.0, 500.0)) if "sliding_window" in windows else st.none(),
         "mlp_bias": st.booleans(),
         "normalised_head": st.booleans(),
+        "parallel_residual": st.booleans(),
         "position": st.sampled_from(("rope", "alibi")),
         "rope_scaling": st.just("")
         | st.sampled_from([text for text in _SCALINGS if text.partition(" ")[0] in known.scalings] or [""]),
@@ -184,6 +185,7 @@ def plans(
         chunks=chunks,
         layout=layout,
         seed=draw(st.sampled_from((0, (1 << 63) - 1))),
+        attention_mask=draw(st.sampled_from(ATTENTION_MASKS)),
     )
     plan = evolve(plan, optimizer=evolve(plan.optimizer, lr=draw(st.sampled_from((3e-4, 1.0)))))
     check_plan(plan, model)

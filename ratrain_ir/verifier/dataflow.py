@@ -190,8 +190,14 @@ class _SymbolicRun:
             self.add_loss(op, roles["loss"], m)
         else:
             self.set(roles["y"], "x", next_block(self.module.model, block), m)
+        self.documents(op, roles, m)
         self.see_keys(op, roles, block, m)
         self.set_saved(op, roles, block, m)
+
+    def documents(self, op: BlockOp, roles: dict[str, Tensor], m: Piece) -> None:
+        """What asks where documents start has those of its own piece."""
+        if "documents" in roles:
+            self.expect("RT030", op, roles["documents"], "documents", m)
 
     def add_loss(self, op: Forward, loss: Tensor, m: Piece) -> None:
         """The loss is a sum over micro-batches in ascending order, and over their slices."""
@@ -232,6 +238,7 @@ class _SymbolicRun:
         self.view(op, roles, block)
         self.expect("RT032", op, roles["x"], "x", block, m)
         self.expect_saved(op, roles, block, m)
+        self.documents(op, roles, m)
         if attends(op):
             self.see_keys(op, roles, block, m)
         if "y" in roles:
@@ -253,6 +260,7 @@ class _SymbolicRun:
             if block.kind != "embed":
                 self.view(op, roles, block)
         self.expect_saved(op, roles, block, m)
+        self.documents(op, roles, m)
         self.add_up_sums(op, roles, block, m)
         if "dx" in roles:
             self.set(roles["dx"], "dx", block, m)
@@ -268,6 +276,7 @@ class _SymbolicRun:
         self.expect("RT030", op, roles["x"], "x", block, m)
         self.view(op, roles, block)
         self.expect_saved(op, roles, block, m)
+        self.documents(op, roles, m)
         self.add_up_sums(op, roles, block, m)
         self.set(roles["dx"], "dx", block, m)
         for slot in pending_slots(self.module.model, self.plan_of(op), block):

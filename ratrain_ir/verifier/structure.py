@@ -7,7 +7,7 @@ from typing import Any
 from attrs import define, field
 
 from ratrain.ratrain_ir.analysis.progress import hop_of
-from ratrain.ratrain_ir.blocks import Block, gathers_within_step, is_sharded
+from ratrain.ratrain_ir.blocks import Block, gathers_within_step, is_sharded, reads_documents
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import (
     COLLECTIVE_OPS,
@@ -143,13 +143,19 @@ def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op:
     sound = check_slice(module, stage, op, report) and sound
     if type(op) is Send or type(op) is Recv:
         sound = check_peer(module, stage, op, report) and sound
-    if type(op) is LoadInput:
-        topology = module.topology
-        loads = topology.first_stage if op.part is Part.TOKENS else topology.last_stage
-        if stage.index != loads:
-            report.at_op("RT027", f"stage @{stage.index} has no use for {op.part.value}", stage, op)
-            sound = False
+    if type(op) is LoadInput and not _has_use(module, stage, op.part):
+        report.at_op("RT027", f"stage @{stage.index} has no use for {op.part.value}", stage, op)
+        sound = False
     return sound
+
+
+def _has_use(module: Module, stage: Stage, part: Part) -> bool:
+    """Whether a block of a stage reads a part of the input."""
+    if part is Part.DOCUMENTS:
+        owned = module.topology.stage_blocks[stage.index]
+        return any(reads_documents(module.model, module.plan, block) for block in owned)
+    topology = module.topology
+    return stage.index == (topology.first_stage if part is Part.TOKENS else topology.last_stage)
 
 
 def check_slice(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:

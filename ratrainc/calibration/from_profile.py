@@ -152,7 +152,7 @@ def _read(path: str) -> _Measured:
         fail("RT002", f"this is not a profile of a run: {type(error).__name__} {error}"[:200], Location(path, 1))
     if not spans or not {span.step for span in spans} <= steps.keys():
         fail("RT002", "the profile has no ops, or ops of steps that it does not have", Location(path, 1))
-    if concurrency == "mpi":
+    if concurrency == "processes":
         _take_off_waiting(spans, path)
     return _measured(spans, steps, recording, routines, ordered=concurrency == "ordered")
 
@@ -191,7 +191,7 @@ class _Span:
             raise ValueError("an op without a time or without members")
         meeting = None if args["meeting"] is None else text(args["meeting"])
         alone = duration if concurrency == "ordered" else _seconds(args["cpu"])  # engines side by side take turns
-        share = duration if concurrency == "mpi" and meeting else max(alone, _SHORTEST) / members
+        share = duration if concurrency == "processes" and meeting else max(alone, _SHORTEST) / members
         op = _Op(text(args["op"]), float(whole(args["bytes"])), number)
         return cls(op, whole(args["step"]), whole(event["pid"]), start, start + duration, members, meeting, share)
 

@@ -100,15 +100,15 @@ def command(
     assert rows is not None
     from ratrain.ratrainc.calibration.report import calibrate_rows
     from ratrain.ratrainc.console import print_json, status
+    from ratrain.ratrainc.machine_choice import given_machine
     from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
-    from ratrain.targets.machine.machine import load_machine
     from ratrain.targets.machine.writer import write_machine
 
     if not names:
         raise click.UsageError("--fit names no constant")
     passes = strategy(strategy_name or DEFAULT_STRATEGY).passes
     with status(f"fitting {', '.join(names)}"):
-        calibration = calibrate_rows(rows, load_machine(machine), names, every=every, passes=passes)
+        calibration = calibrate_rows(rows, given_machine(machine), names, every=every, passes=passes)
     if output is not None:
         write_machine(calibration.machine, output)
     if as_json:

@@ -26,7 +26,7 @@ Examples:
 @machine_option
 @json_option
 def command(file: str | None, model: str | None, plan: str | None, machine: str | None, as_json: bool) -> int:
-    """Say what this machine offers a run: BLAS and its core type, threads, bf16, the kernels' cache, MPI, free memory.
+    """Say what this machine offers a run: BLAS and its core type, threads, bf16, the kernels' cache, MPI, torch.distributed, free memory.
 
     Exit code 1 when something would stop a run.
     """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from ratrain.ratrainc.commands.options import Source
+from ratrain.ratrainc.commands.options import Source, choice_option
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.positions import RunFolder
@@ -22,6 +22,7 @@ Examples:
   ratrainc launch -n 4 tiny.rtx --steps 100 --save run1 --save-every 20
   ratrainc launch -n 4 tiny.rtx --steps 100 --resume run1 --save run1 --save-every 20 --rank-order dp-first
   ratrainc launch -n 4 --mpirun /opt/openmpi/bin/mpirun tiny.rtx --steps 100
+  ratrainc launch -n 4 --engine torch tiny.rtx --steps 100                          torchrun in place of mpirun
 
 All options after FILE are those of 'ratrainc run'.
 """
@@ -72,27 +73,37 @@ def _begins(word: str, names: Collection[str]) -> bool:
     metavar="PATH",
     help="The launcher. Default: the first mpirun beside Python or on the PATH.",
 )
+@choice_option(
+    "--engine",
+    "engine",
+    "mpi",
+    "torch",
+    text="What starts ranks and moves their bytes: mpirun and MPI, or torchrun and torch.distributed.",
+)
 @click.argument("file", type=Source("program"), metavar="FILE.rtx|FILE.rtir")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[RUN OPTIONS]...")
-def command(ranks: int, mpirun: str | None, file: str, words: tuple[str, ...]) -> int:
-    """Start a run over MPI and watch over it.
+def command(ranks: int, mpirun: str | None, engine: str, file: str, words: tuple[str, ...]) -> int:
+    """Start a run with a process a rank, by mpirun or torchrun, and watch over it.
 
     Ctrl-C, SIGTERM and SIGHUP let the ranks end their step and save; SIGUSR1 has them say where they are. When a rank is lost (killed, out
     of memory), the others are ended, and a report says where it was. Exit codes are those of 'ratrainc run', 1 where ranks were lost.
     """
+    if engine == "torch" and mpirun is not None:
+        raise click.UsageError("--mpirun is for --engine mpi: with --engine torch torchrun starts the ranks")
     from ratrain.ratrain_ir.plugins import plugins
-    from ratrain.ratrainc.supervisor import Supervisor, mpi_command
+    from ratrain.ratrainc.supervisor import Supervisor, start_command
     from ratrain.targets.runtime.positions import RunFolder
 
-    launcher, variables = mpi_command(ranks, mpirun)
+    launcher, variables = start_command(engine, ranks, mpirun)
     save, given = _value_of("--save", words), _value_of("--run-dir", words)
     place = given or _beside_checkpoints(save, ranks, words)
     advice = f"nothing that was saved is lost: go on with --resume {save}" if save else None
     with nullcontext(RunFolder(place)) if place else _temporary_folder() as folder:
-        run = ["run", file, *words, "--run-dir", folder.directory, "--engine", "mpi"]
+        run = ["run", file, *words, "--run-dir", folder.directory, "--engine", engine]
         others = [word for name in plugins() for word in ("--plugin", name)]
         run = [sys.executable, "-m", "ratrain", *others, *run]
-        return Supervisor(folder, advice).run([*launcher, *run], variables)
+        named = "torchrun" if engine == "torch" else None
+        return Supervisor(folder, advice, named).run([*launcher, *run], variables)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ratrain.ratrainc.machine_choice import given_machine
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
@@ -47,9 +48,7 @@ def checked_program(file: str, machine: str | None) -> tuple[Program, Machine]:
 
 
 def _given(machine: str | None) -> Machine | None:
-    from ratrain.targets.machine.machine import load_machine
-
-    return load_machine(machine) if machine else None
+    return given_machine(machine) if machine else None
 
 
 def _state(file: str, info: TargetInfo, chosen: Machine | None) -> None:

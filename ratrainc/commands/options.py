@@ -39,7 +39,7 @@ class KernelSetName(click.Choice[str]):
     """A kernel set: one of the project's own, which help shows, or one that a plugin brings."""
 
     def __init__(self) -> None:
-        super().__init__(("fast", "reference", "tiled"))
+        super().__init__(("fast", "reference", "tiled", "torch", "torch-device"))
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The name; a usage error where no set has it."""
@@ -194,7 +194,10 @@ def in_groups(**groups: type[Any]) -> Callable[[Callable[..., R]], Callable[...,
 
 def machine_option(function: F) -> F:
     """`--machine`."""
-    text = "A machine file (TOML), or the name of a built-in machine. Default: what the input was compiled for, else mt3000."
+    text = (
+        "A machine file (TOML), or the name of a built-in machine ('ratrainc machines' lists them). "
+        "Default: what the input was compiled for, else mt3000."
+    )
     return click.option("--machine", type=Source("machine"), metavar="FILE", help=text)(function)
 
 
@@ -210,7 +213,7 @@ def byte_count(context: click.Context, parameter: click.Parameter, value: str | 
 
 def target_options(function: F) -> F:
     """`--machine` and `--capacity`, the group `target`: a `MachineChoice`."""
-    text = "A machine file (TOML), or the name of a built-in machine. Default: mt3000."
+    text = "A machine file (TOML), or the name of a built-in machine ('ratrainc machines' lists them). Default: mt3000."
     capacity = (
         "DDR of a cluster, like 20GiB, in place of what the machine has (of the mt3000: 20GB, which are 20 * 10^9). "
         "What the machine's overheads take is taken of it."

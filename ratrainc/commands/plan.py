@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrain_ir.frontend.plan import ATTENTIONS, LOGITS
+from ratrain.ratrain_ir.frontend.plan import ATTENTION_MASKS, ATTENTIONS, LOGITS
 from ratrain.ratrainc.commands.options import (
     FiniteRange,
     Result,
@@ -39,6 +39,7 @@ Examples:
   ratrainc plan --model llama-2-7b --clusters 256 --global-batch 2048 --robust-links
   ratrainc plan --model llama-2-7b --clusters 256 --global-batch 2048 --what-if ddr=16GiB --what-if link=7.4GB/s
   ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --what-if ddr=16GiB -o P.toml    and P.machine.toml
+  ratrainc plan --model llama-2-7b --clusters 16 --global-batch 128 --machine h100-node -o P.toml
   ratrainc plan --model qwen2.5-32b --clusters 256 --global-batch 4096 --tokens 1e12 --json
 """
 
@@ -75,6 +76,12 @@ Examples:
     "plans_attention",
     type=click.Choice(ATTENTIONS),
     help="What all plans do with scores. Default: as --like says, else fused.",
+)
+@click.option(
+    "--attention-mask",
+    "plans_attention_mask",
+    type=click.Choice(ATTENTION_MASKS),
+    help="What tokens see in all plans: their sequence so far, or their document alone. Default: as --like says, else causal.",
 )
 @click.option(
     "--logits",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from attrs import evolve
+from click.core import ParameterSource
 
 from ratrain.ratrainc.commands.options import (
     FiniteRange,
@@ -22,7 +24,17 @@ from ratrain.ratrainc.commands.options import (
     steps_option,
 )
 from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs, Ranks, of_a_process
-from ratrain.targets.runtime.settings import Evaluation, Execution, OptimizerKeys, RunSettings, Saving, Start, Watch
+from ratrain.targets.runtime.settings import (
+    HOST_DEVICE,
+    Evaluation,
+    Execution,
+    OptimizerKeys,
+    RunSettings,
+    Saving,
+    Start,
+    Watch,
+    default_kernels,
+)
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.run_result import RunResult
@@ -41,10 +53,20 @@ Examples:
   ratrainc run 1b.rtx --data chats.jsonl --train-on completion --prompt-key question --completion-key answer --init llama/
   ratrainc run 1b.rtx --data tokens.bin --order sequential --init model.safetensors --steps 20
   ratrainc run tiny.rtx --steps 5 --interleave 7               another legal order, the same losses
+  ratrainc run tiny.rtx --steps 100 --device cuda              all ranks on one device of PyTorch
   mpirun -n 4 ratrainc run tiny.rtx --steps 100 --engine mpi   a process a rank, the same losses
+  torchrun --nproc-per-node 4 -m -- ratrain run tiny.rtx --steps 100 --engine torch    the same over torch.distributed
 """
 
 _MOST_THREADS = 1 << 16
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,4})?")
+
+
+def _device_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """The callback of `--device`: a name that devices have. Whether there is one is seen when it is used."""
+    if _DEVICE.fullmatch(value) is None:
+        raise click.BadParameter(f"'{value}' is no device: cpu, cuda or cuda:N", context, parameter)
+    return value
 
 
 def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
@@ -92,7 +114,7 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     "--eos",
     "data_eos",
     metavar="ID|tokenizer",
-    help="End every document (a JSONL line, a text file) with this token, --eos 2, or with the tokenizer's own. Default: nothing between documents.",
+    help="End every document (a JSONL line, a text file) with this token, --eos 2, or with the tokenizer's own; in token numbers (.bin) it ends one already. Default: nothing between documents.",
 )
 @click.option(
     "--data-dtype",
@@ -113,7 +135,8 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     "ranks_engine",
     "local",
     "mpi",
-    text="Where ranks run: all in this process, or each in its own, started by mpirun.",
+    "torch",
+    text="Where ranks run: all in this process, or each in its own, started by mpirun or by torchrun.",
 )
 @choice_option(
     "--rank-order",
@@ -121,22 +144,31 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     "pp-first",
     "dp-first",
     "mapping",
-    text="Of MPI processes: consecutive ones are the stages of a replica, the replicas of a stage, or a tile of the plan's mapping.",
+    text="Of processes: consecutive ones are the stages of a replica, the replicas of a stage, or a tile of the plan's mapping.",
 )
 @choice_option(
     "--reduction",
     "ranks_reduction",
     "ordered",
-    "mpi",
-    text="Sums over MPI: in rank order, the bits of the local engine; or in an order that MPI chooses.",
+    "fast",
+    text="Sums over processes: in rank order, the bits of the local engine; or in an order that MPI or PyTorch chooses.",
+)
+@click.option(
+    "--device",
+    "settings_execution_device",
+    default=HOST_DEVICE,
+    show_default=True,
+    metavar="cpu|cuda|cuda:N",
+    callback=_device_name,
+    help="What executes it: this processor, or a device of PyTorch (needs the extra 'torch'), whose memory the arenas are in then.",
 )
 @click.option(
     "--kernels",
     "settings_execution_kernels",
     type=KernelSetName(),
-    default="fast",
-    show_default=True,
-    help="BLAS and fused loops; plain numpy; or products and attention tile by tile, through buffers as large as the machine's.",
+    default=default_kernels(HOST_DEVICE),
+    help="BLAS and fused loops; plain numpy; products and attention tile by tile, through buffers as large as the machine's; or the fused loops "
+    "with PyTorch's products of bf16; or PyTorch's operations throughout, on any device. Default: fast, on a device torch-device.",
 )
 @click.option(
     "--interleave",
@@ -331,11 +363,12 @@ def command(
     machine: str | None,
     as_json: bool,
 ) -> int:
-    """Train: execute a program on text, all ranks in this process or, under mpirun, each in its own.
+    """Train: execute a program on text, all ranks in this process or, under mpirun or torchrun, each in its own.
 
     Ctrl-C ends the run after the step it is in, and saves if --save was given; a second Ctrl-C stops at once. SIGTERM and SIGHUP (unless
     ignored, as under nohup) do the same, with exit code 75 where the state was saved; SIGUSR1 has it say where its ranks are and what they wait for.
     """
+    settings = _for_its_device(settings)
     _refuse_contradictions(settings, ranks, threads)
     if data.train_on == "all":
         refuse_idle("goes with --train-on completion", "data_prompt_key", "data_completion_key")
@@ -360,13 +393,22 @@ def command(
             check_outputs(settings, outputs, job.count)
         program = api.load(file, machine=machine)
         check_program(program)
-        sums = "rank order" if ranks.reduction == "ordered" else ranks.reduction
-        execution = evolve(settings.execution, threads=threads or default_threads(program), sums=sums)
+        sums = "rank order" if ranks.reduction == "ordered" else ranks.engine
+        most = default_threads(program) if settings.execution.device == HOST_DEVICE else 1
+        execution = evolve(settings.execution, threads=threads or most, sums=sums)
         own, shown = of_a_process(outputs, evolve(display, quiet=as_json), speaks=job.speaks)
         result = run_training(program, data, evolve(settings, execution=execution), own, shown, job.processes(program))
         if job.speaks:
             _report(result, as_json=as_json)
         return result.exit_code
+
+
+def _for_its_device(settings: RunSettings) -> RunSettings:
+    """The settings with the kernels of their device, where none are given."""
+    given = click.get_current_context().get_parameter_source("settings_execution_kernels")
+    if given is not ParameterSource.DEFAULT:
+        return settings
+    return evolve(settings, execution=evolve(settings.execution, kernels=default_kernels(settings.execution.device)))
 
 
 def _refuse_contradictions(settings: RunSettings, ranks: Ranks, threads: int | None) -> None:
@@ -377,14 +419,29 @@ def _refuse_contradictions(settings: RunSettings, ranks: Ranks, threads: int | N
     if start.new_data and start.checkpoint is None:
         raise click.UsageError("--new-data is for going on from a checkpoint: --resume is missing")
     interleaved = settings.execution.interleave_seed is not None
-    if ranks.engine == "mpi" and interleaved:
-        raise click.UsageError("--interleave is for the local engine: over MPI the order is that of the machine")
+    if ranks.engine != "local" and interleaved:
+        raise click.UsageError("--interleave is for the local engine: over processes the order is that of the machine")
     if saving.directory is None and saving.every is not None:
         raise click.UsageError("--save-every says when to save, --save DIR where: that is missing")
     if evaluation.every is None and (evaluation.paths or evaluation.batches is not None):
         raise click.UsageError("--eval-every says when to evaluate: it is missing")
     if ranks.engine == "local":
         refuse_idle("is for processes: it goes with --engine mpi", "ranks_order", "ranks_reduction")
+    if ranks.engine != "local" and (
+        settings.execution.device != HOST_DEVICE or settings.execution.kernels == "torch-device"
+    ):
+        raise click.UsageError(
+            "ranks of their own send from this processor's memory: arenas of a device are for --engine local"
+        )
+    if settings.execution.device != HOST_DEVICE:
+        if threads is not None and threads > 1:
+            raise click.UsageError(
+                "--threads are of this processor: on a device, engines run side by side as its streams"
+            )
+        if settings.execution.check_memory or settings.execution.poison:
+            raise click.UsageError(
+                "--check-memory and --poison watch instructions end one by one: they go with --device cpu"
+            )
     if interleaved and threads is not None and threads > 1:
         raise click.UsageError("--interleave takes instructions one by one: it does not go with --threads above 1")
     if saving.every is None:

@@ -99,11 +99,11 @@ def _validated(paths: tuple[str, ...], machine: str | None, jobs: int, *, whole:
     """The validation of tables, which are all read before the first row is simulated."""
     from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
     from ratrain.ratrainc.console import progress
+    from ratrain.ratrainc.machine_choice import given_machine
     from ratrain.ratrainc.validation.outcome import validate
     from ratrain.ratrainc.validation.rows import read_validation_table
-    from ratrain.targets.machine.machine import load_machine
 
-    chosen = None if machine is None else load_machine(machine)
+    chosen = None if machine is None else given_machine(machine)
     problems = Diagnostics()
     tables = []
     for path in paths:

@@ -36,7 +36,9 @@ class Columns:
     forward: Numbers
     backward: Numbers
     activation: Numbers
+    mlp_ends: Numbers
     inputs: Numbers
+    documents: Numbers
     mlp_saved: Numbers
     mlp_scratch: Numbers
     head_scratch: Numbers
@@ -52,6 +54,7 @@ class Columns:
     head_gradient: Numbers
     mlp_view: Numbers
     embed_view: Numbers
+    head_view: Numbers
     update: Numbers
     link: Numbers
     link_each: Numbers
@@ -132,7 +135,9 @@ _WORK_COLUMNS = (
     "forward",
     "backward",
     "activation",
+    "mlp_ends",
     "inputs",
+    "documents",
     "mlp_saved",
     "mlp_scratch",
     "head_scratch",
@@ -157,6 +162,7 @@ _STATE_COLUMNS = (
     "head_gradient",
     "mlp_view",
     "embed_view",
+    "head_view",
     "update",
     "link",
     "link_each",

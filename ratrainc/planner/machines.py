@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 
 from attrs import evolve
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail, nearest
+from ratrain.ratrain_ir.quantities import SCALES, QuantityError, parse_quantity
 from ratrain.targets.machine.machine import Constant, Machine, optional_constants, parse_machine, unit_of
 from ratrain.targets.machine.writer import machine_lines
 
@@ -19,26 +19,6 @@ _SHORT = {
     "gemm": "gemm_efficiency",
     "attention": "attention_efficiency",
 }
-_SCALES = {
-    "": 1.0,
-    "B": 1.0,
-    "KB": 1e3,
-    "MB": 1e6,
-    "GB": 1e9,
-    "TB": 1e12,
-    "KiB": 2.0**10,
-    "MiB": 2.0**20,
-    "GiB": 2.0**30,
-    "TiB": 2.0**40,
-    "s": 1.0,
-    "ms": 1e-3,
-    "us": 1e-6,
-    "flop": 1.0,
-    "Gflop": 1e9,
-    "Tflop": 1e12,
-    "Pflop": 1e15,
-}
-_VALUE = re.compile(r"(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([A-Za-z]*)(/s)?")
 
 
 def changed_machine(machine: Machine, values: dict[str, float]) -> Machine:
@@ -70,17 +50,26 @@ def parse_changes(text: str, machine: Machine) -> dict[str, float]:
                 f"'{name}' is not a constant of a machine",
                 help=nearest(name, known) or ", ".join(sorted(known)),
             )
-        match = _VALUE.fullmatch(value)
-        number = float(match[1]) if match is not None else 0.0
-        if match is None or match[2] not in _SCALES or not 0 < number < math.inf:
-            fail(
-                "RT065",
-                f"'{value}' is not a value of {constant} ({unit_of(constant)})",
-                help="write for example 16GiB, 7.4GB/s, 10us or 11Tflop/s",
-            )
-        changes[constant] = number * _SCALES[match[2]]
+        changes[constant] = _number(value, constant)
     _check(with_constants(machine, changes))
     return changes
+
+
+def _number(text: str, constant: str) -> float:
+    """The number of a text, in the unit of a constant.
+
+    Raises `DiagnosticError` RT065 where it is none, or one of something else.
+    """
+    unit = unit_of(constant)
+    try:
+        number = parse_quantity(text, unit) if unit in SCALES else float(text)
+    except QuantityError as error:
+        fail("RT065", f"value of {constant}: {error}", help=error.help)
+    except ValueError:
+        fail("RT065", f"{constant} is a number ({unit}), got '{text}'")
+    if not 0 < number < math.inf:
+        fail("RT065", f"{constant} ({unit}) is a number above 0, got '{text}'")
+    return number
 
 
 def _check(machine: Machine) -> None:

@@ -23,7 +23,16 @@ import numpy as np
 from attrs import frozen
 
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES
-from ratrain.ratrainc.planner.columns import EMBED, LAYER, Columns, Numbers, least_recovery, stage_numbers, unit_sum
+from ratrain.ratrainc.planner.columns import (
+    EMBED,
+    HEAD,
+    LAYER,
+    Columns,
+    Numbers,
+    least_recovery,
+    stage_numbers,
+    unit_sum,
+)
 from ratrain.ratrainc.planner.placements import stage_placements
 
 if TYPE_CHECKING:
@@ -54,12 +63,14 @@ class PlacedMemory:
         early_held, late_held, windows = (_of_stages(c, name, layers) for name in ("early", "late", "windows"))
         pass_layers = np.floor(layers / c.chunks)
         held = pass_layers * (c.activation + c.always_kept)
-        own = c.mlp_saved + 3 * c.activation + c.mlp_view
+        own = c.mlp_saved + c.mlp_ends + c.mlp_view
         own += 0.0 if c.has_halves else c.mlp_scratch + c.mlp_gradient
         free = c.capacity - ALIGNMENT_BYTES - own - unit_sum(c.carried, layers, c.head_stage)
         free[0] += c.embed_view  # nobody reads it after the last forward
+        free[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.head_view)  # nor this after the head's last backward
         early = free - early_held * held
         late = free - late_held * held - unit_sum(c.gradients, layers, c.head_stage)
+        late[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.gradients[HEAD])  # the head may be updated
         return cls(c, layers, pass_layers, early_held, late_held, windows, early, np.where(late_held > 0, late, np.inf))
 
     def peak_bytes(self) -> Numbers:

@@ -27,6 +27,7 @@ from ratrain.ratrain_ir.blocks import (
     reduces_each_micro_batch,
     saved_slots,
     shard_elements,
+    stream_type,
     token_type,
 )
 from ratrain.ratrain_ir.frontend.plan import slice_plan
@@ -83,9 +84,13 @@ class WorkProfile:
     recovery: Vector
     """seconds of recovery that go with them, descending"""
     activation: int
-    """bytes of a block's input"""
+    """bytes of a layer's input, or of the head's"""
+    mlp_ends: int
+    """bytes of an mlp's input, of the gradient of that, and of the gradient of its output"""
     inputs: int
     """bytes of the tokens, or of the labels, of a micro-batch"""
+    documents: int
+    """bytes of where documents start in a micro-batch, which every stage holds from forward to backward; 0 where they are not kept apart"""
     mlp_saved: int
     """bytes of all an mlp's backward reads beside its input"""
     mlp_scratch: int
@@ -116,6 +121,8 @@ class StateProfile:
     """bytes of an mlp's view where views are gathered within the step, else 0"""
     embed_view: int
     """bytes of the embedding's view, which nobody reads after the step's last forward; 0 where it is gathered for each use"""
+    head_view: int
+    """the same of the head, after its last backward"""
     update: Vector
     """seconds of updates, by unit"""
     link: Vector
@@ -209,7 +216,9 @@ def _work_profile(setting: Setting, micro_batch_size: int, slices: int) -> WorkP
         kept_bytes=kept_bytes,
         recovery=recovery,
         activation=min(part.activation for part in parts),
+        mlp_ends=min(part.mlp_ends for part in parts),
         inputs=min(part.inputs for part in parts),
+        documents=min(part.documents for part in parts),
         mlp_saved=min(part.mlp_saved for part in parts),
         mlp_scratch=_scratch_bytes(module, target, "mlp"),
         head_scratch=_scratch_bytes(module, target, "head") + min(part.head_saved for part in parts),
@@ -229,7 +238,9 @@ class _PartProfile:
     extra: list[tuple[int, float]]
     """bytes that each choice keeps beyond what is always kept, and seconds beyond the least"""
     activation: int
+    mlp_ends: int
     inputs: int
+    documents: int
     mlp_saved: int
     head_saved: int
     boundary: int
@@ -254,15 +265,18 @@ def _part_profile(
     layer_forward = min(ops.seconds(Forward, "layer") for _, ops in options)
     layer_backward = min(ops.seconds(Backward, "layer") for _, ops in options)
     least = layer_forward + layer_backward
+    stream = aligned(stream_type(model, plan).nbytes)
     return _PartProfile(
         forward=np.array([whole.seconds(Forward, "embed"), layer_forward, whole.seconds(Forward, "head")]),
         backward=np.array([whole.seconds(Backward, "embed"), layer_backward, whole.seconds(Backward, "head")]),
         extra=[(kept, ops.seconds((Forward, Recompute, Backward), "layer") - least) for kept, ops in options],
-        activation=aligned(activation_type(model, plan).nbytes),
+        activation=stream,
+        mlp_ends=stream + 2 * aligned(activation_type(model, plan, block("mlp", 0)).nbytes),
         inputs=aligned(token_type(plan).nbytes),
+        documents=aligned(token_type(plan).nbytes) if plan.keeps_documents_apart else 0,
         mlp_saved=_saved_bytes(model, plan, block("mlp", 0)),
         head_saved=_saved_bytes(model, plan, block("head")),
-        boundary=activation_type(model, plan).nbytes,
+        boundary=stream_type(model, plan).nbytes,
         always_kept=always_kept,
     )
 
@@ -337,6 +351,7 @@ def _state_profile(setting: Setting, dp: int, zero: int, reduce: str, tiles: Til
         head_gradient=state.gradient_bytes("head") if each else 0,
         mlp_view=state.view_bytes("mlp") if gathers_within_step(plan) else 0,
         embed_view=0 if gathers_within_step(plan) else state.view_bytes("embed"),
+        head_view=0 if gathers_within_step(plan) else state.view_bytes("head"),
         update=_by_unit(lambda kind: state.seconds(Update, kind)),
         link=_by_unit(lambda kind: state.link_seconds(kind, every_micro_batch=False)),
         link_each=_by_unit(lambda kind: state.link_seconds(kind, every_micro_batch=True)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 def _computing(given: Plan | None, plans: PlanChoice, seq_len: int) -> Plan | None:
     """A template that computes attention and logits as was chosen."""
-    if plans.attention is None and plans.logits is None:
+    said = {"attention": plans.attention, "attention_mask": plans.attention_mask, "logits": plans.logits}
+    chosen: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    if not chosen:
         return given
-    plan = given or usual_template(seq_len)
-    plan = evolve(plan, attention=plans.attention or plan.attention, logits=plans.logits or plan.logits)
+    plan = evolve(given or usual_template(seq_len), **chosen)
     return evolve(plan, head_chunk=DEFAULT_HEAD_CHUNK) if plan.holds_logits else plan
 
 

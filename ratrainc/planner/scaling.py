@@ -61,7 +61,10 @@ def fixed_points(
                 f"{clusters} clusters with {sequences} sequences each do not divide evenly over {plan.pp} stages with micro-batches of {size}",
                 help=f"use a multiple of {plan.pp} clusters, and sequences that make whole micro-batches",
             )
-        shaped = plan.reshaped(dp=dp, micro_batches=micro_batches, zero=plan.zero if dp > 1 else 0)
+        alone = (
+            {} if dp > 1 else {"zero": 0, "reduce": "last"}
+        )  # one replica has nothing to shard, and nobody to reduce with
+        shaped = plan.reshaped(dp=dp, micro_batches=micro_batches, **alone)
         evaluation = evaluate(Task(request.model, shaped, request.strategy.passes, request.machine))
         tick(f"{clusters} clusters")
         timed.append((clusters, shaped.global_batch, evaluation.step_seconds, None, shaped))

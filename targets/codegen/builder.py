@@ -10,12 +10,15 @@ from ratrain.passes.memory.allocation import AllocationProblem, allocate
 from ratrain.ratrain_ir.blocks import (
     KEY_SLOTS,
     Block,
+    activation_type,
     flat_elements,
+    next_block,
     parameters,
     pending_slots,
     saved_slots,
     seen_slices,
     sum_slots,
+    takes_pair,
     tokens_per_micro_batch,
 )
 from ratrain.ratrain_ir.frontend.model_config import LayerKind, ModelConfig
@@ -54,8 +57,12 @@ class Chunk:
     rows: int
 
     def of(self, name: str) -> str:
-        """These rows of an operand that has all of them."""
-        return name if self.size == self.rows else f"{name}[{self.start}:{self.stop}]"
+        """These rows of an operand that has all of them, which may be rows of a larger one."""
+        if self.size == self.rows:
+            return name
+        named = parse_reference(name)
+        first = named.rows[0] if named.rows else 0
+        return f"{named.whole}[{first + self.start}:{first + self.stop}]"
 
     def of_scratch(self, name: str) -> str:
         """The rows in use of a buffer that serves every chunk: the last chunk may be smaller."""
@@ -88,6 +95,59 @@ class Builder:
         return tokens_per_micro_batch(self.plan)
 
     @property
+    def gives_pair(self) -> bool:
+        """Whether the output of the block is a pair (`takes_pair`): the input of its layer above, and what its mlp is added to below."""
+        return self.block.kind != "head" and takes_pair(self.model, next_block(self.model, self.block))
+
+    def above(self, name: str) -> str:
+        """The upper half of a pair."""
+        return f"{name}[0:{self.rows}]"
+
+    def below(self, name: str) -> str:
+        """The lower half of a pair."""
+        return f"{name}[{self.rows}:{2 * self.rows}]"
+
+    @property
+    def source(self) -> str:
+        """The input of the block, or the half of it that the block is computed of."""
+        return self.above("x") if takes_pair(self.model, self.block) else "x"
+
+    @property
+    def stream(self) -> str:
+        """What the block adds to."""
+        return self.below("x") if takes_pair(self.model, self.block) else "x"
+
+    @property
+    def total(self) -> str:
+        """Where the sum goes."""
+        return self.below("y") if self.gives_pair else "y"
+
+    @property
+    def total_gradient(self) -> str:
+        """The gradient of the sum, which is that of what the block adds."""
+        return self.below("dy") if self.gives_pair else "dy"
+
+    @property
+    def bypassing_gradient(self) -> str:
+        """The gradient of the input of the block on all ways around what it computes."""
+        return self.above("dy") if self.gives_pair else "dy"
+
+    @property
+    def source_gradient(self) -> str:
+        """Where the gradient of `source` goes, which in a pair is that on all ways but through attention."""
+        return self.above("dx") if takes_pair(self.model, self.block) else "dx"
+
+    def pass_input_on(self) -> None:
+        """With a pair behind the block: the input of the layer, which its mlp is computed of too."""
+        if self.gives_pair:
+            self.step("cast", {"src": "x", "dst": self.above("y")})
+
+    def pass_gradient_on(self) -> None:
+        """With a pair before the block: the gradient of what its attention adds, which is added to the same sum."""
+        if takes_pair(self.model, self.block):
+            self.step("cast", {"src": "dy", "dst": self.below("dx")})
+
+    @property
     def layer_kind(self) -> LayerKind:
         """In what the layer of the block may differ from others."""
         assert self.block.layer is not None
@@ -96,6 +156,11 @@ class Builder:
     def has(self, role: str) -> bool:
         """Whether the op binds an operand."""
         return role in self.roles
+
+    @property
+    def documents(self) -> dict[str, str]:
+        """The operand of kernels that ask where documents start; none where attention does not keep them apart."""
+        return {"documents": "documents"} if self.has("documents") else {}
 
     def step(self, kernel: str, operands: dict[str, str], **options: Any) -> None:
         """One more call of a kernel."""
@@ -213,7 +278,6 @@ class Builder:
 
     def formals(self) -> tuple[Formal, ...]:
         """The op's operands, with their types."""
-        rows, hidden = self.rows, self.model.hidden_size
         flat = (flat_elements(self.model, self.plan, self.block),)
         known: dict[str, tuple[Dtype, Shape]] = {
             slot.name: (slot.type.dtype, slot.type.shape)
@@ -221,8 +285,10 @@ class Builder:
             for slot in slots(self.model, self.plan, self.block)
         }
         known |= self.slots_of_other_slices()
-        known |= dict.fromkeys(("x", "y", "dx", "dy"), (self.act, (rows, hidden)))
-        known |= dict.fromkeys(("tokens", "labels"), (Dtype.I32, (rows,)))
+        known |= dict.fromkeys(("x", "dx"), self.input_of(self.block))
+        if self.block.kind != "head":
+            known |= dict.fromkeys(("y", "dy"), self.input_of(next_block(self.model, self.block)))
+        known |= dict.fromkeys(("tokens", "labels", "documents"), (Dtype.I32, (self.rows,)))
         known |= {
             "w": (self.act, flat),
             "g": (Dtype(self.plan.grad_dtype), flat),
@@ -230,6 +296,11 @@ class Builder:
             "scale": (Dtype.F32, (2,)),
         }
         return tuple(Formal(role, *known[role]) for role in self.roles)
+
+    def input_of(self, block: Block) -> tuple[Dtype, Shape]:
+        """Dtype and shape of the input of a block."""
+        type_ = activation_type(self.model, self.plan, block)
+        return type_.dtype, type_.shape
 
     def slots_of_other_slices(self) -> dict[str, tuple[Dtype, Shape]]:
         """Dtype and shape of what a slice of an attention reads and adds to of other slices, and finds of its own."""

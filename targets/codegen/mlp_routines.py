@@ -35,12 +35,12 @@ def mlp_forward(builder: Builder) -> None:
     model, source = builder.model, norm(builder)
     plain = has_plain_branch(model)
     adds = builder.has("y") or model.has_post_norm
-    branch = "y" if plain else branch_of(builder) if adds else ""
+    branch = builder.total if plain else branch_of(builder) if adds else ""
     for chunk in builder.chunks():
         product = _activated(builder, chunk, source)
         if adds:
             operands = {"a": product, "b": "w.down_proj", "out": chunk.of(branch), **_bias(model, "down")}
-            builder.step("gemm", operands | ({"residual": chunk.of("x")} if plain else {}), trans_b=True)
+            builder.step("gemm", operands | ({"residual": chunk.of(builder.stream)} if plain else {}), trans_b=True)
     if adds and not plain:
         add_branch(builder)
 
@@ -79,7 +79,7 @@ def mlp_backward(builder: Builder) -> None:
 
 def _chunk_backward(builder: Builder, chunk: Chunk, above: str) -> None:
     model, first = builder.model, chunk.start == 0
-    dy, source, dxn = (chunk.of(name) for name in (above, block_source(model), "dxn"))
+    dy, source, dxn = (chunk.of(name) for name in (above, block_source(builder), "dxn"))
     *inputs, product = _slots(model)
     builder.linear_gradients(dy, chunk.of(product), "down_proj", first=first)
     dproduct = builder.chunk_temporary(f"d{product}", chunk, model.ffn_size)

@@ -30,8 +30,12 @@ class Norm:
     """what stands before the names of its statistics"""
 
 
-OF_INPUT = Norm("x", "xn", "norm")
 OF_BRANCH = Norm("branch", "normed_branch", "post_norm", "branch_")
+
+
+def of_input(builder: Builder) -> Norm:
+    """The norm of a block's input."""
+    return Norm(builder.source, "xn", "norm")
 
 
 def statistics(model: ModelConfig) -> tuple[str, ...]:
@@ -42,16 +46,16 @@ def statistics(model: ModelConfig) -> tuple[str, ...]:
 def norm(builder: Builder) -> str:
     """The norm of a block's input, whose results are slots; what the block computes of: that, or the input where it has no such norm."""
     if not builder.model.has_pre_norm:
-        return "x"
+        return builder.source
     for name in ("xn", *statistics(builder.model)):
         builder.slot(name)
-    norm_steps(builder, OF_INPUT)
+    norm_steps(builder, of_input(builder))
     return "xn"
 
 
-def block_source(model: ModelConfig) -> str:
+def block_source(builder: Builder) -> str:
     """What the linear layers of a block read."""
-    return "xn" if model.has_pre_norm else "x"
+    return "xn" if builder.model.has_pre_norm else builder.source
 
 
 def norm_steps(builder: Builder, of: Norm) -> None:
@@ -105,10 +109,12 @@ def norm_or_its_weights(builder: Builder) -> None:
     Without a norm of the input `dxn` is the gradient of the input, beside the stream's own.
     """
     if INPUT in builder.halves:
+        around, dx = builder.bypassing_gradient, builder.source_gradient
         if builder.model.has_pre_norm:
-            _norm_backward(builder, OF_INPUT, "dxn", "dx", "dy")
+            _norm_backward(builder, of_input(builder), "dxn", dx, around)
         else:
-            builder.step("add", {"a": "dy", "b": "dxn", "out": "dx"})
+            builder.step("add", {"a": around, "b": "dxn", "out": dx})
+        builder.pass_gradient_on()
         return
     for pending, parameter, _ in norm_sums(builder.model, builder.block):
         operands = {"a": pending, "b": f"g.{parameter}", "out": f"g.{parameter}"}
@@ -145,7 +151,7 @@ def add_branch(builder: Builder) -> None:
             return
         source = builder.temporary("normed_branch", builder.rows, model.hidden_size)
         norm_steps(builder, OF_BRANCH)
-    builder.step("add", {"a": "x", "b": source, "out": "y"}, **_scaled(model))
+    builder.step("add", {"a": builder.stream, "b": source, "out": builder.total}, **_scaled(model))
 
 
 def _scaled(model: ModelConfig) -> dict[str, float]:
@@ -153,20 +159,19 @@ def _scaled(model: ModelConfig) -> dict[str, float]:
 
 
 def branch_gradient(builder: Builder) -> str:
-    """The gradient of the last product of a block: `dy` where that is added to the stream as it is."""
-    model = builder.model
+    """The gradient of the last product of a block: that of the sum where it is added to the stream as it is."""
+    model, above = builder.model, builder.total_gradient
     if has_plain_branch(model):
-        return "dy"
+        return above
     if not model.has_post_norm:
         scaled = builder.temporary("dbranch", builder.rows, model.hidden_size)
-        builder.step("scale", {"a": "dy", "out": scaled}, scale=model.residual_scale)
+        builder.step("scale", {"a": above, "out": scaled}, scale=model.residual_scale)
         return scaled
     gradient = builder.slot("dbranch")
     if INPUT in builder.halves:
-        above = "dy"
         if model.residual_scale != 1:
             above = builder.temporary("dnormed", builder.rows, model.hidden_size)
-            builder.step("scale", {"a": "dy", "out": above}, scale=model.residual_scale)
+            builder.step("scale", {"a": builder.total_gradient, "out": above}, scale=model.residual_scale)
         _norm_backward(builder, OF_BRANCH, above, gradient, None)
     return gradient
 

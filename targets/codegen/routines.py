@@ -20,7 +20,6 @@ from ratrain.ratrain_ir.types import Dtype, StateKind
 from ratrain.targets.codegen.builder import INPUT, WEIGHT, Builder
 from ratrain.targets.codegen.mlp_routines import mlp_backward, mlp_forward
 from ratrain.targets.codegen.norms import (
-    OF_INPUT,
     add_branch,
     block_source,
     branch_gradient,
@@ -30,6 +29,7 @@ from ratrain.targets.codegen.norms import (
     norm,
     norm_or_its_weights,
     norm_steps,
+    of_input,
     qk_norms,
     qk_norms_backward,
     statistics,
@@ -167,7 +167,7 @@ def _rope(builder: Builder, x: str, heads: int, *, inverse: bool) -> None:
         options["interleaved"] = True
     if kind.rope_scaling:
         options["scaling"] = kind.rope_scaling
-    builder.step("rope", {"x": x}, **options, theta=kind.rope_theta, inverse=inverse)
+    builder.step("rope", {"x": x, **builder.documents}, **options, theta=kind.rope_theta, inverse=inverse)
 
 
 def positions(plan: Plan) -> dict[str, int]:
@@ -180,7 +180,8 @@ def _embed_forward(builder: Builder) -> None:
     operands = {"tokens": "tokens", "table": "w.table", "y": "y"}
     builder.step("embedding_forward", operands, **_scale_of(builder.model.embedding_scale))
     if builder.model.position == "learned":
-        builder.step("position_forward", {"positions": "w.positions", "y": "y"}, **positions(builder.plan))
+        operands = {"positions": "w.positions", "y": "y", **builder.documents}
+        builder.step("position_forward", operands, **positions(builder.plan))
 
 
 def _scale_of(scale: float) -> dict[str, float]:
@@ -193,7 +194,7 @@ def _embed_backward(builder: Builder) -> None:
     scale = _scale_of(builder.model.embedding_scale)
     builder.step("embedding_backward", operands, accumulate=builder.accumulates, **scale)
     if builder.model.position == "learned":
-        operands = {"dy": "dy", "dpositions": "g.positions"}
+        operands = {"dy": "dy", "dpositions": "g.positions", **builder.documents}
         builder.step("position_backward", operands, **positions(builder.plan), accumulate=builder.accumulates)
 
 
@@ -214,10 +215,13 @@ def _attention_forward(builder: Builder) -> None:
         return
     bias = {"bias": "w.o_bias"} if model.o_bias else {}
     if has_plain_branch(model):
-        builder.step("gemm", {"a": "o", "b": "w.o_proj", "out": "y", "residual": "x", **bias}, trans_b=True)
+        operands = {"a": "o", "b": "w.o_proj", "out": builder.total, "residual": builder.stream, **bias}
+        builder.step("gemm", operands, trans_b=True)
     else:
         builder.step("gemm", {"a": "o", "b": "w.o_proj", "out": branch_of(builder), **bias}, trans_b=True)
         add_branch(builder)
+    if builder.has("y"):
+        builder.pass_input_on()
 
 
 def _softmax_forward(builder: Builder) -> None:
@@ -226,7 +230,7 @@ def _softmax_forward(builder: Builder) -> None:
     if isinstance(builder.plan, SlicePlan):
         sliced_forward(builder, builder.plan, attention_options(builder))
     elif builder.plan.attention == "fused":
-        operands = {"q": "q", "k": "k", "v": "v", "o": o, "lse": builder.slot("lse")}
+        operands = {"q": "q", "k": "k", "v": "v", "o": o, "lse": builder.slot("lse"), **builder.documents}
         builder.step("attention_forward", operands, **options)
     else:
         _probabilities(builder)
@@ -239,7 +243,8 @@ def _probabilities(builder: Builder) -> None:
     if not builder.has("probs"):
         builder.temporary("probs", *matrix.shape)
     builder.step("attention_scores_forward", {"q": "q", "k": "k", "scores": "probs"}, **options)
-    builder.step("attention_softmax_forward", {"scores": "probs", "probs": "probs"}, **options)
+    operands = {"scores": "probs", "probs": "probs", **builder.documents}
+    builder.step("attention_softmax_forward", operands, **options)
 
 
 def _softmax_backward(builder: Builder) -> None:
@@ -250,7 +255,7 @@ def _softmax_backward(builder: Builder) -> None:
         sliced_backward(builder, builder.plan, attention_options(builder))
         return
     if builder.plan.attention == "fused":
-        operands = {name: name for name in ("q", "k", "v", "o", "lse", "do")} | gradients
+        operands = {name: name for name in ("q", "k", "v", "o", "lse", "do")} | gradients | builder.documents
         operands["delta"] = builder.temporary("delta", builder.model.heads, builder.rows, dtype=Dtype.F32)
         builder.step("attention_backward", operands, **options)
         return
@@ -259,7 +264,8 @@ def _softmax_backward(builder: Builder) -> None:
     scores = builder.temporary("dscores", *scores_type(builder.model, builder.plan).shape)
     operands = {"probs": "probs", "v": "v", "do": "do", "dprobs": scores, "dv": gradients["dv"]}
     builder.step("attention_values_backward", operands, **options)
-    builder.step("attention_softmax_backward", {"probs": "probs", "dprobs": scores, "dscores": scores}, **options)
+    operands = {"probs": "probs", "dprobs": scores, "dscores": scores, **builder.documents}
+    builder.step("attention_softmax_backward", operands, **options)
     operands = {"q": "q", "k": "k", "dscores": scores, "dq": gradients["dq"], "dk": gradients["dk"]}
     builder.step("attention_scores_backward", operands, **options)
 
@@ -278,7 +284,7 @@ def _attention_backward(builder: Builder) -> None:
         qk_norms_backward(builder)
     builder.temporary("dxn", rows, model.hidden_size)
     for index, name in enumerate(("q", "k", "v")):
-        builder.linear_gradients(f"d{name}", block_source(model), f"{name}_proj")
+        builder.linear_gradients(f"d{name}", block_source(builder), f"{name}_proj")
         if model.qkv_bias:
             builder.bias_gradient(f"d{name}", f"{name}_bias")
         operands = {"a": f"d{name}", "b": f"w.{name}_proj", "out": "dxn"}
@@ -290,7 +296,7 @@ def _head_norm(builder: Builder) -> None:
     builder.temporary("xn", builder.rows, builder.model.hidden_size)
     for statistic in statistics(builder.model):
         builder.temporary(statistic, builder.rows, dtype=Dtype.F32)
-    norm_steps(builder, OF_INPUT)
+    norm_steps(builder, of_input(builder))
 
 
 def _head_options(builder: Builder) -> dict[str, Any]:

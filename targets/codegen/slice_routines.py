@@ -63,7 +63,7 @@ def sliced_forward(builder: Builder, plan: SlicePlan, attention: Mapping[str, An
         "total": builder.temporary("total", model.heads, rows, dtype=Dtype.F32),
     }
     for position, keys in enumerate([*_earlier_keys(builder, plan), _Keys(plan, *KEY_SLOTS)]):
-        operands = {"q": "q", "k": keys.key, "v": keys.value, **state}
+        operands = {"q": "q", "k": keys.key, "v": keys.value, **state, **builder.documents}
         options = _options(plan, keys.plan, attention)
         builder.step("attention_partial_forward", operands, **options, accumulate=position > 0)
     outputs = {"o": builder.slot("o"), "lse": builder.slot("lse")}
@@ -80,7 +80,7 @@ def sliced_backward(builder: Builder, plan: SlicePlan, attention: Mapping[str, A
     own = tuple(
         builder.temporary(f"own_{name}", rows, model.kv_heads * model.head_dim, dtype=Dtype.F32) for name in SUM_SLOTS
     )
-    common = {name: name for name in ("q", "lse", "do")} | {"delta": delta, "dq": queries}
+    common = {name: name for name in ("q", "lse", "do")} | {"delta": delta, "dq": queries} | builder.documents
 
     def step(keys: _Keys, sums: tuple[str, ...], *, accumulate: bool) -> None:
         operands = {**common, "k": keys.key, "v": keys.value, "dk": sums[0], "dv": sums[1]}

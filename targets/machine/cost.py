@@ -66,7 +66,10 @@ def _efficiency_of(machine: Machine, *extents: float) -> float:
 
 
 def _pairs(options: Mapping[str, Any]) -> int:
-    """Pairs of a query and a key that it sees, of one head of one sequence."""
+    """Pairs of a query and a key that it sees, of one head of one sequence.
+
+    Where documents are kept apart these are the causal mask's: where documents start is data, so costs are an upper bound.
+    """
     if "seq_len" in options:
         return visible_pairs(int(options["seq_len"]), options["window"])
     offset = options["first_query"] - options["first_key"]

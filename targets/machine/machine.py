@@ -1,4 +1,4 @@
-"""Machine files: TOML with one table a constant, each with its unit, source and certainty."""
+"""Machine files: TOML with one table a constant, with its unit, source and certainty, or its value alone."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ratrain.ratrain_ir.files import is_there, read_text
 from ratrain.ratrain_ir.frontend.toml_text import parse_toml
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.plugins import WAY_OUT
+from ratrain.ratrain_ir.quantities import SCALES, QuantityError, parse_quantity, quantity_text
 from ratrain.ratrain_ir.registry import Registry
 from ratrain.ratrain_ir.target import Capacity
 from ratrain.targets.machine.link_groups import (
@@ -106,6 +107,8 @@ _LEAST, _MOST = 1e-15, 1e30
 """Bounds far beyond any machine, so that no sum or quotient of times overflows."""
 _MOST_WHOLE = (1 << 50) - 1
 _CONSTANT_KEYS = ("value", "unit", "certainty", "source")
+NO_SOURCE = "not said"
+"""Source of a constant whose file says none."""
 _MAY_BE_ZERO = (
     "latency",
     "link_latency",
@@ -160,6 +163,8 @@ class Machine:
     """of [[link_group]] entries, from the inside out; their constants are named after them, like node.bandwidth"""
     collectives: tuple[str, ...] = COLLECTIVES
     """the ways its transport does collectives, of `COLLECTIVES`"""
+    unsaid: tuple[str, ...] = field(default=(), eq=False)
+    """constants of whose certainty its file said nothing: they count as assumed"""
 
     def __getitem__(self, name: str) -> float:
         return self.constants[name].value
@@ -342,6 +347,7 @@ class _Reader:
         self.file = file
         self.lines = lines
         self.diagnostics = Diagnostics()
+        self.unsaid: list[str] = []
 
     def error(self, key: str, message: str, help: str | None = None) -> None:  # noqa: A002
         line = self.line_of(key)
@@ -397,7 +403,9 @@ class _Reader:
         self.diagnostics.check()
         if cost == "tiles":
             self.check_clock(constants)
-        machine = Machine(str(name), Engine(engine), constants, cost, table, target, groups, collectives)
+        machine = Machine(
+            str(name), Engine(engine), constants, cost, table, target, groups, collectives, tuple(self.unsaid)
+        )
         capacity = machine.capacity(0)
         if not capacity.left:
             self.error("ddr_capacity", f"overheads leave nothing of the memory: {capacity.account}")
@@ -480,28 +488,65 @@ class _Reader:
             self.error("clock", text, help="change one of them: a core makes 384 flop a cycle")
             self.diagnostics.check()
 
-    def constant(self, key: str, table: Any) -> Constant:
+    def constant(self, key: str, entry: Any) -> Constant:
+        """A constant: a table with a value, or what would stand there as its value, alone."""
         empty = Constant(1.0, "", "", "")
-        if not isinstance(table, dict):
+        if entry is None or isinstance(entry, list):
             self.error(key, f"the machine needs [{key}] with value, unit, certainty and source")
             return empty
-        value = table.get("value")
+        table = entry if isinstance(entry, dict) else {"value": entry}
+        value = self.number(key, table.get("value"))
+        if isinstance(value, str):
+            return empty
         if not _is_sound(value, key):
             least, most = ("1", _MOST_WHOLE) if is_whole(key) else (f"{_LEAST:g}", f"{_MOST:g}")
             zero = "0, or " if _kind(key) in _MAY_BE_ZERO else ""
-            self.error(key, f"value of [{key}] must be {zero}a number from {least} to {most}, got {value!r}")
+            given = table.get("value")
+            self.error(key, f"value of [{key}] must be {zero}a number from {least} to {most}, got {given!r}")
             return empty
         if is_whole(key) and value != int(value):
-            self.error(key, f"value of [{key}] must be a whole number, got {value!r}")
+            self.error(key, f"value of [{key}] must be a whole number, got {table.get('value')!r}")
         for name in sorted(table.keys() - {*_CONSTANT_KEYS}):
             self.error(key, f"'{name}' is not a key of [{key}]", nearest(name, _CONSTANT_KEYS))
         if _is_fraction(key) and value > 1:
             self.error(key, f"value of [{key}] is a fraction, got {value!r}")
+        self.check_unit(key, table)
+        return Constant(float(value), unit_of(key), *self.origin(key, table))
+
+    def number(self, key: str, value: Any) -> Any:
+        """A value as a number, where it is a text with a unit; as it is, and an error, where that is none of the constant's unit."""
+        if not isinstance(value, str):
+            return value
         unit = unit_of(key)
-        if table.get("unit") != unit:
-            self.error(key, f"unit of [{key}] is '{unit}', got {table.get('unit')!r}")
-        if table.get("certainty") not in CERTAINTIES:
-            self.error(key, f"certainty of [{key}] is one of {', '.join(CERTAINTIES)}, got {table.get('certainty')!r}")
-        if not isinstance(table.get("source"), str) or not table.get("source"):
-            self.error(key, f"[{key}] must say its source")
-        return Constant(float(value), str(table.get("unit")), str(table.get("certainty")), str(table.get("source")))
+        if unit not in SCALES:
+            self.error(key, f"value of [{key}] is a number ({unit}), got {value!r}", "write it without quotes")
+            return value
+        try:
+            return parse_quantity(value, unit)
+        except QuantityError as error:
+            self.error(key, f"value of [{key}]: {error}", error.help)
+            return value
+
+    def check_unit(self, key: str, table: dict[str, Any]) -> None:
+        """The unit may be left out where the value has one, or is of a kind that is counted in one way only."""
+        unit, given = unit_of(key), table.get("unit")
+        if given is None and (isinstance(table.get("value"), str) or unit not in SCALES):
+            return
+        if given is None:
+            example = f'"{quantity_text(table["value"], unit)}"'
+            self.error(key, f"value of [{key}] has no unit", f"write {example} if {unit} are meant, or unit = '{unit}'")
+        elif given != unit:
+            self.error(key, f"unit of [{key}] is '{unit}', got {given!r}")
+
+    def origin(self, key: str, table: dict[str, Any]) -> tuple[str, str]:
+        """How sure a constant is, and its source: what is said of neither is assumed, and an assumption may be without source."""
+        certainty, source = table.get("certainty", "assumed"), table.get("source")
+        if "certainty" not in table:
+            self.unsaid.append(key)
+        if certainty not in CERTAINTIES:
+            self.error(key, f"certainty of [{key}] is one of {', '.join(CERTAINTIES)}, got {certainty!r}")
+        if source is None and certainty == "assumed":
+            return certainty, NO_SOURCE
+        if not isinstance(source, str) or not source:
+            self.error(key, f"[{key}] must say its source", "only what is assumed may leave it out")
+        return str(certainty), str(source)

@@ -54,6 +54,10 @@ class AttentionBlockSpec(_Attention):
     Row t of the queries has position first_query + t % queries in its sequence, row t of the keys first_key + t % keys. The query at
     i sees the keys at j <= i of its own sequence, with `window` only those at j > i - window. With `alibi` the score of (i, j) has
     slope_head * (j - i) added (Press et al., 2021). Query head n reads key-value head n // (heads / kv_heads).
+
+    A kernel that is given `documents`, one number for each row t of the queries, is of sequences that several documents are packed into:
+    the query sees none of the keys at j < documents[t], where its document starts. It raises IndexError where that is negative or
+    behind the query.
     """
 
     batch: int = field(validator=_POSITIVE)

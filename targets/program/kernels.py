@@ -277,6 +277,8 @@ _BLOCK_Q, _BLOCK_KV = "[batch*queries,heads*head_dim]", "[batch*keys,kv_heads*he
 _BLOCK_LINE = "[heads,batch*queries]"
 _ROWS, _ROW_LINE = "[T,heads*head_dim]", "[heads,T]"
 _SCORES = "[heads*batch*seq_len,seq_len]"
+_STARTS, _BLOCK_STARTS = "documents:i32[batch*seq_len]?", "documents:i32[batch*queries]?"
+"""Where documents start, of the rows of queries: see `AttentionBlockSpec`."""
 
 
 def _of_scores(name: str, meaning: str, operands: str, *in_place: tuple[str, str]) -> Kernel:
@@ -340,8 +342,9 @@ _DECLARED = (
         "rope",
         "Rotates x in place; row t has position first_position + t % seq_len. The first rotary_dim elements of a head turn, all unless "
         "given; element i pairs with i + rotary_dim / 2 (`rotate_half` of Hugging Face), or, `interleaved`, 2 i with 2 i + 1. Frequencies "
-        "are those of theta and `scaling` (`ratrain_ir.rotary`). `inverse` is the transposed map, which is the gradient.",
-        f"x:s{_ROWS}~",
+        "are those of theta and `scaling` (`ratrain_ir.rotary`). `inverse` is the transposed map, which is the gradient. With `documents` "
+        "positions count from documents[t]. Raises IndexError where that is negative or behind the row.",
+        f"x:s{_ROWS}~ documents:i32[T]?",
         {
             **dict.fromkeys(("heads", "head_dim", "seq_len"), _COUNT),
             "theta": _POSITIVE,
@@ -356,7 +359,7 @@ _DECLARED = (
     Kernel(
         "attention_forward",
         "o = softmax(scores) @ v; lse[head, t] is the log of the sum of exponentiated scores. Memory is linear in seq_len.",
-        f"q:s{_Q} k:s{_KV} v:s{_KV} o:s{_Q}= lse:f32{_LSE}=",
+        f"q:s{_Q} k:s{_KV} v:s{_KV} o:s{_Q}= lse:f32{_LSE}= {_STARTS}",
         _options_of(AttentionSpec),
         AttentionSpec,
         rule=_attention_rule,
@@ -365,7 +368,8 @@ _DECLARED = (
         "attention_backward",
         "Gradients of `attention_forward`, probabilities recomputed from lse. delta[heads, T] receives rowsum(do * o). The query heads "
         "of a group are summed before dk and dv are rounded.",
-        f"q:s{_Q} k:s{_KV} v:s{_KV} o:s{_Q} lse:f32{_LSE} do:s{_Q} dq:s{_Q}= dk:s{_KV}= dv:s{_KV}= delta:f32{_LSE}=",
+        f"q:s{_Q} k:s{_KV} v:s{_KV} o:s{_Q} lse:f32{_LSE} do:s{_Q} dq:s{_Q}= dk:s{_KV}= dv:s{_KV}= delta:f32{_LSE}= "
+        f"{_STARTS}",
         _options_of(AttentionSpec),
         AttentionSpec,
         rule=_attention_rule,
@@ -375,7 +379,8 @@ _DECLARED = (
         "Takes a block of keys into the running softmax of a block of queries: peak[head, t] is log2(e) times the largest score so far, "
         "total the sum of the weights 2^(log2(e) * score - peak), acc that of weight * v. Without `accumulate` it begins, with peak = "
         "-inf, total = 0, acc = 0; a row that sees none of the keys stays as it was.",
-        f"q:s{_BLOCK_Q} k:s{_BLOCK_KV} v:s{_BLOCK_KV} acc:f32{_BLOCK_Q}+ peak:f32{_BLOCK_LINE}+ total:f32{_BLOCK_LINE}+",
+        f"q:s{_BLOCK_Q} k:s{_BLOCK_KV} v:s{_BLOCK_KV} acc:f32{_BLOCK_Q}+ peak:f32{_BLOCK_LINE}+ total:f32{_BLOCK_LINE}+ "
+        f"{_BLOCK_STARTS}",
         {**_options_of(AttentionBlockSpec), **_ADDS},
         AttentionBlockSpec,
         rule=_attention_rule,
@@ -397,7 +402,7 @@ _DECLARED = (
         "What a block of queries and a block of keys add to the gradients of their attention, probabilities recomputed from the lse over "
         "all keys: dq += ..., dk = [dk +] ..., dv = [dv +] ..., not rounded. Query heads of a group are summed.",
         f"q:s{_BLOCK_Q} k:s{_BLOCK_KV} v:s{_BLOCK_KV} lse:f32{_BLOCK_LINE} do:s{_BLOCK_Q} delta:f32{_BLOCK_LINE} "
-        f"dq:f32{_BLOCK_Q}~ dk:f32{_BLOCK_KV}+ dv:f32{_BLOCK_KV}+",
+        f"dq:f32{_BLOCK_Q}~ dk:f32{_BLOCK_KV}+ dv:f32{_BLOCK_KV}+ {_BLOCK_STARTS}",
         {**_options_of(AttentionBlockSpec), **_ADDS},
         AttentionBlockSpec,
         rule=_attention_rule,
@@ -410,7 +415,7 @@ _DECLARED = (
     _of_scores(
         "attention_softmax_forward",
         "probs = softmax(scores [+ ALiBi's bias]) of each row, over the keys that its query sees; 0 for the others.",
-        f"scores:s{_SCORES} probs:s{_SCORES}=",
+        f"scores:s{_SCORES} probs:s{_SCORES}= {_STARTS}",
         ("probs", "scores"),
     ),
     _of_scores(
@@ -426,7 +431,7 @@ _DECLARED = (
     _of_scores(
         "attention_softmax_backward",
         "Gradient of `attention_softmax_forward`: dscores = probs * (dprobs - rowsum(probs * dprobs)); 0 where a query does not see a key.",
-        f"probs:s{_SCORES} dprobs:s{_SCORES} dscores:s{_SCORES}=",
+        f"probs:s{_SCORES} dprobs:s{_SCORES} dscores:s{_SCORES}= {_STARTS}",
         ("dscores", "dprobs"),
     ),
     _of_scores(
@@ -491,16 +496,17 @@ _DECLARED = (
     ),
     Kernel(
         "position_forward",
-        "y[t] += positions[first_position + t % seq_len]: learned positions on embedded tokens.",
-        "positions:s[P,h] y:s[T,h]~",
+        "y[t] += positions[first_position + t % seq_len]: learned positions on embedded tokens. With `documents` positions count from "
+        "documents[t]. Raises IndexError where that is negative or behind the row.",
+        "positions:s[P,h] y:s[T,h]~ documents:i32[T]?",
         {"seq_len": _COUNT, "first_position": _STARTS_AT},
         rule=_position_rule,
     ),
     Kernel(
         "position_backward",
         "dpositions[p] = [dpositions[p] +] the sum of dy over the rows t of position p = first_position + t % seq_len, in float32 in "
-        "ascending t, rounded once; zero, or as it was, for a position that no row has.",
-        "dy:s[T,h] dpositions:*[P,h]+",
+        "ascending t, rounded once; zero, or as it was, for a position that no row has. `documents` as in `position_forward`.",
+        "dy:s[T,h] dpositions:*[P,h]+ documents:i32[T]?",
         {"seq_len": _COUNT, **_ADDS, "first_position": _STARTS_AT},
         rule=_position_gradient_rule,
     ),

@@ -6,8 +6,9 @@ from collections import defaultdict, deque
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
+
+from ratrain.targets.runtime.memory import HOST, Memory
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Hop
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
 class Channels:
     """A queue of messages for each channel of each replica. Ranks may send and receive side by side."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Memory = HOST) -> None:
+        self._memory = memory
         self.nbytes = 0
         """Of all messages on their way."""
         self.peak_nbytes = 0
         self._queues: dict[tuple[Hop, int], deque[NDArray[Any]]] = {}
         self._lock = Lock()
-        self._spare: defaultdict[tuple[tuple[int, ...], np.dtype[Any]], list[NDArray[Any]]] = defaultdict(list)
+        self._spare: defaultdict[tuple[Any, Any], list[NDArray[Any]]] = defaultdict(list)
         """Messages that have arrived, for others of their shape: after the first steps none is allocated."""
 
     def send(self, hop: Hop, replica: int, data: NDArray[Any]) -> None:
@@ -30,8 +32,8 @@ class Channels:
         self._count(data.nbytes)
         with self._lock:
             spare = self._spare[data.shape, data.dtype]
-            message = spare.pop() if spare else np.empty_like(data)
-        np.copyto(message, data)
+            message = spare.pop() if spare else self._memory.empty_like(data)
+        self._memory.copy(message, data)
         self._queue(hop, replica).append(message)
 
     def has_message(self, hop: Hop, replica: int) -> bool:
@@ -44,7 +46,7 @@ class Channels:
         Raises IndexError where there is none.
         """
         data = self._queue(hop, replica).popleft()
-        np.copyto(out, data)
+        self._memory.copy(out, data)
         self._count(-data.nbytes)
         with self._lock:
             self._spare[data.shape, data.dtype].append(data)

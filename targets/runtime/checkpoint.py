@@ -27,7 +27,7 @@ from typing import IO, Any, NoReturn
 import numpy as np
 from attrs import fields, frozen
 
-from ratrain.ratrain_ir.blocks import Block, block, block_chain, parameters
+from ratrain.ratrain_ir.blocks import Block, block, block_chain, parameters, parameters_within
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Severity, fail
 from ratrain.ratrain_ir.files import made_directory, opened_regular
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -43,8 +43,10 @@ from ratrain.targets.runtime.checkpoint_places import (
 )
 from ratrain.targets.runtime.companions import COMPANION_FILES
 from ratrain.targets.runtime.locks import Lock, hold, lock_beside
-from ratrain.targets.runtime.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
-from ratrain.targets.runtime.weights import WeightSource, block_elements, named_parameters_of
+from ratrain.targets.runtime.tensor_file import Float32, StoredTensor, cut, open_tensors, write_tensors
+from ratrain.targets.runtime.training_state import STATE_KINDS, BlockStates, TrainingState
+from ratrain.targets.runtime.weight_source import FlatPieces, WeightSource
+from ratrain.targets.runtime.weights import named_parameters
 
 FORMAT = "ratrain-checkpoint"
 VERSION = 1
@@ -54,39 +56,10 @@ MANIFEST_FILE = "manifest.json"
 _FILES = {_STATE_FILE, MANIFEST_FILE, *COMPANION_FILES}
 _COMPANIONS = "tokenizer"  # as the entry is called since it held nothing else
 _DIGEST = "manifest_sha256"
-STATE_KINDS = ("p", "m1", "m2")
 _MAX_MANIFEST = 1 << 26  # bytes
 _HASHED = 1 << 22  # bytes of a file hashed at a time
 _MOST_COUNTED = 1 << 53  # steps or updates
 _MOST_SHOWN = 24  # problems named one by one
-
-
-@frozen(eq=False)
-class BlockState:
-    """The optimizer's state of one block; each array is flat f32, up to the end of the block's last parameter.
-
-    Arrays may be longer (padding of shards) when they are saved; when loaded they have `weights.block_elements`.
-    """
-
-    p: Float32
-    """Master weights."""
-    m1: Float32
-    """Adam's mean of gradients."""
-    m2: Float32
-    """Adam's mean of squared gradients."""
-    t: int
-    """Updates applied: steps whose gradient did not overflow."""
-
-
-@frozen(eq=False)
-class TrainingState:
-    """All that the next step depends on beside model, plan and data."""
-
-    step: int
-    """Steps done."""
-    blocks: Mapping[Block, BlockState]
-    scale: tuple[float, float]
-    """The loss scale and what its rule counts, as the runtime carries them."""
 
 
 def save_checkpoint(
@@ -98,8 +71,7 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint to `directory`, replacing one that is there; `manifest` (JSON data) and the companions of the weights are kept in it.
 
-    Blocks are taken from `state.blocks` one after another, so a mapping that fetches them serves too. Whatever happens on
-    the way, `directory` is the old checkpoint or the new one; where the system cannot exchange directories it is absent between two
+    Whatever happens on the way, `directory` is the old checkpoint or the new one; where the system cannot exchange directories it is absent between two
     renames, and both are then whole beside it. What interrupted saves left there before is removed at the end. Raises RT002 (cannot be
     written) and RT092 (there is something else at that place; another run writes there; the two copies of a tied matrix differ).
     """
@@ -233,7 +205,7 @@ def check_checkpoint_place(directory: str) -> None:
 
 
 def load_checkpoint(directory: str, model: ModelConfig) -> tuple[TrainingState, dict[str, Any]]:
-    """The state of a checkpoint, and what the caller of `save_checkpoint` recorded.
+    """The state of a checkpoint, which is read where it is used, and what the caller of `save_checkpoint` recorded.
 
     Raises RT002 (cannot be read) and RT092: not a checkpoint, of another version, changed or damaged, of another model.
     """
@@ -244,11 +216,7 @@ def load_checkpoint(directory: str, model: ModelConfig) -> tuple[TrainingState, 
     if not isinstance(run, dict):
         contradicts(directory, "run")
     stored = _open_state(directory, manifest, model)
-    blocks: dict[Block, BlockState] = {}
-    for owner in block_chain(model):
-        p, m1, m2 = (_flat_of(model, owner, kind, stored) for kind in STATE_KINDS)
-        blocks[owner] = BlockState(p, m1, m2, updates[str(owner)])
-    return TrainingState(step, blocks, scale), run
+    return TrainingState(step, _StoredStates(model, stored, updates), scale), run
 
 
 def checkpoint_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
@@ -259,7 +227,40 @@ def checkpoint_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
     manifest = read_manifest(directory)
     model = saved_model(directory, manifest.get("model"))
     stored = _open_state(directory, manifest, model)
-    return model, lambda name: stored[f"p/{name}"].to_float32()
+    return model, _StoredMasters(named_parameters(model), stored)
+
+
+@frozen(eq=False)
+class _StoredMasters(WeightSource):
+    """The master weights of a state file."""
+
+    stored: Mapping[str, StoredTensor]
+
+    def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
+        """Elements [start, stop) of a parameter's flat values."""
+        return self.stored[f"p/{name}"].pieces(start, stop)
+
+
+@frozen(eq=False)
+class _StoredStates(BlockStates):
+    """States of a state file."""
+
+    stored: Mapping[str, StoredTensor]
+    updates_of: Mapping[str, int]
+
+    def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
+        """Elements [start, stop) of a block's tensor of a kind."""
+        for parameter, low, high in parameters_within(self.model, block, start, stop - start):
+            at = start + low
+            for piece in self.stored[f"{kind}/{parameter.name}"].pieces(
+                at - parameter.offset, start + high - parameter.offset
+            ):
+                yield at, piece
+                at += piece.size
+
+    def updates(self, block: Block) -> int:
+        """Updates applied to a block."""
+        return self.updates_of[str(block)]
 
 
 # Writing
@@ -354,28 +355,29 @@ def _state_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {f"{kind}/{name}": shapes[name] for _, kind, names in _state_names(model) for name in names}
 
 
-def _state_tensors(model: ModelConfig, state: TrainingState, updates: dict[str, int]) -> Iterator[Float32]:
-    """The tensors that `_state_shapes` lists; each block is asked for once, and its count noted in `updates` then."""
-    last: tuple[Block, BlockState] | None = None
+def _state_tensors(model: ModelConfig, state: TrainingState, updates: dict[str, int]) -> Iterator[Iterator[Float32]]:
+    """The tensors that `_state_shapes` lists, in pieces; each block's count is noted in `updates`."""
     for owner, kind, names in _state_names(model):
-        if last is None or last[0] is not owner:
-            last = (owner, state.blocks[owner])
-            updates[str(owner)] = int(last[1].t)
+        if str(owner) not in updates:
+            updates[str(owner)] = int(state.blocks.updates(owner))
             if model.tied_embeddings and owner is block("head"):
-                _check_tied(model, state.blocks[block("embed")], last[1])
-        tensors = named_parameters_of(model, owner, getattr(last[1], kind))
-        for name in names:
-            yield tensors[name]
+                _check_tied(model, state.blocks)
+        for parameter in parameters(model, owner):
+            if parameter.name in names:
+                pieces = state.blocks.pieces(owner, kind, parameter.offset, parameter.offset + parameter.elements)
+                yield (piece for _, piece in pieces)
 
 
-def _check_tied(model: ModelConfig, embed: BlockState, head: BlockState) -> None:
+def _check_tied(model: ModelConfig, blocks: BlockStates) -> None:
     """The two copies of a tied matrix, of which one is stored, are equal in every bit."""
-    name = parameters(model, block("embed"))[0].name
+    table = parameters(model, block("embed"))[0]
     for kind in STATE_KINDS:
-        one = named_parameters_of(model, block("embed"), getattr(embed, kind))[name]
-        other = named_parameters_of(model, block("head"), getattr(head, kind))[name]
-        if not np.array_equal(one.view(np.uint32), other.view(np.uint32)):
-            fail("RT092", f"the two copies of {name} ({kind}) differ: a checkpoint would keep only one of them")
+        for low, high in cut(0, table.elements):  # both blocks begin with it
+            one, other = (blocks.copied(block(end), kind, low, high) for end in ("embed", "head"))
+            if not np.array_equal(one.view(np.uint32), other.view(np.uint32)):
+                fail(
+                    "RT092", f"the two copies of {table.name} ({kind}) differ: a checkpoint would keep only one of them"
+                )
 
 
 def sync_file(stream: IO[bytes]) -> None:
@@ -540,11 +542,3 @@ def _check_tensors(path: str, model: ModelConfig, stored: Mapping[str, StoredTen
     if len(wrong) > _MOST_SHOWN:
         report.error("RT092", f"'{path}': {len(wrong) - _MOST_SHOWN} more tensors do not fit")
     report.check()
-
-
-def _flat_of(model: ModelConfig, owner: Block, kind: str, stored: Mapping[str, StoredTensor]) -> Float32:
-    """One flat tensor of a block; what lies between its parameters is zero."""
-    flat = np.zeros(block_elements(model, owner), np.float32)
-    for name, view in named_parameters_of(model, owner, flat).items():
-        view[...] = stored[f"{kind}/{name}"].to_float32()
-    return flat

@@ -23,7 +23,6 @@ from ratrain.ratrain_ir.files import is_directory, is_there, made_directory
 from ratrain.targets.runtime.checkpoint import (
     MANIFEST_FILE,
     VERSION,
-    TrainingState,
     cannot_write,
     checkpoint_weights,
     kept_companions,
@@ -43,13 +42,14 @@ from ratrain.targets.runtime.checkpoint_shards import (
 )
 from ratrain.targets.runtime.companions import TOKENIZER_FILE, byte_tokenizer_files, read_companion, replaced_companions
 from ratrain.targets.runtime.data import BYTE, TEXT_VOCABULARY
+from ratrain.targets.runtime.training_state import TrainingState
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.targets.runtime.engine import ProgramEngine
     from ratrain.targets.runtime.locks import Lock
     from ratrain.targets.runtime.processes import Processes
-    from ratrain.targets.runtime.weights import WeightSource
+    from ratrain.targets.runtime.weight_source import WeightSource
 
 _NAME = re.compile(r"step-(\d{8,})")
 _WRITING, _REPLACED = ".writing-", ".replaced-"

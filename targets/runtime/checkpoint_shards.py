@@ -8,24 +8,18 @@ pieces of a block join to the same tensor whatever the plan was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from attrs import define, frozen
+from attrs import frozen
 
 from ratrain.ratrain_ir.blocks import Block, block_chain, is_sharded, parameters
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.targets.runtime.checkpoint import (
     FORMAT,
-    STATE_KINDS,
-    BlockState,
     HashingStream,
-    TrainingState,
     check_content,
     check_model_of,
     contradicts,
@@ -36,9 +30,12 @@ from ratrain.targets.runtime.checkpoint import (
     write_manifest,
 )
 from ratrain.targets.runtime.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
-from ratrain.targets.runtime.weights import WeightSource, block_elements, named_parameters_of
+from ratrain.targets.runtime.training_state import STATE_KINDS, BlockStates, TrainingState
+from ratrain.targets.runtime.weight_source import FlatPieces, WeightSource
+from ratrain.targets.runtime.weights import block_elements, named_parameters
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.targets.runtime.rank import Rank
 
 SHARDED_VERSION = 2
@@ -77,7 +74,11 @@ def write_shard(folder: Path, rank: Rank) -> ShardFile:
     name = f"stage-{rank.stage_index}-replica-{rank.replica}.safetensors"
     pieces = tuple(_pieces(rank))
     shapes = {f"{kind}/{piece.block}": (piece.stop - piece.start,) for piece in pieces for kind in STATE_KINDS}
-    tensors = (rank.carried(kind, piece.block)[: piece.stop - piece.start] for piece in pieces for kind in STATE_KINDS)
+    tensors = (
+        [rank.memory.to_host(rank.carried(kind, piece.block)[: piece.stop - piece.start])]
+        for piece in pieces
+        for kind in STATE_KINDS
+    )
     try:
         with (folder / name).open("xb") as stream:
             hashing = HashingStream(stream)
@@ -135,11 +136,11 @@ def load_shards(
     if not isinstance(run, dict):
         contradicts(directory, "run")
     pieces = _checked_pieces(directory, model, manifest.get("files"), share)
-    return TrainingState(step, _Blocks(model, pieces, updates), scale), run
+    return TrainingState(step, _ShardStates(model, pieces, updates), scale), run
 
 
 def shard_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
-    """The model that a sharded checkpoint holds, and its master weights; parameters of one block are best asked for one after another.
+    """The model that a sharded checkpoint holds, and its master weights.
 
     Raises RT002 (cannot be read) and RT092 as `load_shards` does.
     """
@@ -147,13 +148,26 @@ def shard_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
     model = saved_model(directory, manifest.get("model"))
     pieces = _checked_pieces(directory, model, manifest.get("files"), (0, 1))
     # A tied matrix is that of `embed`, as in files of weights.
-    owners = {parameter.name: block for block in reversed(block_chain(model)) for parameter in parameters(model, block)}
+    places = {
+        parameter.name: (block, parameter.offset)
+        for block in reversed(block_chain(model))
+        for parameter in parameters(model, block)
+    }
+    return model, _ShardMasters(named_parameters(model), places, pieces)
 
-    @lru_cache(maxsize=1)
-    def parameters_of(block: Block) -> dict[str, Float32]:
-        return named_parameters_of(model, block, _joined(model, block, pieces[block], "p"))
 
-    return model, lambda name: parameters_of(owners[name])[name]
+@frozen(eq=False)
+class _ShardMasters(WeightSource):
+    """The master weights of a sharded checkpoint."""
+
+    places: Mapping[str, tuple[Block, int]]
+    """the block that holds a parameter, and where it begins there"""
+    stored: Mapping[Block, list[_StoredPiece]]
+
+    def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
+        """Elements [start, stop) of a parameter's flat values."""
+        block, offset = self.places[name]
+        return (piece for _, piece in _pieces_of(self.stored[block], "p", start + offset, stop + offset))
 
 
 def _checked_pieces(
@@ -223,28 +237,27 @@ def _is_piece(piece: object, blocks: Mapping[str, Block]) -> bool:
     )
 
 
-@define(eq=False)
-class _Blocks(Mapping[Block, BlockState]):
-    """Block states joined from their pieces when they are asked for: a rank needs those of its stage."""
+@frozen(eq=False)
+class _ShardStates(BlockStates):
+    """States of a sharded checkpoint."""
 
-    model: ModelConfig
-    pieces: dict[Block, list[_StoredPiece]]
-    updates: dict[str, int]
+    stored: Mapping[Block, list[_StoredPiece]]
+    updates_of: Mapping[str, int]
 
-    def __getitem__(self, block: Block) -> BlockState:
-        p, m1, m2 = (_joined(self.model, block, self.pieces[block], kind) for kind in STATE_KINDS)
-        return BlockState(p, m1, m2, self.updates[str(block)])
+    def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
+        """Elements [start, stop) of a block's tensor of a kind."""
+        return _pieces_of(self.stored[block], kind, start, stop)
 
-    def __iter__(self) -> Iterator[Block]:
-        return iter(self.pieces)
-
-    def __len__(self) -> int:
-        return len(self.pieces)
+    def updates(self, block: Block) -> int:
+        """Updates applied to a block."""
+        return self.updates_of[str(block)]
 
 
-def _joined(model: ModelConfig, block: Block, pieces: list[_StoredPiece], kind: str) -> Float32:
-    """A flat tensor of a block."""
-    flat = np.empty(block_elements(model, block), np.float32)
-    for piece in pieces:
-        flat[piece.start : piece.stop] = piece.tensors[kind].to_float32()
-    return flat
+def _pieces_of(stored: Sequence[_StoredPiece], kind: str, start: int, stop: int) -> FlatPieces:
+    """Elements [start, stop) of a block's flat tensor, out of what ranks have written of it."""
+    for part in stored:
+        at, end = max(start, part.start), min(stop, part.stop)
+        if at < end:
+            for piece in part.tensors[kind].pieces(at - part.start, end - part.start):
+                yield at, piece
+                at += piece.size

@@ -7,15 +7,14 @@ contribution, or the reduced shard, is not finite. Results are those that `docs/
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.blocks import block, is_sharded, parameters_within, parse_block, tied_table_elements
 from ratrain.targets.program.program import Instruction
+from ratrain.targets.runtime.memory import SQUARES_CHUNK
 from ratrain.targets.runtime.rank import Rank
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def all_reduce_replicas(members: Sequence[Member], kernels: KernelSet, scratch: 
             gradients, gradients[0], scratch=scratch, accumulate=False, divisor=float(len(views))
         )
         for other in gradients[1:]:
-            np.copyto(other, gradients[0])
+            kernels.memory.copy(other, gradients[0])
         set_flags(views, name, finite=finite, accumulate=False)
 
 
@@ -74,13 +73,13 @@ def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scratch: Scra
     for rank, instruction in members:
         views |= rank.by_role(instruction)
     rank = members[0][0]
-    shared = tied_elements(rank, views["gs.embed"].size)
+    shared = tied_elements(rank, len(views["gs.embed"]))
     first, last = views["gs.embed"][:shared], views["gs.head"][:shared]
     finite = True
     if shared:
         scratch.reset()
         kernels.add(first, last, first, scratch=scratch)
-        np.copyto(last, first)
+        kernels.memory.copy(last, first)
         scratch.reset()
         finite = kernels.all_finite(first, scratch=scratch)
     flag = max(int(views["flag.embed"][0]), int(views["flag.head"][0]), int(not finite))
@@ -102,7 +101,7 @@ def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) 
             scratch.reset()
             kernels.cast(mine[f"p.{name}"], whole[shard_slice(rank, name)], scratch=scratch)
         for other in views[1:]:
-            np.copyto(other[f"w.{name}"], whole)
+            kernels.memory.copy(other[f"w.{name}"], whole)
 
 
 def any_flag(members: Sequence[Member]) -> None:
@@ -143,26 +142,11 @@ def norm_of_stages(stages: Sequence[Mapping[str, float]], *, overflow: bool) -> 
     return math.inf if overflow else math.sqrt(sum(sum(totals.values()) for totals in stages))
 
 
-_NORM_CHUNK = 1 << 16
-
-
-class _Work(threading.local):
-    """A chunk in float64 for each thread that sums norms, made once and not in every step."""
-
-    def __init__(self) -> None:
-        self.chunk = np.empty(_NORM_CHUNK, np.float64)
-
-
-_work = _Work()
-
-
 def chunk_squares(rank: Rank, name: str, views: Views) -> Iterator[float]:
     """What a rank contributes to the norm for a block: sums of squares of fixed chunks of its part, in float64."""
     gradient = views[f"gs.{name}"]
-    for low, high in norm_chunks(rank.program, name, rank.replica, gradient.size):
-        chunk = _work.chunk[: high - low]
-        np.copyto(chunk, gradient[low:high])
-        yield float(np.dot(chunk, chunk))
+    for low, high in norm_chunks(rank.program, name, rank.replica, len(gradient)):
+        yield rank.memory.sum_of_squares(gradient[low:high])
 
 
 def norm_chunks(program: Program, name: str, replica: int, elements: int) -> Iterator[tuple[int, int]]:
@@ -176,8 +160,8 @@ def norm_chunks(program: Program, name: str, replica: int, elements: int) -> Ite
     for parameter, low, high in parameters_within(model, owner, start, elements):
         if model.tied_embeddings and owner.kind == "head" and parameter.weight == "table":
             continue  # counted with embed
-        for first in range(low, high, _NORM_CHUNK):
-            yield first, min(first + _NORM_CHUNK, high)
+        for first in range(low, high, SQUARES_CHUNK):
+            yield first, min(first + SQUARES_CHUNK, high)
 
 
 def total_loss(members: Sequence[Member]) -> float:

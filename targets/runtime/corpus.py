@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.files import is_directory
-from ratrain.targets.runtime.data import TokenStream, digest_of
+from ratrain.targets.runtime.data import TokenStream, chunks_of, digest_of
 from ratrain.targets.runtime.documents import Documents, Positions, end_tokens, pieced
 
 TOKENS, DOCUMENTS, TEXT = ".bin", ".jsonl", ".txt"
@@ -67,6 +67,24 @@ def ended(text: TokenStream, eos: int) -> TokenStream:
     """A text that is one document, with the token at its end."""
     end = end_tokens(eos, text.tokens.dtype.type)
     return _in_a_row(text, [text.tokens, end], Documents(np.array([0, len(text.tokens) + 1], np.int64)))
+
+
+def ended_by(numbers: TokenStream, eos: int) -> TokenStream:
+    """Token numbers of documents that each end with a token; tokens behind the last such are a document too."""
+    ends = [start + np.flatnonzero(chunk == eos) + 1 for start, chunk in chunks_of(numbers.tokens)]
+    bounds = np.concatenate([np.zeros(1, np.int64), *ends])
+    if bounds[-1] < len(numbers.tokens):
+        bounds = np.append(bounds, len(numbers.tokens))
+    documents = Documents(bounds)
+    return evolve(numbers, documents=documents, digest=digest_of(numbers.tokens, documents))
+
+
+def refuse_without_ends(name: str, streams: Sequence[TokenStream], eos: int) -> None:
+    """Refuse token numbers of documents among which the token that shall end them is nowhere."""
+    if any(len(one.documents or ()) > 1 or int(one.tokens[len(one.tokens) - 1 :][0]) == eos for one in streams):
+        return
+    text = f"'{name}' has no token {eos}, which shall end its documents"
+    fail("RT090", text, help="name the token that stands at the end of each document, --eos 2")
 
 
 def joined(name: str, streams: Sequence[TokenStream]) -> TokenStream:

@@ -63,7 +63,7 @@ class TokenStream:
     found: str = ""
     """Where that one was found, in words, where nobody named it."""
     documents: Documents | None = None
-    """Where its documents are, where that is known: not of token numbers."""
+    """Where its documents are, where that is known: of token numbers only if somebody said which of them ends one."""
     reading: Mapping[str, Any] = field(factory=dict)
     """What else says how its documents were read, as a checkpoint records it: files, keys, the token at their ends."""
 
@@ -274,6 +274,17 @@ def _in_order(tokens: Tokens, documents: Documents, order: Positions) -> _Pass:
     return _Pass(pieced(np.diff(documents.bounds)[order], read, tokens.dtype), documents.in_order(order))
 
 
+def _check_starts_known(stream: TokenStream) -> None:
+    """Refuse data of which nobody knows where documents start, for a program that keeps attention inside them."""
+    if stream.documents is not None:
+        return
+    fail(
+        "RT090",
+        f"the program keeps attention inside documents (attention_mask = \"document\"), and '{stream.name}' does not say where they start",
+        help='say which token ends a document, --eos 2; give documents as JSONL, one a line; or plan with attention_mask = "causal"',
+    )
+
+
 def _check_documents(stream: TokenStream) -> None:
     """Refuse to shuffle documents that cannot be told apart, or of which there is one."""
     help_text = "give documents as JSONL, one a line, or as several text files; or take --order shuffled, which shuffles sequences"
@@ -291,7 +302,8 @@ class Batches:
     that n = (tokens - 1) div S. Steps take G = `plan.global_batch` sequences each, in the stream's order again and again,
     or in another random order for every pass over the data; or documents are put into another random order for every pass,
     and cut into sequences then. All methods are pure functions of their arguments and may be called from several threads.
-    Raises RT090 where the stream is too short for one sequence, or has no documents to put into another order.
+    Raises RT090 where the stream is too short for one sequence, has no documents to put into another order, or does not say where
+    documents start that attention shall stay inside of.
     """
 
     stream: TokenStream
@@ -307,6 +319,8 @@ class Batches:
     def __attrs_post_init__(self) -> None:
         if self.order == "documents":
             _check_documents(self.stream)
+        if self.plan.keeps_documents_apart:
+            _check_starts_known(self.stream)
         self.sequences = (len(self.stream.tokens) - 1) // self.plan.seq_len
         if self.sequences < 1:
             fail(
@@ -337,8 +351,9 @@ class Batches:
         return total
 
     def fill(self, step: int, replica: int, piece: Piece, part: Part, out: NDArray[np.int32]) -> None:
-        """Write the tokens, or the labels, of one micro-batch of one replica, or of a slice of it, into `out`, shape [b * S].
+        """Write a part of the input of one micro-batch of one replica, or of a slice of it, into `out`, shape [b * S].
 
+        Of starts of documents, a document that goes on from the sequence before starts where its sequence does.
         Number i of the global batch belongs to replica i div (M * b), micro-batch (i mod M * b) div b. Of a slice S is its length.
         """
         plan = slice_plan(self.plan, None if isinstance(piece, int) else piece.number)
@@ -349,6 +364,11 @@ class Batches:
         for row in range(size):
             start = self.sequence_of(step, first + row) * self.plan.seq_len + shift
             held, sequence = self._pass(self._epoch_of(step, first + row)), out[row * length : (row + 1) * length]
+            if part is Part.DOCUMENTS:
+                assert held.documents is not None
+                starts = held.documents.starts(start, start + length) - (start - shift)
+                np.maximum(starts, 0, out=sequence, casting="same_kind")
+                continue
             sequence[:] = held.tokens[start : start + length]
             if part is Part.LABELS and held.documents is not None and held.documents.counted_from is not None:
                 sequence[~held.documents.is_counted(start, start + length)] = IGNORED_LABEL

@@ -91,6 +91,11 @@ class Documents:
         """Where the document begins that a position is in."""
         return int(self.bounds[int(np.searchsorted(self.bounds, position, "right")) - 1])
 
+    def starts(self, start: int, stop: int) -> Positions:
+        """Of each token in [start, stop) where its document begins."""
+        found: Positions = self.bounds[self._holding(np.arange(start, stop))]
+        return found
+
     def counted(self, start: Positions, stop: Positions) -> int:
         """How many of the tokens in all ranges [start, stop) count as labels."""
         return int((self._counted_below(stop) - self._counted_below(start)).sum())

@@ -19,11 +19,13 @@ from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Part, Payload
 from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.evaluation import serves_the_loss
-from ratrain.targets.runtime.kernels import KernelSet, Scratch
 from ratrain.targets.runtime.memory_monitor import MemoryMonitor
 from ratrain.targets.runtime.optimizer import LossScale, Updater
 from ratrain.targets.runtime.positions import RankPhase
+from ratrain.targets.runtime.process_memory import MemoryUse, peak_resident_bytes, resident_bytes
 from ratrain.targets.runtime.profile import StepSpan
 from ratrain.targets.runtime.rank import BoundRoutine, Rank, bind_routine, prepare_tables, routine_scratch_bytes
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Rank as MeshRank
     from ratrain.targets.program.program import Instruction, Program
     from ratrain.targets.runtime.data import Batches
+    from ratrain.targets.runtime.kernels import KernelSet, Scratch
     from ratrain.targets.runtime.profile import Concurrency, Profile
 
 
@@ -96,10 +99,13 @@ class ProgramEngine(ABC):
         self.kernels = kernels
         self.batches = batches
         _check_memory(program, places)
+        _load_kernels(program, kernels)
+        self.constant_bytes = resident_bytes()
+        """Resident bytes of this process before its arenas; None where the system does not say."""
         self.ranks: list[list[Rank]] = [[] for _ in program.stages]
         """The ranks of this process, by stage."""
         for place in places:
-            self.ranks[place.stage].append(Rank(program, place.stage, place.replica))
+            self.ranks[place.stage].append(Rank(program, place.stage, place.replica, kernels.memory))
         self.first_step = 0
         """Steps done before this engine was made (a resumed run)."""
         self.step = 0
@@ -112,7 +118,7 @@ class ProgramEngine(ABC):
         """The data of a pass that evaluates, and which of its batches; None while training."""
         prepare_tables(program, kernels)
         self.updater = Updater(program, kernels)
-        self.scratch = Scratch(self.scratch_needed())
+        self.scratch: Scratch = kernels.memory.scratch(self.scratch_needed())
         self.bound: dict[tuple[int, int, int], BoundRoutine] = {}
         self._bind()
         self.heads = [Head(rank, e) for ranks in self.ranks for rank in ranks for e in ENGINES if rank.stage.streams[e]]
@@ -277,7 +283,8 @@ class ProgramEngine(ABC):
         """Copy the tokens or labels of a micro-batch into the arena."""
         out = rank.by_role(instruction)["data"]
         batches, number = self.evaluated or (self.batches, step)
-        batches.fill(number, rank.replica, instruction.piece, Part(instruction.variant), out)
+        with rank.memory.filling(out) as values:
+            batches.fill(number, rank.replica, instruction.piece, Part(instruction.variant), values)
 
     def update(self, rank: Rank, instruction: Instruction, _step: int) -> None:
         """Update a block on the host's scratch: an engine of its own in a machine that updates beside its compute engine."""
@@ -306,7 +313,12 @@ class ProgramEngine(ABC):
     @property
     def arena_bytes(self) -> int:
         """Bytes of all arenas of the process."""
-        return sum(rank.arena.size for ranks in self.ranks for rank in ranks)
+        return sum(rank.arena.nbytes for ranks in self.ranks for rank in ranks)
+
+    def memory_use(self) -> MemoryUse:
+        """What this process holds, and has held at most."""
+        transport, peak = self.peak_transport_bytes, peak_resident_bytes()
+        return MemoryUse(self.arena_bytes, self.scratch_bytes, transport, self.constant_bytes, peak)
 
     @property
     def loss_scale(self) -> tuple[float, float]:
@@ -333,6 +345,13 @@ def scratch_bytes(program: Program, kernels: KernelSet) -> int:
     """Scratch that a kernel set needs for the largest step of a program."""
     routines = max((routine_scratch_bytes(routine, kernels) for routine in program.routines), default=0)
     return max(routines, Updater(program, kernels).scratch_bytes())
+
+
+def _load_kernels(program: Program, kernels: KernelSet) -> None:
+    """Run a kernel on one element: the libraries that a kernel set loads with its first one are no part of what a step takes."""
+    one, other = np.zeros(1, np.float32), np.zeros(1, NUMPY_DTYPES[Dtype(program.plan.view_dtype)])
+    scratch = kernels.memory.scratch(kernels.scratch_bytes("cast", src=one, dst=other))
+    kernels.cast(kernels.memory.staged(one), kernels.memory.staged(other), scratch=scratch)
 
 
 def _check_memory(program: Program, places: Sequence[MeshRank]) -> None:

@@ -7,26 +7,28 @@ is no cache of keys and values: the logits behind a prefix are those of a forwar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.blocks import Block, block_chain, flat_elements
+from ratrain.ratrain_ir.blocks import Block, activation_type, block_chain, flat_elements
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.targets.codegen.routines import RoutineForm, derived_routine, representative
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.kernels.scratch import Scratch
-from ratrain.targets.runtime.rank import aligned_bytes, bind_steps, resolve, routine_scratch_bytes
-from ratrain.targets.runtime.weights import flat_master
+from ratrain.targets.runtime.memory import HOST
+from ratrain.targets.runtime.rank import bind_steps, resolve, routine_scratch_bytes
+from ratrain.targets.runtime.weight_source import flat_pieces
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.types import Dtype
     from ratrain.targets.program.routine import Routine
     from ratrain.targets.runtime.kernels import KernelSet
-    from ratrain.targets.runtime.weights import WeightSource
+    from ratrain.targets.runtime.weight_source import WeightSource
 
 LENGTH_STEP = 64
 """Prefixes are padded at their end to a multiple of it, so that routines are made anew once in so many tokens. Assumed."""
@@ -68,7 +70,7 @@ class Forward:
             "labels": np.zeros(1, np.int32),
             "lse": np.zeros(1, np.float32),
             "loss": np.zeros(1, np.float64),
-            "workspace": aligned_bytes(routine.workspace_bytes),
+            "workspace": HOST.allocate(routine.workspace_bytes),
         }
         self._head = bind_steps(routine, operands, kernels, Scratch(routine_scratch_bytes(routine, kernels)))
         logits = next(step.operands["logits"] for step in routine.steps if "logits" in step.operands)
@@ -95,10 +97,11 @@ class Forward:
     def _view(self, owner: Block, source: WeightSource) -> NDArray[Any]:
         """A block's weights, [elements], in the type that forward passes read."""
         plan = sequence_plan(1, self._dtype)
-        master = flat_master(self._model, plan, owner, source)
-        view = np.empty(flat_elements(self._model, plan, owner), NUMPY_DTYPES[self._dtype])
-        scratch = Scratch(self._kernels.scratch_bytes("cast", src=master, dst=view))
-        self._kernels.cast(master, view, scratch=scratch)
+        view = np.zeros(flat_elements(self._model, plan, owner), NUMPY_DTYPES[self._dtype])
+        for at, values in flat_pieces(self._model, owner, source, 0, view.size):
+            part = view[at : at + values.size]
+            scratch = Scratch(self._kernels.scratch_bytes("cast", src=values, dst=part))
+            self._kernels.cast(values, part, scratch=scratch)
         return view
 
     def _routine(self, owner: Block, plan: Plan) -> Routine:
@@ -112,14 +115,15 @@ class Forward:
         blocks = block_chain(self._model)[:-1]
         routines = {owner: self._routine(owner, plan) for owner in blocks}
         each = list({id(routine): routine for routine in routines.values()}.values())  # layers share theirs
-        workspace = aligned_bytes(max(routine.workspace_bytes for routine in each))
+        workspace = HOST.allocate(max(routine.workspace_bytes for routine in each))
         scratch = Scratch(max(routine_scratch_bytes(routine, self._kernels) for routine in each))
-        shape = (length, self._model.hidden_size)
-        one, other = np.zeros(shape, NUMPY_DTYPES[self._dtype]), np.zeros(shape, NUMPY_DTYPES[self._dtype])
+        shapes = [activation_type(self._model, plan, owner).shape for owner in block_chain(self._model)]
+        one, other = (np.zeros(max(shapes), NUMPY_DTYPES[self._dtype]) for _ in range(2))
         tokens = np.zeros(length, np.int32)
         bound = []
-        for owner in blocks:
-            operands = {"tokens": tokens, "x": one, "y": other, "w": self._views[owner], "workspace": workspace}
+        for owner, ((before, _), (after, _)) in zip(blocks, pairwise(shapes), strict=True):
+            operands = {"tokens": tokens, "x": one[:before], "y": other[:after]}
+            operands |= {"w": self._views[owner], "workspace": workspace}
             bound.append(bind_steps(routines[owner], operands, self._kernels, scratch))
             one, other = other, one
-        return _Bound(tokens, one, tuple(bound))
+        return _Bound(tokens, one[:length], tuple(bound))

@@ -52,7 +52,7 @@ def _without_proc(pid: int) -> Liveness:
 
 
 class Departures:
-    """Wakes its caller at once when a process ends: mpirun ends the others within milliseconds, and then who was first is lost."""
+    """Wakes its caller at once when a process ends: a launcher ends the others within milliseconds, and then who was first is lost."""
 
     def __init__(self) -> None:
         self._handles: dict[int, int] = {}

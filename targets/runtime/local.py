@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction, Program
     from ratrain.targets.runtime.collectives import Member
     from ratrain.targets.runtime.data import Batches
-    from ratrain.targets.runtime.kernels import KernelSet
+    from ratrain.targets.runtime.kernels import KernelSet, Scratch
     from ratrain.targets.runtime.profile import Concurrency
 
 
@@ -44,11 +44,38 @@ class LocalEngine(ProgramEngine):
     def __init__(
         self, program: Program, kernels: KernelSet, batches: Batches, *, interleave_seed: int | None = None
     ) -> None:
+        self._scratches: dict[tuple[int, int, Engine], Scratch] = {}
         super().__init__(program, kernels, batches, program.topology.ranks)
+        if self.overlaps:
+            for rank in (rank for ranks in self.ranks for rank in ranks):  # all of it before the first step
+                self.scratch_of(rank, Engine.COLLECTIVE)
+                self.scratch_of(rank, Engine.HOST)
         self.choice = random.Random(interleave_seed) if interleave_seed is not None else None  # noqa: S311
-        self.channels = Channels()
+        self.channels = Channels(kernels.memory)
+        self.order = kernels.memory.order()
         self.losses: dict[int, float] = {}
         self.norms: dict[int, float] = {}
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether instructions of several engines may be executed at a time, as a device does behind the program."""
+        return self.kernels.memory.overlaps
+
+    def scratch_of(self, rank: Rank, engine: Engine) -> Scratch:
+        """What an engine's kernels take temporaries from: its own where engines overlap, of routines, of reductions, of updates."""
+        if not self.overlaps or (engine is Engine.COMPUTE and rank is self.ranks[0][0]):
+            return self.scratch
+        key = rank.stage_index, rank.replica, engine
+        if key not in self._scratches:
+            needed = self.scratch.capacity if engine is Engine.COMPUTE else self.updater.scratch_bytes()
+            made: Scratch = self.kernels.memory.scratch(needed)
+            self._scratches[key] = made
+        return self._scratches[key]
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of all scratch of the process."""
+        return self.scratch.capacity + sum(scratch.capacity for scratch in self._scratches.values())
 
     @property
     def description(self) -> str:
@@ -74,6 +101,7 @@ class LocalEngine(ProgramEngine):
         while True:
             ran, unfinished = (self._round if self.choice is None else self._random_pick)(limit)
             if not unfinished:
+                self.order.synchronize()
                 return
             if not ran:
                 self.fail_as_hanging()
@@ -102,10 +130,19 @@ class LocalEngine(ProgramEngine):
         step = self.step_of(head)
         for rank, instruction in members:
             self.begin(rank, head.engine, instruction)
-        self.execute(members, step)
+        self.issue(members, head.engine, step)
         for rank, instruction in members:
             self.complete(rank, head.engine, instruction)
         return True
+
+    def issue(self, members: list[Member], engine: Engine, step: int) -> None:
+        """Have an instruction, or a collective of its members, that is ready done in its order."""
+        (rank, instruction), *_ = members
+        is_message = instruction.ends(rank.stage_index) is not None
+        hop = self.hop(rank, instruction) if is_message else None
+        issues = [member.issue(engine, mine) for member, mine in members]
+        with self.order.issuing(issues, hop, sends=instruction.keyword == ops.Send.keyword):
+            self.execute(members, step)
 
     def step_of(self, head: Head) -> int:
         """The step, over the whole training, of a head's instruction."""

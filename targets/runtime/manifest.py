@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.data import TokenStream
     from ratrain.targets.runtime.overrides import Overrides
-    from ratrain.targets.runtime.settings import RunSettings, Start
+    from ratrain.targets.runtime.settings import Execution, RunSettings, Start
 
 
 def run_manifest(
@@ -46,7 +46,15 @@ def run_manifest(
         "data": stream.digest,
         "stream": stream.facts(),
         **blas_facts(),
+        **_torch_facts(settings.execution),
     }
+
+
+def _torch_facts(execution: Execution) -> dict[str, Any]:
+    """PyTorch's version and the device, of a run that has kernels of PyTorch."""
+    if execution.kernels not in ("torch", "torch-device"):
+        return {}
+    return {"torch": _version("torch"), "device": execution.device}
 
 
 def blas_facts() -> dict[str, Any]:
@@ -89,6 +97,8 @@ def scale_that_starts_anew(saved: object, plan: Plan) -> list[Diagnostic]:
         f"{key} {saved[key]} then, {getattr(plan, key)} now" for key in DTYPE_KEYS if saved[key] != getattr(plan, key)
     ]
     if not types and (saved["loss_scale"] is None) == (plan.loss_scale is None):
+        return []
+    if saved["loss_scale"] == plan.loss_scale == 1.0:  # neither scales, as is so of f32 and bf16
         return []
     was, is_now = (
         "dynamic" if scale is None else f"fixed at {scale:g}" for scale in (saved["loss_scale"], plan.loss_scale)

@@ -100,7 +100,7 @@ class Updater:
             beta2=settings.betas[1],
             eps=settings.eps,
             weight_decay=settings.weight_decay,
-            decay=self.decayed_ranges(instruction.blocks[0], rank.replica, master.size),
+            decay=self.decayed_ranges(instruction.blocks[0], rank.replica, len(master)),
         )
 
     def _note_squares(

@@ -70,7 +70,7 @@ class RankPosition:
     """Where a rank is."""
 
     number: int
-    """of its process, as mpirun numbers them; of ranks in one process, by stage and replica"""
+    """of its process, as the launcher numbers them; of ranks in one process, by stage and replica"""
     stage: int
     replica: int
     pid: int

@@ -18,7 +18,7 @@ from ratrain.targets.program.program import Instruction
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
 
-Concurrency: TypeAlias = Literal["ordered", "threads", "mpi"]
+Concurrency: TypeAlias = Literal["ordered", "threads", "processes"]
 """What ran at a time: one instruction; the engines of all ranks, a thread each; the ranks, a process each."""
 CONCURRENCIES: tuple[Concurrency, ...] = get_args(Concurrency)
 EngineKey: TypeAlias = tuple[int, int, Engine]

@@ -6,7 +6,7 @@ wrong loss. Block ops are bound to kernels once, before the first step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +15,19 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrain_ir.topology import Rank as MeshRank
-from ratrain.ratrain_ir.types import ALIGNMENT_BYTES
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import parse_reference
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.kernels import KernelSet, OnChipKernels, Scratch
+from ratrain.targets.runtime.memory import HOST, Memory
 from ratrain.targets.runtime.positions import PositionFile
+from ratrain.targets.runtime.streams import Issue
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.types import Dtype
-    from ratrain.targets.program.program import Instruction, Program, ProgramStage, ProgramTensor
+    from ratrain.targets.program.program import Instruction, Program, ProgramStage
     from ratrain.targets.program.routine import Reference, Routine, Step
-
-Bytes = NDArray[np.uint8]
 
 _DENOMINATOR = "denominator"
 """The option of kernels whose gradients are of a mean over labels."""
@@ -37,13 +36,19 @@ _DENOMINATOR = "denominator"
 class Rank:
     """A stage of one replica, ready to execute block ops."""
 
-    def __init__(self, program: Program, stage: int, replica: int) -> None:
+    def __init__(self, program: Program, stage: int, replica: int, memory: Memory = HOST) -> None:
         self.program = program
+        self.memory = memory
         self.stage_index = stage
         self.replica = replica
         self.stage: ProgramStage = program.stages[stage]
-        self.arena = aligned_bytes(self.stage.arena_bytes)
-        self.views = [tensor_view(self.arena, tensor) for tensor in self.stage.tensors]
+        self.arena: Any = memory.allocate(self.stage.arena_bytes)
+        self.views: list[NDArray[Any]] = [
+            memory.typed(
+                self.arena[tensor.offset : tensor.offset + tensor.type.nbytes], tensor.type.dtype, tensor.type.shape
+            )
+            for tensor in self.stage.tensors
+        ]
         self.completed = dict.fromkeys(ENGINES, 0)
         """Instructions each engine has completed, over all steps."""
         self.position: PositionFile | None = None
@@ -78,10 +83,14 @@ class Rank:
         """
         return self.views[self.stage.carried[what, block][0]]
 
+    def all_carried(self, what: str, block: str) -> list[NDArray[Any]]:
+        """Views of all carried tensors that hold the same, as `carried` names it; none where the stage carries nothing of the kind."""
+        return [self.views[number] for number in self.stage.carried.get((what, block), ())]
+
     def fill(self, what: str, block: str, values: Any) -> None:
         """Write a carried tensor, and whatever else holds the same."""
         for number in self.stage.carried[what, block]:
-            self.views[number][...] = values
+            self.memory.write(self.views[number], values)
 
     def head(self, engine: Engine) -> tuple[Instruction, int] | None:
         """The next instruction of an engine and its step, or None where the engine has no work at all."""
@@ -93,24 +102,20 @@ class Rank:
 
     def is_ready(self, instruction: Instruction, step: int) -> bool:
         """Whether everything an instruction of a step waits for on this rank is complete."""
+        return all(self.completed[engine] >= count for engine, count in self.awaited(instruction, step))
+
+    def awaited(self, instruction: Instruction, step: int) -> Iterator[tuple[Engine, int]]:
+        """What an instruction of a step waits for: engines, and how many of their instructions over all steps."""
         for wait in instruction.waits:
             at = step - 1 if wait.previous_step else step
-            if at >= 0 and self.completed[wait.engine] < at * len(self.stage.streams[wait.engine]) + wait.count:
-                return False
-        return True
+            if at >= 0:
+                yield wait.engine, at * len(self.stage.streams[wait.engine]) + wait.count
 
-
-def aligned_bytes(count: int) -> Bytes:
-    """Zeroed bytes that start at a multiple of the alignment."""
-    raw = np.zeros(count + ALIGNMENT_BYTES, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT_BYTES
-    return raw[start : start + count]
-
-
-def tensor_view(arena: Bytes, tensor: ProgramTensor) -> NDArray[Any]:
-    """The tensor's bytes in the arena, with its type."""
-    data = arena[tensor.offset : tensor.offset + tensor.type.nbytes]
-    return data.view(NUMPY_DTYPES[tensor.type.dtype]).reshape(tensor.type.shape)
+    def issue(self, engine: Engine, instruction: Instruction) -> Issue:
+        """The next instruction of an engine, as it is handed to what does it."""
+        number = self.completed[engine]
+        step = number // len(self.stage.streams[engine])
+        return Issue(self.place, engine, number, tuple(self.awaited(instruction, step)))
 
 
 class BoundRoutine:
@@ -153,7 +158,7 @@ def _bind_step(
     routine: Routine, step: Step, operands: dict[str, NDArray[Any]], kernels: KernelSet, scratch: Scratch
 ) -> tuple[Callable[..., None], dict[str, Any]]:
     arguments: dict[str, Any] = {
-        name: resolve(routine, reference, operands) for name, reference in step.operands.items()
+        name: resolve(routine, reference, operands, kernels.memory) for name, reference in step.operands.items()
     }
     kernel = getattr(_set_for(step, kernels), step.kernel)
     return kernel, {**arguments, **KERNELS[step.kernel].arguments(step.options), "scratch": scratch}
@@ -164,14 +169,16 @@ def _set_for(step: Step, kernels: KernelSet) -> KernelSet:
     return kernels.bound_to(step.on_chip) if isinstance(kernels, OnChipKernels) else kernels
 
 
-def resolve(routine: Routine, reference: str, operands: dict[str, NDArray[Any]]) -> NDArray[Any]:
+def resolve(routine: Routine, reference: str, operands: dict[str, NDArray[Any]], memory: Memory = HOST) -> NDArray[Any]:
     """What a step of a routine means by a reference, in its operands or its workspace."""
     named = parse_reference(reference)
-    whole = _resolve_whole(routine, named, operands)
+    whole = _resolve_whole(routine, named, operands, memory)
     return whole if named.rows is None else whole[slice(*named.rows)]
 
 
-def _resolve_whole(routine: Routine, named: Reference, operands: dict[str, NDArray[Any]]) -> NDArray[Any]:
+def _resolve_whole(
+    routine: Routine, named: Reference, operands: dict[str, NDArray[Any]], memory: Memory
+) -> NDArray[Any]:
     if named.part:
         parameter = next(p for p in routine.parameters if p.name == named.part)
         elements = int(np.prod(parameter.shape))
@@ -179,11 +186,11 @@ def _resolve_whole(routine: Routine, named: Reference, operands: dict[str, NDArr
     if named.base in operands:
         return operands[named.base]
     intermediate = next(i for i in routine.intermediates if i.name == named.base)
-    dtype = NUMPY_DTYPES[intermediate.dtype]
-    nbytes = int(np.prod(intermediate.shape)) * dtype.itemsize
-    workspace = operands["workspace"].reshape(-1).view(np.uint8)  # bytes, whatever type the schedule gave it
+    nbytes = int(np.prod(intermediate.shape)) * intermediate.dtype.itemsize
+    workspace = memory.bytes_of(operands["workspace"])  # bytes, whatever type the schedule gave it
     data = workspace[intermediate.offset : intermediate.offset + nbytes]
-    return data.view(dtype).reshape(intermediate.shape)
+    whole: NDArray[Any] = memory.typed(data, intermediate.dtype, intermediate.shape)
+    return whole
 
 
 def routine_scratch_bytes(routine: Routine, kernels: KernelSet) -> int:

@@ -52,17 +52,28 @@ class Evaluation:
     """batches of one evaluation; None: all there are"""
 
 
+HOST_DEVICE = "cpu"
+"""The processor of this process."""
+
+
+def default_kernels(device: str) -> str:
+    """The kernel set that a device is used with where none is named."""
+    return "fast" if device == HOST_DEVICE else "torch-device"
+
+
 @frozen
 class Execution:
     """How a program is executed."""
 
     kernels: str = "fast"
+    device: str = HOST_DEVICE
+    """what executes it, as PyTorch calls it"""
     threads: int = 1
     """with more than one, the engines of all ranks run side by side, and ranks share out these threads for their kernels"""
     interleave_seed: int | None = None
     """of a random order of ready instructions; None: a fixed one"""
     sums: str = "rank order"
-    """how gradients are summed over replicas: part of what the bits depend on"""
+    """how gradients are summed over replicas, or the engine whose library chooses: part of what the bits depend on"""
     check_memory: bool = False
     """hold every access against the program's lives"""
     poison: bool = False

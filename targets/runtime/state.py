@@ -1,37 +1,45 @@
-"""Training state in and out of the ranks' arenas: initial weights, checkpoints. The outside sees whole blocks, never shards."""
+"""Training state in and out of the ranks' arenas: initial weights, checkpoints. The outside sees whole blocks, never shards.
+
+What comes in goes piece by piece to where it stays: a tensor of the embedding alone may be as large as all the rest of a model, and would
+have to be in memory twice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
-import numpy as np
+from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.blocks import Block, flat_elements, is_sharded
+from ratrain.ratrain_ir.blocks import Block, is_sharded
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.targets.runtime.checkpoint import BlockState, TrainingState
+from ratrain.targets.runtime.engine import ProgramEngine
 from ratrain.targets.runtime.optimizer import GROWTH_INTERVAL, LossScale
-from ratrain.targets.runtime.weights import WeightSource, block_elements, flat_master
+from ratrain.targets.runtime.rank import Rank
+from ratrain.targets.runtime.training_state import BlockStates, TrainingState
+from ratrain.targets.runtime.weight_source import FlatPieces, WeightSource, flat_pieces
+from ratrain.targets.runtime.weights import block_elements
 
-if TYPE_CHECKING:
-    from ratrain.targets.runtime.engine import ProgramEngine
-    from ratrain.targets.runtime.rank import Rank
-
-Flat = NDArray[np.float32]
 _LEAST_SCALE = 2.0**-32
 """Loss scales are between this and its inverse, as plans have them."""
-_STATE_TENSORS = ("p", "m1", "m2")
+_MOMENTS = ("m1", "m2")
+_Pieces: TypeAlias = Callable[[int, int], FlatPieces]
+"""From a range of elements to those of a block's flat tensor."""
 
 
 def start_from_weights(engine: ProgramEngine, source: WeightSource) -> None:
     """Fill the carried tensors for a first step: masters from a source, views rounded from them, moments zero."""
     program = engine.program
+
+    def master(block: Block) -> _Pieces:
+        return lambda start, stop: flat_pieces(program.model, block, source, start, stop)
+
     for block, ranks in _owners(engine):
-        flat = flat_master(program.model, program.plan, block, source)
-        zeros = np.zeros_like(flat)
+        _fill(engine, ranks, block, "p", master(block))
         for rank in ranks:
-            _fill(engine, rank, block, (flat, zeros, zeros), updates=0)
+            for kind in (*_MOMENTS, "t"):
+                rank.fill(kind, str(block), 0)
     for ranks in engine.ranks:
         for rank in ranks:
             _start_scale(rank, program.plan.loss_scale)
@@ -45,12 +53,15 @@ def start_from_state(engine: ProgramEngine, state: TrainingState, *, keep_scale:
     program = engine.program
     if not (_LEAST_SCALE <= state.scale[0] <= 1 / _LEAST_SCALE and 0 <= state.scale[1] < GROWTH_INTERVAL):
         fail("RT092", f"the checkpoint has the loss scale {state.scale}, which no run has")
+
+    def saved(block: Block, kind: str) -> _Pieces:
+        return lambda start, stop: state.blocks.pieces(block, kind, start, stop)
+
     for block, ranks in _owners(engine):
-        saved = state.blocks[block]
-        elements = flat_elements(program.model, program.plan, block)
-        flats = tuple(_padded(array, elements) for array in (saved.p, saved.m1, saved.m2))
+        for kind in ("p", *_MOMENTS):
+            _fill(engine, ranks, block, kind, saved(block, kind))
         for rank in ranks:
-            _fill(engine, rank, block, (flats[0], flats[1], flats[2]), updates=saved.t)
+            rank.fill("t", str(block), state.blocks.updates(block))
     for ranks in engine.ranks:
         for rank in ranks:
             if program.plan.loss_scale is None and keep_scale:
@@ -61,27 +72,31 @@ def start_from_state(engine: ProgramEngine, state: TrainingState, *, keep_scale:
 
 
 def training_state(engine: ProgramEngine, step: int) -> TrainingState:
-    """What a checkpoint keeps after `step` steps; blocks are copied out when they are asked for."""
-    return TrainingState(step, _Blocks(engine), engine.loss_scale)
+    """What a checkpoint keeps after `step` steps; blocks are copied out when they are asked for, pieces of them are the arenas' own bytes."""
+    return TrainingState(step, _ArenaStates(engine.program.model, engine, dict(_owners(engine))), engine.loss_scale)
 
 
-def master_weights(engine: ProgramEngine) -> Iterator[tuple[Block, Flat]]:
-    """Every block's whole master weights."""
-    for block, ranks in _owners(engine):
-        yield block, _gathered(engine, ranks, block, "p")
+@frozen(eq=False)
+class _ArenaStates(BlockStates):
+    """Block states as they are in the ranks' arenas."""
 
+    engine: ProgramEngine
+    ranks: dict[Block, list[Rank]]
 
-class _Blocks(Mapping[Block, BlockState]):
-    """Block states fetched one at a time, so that saving never holds all of them."""
+    def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
+        """Elements [start, stop) of a block's tensor of a kind, as views of what the ranks hold."""
+        program = self.engine.program
+        holders = self.ranks[block]
+        for rank in holders if is_sharded(program.plan) else holders[:1]:
+            shard = program.topology.shard_range(block, rank.replica)
+            low, high = max(start, shard.start), min(stop, shard.stop)
+            if low < high:
+                held = rank.carried(kind, str(block))[low - shard.start : high - shard.start]
+                yield low, rank.memory.to_host(held)
 
-    def __init__(self, engine: ProgramEngine) -> None:
-        self.engine = engine
-        self.ranks = dict(_owners(engine))
-
-    def __getitem__(self, block: Block) -> BlockState:
-        ranks = self.ranks[block]
-        p, m1, m2 = (_gathered(self.engine, ranks, block, name) for name in _STATE_TENSORS)
-        return BlockState(p, m1, m2, int(ranks[0].carried("t", str(block))[0]))
+    def updates(self, block: Block) -> int:
+        """Updates applied to a block."""
+        return int(self.ranks[block][0].carried("t", str(block))[0])
 
     def __iter__(self) -> Iterator[Block]:
         return iter(self.ranks)
@@ -98,29 +113,37 @@ def _owners(engine: ProgramEngine) -> Iterator[tuple[Block, list[Rank]]]:
             yield block, ranks
 
 
-def _fill(engine: ProgramEngine, rank: Rank, block: Block, flats: tuple[Flat, Flat, Flat], *, updates: int) -> None:
-    owner = str(block)
-    shard = engine.program.topology.shard_range(block, rank.replica)
-    for name, flat in zip(_STATE_TENSORS, flats, strict=True):
-        rank.fill(name, owner, flat[shard.start : shard.stop])
-    rank.fill("t", owner, updates)
-    for number in rank.stage.carried.get(("w", owner), ()):  # none where views are gathered for each use
-        engine.scratch.reset()
-        engine.kernels.cast(flats[0], rank.views[number], scratch=engine.scratch)
+def _fill(engine: ProgramEngine, ranks: Sequence[Rank], block: Block, kind: str, pieces: _Pieces) -> None:
+    """Fill a tensor of a block on all ranks of this process, and of masters the views; each element is asked for once.
+
+    What is between pieces, and behind the last one, is zero. Only the shards of these ranks are asked for, where no view is whole.
+    """
+    parts: list[tuple[range, NDArray[Any]]] = []
+    views: list[NDArray[Any]] = []
+    for rank in ranks:
+        parts += [
+            (engine.program.topology.shard_range(block, rank.replica), tensor)
+            for tensor in rank.all_carried(kind, str(block))
+        ]
+        # There are none where views are gathered for each use.
+        views += [tensor.reshape(-1) for tensor in rank.all_carried("w", str(block)) if kind == "p"]
+    for tensor in (*(tensor for _, tensor in parts), *views):
+        engine.kernels.memory.write(tensor, 0)
+    last = block_elements(engine.program.model, block)
+    start = 0 if views else min(shard.start for shard, _ in parts)
+    stop = last if views else min(last, max(shard.stop for shard, _ in parts))
+    memory = engine.kernels.memory
+    for at, given in pieces(start, stop):
+        end, values = at + given.size, memory.staged(given)
+        for shard, tensor in parts:
+            low, high = max(at, shard.start), min(end, shard.stop)
+            if low < high:
+                memory.copy(tensor[low - shard.start : high - shard.start], values[low - at : high - at])
+        for view in views:
+            engine.scratch.reset()
+            engine.kernels.cast(values, view[at:end], scratch=engine.scratch)
 
 
 def _start_scale(rank: Rank, fixed: float | None) -> None:
-    for number in rank.stage.carried["scale", ""]:
-        LossScale(rank.views[number]).start(fixed)
-
-
-def _gathered(engine: ProgramEngine, ranks: list[Rank], block: Block, name: str) -> Flat:
-    program = engine.program
-    parts = [rank.carried(name, str(block)) for rank in (ranks if is_sharded(program.plan) else ranks[:1])]
-    return np.concatenate(parts)[: block_elements(program.model, block)]
-
-
-def _padded(flat: Flat, elements: int) -> Flat:
-    whole = np.zeros(elements, np.float32)
-    whole[: flat.size] = flat[:elements]
-    return whole
+    for tensor in rank.all_carried("scale", ""):
+        LossScale(tensor).start(fixed)

@@ -8,8 +8,9 @@ the library of that name, because that one hands numpy no bf16 and writes only w
 from __future__ import annotations
 
 import json
+import mmap
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from math import prod
 from typing import Any, NoReturn, Protocol
@@ -25,6 +26,10 @@ from ratrain.ratrain_ir.types import Dtype
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 
 Float32 = NDArray[np.float32]
+
+PIECE_ELEMENTS = 1 << 20
+"""Elements that are drawn, read or rounded at a time where a tensor goes from one place to another: 4 MiB of f32, so that beside the
+tensor's own bytes there are never more than 16 MiB of temporaries."""
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
 """The types of tensors that can be read, as the format spells them."""
@@ -47,30 +52,85 @@ class Writer(Protocol):
         """Take all of `data`."""
 
 
+def cut(start: int, stop: int, most: int | None = None) -> Iterator[tuple[int, int]]:
+    """[start, stop) in ascending pieces of at most so many elements, `PIECE_ELEMENTS` where nothing else is said."""
+    most = most or PIECE_ELEMENTS
+    for low in range(start, stop, most):
+        yield low, min(low + most, stop)
+
+
+@frozen(eq=False)
+class MappedFile:
+    """A file's bytes as a memory map, read when they are used."""
+
+    pages: mmap.mmap
+    data: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, descriptor: int) -> MappedFile:
+        """All of an open file, which has any bytes. Raises OSError."""
+        pages = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        return cls(pages, np.frombuffer(pages, np.uint8))
+
+    def let_go(self, start: int, stop: int) -> None:
+        """Have bytes [start, stop) no longer count as this process's memory: they are read again where they are used again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            start -= start % mmap.PAGESIZE
+            self.pages.madvise(mmap.MADV_DONTNEED, start, stop - start)
+
+
 @frozen(eq=False)
 class StoredTensor:
-    """One tensor of an open file; its bytes are a memory map, read when they are used."""
+    """One tensor of an open file."""
 
     dtype: str
     """As the format spells it."""
     shape: tuple[int, ...]
-    data: NDArray[np.uint8]
+    file: MappedFile
+    start: int
+    stop: int
+    """where its bytes begin and end in the file"""
 
-    def rows(self, start: int, stop: int) -> StoredTensor:
-        """Rows [start, stop) of the outermost dimension."""
-        row = len(self.data) // self.shape[0]
-        return StoredTensor(self.dtype, (stop - start, *self.shape[1:]), self.data[start * row : stop * row])
+    @property
+    def elements(self) -> int:
+        """How many it has."""
+        return prod(self.shape)
 
-    def to_float32(self) -> Float32:
-        """A copy of the values, exactly; the dtype must be one of `FLOAT_TYPES`."""
+    def values(self, start: int, stop: int) -> Float32:
+        """A copy of elements [start, stop) of the flat tensor, exactly; the dtype must be one of `FLOAT_TYPES`."""
+        size = _ITEM_BYTES[self.dtype]
+        low, high = self.start + start * size, self.start + stop * size
+        data = self.file.data[low:high]
         values: Float32
         if self.dtype == "BF16":
             # bf16 is the upper half of an f32.
-            values = (self.data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+            values = (data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
         else:
             with np.errstate(all="ignore"):  # widening a signalling NaN
-                values = self.data.view("<f4" if self.dtype == "F32" else "<f2").astype(np.float32)
-        return values.reshape(self.shape)
+                values = data.view("<f4" if self.dtype == "F32" else "<f2").astype(np.float32)
+        if low < high:
+            self.file.let_go(low, high)
+        return values
+
+    def pieces(self, start: int, stop: int) -> Iterator[Float32]:
+        """Elements [start, stop) of the flat tensor, at most `PIECE_ELEMENTS` at a time."""
+        for low, high in cut(start, stop):
+            yield self.values(low, high)
+
+    def to_float32(self) -> Float32:
+        """A copy of all values, in the tensor's shape."""
+        return joined(self.pieces(0, self.elements), self.elements).reshape(self.shape)
+
+
+def joined(pieces: Iterable[Float32], elements: int) -> Float32:
+    """One array of so many elements from consecutive pieces."""
+    whole = np.empty(elements, np.float32)
+    at = 0
+    for piece in pieces:
+        whole[at : at + piece.size] = piece
+        at += piece.size
+    assert at == elements, f"{at} of {elements} elements came"
+    return whole
 
 
 def open_tensors(path: str, code: str) -> dict[str, StoredTensor]:
@@ -86,17 +146,18 @@ def open_tensors(path: str, code: str) -> dict[str, StoredTensor]:
             if size < _LENGTH_BYTES or length > min(_MAX_HEADER, size - _LENGTH_BYTES):
                 _not_tensors(path, code, start, size)
             header = stream.read(length)
-        data: NDArray[np.uint8] = np.asarray(np.memmap(path, np.uint8, mode="r"))[_LENGTH_BYTES + length :]
+            file = MappedFile.of(stream.fileno())
     except (OSError, ValueError) as error:
         fail("RT002", f"cannot read '{path}': {getattr(error, 'strerror', None) or error}")
     entries = _parse_header(path, code, header)
     tensors: dict[str, StoredTensor] = {}
     ranges: list[tuple[int, int, str]] = []
+    before = _LENGTH_BYTES + length
     for name, entry in entries.items():
         dtype, shape, begin, end = _parse_entry(path, code, name, entry)
         ranges.append((begin, end, name))
-        tensors[name] = StoredTensor(dtype, shape, data[begin:end])
-    _check_ranges(path, code, sorted(ranges), len(data))
+        tensors[name] = StoredTensor(dtype, shape, file, before + begin, before + end)
+    _check_ranges(path, code, sorted(ranges), len(file.data) - before)
     return tensors
 
 
@@ -113,11 +174,11 @@ def metadata_of(path: str) -> dict[str, object]:
 def write_tensors(
     stream: Writer,
     shapes: Mapping[str, tuple[int, ...]],
-    tensors: Iterable[NDArray[Any]],
+    tensors: Iterable[Iterable[NDArray[Any]]],
     metadata: Mapping[str, str],
     dtype: Dtype = Dtype.F32,
 ) -> None:
-    """Write tensors of these names and shapes, in this order, rounded to f32 or bf16; `tensors` yields them one by one."""
+    """Write tensors of these names and shapes, in this order, rounded to f32 or bf16; each comes in consecutive pieces of any shape."""
     stored, word = NUMPY_DTYPES[dtype].newbyteorder("<"), dtype.value.upper()
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     at = 0
@@ -129,9 +190,12 @@ def write_tensors(
     text += b" " * (-len(text) % _ALIGNMENT)
     stream.write(len(text).to_bytes(_LENGTH_BYTES, "little"))
     stream.write(text)
-    for shape, tensor in zip(shapes.values(), tensors, strict=True):
-        assert tensor.shape == shape, f"a tensor of shape {tensor.shape} was announced as {shape}"
-        stream.write(np.ascontiguousarray(tensor, dtype=stored).reshape(-1).view(np.uint8).data)
+    for (name, shape), pieces in zip(shapes.items(), tensors, strict=True):
+        written = 0
+        for piece in pieces:
+            written += piece.size
+            stream.write(np.ascontiguousarray(piece, dtype=stored).reshape(-1).view(np.uint8).data)
+        assert written == prod(shape), f"{name} was announced as {shape}, and has {written} elements"
 
 
 def _not_tensors(path: str, code: str, start: bytes, size: int) -> NoReturn:

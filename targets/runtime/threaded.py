@@ -15,7 +15,6 @@ import numpy as np
 from attrs import define, field
 
 from ratrain.ratrain_ir.ops import Engine
-from ratrain.targets.runtime.kernels import Scratch
 from ratrain.targets.runtime.local import LocalEngine
 
 if TYPE_CHECKING:
@@ -64,28 +63,13 @@ class ThreadedEngine(LocalEngine):
     concurrency = "threads"
 
     def __init__(self, program: Program, kernels: KernelSet, batches: Batches) -> None:
-        self._scratches: dict[_Key, Scratch] = {}
         self._progress = _Progress()
         super().__init__(program, kernels, batches)
-        for ranks in self.ranks:  # all of it before the first step
-            for rank in ranks:
-                self.scratch_of(rank, Engine.COLLECTIVE)
-                self.scratch_of(rank, Engine.HOST)
-
-    def scratch_of(self, rank: Rank, engine: Engine) -> Scratch:
-        """An engine's own scratch: of routines, of reductions, of updates."""
-        if engine is Engine.COMPUTE and rank is self.ranks[0][0]:
-            return self.scratch
-        key = _key(rank, engine)
-        if key not in self._scratches:
-            needed = self.scratch.capacity if engine is Engine.COMPUTE else self.updater.scratch_bytes()
-            self._scratches[key] = Scratch(needed)
-        return self._scratches[key]
 
     @property
-    def scratch_bytes(self) -> int:
-        """Bytes of all scratch of the process."""
-        return self.scratch.capacity + sum(scratch.capacity for scratch in self._scratches.values())
+    def overlaps(self) -> bool:
+        """Engines run side by side."""
+        return True
 
     def run_until(self, limit: int) -> None:
         """Run until every engine has completed its stream `limit` times."""
@@ -109,7 +93,7 @@ class ThreadedEngine(LocalEngine):
         try:
             with np.errstate(all="ignore"):  # as in `run_step`: each thread has its own
                 while members := self._claim(head, limit):
-                    self.execute(members, self.step_of(head))
+                    self.issue(members, head.engine, self.step_of(head))
                     self._end(head.engine, members)
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
             self._fail(error)

@@ -231,5 +231,6 @@ class TrainingRun:
         return self.saved_to
 
     def manifest(self) -> dict[str, Any]:
-        """What the bits of this run depend on beside its state."""
-        return run_manifest(self.program, self.stream, self.settings, self.seed, self.overrides)
+        """What the bits of this run depend on beside its state, and what it took in memory."""
+        run = run_manifest(self.program, self.stream, self.settings, self.seed, self.overrides)
+        return {**run, "memory": self.engine.memory_use().to_json()}

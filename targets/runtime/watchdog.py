@@ -1,7 +1,7 @@
 """A thread beside the run that says what it waits for: when asked (SIGUSR1), when a rank is gone, when nothing makes progress.
 
-It makes no MPI call and takes no lock of the run; it reads the positions of all ranks and, where the run cannot go on, reports and
-ends the process, on which mpirun ends the others.
+It makes no call of the library that moves bytes and takes no lock of the run; it reads the positions of all ranks and, where the run cannot go on, reports and
+ends the process, on which the launcher ends the others.
 """
 
 from __future__ import annotations
@@ -64,6 +64,13 @@ def gone_ranks(positions: Sequence[RankPosition], departed: Collection[int]) -> 
     ended = (RankPhase.ENDED, RankPhase.FAILED)
     gone = [position for position in positions if position.phase not in ended and liveness(position) is Liveness.GONE]
     return [position for position in gone if position.number in departed] or gone
+
+
+def lost_ranks(positions: Sequence[RankPosition], departed: Collection[int], folder: RunFolder) -> list[RankPosition]:
+    """Those that are gone, unless another has failed before any was lost: it says why, and ends the job with all others."""
+    gone = gone_ranks(positions, departed)
+    failed = any(position.phase is RankPhase.FAILED for position in positions)
+    return [] if gone and failed and folder.lost() is None else gone
 
 
 @frozen(eq=False)
@@ -166,7 +173,7 @@ class Watchdog:
         return diagnose(self.watched.program, positions, time.time(), liveness)
 
     def _look(self, positions: Sequence[RankPosition], folder: RunFolder) -> None:
-        gone = gone_ranks(positions, self._departed)
+        gone = lost_ranks(positions, self._departed, folder)
         if gone:
             folder.note_lost(position.number for position in gone)
             lost = folder.lost() or ([position.number for position in gone], 0.0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,14 +20,13 @@ from ratrain.targets.runtime.weights import INDEX_FILE, WEIGHTS_FILE, Stored, st
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.targets.runtime.tensor_file import Float32
-    from ratrain.targets.runtime.weights import WeightSource
 
 _METADATA = {"format": "pt", "written_by": "ratrain"}
 """Of the files that are written here. Readers of this format in PyTorch programs ask for the first entry, and none for the other."""
 _SHARD = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
 
 
-def write_weights(path: str, model: ModelConfig, source: WeightSource, dtype: Dtype = Dtype.F32) -> None:
+def write_weights(path: str, model: ModelConfig, source: Callable[[str], Float32], dtype: Dtype = Dtype.F32) -> None:
     """Write all parameters of a model, each asked for once and rounded to f32 or bf16, as one safetensors file.
 
     The file appears when it is whole. Raises RT002 where it cannot be written.
@@ -36,7 +35,7 @@ def write_weights(path: str, model: ModelConfig, source: WeightSource, dtype: Dt
 
 
 def write_weight_files(
-    folder: Path, model: ModelConfig, source: WeightSource, most_bytes: int, dtype: Dtype = Dtype.F32
+    folder: Path, model: ModelConfig, source: Callable[[str], Float32], most_bytes: int, dtype: Dtype = Dtype.F32
 ) -> list[str]:
     """Write all parameters of a model to a directory: as one file, or, above `most_bytes` of tensors, as several and their index.
 
@@ -81,10 +80,10 @@ def is_written_here(path: str) -> bool:
     return metadata_of(path) == _METADATA
 
 
-def _write(path: str, layout: Mapping[str, Stored], source: WeightSource, dtype: Dtype) -> None:
-    def tensors() -> Iterator[Float32]:
+def _write(path: str, layout: Mapping[str, Stored], source: Callable[[str], Float32], dtype: Dtype) -> None:
+    def tensors() -> Iterator[list[Float32]]:
         for held in layout.values():
-            yield held.joined([source(part.name) for part in held.parts])
+            yield [held.joined([source(part.name) for part in held.parts])]
 
     shapes = {name: held.shape for name, held in layout.items()}
     with replacing(path) as stream:

@@ -1,9 +1,9 @@
 """Weights: drawn at random, read from Hugging Face files, and laid out flat as blocks hold them.
 
-A `WeightSource` gives one parameter at a time by its Hugging Face name, so that no more than one is in memory beside the
-flat tensors it goes to. Files hold some parameters in another form than blocks do: query, key and value of a Baichuan
-model are one matrix (`W_pack`), and of a GPT-2 model too (`c_attn`), whose linear layers are stored as [inputs, outputs]; a tied
-matrix stands there once. `stored_layout` is the only place that knows.
+A `WeightSource` gives parameters by their Hugging Face names, piece by piece. Files hold some parameters in another form than
+blocks do: query, key and value of a Baichuan model are one matrix (`W_pack`), and of a GPT-2 model too (`c_attn`), whose linear
+layers are stored as [inputs, outputs], and of a GPT-NeoX model (`query_key_value`), head by head; a tied matrix stands there once.
+`stored_layout` is the only place that knows.
 """
 
 from __future__ import annotations
@@ -11,33 +11,30 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
-from ratrain.ratrain_ir.blocks import Block, Parameter, block_chain, flat_elements, parameters
+from ratrain.ratrain_ir.blocks import Block, Parameter, block_chain, parameters
 from ratrain.ratrain_ir.diagnostics import Diagnostic, Diagnostics, Severity, fail
 from ratrain.ratrain_ir.files import is_directory, is_there, read_text
 from ratrain.ratrain_ir.frontend.hf_keys import keys_of
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.targets.runtime import tensor_file
 from ratrain.targets.runtime.tensor_file import (
     FLOAT_TYPES,
     Float32,
     StoredTensor,
+    cut,
     open_tensors,
 )
-
-if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
-
-WeightSource = Callable[[str], Float32]
-"""From the Hugging Face name of a parameter, as `blocks.parameters` has it, to its values in f32, in its shape."""
+from ratrain.targets.runtime.weight_source import WeightSource
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -48,10 +45,12 @@ _WEIGHTS_KEY = 1  # keeps the random numbers of the weights apart from those of 
 _RESIDUAL = ("o_proj", "down_proj")  # the matrices that write to the residual stream, 2 in each layer
 _SCALED_BY_DEPTH = {"gpt2"}  # families whose classes in `transformers` draw those narrower the deeper the model is
 _HEAD = "lm_head.weight"
-_IGNORED = {"gpt2": (".attn.bias", ".attn.masked_bias")}  # the causal mask, which files of that class carry
+_IGNORED = {
+    "gpt2": (".attn.bias", ".attn.masked_bias"),
+    "gpt_neox": (".attention.bias", ".attention.masked_bias"),
+}  # the causal mask, which files of those classes carry
 _IGNORED_ELSEWHERE = ("rotary_emb.inv_freq",)  # a table that old files carry; it follows from rope_theta
 _GPT2_PREFIX = "transformer."
-_ROWS_AT_ONCE = 1024  # of a matrix that is turned round as it is read
 _MOST_SHOWN = 24  # problems named one by one: a wrong model has hundreds
 
 
@@ -91,30 +90,37 @@ class Stored:
             whole = np.concatenate(rows, axis=1).reshape(-1, *arrays[0].shape[1:])
         return whole.T if self.turned else whole
 
-    def part(self, tensor: StoredTensor, number: int) -> Float32:
-        """The values of a part, out of the tensor."""
+    def pieces(self, tensor: StoredTensor, number: int, start: int, stop: int) -> Iterator[Float32]:
+        """Elements [start, stop) of the flat values of a part, out of the tensor, at most `PIECE_ELEMENTS` at a time."""
         before = sum(part.shape[0] for part in self.parts[:number])
-        count = self.parts[number].shape[0]
         if self.turned:
-            return self._turned_rows(tensor, before, before + count)
-        each = sum(part.shape[0] for part in self.parts) // self.groups
-        first, some = before // self.groups, count // self.groups
-        starts = range(first, each * self.groups, each)
-        rows = [tensor.rows(start, start + some).to_float32() for start in starts]
-        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+            yield from _turned_pieces(tensor, before, start, stop)
+            return
+        row = prod(self.parts[number].shape[1:])
+        run = self.parts[number].shape[0] // self.groups * row  # elements of the part that stand together
+        apart = sum(part.shape[0] for part in self.parts) // self.groups * row
+        first = before // self.groups * row
+        for group in range(start // run, -(-stop // run)):
+            shift = group * (apart - run) + first
+            yield from tensor.pieces(max(start, group * run) + shift, min(stop, (group + 1) * run) + shift)
 
-    def _turned_rows(self, tensor: StoredTensor, start: int, stop: int) -> Float32:
-        inputs = tensor.shape[0]
-        values = np.empty((stop - start, inputs), np.float32)
-        for first in range(0, inputs, _ROWS_AT_ONCE):
-            last = min(first + _ROWS_AT_ONCE, inputs)
-            values[:, first:last] = tensor.rows(first, last).to_float32()[:, start:stop].T
-        return values
+
+def _turned_pieces(tensor: StoredTensor, before: int, start: int, stop: int) -> Iterator[Float32]:
+    """Elements [start, stop) of the flat transposed tensor, from its row `before` on."""
+    inputs, outputs = tensor.shape
+    together = max(1, tensor_file.PIECE_ELEMENTS // outputs)
+    for low, high in cut(start // inputs, -(-stop // inputs), max(1, tensor_file.PIECE_ELEMENTS // inputs)):
+        values = np.empty((high - low, inputs), np.float32)
+        for first, last in cut(0, inputs, together):
+            rows = tensor.values(first * outputs, last * outputs).reshape(-1, outputs)
+            values[:, first:last] = rows[:, before + low : before + high].T
+        yield values.reshape(-1)[max(start - low * inputs, 0) : stop - low * inputs]
 
 
 _PACKED: Mapping[str, Mapping[str, str]] = {
     "gpt2": {f"attn.{part}_proj": "attn.c_attn" for part in "qkv"},
     "baichuan": {f"self_attn.{part}_proj": "self_attn.W_pack" for part in "qkv"},
+    "gpt_neox": {f"attention.{part}_proj": "attention.query_key_value" for part in "qkv"},
     "internlm2": {f"attention.w{part}": "attention.wqkv" for part in "qkv"},
     "phi3": {
         **{f"self_attn.{part}_proj": "self_attn.qkv_proj" for part in "qkv"},
@@ -122,6 +128,8 @@ _PACKED: Mapping[str, Mapping[str, str]] = {
     },
 }
 """By family: the linear layers that are stored together, as parameters are called, with the one that holds them."""
+_PACKED_BY_HEAD = ("gpt_neox", "internlm2")
+"""Families that store query, key and value of one key-value head after those of another."""
 
 
 def _stored_name(model: ModelConfig, parameter: Parameter) -> str:
@@ -143,7 +151,7 @@ def stored_layout(model: ModelConfig) -> dict[str, Stored]:
 
     def layout(those: tuple[Parameter, ...]) -> Stored:
         turned = model.family == "gpt2" and those[0].weight.endswith("_proj")
-        return Stored(those, turned, model.kv_heads if model.family == "internlm2" and len(those) > 1 else 1)
+        return Stored(those, turned, model.kv_heads if model.family in _PACKED_BY_HEAD and len(those) > 1 else 1)
 
     return {name: layout(those) for name, those in parts.items()}
 
@@ -155,23 +163,46 @@ def random_weights(model: ModelConfig, seed: int) -> WeightSource:
     residual stream have that deviation / sqrt(2 * layers), so that its variance does not grow with depth (its paper, section 2.3). A
     parameter depends on `seed` and its name only, not on the plan.
     """
-    known = named_parameters(model)
-    deviation = model.initializer_range
-    residual = deviation / math.sqrt(2 * model.layers) if model.family in _SCALED_BY_DEPTH else deviation
+    return RandomWeights(named_parameters(model), model, seed)
 
-    def source(name: str) -> Float32:
-        parameter = known[name]
-        if parameter.weight.endswith("norm"):
-            return np.full(parameter.shape, 0 if model.norm_unit_offset else 1, np.float32)
-        if parameter.weight.endswith("_bias"):
-            return np.zeros(parameter.shape, np.float32)
+
+@frozen(eq=False)
+class RandomWeights(WeightSource):
+    """Weights drawn at random; a parameter's values are one stream of numbers, whichever of them are asked for."""
+
+    model: ModelConfig
+    seed: int
+
+    def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
+        """Elements [start, stop) of a parameter's flat values."""
+        parameter = self.parameters[name]
+        constant = self._constant(parameter)
+        if constant is not None:
+            for low, high in cut(start, stop):
+                yield np.full(high - low, constant, np.float32)
+            return
         words = np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), "<u4")
-        seeds = np.random.SeedSequence(seed, spawn_key=(_WEIGHTS_KEY, *(int(word) for word in words)))
-        values = np.random.Generator(np.random.PCG64(seeds)).standard_normal(parameter.shape, np.float32)
-        values *= np.float32(residual if parameter.weight in _RESIDUAL else deviation)
-        return values
+        seeds = np.random.SeedSequence(self.seed, spawn_key=(_WEIGHTS_KEY, *(int(word) for word in words)))
+        generator = np.random.Generator(np.random.PCG64(seeds))
+        for low, high in cut(0, start):  # a normal number takes as many words of the generator as it happens to
+            generator.standard_normal(high - low, np.float32)
+        deviation = np.float32(self._deviation(parameter))
+        for low, high in cut(start, stop):
+            values = generator.standard_normal(high - low, np.float32)
+            values *= deviation
+            yield values
 
-    return source
+    def _constant(self, parameter: Parameter) -> float | None:
+        """What all values of a parameter are that is not drawn."""
+        if parameter.weight.endswith("norm"):
+            return 0.0 if self.model.norm_unit_offset else 1.0
+        return 0.0 if parameter.weight.endswith("_bias") else None
+
+    def _deviation(self, parameter: Parameter) -> float:
+        deviation = self.model.initializer_range
+        if parameter.weight in _RESIDUAL and self.model.family in _SCALED_BY_DEPTH:
+            return deviation / math.sqrt(2 * self.model.layers)
+        return deviation
 
 
 def read_weights(path: str, model: ModelConfig) -> WeightSource:
@@ -188,15 +219,24 @@ def read_weights(path: str, model: ModelConfig) -> WeightSource:
         for name, held in stored_layout(model).items()
         for number, part in enumerate(held.parts)
     }
+    return _FileWeights(named_parameters(model), path, places)
 
-    def source(name: str) -> Float32:
-        held, tensor, number = places[name]
-        values = held.part(tensor, number)
-        if not np.isfinite(values).all():
-            fail("RT091", f"'{path}': the tensor of {shown(name)} holds values that are not finite")
-        return values
 
-    return source
+@frozen(eq=False)
+class _FileWeights(WeightSource):
+    """Weights of files."""
+
+    path: str
+    places: Mapping[str, tuple[Stored, StoredTensor, int]]
+    """by parameter: the tensor that holds it, how, and as which of its parts"""
+
+    def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
+        """Elements [start, stop) of a parameter's flat values. Raises RT091 where some are not finite."""
+        held, tensor, number = self.places[name]
+        for values in held.pieces(tensor, number, start, stop):
+            if not np.isfinite(values).all():
+                fail("RT091", f"'{self.path}': the tensor of {shown(name)} holds values that are not finite")
+            yield values
 
 
 def model_directory(path: str) -> str | None:
@@ -244,14 +284,6 @@ def block_elements(model: ModelConfig, block: Block) -> int:
     """Elements of a block's flat tensor up to the end of its last parameter: no padding of shards, the same in any plan."""
     last = parameters(model, block)[-1]
     return last.offset + last.elements
-
-
-def flat_master(model: ModelConfig, plan: Plan, block: Block, source: WeightSource) -> Float32:
-    """A block's whole flat tensor, shape [flat_elements], from a source; padding is zero."""
-    flat = np.zeros(flat_elements(model, plan, block), np.float32)
-    for name, view in named_parameters_of(model, block, flat).items():
-        view[...] = source(name)
-    return flat
 
 
 def named_parameters_of(model: ModelConfig, block: Block, flat: Float32) -> dict[str, Float32]:
@@ -358,12 +390,16 @@ def _missing_help(name: str, embedding: str, stored: Mapping[str, StoredTensor])
 def _check_tied(path: str, name: str, embedding: StoredTensor, head: StoredTensor) -> None:
     """A head that is stored although it is tied holds the embedding's values."""
     same = head.dtype in FLOAT_TYPES and head.shape == embedding.shape
-    if not (same and np.array_equal(embedding.to_float32(), head.to_float32(), equal_nan=True)):
+    if not (same and all(_are_equal(embedding, head, low, high) for low, high in cut(0, head.elements))):
         fail(
             "RT091",
             f"'{path}': {_HEAD} differs from {name}, but the model has tied embeddings",
             help="these weights are of a model whose config.json says tie_word_embeddings = false",
         )
+
+
+def _are_equal(one: StoredTensor, other: StoredTensor, start: int, stop: int) -> bool:
+    return np.array_equal(one.values(start, stop), other.values(start, stop), equal_nan=True)
 
 
 def _check_some(report: Diagnostics) -> None:

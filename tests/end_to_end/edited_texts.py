@@ -29,6 +29,7 @@ THREE = attrs.evolve(PLAN, pp=3, cuts=(1, 2))
 ONE = attrs.evolve(PLAN, pp=1, cuts=())
 GATHERED = attrs.evolve(PLAN, zero=3)
 WHOLE = attrs.evolve(PLAN, zero=0)
+PACKED = attrs.evolve(PLAN, attention_mask="document")
 CLIPPED = attrs.evolve(PLAN, optimizer=Optimizer(clip="global"))
 
 Edit = Callable[[list[str]], list[str]]
@@ -43,6 +44,7 @@ def sound(base: str) -> str:
         "one": (MODEL, ONE, ""),
         "gathered": (MODEL, GATHERED, ""),
         "whole": (MODEL, WHOLE, ""),
+        "packed": (MODEL, PACKED, ""),
         "tied": (TIED, PLAN, ""),
         "clipped": (MODEL, CLIPPED, ""),
         "placed": (MODEL, PLAN, "place-1f1b"),

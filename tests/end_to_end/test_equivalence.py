@@ -18,14 +18,14 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.runtime.state import training_state
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, WHOLE_STRATEGIES, losses, make_plan, start
-from tests.end_to_end.toys import GEMMA3, GPT2, GRANITE, OLMO2
+from tests.end_to_end.toys import GEMMA3, GPT2, GRANITE, NEOX, OLMO2
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
 
 STEPS = 4
-MODELS = {"llama": MODEL, "gpt2": GPT2, "gemma3": GEMMA3, "olmo2": OLMO2, "granite": GRANITE}
+MODELS = {"llama": MODEL, "gpt2": GPT2, "gemma3": GEMMA3, "olmo2": OLMO2, "granite": GRANITE, "neox": NEOX}
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "layout": ((1, 3, 2), (2, 1, 5), (2, 2, 3), (3, 2, 1), (3, 1, 4)),
@@ -108,7 +108,7 @@ ROWS = covering_rows()
 
 
 def test_the_array_covers_every_pair() -> None:
-    assert len(ROWS) <= 75
+    assert len(ROWS) <= 84
     for a, b in combinations(FACTORS, 2):
         assert {(str(row[a]), str(row[b])) for row in ROWS} == {
             (str(x), str(y)) for x, y in product(FACTORS[a], FACTORS[b])
@@ -126,7 +126,7 @@ def test_training_is_the_same_bit_for_bit(row: dict[str, Any]) -> None:
     assert found_losses == expected_losses
     different = [name for name, data in found_state.items() if data != expected_state[name]]
     assert not different
-    assert min(expected_losses[1:]) < expected_losses[0]
+    assert len(set(expected_losses)) == STEPS, "nothing was trained: equal bits would say little"
 
 
 def test_the_two_ways_to_reduce_agree_closely() -> None:

@@ -25,17 +25,22 @@ from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.rank import resolve
 from ratrain.targets.runtime.sampling import Chooser
 from ratrain.targets.runtime.settings import Sampling
+from ratrain.targets.runtime.weight_source import WeightSource
 from tests.end_to_end.tiny_runs import MODEL, make_program, start, train
-from tests.end_to_end.toys import GPT2
+from tests.end_to_end.toys import GPT2, NEOX
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.targets.runtime.tensor_file import Float32
 
 MODELS = {
     "llama": MODEL,
     "window": evolve(MODEL, family="mistral", sliding_window=4),
     "qwen2-tied": evolve(MODEL, family="qwen2", qkv_bias=True, tied_embeddings=True),
     "gpt2": GPT2,
+    "side-by-side": NEOX,
     "alibi": evolve(
         MODEL, family="baichuan", packed_qkv=True, kv_heads=4, position="alibi", rope_theta=0.0, normalised_head=True
     ),
@@ -255,7 +260,12 @@ def test_more_tokens_than_learned_positions(tmp_path: Path) -> None:
 def test_weights_too_large_for_f16_are_said(tmp_path: Path) -> None:
     checkpoint = trained(MODEL, tmp_path, **F32)
     model, source = latest_weights(checkpoint)
-    forward = Forward(model, lambda name: source(name) * 1e5, Dtype.F16, kernel_set("reference"))
+
+    class Enlarged(WeightSource):
+        def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
+            return (1e5 * piece for piece in source.pieces(name, start, stop))
+
+    forward = Forward(model, Enlarged(source.parameters), Dtype.F16, kernel_set("reference"))
     assert not np.isfinite(forward.logits(PROMPT)).all()
     export_weights(checkpoint, str(tmp_path / "hf"))
     with pytest.MonkeyPatch.context() as patch:

@@ -20,7 +20,7 @@ from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.runtime.evaluation import held_out
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_plan, make_stream, same_bits, start, train
-from tests.end_to_end.toys import GPT2
+from tests.end_to_end.toys import GPT2, NEOX
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +38,7 @@ MODELS = {
     "window-below-a-slice": evolve(MODEL, family="mistral", sliding_window=2),
     "window-above-a-slice": evolve(MODEL, family="mistral", sliding_window=5),
     "learned-positions": GPT2,
+    "side-by-side": NEOX,
     "tied": evolve(MODEL, tied_embeddings=True),
     "four-layers": evolve(MODEL, layers=4),
 }
@@ -108,6 +109,7 @@ COVERING = [
     (Training("learned-positions", "zero-3-each"), (7, 3), "auto"),
     (Training("tied", "clipped", head_chunk=2), (3, 3, 4), "mlp"),
     (Training("grouped-queries", "zero-1", pp=3, micro_batch_size=2), (9, 1), "forward-side"),
+    (Training("side-by-side", "zero-2", mlp_chunk=3), (6, 4), "full"),
     (Training("alibi", "zero-2", pp=1), (5, 5), "none"),
 ]
 

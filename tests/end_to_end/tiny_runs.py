@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from attrs import evolve
 from attrs import fields as fields_of
 
 from ratrain import api
@@ -15,6 +16,7 @@ from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrainc.strategies import STRATEGIES, strategy
 from ratrain.targets.runtime.data import TokenStream
+from ratrain.targets.runtime.documents import Documents, bounds_of
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.preparation import prepare
 from ratrain.targets.runtime.settings import Evaluation, Execution, OptimizerKeys, RunSettings, Saving, Start, Watch
@@ -72,6 +74,19 @@ def make_stream(model: ModelConfig = MODEL, count: int = 2000) -> TokenStream:
     return TokenStream("generated", tokens, "generated")
 
 
+def packed(stream: TokenStream) -> TokenStream:
+    """A stream as documents of uneven lengths, from 1 token to more than some sequences."""
+    count = len(stream.tokens)
+    bounds = bounds_of(np.random.default_rng(7).integers(1, 17, count))
+    return evolve(stream, documents=Documents(np.append(bounds[bounds < count], count)))
+
+
+def stream_for(program: Program) -> TokenStream:
+    """What a program can be trained on."""
+    stream = make_stream(program.model)
+    return packed(stream) if program.plan.keeps_documents_apart else stream
+
+
 _GROUPS: dict[str, tuple[type, dict[str, str]]] = {
     "start": (Start, {"init": "weights", "resume": "checkpoint", "new_data": "new_data"}),
     "saving": (Saving, {"save": "directory", "save_every": "every", "keep_last": "keep_last"}),
@@ -97,7 +112,7 @@ def run_settings(steps: int, **words: Any) -> RunSettings:
 def start(program: Program, steps: int, **settings: Any) -> TrainingRun:
     """A run of a program, ready for its first step."""
     chosen = run_settings(steps, **settings)
-    return prepare(program, make_stream(program.model), chosen, kernel_set(chosen.execution.kernels))
+    return prepare(program, stream_for(program), chosen, kernel_set(chosen.execution.kernels))
 
 
 def train(program: Program, steps: int, **settings: Any) -> TrainingRun:

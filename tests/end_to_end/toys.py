@@ -48,3 +48,5 @@ GRANITE = in_family(
     attention_scale=0.2,
 )
 """Scaled embeddings, branches, scores and logits."""
+NEOX = in_family(UNEVEN, "gpt_neox", kv_heads=4, rotary_dim=4)
+"""Attention and MLP side by side, so that what stands between them is a pair; layer norms, biases, a part of each head rotated."""

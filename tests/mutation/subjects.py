@@ -12,6 +12,7 @@ from ratrain import api
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrainc.strategies import strategy
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.program.program import Program, ProgramStage
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
 
 MODEL = evolve(UNEVEN, hidden_size=32, layers=2, head_dim=8, ffn_size=48)
+NEOX = in_family(MODEL, "gpt_neox", kv_heads=4)
 TIED = evolve(MODEL, tied_embeddings=True)
 DEEP = evolve(MODEL, layers=3)
 DEEPER = evolve(MODEL, layers=4)
@@ -124,6 +126,7 @@ SUBJECTS: dict[str, Subject] = {
             "place-schedule",
             DEEPER,
         ),
+        Subject("p2-d1-zero0-side-by-side", {"dp": 1, "micro_batches": 2, "zero": 0}, _RATRAIN, NEOX),
         Subject("p2-d2-zero1-slices", {"micro_batches": 2, "slices": (6, 5, 5)}, _RATRAIN),
         Subject(
             "p2-d2-zero2-each-slices-window",
@@ -144,6 +147,11 @@ SUBJECTS: dict[str, Subject] = {
             {"micro_batches": 3, "zero": 2, "reduce": "each-micro-batch"},
             "place-1f1b,insert-prefetch",
             TIED,
+        ),
+        Subject(
+            "p2-d1-documents",
+            {"dp": 1, "micro_batches": 3, "zero": 0, "attention_mask": "document"},
+            "place-1f1b,recompute{policy=attention},allocate-ddr",
         ),
         Subject("p2-d2-sized", {"micro_batches": 2}, "place-1f1b,insert-prefetch,legalise"),
         Subject("p2-d2-dataflow", {"micro_batches": 2}, ""),

@@ -60,6 +60,8 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 GPT2 = {"n_embd": 24, "n_inner": 40, "n_layer": 4, "n_head": 4, "n_positions": 64, "vocab_size": 61}
+NEOX = {key: value for key, value in SIZES.items() if key not in ("num_key_value_heads", "head_dim")}
+NEOX |= {"hidden_size": 32, "rotary_pct": 0.5}
 NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -114,6 +116,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smollm3": ("smollm3", {**SIZES, "head_dim": None}),
     "gpt2": ("gpt2", {**GPT2, **NO_DROPOUT, "initializer_range": 0.1}),
+    "gpt-neox": ("gpt_neox", NEOX),
+    "gpt-neox-serial": (
+        "gpt_neox",
+        {**NEOX, "use_parallel_residual": False, "rotary_pct": 1.0, "rotary_emb_base": 500, "hidden_act": "gelu_fast"},
+    ),
+    "gpt-neox-scaled": (
+        "gpt_neox",
+        {**NEOX, "attention_bias": False, "tie_word_embeddings": True, "rope_scaling": YARN},
+    ),
     "gpt2-exact": ("gpt2", {**GPT2, **NO_DROPOUT, "activation_function": "gelu", "tie_word_embeddings": False}),
 }
 
@@ -179,12 +190,19 @@ def loss_of(network: Any, rows: Any) -> Any:
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
 
+def stored_name(name: str, model: ModelConfig) -> str:
+    """What files call a parameter of a class in `transformers`, which renames the head of GPT-NeoX as it reads and writes."""
+    return "embed_out.weight" if model.family == "gpt_neox" and name == "lm_head.weight" else name
+
+
 def reference(network: Any, program: Program) -> tuple[float, dict[str, npt.NDArray[np.float64]]]:
     """Loss and gradients of the first step's sequences in float64."""
     network = network.double()
     loss = loss_of(network, sequences(program, 0))
     loss.backward()
-    return float(loss.detach()), {name: p.grad.numpy() for name, p in network.named_parameters()}
+    return float(loss.detach()), {
+        stored_name(name, program.model): p.grad.numpy() for name, p in network.named_parameters()
+    }
 
 
 @pytest.mark.parametrize("kernels", ["reference", "fast"])

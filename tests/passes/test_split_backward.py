@@ -24,7 +24,7 @@ from ratrain.targets.codegen.routines import routine_of
 from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, train
-from tests.end_to_end.toys import GPT2
+from tests.end_to_end.toys import GPT2, NEOX
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -62,7 +62,7 @@ def calls(routine: Routine) -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("kind", SPLIT_KINDS)
-@pytest.mark.parametrize("model", [MODEL, BIASED, ALIBI, GPT2], ids=["llama", "qwen2", "alibi", "gpt2"])
+@pytest.mark.parametrize("model", [MODEL, BIASED, ALIBI, GPT2, NEOX], ids=["llama", "qwen2", "alibi", "gpt2", "neox"])
 def test_the_halves_are_the_steps_of_the_whole(model: ModelConfig, kind: str, first: bool) -> None:
     whole, made, weight = (
         routines(model, keyword, kind, first=first) for keyword in ("backward", "backward_input", "backward_weight")
@@ -106,8 +106,9 @@ def run(model: ModelConfig, passes: str, keys: dict[str, Any], **settings: Any) 
         (MODEL, {"pp": 3, "dp": 1}),
         (BIASED, {"pp": 2, "view_dtype": "f32"}),
         (ALIBI, {"pp": 2, "zero": 2, "reduce": "each-micro-batch", "grad_dtype": "f32"}),
+        (NEOX, {"pp": 2, "mlp_chunk": 7}),
     ],
-    ids=["llama", "qwen2-f32", "alibi-each"],
+    ids=["llama", "qwen2-f32", "alibi-each", "neox"],
 )
 def test_training_is_the_same_bit_for_bit(kernels: str, model: ModelConfig, keys: dict[str, Any]) -> None:
     whole, split = (run(model, passes, keys, kernels=kernels) for passes in (WHOLE, SPLIT))

@@ -116,7 +116,7 @@ class TestCorrectnessRun:
 
     @needs_mpi
     @pytest.mark.full
-    @pytest.mark.parametrize("words", [[], ["--replicas", "4", "--reduction", "mpi"]], ids=["ordered", "mpi"])
+    @pytest.mark.parametrize("words", [[], ["--replicas", "4", "--reduction", "fast"]], ids=["ordered", "fast"])
     def test_ranks_over_mpi_stay_within_what_is_allowed(self, words):
         tokens = ["--tokens", "4096", "--engine", "mpi"]
         result = run_ranks(4, BENCHMARKS / "correctness_run.py", *tokens, *words)

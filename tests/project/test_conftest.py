@@ -63,3 +63,10 @@ def test_the_gate_is_derandomised(pytestconfig: pytest.Config) -> None:
     profile = pytestconfig.getoption("--hypothesis-profile") or "gate"
     assert settings.get_current_profile_name() == profile
     assert settings().derandomize == (profile == "gate")
+
+
+@pytest.mark.xdist_group("kept-together")
+def test_groups_of_tests_are_kept_together(request: pytest.FixtureRequest) -> None:
+    """Under `--dist loadgroup` a test's id ends with its group, by which pytest-xdist sends it to one process."""
+    wanted = getattr(request.config.option, "loadgroup", False)
+    assert request.node.nodeid.endswith("@kept-together") == wanted

@@ -19,17 +19,26 @@ from tests.project.package_modules import SOURCE, all_modules
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("grammar", "ratrain_ir", "passes", "targets", "ratrainc")  # each may import itself and those before it
-FORBIDDEN = tuple(  # the MT-3000 is one target of several: what all share knows it by name alone
-    (f"ratrain.{name}", "ratrain.targets.mt3000")
-    for name in (
-        *(
-            f"targets.{room}"
-            for room in ("program", "codegen", "machine", "simulator", "runtime", "registry", "target")
-        ),
-        "ratrainc",
-        "api",
-    )
+FORBIDDEN = (
+    *(  # the MT-3000 is one target of several: what all share knows it by name alone
+        (f"ratrain.{name}", "ratrain.targets.mt3000")
+        for name in (
+            *(
+                f"targets.{room}"
+                for room in ("program", "codegen", "machine", "simulator", "runtime", "registry", "target")
+            ),
+            "ratrainc",
+            "api",
+        )
+    ),
+    # what moves the bytes of ranks is behind a protocol
+    ("ratrain.targets.runtime", "ratrain.targets.pytorch"),
+    ("ratrain.targets.runtime.ranks", "ratrain.targets.runtime.mpi"),
 )
+ONLY_IN = {"torch": "ratrain.targets.pytorch", "mpi4py": "ratrain.targets.runtime.mpi"}
+"""Packages that move the bytes of ranks, and the only package here that imports each; what the engine asks of both is its own protocol."""
+MAY_ASK = {"mpi4py": ("ratrain.ratrainc.machine_facts",)}
+"""And who may besides, only to say whether it is there."""
 OUTSIDE = ("tests", "benchmarks", "docs", *LAYERS)  # not installed, or not by this name: no package may need them
 
 
@@ -67,6 +76,12 @@ def _within(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
 
 
+def _is_anothers(module: str, name: str) -> bool:
+    """Whether a library is imported that only one package here may."""
+    library = name.partition(".")[0]
+    return library in ONLY_IN and not _within(module, ONLY_IN[library]) and module not in MAY_ASK.get(library, ())
+
+
 def _layer(module: str) -> int:
     """Where a module of the package stands: `ratrain.passes.memory.lifetime` by the word after the dot; the API is the driver's."""
     name = module.split(".")[1]
@@ -81,7 +96,7 @@ def violations(source: str, module: str, *, is_package: bool = False) -> list[st
     for line, name in _imports(ast.parse(source), package):
         upwards = name.startswith("ratrain.") and _layer(name) > layer
         forbidden = any(_within(module, importer) and _within(name, imported) for importer, imported in FORBIDDEN)
-        if upwards or forbidden or name.partition(".")[0] in OUTSIDE:
+        if upwards or forbidden or name.partition(".")[0] in OUTSIDE or _is_anothers(module, name):
             found.append(f"{module}:{line} imports {name}")
     return found
 
@@ -168,6 +183,10 @@ BAD = {
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ratrain.targets.mt3000 import target",
     ),
     "simulator to machine": ("ratrain.targets.simulator.figures", "import ratrain.targets.mt3000"),
+    "torch": ("ratrain.targets.runtime.ranks.engine", "def f():\n    import torch.distributed as dist"),
+    "torch, in the driver": ("ratrain.ratrainc.machine_facts", "from torch import Tensor"),
+    "mpi4py": ("ratrain.targets.runtime.ranks.collectives", "from mpi4py import MPI"),
+    "runtime to pytorch": ("ratrain.targets.runtime.ranks.engine", "from ratrain.targets.pytorch import transport"),
     "tests": ("ratrain.ratrain_ir.testing.strategies", "from tests.conftest import Golden"),
 }
 
@@ -201,6 +220,11 @@ def test_all_wrong_imports_of_a_module_are_named_with_their_lines() -> None:
             "ratrain.passes.memory.lifetime",
             "from ratrain.ratrain_ir.analysis import live\nfrom ratrain.passes import manager\nfrom . import manager",
         ),
+        (
+            "ratrain.targets.pytorch.communicator",
+            "import torch\nfrom ratrain.targets.runtime.ranks import communicator",
+        ),
+        ("ratrain.targets.runtime.mpi.transport", "from mpi4py import MPI"),
         ("ratrain.targets.machine.cost", "from ratrain.targets.runtime import arena\nfrom ..program import Program"),
         (
             "ratrain.targets.runtime.arena",

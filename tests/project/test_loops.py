@@ -47,6 +47,7 @@ def test_a_compile_without_a_place_for_a_cache(tmp_path: Path) -> None:
     assert (tmp_path / "a.rtx").exists()
 
 
+@pytest.mark.full
 def test_workers_of_a_search_say_it_once(tmp_path: Path) -> None:
     """They are processes of their own, which read the script again."""
     words = ("plan", "--model", MODEL, "--clusters", "2", "--global-batch", "8", "--seq-len", "32", "--seconds", "2")
@@ -83,6 +84,44 @@ print("compiled")
     found = run(tmp_path, script)
     assert found.returncode == 0, found.stderr
     assert found.stdout == "compiled\n"
+
+
+def test_processes_that_start_together_compile_a_loop_once(tmp_path: Path) -> None:
+    """One compiles it, and what it calls; the other waits, and reads both."""
+    (tmp_path / "sums.py").write_text("""
+import sys
+from ratrain.ratrain_ir.loops import compiled
+
+@compiled
+def square(n):
+    return n * n
+
+@compiled
+def squares(n):
+    found = 0
+    for i in range(n):
+        found += square(i)
+    return found
+
+if __name__ == "__main__":
+    from sums import squares
+    print("ready", flush=True)
+    sys.stdin.readline()
+    assert squares(4) == 14
+    print(sum(squares.stats.cache_misses.values()), sum(squares.stats.cache_hits.values()))
+""")
+    command = [sys.executable, "sums.py"]
+    processes = [
+        subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:  # from here on both compile
+        process.stdin.write("\n")
+        process.stdin.flush()
+    found = sorted(process.communicate(timeout=300)[0] for process in processes)
+    assert found == ["0 1\n", "1 0\n"]
 
 
 def test_one_helper_keeps_compiled_functions() -> None:

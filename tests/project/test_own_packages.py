@@ -35,8 +35,15 @@ def process(folder: Path, words: list[str], path: str | None = None) -> subproce
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize("make", [module, package])
-@pytest.mark.parametrize("start", [[str(SCRIPT)], [sys.executable, "-m", "ratrain"]], ids=["script", "module"])
+@pytest.mark.parametrize(
+    ("start", "make"),
+    [
+        pytest.param([str(SCRIPT)], module, id="script-module"),
+        pytest.param([sys.executable, "-m", "ratrain"], package, id="module-package"),
+        pytest.param([str(SCRIPT)], package, id="script-package", marks=pytest.mark.full),
+        pytest.param([sys.executable, "-m", "ratrain"], module, id="module-module", marks=pytest.mark.full),
+    ],
+)
 def test_commands_beside_files_of_the_same_names(
     tmp_path: Path, start: list[str], make: Callable[[Path, str], Path]
 ) -> None:

@@ -102,8 +102,8 @@ def test_no_class_overrides_a_private_name() -> None:
     package = Package()
     for path, module in all_modules():
         package.read(path.read_text(encoding="utf-8"), module, is_package=path.stem == "__init__")
-    (mpi,) = [found for found in package.classes.values() if found.name == "MpiEngine"]
-    assert [parent.name for parent in package.ancestors(mpi)] == ["ProgramEngine"]
+    (ranks,) = [found for found in package.classes.values() if found.name == "RankEngine"]
+    assert [parent.name for parent in package.ancestors(ranks)] == ["ProgramEngine"]
     tiled = package.classes["ratrain.targets.mt3000.kernels.tiled.Tiled"]
     assert {"Fast", "KernelSetBase"} <= {parent.name for parent in package.ancestors(tiled)}
     assert not package.violations()

@@ -150,7 +150,7 @@ def keeps_bytes_apart(module: Module) -> bool:
 MOVES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 11), st.integers(0, 11)), min_size=1, max_size=3)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     cases(min_stages=3, max_stages=3, max_micro_batches=3),
     st.sampled_from(("place-schedule", "allocate-ddr")),
@@ -238,7 +238,7 @@ def test_a_collective_waits_for_all_its_members():
     assert hangs(module) == (True, True)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     cases(), st.sampled_from((*("recompute{policy=" + policy + "}" for policy in ("full", "mlp")), "insert-release"))
 )

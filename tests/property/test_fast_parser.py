@@ -71,7 +71,7 @@ def both_agree(text: str) -> bool:
     return quick is not None
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(cases(), pipelines(PASSES))
 def test_both_read_what_is_printed(case, pipeline):
     text = print_module(PassManager(FakeTarget()).run(case.module(), pipeline))
@@ -133,7 +133,7 @@ def spoil(text: str, edit: str, choose: random.Random) -> str:
     return "\n".join(lines)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(spoilt_texts())
 def test_spoilt_texts(text):
     both_agree(text)
@@ -170,7 +170,7 @@ def text_around(line: str) -> str:
     return f"rtir 1\nmodule @m level placed {{\n  stage @0 {{\n    {line}\n  }}\n}}\n"
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(statements())
 def test_the_records_of_a_line_are_equal(line):
     """Whether or not they mean anything. What only the grammar reads, or refuses, is no concern of the quick reader."""

@@ -40,7 +40,7 @@ def run(module, pipeline: str, target) -> None:
     PassManager(target, verify_each=True).run(module, pipeline)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(cases(), pipelines(PASSES), targets())
 def test_every_pipeline_keeps_every_invariant(case, pipeline, target):
     module = case.module()
@@ -49,7 +49,7 @@ def test_every_pipeline_keeps_every_invariant(case, pipeline, target):
     assert invariants.mathematics(module) == invariants.mathematics(case.module())
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(cases(), targets())
 def test_whole_compilation_keeps_every_invariant(case, target):
     module = case.module()
@@ -57,7 +57,7 @@ def test_whole_compilation_keeps_every_invariant(case, target):
     invariants.check_everything(module, target.capacity_bytes)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(cases(max_layers=4, max_micro_batches=3))
 def test_the_capacity_is_kept_to_the_byte(case):
     """At the capacity an arena needs it fits; with a byte less than what is live at once it is refused, at its peak."""
@@ -201,7 +201,7 @@ def test_messages_of_another_chunk_or_in_another_order_are_found():
 def test_every_schedule_with_chunks_is_among_the_cases():
     seen: set[tuple[str | None, str]] = set()
 
-    @settings(max_examples=300, phases=[Phase.generate], database=None, derandomize=True)
+    @settings(max_examples=400, phases=[Phase.generate], database=None, derandomize=True)
     @given(cases(max_micro_batches=2))
     def look(case):
         seen.add((case.plan.schedule, case.plan.layout))

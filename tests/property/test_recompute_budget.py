@@ -7,8 +7,8 @@ views it reads last. The choice itself is compared with brute force on small sta
 
 from __future__ import annotations
 
-from itertools import combinations_with_replacement, pairwise
-from typing import TYPE_CHECKING
+from itertools import chain, combinations_with_replacement, pairwise, product
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from attrs import evolve
@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.recovery.recompute_choice import Option, _front, _pareto
+from ratrain.passes.recovery.recompute_choice import Option, _front, _front_of_kinds, _pareto
 from ratrain.passes.recovery.rewriting import LayerChoice
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.lowering import lower
@@ -36,8 +36,8 @@ LAYERS = evolve(MODEL, layers=4)
 PLAN = make_plan(LAYERS, pp=2, cuts=(2,), dp=1, micro_batches=4, seq_len=48)
 
 
-def compiled(passes: str, plan=PLAN) -> Module:
-    module = lower(LAYERS, plan)
+def compiled(passes: str, plan=PLAN, model=LAYERS) -> Module:
+    module = lower(model, plan)
     PassManager(TARGET, verify_each=True).run(module, passes)
     return module
 
@@ -123,3 +123,54 @@ def test_the_choice_is_the_best_there_is(shapes: list[tuple[int, int]], units: i
         best = min(seconds for nbytes, seconds in ways if nbytes <= budget)
         fitting = [seconds for nbytes, seconds, _ in front if nbytes <= budget]
         assert min(fitting) == pytest.approx(best, abs=1e-9)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(OPTIONS, st.integers(1, 3)), min_size=1, max_size=3))
+def test_the_choice_for_layers_of_several_kinds_is_the_best_there_is(kinds: list[tuple[Any, int]]) -> None:
+    """Every point is optimal for its bytes, by brute force over all assignments, and its counts are those of what it costs."""
+    shaped = [
+        ([Option(LayerChoice(str(i), ""), nbytes, float(seconds)) for i, (nbytes, seconds) in enumerate(shapes)], items)
+        for shapes, items in kinds
+    ]
+    kept = [(_pareto(options), items) for options, items in shaped]
+    front = _front_of_kinds(kept)
+    ways = [
+        (sum(o.nbytes for o in way), sum(o.seconds for o in way))
+        for one_of_each in product(*(combinations_with_replacement(options, items) for options, items in shaped))
+        for way in [tuple(chain.from_iterable(one_of_each))]
+    ]
+    for budget in {nbytes for nbytes, _ in ways}:
+        best = min(seconds for nbytes, seconds in ways if nbytes <= budget)
+        assert min(seconds for nbytes, seconds, _ in front if nbytes <= budget) == pytest.approx(best, abs=1e-9)
+    for nbytes, seconds, counts in front:
+        left = iter(counts)
+        taken = [[(option, next(left)) for option in options] for options, _ in kept]
+        assert [sum(count for _, count in own) for own in taken] == [items for _, items in kept]
+        assert sum(count * option.nbytes for own in taken for option, count in own) == nbytes
+        assert sum(count * option.seconds for own in taken for option, count in own) == pytest.approx(seconds)
+
+
+WINDOWS = evolve(MODEL, family="qwen2", qkv_bias=True, layers=6, sliding_window=16, layer_kinds="fwwfww")
+LONG = make_plan(WINDOWS, pp=1, dp=1, micro_batches=1, seq_len=1024)
+
+
+def test_layers_that_are_recovered_in_less_time_are_recovered_first() -> None:
+    """The first layer sees all tokens, and is no measure of those that see a window."""
+    full, none = (peaks(compiled(f"recompute{{policy={p}}},legalise", LONG, WINDOWS))[0] for p in ("full", "none"))
+    recovered = []
+    for share in range(1, 8):
+        budget = full + (none - full) * share // 8
+        module = compiled(f"recompute{{policy=auto budget={budget}}}", LONG, WINDOWS)
+        costs = {
+            op.block.layer: TARGET.op_seconds(module, module.stages[0], op)
+            for op in module.stages[0].ops
+            if type(op) is Recompute and any(t.slot == "lse" for t in op.writes)
+        }
+        dear, cheap = ({layer for layer in costs if WINDOWS.layer_kinds[layer] == kind} for kind in "fw")
+        if dear and cheap:
+            assert min(costs[layer] for layer in dear) > max(costs[layer] for layer in cheap)
+        recovered.append((dear, cheap))
+    for dear, cheap in recovered:
+        assert not dear or len(cheap) == 4, "attention over all tokens is made again only where that in windows is too"
+    assert any(cheap and not dear for dear, cheap in recovered)

@@ -32,7 +32,7 @@ PASSES = (
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(cases(), pipelines(PASSES), targets())
 def test_what_is_printed_reads_back_equal(case, pipeline, target):
     module = PassManager(target).run(case.module(), for_plan(pipeline, case.plan))
@@ -40,7 +40,7 @@ def test_what_is_printed_reads_back_equal(case, pipeline, target):
     assert "".join(f"{line}\n" for line in module_lines(module)) == print_module(module)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(cases(max_layers=2, max_micro_batches=2), st.data())
 def test_layout_and_comments_do_not_matter(case, data):
     """Blank lines, comments, spaces at both ends and Windows line ends change nothing."""

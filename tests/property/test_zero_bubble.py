@@ -140,7 +140,7 @@ STATES = (
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     st.integers(1, 4),
     st.integers(1, 8),

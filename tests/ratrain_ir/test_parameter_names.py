@@ -52,6 +52,19 @@ def test_names_of_a_layer(model: ModelConfig, attention: list[str], mlp: list[st
         assert held == [f"model.layers.1.{name}" for name in names]
 
 
+def test_names_of_a_layer_of_gpt_neox() -> None:
+    model = of("gpt_neox", kv_heads=4)
+    attention, mlp = ([each.name for each in parameters(model, block(kind, 1))] for kind in ("attention", "mlp"))
+    layer = "gpt_neox.layers.1"
+    names = ["input_layernorm", *(f"attention.{part}_proj" for part in "qkv"), "attention.dense"]
+    assert attention == [f"{layer}.{name}.{kind}" for name in names for kind in ("weight", "bias")]
+    names = ["post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"]
+    assert mlp == [f"{layer}.{name}.{kind}" for name in names for kind in ("weight", "bias")]
+    ends = ["embed_out.weight", "gpt_neox.final_layer_norm.weight", "gpt_neox.final_layer_norm.bias"]
+    assert [each.name for each in parameters(model, block("head"))] == ends
+    assert [each.name for each in parameters(model, block("embed"))] == ["gpt_neox.embed_in.weight"]
+
+
 @pytest.mark.parametrize(
     ("family", "embedding", "head"),
     [

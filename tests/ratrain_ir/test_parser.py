@@ -307,7 +307,7 @@ def must_be_read_or_refused(text: str) -> None:
             item.to_json()
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.binary(max_size=200))
 @example(b"\x00" * 50)
 @example("\ufeffrtir 1".encode())
@@ -373,7 +373,7 @@ def mutations(draw) -> str:
     return "\n".join(lines)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(mutations())
 def test_a_spoilt_text_is_read_or_refused(text):
     must_be_read_or_refused(text)

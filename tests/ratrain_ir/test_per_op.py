@@ -21,11 +21,10 @@ OWNERS = {
     "execution by one rank alone": "ratrain.targets.runtime.engine",
     "execution in one process": "ratrain.targets.runtime.local",
     "part in evaluation": "ratrain.targets.runtime.evaluation",
-    "execution over MPI": "ratrain.targets.runtime.mpi.engine",
-    "phases over MPI": "ratrain.targets.runtime.mpi.collectives",
+    "execution by ranks": "ratrain.targets.runtime.ranks.engine",
+    "phases of collectives": "ratrain.targets.runtime.ranks.collectives",
 }
 """What each layer knows of an op, and where."""
-NEEDS_MPI = {"execution over MPI", "phases over MPI"}
 
 
 @final
@@ -38,26 +37,16 @@ class Compress(Op):
 
 
 def tables() -> dict[str, PerOp[object]]:
-    for what, module in OWNERS.items():
-        if what in NEEDS_MPI:
-            continue
+    for module in OWNERS.values():
         import_module(module)
     return {table.what: table for table in TABLES}
 
 
 def test_a_new_op_is_missed_by_name_in_every_layer() -> None:
     found = tables()
-    assert OWNERS.keys() - NEEDS_MPI <= found.keys() <= OWNERS.keys()
-    for what in OWNERS.keys() - NEEDS_MPI:
+    assert found.keys() == OWNERS.keys()
+    for what in OWNERS:
         assert found[what].missing([*OP_CLASSES.values(), Compress]) == [f"'compress' has no {what}"]
-
-
-@pytest.mark.parametrize("what", sorted(NEEDS_MPI))
-def test_the_tables_of_mpi_are_complete(what: str) -> None:
-    pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
-    import_module(OWNERS[what])
-    (table,) = [table for table in TABLES if table.what == what]
-    assert table.missing([*OP_CLASSES.values(), Compress]) == [f"'compress' has no {what}"]
 
 
 def test_what_a_rank_does_by_itself_is_said_of_each_op() -> None:

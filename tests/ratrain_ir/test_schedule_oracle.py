@@ -82,7 +82,7 @@ def test_whatever_follows_one_global_order_is_sound(schedule: tuple[Rows, list[i
     assert diagnose(text_of(rows)) == []
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(
     st.booleans().flatmap(lambda lowered: sound_schedules(lowered=lowered)),
     st.sampled_from(("swap", "duplicate", "drop", "move", "delay")),
@@ -113,7 +113,7 @@ def test_one_changed_action_is_reported_exactly_where_it_matters(
         assert "with rendezvous sends" in found[0].message
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(sound_schedules(lowered=True), st.integers(1, 4), st.randoms(use_true_random=True))
 def test_messages_moved_past_each_other_are_reported_exactly_where_it_matters(
     schedule: tuple[Rows, list[int], int], changes: int, random: Random
@@ -135,7 +135,7 @@ def test_messages_moved_past_each_other_are_reported_exactly_where_it_matters(
         assert "with rendezvous sends" in found[0].message
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     st.sampled_from(sorted(SCHEDULES)),
     st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(2, 3)),

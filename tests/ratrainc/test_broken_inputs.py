@@ -327,7 +327,7 @@ def test_wrong_values_in_a_plan(bench: Bench, old: str, new: str, code: str) -> 
         ({"hidden_size": None}, "RT060"),
         ({"num_attention_heads": 5}, "RT062"),
         ({"num_hidden_layers": [2]}, "RT060"),
-        ({"model_type": "gpt_neox"}, "RT061"),
+        ({"model_type": "mpt"}, "RT061"),
         ({"model_type": "gpt2"}, "RT061"),
         ({"model_type": {}}, "RT060"),
         ({"hidden_act": "relu"}, "RT061"),

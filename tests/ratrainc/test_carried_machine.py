@@ -151,7 +151,7 @@ def machines(draw: st.DrawFn) -> Machine:
     return evolve(base, name=name, constants=base.constants | constants, **measured)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(machines())
 def test_a_machine_goes_along_exactly(machine: Machine) -> None:
     """Through the records, the text and the container; one that is built in by name alone."""

@@ -494,7 +494,7 @@ def test_passes_are_listed_with_their_options(cli: Cli) -> None:
     assert "{capacity=bytes}" in text
 
 
-@pytest.mark.parametrize("name", ["compile", "opt", "verify", "simulate", "run", "disasm", "strategies", "passes"])
+@pytest.mark.parametrize("name", ["compile", "opt", "verify", "simulate", "run", "disasm", "machines", "passes"])
 def test_every_command_has_help(cli: Cli, name: str) -> None:
     assert name in cli.good("--help").out
     assert f"ratrainc {name}" in cli.good(name, "--help").out

@@ -198,7 +198,9 @@ def test_trace_has_a_track_per_engine_and_an_arrow_per_message(
 def test_doctor_says_what_a_run_needs(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(printed(capsys, "doctor", schedule, "--json"))
     assert found["problems"] == []
-    assert {"blas", "threads", "bf16", "kernel cache", "mpi", "free memory", "program"} <= set(found["facts"])
+    assert {"blas", "threads", "bf16", "kernel cache", "mpi", "torch.distributed", "free memory", "program"} <= set(
+        found["facts"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_doctor_says_whether_the_processor_multiplies_bf16(text: str | None, fou
         facts.write_text(text, "utf-8")
     fact = machine_facts.bf16_fact(machine_facts.cpu_flags(facts))
     assert found in fact.found
-    assert ("do not use that" in fact.remark) == ("does not" not in fact.found)
+    assert ("--kernels torch" in fact.remark) == ("does not" not in fact.found)
     assert "16 bytes a parameter, not 20" in fact.remark
     assert not fact.stops_a_run
 

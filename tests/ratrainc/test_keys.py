@@ -70,7 +70,16 @@ A_GPT2: Values = {
     "n_head": 2,
     "n_positions": 9,
 }
-BASES = {"llama": A_CONFIG, "gpt2": A_GPT2}
+A_NEOX: Values = {
+    "model_type": "gpt_neox",
+    "vocab_size": 64,
+    "hidden_size": 8,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "rotary_pct": 0.5,
+}
+BASES = {"llama": A_CONFIG, "gpt2": A_GPT2, "gpt_neox": A_NEOX}
 
 
 def toml(values: Values) -> str:
@@ -163,7 +172,7 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
     assert set(PLAN) == known == set(TRIALS)
     assert {name.partition(".")[2] for name in known} == set(
         plan_from_fields(plan({}, config({})).to_fields()).to_fields()
-    ) | {"mapping", "attention", "logits", "chunks", "layout", "slices"}
+    ) | {"mapping", "attention", "attention_mask", "logits", "chunks", "layout", "slices"}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.types import aligned
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.model_facts import model_facts, summary
 from tests.end_to_end.tiny_runs import MODEL, make_plan
-from tests.end_to_end.toys import GPT2
+from tests.end_to_end.toys import GPT2, NEOX
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -58,7 +58,7 @@ def kept_of_a_layer(model: ModelConfig, policy: str, seq_len: int) -> int:
     return sum(aligned(tensor.type.nbytes) for tensor in made & {tensor for op in later for tensor in op.reads})
 
 
-@pytest.mark.parametrize("model", [MODEL, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize("model", [MODEL, GPT2, NEOX], ids=["llama", "gpt2", "neox"])
 @pytest.mark.parametrize("policy", ["full", "attention", "mlp", "none"])
 def test_what_a_layer_keeps_is_what_its_forwards_leave(model: ModelConfig, policy: str) -> None:
     assert model_facts(model, 20).saved_bytes_per_layer[policy] == kept_of_a_layer(model, policy, 20)
@@ -85,6 +85,12 @@ def test_what_is_unusual_is_said(words: str) -> None:
     (said,) = model_facts(evolve(plain, **change)).unusual
     assert words in said
     assert said in summary(model_facts(evolve(plain, **change)))[1]
+
+
+def test_what_stands_side_by_side_is_said() -> None:
+    serial = model_facts(evolve(NEOX, parallel_residual=False))
+    (said,) = set(model_facts(NEOX).unusual) - set(serial.unusual)
+    assert said == "attention and MLP side by side: both are computed of the layer's input"
 
 
 def test_a_sequence_is_as_long_as_asked_and_as_positions_allow(capsys: pytest.CaptureFixture[str]) -> None:

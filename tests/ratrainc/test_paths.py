@@ -71,6 +71,7 @@ USUAL: dict[str, dict[str, str]] = {
     "disasm": {"file": "a.rtx"},
     "doctor": {"file": "a.rtx"},
     "alloc": {"file": "problem.csv", "capacity": "1KiB"},
+    "machines": {"machine": "machine.toml"},
     "strategies": {},
     "passes": {},
 }
@@ -88,6 +89,7 @@ NO_PATHS = {"strategy", "strategy_name", "passes", "pipeline", "print_ir_after",
 NO_PATHS |= {
     "max_shard_size",
     "data_completion_key",
+    "settings_execution_device",
     "data_eos",
     "data_prompt_key",
     "data_text_key",

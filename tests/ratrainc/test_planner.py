@@ -507,6 +507,24 @@ def test_scale(capsys, fixed):
     assert points[1]["efficiency"] == pytest.approx(points[1]["tokens_per_second"] / 2 / points[0]["tokens_per_second"])
 
 
+@pytest.mark.parametrize(("strategy", "level"), [("ratrain", 2), ("zero3", 3)])
+def test_scale_keeps_the_plan_but_for_what_the_strategy_sets(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, strategy: str, level: int
+) -> None:
+    """Its ZeRO level, where there is more than one replica; one alone shards nothing, and has nobody to reduce with."""
+    plan = tmp_path / "p.toml"
+    text = Path(TINY_PLAN).read_text("utf-8")
+    plan.write_text(
+        text.replace("zero = 1", "zero = 2").replace('reduce = "last"', 'reduce = "each-micro-batch"'), "utf-8"
+    )
+    words = ("scale", *TINY, "--clusters", "2,4", "--sequences-per-cluster", "4", "--plan", str(plan))
+    assert main([*words, "--strategy", strategy, "--json"]) == 0
+    plans = [point["plan"] for point in json.loads(capsys.readouterr().out)["points"]]
+    assert [each["dp"] for each in plans] == [1, 2]
+    assert [each["zero"] for each in plans] == [0, level]
+    assert [each["reduce"] for each in plans] == ["last", "each-micro-batch"]
+
+
 def scaled(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
     usual = ("scale", *TINY, "--clusters", "2,4", "--sequences-per-cluster", "2", "--seq-len", "64", "--jobs", "1")
     assert main([*usual, *words, "--json"]) == 0

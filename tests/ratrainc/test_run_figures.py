@@ -8,6 +8,7 @@ from attrs import evolve
 
 from ratrain.ratrainc.console import progress, unseen_progress
 from ratrain.ratrainc.run_result import RunResult, show_run
+from ratrain.targets.runtime.process_memory import MemoryUse
 from tests.end_to_end.tiny_runs import make_program, train
 
 if TYPE_CHECKING:
@@ -59,5 +60,5 @@ def test_utilisation_of_a_run_is_that_of_its_steps_together(capsys: pytest.Captu
     """A step at 10 % takes three times as long as one at 30 %: both together are at 15 %, not at 20 %."""
     steps = train(make_program(), 3).done
     shown = [evolve(step, mfu=mfu) for step, mfu in zip(steps, (0.01, 0.10, 0.30), strict=True)]
-    show_run(RunResult(tuple(shown), 1.0, 0, 0, 0, None, "text", None, None, 0))
+    show_run(RunResult(tuple(shown), 1.0, MemoryUse(0, 0, 0, None, None), None, "text", None, None, 0))
     assert "utilisation 15 %" in capsys.readouterr().out

@@ -297,7 +297,7 @@ def test_threads_are_profiled_by_the_time_of_their_cpu(profiled: tuple[Program, 
 def test_waiting_over_mpi_is_no_part_of_an_op(profiled: tuple[Program, Path], tmp_path: Path) -> None:
     """As if one process had taken part late in everything: what others take is what is left when it is there."""
     data = json.loads(profiled[1].read_text())
-    data["otherData"]["concurrency"] = "mpi"
+    data["otherData"]["concurrency"] = "processes"
     late, early = 3, 0
     for event in data["traceEvents"]:
         if event["ph"] == "X" and event["args"]["meeting"]:
@@ -365,7 +365,7 @@ def test_ranks_over_mpi_are_profiled_by_one_clock(profiled: tuple[Program, Path]
 @pytest.mark.full
 def test_clocks_of_other_machines_are_brought_to_that_of_process_0() -> None:
     """Three processes with clocks of their own, each as if on another machine; the offsets found are within their errors."""
-    result = run_ranks(3, ROOT / "tests" / "targets" / "runtime" / "mpi_clocks.py")
+    result = run_ranks(3, ROOT / "tests" / "targets" / "runtime" / "ranks_clocks.py", "mpi")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert len(found) == 3

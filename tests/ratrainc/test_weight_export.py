@@ -31,7 +31,7 @@ from ratrain.targets.runtime.dtypes import BFLOAT16
 from ratrain.targets.runtime.settings import Start
 from ratrain.targets.runtime.weights import named_parameters, read_weights
 from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program, start, train
-from tests.end_to_end.toys import GPT2
+from tests.end_to_end.toys import GPT2, NEOX
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -45,6 +45,7 @@ MODELS = {
     "qwen2": evolve(MODEL, family="qwen2", qkv_bias=True, tied_embeddings=True, sliding_window=4),
     "baichuan-alibi": BAICHUAN,
     "gpt2": GPT2,
+    "gpt-neox": NEOX,
     "gpt2-untied": evolve(GPT2, tied_embeddings=False),
     "baichuan-rope": evolve(BAICHUAN, position="rope", rope_theta=10000.0, normalised_head=False),
 }
@@ -76,6 +77,14 @@ def test_every_family_travels(tmp_path: Path, name: str):
             assert np.array_equal(stored[f"transformer.h.1.attn.c_attn.{end}"].T, np.concatenate(parts))
         assert stored["transformer.h.1.mlp.c_fc.weight"].shape == (model.hidden_size, model.ffn_size)
         assert ("lm_head.weight" in stored) is not model.tied_embeddings
+    elif model.family == "gpt_neox":
+        stored = load_file(folder / "model.safetensors")
+        assert "embed_out.weight" in stored
+        for end in ("weight", "bias"):
+            parts = [saved[f"p/gpt_neox.layers.1.attention.{part}_proj.{end}"] for part in "qkv"]
+            heads = np.stack([part.reshape(model.heads, model.head_dim, -1) for part in parts], axis=1)
+            packed = stored[f"gpt_neox.layers.1.attention.query_key_value.{end}"]
+            assert np.array_equal(packed.reshape(heads.shape), heads), "[heads, 3, head_dim]"
     elif model.packed_qkv:
         stored = load_file(folder / "model.safetensors")["model.layers.1.self_attn.W_pack.weight"]
         parts = [saved[f"p/model.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"]

@@ -8,6 +8,9 @@ searched on their own; when one of them fails, so does the choice that made it.
 
 The stack is explicit: a frame is one placed buffer. It works on a *part* (buffers that are left of some sections, by rank) and leaves
 parts, which frames further up the stack place one after another.
+
+Loops stand where numpy has operations on slices, and numbers from arrays where literals would do: numba compiles the former in a fraction
+of the time, and a function that is given literals once more for them.
 """
 
 from __future__ import annotations
@@ -61,8 +64,9 @@ def canonical_search(
         hull[i, 0], hull[i, 1] = starts[first[i]], stops[first[i + 1] - 1]
         for k in range(first[i], first[i + 1]):
             widths[i] += stops[k] - starts[k]
-            ahead[starts[k] : stops[k]] += sizes[i]
-    if ahead.max() > capacity:
+            for s in range(starts[k], stops[k]):
+                ahead[s] += sizes[i]
+    if highest(ahead, 0, sections) > capacity:
         return EXHAUSTED, 0
     meets = meetings(first, starts, stops, sections)
     floor = np.zeros(sections, np.int64)
@@ -77,12 +81,27 @@ def canonical_search(
     frames = np.zeros((count + 2, 11), np.int64)
 
     # Frame 0 places nothing: it only leaves the parts of the whole problem.
-    members[:count] = np.arange(count)
+    for i in range(count):
+        members[i] = i
     parts[0, _COUNT], parts[0, _HIGH] = count, sections
-    frames[0, _PARENT] = -1
-    used, made = split(-1, 0, -1, frames[0], parts, 1, members, ranks, count, hull, crossed)
-    rank_parts(frames[0], parts, members, ranks, sizes, widths, first, starts, stops, ahead, total, ranking)
-    frame, depth, changes, nodes = 0, 1, 0, 0
+    bottom = frames[0]
+    bottom[_PARENT], bottom[_RANK], bottom[_PARTS] = -1, -1, 1
+    used, made = split(
+        bottom[_PARENT],
+        bottom[_OFFSET],
+        bottom[_RANK],
+        bottom,
+        parts,
+        bottom[_PARTS],
+        members,
+        ranks,
+        count,
+        hull,
+        crossed,
+    )
+    rank_parts(bottom, parts, members, ranks, sizes, widths, first, starts, stops, ahead, total, ranking)
+    frame, depth, nodes = 0, 1, 0
+    changes = bottom[_CHANGES]
     while True:
         # Enter the next part that is left, of this frame or of the nearest frame below it that has one.
         while frames[frame, _NEXT] == frames[frame, _LAST]:
@@ -125,6 +144,15 @@ def canonical_search(
 
 
 @kernel
+def highest(values: Int64s, start: int, stop: int) -> int:
+    """The largest of values [start, stop), none of which is below 0."""
+    found = 0
+    for k in range(start, stop):
+        found = max(found, values[k])
+    return found
+
+
+@kernel
 def meetings(first: Int64s, starts: Int64s, stops: Int64s, sections: int) -> np.ndarray:
     """Which buffers share a section with which."""
     count = len(first) - 1
@@ -136,8 +164,10 @@ def meetings(first: Int64s, starts: Int64s, stops: Int64s, sections: int) -> np.
     for i in range(count):
         for k in range(first[i], first[i + 1]):
             for j in range(count):
-                if filled[j, starts[k] : stops[k]].any():
-                    meet[i, j] = True
+                for s in range(starts[k], stops[k]):
+                    if filled[j, s]:
+                        meet[i, j] = True
+                        break
     return meet
 
 
@@ -304,7 +334,7 @@ def rank_parts(
             moved = members[k]
             total[moved] = 0
             for span in range(first[moved], first[moved + 1]):
-                total[moved] = max(total[moved], ahead[starts[span] : stops[span]].max())
+                total[moved] = max(total[moved], highest(ahead, starts[span], stops[span]))
             hole = k
             while hole > start and precedes(moved, members[hole - 1], sizes, widths, total, ranking):
                 members[hole] = members[hole - 1]

@@ -19,12 +19,12 @@ from ratrain.targets.mt3000.tiles.schedule import Memory, Ranges, TileSchedule
 from ratrain.targets.runtime.kernels.fast import Fast
 from ratrain.targets.runtime.kernels.reference_common import quiet
 from ratrain.targets.runtime.kernels.scratch import plan_bytes
-from ratrain.targets.runtime.kernels.shared import alibi_slopes
+from ratrain.targets.runtime.kernels.shared import alibi_slopes, check_starts
 
 if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionSpec
     from ratrain.targets.program.routine import OnChipSchedule
-    from ratrain.targets.runtime.kernels.interface import F32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
     from ratrain.targets.runtime.kernels.scratch import Scratch
 
 
@@ -121,10 +121,20 @@ class Tiled(Fast):
 
     @quiet
     def attention_forward(
-        self, q: Array, k: Array, v: Array, o: Array, lse: F32, *, scratch: Scratch, spec: AttentionSpec
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        o: Array,
+        lse: F32,
+        *,
+        documents: I32 | None = None,
+        scratch: Scratch,
+        spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_forward"]`."""
-        operands = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
+        check_starts(documents, spec.seq_len)
+        operands = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "documents": documents}
         self.execute("attention_forward", operands, scratch, _place_of(spec))
 
     @quiet
@@ -141,11 +151,13 @@ class Tiled(Fast):
         dv: Array,
         delta: F32,
         *,
+        documents: I32 | None = None,
         scratch: Scratch,
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_backward"]`; first the gradient of queries, which makes delta, then that of keys and values."""
-        operands = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do, "dq": dq, "delta": delta}
-        self.execute("attention_query_gradient", operands, scratch, _place_of(spec))
-        operands = {"q": q, "k": k, "v": v, "lse": lse, "do": do, "delta": delta, "dk": dk, "dv": dv}
+        check_starts(documents, spec.seq_len)
+        read = {"q": q, "k": k, "v": v, "lse": lse, "do": do, "delta": delta, "documents": documents}
+        self.execute("attention_query_gradient", {**read, "o": o, "dq": dq}, scratch, _place_of(spec))
+        operands = {**read, "dk": dk, "dv": dv}
         self.execute("attention_key_gradient", operands, scratch, _place_of(spec))

@@ -14,7 +14,7 @@ from attrs import frozen
 from ratrain.targets.runtime.kernels.reference_common import f32, put
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.kernels.interface import F32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
 
 
 @frozen
@@ -29,8 +29,8 @@ class Place:
     window: int | None
     keys_first: bool
 
-    def scores(self, score: F32) -> F32:
-        """Scaled, biased and masked; a key that is not seen has minus infinity."""
+    def scores(self, score: F32, documents: I32 | None) -> F32:
+        """Scaled, biased and masked; a key that is not seen has minus infinity. `documents`: where those of queries start."""
         i, j = np.arange(*self.queries, dtype=np.int32), np.arange(*self.keys, dtype=np.int32)
         distance = j[:, None] - i[None, :] if self.keys_first else j[None, :] - i[:, None]
         scores: F32 = score * self.scale
@@ -39,10 +39,12 @@ class Place:
         seen = distance <= 0
         if self.window is not None:
             seen &= distance > -self.window
+        if documents is not None:
+            seen &= (j[:, None] if self.keys_first else j[None, :]) >= self.along_queries(documents)
         scores[~seen] = -np.inf
         return scores
 
-    def along_queries(self, row: F32) -> F32:
+    def along_queries(self, row: Array) -> Array:
         """One number a query, so that it goes with scores."""
         return row[None, :] if self.keys_first else row[:, None]
 
@@ -88,9 +90,11 @@ def start_softmax(place: Place, total: F32, peak: F32, out: F32) -> None:
     out[...] = 0
 
 
-def softmax(place: Place, total: F32, peak: F32, out: F32, weight: Array, score: F32) -> None:
+def softmax(
+    place: Place, total: F32, peak: F32, out: F32, weight: Array, score: F32, documents: I32 | None = None
+) -> None:
     """Take a strip of keys into a running softmax over [keys, queries]; `weight` are its exponentials."""
-    scores = place.scores(score)
+    scores = place.scores(score, documents)
     new_peak = np.maximum(peak, scores.max(axis=0))
     # a query that has seen no key yet has no peak: 0 keeps its weights at exp(-inf) = 0
     base = np.where(np.isneginf(new_peak), np.float32(0), new_peak)
@@ -119,9 +123,18 @@ def row_product(place: Place, delta: F32, left: Array, right: Array) -> None:
     delta[...] = (f32(left) * f32(right)).sum(axis=1)
 
 
-def score_gradient(place: Place, weight: Array, dscore: Array, score: F32, dweight: F32, lse: F32, delta: F32) -> None:
+def score_gradient(
+    place: Place,
+    weight: Array,
+    dscore: Array,
+    score: F32,
+    dweight: F32,
+    lse: F32,
+    delta: F32,
+    documents: I32 | None = None,
+) -> None:
     """Probabilities of a strip, and the gradient of its scores."""
-    scores = place.scores(score)
+    scores = place.scores(score, documents)
     seen = ~np.isneginf(scores)
     prob = np.where(seen, np.exp(scores - place.along_queries(lse)), np.float32(0))
     put(weight, prob)

@@ -49,7 +49,8 @@ PARTS: PerKernel[tuple[str, ...]] = PerKernel(
 _QUERY: Axes = (("b", "q"), ("g", "h", "d"))
 _KEY: Axes = (("b", "k"), ("g", "d"))
 _ROW: Axes = (("g", "h"), ("b", "q"))
-ATTENTION_OPERANDS: dict[str, dict[str, Axes]] = {
+_STARTS: Axes = (("b", "q"),)
+_OPERANDS: dict[str, dict[str, Axes]] = {
     "attention_forward": {"q": _QUERY, "k": _KEY, "v": _KEY, "o": _QUERY, "lse": _ROW},
     "attention_query_gradient": {
         "q": _QUERY,
@@ -73,6 +74,11 @@ ATTENTION_OPERANDS: dict[str, dict[str, Axes]] = {
     },
 }
 """Operands of the parts of attention: b sequences, g key-value heads of h query heads, q queries, k keys, d elements of a head."""
+
+
+def attention_operands(part: str, *, documents: bool) -> dict[str, Axes]:
+    """Operands of a part of attention, with the starts of documents where it keeps them apart."""
+    return {**_OPERANDS[part], "documents": _STARTS} if documents else _OPERANDS[part]
 
 
 def has_softcap(step: Step) -> bool:
@@ -117,10 +123,11 @@ def _options_problem(step: Step, schedule: TileSchedule) -> str | None:
             options["head_dim"],
         )
         fits = schedule.dims == tuple(zip("bghqkd", extents, strict=True)) and schedule.window == options["window"]
-        return None if fits and axes == ATTENTION_OPERANDS[schedule.kernel] else "they are for another attention"
+        expected = attention_operands(schedule.kernel, documents="documents" in step.operands)
+        return None if fits and axes == expected else "they are for another attention"
     a = (("k",), ("m",)) if step.options.get("trans_a") else (("m",), ("k",))
     b = (("n",), ("k",)) if step.options.get("trans_b") else (("k",), ("n",))
-    expected: dict[str, Axes] = {"a": a, "b": b, "out": (("m",), ("n",))}
+    expected = {"a": a, "b": b, "out": (("m",), ("n",))}
     expected |= {name: c for name, c in (("bias", (("n",),)), ("residual", (("m",), ("n",)))) if name in step.operands}
     adds = any(isinstance(s, Load) and s.source == "out" for s in statements(schedule.body))
     if (

@@ -29,19 +29,19 @@ _ACCUMULATED = "Σ"
 _RESULTS: dict[str, dict[str, str]] = {
     "gemm": {},
     "attention_forward": {
-        "o": "divide_turned(Σsoftmax.out(k·q)+v·softmax.weight(k·q) Σsoftmax.total(k·q))",
-        "lse": "log_sum_exp(Σsoftmax.total(k·q) Σsoftmax.peak(k·q))",
+        "o": "divide_turned(Σsoftmax.out(k·q{documents})+v·softmax.weight(k·q{documents}) Σsoftmax.total(k·q{documents}))",
+        "lse": "log_sum_exp(Σsoftmax.total(k·q{documents}) Σsoftmax.peak(k·q{documents}))",
     },
     "attention_query_gradient": {
         "delta": "row_product(do o)",
-        "dq": "scale_turned(Σk·score_gradient.dscore(k·q v·do lse row_product(do o)))",
+        "dq": "scale_turned(Σk·score_gradient.dscore(k·q v·do lse row_product(do o){documents}))",
     },
     "attention_key_gradient": {
-        "dk": "scale_turned(Σq·score_gradient.dscore(q·k do·v lse delta))",
-        "dv": "round_turned(Σdo·score_gradient.weight(q·k do·v lse delta))",
+        "dk": "scale_turned(Σq·score_gradient.dscore(q·k do·v lse delta{documents}))",
+        "dv": "round_turned(Σdo·score_gradient.weight(q·k do·v lse delta{documents}))",
     },
 }
-"""What each result of a kernel must be, in the words of `_Meaning`: scalars before vectors. Of a product of matrices see `_Meaning.check`."""
+"""What each result of a kernel must be, in the words of `_Meaning`: scalars before vectors; masks know the starts of documents, if there are any. Of a product of matrices see `_Meaning.check`."""
 
 
 @define(eq=False)
@@ -68,6 +68,8 @@ class _Meaning:
         expected = _RESULTS.get(self.schedule.kernel)
         if expected is None:
             raise UnsoundTilesError(f"'{self.schedule.kernel}' is no kernel with tiles")
+        documents = " documents" if any(o.name == "documents" for o in self.schedule.operands) else ""
+        expected = {name: term.format(documents=documents) for name, term in expected.items()}
         if self.schedule.kernel == "gemm":
             added = [o.name for o in self.schedule.operands if o.name not in ("a", "b", "out")]
             sums = ["Σa·b", *sorted({*added, "out"} & {*self.terms.values()})]
@@ -128,8 +130,8 @@ class _Meaning:
                 for part, name in (("total", total), ("peak", peak), ("out", out)):
                     if self.term(name):
                         raise UnsoundTilesError(f"'{name}' is no new softmax")
-                    self.terms[name] = f"Σsoftmax.{part}({sources[0]})"
-                self.terms[weight] = f"softmax.weight({sources[0]})"
+                    self.terms[name] = f"Σsoftmax.{part}({' '.join(sources)})"
+                self.terms[weight] = f"softmax.weight({' '.join(sources)})"
             case "score_gradient", (weight, dscore):
                 self.terms[weight] = f"score_gradient.weight({' '.join(sources)})"
                 self.terms[dscore] = f"score_gradient.dscore({' '.join(sources)})"

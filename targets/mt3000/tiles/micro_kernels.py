@@ -1,7 +1,7 @@
 """The micro-kernels a tile schedule may run, with the memories their buffers must be in.
 
 Signatures: what is written, then what is read, as `name:memories`, with `=` where the whole tile is made anew, `~` where
-what was there is changed, `*` where there may be any number. Memories: `a` AM, `s` SM. Names are those of the arguments
+what was there is changed, `*` where there may be any number, `?` where there may be none. Memories: `a` AM, `s` SM. Names are those of the arguments
 in `ratrain.targets.mt3000.kernels.tiled_compute`; scores are [keys, queries] or [queries, keys].
 """
 
@@ -14,7 +14,7 @@ from attrs import frozen
 from ratrain.targets.mt3000.tiles.schedule import Memory
 
 _MEMORIES = {"a": Memory.AM, "s": Memory.SM}
-_TEXT = re.compile(r"(\w+):([as]+)([=~]?)(\*?)")
+_TEXT = re.compile(r"(\w+):([as]+)([=~]?)([*?]?)")
 
 
 @frozen
@@ -26,6 +26,7 @@ class TileArgument:
     mode: str
     """`=` made anew, `~` changed, empty: read"""
     repeats: bool
+    optional: bool
 
 
 @frozen
@@ -38,15 +39,17 @@ class MicroKernel:
     def arguments(self, writes: int, reads: int) -> tuple[TileArgument, ...] | None:
         """What each of so many buffers is, or None where it takes another number of them."""
         read = list(self.reads)
-        if read and read[-1].repeats:
+        if read and read[-1].optional and reads < len(read):
+            read.pop()
+        elif read and read[-1].repeats:
             read = read[:-1] + [read[-1]] * max(0, reads - len(read) + 1)
         return (*self.writes, *read) if (writes, reads) == (len(self.writes), len(read)) else None
 
 
 def _kernel(text: str) -> MicroKernel:
     arguments = [
-        TileArgument(name, tuple(_MEMORIES[letter] for letter in memories), mode, bool(star))
-        for name, memories, mode, star in _TEXT.findall(text)
+        TileArgument(name, tuple(_MEMORIES[letter] for letter in memories), mode, mark == "*", mark == "?")
+        for name, memories, mode, mark in _TEXT.findall(text)
     ]
     return MicroKernel(tuple(a for a in arguments if a.mode), tuple(a for a in arguments if not a.mode))
 
@@ -58,11 +61,11 @@ MICRO_KERNELS: dict[str, MicroKernel] = {
     "transpose": _kernel("out:a= source:a"),
     "round_sum": _kernel("out:a= total:a added:a*"),
     "start_softmax": _kernel("total:a= peak:a= out:a="),
-    "softmax": _kernel("total:a~ peak:a~ out:a~ weight:a= score:a"),
+    "softmax": _kernel("total:a~ peak:a~ out:a~ weight:a= score:a documents:a?"),
     "log_sum_exp": _kernel("lse:a= total:a peak:a"),
     "divide_turned": _kernel("result:a= out:a total:a"),
     "row_product": _kernel("delta:a= left:a right:a"),
-    "score_gradient": _kernel("weight:a= dscore:a= score:a dweight:a lse:as delta:as"),
+    "score_gradient": _kernel("weight:a= dscore:a= score:a dweight:a lse:as delta:as documents:as?"),
     "scale_turned": _kernel("result:a= out:a"),
     "round_turned": _kernel("result:a= out:a"),
 }

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.model_flops import visible_pairs
 from ratrain.ratrain_ir.types import Dtype
-from ratrain.targets.mt3000.tiles.calls import ATTENTION_OPERANDS
+from ratrain.targets.mt3000.tiles.calls import attention_operands
 from ratrain.targets.mt3000.tiles.schedule import (
     Axes,
     Barrier,
@@ -52,6 +52,8 @@ class AttentionShape:
     head_dim: int
     window: int | None
     dtype: Dtype
+    documents: bool = False
+    """whether queries see no key before the start of their document; as starts are data, the causal mask is what is timed: an upper bound"""
 
     @property
     def group(self) -> int:
@@ -107,6 +109,7 @@ KEY_GRADIENT = _Part("attention_key_gradient", "k", "q", ("q", "do"))
 PARTS = {part.kernel: part for part in (FORWARD, QUERY_GRADIENT, KEY_GRADIENT)}
 
 _ROW_OPERANDS = ("lse", "delta")
+_DOCUMENTS = "documents"
 
 
 def attention_schedule(
@@ -119,10 +122,16 @@ def attention_schedule(
     if not layout.fits:
         return None
     operands = tuple(
-        TiledOperand(name, Dtype.F32 if name in _ROW_OPERANDS else shape.dtype, axes)
-        for name, axes in ATTENTION_OPERANDS[part.kernel].items()
+        TiledOperand(name, _dtype_of(name, shape), axes)
+        for name, axes in attention_operands(part.kernel, documents=shape.documents).items()
     )
     return TileSchedule(part.kernel, shape.dims, shape.window, memories, operands, tuple(layout.buffers), body)
+
+
+def _dtype_of(operand: str, shape: AttentionShape) -> Dtype:
+    if operand == _DOCUMENTS:
+        return Dtype.I32
+    return Dtype.F32 if operand in _ROW_OPERANDS else shape.dtype
 
 
 @frozen
@@ -226,8 +235,15 @@ class _Builder:
         return (Claim(tile), Wait(tile), Compute(compute, (tile,), sources), Store(tile, operand))
 
     def row(self, operand: str, dim: str, size: int, memory: Memory = Memory.AM) -> str:
-        """A buffer for one float32 a row."""
-        return self.layout.add(f"{operand}_row", memory, Dtype.F32, ((dim,),), (size,), copies=2)
+        """A buffer for one number a row."""
+        return self.layout.add(f"{operand}_row", memory, _dtype_of(operand, self.shape), ((dim,),), (size,), copies=2)
+
+    def starts(self, size: int, memory: Memory = Memory.AM) -> tuple[tuple[str, ...], tuple[Statement, ...]]:
+        """The buffer of where the documents of queries start, and what loads it; none where they are not kept apart."""
+        if not self.shape.documents:
+            return (), ()
+        row = self.row(_DOCUMENTS, "q", size, memory)
+        return (row,), (Load(row, _DOCUMENTS, 1), Wait(row))
 
     def forward(self) -> tuple[tuple[Statement, ...], tuple[Statement, ...], tuple[Statement, ...]]:
         half, single, rows = self.shape.dtype, Dtype.F32, self.tiles.held
@@ -237,12 +253,13 @@ class _Builder:
             self.am("peak", single, "q"),
             self.am("o_sum", single, "d", "q"),
         )
-        before = (*before, Compute("start_softmax", (total, peak, out), ()))
+        starts, loads = self.starts(rows)
+        before = (*before, *loads, Compute("start_softmax", (total, peak, out), ()))
         score, weight = self.am("score", single, "k", "q"), self.am("weight", half, "k", "q")
         inside = (
             *self.strips(),
             self.product(score, "k_strip", "q_held"),
-            Compute("softmax", (total, peak, out, weight), (score,)),
+            Compute("softmax", (total, peak, out, weight), (score, *starts)),
             self.product(out, "v_strip", weight, adds=True),
         )
         lse = self.row("lse", "q", rows)
@@ -260,7 +277,9 @@ class _Builder:
         o_tile = self.layout.add("o_tile", Memory.AM, half, (("q",), ("d",)), (rows, d), copies=2)
         lse, delta = self.row("lse", "q", rows), self.row("delta", "q", rows)
         gradient = self.am("dq_sum", single, "d", "q")
+        starts, loads = self.starts(rows)
         before = (
+            *loads,
             *self.hold("q"),
             *self.hold("do"),
             *(Load(o_tile, "o", 1), Load(lse, "lse", 1), Wait(o_tile), Wait(lse)),
@@ -271,7 +290,7 @@ class _Builder:
         )
         inside = (
             *self.strips(),
-            *self.score_gradients("k_strip", "q_held", "v_strip", "do_held", lse, delta, "k", "q"),
+            *self.score_gradients(("k_strip", "q_held", "v_strip", "do_held"), (lse, delta, *starts), "k", "q"),
             self.product(gradient, "k_strip", "dscore", adds=True),
         )
         return before, inside, self.result("dq", "scale_turned", gradient)
@@ -285,11 +304,13 @@ class _Builder:
             *(Compute("zero", (dk,), ()), Compute("zero", (dv,), ())),
         )
         rows = [self.row(name, "q", self.tiles.strip, Memory.SM) for name in _ROW_OPERANDS]
+        starts, loads = self.starts(self.tiles.strip, Memory.SM)
         inside = (
             *self.strips(),
+            *loads,
             *(Load(row, name, 1) for row, name in zip(rows, _ROW_OPERANDS, strict=True)),
             *(Wait(row) for row in rows),
-            *self.score_gradients("q_strip", "k_held", "do_strip", "v_held", *rows, "q", "k"),
+            *self.score_gradients(("q_strip", "k_held", "do_strip", "v_held"), (*rows, *starts), "q", "k"),
             self.product(dv, "do_strip", "weight", adds=True),
             self.product(dk, "q_strip", "dscore", adds=True),
         )
@@ -297,16 +318,17 @@ class _Builder:
         return before, inside, after
 
     def score_gradients(
-        self, scalars: str, vectors: str, out_scalars: str, out_vectors: str, lse: str, delta: str, *dims: str
+        self, factors: tuple[str, str, str, str], rows: tuple[str, ...], *dims: str
     ) -> tuple[Statement, ...]:
-        """Probabilities and the gradients of scores of a strip."""
+        """Probabilities and the gradients of scores of a strip: of scores and of output gradients the scalars and vectors; what rows have."""
+        scalars, vectors, out_scalars, out_vectors = factors
         half, single = self.shape.dtype, Dtype.F32
         score, dweight = self.am("score", single, *dims), self.am("dweight", single, *dims)
         weight, dscore = self.am("weight", half, *dims), self.am("dscore", half, *dims)
         return (
             self.product(score, scalars, vectors),
             self.product(dweight, out_scalars, out_vectors),
-            Compute("score_gradient", (weight, dscore), (score, dweight, lse, delta)),
+            Compute("score_gradient", (weight, dscore), (score, dweight, *rows)),
         )
 
 

@@ -61,7 +61,8 @@ def _schedule(routine: Routine, step: Step, part: str, cluster: Cluster) -> Tile
         return gemm_tiles(gemm_shape(routine, step), cluster)
     names = ("batch", "seq_len", "heads", "kv_heads", "head_dim", "window")
     dtype = routine.operand(step.operands["q"])[0]
-    shape = AttentionShape(**{name: step.options[name] for name in names}, dtype=dtype)
+    options = {name: step.options[name] for name in names}
+    shape = AttentionShape(**options, dtype=dtype, documents="documents" in step.operands)
     return attention_tiles(part, shape, cluster)
 
 

@@ -1,4 +1,4 @@
-"""Primitive kernels: `reference` in plain numpy, `fast` on BLAS and fused numba loops, `tiled` by tile schedules; one interface."""
+"""Primitive kernels, one interface: `reference` in plain numpy, `fast` on BLAS and fused numba loops, `tiled` by tile schedules, `torch` on PyTorch, `torch-device` on its tensors."""
 
 from __future__ import annotations
 
@@ -19,23 +19,42 @@ KERNEL_SETS = Registry(
         "fast": "ratrain.targets.runtime.kernels.fast:Fast",
         "reference": "ratrain.targets.runtime.kernels.reference:Reference",
         "tiled": "ratrain.targets.mt3000.kernels.tiled:Tiled",
+        "torch": "ratrain.targets.pytorch.host_kernels:TorchOnHost",
+        "torch-device": "ratrain.targets.pytorch.device_kernels:TorchDevice",
     },
 )
 """Every kernel set there is: a class, imported when asked for, so that numba is imported for those alone that need it. One of another
 distribution stands in its entry point group `ratrain.kernel_sets`; it is on top of `KernelSetBase`."""
 
 
-def kernel_set(name: str, threads: int = 1) -> KernelSet:
+def kernel_set(name: str, threads: int = 1, device: str = "cpu") -> KernelSet:
     """The kernel set of that name. `threads` share the work of each kernel where the set is `threaded`; others use one.
 
-    Raises `DiagnosticError` RT004 for an unknown name.
+    Raises `DiagnosticError` RT004 for an unknown name, or a set that does not work on the device, RT002 where the set needs PyTorch, which is not
+    installed, RT093 where PyTorch finds no such device.
     """
     try:
         made = KERNEL_SETS.load(name)
     except KeyError:
         known = KERNEL_SETS.names()
         fail("RT004", f"'{name}' is not a kernel set; the sets are {', '.join(known)}", help=nearest(name, known))
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        text = f"the kernel set '{name}' needs torch, which is not installed"
+        fail("RT002", text, help="pip install 'ratrain[torch]', or leave --kernels out")
+    if made.on_devices:
+        return _device_kernel_set(made, device)
+    if device != "cpu":
+        text = f"the kernel set '{name}' works on this processor, not on the device '{device}'"
+        fail("RT004", text, help="leave --kernels out, or take torch-device")
     return _kernel_set(made, threads if made.threaded else 1)
+
+
+@cache
+def _device_kernel_set(made: Any, device: str) -> KernelSet:
+    kernels: KernelSet = made(device)
+    return kernels
 
 
 @cache

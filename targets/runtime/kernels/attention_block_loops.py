@@ -50,15 +50,15 @@ def forward_block(
     """Take a block of keys into the softmax of the query heads of one sequence that share a head of keys and values.
 
     `stored` are q, k, v, `state` acc, peak, total, read where it `goes_on`; `block` says how many queries of a sequence there are, how
-    far the first is after the first key, and how many query heads share keys. `mask` is that of `attention_loops.forward_head`,
+    far the first is after the first key, how many query heads share keys, and the first key's position. `mask` is that of `attention_loops.forward_head`,
     `buffers` those of `fast_attention_blocks.block_forward_plan` for one thread.
     """
     q, k, v = stored
     acc, peaks, totals = state
-    scale, window, slopes, softcap = mask
+    scale, window, slopes, softcap, starts = mask
     keys_t, values, some_queries, outs, scores = buffers
     keys, d = values.shape
-    queries, offset, group = block
+    queries, offset, group, base = block
     gather_transposed(k, sequence * keys, kv_head * d, some_queries, keys_t)
     gather(v, sequence * keys, kv_head * d, _ONE, values)
     step = rows_of_block(queries)
@@ -75,8 +75,8 @@ def forward_block(
                 out[:] = _ZERO
                 peak[:] = NONE_SEEN
                 total[:] = _ZERO
-            so_far = (out, peak, total)
-            attend(sgemm, query, keys_t, values, offset + start, window, slope, softcap, _ONE, so_far, scores)
+            so_far, documents, first_query = (out, peak, total), (starts, base, row), offset + start
+            attend(sgemm, query, keys_t, values, first_query, window, documents, slope, softcap, _ONE, so_far, scores)
             scatter(out, _ONE, acc, row, head * d)
 
 
@@ -121,10 +121,10 @@ def backward_block(
     `stored` are q, k, v, do, dq, dk, dv, `buffers` those of `fast_attention.block_backward_plan`.
     """
     q, k, v, do, dq, dk, dv = stored
-    scale, window, slopes, softcap = mask
+    scale, window, slopes, softcap, starts = mask
     keys_t, keys, values_t, dkeys, dvalues, some_queries, douts, dqueries, scores, dscores = buffers
     count, d = keys.shape
-    queries, offset, group = block
+    queries, offset, group, base = block
     gather(k, sequence * count, kv_head * d, _ONE, keys)
     transpose(keys, keys_t)
     gather_transposed(v, sequence * count, kv_head * d, some_queries, values_t)
@@ -141,8 +141,8 @@ def backward_block(
             dquery[:] = _ZERO
             rows_of = (query, dout, lse[head, row : row + rows], delta[head, row : row + rows])
             sums, tiles = (dquery, dkeys, dvalues), (scores, dscores)
-            keys_of, first_query = (keys, keys_t, values_t), offset + start
-            attend_backward(sgemm, rows_of, keys_of, first_query, window, slope, softcap, _ONE, sums, tiles)
+            keys_of, first_query, documents = (keys, keys_t, values_t), offset + start, (starts, base, row)
+            attend_backward(sgemm, rows_of, keys_of, first_query, window, documents, slope, softcap, _ONE, sums, tiles)
             _add(dquery, scale, dq, row, head * d)
     if goes_on:
         _add(dkeys, np.float32(LN2), dk, sequence * count, kv_head * d)  # queries came with log2(e) in them

@@ -1,7 +1,9 @@
 """The numba loops of `fast_attention`: the work for the query heads that share one head of keys and values.
 
 Exponentials are powers of two: queries are multiplied with log2(e), once, and with them scores, their caps, maxima and slopes. The loops
-are compiled apart for scores without a cap, where `softcap` is None.
+are compiled apart for scores without a cap, where `softcap` is None, and for sequences of one document, where `starts` is None.
+
+`starts` are, by row of the queries, the positions at which documents start; `base` is the position of the first key that loops have.
 """
 
 from __future__ import annotations
@@ -106,9 +108,17 @@ def _row_dot(block: Any, x: Any, first_row: Any, first_column: Any, out: Any) ->
 
 
 @inlined()
-def seen_keys(query: Any, first_key: Any, keys: Any, window: Any) -> Any:
-    """The range of a tile's keys that a query sees, perhaps empty."""
-    low = min(keys, max(0, query - window + 1 - first_key))
+def least_key(starts: Any, row: Any, base: Any) -> Any:
+    """The first key, counted from the one at `base`, that belongs to the document of a query, or an earlier one where there are none."""
+    if starts is None:
+        return 0
+    return np.int64(starts[row]) - base
+
+
+@inlined()
+def seen_keys(query: Any, first_key: Any, keys: Any, window: Any, least: Any) -> Any:
+    """The range of a tile's keys that a query sees, perhaps empty; none before the key `least`."""
+    low = min(keys, max(0, max(query - window + 1, least) - first_key))
     return low, max(low, min(keys, query + 1 - first_key))
 
 
@@ -146,6 +156,7 @@ def _softmax(
     first_query: Any,
     first_key: Any,
     window: Any,
+    documents: Any,
     slope: Any,
     softcap: Any,
     peaks: Any,
@@ -153,9 +164,10 @@ def _softmax(
     out: Any,
 ) -> None:
     """Score = 2^([capped] score + bias - its row's maximum so far), 0 where not seen; totals and out follow the maximum."""
+    starts, base, first_row = documents
     for r in range(score.shape[0]):
         query = first_query + r
-        low, high = seen_keys(query, first_key, score.shape[1], window)
+        low, high = seen_keys(query, first_key, score.shape[1], window, least_key(starts, first_row + r, base))
         if softcap is not None:
             _cap(score[r, low:high], softcap)
         seen = _seen(score[r], low, high, slope, first_key - query)
@@ -193,15 +205,17 @@ def _score_gradient(
     first_query: Any,
     first_key: Any,
     window: Any,
+    documents: Any,
     slope: Any,
     softcap: Any,
     lse: Any,
     delta: Any,
 ) -> None:
     """Score = its probabilities p, dprob = p * (dprob - delta) [* the slope of the cap]; both 0 where not seen."""
+    starts, base, first_row = documents
     for r in range(score.shape[0]):
         query = first_query + r
-        low, high = seen_keys(query, first_key, score.shape[1], window)
+        low, high = seen_keys(query, first_key, score.shape[1], window, least_key(starts, first_row + r, base))
         log_total, mean = np.float32(np.float64(lse[r]) * LOG2_E), delta[r]
         if softcap is not None:
             _cap_with_gradient(score[r, low:high], dprob[r, low:high], mean, softcap)
@@ -222,9 +236,17 @@ def rows_of_block(seq_len: Any) -> Any:
 
 
 @inlined()
-def _first_key(start: Any, window: Any) -> Any:
-    """Where the first tile of a block of queries begins."""
-    return max(0, start - window + 1) // _LINE * _LINE
+def _least_key_of_block(starts: Any, first_row: Any, rows: Any, base: Any) -> Any:
+    """The least `least_key` of a block of queries."""
+    if starts is None:
+        return 0
+    return np.int64(starts[first_row : first_row + rows].min()) - base
+
+
+@inlined()
+def _first_key(start: Any, window: Any, least: Any) -> Any:
+    """Where the first tile of a block of queries begins that see no key before `least`."""
+    return max(0, start - window + 1, least) // _LINE * _LINE
 
 
 @inlined()
@@ -254,6 +276,7 @@ def attend(
     values: Any,
     first_query: Any,
     window: Any,
+    documents: Any,
     slope: Any,
     softcap: Any,
     keep: Any,
@@ -262,19 +285,21 @@ def attend(
 ) -> None:
     """Take the keys that a block of queries sees into its running softmax.
 
-    The first query is `first_query` keys after the first key. `state` are output, maxima and totals; where `keep` is 0, the first
+    The first query is `first_query` keys after the first key. `documents` are starts, base and the row of the first query. `state` are output, maxima and totals; where `keep` is 0, the first
     tile's product is the first of the output, for all its rows.
     """
     out, peak, total = state
+    starts, base, row = documents
     rows = query.shape[0]
     stop = min(first_query + rows, values.shape[0])
-    low = first = _first_key(first_query, window)
+    low = first = _first_key(first_query, window, _least_key_of_block(starts, row, rows, base))
     while low < stop:
         high = _tile_end(low, first, first_query, stop)
         top = max(0, low - first_query)
         score = _tile(scores, rows - top, high - low)
         multiply(sgemm, query[top:], keys_t[:, low:high], _ZERO, score)
-        _softmax(score, first_query + top, low, window, slope, softcap, peak[top:], total[top:], out[top:])
+        of_rows = (starts, base, row + top)
+        _softmax(score, first_query + top, low, window, of_rows, slope, softcap, peak[top:], total[top:], out[top:])
         multiply(sgemm, score, values[low:high], keep, out[top:])
         keep = _ONE
         low = high
@@ -287,6 +312,7 @@ def attend_backward(
     keys_of: Any,
     first_query: Any,
     window: Any,
+    documents: Any,
     slope: Any,
     softcap: Any,
     keep: Any,
@@ -302,16 +328,18 @@ def attend_backward(
     keys, keys_t, values_t = keys_of
     dquery, dkeys, dvalues = sums
     scores, dscores = tiles
+    starts, base, row = documents
     rows = query.shape[0]
     stop = min(first_query + rows, keys.shape[0])
-    low = first = _first_key(first_query, window)
+    low = first = _first_key(first_query, window, _least_key_of_block(starts, row, rows, base))
     while low < stop:
         high = _tile_end(low, first, first_query, stop)
         top = max(0, low - first_query)
         score, dscore = _tile(scores, rows - top, high - low), _tile(dscores, rows - top, high - low)
         multiply(sgemm, query[top:], keys_t[:, low:high], _ZERO, score)
         multiply(sgemm, dout[top:], values_t[:, low:high], _ZERO, dscore)
-        _score_gradient(score, dscore, first_query + top, low, window, slope, softcap, log_total[top:], mean[top:])
+        of_rows, first_row = (starts, base, row + top), first_query + top
+        _score_gradient(score, dscore, first_row, low, window, of_rows, slope, softcap, log_total[top:], mean[top:])
         multiply_transposed(sgemm, score, dout[top:], _ONE, dvalues[low:high])
         multiply_transposed(sgemm, dscore, query[top:], _ONE, dkeys[low:high])
         multiply(sgemm, dscore, keys[low:high], keep, dquery[top:])
@@ -325,11 +353,12 @@ def forward_head(
 ) -> None:
     """Attention of the `group` query heads of one sequence that share a head of keys and values.
 
-    `stored` are q, k, v, o; `mask` the scale, the window, ALiBi's slopes (0: none) by head, and log2(e) times the cap of scores or None;
+    `stored` are q, k, v, o; `mask` the scale, the window, ALiBi's slopes (0: none) by head, log2(e) times the cap of scores or None, and
+    the starts of documents or None;
     `buffers` those of `fast_attention.forward_plan` for one thread.
     """
     q, k, v, o = stored
-    scale, window, slopes, softcap = mask
+    scale, window, slopes, softcap, starts = mask
     keys_t, values, queries, outs, peaks, totals, scores = buffers
     seq_len, d = values.shape
     gather_transposed(k, first_row, kv_head * d, queries, keys_t)
@@ -344,7 +373,8 @@ def forward_head(
             gather(q, row, head * d, np.float32(scale * LOG2_E), query)
             peak[:] = NONE_SEEN
             total[:] = _ZERO
-            attend(sgemm, query, keys_t, values, start, window, slope, softcap, _ZERO, (out, peak, total), scores)
+            state, documents = (out, peak, total), (starts, 0, row)
+            attend(sgemm, query, keys_t, values, start, window, documents, slope, softcap, _ZERO, state, scores)
             log_totals(peak, total, lse[head, row : row + rows])
             _scatter_rows(out, total, o, row, head * d)
 
@@ -363,7 +393,7 @@ def backward_head(
 ) -> None:
     """Gradients of `forward_head`; `stored` are q, k, v, o, do, dq, dk, dv, `buffers` those of `backward_plan`."""
     q, k, v, o, do, dq, dk, dv = stored
-    scale, window, slopes, softcap = mask
+    scale, window, slopes, softcap, starts = mask
     keys_t, keys, values_t, dkeys, dvalues, queries, douts, dqueries, scores, dscores = buffers
     seq_len, d = keys.shape
     gather(k, first_row, kv_head * d, _ONE, keys)
@@ -383,8 +413,8 @@ def backward_head(
             gather(do, row, head * d, _ONE, dout)
             _row_dot(dout, o, row, head * d, mean)
             rows_of, keys_of = (query, dout, log_total, mean), (keys, keys_t, values_t)
-            sums, tiles = (dquery, dkeys, dvalues), (scores, dscores)
-            attend_backward(sgemm, rows_of, keys_of, start, window, slope, softcap, _ZERO, sums, tiles)
+            sums, tiles, documents = (dquery, dkeys, dvalues), (scores, dscores), (starts, 0, row)
+            attend_backward(sgemm, rows_of, keys_of, start, window, documents, slope, softcap, _ZERO, sums, tiles)
             scatter(dquery, scale, dq, row, head * d)
     scatter(dkeys, np.float32(LN2), dk, first_row, kv_head * d)  # queries came with log2(e) in them
     scatter(dvalues, _ONE, dv, first_row, kv_head * d)

@@ -42,7 +42,13 @@ from ratrain.targets.runtime.kernels.fast_scores import (
 )
 from ratrain.targets.runtime.kernels.row_sums import row_groups, store_sums, sum_groups
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
-from ratrain.targets.runtime.kernels.shared import KernelSetBase, check_indices, decay_segments, token_keys
+from ratrain.targets.runtime.kernels.shared import (
+    KernelSetBase,
+    check_indices,
+    check_starts,
+    decay_segments,
+    token_keys,
+)
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import F32, I32, Array
@@ -51,7 +57,7 @@ BLOCK = 1 << 15
 """Elements that pass through several loops while they stay in the second-level cache."""
 
 
-def _gemm_plan(
+def gemm_plan(
     a: Array,
     b: Array,
     out: Array,
@@ -88,7 +94,7 @@ class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastNorms, 
     plans = PerKernel(
         "scratch in 'fast'",
         {
-            "gemm": _gemm_plan,
+            "gemm": gemm_plan,
             "column_sum": _column_sum_plan,
             "rmsnorm_backward": rmsnorm_backward_plan,
             "head_norm_backward": rmsnorm_backward_plan,
@@ -134,7 +140,7 @@ class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastNorms, 
         residual: Array | None = None,
     ) -> None:
         """See `KERNELS["gemm"]`."""
-        buffers = scratch.take_all(_gemm_plan(a, b, out, accumulate=accumulate, bias=bias, residual=residual))
+        buffers = scratch.take_all(gemm_plan(a, b, out, accumulate=accumulate, bias=bias, residual=residual))
         operands = []
         for x in (a, b):
             operand = x
@@ -173,6 +179,7 @@ class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastNorms, 
         self,
         x: Array,
         *,
+        documents: I32 | None = None,
         scratch: Scratch,  # noqa: ARG002
         heads: int,
         head_dim: int,
@@ -185,16 +192,18 @@ class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastNorms, 
         scaling: str = "",
     ) -> None:
         """See `KERNELS["rope"]`."""
-        positions_of = slice(first_position, first_position + seq_len)
-        cos, sin = self._rope_rows(positions_of, rotary_dim or head_dim, theta, scaling)
+        check_starts(documents, seq_len, first_position)
+        cos, sin = self._rope_rows(slice(0, first_position + seq_len), rotary_dim or head_dim, theta, scaling)
         rotate = fast_rows.rope_interleaved if interleaved else fast_rows.rope
         rows = bits(x).reshape(-1, seq_len, heads * head_dim)
         sign = np.float32(-1 if inverse else 1)
         # by positions, not by rows: each part takes its rows of the table in every sequence
 
         def part(positions: slice) -> None:
-            for sequence in rows:
-                rotate(sequence[positions], cos[positions], sin[positions], sign, heads)
+            first = first_position + positions.start
+            for number, sequence in enumerate(rows):
+                starts = None if documents is None else documents.reshape(-1, seq_len)[number, positions]
+                rotate(sequence[positions], cos, sin, sign, heads, starts, first)
 
         self.team.run(part, self.team.rows(rows.shape[1:]))
 

@@ -16,20 +16,26 @@ from ratrain.targets.runtime.kernels import openblas
 from ratrain.targets.runtime.kernels.attention_loops import KEYS, LOG2_E, QUERIES, backward_head, forward_head
 from ratrain.targets.runtime.kernels.fast_numba import bits
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
-from ratrain.targets.runtime.kernels.shared import alibi_slopes
+from ratrain.targets.runtime.kernels.shared import alibi_slopes, check_starts
 
 if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
-    from ratrain.targets.runtime.kernels.interface import F32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
     from ratrain.targets.runtime.kernels.team import Team
 
 
-def mask_of(spec: AttentionBlockSpec) -> tuple[np.float32, int, F32, np.float32 | None]:
-    """What scores are multiplied with, the window, by head what keys further back lose (0: nothing), and log2(e) times the cap of scores."""
+def mask_of(
+    spec: AttentionBlockSpec, documents: I32 | None = None
+) -> tuple[np.float32, int, F32, np.float32 | None, I32 | None]:
+    """What loops are told: the scale, the window, by head what keys further back lose, log2(e) times the cap of scores, starts of documents.
+
+    Raises IndexError where a document does not start in its sequence, at its rows or before.
+    """
+    check_starts(documents, spec.queries, spec.first_query)
     slopes = np.array(alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads, np.float32)
     window = spec.first_query + spec.queries if spec.window is None else spec.window
     softcap = None if spec.softcap is None else np.float32(spec.softcap * LOG2_E)
-    return np.float32(spec.multiplier), window, slopes, softcap
+    return np.float32(spec.multiplier), window, slopes, softcap, documents
 
 
 def block_buffers(spec: AttentionBlockSpec) -> tuple[Buffer, Buffer, Buffer, Buffer, Buffer]:
@@ -87,10 +93,19 @@ class FastAttention:
     team: Team
 
     def attention_forward(
-        self, q: Array, k: Array, v: Array, o: Array, lse: F32, *, scratch: Scratch, spec: AttentionSpec
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        o: Array,
+        lse: F32,
+        *,
+        documents: I32 | None = None,
+        scratch: Scratch,
+        spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_forward"]`."""
-        arrays, mask = stored(q, k, v, o), mask_of(spec.block)
+        arrays, mask = stored(q, k, v, o), mask_of(spec.block, documents)
 
         def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
             forward_head(openblas.SGEMM, arrays, lse, sequence * spec.seq_len, kv_head, spec.group, mask, buffers)
@@ -110,11 +125,12 @@ class FastAttention:
         dv: Array,
         delta: F32,
         *,
+        documents: I32 | None = None,
         scratch: Scratch,
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_backward"]`."""
-        arrays, mask = stored(q, k, v, o, do, dq, dk, dv), mask_of(spec.block)
+        arrays, mask = stored(q, k, v, o, do, dq, dk, dv), mask_of(spec.block, documents)
 
         def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
             backward_head(

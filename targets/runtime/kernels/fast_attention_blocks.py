@@ -19,7 +19,7 @@ from ratrain.targets.runtime.kernels.fast_attention import (
 
 if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionBlockSpec
-    from ratrain.targets.runtime.kernels.interface import F32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
     from ratrain.targets.runtime.kernels.scratch import Plan, Scratch
     from ratrain.targets.runtime.kernels.team import Team
 
@@ -44,13 +44,14 @@ class FastAttentionBlocks:
         peak: F32,
         total: F32,
         *,
+        documents: I32 | None = None,
         scratch: Scratch,
         spec: AttentionBlockSpec,
         accumulate: bool,
     ) -> None:
         """See `KERNELS["attention_partial_forward"]`."""
-        arrays, state, mask = stored(q, k, v), stored(acc, peak, total), mask_of(spec)
-        block = spec.queries, spec.first_query - spec.first_key, spec.group
+        arrays, state, mask = stored(q, k, v), stored(acc, peak, total), mask_of(spec, documents)
+        block = spec.queries, spec.first_query - spec.first_key, spec.group, spec.first_key
 
         def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
             forward_block(openblas.SGEMM, arrays, state, sequence, kv_head, block, mask, accumulate, buffers)
@@ -99,13 +100,14 @@ class FastAttentionBlocks:
         dk: F32,
         dv: F32,
         *,
+        documents: I32 | None = None,
         scratch: Scratch,
         spec: AttentionBlockSpec,
         accumulate: bool,
     ) -> None:
         """See `KERNELS["attention_partial_backward"]`."""
-        arrays, mask = stored(q, k, v, do, dq, dk, dv), mask_of(spec)
-        block = spec.queries, spec.first_query - spec.first_key, spec.group
+        arrays, mask = stored(q, k, v, do, dq, dk, dv), mask_of(spec, documents)
+        block = spec.queries, spec.first_query - spec.first_key, spec.group, spec.first_key
 
         def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
             backward_block(openblas.SGEMM, arrays, lse, delta, sequence, kv_head, block, mask, accumulate, buffers)

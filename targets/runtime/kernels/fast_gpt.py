@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ratrain.targets.runtime.kernels import fast_rows
 from ratrain.targets.runtime.kernels.fast_flat import add_into
 from ratrain.targets.runtime.kernels.fast_numba import bits, exact, flat, load, narrow, reducing
 from ratrain.targets.runtime.kernels.row_sums import row_groups, store_sums, sum_groups
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.kernels.shared import check_starts, document_positions, token_keys
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.kernels.interface import F32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
     from ratrain.targets.runtime.kernels.team import Team
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
@@ -102,9 +104,11 @@ def layernorm_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
     return [groups, groups, groups, Buffer(gamma.shape)]
 
 
-def position_backward_plan(dy: Array, *, threads: int, **_: object) -> Plan:
-    """A line for each thread."""
-    return [Buffer((threads, dy.shape[1]))]
+def position_backward_plan(dy: Array, *, documents: I32 | None = None, threads: int, **_: object) -> Plan:
+    """A line for each thread; or the positions of rows in their documents, sorted, and one line."""
+    if documents is None:
+        return [Buffer((threads, dy.shape[1]))]
+    return [Buffer(documents.shape, np.int64), Buffer((dy.shape[1],))]
 
 
 class FastGpt:
@@ -178,16 +182,22 @@ class FastGpt:
         positions: Array,
         y: Array,
         *,
+        documents: I32 | None = None,
         scratch: Scratch,  # noqa: ARG002
         seq_len: int,
         first_position: int = 0,
     ) -> None:
         """See `KERNELS["position_forward"]`."""
-        sequences, table = bits(y).reshape(-1, seq_len, y.shape[1]), bits(positions)[first_position:]
+        check_starts(documents, seq_len, first_position)
+        sequences, table = bits(y).reshape(-1, seq_len, y.shape[1]), bits(positions)
 
         def part(rows: slice) -> None:
-            for sequence in sequences:
-                add_into(flat(sequence[rows]), None, flat(table[rows]), None)
+            first = first_position + rows.start
+            for number, sequence in enumerate(sequences):
+                if documents is None:
+                    add_into(flat(sequence[rows]), None, flat(table[first : first_position + rows.stop]), None)
+                else:
+                    fast_rows.add_positions(table, documents.reshape(-1, seq_len)[number, rows], first, sequence[rows])
 
         self.team.run(part, self.team.rows(sequences.shape[1:]))
 
@@ -196,12 +206,22 @@ class FastGpt:
         dy: Array,
         dpositions: Array,
         *,
+        documents: I32 | None = None,
         scratch: Scratch,
         seq_len: int,
         accumulate: bool,
         first_position: int = 0,
     ) -> None:
         """See `KERNELS["position_backward"]`."""
+        if documents is not None:
+            if not accumulate:
+                dpositions.fill(0)
+            keys, line = scratch.take_all(position_backward_plan(dy, documents=documents, threads=self.team.threads))
+            document_positions(documents, seq_len, first_position, keys)
+            token_keys(keys, keys)
+            line.fill(0)
+            fast_rows.embedding_backward(keys, bits(dy), bits(dpositions), line, None)
+            return
         (lines,) = scratch.take_all(position_backward_plan(dy, threads=self.team.threads))
         sequences, stored = bits(dy).reshape(-1, seq_len, dy.shape[1]), bits(dpositions)[first_position:]
 

@@ -49,7 +49,7 @@ def _scale_columns(logits: Any, rows: Any, first: Any, inverse: Any) -> None:
 
 
 @reducing()
-def _log_sum_exp(logits: Any, lse: Any) -> None:
+def log_sum_exp(logits: Any, lse: Any) -> None:
     """lse[r] of each row."""
     for r in range(lse.size):
         row = logits[r]
@@ -63,7 +63,7 @@ def _log_sum_exp(logits: Any, lse: Any) -> None:
 
 
 @exact()
-def _add_loss(logits: Any, labels: Any, lse: Any, loss: Any) -> None:
+def add_loss(logits: Any, labels: Any, lse: Any, loss: Any) -> None:
     """loss[0] += lse - logit of the label, row after row; those without a label add nothing."""
     for r in range(lse.size):
         if labels[r] >= 0:
@@ -120,7 +120,7 @@ def _convert(team: Team, src: Array, dst: F32) -> None:
 
 
 def _part_of_lse(logits: F32, lse: F32, rows: slice) -> None:
-    _log_sum_exp(logits[rows], lse[rows])
+    log_sum_exp(logits[rows], lse[rows])
 
 
 def _part_of_gradient(
@@ -353,7 +353,7 @@ class FastHead:
                     shape.apply(self.team, chunk, columns)
             sums = lse[rows]
             self.team.run(partial(_part_of_lse, chunk, sums), self.team.rows(chunk.shape))
-            _add_loss(chunk, labels[rows], sums, loss)
+            add_loss(chunk, labels[rows], sums, loss)
 
     def head_backward(
         self,

@@ -98,12 +98,20 @@ def rmsnorm_backward(
             out[i] = narrow(line[i], out.dtype)
 
 
+@inlined()
+def _position(starts: Any, first: Any, row: Any) -> Any:
+    """The position of a row; loops are compiled apart for rows of one document, where there are no starts."""
+    if starts is None:
+        return first + row
+    return first + row - starts[row]
+
+
 @exact()
-def rope(x: Any, cos: Any, sin: Any, sign: Any, heads: Any) -> None:
-    """Rotate the two halves of what turns of each head, its first elements, against each other."""
+def rope(x: Any, cos: Any, sin: Any, sign: Any, heads: Any, starts: Any, first: Any) -> None:
+    """Rotate the two halves of what turns of each head, its first elements, against each other; row t is at first + t - starts[t]."""
     half, width = cos.shape[1], x.shape[1] // heads
     for t in range(x.shape[0]):
-        row, position = x[t], t % cos.shape[0]
+        row, position = x[t], _position(starts, first, t)
         c, s = cos[position], sin[position]
         for head in range(heads):
             start = head * width
@@ -115,11 +123,11 @@ def rope(x: Any, cos: Any, sin: Any, sign: Any, heads: Any) -> None:
 
 
 @exact()
-def rope_interleaved(x: Any, cos: Any, sin: Any, sign: Any, heads: Any) -> None:
-    """Rotate each two neighbours among what turns of each head against each other."""
+def rope_interleaved(x: Any, cos: Any, sin: Any, sign: Any, heads: Any, starts: Any, first: Any) -> None:
+    """Rotate each two neighbours among what turns of each head against each other; row t is at first + t - starts[t]."""
     half, width = cos.shape[1], x.shape[1] // heads
     for t in range(x.shape[0]):
-        row, position = x[t], t % cos.shape[0]
+        row, position = x[t], _position(starts, first, t)
         c, s = cos[position], sin[position]
         for head in range(heads):
             pairs = row[head * width : head * width + 2 * half]
@@ -157,6 +165,15 @@ def swiglu_backward(gate: Any, up: Any, dprod: Any, dgate: Any, dup: Any, gate_l
             up_line[i] = d * g * sigmoid
         store_line(gate_line, dgate[start:stop])
         store_line(up_line, dup[start:stop])
+
+
+@exact()
+def add_positions(table: Any, starts: Any, first: Any, y: Any) -> None:
+    """y[t] += table[first + t - starts[t]]."""
+    for t in range(y.shape[0]):
+        row, out = table[first + t - starts[t]], y[t]
+        for i in range(out.size):
+            out[i] = narrow(load(out[i]) + load(row[i]), out.dtype)
 
 
 @exact()

@@ -11,7 +11,7 @@ from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
 
 if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionSpec
-    from ratrain.targets.runtime.kernels.interface import F32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
     from ratrain.targets.runtime.kernels.team import Team
 
 
@@ -64,7 +64,7 @@ class FastScores:
         self, q: Array, k: Array, scores: Array, *, scratch: Scratch, spec: AttentionSpec
     ) -> None:
         """See `KERNELS["attention_scores_forward"]`."""
-        arrays, (scale, _, _, _) = stored(q, k, scores), mask_of(spec.block)
+        arrays, (scale, *_) = stored(q, k, scores), mask_of(spec.block)
 
         def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
             score_loops.scores_forward(
@@ -81,13 +81,15 @@ class FastScores:
 
         self.team.run(part, list(enumerate(self.team.rows(matrix.shape))))
 
-    def attention_softmax_forward(self, scores: Array, probs: Array, *, scratch: Scratch, spec: AttentionSpec) -> None:
+    def attention_softmax_forward(
+        self, scores: Array, probs: Array, *, documents: I32 | None = None, scratch: Scratch, spec: AttentionSpec
+    ) -> None:
         """See `KERNELS["attention_softmax_forward"]`."""
         (lines,) = scratch.take_all(softmax_forward_plan(spec, threads=self.team.threads))
-        arrays, (_, window, slopes, _), tokens = stored(scores, probs), mask_of(spec.block), spec.batch * spec.seq_len
+        arrays, mask, tokens = stored(scores, probs), mask_of(spec.block, documents), spec.batch * spec.seq_len
 
         def rows_of(thread: int, rows: slice) -> None:
-            score_loops.softmax_forward(arrays, rows.start, rows.stop, tokens, window, slopes, lines[thread])
+            score_loops.softmax_forward(arrays, rows.start, rows.stop, tokens, mask, lines[thread])
 
         self._by_rows(scores, rows_of)
 
@@ -127,18 +129,16 @@ class FastScores:
         dprobs: Array,
         dscores: Array,
         *,
+        documents: I32 | None = None,
         scratch: Scratch,  # noqa: ARG002
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_softmax_backward"]`."""
-        arrays, (_, window, _, _), tokens = (
-            stored(probs, dprobs, dscores),
-            mask_of(spec.block),
-            spec.batch * spec.seq_len,
-        )
+        arrays, tokens = stored(probs, dprobs, dscores), spec.batch * spec.seq_len
+        mask = mask_of(spec.block, documents)
 
         def rows_of(_thread: int, rows: slice) -> None:
-            score_loops.softmax_backward(arrays, rows.start, rows.stop, tokens, window)
+            score_loops.softmax_backward(arrays, rows.start, rows.stop, tokens, mask)
 
         self._by_rows(probs, rows_of)
 
@@ -154,7 +154,7 @@ class FastScores:
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_scores_backward"]`."""
-        arrays, (scale, _, _, _) = stored(q, k, dscores, dq, dk), mask_of(spec.block)
+        arrays, (scale, *_) = stored(q, k, dscores, dq, dk), mask_of(spec.block)
 
         def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
             score_loops.scores_backward(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from ratrain.targets.program.routine import OnChipSchedule
     from ratrain.targets.runtime.kernels.scratch import Scratch
+    from ratrain.targets.runtime.memory import Memory
 
 Array: TypeAlias = NDArray[Any]
 """float16, bfloat16 or float32."""
@@ -30,6 +31,10 @@ class KernelSet(Protocol):
     @property
     def name(self) -> str:
         """The name `kernel_set` knows it by."""
+
+    @property
+    def memory(self) -> Memory:
+        """Where the arrays are that it works on."""
 
     @property
     def constant_bytes(self) -> int:

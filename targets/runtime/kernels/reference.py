@@ -15,6 +15,7 @@ from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.runtime.kernels.reference_attention import ReferenceAttention
 from ratrain.targets.runtime.kernels.reference_attention_blocks import ReferenceAttentionBlocks
 from ratrain.targets.runtime.kernels.reference_common import (
+    add_by_keys,
     f32,
     norm_weight,
     put,
@@ -24,7 +25,7 @@ from ratrain.targets.runtime.kernels.reference_common import (
     sigmoid,
 )
 from ratrain.targets.runtime.kernels.reference_families import ReferenceFamilies, head_norm_backward_plan
-from ratrain.targets.runtime.kernels.reference_gpt import ReferenceGpt, layernorm_backward_plan
+from ratrain.targets.runtime.kernels.reference_gpt import ReferenceGpt, layernorm_backward_plan, position_backward_plan
 from ratrain.targets.runtime.kernels.reference_head import (
     ReferenceHead,
     head_backward_from_logits_plan,
@@ -33,7 +34,13 @@ from ratrain.targets.runtime.kernels.reference_head import (
 )
 from ratrain.targets.runtime.kernels.reference_scores import ReferenceScores
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
-from ratrain.targets.runtime.kernels.shared import KernelSetBase, check_indices, decay_segments, token_keys
+from ratrain.targets.runtime.kernels.shared import (
+    KernelSetBase,
+    check_indices,
+    check_starts,
+    decay_segments,
+    token_keys,
+)
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import F32, I32, Array
@@ -77,6 +84,7 @@ class Reference(
             "layernorm_backward": layernorm_backward_plan,
             "head_norm_backward": head_norm_backward_plan,
             "embedding_backward": _embedding_backward_plan,
+            "position_backward": position_backward_plan,
             "head_forward": head_forward_plan,
             "head_backward": head_backward_plan,
             "head_backward_from_logits": head_backward_from_logits_plan,
@@ -91,7 +99,7 @@ class Reference(
                 "swiglu_backward",
             ),
             *("head_norm_forward", "geglu_forward", "geglu_backward", "relu2_forward", "relu2_backward", "scale"),
-            *("layernorm_forward", "gelu_forward", "gelu_backward", "position_forward", "position_backward"),
+            *("layernorm_forward", "gelu_forward", "gelu_backward", "position_forward"),
             *("attention_scores_forward", "attention_softmax_forward", "attention_values_forward"),
             *("attention_values_backward", "attention_softmax_backward", "attention_scores_backward"),
             *("attention_partial_forward", "attention_partial_finish", "attention_delta", "attention_partial_backward"),
@@ -194,6 +202,7 @@ class Reference(
         self,
         x: Array,
         *,
+        documents: I32 | None = None,
         scratch: Scratch,  # noqa: ARG002
         heads: int,
         head_dim: int,
@@ -207,13 +216,17 @@ class Reference(
     ) -> None:
         """See `KERNELS["rope"]`."""
         width = rotary_dim or head_dim
-        cos, sin = self._rope_rows(slice(first_position, first_position + seq_len), width, theta, scaling)
+        check_starts(documents, seq_len, first_position)
+        cos, sin = self._rope_rows(slice(0, first_position + seq_len), width, theta, scaling)
         sign = np.float32(-1 if inverse else 1)
-        for sequence in x.reshape(-1, seq_len, heads, head_dim):
+        for number, sequence in enumerate(x.reshape(-1, seq_len, heads, head_dim)):
             halves = rotated_halves(sequence, width, interleaved=interleaved)
             for rows in row_blocks(seq_len, heads * head_dim):
                 low, high = (f32(half[rows]) for half in halves)
-                c, s = cos[rows, None], sign * sin[rows, None]
+                position = np.arange(first_position + rows.start, first_position + rows.stop)
+                if documents is not None:
+                    position -= documents.reshape(-1, seq_len)[number, rows]
+                c, s = cos[position, None], sign * sin[position, None]
                 rotated = low * c - high * s, high * c + low * s
                 for half, value in zip(halves, rotated, strict=True):
                     put(half[rows], value)
@@ -270,13 +283,7 @@ class Reference(
             dtable.fill(0)
         (keys,) = scratch.take_all(_embedding_backward_plan(tokens))
         token_keys(tokens, keys)
-        acc = np.zeros(dy.shape[1], np.float32)
-        for n, key in enumerate(keys):
-            token, t = divmod(int(key), 1 << 32)
-            acc += f32(dy[t])
-            if n + 1 == len(keys) or keys[n + 1] >> 32 != token:
-                put(dtable[token], f32(dtable[token]) + acc * np.float32(scale))
-                acc.fill(0)
+        add_by_keys(keys, dy, dtable, np.float32(scale))
 
     @quiet
     def adamw(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from attrs import frozen
 
-from ratrain.targets.runtime.kernels.interface import F32, Array
+from ratrain.targets.runtime.kernels.interface import F32, I32, Array
 from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks
-from ratrain.targets.runtime.kernels.shared import alibi_slopes
+from ratrain.targets.runtime.kernels.shared import alibi_slopes, check_starts
 
 if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
@@ -29,8 +29,8 @@ def tiles(rows: int) -> Iterator[slice]:
 class Block:
     """Float32 tiles of the heads of one sequence: a block of queries, a block of keys. Tiles are given by their rows of these."""
 
-    def __init__(self, spec: AttentionBlockSpec, sequence: int) -> None:
-        self.spec, self.sequence = spec, sequence
+    def __init__(self, spec: AttentionBlockSpec, sequence: int, documents: I32 | None) -> None:
+        self.spec, self.sequence, self.documents = spec, sequence, documents
         self.slopes = alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads
         self.scale = np.float32(spec.multiplier)
 
@@ -53,7 +53,10 @@ class Block:
         """Whether one of the queries sees one of the keys."""
         first, last = self.spec.first_query + queries.start, self.spec.first_query + queries.stop
         start, stop = self.spec.first_key + keys.start, self.spec.first_key + keys.stop
-        return bool(start < last and stop > self.spec.first_seen(first))
+        least = self.spec.first_seen(first)
+        if self.documents is not None:
+            least = max(least, int(self.documents[self.rows(queries)].min()))
+        return bool(start < last and stop > least)
 
     def key_tiles(self, queries: slice) -> Iterator[slice]:
         """The tiles with a key that one of `queries` sees, ascending."""
@@ -78,6 +81,8 @@ class Block:
         seen = j <= i
         if spec.window is not None:
             seen &= j > i - spec.window
+        if self.documents is not None:
+            seen &= j >= self.documents[self.rows(queries), None]
         score[~seen] = -np.inf
         return score
 
@@ -180,12 +185,14 @@ class ReferenceAttention:
         o: Array,
         lse: F32,
         *,
+        documents: I32 | None = None,
         scratch: Scratch,  # noqa: ARG002
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_forward"]`."""
+        check_starts(documents, spec.seq_len)
         for sequence in range(spec.batch):
-            block = Block(spec.block, sequence)
+            block = Block(spec.block, sequence, documents)
             for head in range(spec.heads):
                 for queries in tiles(spec.seq_len):
                     softmax = RunningSoftmax.begin(queries.stop - queries.start, spec.head_dim, np.exp)
@@ -209,13 +216,15 @@ class ReferenceAttention:
         dv: Array,
         delta: F32,
         *,
+        documents: I32 | None = None,
         scratch: Scratch,  # noqa: ARG002
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_backward"]`."""
+        check_starts(documents, spec.seq_len)
         put_delta(o, do, delta)
         for sequence in range(spec.batch):
-            block = Block(spec.block, sequence)
+            block = Block(spec.block, sequence, documents)
             gradients = BlockGradients(block, q, k, v, lse, do, delta)
             for head in range(spec.heads):
                 for queries in tiles(spec.seq_len):

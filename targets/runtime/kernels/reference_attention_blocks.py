@@ -9,10 +9,11 @@ import numpy as np
 
 from ratrain.targets.runtime.kernels.reference_attention import Block, BlockGradients, RunningSoftmax, put_delta, tiles
 from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet
+from ratrain.targets.runtime.kernels.shared import check_starts
 
 if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionBlockSpec
-    from ratrain.targets.runtime.kernels.interface import F32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
     from ratrain.targets.runtime.kernels.scratch import Scratch
 
 _LOG2_E, _LN2 = np.float32(math.log2(math.e)), np.float32(math.log(2))
@@ -31,17 +32,19 @@ class ReferenceAttentionBlocks:
         peak: F32,
         total: F32,
         *,
+        documents: I32 | None = None,
         scratch: Scratch,  # noqa: ARG002
         spec: AttentionBlockSpec,
         accumulate: bool,
     ) -> None:
         """See `KERNELS["attention_partial_forward"]`."""
+        check_starts(documents, spec.queries, spec.first_query)
         if not accumulate:
             acc.fill(0)
             peak.fill(-np.inf)
             total.fill(0)
         for sequence in range(spec.batch):
-            block = Block(spec, sequence)
+            block = Block(spec, sequence, documents)
             for head in range(spec.heads):
                 for queries in tiles(spec.queries):
                     rows = block.rows(queries)
@@ -98,16 +101,18 @@ class ReferenceAttentionBlocks:
         dk: F32,
         dv: F32,
         *,
+        documents: I32 | None = None,
         scratch: Scratch,  # noqa: ARG002
         spec: AttentionBlockSpec,
         accumulate: bool,
     ) -> None:
         """See `KERNELS["attention_partial_backward"]`."""
+        check_starts(documents, spec.queries, spec.first_query)
         if not accumulate:
             dk.fill(0)
             dv.fill(0)
         for sequence in range(spec.batch):
-            block = Block(spec, sequence)
+            block = Block(spec, sequence, documents)
             gradients = BlockGradients(block, q, k, v, lse, do, delta)
             for head in range(spec.heads):
                 for queries in tiles(spec.queries):

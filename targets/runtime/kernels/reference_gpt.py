@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks, sigmoid
+from ratrain.targets.runtime.kernels.reference_common import add_by_keys, f32, put, quiet, row_blocks, sigmoid
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.kernels.shared import check_starts, document_positions, token_keys
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.kernels.interface import F32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
 
 _SLOPE, _CUBE = np.float32(math.sqrt(8 / math.pi)), np.float32(0.044715)
 """Of GELU: (1 + tanh(z)) / 2 is the sigmoid of 2 z = _SLOPE * (up + _CUBE * up^3)."""
+
+
+def position_backward_plan(documents: I32 | None = None, **_: object) -> Plan:
+    """The positions of rows in their documents, sorted; none where each sequence has the same."""
+    return [] if documents is None else [Buffer(documents.shape, np.int64)]
 
 
 def layernorm_backward_plan(dgamma: Array, **_: object) -> Plan:
@@ -118,15 +124,19 @@ class ReferenceGpt:
         positions: Array,
         y: Array,
         *,
+        documents: I32 | None = None,
         scratch: Scratch,  # noqa: ARG002
         seq_len: int,
         first_position: int = 0,
     ) -> None:
         """See `KERNELS["position_forward"]`."""
-        table = positions[first_position:]
-        for sequence in y.reshape(-1, seq_len, y.shape[1]):
+        check_starts(documents, seq_len, first_position)
+        for number, sequence in enumerate(y.reshape(-1, seq_len, y.shape[1])):
             for rows in row_blocks(*sequence.shape):
-                put(sequence[rows], f32(sequence[rows]) + f32(table[rows]))
+                position = np.arange(first_position + rows.start, first_position + rows.stop)
+                if documents is not None:
+                    position -= documents.reshape(-1, seq_len)[number, rows]
+                put(sequence[rows], f32(sequence[rows]) + f32(positions[position]))
 
     @quiet
     def position_backward(
@@ -134,12 +144,21 @@ class ReferenceGpt:
         dy: Array,
         dpositions: Array,
         *,
-        scratch: Scratch,  # noqa: ARG002
+        documents: I32 | None = None,
+        scratch: Scratch,
         seq_len: int,
         accumulate: bool,
         first_position: int = 0,
     ) -> None:
         """See `KERNELS["position_backward"]`."""
+        if documents is not None:
+            if not accumulate:
+                dpositions.fill(0)
+            (keys,) = scratch.take_all(position_backward_plan(documents))
+            document_positions(documents, seq_len, first_position, keys)
+            token_keys(keys, keys)
+            add_by_keys(keys, dy, dpositions, np.float32(1))
+            return
         table = dpositions[first_position:]
         sequences = dy.reshape(-1, seq_len, dy.shape[1])
         for rows in row_blocks(seq_len, dy.shape[1]):

@@ -10,10 +10,10 @@ from attrs import frozen
 
 from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks
-from ratrain.targets.runtime.kernels.shared import alibi_slopes
+from ratrain.targets.runtime.kernels.shared import alibi_slopes, check_starts
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.kernels.interface import F32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
     from ratrain.targets.runtime.kernels.scratch import Scratch
 
 
@@ -46,10 +46,11 @@ class _Head:
         part = self.rows(some)
         return matrix[self.index * tokens + part.start : self.index * tokens + part.stop]
 
-    def seen(self, some: slice) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+    def seen(self, some: slice, documents: I32 | None) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
         """[queries, keys]: which keys each query sees."""
         i, j = np.arange(some.start, some.stop)[:, None], np.arange(self.spec.seq_len)[None, :]
-        return (j <= i) & (j > i - (self.spec.window or self.spec.seq_len))
+        seen = (j <= i) & (j > i - (self.spec.window or self.spec.seq_len))
+        return seen if documents is None else seen & (j >= documents[self.rows(some), None])
 
 
 def _heads(spec: AttentionSpec, kv_head: int | None = None) -> Iterator[_Head]:
@@ -96,17 +97,19 @@ class ReferenceScores:
         scores: Array,
         probs: Array,
         *,
+        documents: I32 | None = None,
         scratch: Scratch,  # noqa: ARG002
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_softmax_forward"]`."""
+        check_starts(documents, spec.seq_len)
         slopes = alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads
         for head in _heads(spec):
             for some in _blocks(spec):
                 score: F32 = f32(head.scores(scores, some)).copy()
                 i, j = np.arange(some.start, some.stop)[:, None], np.arange(spec.seq_len)[None, :]
                 score += np.float32(slopes[head.index]) * (j - i).astype(np.float32)
-                score[~head.seen(some)] = -np.inf
+                score[~head.seen(some, documents)] = -np.inf
                 weight: F32 = np.exp(score - score.max(axis=1, keepdims=True))
                 weight /= weight.sum(axis=1, keepdims=True)
                 put(head.scores(probs, some), weight)
@@ -155,13 +158,15 @@ class ReferenceScores:
         dprobs: Array,
         dscores: Array,
         *,
+        documents: I32 | None = None,
         scratch: Scratch,  # noqa: ARG002
         spec: AttentionSpec,
     ) -> None:
         """See `KERNELS["attention_softmax_backward"]`."""
+        check_starts(documents, spec.seq_len)
         for head in _heads(spec):
             for some in _blocks(spec):
-                prob, seen = f32(head.scores(probs, some)), head.seen(some)
+                prob, seen = f32(head.scores(probs, some)), head.seen(some, documents)
                 dprob = np.where(seen, f32(head.scores(dprobs, some)), np.float32(0))
                 mean = (prob * dprob).sum(axis=1, keepdims=True)
                 put(head.scores(dscores, some), np.where(seen, prob * (dprob - mean), np.float32(0)))

@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ratrain.targets.runtime.kernels.attention_loops import dot, gather, gather_transposed, scatter, seen_keys
+from ratrain.targets.runtime.kernels.attention_loops import (
+    dot,
+    gather,
+    gather_transposed,
+    least_key,
+    scatter,
+    seen_keys,
+)
 from ratrain.targets.runtime.kernels.blas import multiply, multiply_transposed
 from ratrain.targets.runtime.kernels.fast_numba import SPLIT_SUMS, exact, exp32, inlined, load, maximum, narrow
 
@@ -105,13 +112,14 @@ def _weights(row: Any, slope: Any, distance: Any, line: Any) -> Any:
 
 
 @exact()
-def softmax_forward(stored: Any, first: Any, last: Any, tokens: Any, window: Any, slopes: Any, line: Any) -> None:
-    """Probabilities of the rows [first, last) of a matrix; `stored` are scores, probs, `line` holds a row."""
+def softmax_forward(stored: Any, first: Any, last: Any, tokens: Any, mask: Any, line: Any) -> None:
+    """Probabilities of the rows [first, last) of a matrix; `stored` are scores, probs, `line` holds a row; `mask` that of attention."""
     scores, probs = stored
+    _, window, slopes, _, starts = mask
     seq_len = line.size
     for row in range(first, last):
         query = row % tokens % seq_len
-        low, high = seen_keys(query, 0, seq_len, window)
+        low, high = seen_keys(query, 0, seq_len, window, least_key(starts, row % tokens, 0))
         out, seen = probs[row], line[low:high]
         total = _weights(scores[row, low:high], slopes[row // tokens], low - query, seen)
         out[:low] = 0
@@ -122,12 +130,14 @@ def softmax_forward(stored: Any, first: Any, last: Any, tokens: Any, window: Any
 
 
 @exact()
-def softmax_backward(stored: Any, first: Any, last: Any, tokens: Any, window: Any) -> None:
+def softmax_backward(stored: Any, first: Any, last: Any, tokens: Any, mask: Any) -> None:
     """Gradients of scores of the rows [first, last) of a matrix; `stored` are probs, dprobs, dscores."""
     probs, dprobs, dscores = stored
+    _, window, _, _, starts = mask
     seq_len = probs.shape[1]
     for row in range(first, last):
-        low, high = seen_keys(row % tokens % seq_len, 0, seq_len, window)
+        query = row % tokens % seq_len
+        low, high = seen_keys(query, 0, seq_len, window, least_key(starts, row % tokens, 0))
         prob, dprob, out = probs[row, low:high], dprobs[row, low:high], dscores[row]
         mean = dot(prob, dprob)
         there = out[low:high]

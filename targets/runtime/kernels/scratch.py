@@ -7,8 +7,9 @@ exactly that plan when it runs, so the size computed before the first step is th
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from attrs import field, frozen
@@ -47,41 +48,45 @@ def plan_bytes(plan: Iterable[Buffer]) -> int:
     return sum(buffer.nbytes for buffer in plan)
 
 
-class Scratch:
+T = TypeVar("T")
+"""What temporaries are: arrays, or tensors."""
+
+
+class BumpAllocator(ABC, Generic[T]):
     """`capacity` bytes, handed out from the bottom up; `reset` makes all of them free again.
 
     Not safe for use by two threads at once: an engine thread has its own.
     """
 
-    __slots__ = ("_bytes", "capacity", "high_water", "used")
+    __slots__ = ("capacity", "high_water", "used")
 
     def __init__(self, capacity: int) -> None:
-        raw = np.empty(capacity + ALIGNMENT, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT
-        self._bytes: NDArray[np.uint8] = raw[start : start + capacity]
         self.capacity = capacity
         self.used = 0
         self.high_water = 0
 
-    def take(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """The next free bytes as an uninitialised C-contiguous array whose address is a multiple of `ALIGNMENT`.
+    @abstractmethod
+    def at(self, start: int, buffer: Buffer) -> T:
+        """The bytes from `start` on, as what a buffer describes."""
+
+    def take(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> T:
+        """The next free bytes, uninitialised and C-contiguous, at an address that is a multiple of `ALIGNMENT`.
 
         Raises:
-            MemoryError: fewer bytes are left than the array needs.
+            MemoryError: fewer bytes are left than it needs.
         """
         return self._take(Buffer(shape if isinstance(shape, tuple) else (shape,), dtype))
 
-    def _take(self, buffer: Buffer) -> NDArray[Any]:
-        nbytes = math.prod(buffer.shape) * buffer.dtype.itemsize
-        start, end = self.used, self.used + _aligned(nbytes)
+    def _take(self, buffer: Buffer) -> T:
+        start, end = self.used, self.used + buffer.nbytes
         if end > self.capacity:
             raise MemoryError(f"scratch of {self.capacity} bytes: {start} in use, {end - start} more wanted")
         self.used = end
         self.high_water = max(self.high_water, end)
-        return np.ndarray(buffer.shape, buffer.dtype, self._bytes, start)
+        return self.at(start, buffer)
 
-    def take_all(self, plan: Plan) -> list[NDArray[Any]]:
-        """One array for each buffer of `plan`, in order.
+    def take_all(self, plan: Plan) -> list[T]:
+        """One for each buffer of `plan`, in order.
 
         Raises:
             MemoryError: the plan does not fit in what is left.
@@ -89,5 +94,21 @@ class Scratch:
         return [self._take(buffer) for buffer in plan]
 
     def reset(self) -> None:
-        """Free everything; arrays taken before must no longer be used."""
+        """Free everything; what was taken before must no longer be used."""
         self.used = 0
+
+
+class Scratch(BumpAllocator[NDArray[Any]]):
+    """Temporaries that are numpy arrays."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        raw = np.empty(capacity + ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT
+        self._bytes: NDArray[np.uint8] = raw[start : start + capacity]
+
+    def at(self, start: int, buffer: Buffer) -> NDArray[Any]:
+        """The bytes from `start` on, as what a buffer describes."""
+        return np.ndarray(buffer.shape, buffer.dtype, self._bytes, start)

@@ -12,6 +12,7 @@ from ratrain.ratrain_ir.rotary import rope_frequencies
 from ratrain.targets.program.kernels import IGNORED_LABEL, KERNELS
 from ratrain.targets.runtime.kernels.scratch import Plan, plan_bytes
 from ratrain.targets.runtime.kernels.team import Team
+from ratrain.targets.runtime.memory import HOST, Memory
 
 if TYPE_CHECKING:
     from ratrain.targets.program.kernels import Kernel
@@ -73,7 +74,32 @@ def check_labels(labels: I32, rows: int) -> None:
     check_indices(np.maximum(labels, 0), rows)
 
 
-def token_keys(tokens: I32, keys: I64) -> None:
+def check_starts(documents: I32 | None, length: int, first: int = 0) -> None:
+    """Raise IndexError unless the document of each row starts at the row's position or before it, and not before its sequence.
+
+    Row t of `documents`, if there are any, has position first + t % length.
+    """
+    if documents is None:
+        return
+    for sequence in documents.reshape(-1, length):
+        for start in range(0, length, _KEY_BLOCK):
+            part = sequence[start : start + _KEY_BLOCK]
+            behind = np.arange(first + start, first + start + len(part), dtype=np.int32) - part
+            if int(part.min()) < 0 or int(behind.min()) < 0:
+                raise IndexError("a document starts behind one of its rows, or before its sequence")
+
+
+def document_positions(documents: I32, length: int, first: int, out: I64) -> None:
+    """Set out = the position of each row in its document; raises IndexError as `check_starts` does."""
+    check_starts(documents, length, first)
+    np.negative(documents, out=out)
+    for sequence in out.reshape(-1, length):
+        for start in range(0, length, _KEY_BLOCK):
+            part = sequence[start : start + _KEY_BLOCK]
+            part += np.arange(first + start, first + start + len(part))
+
+
+def token_keys(tokens: I32 | I64, keys: I64) -> None:
     """Set keys = the values token << 32 | t, ascending: equal tokens together, each with its rows in order.
 
     All are distinct, so the result does not depend on the sorting algorithm.
@@ -108,10 +134,12 @@ class KernelSetBase:
     name: ClassVar[str]
     threaded: ClassVar[bool] = False
     """Whether several threads share the work of a kernel."""
+    on_devices: ClassVar[bool] = False
+    """Whether it is made for a device of PyTorch, given by name, on whose tensors it works."""
     plans: ClassVar[PerKernel[Callable[..., Plan]]]
     """For each kernel that takes scratch, its plan from its arguments; arguments it does not need go to `**_`.
 
-    Among the arguments is `threads`: how many each call is shared out to.
+    Among the arguments are those of `plan_options`; most sets have `threads`: how many each call is shared out to.
     """
 
     def __init_subclass__(cls) -> None:
@@ -122,7 +150,8 @@ class KernelSetBase:
 
     def __init__(self, threads: int = 1) -> None:
         self.team = Team(threads)
-        self._rope: dict[tuple[int, float, str], tuple[F32, F32]] = {}
+        self.memory: Memory = HOST
+        self._rope: dict[tuple[int, float, str], tuple[Any, Any]] = {}
 
     @property
     def constant_bytes(self) -> int:
@@ -133,19 +162,27 @@ class KernelSetBase:
         """Build the table of `rope` for these values; `width`: elements of a head that are rotated."""
         self._rope_rows(slice(0, seq_len), width, theta, scaling)
 
-    def _rope_rows(self, positions: slice, width: int, theta: float, scaling: str) -> tuple[F32, F32]:
+    def _rope_rows(self, positions: slice, width: int, theta: float, scaling: str) -> tuple[Any, Any]:
         """Cosines and sines of some positions, from the longest table there has been need for."""
         key = (width, float(theta), scaling)
         table = self._rope.get(key)
         if table is None or len(table[0]) < positions.stop:
             # two threads may both build it: whichever is kept, its rows are the same
-            table = self._rope[key] = rope_table(positions.stop, *key)
+            table = self._rope[key] = self.build_rope_table(positions.stop, *key)
         cos, sin = table
         return cos[positions], sin[positions]
+
+    def build_rope_table(self, seq_len: int, width: int, theta: float, scaling: str) -> tuple[Any, Any]:
+        """`rope_table`, as the kernels of this set take it."""
+        return rope_table(seq_len, width, theta, scaling)
+
+    def plan_options(self) -> dict[str, Any]:
+        """What plans depend on beside the arguments of a call."""
+        return {"threads": self.team.threads}
 
     def scratch_bytes(self, kernel: str, **arguments: Any) -> int:
         """Bytes of scratch that a kernel takes; see `KernelSet.scratch_bytes`."""
         if kernel not in KERNELS:
             raise ValueError(f"there is no kernel {kernel!r}")
         plan = self.plans.get(kernel)
-        return plan_bytes(plan(**arguments, threads=self.team.threads)) if plan else 0
+        return plan_bytes(plan(**arguments, **self.plan_options())) if plan else 0

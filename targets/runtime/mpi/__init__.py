@@ -1,1 +1,1 @@
-"""The MPI engine: one process a rank. Importing `ratrain.targets.runtime.mpi.engine` starts MPI; `layout` does not need it."""
+"""Ranks over MPI: mpi4py's calls as the protocol of `ranks/communicator.py`. Importing `transport` starts MPI."""

@@ -27,6 +27,7 @@ from tests.ratrain_ir.frontend.family_configs import (
     LLAMA,
     LLAMA3,
     MISTRAL,
+    NEOX,
     OLMO2,
     ORIGINAL,
     PHI3,
@@ -77,7 +78,7 @@ def test_family_traps():
 
 
 def test_another_family_is_refused_with_the_families():
-    (error,) = refusal(parse, {"model_type": "gpt_neox"})
+    (error,) = refusal(parse, {"model_type": "mpt"})
     assert error.code == "RT061"
     assert all(family in error.help for family in FAMILIES)
 
@@ -159,6 +160,12 @@ def test_a_real_file_reads():
         ({**GEMMA2, "hidden_activation": "gelu"}, "activation", "gelu"),
         ({**GPT2, "activation_function": "gelu"}, "activation", "gelu"),
         ({**GPT2, "activation_function": "relu2"}, "activation", "relu2"),
+        (NEOX, "activation", "gelu"),
+        ({**NEOX, "hidden_act": "gelu_fast"}, "activation", "gelu-tanh"),
+        (NEOX, "qkv_bias", True),
+        (NEOX, "o_bias", True),
+        ({**NEOX, "attention_bias": False}, "o_bias", False),
+        ({**NEOX, "attention_bias": False}, "qkv_bias", False),
         # scales and caps
         (GEMMA2, "attention_softcap", 50.0),
         ({**GEMMA2, "attn_logit_softcapping": None}, "attention_softcap", None),
@@ -217,7 +224,19 @@ def test_a_real_file_reads():
         ({**GEMMA3, "rope_parameters": {"sliding_attention": {"rope_theta": 500.0}}}, "local_rope_theta", 500.0),
         ({**GEMMA3, "rope_parameters": {"full_attention": {"rope_theta": 500.0}}}, "rope_theta", 500.0),
         (without(SMOLLM3, "rope_theta"), "rope_theta", 2e6),
+        (NEOX, "rotary_dim", 4),
+        ({**NEOX, "rotary_pct": 1.0}, "rotary_dim", None),
+        ({**NEOX, "rotary_pct": 0.5, "partial_rotary_factor": 0.5}, "rotary_dim", 8),
+        ({**without(NEOX, "rotary_pct"), "rope_parameters": {"partial_rotary_factor": 0.5}}, "rotary_dim", 8),
+        ({**NEOX, "rotary_emb_base": 500}, "rope_theta", 500.0),
+        ({**NEOX, "rope_scaling": YARN}, "rope_scaling", "yarn 4 32 1 64 1.138629436111989 1"),
         # what classes assume
+        (NEOX, "parallel_residual", True),
+        (without(NEOX, "use_parallel_residual"), "parallel_residual", True),
+        ({**NEOX, "use_parallel_residual": False}, "parallel_residual", False),
+        (without(NEOX, "rotary_pct"), "rotary_dim", 4),
+        (without(NEOX, "rotary_emb_base"), "rope_theta", 10000.0),
+        (without(NEOX, "layer_norm_eps"), "norm_eps", 1e-5),
         (without(QWEN3, "head_dim"), "head_dim", 128),
         (without(GEMMA2, "head_dim"), "head_dim", 256),
         (without(GEMMA2, "tie_word_embeddings"), "tied_embeddings", True),
@@ -283,7 +302,7 @@ REFUSED = [
     ({**BAICHUAN, "vocab_size": [125696]}, "RT060", "'vocab_size' is [125696]"),
     ({**BAICHUAN, "normalised_head": 1}, "RT060", "'normalised_head' is 1"),
     # RT061: another mathematics
-    ({**LLAMA, "model_type": "gpt_neox"}, "RT061", 'family "gpt_neox" is not supported'),
+    ({**LLAMA, "model_type": "mpt"}, "RT061", 'family "mpt" is not supported'),
     ({**LLAMA, "model_type": "qwen3_moe"}, "RT061", 'family "qwen3_moe" is not supported'),
     ({**LLAMA, "model_type": "qwen3"}, "RT061", "LlamaForCausalLM"),
     ({**LLAMA, "architectures": ["LlamaForSequenceClassification"]}, "RT061", "LlamaForSequenceClassification"),
@@ -339,6 +358,18 @@ REFUSED = [
     ({**GPT2, "rms_norm_eps": 1e-5}, "RT061", '"rms_norm_eps" is not known'),
     ({**GPT2, "architectures": ["GPT2Model"]}, "RT061", "GPT2Model"),
     ({**LLAMA, "n_positions": 64}, "RT061", '"n_positions" is not known'),
+    ({**NEOX, "mlp_bias": False}, "RT061", "an MLP without biases"),
+    ({**NEOX, "rms_norm_eps": 1e-5}, "RT061", '"rms_norm_eps" is not known'),
+    ({**NEOX, "hidden_dropout": 0.1}, "RT061", "dropout is not supported"),
+    ({**NEOX, "hidden_dropout_prob": 0.1}, "RT061", "dropout is not supported"),
+    ({**NEOX, "position_embedding": "learned"}, "RT061", '"learned"'),
+    ({**without(NEOX, "rotary_emb_base"), "rope_theta": 1e4}, "RT061", "'rope_theta' is not read"),
+    ({**without(NEOX, "rotary_pct"), "partial_rotary_factor": 0.25}, "RT061", "'partial_rotary_factor' is not read"),
+    ({**LLAMA, "use_parallel_residual": True}, "RT061", '"use_parallel_residual" is not known'),
+    ({**LLAMA, "rotary_pct": 0.5}, "RT061", "rotating a part of each head only"),
+    ({**NEOX, "use_parallel_residual": 1}, "RT060", "'use_parallel_residual' is 1"),
+    ({**NEOX, "use_parallel_residual": None}, "RT060", "'use_parallel_residual' is null"),
+    ({**NEOX, "attention_bias": 1}, "RT060", "'attention_bias' is 1"),
     (without(GPT2, "n_embd"), "RT060", "'n_embd' is missing"),
     (without(GPT2, "n_positions", "n_ctx"), "RT060", "'n_positions' is missing"),
     ({**LLAMA, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "RT060", "no usable llama3 scaling"),
@@ -399,6 +430,11 @@ REFUSED = [
     ({**GPT2, "rope_theta": 1e4}, "RT062", "uses learned positions"),
     ({**GPT2, "num_key_value_heads": 4}, "RT062", "packed QKV"),
     ({**GPT2, "head_dim": 32}, "RT062", "packed QKV"),
+    ({**NEOX, "num_key_value_heads": 2}, "RT062", "packed QKV"),
+    ({**NEOX, "head_dim": 32}, "RT062", "packed QKV"),
+    ({**NEOX, "rotary_pct": 0.3, "partial_rotary_factor": 0.25}, "RT062", "the share of a head that is rotated"),
+    ({**NEOX, "rope_theta": 500}, "RT062", "'rotary_emb_base' says 10000 and 'rope_theta' says 500"),
+    ({**NEOX, "rotary_pct": 0.2}, "RT062", "3 rotated elements of a head"),
     ({**LLAMA, "bos_token_id": float("inf")}, "RT062", "'bos_token_id' has a number that cannot be held"),
     ({**LLAMA, "pad_token_id": [{"a": -float("inf")}]}, "RT062", "'pad_token_id' has a number that cannot be held"),
     ({**LLAMA, "num_attention_heads": 12}, "RT062", "'hidden_size' 64 is not a multiple of 'num_attention_heads' 12"),
@@ -544,7 +580,7 @@ JSON_VALUES = st.recursive(
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     st.sampled_from(
-        [LLAMA, MISTRAL, QWEN2, BAICHUAN, GPT2, QWEN3, GEMMA2, GEMMA3, PHI3, OLMO2, GRANITE, INTERNLM2, SMOLLM3]
+        [LLAMA, MISTRAL, QWEN2, BAICHUAN, GPT2, QWEN3, GEMMA2, GEMMA3, PHI3, OLMO2, GRANITE, INTERNLM2, SMOLLM3, NEOX]
     ),
     st.dictionaries(
         st.sampled_from(sorted({key for of in FAMILIES for key in (*keys_of(of).read, *keys_of(of).neutral)}))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.blocks import block_chain, parameters
-from ratrain.ratrain_ir.frontend.families import FAMILIES
+from ratrain.ratrain_ir.frontend.families import FAMILIES, FAMILY
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
@@ -20,6 +20,7 @@ from tests.ratrain_ir.frontend.family_configs import (
     GRANITE,
     INTERNLM2,
     LLAMA,
+    NEOX,
     OLMO2,
     PHI3,
     SMOLLM3,
@@ -32,7 +33,7 @@ from tests.ratrain_ir.frontend.family_configs import (
 @st.composite
 def configs(draw) -> ModelConfig:
     family = draw(st.sampled_from(FAMILIES))
-    whole = family in {"baichuan", "gpt2"}
+    whole = FAMILY[family].equal_widths
     kv_heads = draw(st.integers(1, 8))
     heads = kv_heads if whole else kv_heads * draw(st.integers(1, 8))
     head_dim = 2 * draw(st.integers(1, 64))
@@ -92,6 +93,7 @@ def test_fields_and_keys_round_trip(config):
         ({"rope_theta": 0.0}, "'rope_theta' is 0.0"),
         ({"layer": 3}, '"layer" is not a known field'),
         ({"qk_norm": "head"}, "always in qwen3, gemma3_text and olmo2, else never"),
+        ({"parallel_residual": True}, "by choice in gpt_neox, else never"),
         ({"norm_placement": "post"}, "contradicts family 'llama'"),
         ({"norm": "batch"}, "'norm' is \"batch\""),
         ({"attention_softcap": 0.0}, "'attention_softcap' is 0.0"),
@@ -130,6 +132,10 @@ def test_wrong_fields(change, phrase):
         (INTERNLM2, {"rope_scaling": "llama3 8 1 4 8192"}, "is llama3, which family 'internlm2' has not"),
         (OLMO2, {"norm_placement": "pre"}, "contradicts family 'olmo2'"),
         (GPT2, {"rope_scaling": "linear 2"}, "is for rotated positions"),
+        (NEOX, {"kv_heads": 2}, "packed QKV has three parts of the hidden size"),
+        (NEOX, {"o_bias": False}, "all of attention has biases or none of it"),
+        (NEOX, {"norm_placement": "both"}, "contradicts family 'gpt_neox'"),
+        (NEOX, {"residual_scale": 0.5}, "contradicts family 'gpt_neox'"),
         (GPT2, {"activation": "silu"}, "an MLP without a gate and with the activation silu"),
     ],
 )

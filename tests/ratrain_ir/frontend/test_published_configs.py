@@ -25,6 +25,7 @@ TOTALS = {
     "gemma-2-2b": 2_614_341_888,
     "gemma-3-1b": 999_885_952,
     "gemma-3-270m": 268_098_176,
+    "gpt-neox-20b": 20_554_567_680,
     "gpt2": 124_439_808,
     "granite-3.1-2b": 2_533_531_648,
     "internlm2-1.8b": 1_889_110_016,
@@ -35,6 +36,8 @@ TOTALS = {
     "olmo-2-1b": 1_484_916_736,
     "olmo-2-7b": 7_298_617_344,
     "phi-3-mini-4k": 3_821_079_552,
+    "pythia-1.4b": 1_414_647_808,
+    "pythia-160m": 162_322_944,
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-7b": 7_615_616_512,
     "qwen3-0.6b": 596_049_920,
@@ -137,6 +140,11 @@ def test_longrope_is_refused_by_name() -> None:
         ),
         ("internlm2-1.8b", {"packed_qkv": True, "rope_scaling": "dynamic 2 32768", "o_bias": False}),
         ("smollm2-135m", {"initializer_range": 1 / 24, "rope_theta": 1e5}),
+        (
+            "pythia-160m",
+            {"parallel_residual": True, "rotary_dim": 16, "activation": "gelu", "o_bias": True, "qkv_bias": True},
+        ),
+        ("gpt-neox-20b", {"parallel_residual": True, "rotary_dim": 24, "activation": "gelu-tanh"}),
         ("smollm3-3b", {"layer_kinds": "fffn" * 9, "rope_theta": 5e6}),
     ],
 )

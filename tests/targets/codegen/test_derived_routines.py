@@ -18,7 +18,7 @@ from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from tests.end_to_end.tiny_runs import MODEL, make_program
-from tests.end_to_end.toys import GPT2
+from tests.end_to_end.toys import GPT2, NEOX
 
 if TYPE_CHECKING:
     from ratrain.targets.codegen.routines import RoutineForm
@@ -35,6 +35,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "alibi, chunks of rows": {"model": ALIBI, "name": "ratrain", "mlp_chunk": 7},
     "gpt2, chunks of rows": {"model": evolve(GPT2, layers=2), "name": "ratrain", "mlp_chunk": 7},
     "gpt2, split backward": {"model": evolve(GPT2, layers=2), "name": "zb-h1"},
+    "side by side, chunks of rows": {"model": evolve(NEOX, layers=2), "name": "ratrain", "mlp_chunk": 7},
+    "side by side, split backward": {"model": evolve(NEOX, layers=2), "name": "zb-h1"},
     "split backward": {"model": evolve(MODEL, layers=2), "name": "zb-h1"},
 }
 
@@ -142,6 +144,7 @@ MODEL_CHANGES: dict[str, Any] = {
     "norm": "layer",
     "norm_placement": "both",
     "norm_unit_offset": True,
+    "parallel_residual": True,
     "qk_norm": "head",
     "o_bias": True,
     "mlp_bias": True,
@@ -178,6 +181,7 @@ PLAN_CHANGES: dict[str, Any] = {
     "grad_shard_dtype": "f32",
     "loss_scale": 8.0,
     "attention": "scores-kept",
+    "attention_mask": "document",
     "logits": "whole",
 }
 

@@ -27,10 +27,12 @@ def machine(bandwidth: float) -> Machine:
 
 
 def work(kernel: str, options: dict[str, Any], on: Machine, storage: Dtype = Dtype.F16) -> ResourceWork:
-    """One call on operands of the declared shapes, without its launch."""
+    """One call on the operands it must have, of the declared shapes, without its launch."""
     sizes = {name: value for name, value in options.items() if type(value) is int}
     formals = []
     for operand in KERNELS[kernel].operands:
+        if operand.optional:
+            continue
         extents = []
         for dim in operand.dims:
             extent = 1

@@ -10,9 +10,12 @@ from click.testing import CliRunner
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrainc.commands.disasm import command
-from ratrain.targets.machine.machine import TILE_UNITS, load_machine, machine_names, parse_machine
+from ratrain.targets.machine.machine import NO_SOURCE, TILE_UNITS, load_machine, machine_names, parse_machine
+from ratrain.targets.machine.record import machine_digest
+from ratrain.targets.machine.writer import machine_lines
 from ratrain.targets.mt3000.tiling.core import cluster_of
 from ratrain.targets.program.rtx import write_program
+from ratrain.targets.registry import machine_files
 from tests.end_to_end.tiny_runs import make_program
 
 MACHINES = Path(__file__).resolve().parents[3] / "targets" / "mt3000" / "machines"
@@ -20,7 +23,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 TEXT = (MACHINES / "mt3000.toml").read_text(encoding="utf-8").replace('cost = "roofline"', 'cost = "tiles"')
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", [name for name in machine_names() if load_machine(name).target == "mt3000"])
 def test_the_clock_makes_the_peak(name: str) -> None:
     machine = load_machine(name)
     assert machine.name == name
@@ -90,3 +93,101 @@ def test_an_uneven_machine_is_slower_and_nothing_else() -> None:
     assert uneven.constants.keys() - even.constants.keys() == {"rank_jitter"}
     assert uneven["rank_jitter"] == 0.01
     assert all(uneven[name] == even[name] for name in even.constants)
+
+
+# -- figures with units, and figures of which little is said --------------------------------------------------------------
+
+OWN = """name = "own"
+ddr_capacity = "80 GB"
+ddr_bandwidth = "3.35 TB/s"
+fp16_peak = "989.4 TFLOP/s"
+gemm_efficiency = 0.8
+attention_efficiency = { value = 0.5, certainty = "measured", source = "here" }
+launch = { value = "2 us" }
+collective_chunk = "1 MiB"
+
+[[link_group]]
+name = "node"
+clusters = 8
+bandwidth = "450 GB/s"
+latency = "10 us"
+
+[[link_group]]
+name = "system"
+bandwidth = { value = 50e9, unit = "bytes/s" }
+latency = { value = 2e-5, unit = "s", certainty = "fitted", source = "runs" }
+"""
+
+
+def test_a_figure_may_be_its_value_alone_with_its_unit() -> None:
+    machine = parse_machine(OWN, file="own.toml")
+    assert {key: constant.value for key, constant in machine.constants.items()} == {
+        "ddr_capacity": 80e9,
+        "ddr_bandwidth": 3.35e12,
+        "fp16_peak": 989.4e12,
+        "gemm_efficiency": 0.8,
+        "attention_efficiency": 0.5,
+        "launch": 2e-6,
+        "collective_chunk": 1048576,
+        "node.clusters": 8,
+        "node.bandwidth": 450e9,
+        "node.latency": 10e-6,
+        "system.bandwidth": 50e9,
+        "system.latency": 2e-5,
+    }
+
+
+def test_what_says_no_certainty_is_assumed_and_is_known_to_be() -> None:
+    machine = parse_machine(OWN, file="own.toml")
+    said = {"attention_efficiency", "system.latency"}
+    assert set(machine.unsaid) == machine.constants.keys() - said
+    assert all(machine.constants[key].certainty == "assumed" for key in machine.unsaid)
+    assert machine.constants["ddr_capacity"].source == NO_SOURCE
+    assert machine.constants["system.latency"].certainty == "fitted"
+
+
+def test_a_file_with_units_is_the_machine_of_one_with_bare_numbers() -> None:
+    """What goes along in schedules is written in bare numbers: the same machine, with nothing left unsaid."""
+    machine = parse_machine(OWN, file="own.toml")
+    written = parse_machine("\n".join(machine_lines(machine)), file="own.toml")
+    assert written == machine
+    assert machine_digest(written) == machine_digest(machine)
+    assert not written.unsaid
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message", "help_text"),
+    [
+        ('"80 GB"', '"80 GB/s"', 2, r"value of \[ddr_capacity\]: '80 GB/s' is in bytes/s, not in bytes", "write 80 GB"),
+        ('"450 GB/s"', '"450 GB"', 13, r"\[node.bandwidth\]: '450 GB' is in bytes, not in bytes/s", "write 450 GB/s"),
+        ('"450 GB/s"', '"400 Gb/s"', 13, r"\[node.bandwidth\]: '400 Gb/s' counts bits", "that is 50 GB/s"),
+        ('"3.35 TB/s"', "3.35e12", 3, r"value of \[ddr_bandwidth\] has no unit", 'write "3.35 TB/s" if bytes/s are meant'),
+        ('{ value = "2 us" }', '"2 GB"', 7, r"\[launch\]: '2 GB' is in bytes, not in s", "25 us"),
+        ('"989.4 TFLOP/s"', '"989.4 TB/s"', 4, r"\[fp16_peak\]: '989.4 TB/s' is in bytes/s, not in flop/s", "TFLOP/s"),
+        ("= 0.8", '= "0.8"', 5, r"value of \[gemm_efficiency\] is a number", "without quotes"),
+        ('"80 GB"', '"80.5 B"', 2, r"\[ddr_capacity\] must be a whole number, got '80.5 B'", None),
+        ('"80 GB"', '"0 GB"', 2, r"\[ddr_capacity\] must be a number from 1 to \d+, got '0 GB'", None),
+        ('value = "2 us"', 'value = "2 us", unit = "us"', 7, r"unit of \[launch\] is 's', got 'us'", None),
+        ('value = "2 us"', 'value = "2 us", certainty = "stated"', 7, r"\[launch\] must say its source", "only what is assumed"),
+        ('value = "2 us"', 'value = "2 us", certainty = "sure", source = "me"', 7, r"certainty of \[launch\] is one of", None),
+        ('value = "2 us"', 'unit = "s"', 7, r"value of \[launch\] must be 0, or a number from", None),
+        ('{ value = "2 us" }', "[2e-6]", 7, r"the machine needs \[launch\] with value", None),
+    ],
+)  # fmt: skip
+def test_a_wrong_unit_is_refused_with_its_place_and_the_right_spelling(
+    old: str, new: str, line: int, message: str, help_text: str | None
+) -> None:
+    with pytest.raises(DiagnosticError, match=message) as refused:
+        parse_machine(OWN.replace(old, new, 1), file="own.toml")
+    (diagnostic,) = refused.value.diagnostics
+    assert diagnostic.location is not None
+    assert (diagnostic.code, diagnostic.location.file, diagnostic.location.line) == ("RT065", "own.toml", line)
+    assert help_text is None or help_text in str(diagnostic.help)
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_a_built_in_machine_says_how_sure_each_figure_is_and_where_it_comes_from(name: str) -> None:
+    machine = load_machine(name)
+    assert not machine.unsaid
+    assert all(len(constant.source) > 5 and constant.source != NO_SOURCE for constant in machine.constants.values())
+    assert machine_files()[name].read_text(encoding="utf-8").startswith("#")

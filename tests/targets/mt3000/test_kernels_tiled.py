@@ -22,9 +22,9 @@ from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, train
-from tests.end_to_end.toys import GPT2
+from tests.end_to_end.toys import GPT2, NEOX
 from tests.targets.mt3000.tile_shapes import MT3000, SMALL, attention_shapes, gemm_shapes
-from tests.targets.runtime.kernels.kernels_oracle import Attention, f64
+from tests.targets.runtime.kernels.kernels_oracle import Attention, f64, packed_starts
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -74,18 +74,18 @@ def test_products(shape: GemmShape, cluster: Cluster, late: bool, seed: int) -> 
     assert (np.abs(out.astype(float) - expected) <= bound).all()
 
 
-def attention(kernels, spec: AttentionSpec, x, *, scratch_kernel_arguments=None):
+def attention(kernels, spec: AttentionSpec, x, documents=None):
     """All results of forward and backward."""
-    del scratch_kernel_arguments
     rows = spec.batch * spec.seq_len
     o, lse = np.empty_like(x["q"]), np.empty((spec.heads, rows), np.float32)
     out = {"dq": np.empty_like(x["q"]), "dk": np.empty_like(x["k"]), "dv": np.empty_like(x["v"])}
     delta = np.empty_like(lse)
     q, k, v = x["q"], x["k"], x["v"]
     scratch = scratch_for(kernels, "attention_forward", spec=spec)
-    kernels.attention_forward(q, k, v, o, lse, scratch=scratch, spec=spec)
+    kernels.attention_forward(q, k, v, o, lse, documents=documents, scratch=scratch, spec=spec)
     scratch = scratch_for(kernels, "attention_backward", spec=spec)
-    kernels.attention_backward(q, k, v, o, lse, x["do"], **out, delta=delta, scratch=scratch, spec=spec)
+    told = {"documents": documents, "scratch": scratch, "spec": spec}
+    kernels.attention_backward(q, k, v, o, lse, x["do"], **out, delta=delta, **told)
     return {"o": o, "lse": lse, "delta": delta, **out}
 
 
@@ -101,8 +101,9 @@ def test_attention(shape: AttentionShape, cluster: Cluster, late: bool, alibi: b
         name: rng.normal(size=(rows, n * spec.head_dim)).astype(NUMPY_DTYPES[shape.dtype]) for name, n in heads.items()
     }
     parts = {kernel: attention_tiles(kernel, shape, cluster) for kernel in PARTS}
-    found = attention(tiled(parts, late=late), spec, x)
-    exact = Attention(spec, *f64(x["q"], x["k"], x["v"]))
+    documents = packed_starts(spec, seed) if shape.documents else None
+    found = attention(tiled(parts, late=late), spec, x, documents)
+    exact = Attention(spec, *f64(x["q"], x["k"], x["v"]), documents)
     eps = float(ml_dtypes.finfo(NUMPY_DTYPES[shape.dtype]).eps)
     score_error = exact.score_error + 1e-6
     magnitude = exact.join(exact.prob @ np.abs(exact.v))
@@ -148,10 +149,21 @@ def test_nan_and_overflow_are_visible() -> None:
     assert np.isinf(out[[0, 2]]).all()
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("f16", 2e-4), ("bf16", 1e-3)])
-@pytest.mark.parametrize("model", [MODEL, GPT2], ids=["llama", "gpt2"])
-def test_training_is_that_of_the_fast_kernels(model: ModelConfig, dtype: str, tolerance: float) -> None:
-    program = make_program(model, machine="mt3000-tiles", view_dtype=dtype)
+@pytest.mark.parametrize(
+    ("model", "mask", "dtype", "tolerance"),
+    [
+        pytest.param(MODEL, "causal", "f16", 2e-4, id="llama-f16"),
+        pytest.param(GPT2, "causal", "bf16", 1e-3, id="gpt2-bf16"),
+        pytest.param(NEOX, "causal", "f16", 2e-4, id="neox-f16"),
+        pytest.param(MODEL, "document", "f16", 2e-4, id="packed-f16"),
+        pytest.param(MODEL, "causal", "bf16", 1e-3, id="llama-bf16", marks=pytest.mark.full),
+        pytest.param(GPT2, "causal", "f16", 2e-4, id="gpt2-f16", marks=pytest.mark.full),
+        pytest.param(NEOX, "causal", "bf16", 1e-3, id="neox-bf16", marks=pytest.mark.full),
+        pytest.param(MODEL, "document", "bf16", 1e-3, id="packed-bf16", marks=pytest.mark.full),
+    ],
+)
+def test_training_is_that_of_the_fast_kernels(model: ModelConfig, mask: str, dtype: str, tolerance: float) -> None:
+    program = make_program(model, machine="mt3000-tiles", view_dtype=dtype, attention_mask=mask)
     again = parse_program(program_bytes(program), "again.rtx")
     assert again.routines == program.routines
     assert any(step.on_chip for routine in again.routines for step in routine.steps)

@@ -30,9 +30,10 @@ def gemm_shapes(draw: st.DrawFn) -> GemmShape:
 
 @st.composite
 def attention_shapes(draw: st.DrawFn) -> AttentionShape:
-    """Grouped and windowed attention of a few heads."""
+    """Grouped and windowed attention of a few heads, of packed documents or not."""
     kv_heads, group = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     seq_len = draw(st.integers(1, 150))
     window = draw(st.none() | st.integers(1, 160))
     head_dim = draw(st.integers(1, 12))
-    return AttentionShape(draw(st.integers(1, 2)), seq_len, kv_heads * group, kv_heads, head_dim, window, draw(DTYPE))
+    batch, dtype, documents = draw(st.integers(1, 2)), draw(DTYPE), draw(st.booleans())
+    return AttentionShape(batch, seq_len, kv_heads * group, kv_heads, head_dim, window, dtype, documents)

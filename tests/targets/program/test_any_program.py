@@ -121,7 +121,7 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 @given(edits=st.lists(st.tuples(positions, st.sampled_from(range(len(NASTY)))), min_size=1, max_size=2))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_any_value_anywhere_in_the_header_does_no_harm(small: bytes, edits: list[tuple[int, int]]) -> None:
     header, columns = split(small)
     for position, choice in edits:
@@ -137,7 +137,7 @@ NUMBERS = st.sampled_from([(0, -1), (0, 0), (0, 1), (0, 2), (0, (1 << 31) - 1), 
 
 
 @given(edits=st.lists(st.tuples(positions, NUMBERS), min_size=1, max_size=2))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_any_number_anywhere_in_the_columns_does_no_harm(
     small: bytes, edits: list[tuple[int, tuple[int, int]]]
 ) -> None:
@@ -159,7 +159,7 @@ def expected(small: bytes) -> list[Any]:
 
 
 @given(engine=st.sampled_from(ENGINES), position=positions, seed=st.integers(0, 9))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_streams_in_any_order_are_refused_or_train_the_same(
     small: bytes, expected: list[Any], engine: Engine, position: int, seed: int
 ) -> None:

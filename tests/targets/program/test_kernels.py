@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 from attrs import evolve
@@ -24,6 +25,11 @@ OWNERS = {
     "parts on the chip": "ratrain.targets.mt3000.tiles.calls",
 }
 """What each layer knows of a kernel, and where."""
+OF_TORCH = {"torch": "ratrain.targets.pytorch.host_kernels", "torch-device": "ratrain.targets.pytorch.device_kernels"}
+SETS = [name for name in KERNEL_SETS.names() if name not in OF_TORCH]
+if find_spec("torch") is not None:
+    SETS += OF_TORCH
+    OWNERS |= {f"scratch in '{name}'": module for name, module in OF_TORCH.items()}
 
 GELU = Kernel("gelu", "y = gelu(x).", "x:s[T,f] y:s[T,f]=")
 """A kernel that no layer has heard of."""
@@ -38,13 +44,13 @@ def test_a_new_kernel_is_missed_by_name_in_every_layer() -> None:
         assert table.missing([*KERNELS.values(), GELU]) == [f"'gelu' has no {what}"]
 
 
-@pytest.mark.parametrize("name", KERNEL_SETS.names())
+@pytest.mark.parametrize("name", SETS)
 def test_a_new_kernel_is_missed_by_name_in_every_kernel_set(name: str) -> None:
     kernels = type(kernel_set(name))
     assert set_problems(kernels, [*KERNELS.values(), GELU]) == [f"the kernel set '{name}' has no 'gelu'"]
 
 
-@pytest.mark.parametrize("name", KERNEL_SETS.names())
+@pytest.mark.parametrize("name", SETS)
 def test_every_kernel_set_has_the_declared_signatures(name: str) -> None:
     kernels = kernel_set(name)
     assert kernels.name == name

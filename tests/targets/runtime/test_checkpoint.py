@@ -9,24 +9,24 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from attrs import evolve
+from attrs import evolve, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from ratrain.ratrain_ir.blocks import block, block_chain, flat_elements, parameters
+from ratrain.ratrain_ir.blocks import Block, block, block_chain, flat_elements, parameters
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.targets.runtime import checkpoint, checkpoint_places
 from ratrain.targets.runtime.checkpoint import (
-    BlockState,
-    TrainingState,
     check_checkpoint_place,
     clear_leftovers,
     hold_checkpoint_place,
@@ -35,7 +35,12 @@ from ratrain.targets.runtime.checkpoint import (
 )
 from ratrain.targets.runtime.checkpoint_series import latest_weights, load_latest
 from ratrain.targets.runtime.processes import Processes
+from ratrain.targets.runtime.tensor_file import cut
+from ratrain.targets.runtime.training_state import BlockState, BlockStates, TrainingState
 from ratrain.targets.runtime.weights import block_elements, named_parameters_of
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.weight_source import FlatPieces
 
 LLAMA = ModelConfig("tiny", "llama", 96, 32, 2, 4, 2, 8, 40, 1e-5)
 QWEN2 = evolve(LLAMA, family="qwen2", qkv_bias=True, tied_embeddings=True)
@@ -49,6 +54,24 @@ def refusal(action, *arguments, **options) -> list:
     with pytest.raises(DiagnosticError) as caught:
         action(*arguments, **options)
     return caught.value.diagnostics
+
+
+@frozen(eq=False)
+class HeldStates(BlockStates):
+    """States that are arrays in memory."""
+
+    blocks: Mapping[Block, BlockState]
+
+    def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
+        """In pieces of a few elements."""
+        for low, high in cut(start, stop, 300):
+            yield low, getattr(self.blocks[block], kind)[low:high]
+
+    def updates(self, block: Block) -> int:
+        return self.blocks[block].t
+
+    def __getitem__(self, block: Block) -> BlockState:
+        return self.blocks[block]
 
 
 def make_state(model: ModelConfig, seed: int = 0, *, dp: int | None = None) -> TrainingState:
@@ -71,7 +94,7 @@ def make_state(model: ModelConfig, seed: int = 0, *, dp: int | None = None) -> T
         table = parameters(model, block("embed"))[0].elements
         for kind in ("p", "m1", "m2"):
             getattr(blocks[block("head")], kind)[:table] = getattr(blocks[block("embed")], kind)[:table]
-    return TrainingState(41, blocks, (65536.0, 0.1))
+    return TrainingState(41, HeldStates(model, blocks), (65536.0, 0.1))
 
 
 def assert_equal(found: TrainingState, expected: TrainingState, model: ModelConfig) -> None:
@@ -170,24 +193,29 @@ class TestRoundTrip:
         assert problem.code == "RT092"
         assert not list(tmp_path.iterdir())
 
-    def test_blocks_are_asked_for_one_after_another(self, tmp_path):
-        """A mapping that fetches blocks from other ranks is asked for each once, in forward order."""
+    def test_pieces_are_asked_for_in_the_order_of_the_file(self, tmp_path):
+        """States that are fetched from other ranks are asked for each element once, a block after the other."""
         state = make_state(LLAMA)
-        asked: list[str] = []
+        asked: list[tuple[str, str, int, int]] = []
 
-        class Fetching(dict):
-            def __getitem__(self, unit):
-                asked.append(str(unit))
-                return super().__getitem__(unit)
+        class Fetching(HeldStates):
+            def pieces(self, block, kind, start, stop):
+                asked.append((str(block), kind, start, stop))
+                return super().pieces(block, kind, start, stop)
 
-        save_checkpoint(str(tmp_path / "ck"), LLAMA, evolve(state, blocks=Fetching(state.blocks)), {})
-        assert asked == [str(unit) for unit in block_chain(LLAMA)]
+        save_checkpoint(str(tmp_path / "ck"), LLAMA, evolve(state, blocks=Fetching(LLAMA, state.blocks)), {})
+        assert asked == [
+            (str(unit), kind, parameter.offset, parameter.offset + parameter.elements)
+            for unit in block_chain(LLAMA)
+            for kind in ("p", "m1", "m2")
+            for parameter in parameters(LLAMA, unit)
+        ]
         assert_equal(load_checkpoint(str(tmp_path / "ck"), LLAMA)[0], state, LLAMA)
 
     def test_numpy_scalars_serve(self, tmp_path):
         state = make_state(LLAMA)
         blocks = {unit: evolve(kept, t=np.int64(kept.t)) for unit, kept in state.blocks.items()}
-        counted = TrainingState(np.int64(3), blocks, (np.float32(0.1), np.int64(4)))
+        counted = TrainingState(np.int64(3), HeldStates(LLAMA, blocks), (np.float32(0.1), np.int64(4)))
         save_checkpoint(str(tmp_path / "ck"), LLAMA, counted, {1: "a", 10: "b", 2: "c"})
         found, run = load_checkpoint(str(tmp_path / "ck"), LLAMA)
         assert (found.step, found.scale) == (3, (float(np.float32(0.1)), 4.0))

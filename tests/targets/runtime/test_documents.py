@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.ops import Part
+from ratrain.ratrain_ir.ops import Part, Slice
 from ratrain.ratrainc.run_choices import DataChoice
 from ratrain.ratrainc.training_data import open_data
 from ratrain.targets.runtime import data as data_module
@@ -179,7 +179,9 @@ class TestFiles:
             ((text, tmp_path / "link.txt"), {}, "named twice"),
             ((tokens, text), {}, "holds token numbers, and"),
             ((docs, tokens), {}, "holds token numbers, and"),
-            ((tokens,), {"eos": "2"}, "holds token numbers already"),
+            ((tokens,), {"eos": "2"}, "has no token 2, which shall end its documents"),
+            ((tokens,), {"eos": "tokenizer"}, "holds token numbers"),
+            ((tokens,), {"tokenizer": "bytes"}, "holds token numbers already"),
             ((text,), {"text_key": "content"}, "none of the data is JSONL"),
             ((docs,), {"dtype": "uint16"}, "is read as text"),
             ((docs,), {"eos": "300"}, "outside the vocabulary of 300"),
@@ -325,3 +327,56 @@ def test_pieces_are_read_as_one() -> None:
             assert tokens.part(low, high)[:].tolist() == expected[low:high]
     with pytest.raises(IndexError):
         tokens[::2]
+
+
+class TestStarts:
+    """Where documents start, as programs that keep attention inside them are told."""
+
+    @settings(max_examples=80, deadline=None)
+    @given(
+        stream=streams(),
+        order=st.sampled_from(["shuffled", "sequential", "documents"]),
+        step=st.integers(0, 30),
+        data=st.data(),
+    )
+    def test_a_row_has_the_start_of_its_document_or_of_its_sequence(
+        self, stream: TokenStream, order: Any, step: int, data: st.DataObject
+    ) -> None:
+        length = min(data.draw(st.integers(1, 6)), len(stream.tokens) - 1)
+        plan = evolve(make_plan(size=3, seq_len=length), attention_mask="document")
+        batches = Batches(stream, plan, order, 1)
+        starts = np.empty(3 * length, np.int32)
+        batches.fill(step, 0, 0, Part.DOCUMENTS, starts)
+        for row in range(3):
+            found = starts[row * length : (row + 1) * length].tolist()
+            documents = batches._pass(batches._epoch_of(step, row)).documents
+            assert documents is not None
+            first = batches.sequence_of(step, row) * length
+            begins = {int(bound) - first for bound in documents.bounds[:-1]}
+            expected = [max(at for at in {0, *begins} if 0 <= at <= position) for position in range(length)]
+            assert found == expected
+
+    def test_slices_have_their_rows_of_the_sequences(self) -> None:
+        stream = TokenStream("x", np.zeros(50, np.uint8), "x", documents=Documents(np.array([0, 3, 14, 17, 28, 50])))
+        plan = evolve(make_plan(size=2, seq_len=12), attention_mask="document", slices=(5, 4, 3))
+        batches = Batches(stream, plan, "sequential", 0)
+        whole = np.empty(24, np.int32)
+        Batches(stream, evolve(plan, slices=()), "sequential", 0).fill(0, 0, 0, Part.DOCUMENTS, whole)
+        assert whole.reshape(2, 12).tolist() == [[0] * 3 + [3] * 9, [0] * 2 + [2] * 3 + [5] * 7]
+        for number, (low, high) in enumerate(((0, 5), (5, 9), (9, 12))):
+            part = np.empty(2 * (high - low), np.int32)
+            batches.fill(0, 0, Slice(0, number), Part.DOCUMENTS, part)
+            assert part.reshape(2, -1).tolist() == whole.reshape(2, 12)[:, low:high].tolist()
+
+    def test_token_numbers_have_documents_where_it_is_said_what_ends_one(self, program: Any, tmp_path: Path) -> None:
+        paths = [tmp_path / "a.bin", tmp_path / "b.bin"]
+        np.array([5, 9, 7, 7, 9, 9, 4], "<u2").tofile(paths[0])
+        np.array([1, 2, 3], "<u2").tofile(paths[1])
+        stream = opened(program, *paths, eos="9")
+        assert stream.documents is not None
+        assert stream.documents.bounds.tolist() == [0, 2, 5, 6, 7, 10]
+        assert stream.tokens[:].tolist() == [5, 9, 7, 7, 9, 9, 4, 1, 2, 3]
+        assert stream.digest != opened(program, *paths).digest
+        assert stream.digest != opened(program, *paths, eos="7").digest
+        assert opened(program, *paths).documents is None
+        assert stream.facts()["eos"] == 9

@@ -14,6 +14,7 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.runtime import local
+from ratrain.targets.runtime.memory import HostMemory
 from ratrain.targets.runtime.optimizer import LossScale
 from tests.end_to_end.tiny_runs import (
     MODEL,
@@ -166,8 +167,13 @@ def test_a_checkpoint_with_an_impossible_loss_scale_is_refused(scale: tuple[floa
 # ZeRO, reduction, layouts
 
 
-@pytest.mark.parametrize("view_dtype", ["f16", "bf16", "f32"])
-@pytest.mark.parametrize("dp", [2, 3])
+@pytest.mark.parametrize(
+    ("view_dtype", "dp"),
+    [
+        *(("f16", 2), ("bf16", 3), ("f32", 2)),
+        *(pytest.param(*others, marks=pytest.mark.full) for others in (("f16", 3), ("bf16", 2), ("f32", 3))),
+    ],
+)
 def test_zero_levels_train_the_same(view_dtype: str, dp: int) -> None:
     steps = 10
     keys = {"view_dtype": view_dtype, "dp": dp}
@@ -370,3 +376,18 @@ def test_a_program_larger_than_this_machine_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(local.os, "sysconf", pages.__getitem__)
     with pytest.raises(DiagnosticError, match=r"RT093.*this machine has 40960"):
         start(program, 1)
+
+
+def test_engines_that_overlap_have_scratch_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device executes several behind the program."""
+    monkeypatch.setattr(HostMemory, "overlaps", True)
+    engine: Any = start(make_program(), 1).engine
+    own = [
+        engine.scratch_of(rank, each)
+        for ranks in engine.ranks
+        for rank in ranks
+        for each in (Engine.COMPUTE, Engine.COLLECTIVE, Engine.HOST)
+    ]
+    assert len({id(scratch) for scratch in own}) == len(own) == 12
+    assert engine.scratch_bytes == sum(scratch.capacity for scratch in own)
+    assert np.isfinite(engine.run_step(0).loss)

@@ -412,6 +412,19 @@ def test_exit_codes_of_ranks_are_kept_and_those_of_launchers_are_not(tmp_path: P
     assert supervisor.run([sys.executable, "-c", f"raise SystemExit({code})"], {}) == expected
 
 
+def test_ranks_that_end_with_one_that_failed_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless one had been lost before: then those that saw it have failed for that."""
+    folder = RunFolder(str(tmp_path / "run"))
+    folder.clear()
+    monkeypatch.setattr("ratrain.targets.runtime.watchdog.liveness", lambda position: Liveness.GONE)
+    first, *others = stuck_since(time.time())
+    failed = evolve(first, phase=RankPhase.FAILED)
+    assert watchdog.lost_ranks([first, *others], (), folder) == [first, *others]
+    assert watchdog.lost_ranks([failed, *others], (), folder) == []
+    folder.note_lost([others[0].number])
+    assert watchdog.lost_ranks([failed, *others], (), folder) == others
+
+
 @pytest.mark.parametrize("disk_is_full", [False, True])
 def test_a_run_that_said_why_it_failed_was_not_killed(
     disk_is_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

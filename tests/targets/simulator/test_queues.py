@@ -62,8 +62,14 @@ def queued_seconds(timeline: Timeline) -> Iterator[float]:
         yield bubbles.idle_seconds(stage, Engine.COMPUTE).get(Cause.QUEUE, 0.0)
 
 
-@pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("strategy", [each for each in STRATEGIES if each.zero is None], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    ("strategy", "name"),
+    [
+        pytest.param(each, name, id=f"{each.name}-{name}", marks=[pytest.mark.full] * ((i + j) % 2))
+        for i, each in enumerate(each for each in STRATEGIES if each.zero is None)
+        for j, name in enumerate(PLANS)
+    ],
+)
 def test_no_strategy_lets_compute_wait_behind_what_it_does_not_need(strategy: Strategy, name: str) -> None:
     machine = with_constants(load_machine(None), SLOW_LINK)
     try:

@@ -296,7 +296,7 @@ def test_an_update_moves_what_it_reads_and_writes(plan: dict[str, object], bytes
 
 
 @given(cases(max_layers=4), st.booleans())
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_sharing_never_makes_a_step_shorter(case: Case, rendezvous: bool) -> None:
     program = compiled(case)
     shared, alone = (

@@ -7,11 +7,12 @@ the unit roundoff, so the bound holds with room for the second order).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
 
@@ -20,7 +21,34 @@ if TYPE_CHECKING:
 
 EPS = float(np.finfo(np.float32).eps)
 DTYPES = (np.float16, ml_dtypes.bfloat16, np.float32)
-SETS = ("fast", "reference")
+HOST_SETS = ("fast", "reference")
+"""Kernel sets of numpy arrays that compute as all kernels are declared."""
+ON_TENSORS = "torch-device"
+"""The one of tensors, which are handed the bytes of the arrays."""
+
+
+def of_set(name: str) -> list[pytest.MarkDecorator]:
+    """The marks of a test of a kernel set."""
+    return [pytest.mark.parity] if name == ON_TENSORS else []
+
+
+SETS = tuple(pytest.param(name, marks=of_set(name)) for name in (*HOST_SETS, ON_TENSORS))
+"""All of these, as values of a parameter."""
+
+
+def attention_grid(capped: Mapping[str, bool], sets: Sequence[str] = (*HOST_SETS, ON_TENSORS)) -> list[Any]:
+    """Kernel set, element type, name of a case. Loops with a cap are compiled apart, for seconds: in the gate of float16 alone."""
+
+    def marks(name: str, dtype: Any, has_cap: bool) -> list[pytest.MarkDecorator]:
+        slow = has_cap and dtype != np.float16 and name == "fast"
+        return of_set(name) + [pytest.mark.full] * slow
+
+    return [
+        pytest.param(name, dtype, case, marks=marks(name, dtype, has_cap))
+        for name in sets
+        for dtype in DTYPES
+        for case, has_cap in capped.items()
+    ]
 
 
 def call(name: str, kernel: str, /, **arguments: Any) -> Any:
@@ -36,6 +64,10 @@ def call(name: str, kernel: str, /, **arguments: Any) -> Any:
         return np.broadcast_to(np.zeros((), x.dtype), x.shape) if isinstance(x, np.ndarray) else x
 
     size = kernels.scratch_bytes(kernel, **{key: hollow(value) for key, value in arguments.items()})
+    if name == ON_TENSORS:
+        from tests.targets.pytorch.tensor_calls import call_on_tensors
+
+        return call_on_tensors(kernels, kernel, size, arguments)
     scratch = Scratch(size)
     scratch.take(size, np.uint8).fill(0xFF)
     scratch.reset()
@@ -125,6 +157,15 @@ def attention_inputs(spec: AttentionSpec, dtype: type, seed: int = 0) -> dict[st
     return {name: rng.normal(size=(tokens, width)).astype(dtype) for name, width in shapes.items()}
 
 
+def packed_starts(spec: AttentionSpec, seed: int = 0) -> np.ndarray:
+    """Of each row where its document starts: sequences that documents of 1 token to all of one are packed into."""
+    rng = np.random.default_rng((seed, spec.seq_len))
+    begins = rng.random((spec.batch, spec.seq_len)) < rng.choice([0.5, 0.1, 0.01], (spec.batch, 1))
+    begins[:, 0] = True
+    starts = np.maximum.accumulate(np.where(begins, np.arange(spec.seq_len), 0), axis=1)
+    return starts.astype(np.int32).reshape(-1)
+
+
 def at_other_addresses(arrays: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
     """Copies of the arrays, each time elsewhere."""
     arena = Scratch(1 << 22)
@@ -165,7 +206,7 @@ def soft_cap(x: np.ndarray, softcap: float | None) -> tuple[np.ndarray, np.ndarr
 class Attention:
     """The whole score matrix of every sequence and head: arrays of [batch, heads, queries, keys or head_dim]."""
 
-    def __init__(self, spec: AttentionSpec, q, k, v) -> None:
+    def __init__(self, spec: AttentionSpec, q, k, v, documents=None) -> None:
         self.spec = spec
         self.q = self.split(q)
         self.k, self.v = self.repeat(k), self.repeat(v)
@@ -174,6 +215,8 @@ class Attention:
         if spec.alibi:
             self.bias += np.array(published_slopes(spec.heads))[:, None, None] * (j - i)
         self.seen = (j <= i) & (j > i - (spec.window or spec.seq_len))
+        if documents is not None:
+            self.seen = self.seen & (j >= documents.reshape(spec.batch, 1, spec.seq_len, 1))
         self.scale = spec.scale or 1 / np.sqrt(spec.head_dim)
         scores, self.slope = soft_cap(self.q @ self.k.swapaxes(2, 3) * self.scale, spec.softcap)
         self.scores = np.where(self.seen, scores + self.bias, -np.inf)

@@ -20,15 +20,18 @@ from ratrain.targets.runtime.kernels.shared import alibi_slopes
 from tests.targets.runtime.kernels.kernels_oracle import (
     DTYPES,
     EPS,
+    HOST_SETS,
     SETS,
     Attention,
     at_other_addresses,
+    attention_grid,
     attention_inputs,
     call,
     close,
     f64,
     nan_is_visible,
     numeric_gradient,
+    packed_starts,
     published_slopes,
     same_bits,
 )
@@ -49,18 +52,23 @@ CASES = {
         batch=2, seq_len=261, heads=6, kv_heads=3, head_dim=8, window=129, alibi=True, scale=0.5, softcap=1.5
     ),
 }
+GRID = attention_grid({case: spec.softcap is not None for case, spec in CASES.items()})
 
 
-def forward(name: str, spec: AttentionSpec, x: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def forward(
+    name: str, spec: AttentionSpec, x: dict[str, np.ndarray], documents: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     o, lse = np.empty_like(x["q"]), np.empty((spec.heads, len(x["q"])), np.float32)
-    call(name, "attention_forward", q=x["q"], k=x["k"], v=x["v"], o=o, lse=lse, spec=spec)
+    call(name, "attention_forward", q=x["q"], k=x["k"], v=x["v"], o=o, lse=lse, documents=documents, spec=spec)
     return o, lse
 
 
-def backward(name: str, spec: AttentionSpec, x: dict[str, np.ndarray], o, lse) -> dict[str, np.ndarray]:
+def backward(
+    name: str, spec: AttentionSpec, x: dict[str, np.ndarray], o, lse, documents: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
     out = {"dq": np.empty_like(x["q"]), "dk": np.empty_like(x["k"]), "dv": np.empty_like(x["v"])}
     out["delta"] = np.empty_like(lse)
-    call(name, "attention_backward", **x, o=o, lse=lse, **out, spec=spec)
+    call(name, "attention_backward", **x, o=o, lse=lse, **out, documents=documents, spec=spec)
     return out
 
 
@@ -87,29 +95,27 @@ def test_loops_just_compiled_give_the_bits_of_those_from_the_cache(tmp_path: Pat
     assert run() == compiled
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SETS)
-def test_forward_matches_the_full_score_matrix(name, dtype, case):
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
+@pytest.mark.parametrize(("name", "dtype", "case"), GRID)
+def test_forward_matches_the_full_score_matrix(name, dtype, case, packed):
     spec = CASES[case]
-    x = attention_inputs(spec, dtype)
-    exact = Attention(spec, *f64(x["q"], x["k"], x["v"]))
-    o, lse = forward(name, spec, x)
+    x, documents = attention_inputs(spec, dtype), packed_starts(spec) if packed else None
+    exact = Attention(spec, *f64(x["q"], x["k"], x["v"]), documents)
+    o, lse = forward(name, spec, x, documents)
     roundings = 2 * exact.score_error / EPS + spec.seq_len + 8
     close(o, exact.join(exact.o), exact.join(exact.prob @ np.abs(exact.v)), roundings)
     close(lse, exact.rows(exact.lse), 1.0, roundings)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SETS)
-def test_backward_matches_the_full_score_matrix(name, dtype, case):
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
+@pytest.mark.parametrize(("name", "dtype", "case"), GRID)
+def test_backward_matches_the_full_score_matrix(name, dtype, case, packed):
     spec = CASES[case]
-    x = attention_inputs(spec, dtype, seed=1)
-    exact = Attention(spec, *f64(x["q"], x["k"], x["v"]))
+    x, documents = attention_inputs(spec, dtype, seed=1), packed_starts(spec, seed=1) if packed else None
+    exact = Attention(spec, *f64(x["q"], x["k"], x["v"]), documents)
     o, lse = exact.join(exact.o).astype(dtype), exact.rows(exact.lse).astype(np.float32)
     values, bounds = exact.gradient(*f64(x["do"], o, lse))
-    for key, actual in backward(name, spec, x, o, lse).items():
+    for key, actual in backward(name, spec, x, o, lse, documents).items():
         close(actual, values[key], bounds[key] / EPS, 1)
 
 
@@ -213,7 +219,7 @@ def test_result_does_not_depend_on_the_address(name):
             same_bits(value, expected[key])
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", HOST_SETS)
 def test_memory_is_linear_in_the_sequence_length(name):
     kernels = kernel_set(name)
     spec = AttentionSpec(batch=1, seq_len=2048, heads=1, kv_heads=1, head_dim=8)

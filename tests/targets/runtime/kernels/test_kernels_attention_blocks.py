@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,11 +22,13 @@ from tests.targets.runtime.kernels.kernels_oracle import (
     SETS,
     Attention,
     at_other_addresses,
+    attention_grid,
     attention_inputs,
     call,
     close,
     f64,
     nan_is_visible,
+    packed_starts,
     same_bits,
 )
 
@@ -41,6 +43,8 @@ class Cut:
     queries: tuple[int, ...]
     keys: tuple[int, ...]
     """where slices begin, and the end of the last one"""
+    documents: Values | None = field(default=None, eq=False)
+    """of each row where its document starts"""
 
     @classmethod
     def of(cls, spec: AttentionSpec, *lengths: int) -> Cut:
@@ -60,6 +64,12 @@ class Cut:
     def by_queries(self, x: Values) -> list[Values]:
         """[T, n] in slices."""
         return self._parts(x, self.queries)
+
+    def starts(self) -> list[Values | None]:
+        """Where documents start, by slices of queries."""
+        if self.documents is None:
+            return [None] * len(self.queries)
+        return [part[:, 0] for part in self.by_queries(self.documents[:, None])]
 
     def by_keys(self, x: Values) -> list[Values]:
         return self._parts(x, self.keys)
@@ -84,13 +94,14 @@ def nans(like: Values, dtype: Any = np.float32) -> Values:
 def forward(name: str, cut: Cut, x: dict[str, Values]) -> tuple[Values, Values]:
     """o and lse, slice after slice, each from its first keys to its last."""
     spec, outs, lses = cut.spec, [], []
+    starts = cut.starts()
     for j, q in enumerate(cut.by_queries(x["q"])):
         line = np.full((spec.heads, len(q)), np.nan, np.float32)
         acc, peak, total, o, lse = nans(q), line.copy(), line.copy(), nans(q, q.dtype), line.copy()
         state = {"acc": acc, "peak": peak, "total": total}
         for i, (k, v) in enumerate(zip(cut.by_keys(x["k"]), cut.by_keys(x["v"]), strict=True)):
             block = {"q": q, "k": k, "v": v, **state, "spec": cut.block(j, i), "accumulate": i > 0}
-            call(name, "attention_partial_forward", **block)
+            call(name, "attention_partial_forward", **block, documents=starts[j])
         call(name, "attention_partial_finish", **state, o=o, lse=lse, heads=spec.heads, head_dim=spec.head_dim)
         outs.append(o)
         lses.append(lse)
@@ -109,6 +120,7 @@ def backward(name: str, cut: Cut, x: dict[str, Values], o: Values, lse: Values) 
         call(name, "attention_delta", o=outs[j], do=douts[j], delta=delta[j], **width)
         for i, (k, v) in enumerate(zip(keys, values, strict=True)):
             read = {"q": queries[j], "k": k, "v": v, "lse": lses[j], "do": douts[j], "delta": delta[j]}
+            read["documents"] = cut.starts()[j]
             sums = {"dq": dq[j], "dk": dk[i], "dv": dv[i]}
             adds = j + 1 < len(queries)
             call(name, "attention_partial_backward", **read, **sums, spec=cut.block(j, i), accumulate=adds)
@@ -118,7 +130,7 @@ def backward(name: str, cut: Cut, x: dict[str, Values], o: Values, lse: Values) 
 def check(name: str, cut: Cut, dtype: Any, seed: int) -> None:
     """Forward and backward against the oracle."""
     spec, x = cut.spec, attention_inputs(cut.spec, dtype, seed)
-    exact = Attention(spec, *f64(x["q"], x["k"], x["v"]))
+    exact = Attention(spec, *f64(x["q"], x["k"], x["v"]), cut.documents)
     o, lse = forward(name, cut, x)
     roundings = 2 * exact.score_error / EPS + spec.seq_len + 8 + 4 * len(cut.keys)
     close(o, exact.join(exact.o), exact.join(exact.prob @ np.abs(exact.v)), roundings)
@@ -149,14 +161,15 @@ def cuts(draw: st.DrawFn) -> Cut:
     cut = Cut.of(spec, *lengths)
     inner = st.sets(st.integers(1, spec.seq_len - 1), max_size=2) if spec.seq_len > 1 else st.just(set())
     others = st.builds(lambda bounds: (0, *sorted(bounds), spec.seq_len), inner)
-    return evolve(cut, keys=draw(st.just(cut.keys) | others))
+    documents = packed_starts(spec, draw(st.integers(0, 99))) if draw(st.booleans()) else None
+    return evolve(cut, keys=draw(st.just(cut.keys) | others), documents=documents)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(cuts(), st.sampled_from(DTYPES), st.integers(0, 99))
 @pytest.mark.parametrize("name", SETS)
 def test_slices_add_up_to_the_whole_score_matrix(name: str, cut: Cut, dtype: Any, seed: int) -> None:
-    check(name, cut, dtype, seed)
+    check(name, cut, dtype if cut.spec.softcap is None else np.float16, seed)
 
 
 WIDE = AttentionSpec(batch=1, seq_len=900, heads=2, kv_heads=1, head_dim=8)
@@ -167,32 +180,40 @@ CASES = {
     "capped-scores": Cut.of(evolve(WIDE, softcap=1.5, scale=0.5, window=500), 300, 290, 310),
     "keys-cut-where-queries-are-not": evolve(Cut.of(evolve(WIDE, batch=2), 500, 400), keys=(0, 130, 777, 900)),
 }
+GRID = attention_grid({case: cut.spec.softcap is not None for case, cut in CASES.items()})
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SETS)
-def test_blocks_of_several_tiles(name: str, dtype: Any, case: str) -> None:
-    check(name, CASES[case], dtype, seed=1)
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
+@pytest.mark.parametrize(("name", "dtype", "case"), GRID)
+def test_blocks_of_several_tiles(name: str, dtype: Any, case: str, packed: bool) -> None:
+    cut = CASES[case]
+    check(name, evolve(cut, documents=packed_starts(cut.spec)) if packed else cut, dtype, seed=1)
+
+
+UNCUT = {
+    "alibi": evolve(WIDE, alibi=True),
+    "a-window": evolve(WIDE, batch=2, seq_len=270, window=90),
+    "capped": evolve(WIDE, softcap=1.5, alibi=True),
+}
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [evolve(WIDE, alibi=True), evolve(WIDE, batch=2, seq_len=270, window=90), evolve(WIDE, softcap=1.5, alibi=True)],
+    ("name", "dtype", "case"),
+    attention_grid({case: spec.softcap is not None for case, spec in UNCUT.items()}, sets=("fast",)),
 )
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_fast_gives_the_bits_of_the_whole_kernels_where_nothing_is_cut(dtype: Any, spec: AttentionSpec) -> None:
+def test_the_bits_are_those_of_the_whole_kernels_where_nothing_is_cut(name: str, dtype: Any, case: str) -> None:
+    spec = UNCUT[case]
     x, cut = attention_inputs(spec, dtype, seed=2), Cut.of(spec, spec.seq_len)
     o, lse = np.empty_like(x["q"]), np.empty((spec.heads, len(x["q"])), np.float32)
-    call("fast", "attention_forward", q=x["q"], k=x["k"], v=x["v"], o=o, lse=lse, spec=spec)
-    for one, other in zip(forward("fast", cut, x), (o, lse), strict=True):
+    call(name, "attention_forward", q=x["q"], k=x["k"], v=x["v"], o=o, lse=lse, spec=spec)
+    for one, other in zip(forward(name, cut, x), (o, lse), strict=True):
         same_bits(one, other)
     expected = {"dq": np.empty_like(x["q"]), "dk": np.empty_like(x["k"]), "dv": np.empty_like(x["v"])}
     expected["delta"] = np.empty_like(lse)
-    call("fast", "attention_backward", **x, o=o, lse=lse, **expected, spec=spec)
-    for key, found in backward("fast", cut, x, o, lse).items():
+    call(name, "attention_backward", **x, o=o, lse=lse, **expected, spec=spec)
+    for key, found in backward(name, cut, x, o, lse).items():
         rounded = np.empty_like(expected[key])
-        call("fast", "cast", src=found, dst=rounded)
+        call(name, "cast", src=found, dst=rounded)
         same_bits(rounded, expected[key])
 
 

@@ -17,6 +17,7 @@ from ratrain.targets.runtime.kernels import fast_flat, fast_numba
 from tests.targets.runtime.kernels.kernels_oracle import (
     DTYPES,
     EPS,
+    HOST_SETS,
     SETS,
     call,
     close,
@@ -66,7 +67,9 @@ def test_cast_of_every_bfloat(name):
     call(name, "cast", src=wide, dst=back)
     nan = np.isnan(wide)
     same_bits(back[~nan], every[~nan])
-    same_bits(back[nan], np.copysign(np.float32(np.nan), wide[nan]).astype(BFLOAT16))
+    assert np.isnan(back[nan]).all()
+    if name in HOST_SETS:  # that of PyTorch is a NaN of its own
+        same_bits(back[nan], np.copysign(np.float32(np.nan), wide[nan]).astype(BFLOAT16))
 
 
 @pytest.mark.parametrize("name", SETS)

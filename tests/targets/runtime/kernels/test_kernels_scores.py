@@ -11,7 +11,17 @@ import pytest
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.targets.mt3000.kernels.tiled import Tiled
 from ratrain.targets.program.attention_spec import AttentionSpec
-from tests.targets.runtime.kernels.kernels_oracle import DTYPES, EPS, SETS, Attention, call, close, f64, same_bits
+from tests.targets.runtime.kernels.kernels_oracle import (
+    DTYPES,
+    EPS,
+    SETS,
+    Attention,
+    call,
+    close,
+    f64,
+    packed_starts,
+    same_bits,
+)
 
 CASES = {
     "one-token": AttentionSpec(batch=1, seq_len=1, heads=2, kv_heads=1, head_dim=8),
@@ -26,14 +36,15 @@ CASES = {
 class Whole:
     """Stored operands of a case, and the same in float64 as [batch, heads, queries, keys or head_dim]."""
 
-    def __init__(self, spec: AttentionSpec, dtype: type, seed: int = 0) -> None:
+    def __init__(self, spec: AttentionSpec, dtype: type, seed: int = 0, *, packed: bool = False) -> None:
         rng = np.random.default_rng(seed)
         self.spec, self.dtype = spec, dtype
         tokens, wide, narrow = spec.batch * spec.seq_len, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         shapes = {"q": wide, "k": narrow, "v": narrow, "do": wide}
         self.x = {name: rng.normal(size=(tokens, width)).astype(dtype) for name, width in shapes.items()}
         self.matrix = (spec.heads * tokens, spec.seq_len)
-        self.exact = Attention(spec, *f64(self.x["q"], self.x["k"], self.x["v"]))
+        self.documents = packed_starts(spec, seed) if packed else None
+        self.exact = Attention(spec, *f64(self.x["q"], self.x["k"], self.x["v"]), self.documents)
 
     def empty(self, like: str | None = None) -> np.ndarray:
         """An operand to be written, full of NaNs: a matrix, or one of a name's shape."""
@@ -71,17 +82,18 @@ def test_scores(name: str, dtype: type, spec: AttentionSpec) -> None:
     of.close(scores, exact.q @ exact.k.swapaxes(2, 3) * exact.scale, terms, spec.head_dim + 4)
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SETS)
-def test_softmax(name: str, dtype: type, spec: AttentionSpec, in_place: bool) -> None:
-    of = Whole(spec, dtype)
+def test_softmax(name: str, dtype: type, spec: AttentionSpec, in_place: bool, packed: bool) -> None:
+    of = Whole(spec, dtype, packed=packed)
     scores = of.stored(3 * of.exact.q @ of.exact.k.swapaxes(2, 3))
     biased = np.where(of.exact.seen, of.square(scores) + of.exact.bias, -np.inf)
     weight = np.exp(biased - biased.max(axis=-1, keepdims=True))
     scores[~of.stored(np.broadcast_to(of.exact.seen, biased.shape)).astype(bool)] = np.nan  # of keys that nobody sees
     probs = scores if in_place else of.empty()
-    call(name, "attention_softmax_forward", scores=scores, probs=probs, spec=spec)
+    call(name, "attention_softmax_forward", scores=scores, probs=probs, documents=of.documents, spec=spec)
     expected = weight / weight.sum(axis=-1, keepdims=True)
     size = np.abs(np.where(of.exact.seen, biased, 0)).max() + np.abs(of.exact.bias).max()
     exponentials = expected + 1e-30  # below 2.7e-38 they may be 0
@@ -106,18 +118,20 @@ def test_values(name: str, dtype: type, spec: AttentionSpec) -> None:
     close(dv, exact.fold(turned @ do), exact.fold(turned @ np.abs(do)), spec.seq_len * spec.group + 4)
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SETS)
-def test_softmax_gradient(name: str, dtype: type, spec: AttentionSpec, in_place: bool) -> None:
-    of = Whole(spec, dtype)
+def test_softmax_gradient(name: str, dtype: type, spec: AttentionSpec, in_place: bool, packed: bool) -> None:
+    of = Whole(spec, dtype, packed=packed)
     probs = of.stored(of.exact.prob)
     dprobs = of.stored(of.exact.split(*f64(of.x["do"])) @ of.exact.v.swapaxes(2, 3))
     p, seen = of.square(probs), np.broadcast_to(of.exact.seen, of.exact.prob.shape)
     dp = np.where(seen, of.square(dprobs), 0)
     dprobs[~of.stored(seen).astype(bool)] = np.inf
     dscores = dprobs if in_place else of.empty()
-    call(name, "attention_softmax_backward", probs=probs, dprobs=dprobs, dscores=dscores, spec=spec)
+    operands = {"probs": probs, "dprobs": dprobs, "dscores": dscores, "documents": of.documents}
+    call(name, "attention_softmax_backward", **operands, spec=spec)
     size = p * (np.abs(dp) + (p * np.abs(dp)).sum(axis=-1, keepdims=True))
     of.close(dscores, p * (dp - (p * dp).sum(axis=-1, keepdims=True)), size, spec.seq_len + 8)
 
@@ -143,26 +157,29 @@ def whole(name: str, of: Whole) -> dict[str, np.ndarray]:
     spec, x, probs, scores = of.spec, of.x, of.empty(), of.empty()
     results = {"o": of.empty("q"), "dq": of.empty("q"), "dk": of.empty("k"), "dv": of.empty("v")}
     call(name, "attention_scores_forward", q=x["q"], k=x["k"], scores=probs, spec=spec)
-    call(name, "attention_softmax_forward", scores=probs, probs=probs, spec=spec)
+    call(name, "attention_softmax_forward", scores=probs, probs=probs, documents=of.documents, spec=spec)
     call(name, "attention_values_forward", probs=probs, v=x["v"], o=results["o"], spec=spec)
     operands = {"probs": probs, "v": x["v"], "do": x["do"], "dprobs": scores, "dv": results["dv"]}
     call(name, "attention_values_backward", **operands, spec=spec)
-    call(name, "attention_softmax_backward", probs=probs, dprobs=scores, dscores=scores, spec=spec)
+    operands = {"probs": probs, "dprobs": scores, "dscores": scores, "documents": of.documents}
+    call(name, "attention_softmax_backward", **operands, spec=spec)
     operands = {"q": x["q"], "k": x["k"], "dscores": scores, "dq": results["dq"], "dk": results["dk"]}
     call(name, "attention_scores_backward", **operands, spec=spec)
     return results
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SETS)
-def test_they_agree_with_the_fused_kernels(name: str, dtype: type, spec: AttentionSpec) -> None:
-    of = Whole(spec, dtype, seed=1)
+def test_they_agree_with_the_fused_kernels(name: str, dtype: type, spec: AttentionSpec, packed: bool) -> None:
+    of = Whole(spec, dtype, seed=1, packed=packed)
     found = whole(name, of)
     o, lse = of.empty("q"), np.empty((spec.heads, len(of.x["q"])), np.float32)
-    call(name, "attention_forward", q=of.x["q"], k=of.x["k"], v=of.x["v"], o=o, lse=lse, spec=spec)
+    read, told = {key: of.x[key] for key in ("q", "k", "v")}, {"documents": of.documents, "spec": spec}
+    call(name, "attention_forward", **read, o=o, lse=lse, **told)
     fused = {"o": o, "dq": of.empty("q"), "dk": of.empty("k"), "dv": of.empty("v")}
     gradients = {key: fused[key] for key in ("dq", "dk", "dv")}
-    call(name, "attention_backward", **of.x, o=o, lse=lse, **gradients, delta=np.empty_like(lse), spec=spec)
+    call(name, "attention_backward", **of.x, o=o, lse=lse, **gradients, delta=np.empty_like(lse), **told)
     tolerance = 20 * (float(ml_dtypes.finfo(dtype).eps) + spec.seq_len * EPS)
     for key, expected in zip(fused, f64(*fused.values()), strict=True):
         size = max(1.0, float(np.abs(expected).max()))  # of a single key all gradients of scores are 0

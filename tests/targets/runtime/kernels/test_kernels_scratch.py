@@ -11,7 +11,7 @@ from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
 from ratrain.targets.runtime.kernels.scratch import ALIGNMENT, Buffer, plan_bytes
 from ratrain.targets.runtime.kernels.shared import decay_segments, rope_table, token_keys
-from tests.targets.runtime.kernels.kernels_oracle import SETS, same_bits
+from tests.targets.runtime.kernels.kernels_oracle import HOST_SETS, SETS, same_bits
 
 BUFFERS = st.builds(
     Buffer,
@@ -49,7 +49,7 @@ def test_scratch_of_an_unknown_kernel_is_refused(name):
         kernel_set(name).scratch_bytes("gem")
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", HOST_SETS)
 def test_rope_tables_are_counted_once(name):
     kernels = type(kernel_set(name))()
     assert kernels.constant_bytes == 0
@@ -104,6 +104,6 @@ def test_attention_scratch_is_asked_for_by_spec_alone():
     spec = AttentionSpec(batch=8, seq_len=1024, heads=32, kv_heads=8, head_dim=64)
     one = AttentionSpec(batch=1, seq_len=1024, heads=1, kv_heads=1, head_dim=64)
     for kernel in ("attention_forward", "attention_backward"):
-        for name in SETS:
+        for name in HOST_SETS:
             kernels = kernel_set(name)
             assert kernels.scratch_bytes(kernel, spec=spec) == kernels.scratch_bytes(kernel, spec=one)

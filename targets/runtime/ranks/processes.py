@@ -1,4 +1,4 @@
-"""The processes that MPI started, each of which runs one rank."""
+"""The processes that a launcher started, each of which runs one rank."""
 
 from __future__ import annotations
 
@@ -6,33 +6,36 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
-from ratrain.targets.runtime.mpi.clocks import ClockOffset, measured_offset
-from ratrain.targets.runtime.mpi.communicators import Communicators, finish
-from ratrain.targets.runtime.mpi.engine import MpiEngine
 from ratrain.targets.runtime.processes import Processes
 from ratrain.targets.runtime.profile import Profile
+from ratrain.targets.runtime.ranks.clocks import ClockOffset, measured_offset
+from ratrain.targets.runtime.ranks.communicators import Communicators, exchanged
+from ratrain.targets.runtime.ranks.engine import RankEngine
+from ratrain.targets.runtime.ranks.waiting import finish
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.data import Batches
     from ratrain.targets.runtime.kernels import KernelSet
-    from ratrain.targets.runtime.mpi.layout import Layout, Reduction
+    from ratrain.targets.runtime.ranks.communicator import Transport
+    from ratrain.targets.runtime.ranks.layout import Layout, Reduction
 
 T = TypeVar("T")
 
 
-class MpiProcesses(Processes):
-    """The processes of an MPI job, numbered by stage, then by replica."""
+class RankProcesses(Processes):
+    """The processes of a job, numbered by stage, then by replica."""
 
-    engine_class: ClassVar[type[MpiEngine]] = MpiEngine
+    engine_class: ClassVar[type[RankEngine]] = RankEngine
     """What runs a rank."""
 
-    def __init__(self, layout: Layout, reduction: Reduction) -> None:
+    def __init__(self, transport: Transport, layout: Layout, reduction: Reduction) -> None:
         """Make the communicators, with all other processes.
 
-        Raises `DiagnosticError` RT093 where MPI started another number of processes than the layout has.
+        Raises `DiagnosticError` RT093 where the launcher started another number of processes than the layout has.
         """
-        self.communicators = Communicators.of_layout(layout)
+        self.communicators = Communicators.of_layout(layout, transport)
+        self.library = transport.description
         self.reduction = reduction
         self.number = self.communicators.world.rank
         self.count = layout.size
@@ -41,11 +44,13 @@ class MpiProcesses(Processes):
 
     def make_engine(
         self, program: Program, kernels: KernelSet, batches: Batches, interleave_seed: int | None, threads: int
-    ) -> MpiEngine:
+    ) -> RankEngine:
         """The engine of this process's rank; the order of instructions is the machine's, never drawn, and one thread makes all calls."""
         assert interleave_seed is None
         del threads
-        return self.engine_class(program, kernels, batches, self.communicators, reduction=self.reduction)
+        return self.engine_class(
+            program, kernels, batches, self.communicators, reduction=self.reduction, library=self.library
+        )
 
     def begin_profile(self) -> Profile:
         """A profile that this rank records in; all agree about the time first."""
@@ -64,6 +69,5 @@ class MpiProcesses(Processes):
     def exchange(self, value: T) -> list[T]:
         """What every process gave, by number. All must call it."""
         world = self.communicators.world
-        finish(world.Ibarrier())  # others may take long: wait for them without spinning
-        values: list[T] = world.allgather(value)
-        return values
+        finish(world.ibarrier())  # others may take long: let them end before bytes are moved
+        return exchanged(world, value)

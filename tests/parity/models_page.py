@@ -1,11 +1,10 @@
-"""Writes `docs/models.md`: `python docs/models.py`. Needs PyTorch and `transformers` (extras `parity`, `transformers`); takes minutes.
+"""Writes `docs/models.md`: `python -m tests.parity.models_page`. Needs PyTorch and `transformers` (extras `parity`, `transformers`); takes minutes.
 
 Every figure on the page is measured here, on the tiny models of `tests/parity/test_families.py`.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,19 +12,18 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-DOCS = Path(__file__).resolve().parent
-sys.path.insert(0, str(DOCS.parent))
+from ratrain.ratrain_ir.frontend.families import FAMILY, Family
+from ratrain.ratrain_ir.frontend.model_files import load_model
+from ratrain.ratrainc.markdown_text import wrapped
+from tests.end_to_end.tiny_runs import start
+from tests.parity.test_families import MODELS, gradients, program_of, reference, saved
 
-from ratrain.ratrain_ir.frontend.families import FAMILY, Family  # noqa: E402
-from ratrain.ratrain_ir.frontend.model_files import load_model  # noqa: E402
-from ratrain.ratrainc.markdown_text import wrapped  # noqa: E402
-from tests.end_to_end.tiny_runs import start  # noqa: E402
-from tests.parity.test_families import MODELS, gradients, program_of, reference, saved  # noqa: E402
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 HEAD = """# Models
 
-Written by `docs/models.py`, which trains what it speaks of. A dense decoder of one of these families compiles, plans and
-trains exactly, or is refused by the name of the key that is not supported. `ratrainc model CONFIG` says what a
+Written by `python -m tests.parity.models_page`, which trains what it speaks of. A dense decoder of one of these families
+compiles, plans and trains exactly, or is refused by the name of the key that is not supported. `ratrainc model CONFIG` says what a
 configuration is.
 
 ## Families
@@ -114,4 +112,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    (DOCS / "models.md").write_text(page(), "utf-8")
+    PAGE.write_text(page(), "utf-8")

@@ -1,6 +1,6 @@
-"""The MPI engine: this process runs one rank of the job.
+"""The engine of one rank: this process runs one of the job's, and reaches the others through communicators.
 
-One thread makes all MPI calls. It starts what communicates as soon as its waits allow, as non-blocking requests straight from
+One thread makes all calls of the library. It starts what communicates as soon as its waits allow, as non-blocking requests straight from
 and into the arena, computes meanwhile, and looks at the requests between two compute instructions; an instruction that waits for a
 message or a collective starts when that is complete. Engines keep their own order, so every order of completion gives the
 same bytes.
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import define
-from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir import ops
@@ -26,17 +25,19 @@ from ratrain.ratrain_ir.topology import Rank as MeshRank
 from ratrain.ratrain_ir.types import Dtype, StateKind
 from ratrain.targets.program.program import Instruction
 from ratrain.targets.runtime.engine import Head, ProgramEngine, StepTotals
-from ratrain.targets.runtime.mpi.collectives import GroupCollectives, Phases, whole_bytes
-from ratrain.targets.runtime.mpi.communicators import Patience, finish
-from ratrain.targets.runtime.mpi.stragglers import Stragglers
 from ratrain.targets.runtime.rank import shape_only
+from ratrain.targets.runtime.ranks.collectives import GroupCollectives, Phases
+from ratrain.targets.runtime.ranks.communicator import Request
+from ratrain.targets.runtime.ranks.stragglers import Stragglers
+from ratrain.targets.runtime.ranks.waiting import Patience, all_done, finish
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.data import Batches
     from ratrain.targets.runtime.kernels import KernelSet
-    from ratrain.targets.runtime.mpi.communicators import Communicators
-    from ratrain.targets.runtime.mpi.layout import Reduction
+    from ratrain.targets.runtime.ranks.communicator import Buffer
+    from ratrain.targets.runtime.ranks.communicators import Communicators
+    from ratrain.targets.runtime.ranks.layout import Reduction
 
 _VISITED = (Engine.COLLECTIVE, Engine.RECV, Engine.SEND, Engine.HOST, Engine.COMPUTE)
 """Communication first, so that it is under way while the rank computes."""
@@ -48,11 +49,11 @@ class _UnderWay:
 
     instruction: Instruction
     phases: Phases
-    requests: Sequence[MPI.Request] = ()
+    requests: Sequence[Request] = ()
 
     def is_complete(self) -> bool:
         """Go on as far as complete requests allow; whether that was the end."""
-        while MPI.Request.Testall(list(self.requests)):
+        while all_done(self.requests):
             try:
                 self.requests = next(self.phases)
             except StopIteration:
@@ -60,10 +61,10 @@ class _UnderWay:
         return False
 
 
-class MpiEngine(ProgramEngine):
+class RankEngine(ProgramEngine):
     """Runs this process's rank of a program; the other ranks are reached through the communicators."""
 
-    concurrency = "mpi"
+    concurrency = "processes"
 
     def __init__(
         self,
@@ -73,9 +74,12 @@ class MpiEngine(ProgramEngine):
         communicators: Communicators,
         *,
         reduction: Reduction = "ordered",
+        library: str,
     ) -> None:
         self.communicators = communicators
         self.reduction = reduction
+        self.library = library
+        """What moves the bytes, in words."""
         place = MeshRank(communicators.stage, communicators.replica)
         super().__init__(program, kernels, batches, [place])
         (self.rank,) = self.ranks[communicators.stage]
@@ -90,7 +94,7 @@ class MpiEngine(ProgramEngine):
         """Of this rank in its last step."""
 
     def scratch_needed(self) -> int:
-        """Also what float32 copies of gradients need, where MPI sums them."""
+        """Also what float32 copies of gradients need, where the library sums them."""
         most = super().scratch_needed()
         if self.reduction == "ordered":
             return most
@@ -104,8 +108,7 @@ class MpiEngine(ProgramEngine):
     @property
     def description(self) -> str:
         """Where the ranks run, in words."""
-        library = MPI.Get_library_version().split("\n")[0].strip().replace("Version:", "").split()
-        return f"{self.program.plan.clusters} ranks over MPI ({' '.join(library[:2])}), this one"
+        return f"{self.program.plan.clusters} ranks over {self.library}, this one"
 
     @property
     def peak_transport_bytes(self) -> int:
@@ -169,15 +172,16 @@ class MpiEngine(ProgramEngine):
 
     def send(self, instruction: Instruction) -> Phases:
         """Send a message from the arena."""
-        return self._message(instruction, self.communicators.pipeline.Isend)
+        return self._message(instruction, self.communicators.pipeline.isend)
 
     def receive(self, instruction: Instruction) -> Phases:
         """Receive a message into the arena."""
-        return self._message(instruction, self.communicators.pipeline.Irecv)
+        return self._message(instruction, self.communicators.pipeline.irecv)
 
-    def _message(self, instruction: Instruction, post: Callable[..., MPI.Request]) -> Phases:
+    def _message(self, instruction: Instruction, post: Callable[[Buffer, int, int], Request]) -> Phases:
         hop = self.hop(self.rank, instruction)
-        data = whole_bytes(self.rank.by_role(instruction)["data"])
+        data = self.rank.by_role(instruction)["data"]
+        assert instruction.peer is not None
         yield [post(data, instruction.peer, self.program.topology.channel_numbers[hop.channel])]
 
     def meet(self, instruction: Instruction) -> Phases:
@@ -223,17 +227,17 @@ class MpiEngine(ProgramEngine):
     def _of_all_ranks(self, values: list[float]) -> NDArray[np.float64]:
         """Some values of every rank, shape [values, ranks], in stage and replica order."""
         everyone = np.empty((self.program.plan.clusters, len(values)))
-        finish(self.communicators.world.Iallgather(np.array(values, np.float64), everyone))
+        finish(self.communicators.world.iallgather(everyone, np.array(values, np.float64)))
         return everyone.T
 
 
-_PHASES: PerOp[Callable[[MpiEngine, Instruction], Phases] | None] = PerOp(
-    "execution over MPI",
+_PHASES: PerOp[Callable[[RankEngine, Instruction], Phases] | None] = PerOp(
+    "execution by ranks",
     {
         **dict.fromkeys(ops.LONE_OPS, None),
-        ops.Send: MpiEngine.send,
-        ops.Recv: MpiEngine.receive,
-        **dict.fromkeys(ops.COLLECTIVE_OPS, MpiEngine.meet),
+        ops.Send: RankEngine.send,
+        ops.Recv: RankEngine.receive,
+        **dict.fromkeys(ops.COLLECTIVE_OPS, RankEngine.meet),
     },
     never=(ops.Release,),
 )

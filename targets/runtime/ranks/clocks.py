@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from attrs import frozen
-from mpi4py import MPI
 
-from ratrain.targets.runtime.mpi.communicators import finish
+from ratrain.targets.runtime.ranks.communicators import exchanged
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.ranks.communicator import Communicator, Request
 
 Clock: TypeAlias = Callable[[], float]
 _ROUNDS = 32
@@ -28,13 +32,13 @@ class ClockOffset:
     """at most: half of the shortest round trip"""
 
 
-def measured_offset(world: MPI.Comm, clock: Clock, machine: str | None = None) -> ClockOffset:
+def measured_offset(world: Communicator, clock: Clock, machine: str | None = None) -> ClockOffset:
     """The offset of this process's clock; all processes of `world` must call it.
 
     Processes of process 0's machine (None: this one) have its clock, and the offset 0. The others ask process 0 one after
     another for the time; of some answers the one that took least counts.
     """
-    machines: list[str] = world.allgather(this_machine() if machine is None else machine)
+    machines = exchanged(world, this_machine() if machine is None else machine)
     own = ClockOffset(clock(), 0.0, 0.0)
     for process in range(1, world.size):
         if machines[process] == machines[0]:
@@ -46,21 +50,27 @@ def measured_offset(world: MPI.Comm, clock: Clock, machine: str | None = None) -
     return own
 
 
-def _answer(world: MPI.Comm, clock: Clock, process: int) -> None:
+def _answer(world: Communicator, clock: Clock, process: int) -> None:
     time = np.zeros(1)
     for _ in range(_ROUNDS):
-        finish(world.Irecv(time, process, _ASK))
+        _at_once(world.irecv(time, process, _ASK))
         time[0] = clock()
-        world.Send(time, process, _ANSWER)
+        _at_once(world.isend(time, process, _ANSWER))
 
 
-def _ask(world: MPI.Comm, clock: Clock) -> ClockOffset:
+def _ask(world: Communicator, clock: Clock) -> ClockOffset:
     answer = np.zeros(1)
     start = clock()
-    world.Send(answer, 0, _ASK)
-    world.Recv(answer, 0, _ANSWER)
+    _at_once(world.isend(answer, 0, _ASK))
+    _at_once(world.irecv(answer, 0, _ANSWER))
     end = clock()
     return ClockOffset(end, float(answer[0]) - (start + end) / 2, (end - start) / 2)
+
+
+def _at_once(request: Request) -> None:
+    """Wait without sleeping: a pause would be part of the round trip."""
+    while not request.test():
+        os.sched_yield()
 
 
 def this_machine() -> str:
@@ -68,4 +78,4 @@ def this_machine() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
-        return str(MPI.Get_processor_name())
+        return socket.gethostname()

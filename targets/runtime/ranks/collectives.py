@@ -1,9 +1,9 @@
-"""Collectives over MPI, as phases: each function yields requests, and goes on when all of them are complete.
+"""Collectives of ranks that are processes, as phases: each function yields requests, and goes on when all of them are complete.
 
-Bytes go straight from and into the arena wherever the result does not need a sum. Sums of gradients are never left to MPI's
-own half precision, which rounds after each addition: with the `ordered` reduction every rank collects the parts of its shard from
-all replicas and sums them in float32 in rank order, which gives the bits of the local engine; with `mpi`, MPI sums float32
-copies in the order it likes.
+Bytes go straight from and into the arena wherever the result does not need a sum. Sums of gradients are never left to the
+library's own half precision, which rounds after each addition: with the `ordered` reduction every rank collects the parts of its shard from
+all replicas and sums them in float32 in rank order, which gives the bits of the local engine; with `fast`, the library sums
+float32 copies in the order it likes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir import ops
@@ -22,16 +21,17 @@ from ratrain.ratrain_ir.ops import Engine, Group, Quantity
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.targets.runtime import collectives
 from ratrain.targets.runtime.kernels import Scratch
+from ratrain.targets.runtime.ranks.communicator import Request
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction, Program, ProgramStage
     from ratrain.targets.runtime.collectives import Views
     from ratrain.targets.runtime.kernels import KernelSet
-    from ratrain.targets.runtime.mpi.communicators import Communicators
-    from ratrain.targets.runtime.mpi.layout import Reduction
     from ratrain.targets.runtime.rank import Rank
+    from ratrain.targets.runtime.ranks.communicators import Communicators
+    from ratrain.targets.runtime.ranks.layout import Reduction
 
-Phases: TypeAlias = Generator[Sequence[MPI.Request], None, None]
+Phases: TypeAlias = Generator[Sequence[Request], None, None]
 
 _SCALARS_BYTES = 1 << 12
 """Staging for flags and losses beside that for gradients."""
@@ -97,12 +97,12 @@ class GroupCollectives:
         replicas = self.communicators.replicas
         parts = {block: views[f"g.{block}"].reshape(replicas.size, -1)[replicas.rank] for block in instruction.blocks}
         yield from self._reduce(views, parts, accumulate=False)
-        yield [replicas.Iallgather(MPI.IN_PLACE, whole_bytes(views[f"g.{block}"])) for block in instruction.blocks]
+        yield [replicas.iallgather(views[f"g.{block}"]) for block in instruction.blocks]
 
     def _reduce(self, views: Views, outs: dict[str, NDArray[Any]], *, accumulate: bool) -> Phases:
         """Make `outs`, by block, this rank's parts of the mean of all replicas' gradients, or add that; set the flags on all."""
         replicas = self.communicators.replicas
-        collect = self._collect_parts if self.reduction == "ordered" else self._sum_by_mpi
+        collect = self._collect_parts if self.reduction == "ordered" else self._sum_by_library
         parts: dict[str, Sequence[NDArray[Any]]] = {}
         requests = []
         for block in outs:
@@ -119,18 +119,18 @@ class GroupCollectives:
                 accumulate=accumulate,
                 divisor=float(replicas.size),
             )
-        yield [replicas.Iallreduce(MPI.IN_PLACE, flags, MPI.MAX)]
+        yield [replicas.iallreduce_max(flags)]
         for index, block in enumerate(outs):
             collectives.set_flags([views], block, finite=not flags[index], accumulate=accumulate)
 
-    def _collect_parts(self, gradient: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], MPI.Request]:
+    def _collect_parts(self, gradient: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], Request]:
         """Every replica's part of this rank's shard, in rank order."""
         replicas = self.communicators.replicas
         parts = self.staging.take((replicas.size, gradient.size // replicas.size), gradient.dtype)
-        return list(parts), replicas.Ialltoall(whole_bytes(gradient), whole_bytes(parts))
+        return list(parts), replicas.ialltoall(parts, gradient)
 
-    def _sum_by_mpi(self, gradient: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], MPI.Request]:
-        """The sum of this rank's shard over all replicas, in float32, in the order that MPI likes."""
+    def _sum_by_library(self, gradient: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], Request]:
+        """The sum of this rank's shard over all replicas, in float32, in the order that the library likes."""
         replicas = self.communicators.replicas
         whole = gradient
         if gradient.dtype != np.float32:
@@ -138,11 +138,12 @@ class GroupCollectives:
             self.scratch.reset()
             self.kernels.cast(gradient, whole, scratch=self.scratch)
         total = self.staging.take(gradient.size // replicas.size, np.float32)
-        return [total], replicas.Ireduce_scatter_block(whole, total, MPI.SUM)
+        return [total], replicas.ireduce_scatter_block(total, whole)
 
     def _sum_ends(self, instruction: Instruction) -> Phases:
         """Tied embeddings: both ends hold both parts then, and add them in the same order."""
         ends = self.communicators.ends
+        assert ends is not None  # only these ranks have the instruction
         if ends.size == 1:
             collectives.all_reduce_ends([(self.rank, instruction)], self.kernels, self.scratch)
             return
@@ -153,10 +154,10 @@ class GroupCollectives:
         theirs, flags = self.staging.take(shared, mine.dtype), self.staging.take(1, flag.dtype)
         other = 1 - ends.rank
         yield [
-            ends.Irecv(whole_bytes(theirs), other, 0),
-            ends.Irecv(whole_bytes(flags), other, 1),
-            ends.Isend(whole_bytes(mine[:shared]), other, 0),
-            ends.Isend(whole_bytes(flag), other, 1),
+            ends.irecv(theirs, other, 0),
+            ends.irecv(flags, other, 1),
+            ends.isend(mine[:shared], other, 0),
+            ends.isend(flag, other, 1),
         ]
         finite = True
         if shared:
@@ -175,19 +176,19 @@ class GroupCollectives:
             place = views[f"w.{block}"].reshape(replicas.size, -1)[replicas.rank]
             self.scratch.reset()
             self.kernels.cast(views[f"p.{block}"], place, scratch=self.scratch)
-        yield [replicas.Iallgather(MPI.IN_PLACE, whole_bytes(views[f"w.{block}"])) for block in instruction.blocks]
+        yield [replicas.iallgather(views[f"w.{block}"]) for block in instruction.blocks]
 
     def _sum_loss(self, instruction: Instruction) -> Phases:
         replicas = self.communicators.replicas
         losses = self.staging.take(replicas.size, np.float64)
-        yield [replicas.Iallgather(self.rank.by_role(instruction)["loss"], losses)]
+        yield [replicas.iallgather(losses, self.rank.by_role(instruction)["loss"])]
         self.loss = float(sum(losses.tolist()))
 
     def _any_flag(self, instruction: Instruction) -> Phases:
         views = self.rank.by_role(instruction)
         flag = self.staging.take(1, np.uint8)
         flag[0] = any(int(view[0]) for role, view in views.items() if role.startswith("flag."))
-        yield [self.communicators.everyone.Iallreduce(MPI.IN_PLACE, flag, MPI.MAX)]
+        yield [self.communicators.everyone.iallreduce_max(flag)]
         views["overflow"][0] = int(flag[0])
 
     def _norm(self, instruction: Instruction) -> Phases:
@@ -200,7 +201,7 @@ class GroupCollectives:
             mine.extend(collectives.chunk_squares(self.rank, block, views))
         sizes = [1 + sum(blocks.values()) for _, blocks in counts]
         gathered = self.staging.take(sum(sizes), np.float64)
-        yield [everyone.Iallgatherv(np.array(mine), (gathered, sizes))]
+        yield [everyone.iallgatherv(gathered, np.array(mine), sizes)]
         values = iter(gathered.tolist())
         overflow = False
         stages: dict[int, dict[str, float]] = {}
@@ -216,7 +217,7 @@ class GroupCollectives:
 
 
 _PHASES: PerOp[Callable[[GroupCollectives, Instruction], Phases]] = PerOp(
-    "phases over MPI",
+    "phases of collectives",
     {
         ops.ReduceScatter: GroupCollectives.reduce_scatter,
         ops.AllReduce: GroupCollectives.all_reduce,
@@ -225,11 +226,6 @@ _PHASES: PerOp[Callable[[GroupCollectives, Instruction], Phases]] = PerOp(
     },
     never=(*ops.LONE_OPS, *ops.MESSAGE_OPS, ops.Release),
 )
-
-
-def whole_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """The bytes of a contiguous array, as MPI takes those of any type."""
-    return array.reshape(-1).view(np.uint8)
 
 
 def staging_bytes(rank: Rank, reduction: Reduction) -> int:
@@ -243,7 +239,7 @@ def _staging_of(rank: Rank, instruction: Instruction, reduction: Reduction) -> i
         return 8 * sum(1 + sum(blocks.values()) for _, blocks in _norm_counts(rank.program))
     total = 0
     for role, view in rank.by_role(instruction).items():
-        if role.startswith("g.") and reduction == "mpi":
+        if role.startswith("g.") and reduction == "fast":
             total += 4 * (view.size + view.size // rank.program.plan.dp)
         elif role.startswith("g.") or (role.startswith("gs.") and instruction.group == "ends"):
             total += view.nbytes

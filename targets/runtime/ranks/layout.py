@@ -1,4 +1,4 @@
-"""What is chosen about an MPI job without MPI: which stage and replica a process runs, and how sums are made."""
+"""What is chosen about a job of many processes: which stage and replica each runs, and how sums are made."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 RankOrder: TypeAlias = Literal["pp-first", "dp-first", "mapping"]
 """What consecutive processes are: the stages of one replica, the replicas of one stage, or the ranks of one tile of the plan's mapping."""
 
-Reduction: TypeAlias = Literal["ordered", "mpi"]
-"""How gradients are summed over replicas: in rank order, which gives the bits of the local engine, or by MPI."""
+Reduction: TypeAlias = Literal["ordered", "fast"]
+"""How gradients are summed over replicas: in rank order, which gives the bits of the local engine, or by the library as it likes."""
 
 
 @frozen

@@ -1,0 +1,112 @@
+"""Bytes, seconds and rates as people write them, `80 GB` or `25 us`, to numbers and back: one reading for files and options.
+
+Prefixes of SI are powers of 1000, those with an i (KiB, MiB, GiB) powers of 1024. Numbers are decimal and are rounded once, so that
+`25 us` is the number that `25e-6` is.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_STEPS = "KMGTP"
+_PREFIXES = {"": Decimal(1), "k": Decimal(1000)} | {p: Decimal(1000) ** (i + 1) for i, p in enumerate(_STEPS)}
+_BINARY = {f"{p}i": Decimal(1024) ** (i + 1) for i, p in enumerate(_STEPS)}
+BYTES = {f"{prefix}B": scale for prefix, scale in (_PREFIXES | _BINARY).items()}
+_FLOP = {f"{prefix}{word}": scale for prefix, scale in _PREFIXES.items() for word in ("FLOP", "flop")}
+SCALES: dict[str, dict[str, Decimal]] = {
+    "bytes": BYTES,
+    "bytes/s": {f"{name}/s": scale for name, scale in BYTES.items()},
+    "s": {"s": Decimal(1)}
+    | {f"{prefix}s": scale for prefix, scale in (("m", Decimal("1e-3")), ("n", Decimal("1e-9")))}
+    | {f"{micro}s": Decimal("1e-6") for micro in ("u", "\u00b5", "\u03bc")},
+    "flop/s": {f"{name}/s": scale for name, scale in _FLOP.items()}
+    | {f"{prefix}FLOPS": scale for prefix, scale in _PREFIXES.items()},
+    "cycles/s": {f"{prefix}Hz": scale for prefix, scale in _PREFIXES.items()},
+}
+"""By the unit of a number, what may stand behind it, and what that multiplies it by."""
+EXAMPLES = {
+    "bytes": "80 GB or 80 GiB",
+    "bytes/s": "900 GB/s",
+    "s": "25 us",
+    "flop/s": "989 TFLOP/s",
+    "cycles/s": "1.2 GHz",
+}
+_SHOWN = {
+    "bytes": (("B", "KB", "MB", "GB", "TB", "PB"), ("B", "KiB", "MiB", "GiB", "TiB", "PiB")),
+    "bytes/s": (("B/s", "KB/s", "MB/s", "GB/s", "TB/s", "PB/s"),),
+    "s": (("ns", "us", "ms", "s"),),
+    "flop/s": (("FLOP/s", "KFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"),),
+    "cycles/s": (("Hz", "kHz", "MHz", "GHz"),),
+}
+"""What numbers are shown in, from the small to the large."""
+_QUANTITY = re.compile(r"(\d{1,30}(?:\.\d{0,30})?(?:[eE][-+]?\d{1,2})?)\s*([A-Za-z\u00b5\u03bc][A-Za-z/]{0,11})?")
+_BITS = re.compile(r"([KkMGTP]i?)?(?:b|bit|bits)(/s|ps)?")
+
+
+class QuantityError(ValueError):
+    """A text that is no quantity of the unit asked for; `help` says how one is written."""
+
+    def __init__(self, message: str, help: str) -> None:  # noqa: A002 - the word users see
+        super().__init__(message)
+        self.help = help
+
+
+def parse_quantity(text: str, unit: str) -> float:
+    """The number of a text like `80 GB` in a unit of `SCALES`; a number alone is in that unit.
+
+    Raises `QuantityError` where it is none, or one of something else. Bits are not converted: eight of them are a byte, and who writes
+    `Gb` for `GB` is not to get an eighth.
+    """
+    return float(exact_quantity(text, unit))
+
+
+def exact_quantity(text: str, unit: str) -> Decimal:
+    """As `parse_quantity`, before it is rounded to a float."""
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None:
+        raise QuantityError(f"'{text[:60]}' is not a number with a unit", _how(unit))
+    number, suffix = Decimal(match[1]), match[2]
+    scale = Decimal(1) if suffix is None else SCALES[unit].get(suffix)
+    if scale is not None:
+        return number * scale
+    bits = _BITS.fullmatch(suffix)
+    if bits is not None and unit in ("bytes", "bytes/s"):
+        nbytes = number * (_PREFIXES | _BINARY)[bits[1] or ""] / 8
+        shown = quantity_text(float(nbytes), "bytes/s" if bits[2] else "bytes")
+        raise QuantityError(f"'{text}' counts bits, not {unit}", _help_of_bits(shown, unit, is_rate=bool(bits[2])))
+    other = next((known for known, names in SCALES.items() if suffix in names), None)
+    if other is None:
+        meant = next((name for name in SCALES[unit] if name.lower() == suffix.lower()), None)
+        raise QuantityError(f"'{suffix}' is no unit of {unit}", f"write {match[1]} {meant}" if meant else _how(unit))
+    sibling = {"bytes/s": f"{suffix}/s", "bytes": suffix.removesuffix("/s")}.get(unit)
+    raise QuantityError(
+        f"'{text}' is in {other}, not in {unit}",
+        f"write {match[1]} {sibling}" if sibling in SCALES[unit] else _how(unit),
+    )
+
+
+def _help_of_bits(shown: str, unit: str, *, is_rate: bool) -> str:
+    return f"eight bits are a byte: that is {shown}" if is_rate == (unit == "bytes/s") else _how(unit)
+
+
+def _how(unit: str) -> str:
+    return f"write for example {EXAMPLES[unit]}"
+
+
+def quantity_text(value: float, unit: str) -> str:
+    """A number as a text that `parse_quantity` reads back exactly: the shortest there is, decimal where a binary prefix makes none shorter."""
+    exact = Decimal(repr(float(value)))
+    texts = [f"{_plain(exact / SCALES[unit][name])} {name}" for name in _largest(exact, unit)]
+    return min(texts, key=len)
+
+
+def _largest(number: Decimal, unit: str) -> list[str]:
+    """The largest unit of each kind that leaves a number 1 or more."""
+    scales = SCALES[unit]
+    return [next((name for name in reversed(names) if number >= scales[name]), names[0]) for names in _SHOWN[unit]]
+
+
+def _plain(number: Decimal) -> str:
+    short = number.normalize()
+    return f"{short:f}" if -9 <= short.adjusted() <= 20 else f"{short:e}"

@@ -1,0 +1,113 @@
+"""The memory of a PyTorch device: an arena is one byte tensor, everything planned is a typed view of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype
+from ratrain.targets.pytorch.streams import CudaDevice, StreamOrder
+from ratrain.targets.pytorch.tensor_scratch import TensorScratch
+from ratrain.targets.pytorch.tensors import TORCH_DTYPES, tensor_of
+from ratrain.targets.runtime.dtypes import BFLOAT16, NUMPY_DTYPES
+from ratrain.targets.runtime.memory import SQUARES_CHUNK
+from ratrain.targets.runtime.streams import AtOnce, Order
+
+
+class _Staging(threading.local):
+    """Where values wait on the host for the device, and squares are summed: made once for each thread, not in every step."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[torch.dtype, torch.Size], torch.Tensor] = {}
+        self.squares: torch.Tensor | None = None
+
+
+class DeviceMemory:
+    """`Memory` of a device: arrays are tensors."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._staging = _Staging()
+
+    @property
+    def place(self) -> str:
+        """The device, as PyTorch calls it."""
+        return str(self.device)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether its streams do several things at a time, as those of CUDA do."""
+        return self.device.type == "cuda"
+
+    def allocate(self, count: int) -> torch.Tensor:
+        """Zeroed bytes that start at a multiple of the alignment."""
+        raw = torch.zeros(count + ALIGNMENT_BYTES, dtype=torch.uint8, device=self.device)
+        start = -raw.data_ptr() % ALIGNMENT_BYTES
+        return raw[start : start + count]
+
+    def scratch(self, capacity: int) -> TensorScratch:
+        """What kernels take temporaries from."""
+        return TensorScratch(capacity, self.device)
+
+    def order(self) -> Order:
+        """Streams of the device; on the CPU an instruction is done when it returns."""
+        return StreamOrder(CudaDevice(self.device)) if self.overlaps else AtOnce()
+
+    def typed(self, data: torch.Tensor, dtype: Dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor over contiguous bytes."""
+        return data.view(TORCH_DTYPES[NUMPY_DTYPES[dtype]]).view(shape)
+
+    def bytes_of(self, array: torch.Tensor) -> torch.Tensor:
+        """The bytes of a contiguous tensor."""
+        return array.view(-1).view(torch.uint8)
+
+    def empty_like(self, array: torch.Tensor) -> torch.Tensor:
+        """A new tensor of the same shape and type."""
+        return torch.empty_like(array)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Set target = source."""
+        target.copy_(source)
+
+    def staged(self, values: NDArray[Any]) -> torch.Tensor:
+        """Values of the host as a tensor of the device."""
+        return tensor_of(values if values.flags.writeable else values.copy()).to(self.device)
+
+    def write(self, target: torch.Tensor, values: Any) -> None:
+        """Set a tensor to numbers of the host: one for all elements, or one for each."""
+        target.copy_(self.staged(np.array(values)))
+
+    def to_host(self, array: torch.Tensor) -> NDArray[Any]:
+        """The elements on the host."""
+        values = array.cpu()
+        if values.dtype == torch.bfloat16:
+            return values.view(torch.int16).numpy().view(BFLOAT16)
+        found: NDArray[Any] = values.numpy()
+        return found
+
+    @contextmanager
+    def filling(self, target: torch.Tensor) -> Iterator[NDArray[Any]]:
+        """An array of the host; what the body writes there is in `target` afterwards."""
+        key = target.dtype, target.shape
+        buffer = self._staging.buffers.get(key)
+        if buffer is None:
+            pinned = self.device.type == "cuda"
+            buffer = torch.empty(target.shape, dtype=target.dtype, pin_memory=pinned)
+            self._staging.buffers[key] = buffer
+        yield buffer.numpy()
+        target.copy_(buffer)
+
+    def sum_of_squares(self, array: torch.Tensor) -> float:
+        """Of at most `SQUARES_CHUNK` elements, in float64."""
+        if self._staging.squares is None:
+            self._staging.squares = torch.empty(SQUARES_CHUNK + 1, dtype=torch.float64, device=self.device)
+        chunk, total = self._staging.squares[: len(array)], self._staging.squares[SQUARES_CHUNK]
+        chunk.copy_(array)
+        torch.dot(chunk, chunk, out=total)
+        return float(total)

@@ -1,0 +1,128 @@
+"""Engines as streams of a device, waits as events: what the program lets overlap may overlap there, and nothing else.
+
+An instruction is issued to the stream of its rank's engine behind events of exactly what it waits for; a message is received behind
+the event of its sending, and a buffer written anew behind the receipts before, one of which it may come from; a collective runs on its first member's stream, behind
+and before the other members' own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import torch
+
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.topology import Hop, Rank
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.streams import Issue
+
+_Key: TypeAlias = tuple[Rank, Engine]
+
+
+class Device(Protocol):
+    """What streams and events are made of."""
+
+    def stream(self) -> Any:
+        """A new stream."""
+
+    def record(self, stream: Any) -> Any:
+        """A new event: all that was issued to a stream."""
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Let what is issued to a stream from now on wait for an event."""
+
+    def running(self, stream: Any) -> AbstractContextManager[Any]:
+        """Issue to that stream what the body does."""
+
+    def synchronize(self) -> None:
+        """Wait for all streams."""
+
+
+class CudaDevice:
+    """`Device` of CUDA."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def stream(self) -> torch.cuda.Stream:
+        """A new stream."""
+        return torch.cuda.Stream(self._device)
+
+    def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        """A new event: all that was issued to a stream."""
+        return stream.record_event()
+
+    def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+        """Let what is issued to a stream from now on wait for an event."""
+        stream.wait_event(event)
+
+    def running(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
+        """Issue to that stream what the body does."""
+        return torch.cuda.stream(stream)
+
+    def synchronize(self) -> None:
+        """Wait for all streams."""
+        torch.cuda.synchronize(self._device)
+
+
+class StreamOrder:
+    """`Order` of a device's streams."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._streams: dict[_Key, Any] = {}
+        self._done: defaultdict[_Key, dict[int, Any]] = defaultdict(dict)
+        """By engine: the event of each of its instructions since the device was last waited for, by how many were done with it."""
+        self._sent: defaultdict[tuple[Hop, int], deque[Any]] = defaultdict(deque)
+        """By channel and replica: the events of messages on their way."""
+        self._received: dict[tuple[Hop, int], Any] = {}
+        """By channel and replica: the event of the last receipt. Its buffer the next message may use, of whichever channel: they share them."""
+
+    @contextmanager
+    def issuing(self, issues: Sequence[Issue], hop: Hop | None, *, sends: bool) -> Iterator[None]:
+        """Issue what the body does to the engine's stream, behind what it waits for."""
+        device, first = self._device, issues[0]
+        stream = self._stream((first.place, first.engine))
+        for issue in issues:
+            for engine, count in issue.waits:
+                self._wait(stream, (issue.place, engine), count)
+            if issue is not first:
+                self._wait(stream, (issue.place, issue.engine), issue.number)
+        channel = None if hop is None else (hop, first.place.replica)
+        if channel is not None and not sends:
+            device.wait(stream, self._sent[channel].popleft())
+        elif channel is not None:
+            for event in self._received.values():
+                device.wait(stream, event)
+        with device.running(stream):
+            yield
+        event = device.record(stream)
+        for issue in issues:
+            self._done[issue.place, issue.engine][issue.number + 1] = event
+            if issue is not first:
+                device.wait(self._stream((issue.place, issue.engine)), event)
+        if channel is not None and sends:
+            self._sent[channel].append(event)
+        elif channel is not None:
+            self._received[channel] = event
+
+    def synchronize(self) -> None:
+        """Return when all is done that was issued; nothing has to be waited for any more."""
+        self._device.synchronize()
+        self._done.clear()
+        self._received.clear()
+
+    def _stream(self, key: _Key) -> Any:
+        if key not in self._streams:
+            self._streams[key] = self._device.stream()
+        return self._streams[key]
+
+    def _wait(self, stream: Any, key: _Key, count: int) -> None:
+        """Wait for an engine's first `count` instructions, unless they are known to be done."""
+        event = self._done[key].get(count)
+        if event is not None:
+            self._device.wait(stream, event)

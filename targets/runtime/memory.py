@@ -1,0 +1,144 @@
+"""What arenas are made of: bytes of the host, as numpy has them. Devices have memories of their own, which engines use by the same words.
+
+An array of a memory is sliced, indexed and assigned to by numbers as numpy's are; everything else goes through its memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype
+from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
+from ratrain.targets.runtime.kernels.scratch import Scratch
+from ratrain.targets.runtime.streams import AtOnce, Order
+
+SQUARES_CHUNK = 1 << 16
+"""Elements at most of which squares are summed at a time."""
+
+
+class Memory(Protocol):
+    """Bytes that a kernel set works on."""
+
+    @property
+    def place(self) -> str:
+        """Where it is, in a word."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether instructions are executed behind the program, several at a time."""
+
+    def allocate(self, count: int) -> Any:
+        """Zeroed bytes that start at a multiple of the alignment."""
+
+    def scratch(self, capacity: int) -> Any:
+        """What kernels take temporaries from: a `Scratch`, or the like of this memory."""
+
+    def order(self) -> Order:
+        """What has instructions done here in their order."""
+
+    def typed(self, data: Any, dtype: Dtype, shape: tuple[int, ...]) -> Any:
+        """An array over contiguous bytes."""
+
+    def bytes_of(self, array: Any) -> Any:
+        """The bytes of a contiguous array."""
+
+    def empty_like(self, array: Any) -> Any:
+        """A new array of the same shape and type."""
+
+    def copy(self, target: Any, source: Any) -> None:
+        """Set target = source, both of this memory."""
+
+    def staged(self, values: NDArray[Any]) -> Any:
+        """Values of the host as an array of this memory, for the moment."""
+
+    def write(self, target: Any, values: Any) -> None:
+        """Set an array to numbers of the host: one for all elements, or one for each."""
+
+    def to_host(self, array: Any) -> NDArray[Any]:
+        """The elements on the host, to be read only."""
+
+    def filling(self, target: Any) -> AbstractContextManager[NDArray[Any]]:
+        """An array of the host; what the body writes there is in `target` afterwards."""
+
+    def sum_of_squares(self, array: Any) -> float:
+        """Of at most `SQUARES_CHUNK` elements, in float64."""
+
+
+class _Work(threading.local):
+    """A chunk in float64 for each thread that sums squares, made once and not in every step."""
+
+    def __init__(self) -> None:
+        self.chunk = np.empty(SQUARES_CHUNK, np.float64)
+
+
+class HostMemory:
+    """`Memory` of this process: arrays are numpy's."""
+
+    place = "host"
+    overlaps = False
+
+    def __init__(self) -> None:
+        self._work = _Work()
+
+    def allocate(self, count: int) -> NDArray[np.uint8]:
+        """Zeroed bytes that start at a multiple of the alignment."""
+        raw = np.zeros(count + ALIGNMENT_BYTES, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT_BYTES
+        return raw[start : start + count]
+
+    def scratch(self, capacity: int) -> Scratch:
+        """What kernels take temporaries from."""
+        return Scratch(capacity)
+
+    def order(self) -> AtOnce:
+        """Instructions are done when they return."""
+        return AtOnce()
+
+    def typed(self, data: NDArray[np.uint8], dtype: Dtype, shape: tuple[int, ...]) -> NDArray[Any]:
+        """An array over contiguous bytes."""
+        return data.view(NUMPY_DTYPES[dtype]).reshape(shape)
+
+    def bytes_of(self, array: NDArray[Any]) -> NDArray[np.uint8]:
+        """The bytes of a contiguous array."""
+        return array.reshape(-1).view(np.uint8)
+
+    def empty_like(self, array: NDArray[Any]) -> NDArray[Any]:
+        """A new array of the same shape and type."""
+        return np.empty_like(array)
+
+    def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
+        """Set target = source."""
+        np.copyto(target, source)
+
+    def staged(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The values themselves."""
+        return values
+
+    def write(self, target: NDArray[Any], values: Any) -> None:
+        """Set an array to numbers."""
+        target[...] = values
+
+    def to_host(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The array itself."""
+        return array
+
+    @contextmanager
+    def filling(self, target: NDArray[Any]) -> Iterator[NDArray[Any]]:
+        """The array itself."""
+        yield target
+
+    def sum_of_squares(self, array: NDArray[Any]) -> float:
+        """Of at most `SQUARES_CHUNK` elements, in float64."""
+        chunk = self._work.chunk[: len(array)]
+        np.copyto(chunk, array)
+        return float(np.dot(chunk, chunk))
+
+
+HOST = HostMemory()
+"""The one there is."""

@@ -1,0 +1,117 @@
+"""MPI as a transport of ranks: thin, since the protocol is a part of MPI's own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import ClassVar, NoReturn
+
+import numpy as np
+from attrs import frozen
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from ratrain.targets.runtime.ranks.communicator import Buffer, whole_bytes
+
+
+@frozen(eq=False)
+class _MpiRequest:
+    request: MPI.Request
+
+    def test(self) -> bool:
+        return bool(self.request.Test())
+
+
+@frozen(eq=False)
+class MpiCommunicator:
+    """A communicator of MPI."""
+
+    comm: MPI.Comm
+
+    @property
+    def rank(self) -> int:
+        """The number of this process."""
+        return int(self.comm.rank)
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return int(self.comm.size)
+
+    def isend(self, data: Buffer, to: int, tag: int) -> _MpiRequest:
+        """Send a message."""
+        return _MpiRequest(self.comm.Isend(whole_bytes(data), to, tag))
+
+    def irecv(self, into: Buffer, source: int, tag: int) -> _MpiRequest:
+        """Receive a message."""
+        return _MpiRequest(self.comm.Irecv(whole_bytes(into), source, tag))
+
+    def iallgather(self, whole: Buffer, part: Buffer | None = None) -> _MpiRequest:
+        """Give every rank the parts of all."""
+        mine = MPI.IN_PLACE if part is None else whole_bytes(part)
+        return _MpiRequest(self.comm.Iallgather(mine, whole_bytes(whole)))
+
+    def iallgatherv(self, whole: Buffer, part: Buffer, counts: Sequence[int]) -> _MpiRequest:
+        """Give every rank the parts of all, of unequal length."""
+        sizes = [count * whole.itemsize for count in counts]
+        return _MpiRequest(self.comm.Iallgatherv(whole_bytes(part), (whole_bytes(whole), sizes)))
+
+    def ialltoall(self, gathered: Buffer, parts: Buffer) -> _MpiRequest:
+        """Send part r to rank r."""
+        return _MpiRequest(self.comm.Ialltoall(whole_bytes(parts), whole_bytes(gathered)))
+
+    def iallreduce_max(self, values: NDArray[np.uint8]) -> _MpiRequest:
+        """Make every value the greatest of all ranks'."""
+        return _MpiRequest(self.comm.Iallreduce(MPI.IN_PLACE, values, MPI.MAX))
+
+    def ireduce_scatter_block(self, total: NDArray[np.float32], whole: NDArray[np.float32]) -> _MpiRequest:
+        """Sum all ranks' `whole`; each gets its part."""
+        return _MpiRequest(self.comm.Ireduce_scatter_block(whole, total, MPI.SUM))
+
+    def ibarrier(self) -> _MpiRequest:
+        """Done when all ranks have made the call."""
+        return _MpiRequest(self.comm.Ibarrier())
+
+    def split(self, colour: int | None) -> MpiCommunicator | None:
+        """The ranks that gave the same colour."""
+        part = self.comm.Split(MPI.UNDEFINED if colour is None else colour, self.comm.rank)
+        return None if colour is None else MpiCommunicator(part)
+
+
+class MpiTransport:
+    """The job that mpirun has started, which this process is one of."""
+
+    engine: ClassVar[str] = "mpi"
+    launcher = "MPI"
+
+    @property
+    def number(self) -> int:
+        """Its number in `COMM_WORLD`."""
+        return int(MPI.COMM_WORLD.rank)
+
+    @property
+    def count(self) -> int:
+        """How many processes there are."""
+        return int(MPI.COMM_WORLD.size)
+
+    @property
+    def description(self) -> str:
+        """The MPI and its version."""
+        library = MPI.Get_library_version().split("\n")[0].strip().replace("Version:", "").split()
+        return f"MPI ({' '.join(library[:2])})"
+
+    def start_command(self, processes: int) -> str:
+        """The command of mpirun."""
+        return f"mpirun -n {processes} ratrainc run ... --engine mpi"
+
+    def world(self, rank: int) -> MpiCommunicator:
+        """All processes, of which this one is number `rank`."""
+        return MpiCommunicator(MPI.COMM_WORLD.Split(0, rank))
+
+    def abort(self, code: int) -> NoReturn:
+        """End all processes."""
+        MPI.COMM_WORLD.Abort(code)
+        sys.exit(code)  # not reached: MPI has ended the process
+
+    def close(self) -> None:
+        """Nothing: mpirun lets processes end one by one, and waits for all."""

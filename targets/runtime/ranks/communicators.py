@@ -1,0 +1,84 @@
+"""The communicators of a rank, made by all processes in one order."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from attrs import frozen
+
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.ops import Group
+from ratrain.ratrain_ir.topology import Rank
+from ratrain.targets.runtime.ranks.communicator import Communicator
+from ratrain.targets.runtime.ranks.waiting import finish
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.ranks.communicator import Transport
+    from ratrain.targets.runtime.ranks.layout import Layout
+
+T = TypeVar("T")
+
+
+@frozen(eq=False)
+class Communicators:
+    """Who a rank talks with. Ranks of each are numbered by replica, by stage, or by both, stages first."""
+
+    stage: int
+    replica: int
+    world: Communicator
+    """all ranks in stage and replica order, for what is no instruction: reports, checkpoints"""
+    everyone: Communicator
+    """all ranks in stage and replica order: collectives of the group `all`"""
+    replicas: Communicator
+    """the replicas of this rank's stage"""
+    pipeline: Communicator
+    """the stages of this rank's replica: messages only, tag = channel"""
+    ends: Communicator | None
+    """first and last stage of this rank's replica; None on stages between"""
+
+    @classmethod
+    def of_layout(cls, layout: Layout, transport: Transport) -> Communicators:
+        """Make the communicators of this process.
+
+        Raises `DiagnosticError` RT093 where the launcher started another number of processes than the plan has ranks.
+        """
+        mesh = layout.mesh
+        if transport.count != layout.size:
+            fail(
+                "RT093",
+                f"the plan has {mesh.stages} stages x {mesh.replicas} replicas = {layout.size} ranks, "
+                f"but {transport.launcher} started {transport.count} process{'es' if transport.count > 1 else ''}",
+                help=f"start it as: {transport.start_command(layout.size)}",
+            )
+        stage, replica = layout.place(transport.number)
+        world = transport.world(mesh.ranks.index(Rank(stage, replica)))
+        is_end = stage in mesh.stages_of(Group.ENDS, stage)
+        return cls(
+            stage,
+            replica,
+            world,
+            _own_part(world.split(0)),
+            _own_part(world.split(stage)),
+            _own_part(world.split(replica)),
+            world.split(replica if is_end else None),
+        )
+
+
+def _own_part(part: Communicator | None) -> Communicator:
+    assert part is not None  # a colour was given
+    return part
+
+
+def exchanged(world: Communicator, value: T) -> list[T]:
+    """What every process gave, by number. All must call it."""
+    mine = np.frombuffer(bytearray(pickle.dumps(value)), np.uint8)  # writable, as buffers are
+    sizes = np.zeros(world.size, np.int64)
+    sizes[world.rank] = mine.size
+    finish(world.iallgather(sizes))
+    whole = np.empty(int(sizes.sum()), np.uint8)
+    finish(world.iallgatherv(whole, mine, sizes.tolist()))
+    ends = np.cumsum(sizes).tolist()
+    parts = (whole[end - size : end] for size, end in zip(sizes.tolist(), ends, strict=True))
+    return [pickle.loads(part.tobytes()) for part in parts]  # noqa: S301 - written by the processes of this very job, line above

@@ -1,0 +1,89 @@
+"""Quantities with units: what is read, what is refused and how, and numbers that come back from their texts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ratrain.ratrain_ir.quantities import EXAMPLES, SCALES, QuantityError, parse_quantity, quantity_text
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "value"),
+    [
+        ("80 GB", "bytes", 80e9),
+        ("80GiB", "bytes", 80 * 2**30),
+        (" 1.5 MiB ", "bytes", 1572864),
+        ("7", "bytes", 7),
+        ("900 GB/s", "bytes/s", 900e9),
+        ("3.35TB/s", "bytes/s", 3.35e12),
+        ("25 us", "s", 25e-6),
+        ("25 \u00b5s", "s", 25e-6),
+        ("25 \u03bcs", "s", 25e-6),
+        ("1.2 ms", "s", 1.2e-3),
+        ("3 ns", "s", 3e-9),
+        ("1e-5", "s", 1e-5),
+        ("989 TFLOP/s", "flop/s", 989e12),
+        ("989.4 Tflop/s", "flop/s", 989.4e12),
+        ("1 PFLOPS", "flop/s", 1e15),
+        ("1.2 GHz", "cycles/s", 1.2e9),
+    ],
+)
+def test_quantities_are_read_as_the_number_one_would_write(text: str, unit: str, value: float) -> None:
+    assert parse_quantity(text, unit) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "message", "help_text"),
+    [
+        ("900 GB/s", "bytes", "is in bytes/s, not in bytes", "write 900 GB"),
+        ("900 GB", "bytes/s", "is in bytes, not in bytes/s", "write 900 GB/s"),
+        ("400 Gb/s", "bytes/s", "counts bits, not bytes/s", "eight bits are a byte: that is 50 GB/s"),
+        ("400 Gbit/s", "bytes/s", "counts bits, not bytes/s", "eight bits are a byte: that is 50 GB/s"),
+        ("200Gbps", "bytes/s", "counts bits, not bytes/s", "eight bits are a byte: that is 25 GB/s"),
+        ("8 Gib", "bytes", "counts bits, not bytes", "eight bits are a byte: that is 1 GiB"),
+        ("8 Gb", "bytes/s", "counts bits, not bytes/s", "write for example 900 GB/s"),
+        ("80 gb", "bytes", "'gb' is no unit of bytes", "write 80 GB"),
+        ("989 tflop/s", "flop/s", "'tflop/s' is no unit of flop/s", "write 989 TFLOP/s"),
+        ("25 minutes", "s", "'minutes' is no unit of s", "write for example 25 us"),
+        ("25 us", "flop/s", "is in s, not in flop/s", "write for example 989 TFLOP/s"),
+        ("-1 GB", "bytes", "is not a number with a unit", "write for example 80 GB or 80 GiB"),
+        ("", "s", "is not a number with a unit", "write for example 25 us"),
+        ("9" * 5000, "bytes", "is not a number with a unit", "write for example 80 GB or 80 GiB"),
+        ("1e999 GB", "bytes", "is not a number with a unit", "write for example 80 GB or 80 GiB"),
+    ],
+)
+def test_what_is_refused_says_how_it_is_written(text: str, unit: str, message: str, help_text: str) -> None:
+    with pytest.raises(QuantityError, match=message) as refused:
+        parse_quantity(text, unit)
+    assert refused.value.help == help_text
+
+
+@given(st.sampled_from(sorted(SCALES)), st.floats(1e-15, 1e30))
+@example("bytes", 570425344.0)
+@example("bytes", 0.0)
+@example("s", 1e-15)
+@example("bytes/s", 1e30)
+def test_a_number_comes_back_from_its_text(unit: str, value: float) -> None:
+    assert parse_quantity(quantity_text(value, unit), unit) == value
+
+
+@given(st.decimals(0, 10**6, places=4), st.sampled_from([("us", "e-6"), ("ms", "e-3"), ("s", "")]))
+def test_a_time_is_the_literal_of_its_exponent(number: object, unit: tuple[str, str]) -> None:
+    """Rounded once: `0.3 us` and `0.3e-6` are one number."""
+    assert parse_quantity(f"{number} {unit[0]}", "s") == float(f"{number}{unit[1]}")
+
+
+def test_every_unit_has_an_example_that_is_one() -> None:
+    assert EXAMPLES.keys() == SCALES.keys()
+    for unit, text in EXAMPLES.items():
+        assert all(parse_quantity(each, unit) > 0 for each in text.split(" or "))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(80e9, "80 GB"), (85899345920, "80 GiB"), (1 << 20, "1 MiB"), (5, "5 B"), (544 << 20, "544 MiB")],
+)
+def test_bytes_are_shown_in_the_shorter_way(value: float, text: str) -> None:
+    assert quantity_text(value, "bytes") == text

@@ -1,0 +1,127 @@
+"""Whole trainings whose arenas are tensors of a device: near the numpy kernels, the same however they are scheduled, saved and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_program, start, train
+from tests.end_to_end.toys import GEMMA3, GPT2, GRANITE, NEOX, OLMO2
+
+pytestmark = pytest.mark.parity
+torch = pytest.importorskip("torch")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from ratrain.ratrain_ir.ops import Engine  # noqa: E402
+
+NEAR = {"f32": 2e-6, "f16": 2e-3, "bf16": 4e-3}
+"""Of the losses of 8 steps, relative: sums in another order, and in 16 bits roundings to the other neighbour."""
+MODELS = {"llama": MODEL, "gpt2": GPT2, "gemma3": GEMMA3, "olmo2": OLMO2, "granite": GRANITE, "neox": NEOX}
+SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
+    "ratrain": ("ratrain", {"zero": 2, "reduce": "each-micro-batch"}),
+    "zero3": ("zero3", {"zero": 3}),
+    "zb-h1": ("zb-h1", {}),
+    "interleaved": ("interleaved", {"chunks": 2, "micro_batches": 4, "cuts": (1, 2, 3)}),
+    "seq1f1b": ("seq1f1b", {"slices": (5, 5)}),
+    "clipped": ("ratrain", {"optimizer": evolve(OPTIMIZER, clip="global", max_norm=0.3)}),
+    "scores": ("ratrain", {"attention": "scores-kept"}),
+}
+
+
+@pytest.mark.parametrize("dtype", NEAR)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_every_family_trains_near_the_numpy_kernels(model: Any, dtype: str) -> None:
+    program = make_program(model, view_dtype=dtype)
+    ours, fast = (losses(train(program, 8, kernels=kernels)) for kernels in ("torch-device", "fast"))
+    np.testing.assert_allclose(ours, fast, rtol=NEAR[dtype])
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_every_schedule_trains_near_the_numpy_kernels(kind: str) -> None:
+    name, keys = SCHEDULES[kind]
+    program = make_program(evolve(MODEL, layers=4, tied_embeddings=kind == "zero3"), name, view_dtype="f32", **keys)
+    device, fast = (train(program, 4, kernels=kernels) for kernels in ("torch-device", "fast"))
+    np.testing.assert_allclose(losses(device), losses(fast), rtol=NEAR["f32"])
+    assert [step.report.gradient_norm for step in device.done] == pytest.approx(
+        [step.report.gradient_norm for step in fast.done], rel=1e-4
+    )
+
+
+def test_order_and_poison_change_no_bit_and_every_access_is_planned() -> None:
+    program = make_program(view_dtype="bf16", zero=3)
+    plain = losses(train(program, 3, kernels="torch-device"))
+    assert losses(train(program, 3, kernels="torch-device", interleave_seed=4, poison=True)) == plain
+    assert losses(train(program, 3, kernels="torch-device", threads=2)) == plain
+
+
+def test_an_overflow_is_skipped_on_a_device_too() -> None:
+    engine: Any = start(make_program(loss_scale=None), 1, kernels="torch-device").engine
+    for rank in (rank for ranks in engine.ranks for rank in ranks):
+        rank.fill("scale", "", (2.0**24, 0.0))
+    report = engine.run_step(0)
+    assert report.skipped_blocks
+    assert report.loss_scale == 2.0**23
+
+
+def test_checkpoints_go_from_kernels_to_kernels(tmp_path: Path) -> None:
+    program = make_program(view_dtype="f32", zero=1)
+    whole = losses(train(program, 6, kernels="fast"))
+    train(program, 3, kernels="torch-device", save=str(tmp_path / "device"))
+    rest = losses(train(program, 3, kernels="fast", resume=str(tmp_path / "device")))
+    np.testing.assert_allclose(rest, whole[3:], rtol=NEAR["f32"])
+    again = losses(train(program, 3, kernels="torch-device", resume=str(tmp_path / "device")))
+    np.testing.assert_allclose(again, whole[3:], rtol=NEAR["f32"])
+
+
+class _Outside(TorchDispatchMode):
+    """Notes every operation whose result is in bytes that are not among those given."""
+
+    def __init__(self, given: list[Any]) -> None:
+        super().__init__()
+        self._given = {tensor.untyped_storage().data_ptr() for tensor in given}
+        self.found: list[str] = []
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.calls += 1
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if not isinstance(tensor, torch.Tensor) or (tensor.ndim == 0 and tensor.device.type == "cpu"):
+                continue  # a number that the host writes, or reads
+            if tensor.untyped_storage().data_ptr() not in self._given:
+                self.found.append(str(func))
+        return result
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_a_step_asks_no_allocator_for_tensors(model: Any) -> None:
+    """After the first step, everything is in arenas, scratch, tables and messages that are there."""
+    program = make_program(model, view_dtype="bf16", zero=2, reduce="each-micro-batch")
+    engine: Any = start(program, 3, kernels="torch-device").engine
+    engine.run_step(0)
+    ranks = [rank for ranks in engine.ranks for rank in ranks]
+    staging = engine.kernels.memory._staging
+    messages = [message for spare in engine.channels._spare.values() for message in spare]
+    tables = [table for pair in engine.kernels._rope.values() for table in pair]
+    given = [*(rank.arena for rank in ranks), engine.scratch._bytes, *staging.buffers.values(), *messages, *tables]
+    given += [staging.squares] if staging.squares is not None else []
+    with _Outside(given) as outside:
+        engine.run_step(1)
+    assert outside.calls > 100 * len(ranks)
+    assert not outside.found, sorted(set(outside.found))
+    assert {head.engine for head in engine.heads} >= {Engine.COMPUTE, Engine.COLLECTIVE}
+
+
+def test_arenas_are_bytes_of_the_device_exactly_as_planned() -> None:
+    engine: Any = start(make_program(), 1, kernels="torch-device").engine
+    for rank in (rank for ranks in engine.ranks for rank in ranks):
+        assert rank.arena.dtype == torch.uint8
+        assert rank.arena.nbytes == rank.stage.arena_bytes
+        for view, tensor in zip(rank.views, rank.stage.tensors, strict=True):
+            assert view.data_ptr() == rank.arena.data_ptr() + tensor.offset
+            assert view.nbytes == tensor.type.nbytes
