@@ -16,6 +16,7 @@ from attrs import asdict, frozen
 from ratrain.ratrain_ir.types import Dtype
 from ratrain.ratrainc.console import size_text
 from ratrain.ratrainc.extras import is_installed
+from ratrain.targets.runtime.processor import bf16_instructions, cpu_flags
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -153,23 +154,9 @@ def _matrix_products() -> Fact:
     return Fact(f"{peak / 1e9:.0f} GFLOP/s in f32 on one core", "measured now; what utilisation is counted against")
 
 
-_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
-"""What Linux calls instructions that multiply bf16: two sets of x86, and Arm's."""
-
-
-def cpu_flags(facts: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """The instruction sets of the first processor, as Linux names them; none where it does not say."""
-    try:
-        lines = facts.read_text("utf-8").splitlines()
-    except OSError:  # no Linux
-        return frozenset()
-    named = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(named, ()))
-
-
 def bf16_fact(flags: Collection[str]) -> Fact:
     """Whether a processor with these flags multiplies bf16, and what a plan in it gains all the same."""
-    native = [flag for flag in _BF16_FLAGS if flag in flags]
+    native = bf16_instructions(flags)
     found = f"this processor multiplies it ({', '.join(native)})" if native else "this processor does not multiply it"
     by_pytorch = "'run --kernels torch' uses that" + (
         "" if is_installed("torch") else " (pip install 'ratrain[torch]')"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ratrain.targets.pytorch.product_loops import add_to_product, logit_gradient, widen
-from ratrain.targets.pytorch.tensors import multiply, share_multiply, tensor_of
+from ratrain.targets.pytorch.tensors import are_multiplied_here, multiply, share_multiply, tensor_of
 from ratrain.targets.runtime.dtypes import BFLOAT16
 from ratrain.targets.runtime.kernels.fast_head import add_loss, head_backward_plan, head_forward_plan, log_sum_exp
 from ratrain.targets.runtime.kernels.fast_numba import bits
@@ -29,8 +29,8 @@ _TABLE_BLOCK = 1 << 20
 def is_direct(
     xn: Array, table: Array, *, normalise: bool, scale_of_logits: float = 1.0, softcap: float | None = None
 ) -> bool:
-    """Whether the products of a call are its logits, and both factors bfloat16."""
-    return xn.dtype == table.dtype == BFLOAT16 and not normalise and scale_of_logits == 1 and softcap is None
+    """Whether the products of a call are its logits, and PyTorch makes them."""
+    return are_multiplied_here(xn, table) and not normalise and scale_of_logits == 1 and softcap is None
 
 
 def forward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, threads: int, **options: Any) -> Plan:

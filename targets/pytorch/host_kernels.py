@@ -1,8 +1,9 @@
 """The kernel set `torch` on the CPU: products of bfloat16 by PyTorch (oneDNN), everything else as `fast` has it.
 
-A processor with instructions for bfloat16 multiplies it two to sixteen times as fast as float32. What differs from the other sets:
-a product that is stored in float32 (a gradient), or that has a bias, is first rounded to bfloat16, as PyTorch itself does it, so it is off by at
-most 2^-8 of each product more; logits and their gradients are stored in bfloat16. In float16 and float32 the bits are those of `fast`.
+A processor with instructions for bfloat16 multiplies it two to sixteen times as fast as float32; on one without them this set has the bits of
+`fast`, which multiplies in float32. What differs from the other sets: a product that is stored in float32 (a gradient), or that has a bias, is
+first rounded to bfloat16, as PyTorch itself does it, so it is off by at most 2^-8 of each product more; logits and their gradients are stored in
+bfloat16. In float16 and float32 the bits are those of `fast`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.pytorch import host_head
 from ratrain.targets.pytorch.product_loops import add_to_product
-from ratrain.targets.pytorch.tensors import multiply, tensor_of
+from ratrain.targets.pytorch.tensors import are_multiplied_here, multiply, tensor_of
 from ratrain.targets.runtime.dtypes import BFLOAT16
 from ratrain.targets.runtime.kernels.fast import Fast, gemm_plan
 from ratrain.targets.runtime.kernels.fast_numba import bits
@@ -37,7 +38,7 @@ def _gemm_plan(
     **_: object,
 ) -> Plan:
     """The product, where PyTorch cannot store at once what becomes of it."""
-    if not a.dtype == b.dtype == BFLOAT16:
+    if not are_multiplied_here(a, b):
         return gemm_plan(a, b, out, accumulate=accumulate, bias=bias, residual=residual)
     added = [out] * accumulate + ([] if residual is None else [residual])
     at_once = bias is None and len(added) < 2 and all(each.dtype == BFLOAT16 for each in (out, *added))
@@ -72,7 +73,7 @@ class TorchOnHost(Fast):
         residual: Array | None = None,
     ) -> None:
         """See `KERNELS["gemm"]`."""
-        if not a.dtype == b.dtype == BFLOAT16:
+        if not are_multiplied_here(a, b):
             super().gemm(
                 a,
                 b,

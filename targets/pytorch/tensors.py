@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ratrain.targets.runtime import processor
 from ratrain.targets.runtime.dtypes import BFLOAT16
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ def tensor_of(array: Array) -> torch.Tensor:
     if array.dtype == BFLOAT16:  # numpy's bfloat16 is a type of its own, which PyTorch does not know
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def are_multiplied_here(*factors: Array) -> bool:
+    """Whether PyTorch multiplies these on the host: bfloat16, where the processor does. Elsewhere its products of bfloat16 are slower than those of float32."""
+    return all(factor.dtype == BFLOAT16 for factor in factors) and processor.multiplies_bf16()
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, added: torch.Tensor | None = None) -> None:

@@ -21,6 +21,7 @@ from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.engine import scratch_bytes
 from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.processor import cpu_flags
 from tests.end_to_end.tiny_runs import make_plan
 from tests.end_to_end.toys import UNEVEN
 
@@ -219,7 +220,7 @@ def test_doctor_says_whether_the_processor_multiplies_bf16(text: str | None, fou
     facts = tmp_path / "cpuinfo"
     if text is not None:
         facts.write_text(text, "utf-8")
-    fact = machine_facts.bf16_fact(machine_facts.cpu_flags(facts))
+    fact = machine_facts.bf16_fact(cpu_flags(facts))
     assert found in fact.found
     assert ("--kernels torch" in fact.remark) == ("does not" not in fact.found)
     assert "16 bytes a parameter, not 20" in fact.remark

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratrain.targets.runtime import processor
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, same_bits, train
 from tests.end_to_end.toys import GEMMA3, GPT2, GRANITE, OLMO2
@@ -33,6 +35,14 @@ MODELS = {
     "olmo2": OLMO2,
     "granite": GRANITE,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _multiplies_bf16() -> Iterator[None]:
+    """Any processor takes the way of those that multiply bf16; others are slow at it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processor, "multiplies_bf16", lambda: True)
+        yield
 
 
 def within(actual: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> None:
@@ -154,6 +164,14 @@ def test_every_family_trains_near_fast_in_bf16(model: Any) -> None:
     torch, fast = (losses(train(program, 12, kernels=kernels)) for kernels in ("torch", "fast"))
     assert torch != fast
     np.testing.assert_allclose(torch, fast, rtol=NEAR_FAST)
+
+
+def test_a_processor_that_does_not_multiply_bf16_gets_the_bits_of_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "multiplies_bf16", lambda: False)
+    program = make_program(view_dtype="bf16")
+    torch, fast = (train(program, 3, kernels=kernels) for kernels in ("torch", "fast"))
+    assert losses(torch) == losses(fast)
+    same_bits(torch, fast)
 
 
 SCHEDULES = {
