@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,15 @@ def free_memory() -> int:
         except (OSError, ValueError):  # no control groups of this kind, or no limit ("max")
             continue
     return max(0, min(limits))
+
+
+def memory_limit() -> int:
+    """Bytes that processes of this machine can take together: its memory, or what a control group allows of it."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for limit, _ in _GROUP_FILES:
+        with suppress(OSError, ValueError):  # no control groups of this kind, or no limit ("max")
+            limits.append(int(limit.read_text()))
+    return min(limits)
 
 
 _GROUP_FILES = (

@@ -40,17 +40,19 @@ _FITTED = ("gemm_efficiency", "attention_efficiency", "head_efficiency", "ddr_ba
 
 
 @frozen
-class _Op:
+class ProfiledOp:
+    """An op as a profile has it: its key, its size in bytes, and its routine by its number."""
+
     key: str
     size: float
     routine: int | None
 
 
 @frozen
-class _Measured:
+class ProfiledOps:
     """The seconds of each distinct op, of one step, and between two ops."""
 
-    ops: dict[_Op, float]
+    ops: dict[ProfiledOp, float]
     step_seconds: float
     gap_seconds: float
     steps: int
@@ -85,7 +87,7 @@ def machine_from_profile(path: str, name: str, peak_flops: float) -> ProfiledMac
     Raises `DiagnosticError` RT002 as `check_solver` does, and where the file is not a profile of a run in order.
     """
     check_solver()
-    profile = _read(path)
+    profile = read_profile(path)
     start = _machine(name, peak_flops, profile, path)
     _check_routines(profile.routines, start, path)
     routines = [(profile.routines[op.routine], s) for op, s in profile.ops.items() if op.routine is not None]
@@ -115,7 +117,7 @@ def _check_routines(routines: tuple[Routine, ...], machine: Machine, path: str) 
             )
 
 
-def _table(profile: _Measured, machine: Machine) -> OpTable:
+def _table(profile: ProfiledOps, machine: Machine) -> OpTable:
     """What ran; the size of a routine is what the machine's rates say of it."""
     ops = []
     for op, seconds in profile.ops.items():
@@ -128,7 +130,8 @@ def _routine_seconds(routines: list[Routine], machine: Machine) -> Seconds:
     return np.array([routine_work(routine, machine).seconds for routine in routines])
 
 
-def _read(path: str) -> _Measured:
+def read_profile(path: str) -> ProfiledOps:
+    """The ops of a profile. Raises `DiagnosticError` RT002 where the file is none, or of kernels that several threads shared."""
     try:
         data = json.loads(read_text(path, "profile"))
         facts = data["otherData"]
@@ -168,7 +171,7 @@ def _seconds(microseconds: Any) -> float:
 class _Span:
     """An op of one rank; seconds."""
 
-    op: _Op
+    op: ProfiledOp
     step: int
     process: int
     """of the trace: a rank"""
@@ -192,7 +195,7 @@ class _Span:
         meeting = None if args["meeting"] is None else text(args["meeting"])
         alone = duration if concurrency == "ordered" else _seconds(args["cpu"])  # engines side by side take turns
         share = duration if concurrency == "processes" and meeting else max(alone, _SHORTEST) / members
-        op = _Op(text(args["op"]), float(whole(args["bytes"])), number)
+        op = ProfiledOp(text(args["op"]), float(whole(args["bytes"])), number)
         return cls(op, whole(args["step"]), whole(event["pid"]), start, start + duration, members, meeting, share)
 
 
@@ -219,11 +222,11 @@ def _take_off_waiting(spans: list[_Span], path: str) -> None:
 
 def _measured(
     spans: list[_Span], steps: dict[int, float], recording: float, routines: tuple[Routine, ...], *, ordered: bool
-) -> _Measured:
+) -> ProfiledOps:
     """Medians over all steps but the first: what others do on the machine lengthens some ops, and leaves the median of most."""
     counted = sorted(steps)[_WARM_UP:] or sorted(steps)
     by_step: dict[int, list[_Span]] = {step: [] for step in counted}
-    seconds: dict[_Op, list[float]] = defaultdict(list)
+    seconds: dict[ProfiledOp, list[float]] = defaultdict(list)
     for span in spans:
         if span.step in by_step:
             by_step[span.step].append(span)
@@ -233,7 +236,7 @@ def _measured(
     if ordered:
         gaps = [(steps[step] - _covered_seconds(inside)) / len(inside) for step, inside in by_step.items() if inside]
         gap = max(0.0, median(gaps) - recording)
-    return _Measured({op: median(each) for op, each in seconds.items()}, usual, gap, len(counted), routines)
+    return ProfiledOps({op: median(each) for op, each in seconds.items()}, usual, gap, len(counted), routines)
 
 
 def _covered_seconds(spans: list[_Span]) -> float:
@@ -245,7 +248,7 @@ def _covered_seconds(spans: list[_Span]) -> float:
     return covered
 
 
-def _link(profile: _Measured, path: str) -> dict[str, Constant]:
+def _link(profile: ProfiledOps, path: str) -> dict[str, Constant]:
     """Latency and bandwidth of messages, as a line through the sizes that were sent; a message inside a process is a copy."""
     messages = {op.size: seconds for op, seconds in profile.ops.items() if op.key == "send" and op.size > 0}
     if not messages:
@@ -263,7 +266,7 @@ def _link(profile: _Measured, path: str) -> dict[str, Constant]:
     }
 
 
-def _machine(name: str, peak: float, profile: _Measured, path: str) -> Machine:
+def _machine(name: str, peak: float, profile: ProfiledOps, path: str) -> Machine:
     """Where the fit starts."""
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     assumed = "where the fit of rates starts"

@@ -187,6 +187,11 @@ def roofline_work(routine: Routine, step: Step, machine: Machine) -> ResourceWor
     return ResourceWork(machine["launch"] + max(seconds, copy_seconds(ddr, machine)), ddr)
 
 
+def kernel_flops(routine: Routine, step: Step) -> float:
+    """Operations of a kernel call by the roofline; none of what is bound by DDR."""
+    return _ARITHMETIC[step.kernel].flops(routine, step)
+
+
 def weight_bound_rows(machine: Machine, itemsize: int) -> float:
     """Rows below which a product takes longer to read its weights, of so many bytes an element, from DDR than to compute.
 

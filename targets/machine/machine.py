@@ -62,7 +62,7 @@ KERNEL_COSTS = Registry(
     {
         "roofline": "ratrain.targets.machine.cost:roofline_work",
         "tiles": "ratrain.targets.mt3000.tiling.select:tiled_work",
-        "table": "ratrain.targets.machine.cost:roofline_work",
+        "table": "ratrain.targets.machine.measured_kernels:measured_work",
     },
 )
 """The cost models of kernels that a file names by its `cost`. One of another distribution stands in its entry point group

@@ -73,12 +73,16 @@ class OpTable:
         return _of_size(known, size) if known else None
 
     def _other_members(self, key: str) -> dict[float, float] | None:
-        """The same collective with another number of members, or one alike: a member's share goes by its bytes."""
+        """The same collective with another number of members, or one alike: a member's share goes by its bytes.
+
+        One that has a single member meets nobody, and says nothing of those that do.
+        """
         keyword, mark, members = key.partition(MEMBERS_MARK)
         if not mark:
             return None
         for kind in (keyword, _ALIKE.get(keyword, keyword)):
-            counts = [int(other.partition(MEMBERS_MARK)[2]) for other in self._by_key if other.startswith(kind + mark)]
+            found = [int(other.partition(MEMBERS_MARK)[2]) for other in self._by_key if other.startswith(kind + mark)]
+            counts = [count for count in found if (count == 1) == (int(members) == 1)]
             if counts:
                 nearest = min(counts, key=lambda count: abs(count - int(members)))
                 return self._by_key[f"{kind}{mark}{nearest}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from ratrain.targets.machine.collective_cost import (
     scalar_all_reduces,
 )
 from ratrain.targets.machine.cost import copy_work, host_work, message_work, routine_work, update_work
+from ratrain.targets.machine.measured_kernels import call_sizes, digest
 from ratrain.targets.machine.op_table import MEMBERS_MARK, SHAPES_MARK
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import ResourceWork
@@ -117,25 +117,13 @@ def routine_key(routine: Routine) -> str:
     """
     steps = [step for step in routine.steps if not _pads(step)]
     kernels = [(step.kernel, sorted(step.operands)) for step in steps]
-    shapes = [_sizes(routine, step) for step in steps]
-    return f"{routine.key}:{_digest(kernels)}{SHAPES_MARK}{_digest(shapes)}"
-
-
-def _sizes(routine: Routine, step: Step) -> list[object]:
-    """Shapes, counts and choices of a kernel call."""
-    operands = [routine.operand(step.operands[name]) for name in sorted(step.operands)]
-    options = sorted((name, value) for name, value in step.options.items() if not isinstance(value, float))
-    return [[(dtype.value, *shape) for dtype, shape in operands], options]
+    shapes = [call_sizes(routine, step) for step in steps]
+    return f"{routine.key}:{digest(kernels)}{SHAPES_MARK}{digest(shapes)}"
 
 
 def _pads(step: Step) -> bool:
     """Whether a step only clears the padding of a gradient, some bytes that go with the number of replicas."""
     return all(parse_reference(reference).part.startswith("gap") for reference in step.operands.values())
-
-
-def _digest(facts: object) -> str:
-    """A short name of plain data."""
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 
 def message_seconds(nbytes: int, link: Link, machine: Machine) -> float:

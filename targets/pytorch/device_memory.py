@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype
-from ratrain.targets.pytorch.streams import CudaDevice, StreamOrder
+from ratrain.targets.pytorch.streams import CudaDevice, CudaStopwatch, StreamOrder
 from ratrain.targets.pytorch.tensor_scratch import TensorScratch
 from ratrain.targets.pytorch.tensors import TORCH_DTYPES, tensor_of
 from ratrain.targets.runtime.dtypes import BFLOAT16, NUMPY_DTYPES
 from ratrain.targets.runtime.memory import SQUARES_CHUNK
+from ratrain.targets.runtime.stopwatch import DeviceFacts, HostStopwatch, Stopwatch
 from ratrain.targets.runtime.streams import AtOnce, Order
 
 
@@ -58,6 +59,18 @@ class DeviceMemory:
     def order(self) -> Order:
         """Streams of the device; on the CPU an instruction is done when it returns."""
         return StreamOrder(CudaDevice(self.device)) if self.overlaps else AtOnce()
+
+    def stopwatch(self) -> Stopwatch:
+        """Events of the device; on the CPU the clock of this process."""
+        return CudaStopwatch(self.device) if self.overlaps else HostStopwatch()
+
+    def device_facts(self) -> DeviceFacts | None:
+        """What CUDA says of it: taken is what is neither free nor PyTorch's own; None of the CPU, which is the host."""
+        if not self.overlaps:
+            return None
+        free, total = torch.cuda.mem_get_info(self.device)
+        name = torch.cuda.get_device_name(self.device)
+        return DeviceFacts(name, total, total - free - torch.cuda.memory_reserved(self.device))
 
     def typed(self, data: torch.Tensor, dtype: Dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """A tensor over contiguous bytes."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import pairwise
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.streams import Issue
 
 _Key: TypeAlias = tuple[Rank, Engine]
+_MILLISECONDS = 1e3
+"""The unit of CUDA's clock, a second."""
 
 
 class Device(Protocol):
@@ -67,6 +71,29 @@ class CudaDevice:
     def synchronize(self) -> None:
         """Wait for all streams."""
         torch.cuda.synchronize(self._device)
+
+
+class CudaStopwatch:
+    """`Stopwatch` of CUDA: events on the stream that is current, so that it counts what the device does, and waits for its host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> torch.cuda.Event:
+        """An event behind what was issued."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def seconds(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
+        """Seconds between events, once the last has happened."""
+        marks[-1].synchronize()
+        return [before.elapsed_time(after) / _MILLISECONDS for before, after in pairwise(marks)]
+
+    def now(self) -> float:
+        """The host's clock when the device has done everything."""
+        torch.cuda.synchronize(self._device)
+        return perf_counter()
 
 
 class StreamOrder:

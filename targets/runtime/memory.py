@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.kernels.scratch import Scratch
+from ratrain.targets.runtime.stopwatch import DeviceFacts, HostStopwatch, Stopwatch
 from ratrain.targets.runtime.streams import AtOnce, Order
 
 SQUARES_CHUNK = 1 << 16
@@ -41,6 +42,12 @@ class Memory(Protocol):
 
     def order(self) -> Order:
         """What has instructions done here in their order."""
+
+    def stopwatch(self) -> Stopwatch:
+        """What tells how long something takes here."""
+
+    def device_facts(self) -> DeviceFacts | None:
+        """What the device is; None where it is the host."""
 
     def typed(self, data: Any, dtype: Dtype, shape: tuple[int, ...]) -> Any:
         """An array over contiguous bytes."""
@@ -99,6 +106,13 @@ class HostMemory:
     def order(self) -> AtOnce:
         """Instructions are done when they return."""
         return AtOnce()
+
+    def stopwatch(self) -> HostStopwatch:
+        """The clock of this process."""
+        return HostStopwatch()
+
+    def device_facts(self) -> None:
+        """It is the host."""
 
     def typed(self, data: NDArray[np.uint8], dtype: Dtype, shape: tuple[int, ...]) -> NDArray[Any]:
         """An array over contiguous bytes."""

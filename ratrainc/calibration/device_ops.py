@@ -1,0 +1,79 @@
+"""What small programs do on a device: seconds of ops that call no routine, of whole steps, and between two ops."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from ratrain.ratrainc.calibration.from_profile import read_profile
+from ratrain.ratrainc.run_profile import write_profile
+from ratrain.targets.machine.op_table import MeasuredOp
+from ratrain.targets.runtime.data import Batches, TokenStream
+from ratrain.targets.runtime.local import LocalEngine
+from ratrain.targets.runtime.profile import Profile
+from ratrain.targets.runtime.state import start_from_weights
+from ratrain.targets.runtime.weights import random_weights
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.kernels import KernelSet
+
+_PROFILED, _PLAIN = 5, 3
+"""Steps whose ops are timed, the first two of which warm up; and steps that are timed whole."""
+_SEED = 0
+_SEQUENCES = 64
+
+
+@frozen
+class RunProgram:
+    """A program that ran: its ops without a routine, the gap between two ops, and what a step took that nothing recorded."""
+
+    program: Program
+    ops: dict[tuple[str, float], float]
+    gap_seconds: float
+    step_seconds: float
+
+
+def run_programs(programs: Sequence[Program], kernels: KernelSet) -> Iterator[RunProgram]:
+    """Run a few steps of each program on the device of a kernel set, from random weights and tokens."""
+    for program in programs:
+        yield _run(program, kernels)
+
+
+def other_ops(runs: Sequence[RunProgram]) -> list[MeasuredOp]:
+    """The ops of several runs by key and size, each with the median of what it took."""
+    seconds: dict[tuple[str, float], list[float]] = defaultdict(list)
+    for run in runs:
+        for op, taken in run.ops.items():
+            seconds[op].append(taken)
+    return [MeasuredOp(key, size, median(taken)) for (key, size), taken in seconds.items()]
+
+
+def _run(program: Program, kernels: KernelSet) -> RunProgram:
+    plan, watch = program.plan, kernels.memory.stopwatch()
+    tokens = np.random.default_rng(_SEED).integers(0, program.model.vocab_size, _SEQUENCES * plan.seq_len + 1)
+    stream = TokenStream("random tokens", tokens.astype(np.uint32), "")
+    engine = LocalEngine(program, kernels, Batches(stream, plan, "sequential", _SEED))
+    start_from_weights(engine, random_weights(program.model, _SEED))
+    engine.profile = Profile(watch.now)  # an op of a device is over when the device is done with it
+    for step in range(_PROFILED):
+        engine.run_step(step)
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "profile.json")
+        write_profile(program, engine.profile, path)
+        profiled = read_profile(path)
+    engine.profile = None
+    ops = {(op.key, op.size): seconds for op, seconds in profiled.ops.items() if op.routine is None}
+    taken = []
+    for step in range(_PROFILED, _PROFILED + _PLAIN):
+        start = watch.now()
+        engine.run_step(step)
+        taken.append(watch.now() - start)
+    return RunProgram(program, ops, profiled.gap_seconds, median(taken))

@@ -1,0 +1,87 @@
+"""What a device is timed with: the program that it is to be timed for, and small ones of two families that have every usual kind of kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from ratrain.ratrain_ir.frontend.model_files import load_model
+from ratrain.ratrain_ir.frontend.plan import DTYPE_KEYS, Plan
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.program.program import Program
+
+_VOCABULARY = 4096
+_HEAD_DIM = 64
+_ROUNDED = 32
+"""The width of an MLP is a multiple of it, as usual."""
+_LAYERS = 2
+_MICRO_BATCHES = 2
+"""so that gradients are begun, and added to"""
+
+
+@frozen
+class UsualSize:
+    """A model of a preset's family, and what it is trained on in a micro-batch."""
+
+    preset: str
+    hidden: int
+    seq_len: int
+    sequences: int
+
+    def model(self) -> ModelConfig:
+        """Two layers of it, with a small vocabulary."""
+        model = load_model(self.preset)
+        heads = self.hidden // _HEAD_DIM
+        width = model.ffn_size * self.hidden // model.hidden_size
+        return evolve(
+            model,
+            name=f"{model.family}-{self.hidden}",
+            hidden_size=self.hidden,
+            layers=_LAYERS,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=_HEAD_DIM,
+            ffn_size=-(-width // _ROUNDED) * _ROUNDED,
+            vocab_size=_VOCABULARY,
+            learned_positions=None if model.learned_positions is None else self.seq_len,
+        )
+
+    def plan(self, dtype: str) -> Plan:
+        """One rank that stores views and gradients in a type."""
+        types = dict.fromkeys(DTYPE_KEYS, dtype)
+        scale = None if dtype == "f16" else 1.0
+        return Plan(1, 1, (), self.sequences, _MICRO_BATCHES, self.seq_len, loss_scale=scale, **types)
+
+
+_OF_A_HOST = (
+    UsualSize("llama-2-7b", 256, 128, 2),
+    UsualSize("llama-2-7b", 512, 256, 1),
+    UsualSize("llama-2-7b", 768, 256, 1),
+    UsualSize("gpt2", 256, 128, 2),
+    UsualSize("gpt2", 512, 256, 1),
+)
+_OF_A_GPU = (
+    UsualSize("llama-2-7b", 1024, 1024, 2),
+    UsualSize("llama-2-7b", 2048, 2048, 2),
+    UsualSize("llama-2-7b", 4096, 4096, 1),
+    UsualSize("gpt2", 768, 1024, 4),
+    UsualSize("gpt2", 2048, 2048, 2),
+)
+
+
+def usual_programs(machine: Machine, dtype: str, *, on_host: bool) -> list[Program]:
+    """Programs of one rank on a host, or on a GPU, which takes larger ones to be busy."""
+    return [
+        compiled(size.model(), size.plan(dtype), machine) for size in (_OF_A_HOST if on_host else _OF_A_GPU)
+    ]
+
+
+def compiled(model: str | ModelConfig, plan: str | Plan, machine: Machine) -> Program:
+    """The program of a plan on a machine. Raises `DiagnosticError` where it does not fit, or either is wrong."""
+    from ratrain import api
+
+    return api.emit(api.compile(model, plan, machine=machine))

@@ -1,0 +1,292 @@
+"""A machine file of the device at hand: kernels, updates and copies are timed on it, rates for other shapes fitted to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import evolve, field, frozen
+
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrainc.calibration.device_constants import capacity_constants, copy_constants, link_part
+from ratrain.ratrainc.calibration.device_ops import RunProgram, other_ops, run_programs
+from ratrain.ratrainc.calibration.device_programs import compiled, usual_programs
+from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted
+from ratrain.ratrainc.machine_facts import free_memory
+from ratrain.targets.machine.cost import kernel_flops, roofline_work
+from ratrain.targets.machine.machine import Constant, Machine, load_machine
+from ratrain.targets.machine.measured_kernels import kernel_key
+from ratrain.targets.machine.op_table import MeasuredOp, OpTable
+from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.routine_times import RoutineTimer, timer_bytes
+from ratrain.targets.runtime.settings import HOST_DEVICE, default_kernels
+from ratrain.targets.simulator.figures import one_core_step_seconds, simulated
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.program.routine import Routine, Step
+    from ratrain.targets.runtime.kernels import KernelSet
+
+TARGET = "pytorch"
+_LEAST_TURNS = 3
+_RATES = ("gemm_efficiency", "gemm_half_extent", "attention_efficiency", "head_efficiency", "ddr_bandwidth", "launch")
+_STARTS = {"gemm_efficiency": 0.7, "attention_efficiency": 0.3, "head_efficiency": 0.5}
+_SMALL_CHANGE = 1e-3
+_LINKS_OF = {HOST_DEVICE: "cpu", "H200": "h200", "H100": "h100-node", "A100": "a100-node"}
+"""Built-in machines with the links of a device, by a word of what it calls itself."""
+
+Tell = Callable[[float], None]
+"""Hears which part of the work is done, from 0 to 1."""
+
+
+@frozen
+class DeviceChoice:
+    """What is to be timed, and how."""
+
+    device: str = HOST_DEVICE
+    kernels: str | None = None
+    """the kernel set; None: the one that the device is used with"""
+    model: str | None = None
+    plan: str | None = None
+    """whose kernels are timed too; None: those of the usual programs alone"""
+    dtype: str = "bf16"
+    """of views and gradients in the usual programs"""
+    seconds: float = 60.0
+    """about how long kernels are timed; each takes three turns at least"""
+    links: str | None = None
+    """the machine whose links are taken; None: the built-in one of such devices"""
+
+
+@frozen
+class TimedCall:
+    """A kernel call that was timed, with the routine it stands in."""
+
+    routine: Routine
+    step: Step
+    seconds: float
+    issued: float
+    """of that, seconds in which the host issued it"""
+
+
+@frozen
+class StepCheck:
+    """A program of which a step was timed whole, and what the machine file says of it."""
+
+    name: str
+    measured: float
+    predicted: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as `--json` prints them."""
+        error = self.predicted / self.measured - 1
+        return {"program": self.name, "measured": self.measured, "predicted": self.predicted, "error": error}
+
+
+@frozen
+class DeviceMachine:
+    """A machine file of a device, and how good it is."""
+
+    machine: Machine
+    kernels: str
+    """the kernel set"""
+    turns: int
+    """of each kernel call, of which the table has the medians"""
+    links: str
+    """the machine whose links it has"""
+    rates: Errors | None
+    """of the rates on the kernel calls that they were fitted to"""
+    steps: tuple[StepCheck, ...] = field(factory=tuple)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as `--json` prints it."""
+        constants = self.machine.constants.items()
+        return {
+            "machine": self.machine.name,
+            "kernels": self.kernels,
+            "ops": len(self.machine.table.ops),
+            "turns": self.turns,
+            "links": self.links,
+            "constants": {name: {"value": each.value, "certainty": each.certainty} for name, each in constants},
+            "rates_error": self.rates.to_json() if self.rates else None,
+            "steps": [step.to_json() for step in self.steps],
+        }
+
+
+def machine_of_device(choice: DeviceChoice, name: str, tell: Tell = lambda _: None) -> DeviceMachine:
+    """Time a device; the machine is called `name`.
+
+    Raises `DiagnosticError` RT002 as `check_solver` does, RT004 and RT093 as `kernel_set` does, RT004 where nobody says which links a
+    device has, RT093 where its memory is too small, and others where model, plan or links are wrong.
+    """
+    check_solver()
+    kernels = kernel_set(choice.kernels or default_kernels(choice.device), 1, choice.device)
+    facts = kernels.memory.device_facts()
+    called = facts.name if facts else HOST_DEVICE
+    links = load_machine(choice.links or _usual_links(called))
+    start = _start(name, links, kernels)
+    usual = usual_programs(start, choice.dtype, on_host=facts is None)
+    chosen = [] if choice.model is None or choice.plan is None else [compiled(choice.model, choice.plan, start)]
+    runs = []
+    for number, run in enumerate(run_programs(usual, kernels)):
+        runs.append(run)
+        tell(0.4 * (number + 1) / len(usual))
+    calls, turns = _timed_calls([*chosen, *usual], kernels, choice.seconds, lambda part: tell(0.4 + 0.6 * part))
+    where = f"{called}, kernel set {kernels.name}"
+    machine = _with_rates(start, calls, where, overlaps=kernels.memory.overlaps)
+    rates = errors(_predicted(calls, machine), _measured(calls))
+    gap = {} if kernels.memory.overlaps else {"engine_gap": _gap(runs, where)}
+    machine = evolve(
+        machine, constants=machine.constants | gap, cost="table", table=_table(calls, runs, machine)
+    )
+    checks = tuple(_check(run, machine, overlaps=kernels.memory.overlaps) for run in runs)
+    return DeviceMachine(machine, kernels.name, turns, links.name, rates, checks)
+
+
+def predicted_step_seconds(program: Program, machine: Machine, *, overlaps: bool) -> float:
+    """Seconds of a step of a program of one rank on the machine of a device: one whose streams overlap, or a host that does one thing at a time."""
+    return simulated(program, machine)[0].step_seconds if overlaps else one_core_step_seconds(program, machine)
+
+
+def _usual_links(called: str) -> str:
+    """The built-in machine with the links of a device."""
+    for word, machine in _LINKS_OF.items():
+        if word in called:
+            return machine
+    fail(
+        "RT004",
+        f"one device cannot tell what links it has to others, and no built-in machine is of '{called}'",
+        help="name a machine, or a file, whose links are taken: --links h100-node ('ratrainc machines' lists them)",
+    )
+
+
+def _start(name: str, links: Machine, kernels: KernelSet) -> Machine:
+    """The machine before anything but its memory is known: what the programs that are timed are compiled for."""
+    constants, groups, collectives = link_part(links)
+    assumed = partial(Constant, certainty="assumed", source="where the fit of rates starts")
+    rates = {each: assumed(value, "fraction of fp16_peak") for each, value in _STARTS.items()}
+    constants = {
+        **capacity_constants(kernels),
+        **copy_constants(kernels),
+        "fp16_peak": assumed(1e11, "flop/s"),
+        **rates,
+        "gemm_half_extent": assumed(32.0, "elements"),
+        "launch": assumed(5e-6, "s"),
+        **constants,
+    }
+    return Machine(name, Engine.COMPUTE, constants, target=TARGET, group_names=groups, collectives=collectives)
+
+
+def _timed_calls(
+    programs: Sequence[Program], kernels: KernelSet, seconds: float, tell: Tell
+) -> tuple[list[TimedCall], int]:
+    """Every distinct kernel call of some programs, and of how many turns each has the median."""
+    routines = _distinct(programs)
+    _check_fits(routines, kernels)
+    timer = RoutineTimer(routines, kernels)
+    taken: list[list[tuple[float, ...]]] = [[] for _ in routines]
+    issued: list[list[tuple[float, ...]]] = [[] for _ in routines]
+    for number in range(len(routines)):  # kernels are loaded or compiled, and memory is touched for the first time
+        timer.turn(number)
+    turns, start = 0, perf_counter()
+    while turns < _LEAST_TURNS or perf_counter() - start < seconds:
+        for number in range(len(routines)):  # all in turn, so that what disturbs one meets the others too
+            turn = timer.turn(number)
+            taken[number].append(turn.seconds)
+            issued[number].append(turn.issued)
+        turns += 1
+        tell(min(1.0, max(turns / _LEAST_TURNS if seconds == 0 else 0.0, (perf_counter() - start) / max(seconds, 1e-9))))
+    return _median_calls(routines, taken, issued), turns
+
+
+def _distinct(programs: Sequence[Program]) -> list[Routine]:
+    """Routines that have a kernel call which none before them has, in the order of the programs."""
+    seen: set[str] = set()
+    found = []
+    for routine in (routine for program in programs for routine in program.routines):
+        keys = {kernel_key(routine, step) for step in routine.steps}
+        if keys - seen:
+            found.append(routine)
+        seen |= keys
+    return found
+
+
+def _check_fits(routines: Sequence[Routine], kernels: KernelSet) -> None:
+    facts = kernels.memory.device_facts()
+    free = free_memory() if facts is None else facts.total - facts.taken
+    needed = timer_bytes(routines, kernels)
+    if needed > free:
+        text = f"to time these kernels takes {needed} bytes of the device at a time; {free} are free"
+        fail("RT093", text, help="give a plan of smaller micro-batches, or free memory of the device")
+
+
+def _median_calls(
+    routines: Sequence[Routine], taken: list[list[tuple[float, ...]]], issued: list[list[tuple[float, ...]]]
+) -> list[TimedCall]:
+    """One call of each key, with the median of all turns of all calls alike."""
+    of_key: dict[str, tuple[Routine, Step, list[float], list[float]]] = {}
+    for routine, seconds, host in zip(routines, taken, issued, strict=True):
+        for number, step in enumerate(routine.steps):
+            _, _, mine, hosts = of_key.setdefault(kernel_key(routine, step), (routine, step, [], []))
+            mine += [turn[number] for turn in seconds]
+            hosts += [turn[number] for turn in host]
+    return [TimedCall(*call, median(mine), median(hosts)) for *call, mine, hosts in of_key.values()]
+
+
+def _with_rates(start: Machine, calls: Sequence[TimedCall], where: str, *, overlaps: bool) -> Machine:
+    """The machine with the peak of the fastest product, and rates fitted to all calls."""
+    speeds = [kernel_flops(call.routine, call.step) / call.seconds for call in calls]
+    count = sum(speed > 0 for speed in speeds)
+    source = f"fastest of {count} products and attentions timed: {where}"
+    constants = start.constants | {"fp16_peak": Constant(max(speeds), "flop/s", "measured", source)}
+    if overlaps:
+        source = f"median time in which the host issues a kernel: {where}"
+        constants["dispatch"] = Constant(median(call.issued for call in calls), "s", "measured", source)
+    machine = evolve(start, constants=constants)
+    predict, measured = partial(_predicted, calls), _measured(calls)
+    rates = [name for name in _RATES if _matters(name, predict, machine)]
+    source = f"fitted to {len(calls)} kernel calls: {where}"
+    machine = fitted(machine, rates, predict, measured, source=source)
+    for name in {*_RATES} - {*rates}:
+        guess = evolve(machine.constants[name], source="no kernel that was timed depends on it")
+        machine = evolve(machine, constants=machine.constants | {name: guess})
+    return machine
+
+
+def _matters(name: str, predict: Callable[[Machine], Seconds], machine: Machine) -> bool:
+    """Whether a constant changes the time of any call."""
+    constant = machine.constants[name]
+    changed = evolve(machine, constants=machine.constants | {name: evolve(constant, value=0.5 * constant.value)})
+    return bool((np.abs(predict(changed) / predict(machine) - 1) > _SMALL_CHANGE).any())
+
+
+def _predicted(calls: Sequence[TimedCall], machine: Machine) -> Seconds:
+    return np.array([roofline_work(call.routine, call.step, machine).seconds for call in calls])
+
+
+def _measured(calls: Sequence[TimedCall]) -> Seconds:
+    return np.array([call.seconds for call in calls])
+
+
+def _gap(runs: Sequence[RunProgram], where: str) -> Constant:
+    gap = median(run.gap_seconds for run in runs)
+    return Constant(gap, "s", "measured", f"median between two ops of {len(runs)} programs: {where}")
+
+
+def _table(calls: Sequence[TimedCall], runs: Sequence[RunProgram], machine: Machine) -> OpTable:
+    """What ran; the size of a kernel call is what the machine's rates say of it."""
+    sizes = _predicted(calls, machine)
+    kernels = [
+        MeasuredOp(kernel_key(call.routine, call.step), float(size), call.seconds)
+        for call, size in zip(calls, sizes, strict=True)
+    ]
+    return OpTable((*kernels, *other_ops(runs)))
+
+
+def _check(run: RunProgram, machine: Machine, *, overlaps: bool) -> StepCheck:
+    predicted = predicted_step_seconds(run.program, machine, overlaps=overlaps)
+    return StepCheck(run.program.model.name, run.step_seconds, predicted)
