@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels import KernelSet
 
 TARGET = "pytorch"
+USUAL_DTYPE = "bf16"
 _LEAST_TURNS = 3
+_FOR_RUNS = 0.4
+"""The share of the work, to show, that is in running programs."""
 _RATES = ("gemm_efficiency", "gemm_half_extent", "attention_efficiency", "head_efficiency", "ddr_bandwidth", "launch")
 _STARTS = {"gemm_efficiency": 0.7, "attention_efficiency": 0.3, "head_efficiency": 0.5}
 _SMALL_CHANGE = 1e-3
@@ -48,15 +51,15 @@ Tell = Callable[[float], None]
 class DeviceChoice:
     """What is to be timed, and how."""
 
-    device: str = HOST_DEVICE
+    device: str
     kernels: str | None = None
     """the kernel set; None: the one that the device is used with"""
     model: str | None = None
     plan: str | None = None
     """whose kernels are timed too; None: those of the usual programs alone"""
-    dtype: str = "bf16"
-    """of views and gradients in the usual programs"""
-    seconds: float = 60.0
+    dtype: str | None = None
+    """of views and gradients in the usual programs; None: as in the plan, else bf16"""
+    seconds: float = 30.0
     """about how long kernels are timed; each takes three turns at least"""
     links: str | None = None
     """the machine whose links are taken; None: the built-in one of such devices"""
@@ -129,13 +132,16 @@ def machine_of_device(choice: DeviceChoice, name: str, tell: Tell = lambda _: No
     called = facts.name if facts else HOST_DEVICE
     links = load_machine(choice.links or _usual_links(called))
     start = _start(name, links, kernels)
-    usual = usual_programs(start, choice.dtype, on_host=facts is None)
     chosen = [] if choice.model is None or choice.plan is None else [compiled(choice.model, choice.plan, start)]
+    dtype = choice.dtype or next((program.plan.view_dtype for program in chosen), USUAL_DTYPE)
+    usual = usual_programs(start, dtype, on_host=facts is None)
     runs = []
     for number, run in enumerate(run_programs(usual, kernels)):
         runs.append(run)
-        tell(0.4 * (number + 1) / len(usual))
-    calls, turns = _timed_calls([*chosen, *usual], kernels, choice.seconds, lambda part: tell(0.4 + 0.6 * part))
+        tell(_FOR_RUNS * (number + 1) / len(usual))
+    calls, turns = _timed_calls(
+        [*chosen, *usual], kernels, choice.seconds, lambda part: tell(_FOR_RUNS + (1 - _FOR_RUNS) * part)
+    )
     where = f"{called}, kernel set {kernels.name}"
     machine = _with_rates(start, calls, where, overlaps=kernels.memory.overlaps)
     rates = errors(_predicted(calls, machine), _measured(calls))
@@ -199,7 +205,8 @@ def _timed_calls(
             taken[number].append(turn.seconds)
             issued[number].append(turn.issued)
         turns += 1
-        tell(min(1.0, max(turns / _LEAST_TURNS if seconds == 0 else 0.0, (perf_counter() - start) / max(seconds, 1e-9))))
+        passed = (perf_counter() - start) / seconds if seconds else 1.0
+        tell(min(1.0, passed, turns / _LEAST_TURNS))
     return _median_calls(routines, taken, issued), turns
 
 

@@ -6,10 +6,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands.options import Result, Source, json_option, machine_option, output_file, refuse_idle
+from ratrain.ratrainc.commands.options import (
+    KernelSetName,
+    Result,
+    Source,
+    device_name,
+    json_option,
+    machine_option,
+    model_option,
+    output_file,
+    plan_option,
+    refuse_idle,
+    seconds_option,
+)
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
+    from ratrain.ratrainc.calibration.from_device import DeviceChoice, DeviceMachine
     from ratrain.ratrainc.calibration.report import Calibration
 
 _EPILOG = """\b
@@ -19,6 +32,9 @@ Examples:
   ratrainc run tiny.rtx --steps 20 --threads 1 --profile run.json
   ratrainc calibrate --profile run.json -o here.toml
   ratrainc simulate other.rtx --machine here.toml --one-core
+  ratrainc calibrate --device cuda -o here.toml                times kernels, updates and copies on the GPU at hand
+  ratrainc calibrate --device cpu --model llama-2-7b --plan P.toml --kernels torch-device -o here.toml
+  ratrainc plan --model llama-2-7b --clusters 8 --global-batch 64 --machine here.toml -o P.toml
 
 \b
 A row says what one step took, in seconds or tokens/s, and may say which rows are only predicted:
@@ -26,6 +42,10 @@ A row says what one step took, in seconds or tokens/s, and may say which rows ar
   llama-2-7b,plan.toml,128,29069.73,fit
   llama-2-7b,plan.toml,512,112790.55,held-out
 """
+
+
+_PARTS = 100
+"""Of the work, in a bar of progress."""
 
 
 def _names(_context: click.Context, _parameter: click.Parameter, text: str | None) -> list[str]:
@@ -44,7 +64,34 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
     metavar="FILE.json",
     help="Instead of rows: op times of 'ratrainc run --profile'.",
 )
-@click.option("--name", default="this-machine", show_default=True, help="With --profile: the machine's name.")
+@click.option(
+    "--device",
+    metavar="cpu|cuda|cuda:N",
+    callback=device_name,
+    help="Instead of rows: time kernels, updates and copies on this processor or a device of PyTorch.",
+)
+@model_option(required=False)
+@plan_option(required=False)
+@click.option(
+    "--kernels",
+    type=KernelSetName(),
+    help="With --device: the kernel set that is timed, on one thread. Default: fast, on a device torch-device.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["f16", "bf16", "f32"]),
+    help="With --device: type of weights, gradients and activations of the small programs that are timed. Default: the plan's, else bf16.",
+)
+@seconds_option(30.0, "With --device: about how long kernels are timed, all in turn; each three times at least.")
+@click.option(
+    "--links",
+    type=Source("machine"),
+    metavar="NAME|FILE.toml",
+    help="With --device: the machine whose links it has to others of its kind. Default: the built-in one of such devices.",
+)
+@click.option(
+    "--name", default="this-machine", show_default=True, help="With --profile and --device: the machine's name."
+)
 @click.option(
     "-o",
     "--output",
@@ -68,6 +115,13 @@ def command(
     rows: str | None,
     names: list[str],
     profile: str | None,
+    device: str | None,
+    model: str | None,
+    plan: str | None,
+    kernels: str | None,
+    dtype: str | None,
+    seconds: float,
+    links: str | None,
     name: str,
     output: str | None,
     every: int,
@@ -82,21 +136,32 @@ def command(
 
     With --profile the machine is this one: a table of the seconds of every op that ran, and rates fitted to them for others.
 
+    With --device it is the one at hand: a table of the seconds of kernel calls, each timed by itself, in small programs and, with --model
+    and --plan, in those of that plan, and of their updates; and rates fitted to them for others. Links to other devices are not measured.
+
     Fits need scipy: pip install 'ratrain[calibrate]'.
     """
-    if (rows is None) == (profile is None):
-        raise click.UsageError("give --rows or --profile")
-    if profile is not None and names:
-        raise click.UsageError("--fit goes with --rows: with --profile the rates are fitted")
-    if profile is not None:
-        refuse_idle(
-            "goes with --rows: a profile is of this machine, and all of it is used", "every", "strategy_name", "machine"
-        )
-    else:
-        refuse_idle("goes with --profile: fitted rows keep the name of their machine", "name")
+    if sum(each is not None for each in (rows, profile, device)) != 1:
+        raise click.UsageError("give one of --rows, --profile and --device")
+    if rows is None:
+        if names:
+            raise click.UsageError("--fit goes with --rows: elsewhere the rates are fitted")
+        text = "goes with --rows: what is measured is of this machine, and all of it is used"
+        refuse_idle(text, "every", "strategy_name", "machine")
+    if device is None:
+        refuse_idle("goes with --device", "model", "plan", "kernels", "dtype", "seconds", "links")
     if profile is not None:
         _calibrate_profile(profile, name, output, as_json=as_json)
         return
+    if device is not None:
+        if (model is None) != (plan is None):
+            raise click.UsageError("--model and --plan belong together")
+        from ratrain.ratrainc.calibration.from_device import DeviceChoice
+
+        choice = DeviceChoice(device, kernels, model, plan, dtype, seconds, links)
+        _calibrate_device(choice, name, output, as_json=as_json)
+        return
+    refuse_idle("goes with --profile and --device: fitted rows keep the name of their machine", "name")
     assert rows is not None
     from ratrain.ratrainc.calibration.report import calibrate_rows
     from ratrain.ratrainc.console import print_json, status
@@ -145,6 +210,44 @@ def _calibrate_profile(path: str, name: str, output: str | None, *, as_json: boo
         )
     if output is not None:
         echo(f"wrote {output}")
+
+
+def _calibrate_device(choice: DeviceChoice, name: str, output: str | None, *, as_json: bool) -> None:
+    from threadpoolctl import threadpool_limits
+
+    from ratrain.ratrainc.calibration.from_device import machine_of_device
+    from ratrain.ratrainc.console import print_json, progress
+    from ratrain.targets.machine.writer import write_machine
+
+    with progress(_PARTS, f"timing {choice.device}") as (bar, task), threadpool_limits(limits=1):
+        timed = machine_of_device(choice, name, lambda part: bar.update(task, completed=round(_PARTS * part)))
+    if output is not None:
+        write_machine(timed.machine, output)
+    if as_json:
+        print_json(timed.to_json() | {"output": output})
+        return
+    _show_device(timed)
+    if output is not None:
+        echo(f"wrote {output}")
+
+
+def _show_device(timed: DeviceMachine) -> None:
+    from ratrain.ratrainc.console import seconds_text, table
+
+    machine = timed.machine
+    echo(f"kernel set {timed.kernels}: {len(machine.table.ops)} distinct kernel calls and ops; medians of {timed.turns} turns")
+    constants = [
+        [key, f"{constant.value:.6g}", constant.unit, constant.certainty] for key, constant in machine.constants.items()
+    ]
+    table("constants", ("constant", "value", "unit", "certainty"), constants)
+    steps = [
+        [step.name, seconds_text(step.measured), seconds_text(step.predicted), f"{step.predicted / step.measured - 1:+.1%}"]
+        for step in timed.steps
+    ]
+    table("steps of the small programs", ("program", "measured", "predicted", "error"), steps)
+    if timed.rates is not None:
+        echo(f"fitted rates, for kernels that did not run: off by {timed.rates.median:.0%} in the median of those that did")
+    echo(f"links were not measured: they are those of the machine '{timed.links}'")
 
 
 def _show(calibration: Calibration) -> None:

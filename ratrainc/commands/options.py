@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import stat
 from collections.abc import Callable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,4})?")
 _MOST_JOBS = 256
 _MOST_STEPS = 10**9
 """Beyond it, the time that is left could not be told as a date."""
@@ -49,6 +51,13 @@ class KernelSetName(click.Choice[str]):
             if KERNEL_SETS.place(value) is not None:
                 return value
         return super().convert(value, param, ctx)
+
+
+def device_name(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The callback of `--device`: a name that devices have. Whether there is one is seen when it is used."""
+    if value is not None and _DEVICE.fullmatch(value) is None:
+        raise click.BadParameter(f"'{value}' is no device: cpu, cuda or cuda:N", context, parameter)
+    return value
 
 
 def output_file(_context: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:

@@ -17,6 +17,7 @@ from ratrain.ratrainc.commands.options import (
     Result,
     Source,
     choice_option,
+    device_name,
     in_groups,
     json_option,
     machine_option,
@@ -59,16 +60,6 @@ Examples:
 """
 
 _MOST_THREADS = 1 << 16
-_DEVICE = re.compile(r"cpu|cuda(:\d{1,4})?")
-
-
-def _device_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    """The callback of `--device`: a name that devices have. Whether there is one is seen when it is used."""
-    if _DEVICE.fullmatch(value) is None:
-        raise click.BadParameter(f"'{value}' is no device: cpu, cuda or cuda:N", context, parameter)
-    return value
-
-
 def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     """An option for a key of the plan's optimizer, by the same name."""
     parameter = f"settings_optimizer_{name.removeprefix('--').replace('-', '_')}"
@@ -159,7 +150,7 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     default=HOST_DEVICE,
     show_default=True,
     metavar="cpu|cuda|cuda:N",
-    callback=_device_name,
+    callback=device_name,
     help="What executes it: this processor, or a device of PyTorch (needs the extra 'torch'), whose memory the arenas are in then.",
 )
 @click.option(

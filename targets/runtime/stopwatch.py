@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from time import perf_counter
+from time import thread_time
 from typing import Any, Protocol
 
 from attrs import frozen
@@ -20,23 +20,26 @@ class Stopwatch(Protocol):
         """Seconds from each mark to the next; returns when the last of them was passed."""
 
     def now(self) -> float:
-        """Seconds of the host's clock when everything that was asked for is done."""
+        """Seconds of a clock of the host when everything that was asked for is done."""
 
 
 class HostStopwatch:
-    """`Stopwatch` of a host, where a kernel is done when it returns."""
+    """`Stopwatch` of a host, where a kernel is done when it returns: CPU time of the thread that runs it.
+
+    What others do on the machine meanwhile makes a kernel no longer, as it would by the clock on the wall.
+    """
 
     def mark(self) -> float:
-        """The moment."""
-        return perf_counter()
+        """What the thread has taken so far."""
+        return thread_time()
 
     def seconds(self, marks: Sequence[float]) -> list[float]:
         """Differences of moments."""
         return [after - before for before, after in pairwise(marks)]
 
     def now(self) -> float:
-        """The moment."""
-        return perf_counter()
+        """What the thread has taken so far."""
+        return thread_time()
 
 
 @frozen
