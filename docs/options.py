@@ -44,6 +44,10 @@ _AUTO = "--model m.json --plan auto --clusters 2 --global-batch 4 --strategies z
 _QUICK = "--model m.json --plan auto --strategies full-save --seq-len 8 --seconds 0 --jobs 1"
 _FIT = "ratrain.ratrainc.calibration.report:calibrate_rows"
 _ROWS = "--rows rows.csv --fit launch"
+_TIMED = "ratrain.ratrainc.calibration.from_device:machine_of_device"
+_TIMED_PLAN = "--device cpu --model m2.json --plan p.toml"
+_NO_DEVICE = (_ROWS, "--profile prof.json")
+_NO_ROWS = ("--profile prof.json", "--device cpu")
 
 OPTIONS = {
     "quickstart": Command(
@@ -395,8 +399,17 @@ OPTIONS = {
         "--profile prof.json",
         {
             "--rows": Option("what is fitted to", "--rows missing.csv", "--fit launch"),
-            "--fit": Option("the constants", "--fit nosuch", "--rows rows.csv", idle=("--profile prof.json",)),
+            "--fit": Option(
+                "the constants", "--fit nosuch", "--rows rows.csv", idle=("--profile prof.json", "--device cpu")
+            ),
             "--profile": Option("op times of this machine in place of rows", "--profile prof.json", ""),
+            "--device": Option("what is timed, in place of rows", "--device cuda:3", "--device cpu", _TIMED),
+            "--model": Option("whose kernels are timed", "--model m.json", _TIMED_PLAN, _TIMED, _NO_DEVICE),
+            "--plan": Option("and under which plan", "--plan p2.toml", _TIMED_PLAN, _TIMED, _NO_DEVICE),
+            "--kernels": Option("the kernels", "--kernels torch", "--device cpu", _TIMED, _NO_DEVICE),
+            "--dtype": Option("the types of small programs", "--dtype f32", "--device cpu", _TIMED, _NO_DEVICE),
+            "--seconds": Option("how long kernels are timed", "--seconds 1", "--device cpu", _TIMED, _NO_DEVICE),
+            "--links": Option("the machine whose links it has", "--links mt3000", "--device cpu", _TIMED, _NO_DEVICE),
             "--name": Option(
                 "the name of the machine",
                 "--name mine",
@@ -405,9 +418,9 @@ OPTIONS = {
                 (_ROWS,),
             ),
             "-o": Option("the machine file that is written", "-o missing/b.toml"),
-            "--hold-out": Option("rows that are only predicted", "--hold-out 2", _ROWS, _FIT, ("--profile prof.json",)),
-            "--strategy": Option("how the rows ran", "--strategy baseline-1f1b", _ROWS, _FIT, ("--profile prof.json",)),
-            "--machine": Option("where the fit starts", "--machine slow.toml", _ROWS, _FIT, ("--profile prof.json",)),
+            "--hold-out": Option("rows that are only predicted", "--hold-out 2", _ROWS, _FIT, _NO_ROWS),
+            "--strategy": Option("how the rows ran", "--strategy baseline-1f1b", _ROWS, _FIT, _NO_ROWS),
+            "--machine": Option("where the fit starts", "--machine slow.toml", _ROWS, _FIT, _NO_ROWS),
             "--json": _JSON,
         },
         wall=True,

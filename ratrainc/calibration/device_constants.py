@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +50,15 @@ def capacity_constants(kernels: KernelSet) -> dict[str, Constant]:
     facts = kernels.memory.device_facts()
     if facts is not None:
         total, taken, what = facts.total, facts.taken, f"{facts.name}: what cudaMemGetInfo reports"
-        of_taken = f"{facts.name}: neither free nor PyTorch's own once kernels are loaded: context, libraries, other processes"
+        of_taken = (
+            f"{facts.name}: neither free nor PyTorch's own once kernels are loaded: context, libraries, other processes"
+        )
     else:
-        total, taken, what = memory_limit(), resident_bytes() or 0, "memory of this host, or what its control group allows"
+        total, taken, what = (
+            memory_limit(),
+            resident_bytes() or 0,
+            "memory of this host, or what its control group allows",
+        )
         of_taken = "resident in this process once kernels are loaded: interpreter and libraries"
     constants = {"ddr_capacity": Constant(float(total), "bytes", "measured", what)}
     if taken:
@@ -71,11 +78,11 @@ def copy_constants(kernels: KernelSet) -> dict[str, Constant]:
     if facts is None:
         return constants
 
-    def fill(array: Any) -> None:
-        with memory.filling(array):
+    def fill(count: int) -> None:
+        with memory.filling(target[:count]):
             pass
 
-    many, few = (_seconds_of(watch, lambda array=array: fill(array)) for array in (target, target[:_FEW]))
+    many, few = (_seconds_of(watch, partial(fill, count)) for count in (_COPIED, _FEW))
     bandwidth = min(_COPIED / max(many - few, 1e-12), start.value)
     text = f"{facts.name}: {_COPIED >> 20} MiB from pinned memory of its host"
     constants["host_bandwidth"] = Constant(bandwidth, "bytes/s", "measured", text)

@@ -15,6 +15,7 @@ from attrs import frozen
 from ratrain.ratrainc.calibration.from_profile import read_profile
 from ratrain.ratrainc.run_profile import write_profile
 from ratrain.targets.machine.op_table import MeasuredOp
+from ratrain.targets.program.program import Program
 from ratrain.targets.runtime.data import Batches, TokenStream
 from ratrain.targets.runtime.local import LocalEngine
 from ratrain.targets.runtime.profile import Profile
@@ -22,7 +23,6 @@ from ratrain.targets.runtime.state import start_from_weights
 from ratrain.targets.runtime.weights import random_weights
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.kernels import KernelSet
 
 _PROFILED, _PLAIN = 5, 3

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.program.program import Program
 
+USUAL_DTYPE = "bf16"
+"""Of what blocks compute with, where nobody says another."""
 _VOCABULARY = 4096
 _HEAD_DIM = 64
 _ROUNDED = 32
@@ -54,7 +56,8 @@ class UsualSize:
         """One rank that stores views and gradients in a type."""
         types = dict.fromkeys(DTYPE_KEYS, dtype)
         scale = None if dtype == "f16" else 1.0
-        return Plan(1, 1, (), self.sequences, _MICRO_BATCHES, self.seq_len, loss_scale=scale, **types)
+        plan = Plan(1, 1, (), self.sequences, _MICRO_BATCHES, self.seq_len)
+        return evolve(plan, loss_scale=scale, **types)
 
 
 _OF_A_HOST = (
@@ -75,12 +78,10 @@ _OF_A_GPU = (
 
 def usual_programs(machine: Machine, dtype: str, *, on_host: bool) -> list[Program]:
     """Programs of one rank on a host, or on a GPU, which takes larger ones to be busy."""
-    return [
-        compiled(size.model(), size.plan(dtype), machine) for size in (_OF_A_HOST if on_host else _OF_A_GPU)
-    ]
+    return [compiled(size.model(), size.plan(dtype), machine) for size in (_OF_A_HOST if on_host else _OF_A_GPU)]
 
 
-def compiled(model: str | ModelConfig, plan: str | Plan, machine: Machine) -> Program:
+def compiled(model: ModelConfig, plan: Plan, machine: Machine) -> Program:
     """The program of a plan on a machine. Raises `DiagnosticError` where it does not fit, or either is wrong."""
     from ratrain import api
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
@@ -12,28 +13,32 @@ import numpy as np
 from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.frontend.model_files import load_model
+from ratrain.ratrain_ir.frontend.plan_text import load_plan
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.calibration.device_constants import capacity_constants, copy_constants, link_part
 from ratrain.ratrainc.calibration.device_ops import RunProgram, other_ops, run_programs
-from ratrain.ratrainc.calibration.device_programs import compiled, usual_programs
+from ratrain.ratrainc.calibration.device_programs import USUAL_DTYPE, compiled, usual_programs
 from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted
 from ratrain.ratrainc.machine_facts import free_memory
 from ratrain.targets.machine.cost import kernel_flops, roofline_work
 from ratrain.targets.machine.machine import Constant, Machine, load_machine
 from ratrain.targets.machine.measured_kernels import kernel_key
 from ratrain.targets.machine.op_table import MeasuredOp, OpTable
+from ratrain.targets.program.routine import Routine, Step
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.routine_times import RoutineTimer, timer_bytes
 from ratrain.targets.runtime.settings import HOST_DEVICE, default_kernels
 from ratrain.targets.simulator.figures import one_core_step_seconds, simulated
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.targets.program.program import Program
-    from ratrain.targets.program.routine import Routine, Step
     from ratrain.targets.runtime.kernels import KernelSet
 
 TARGET = "pytorch"
-USUAL_DTYPE = "bf16"
+
 _LEAST_TURNS = 3
 _FOR_RUNS = 0.4
 """The share of the work, to show, that is in running programs."""
@@ -127,12 +132,14 @@ def machine_of_device(choice: DeviceChoice, name: str, tell: Tell = lambda _: No
     device has, RT093 where its memory is too small, and others where model, plan or links are wrong.
     """
     check_solver()
+    given = _given(choice)
+    links = None if choice.links is None else load_machine(choice.links)
     kernels = kernel_set(choice.kernels or default_kernels(choice.device), 1, choice.device)
     facts = kernels.memory.device_facts()
     called = facts.name if facts else HOST_DEVICE
-    links = load_machine(choice.links or _usual_links(called))
+    links = links or load_machine(_usual_links(called))
     start = _start(name, links, kernels)
-    chosen = [] if choice.model is None or choice.plan is None else [compiled(choice.model, choice.plan, start)]
+    chosen = [compiled(model, plan, start) for model, plan in given]
     dtype = choice.dtype or next((program.plan.view_dtype for program in chosen), USUAL_DTYPE)
     usual = usual_programs(start, dtype, on_host=facts is None)
     runs = []
@@ -146,9 +153,7 @@ def machine_of_device(choice: DeviceChoice, name: str, tell: Tell = lambda _: No
     machine = _with_rates(start, calls, where, overlaps=kernels.memory.overlaps)
     rates = errors(_predicted(calls, machine), _measured(calls))
     gap = {} if kernels.memory.overlaps else {"engine_gap": _gap(runs, where)}
-    machine = evolve(
-        machine, constants=machine.constants | gap, cost="table", table=_table(calls, runs, machine)
-    )
+    machine = evolve(machine, constants=machine.constants | gap, cost="table", table=_table(calls, runs, machine))
     checks = tuple(_check(run, machine, overlaps=kernels.memory.overlaps) for run in runs)
     return DeviceMachine(machine, kernels.name, turns, links.name, rates, checks)
 
@@ -158,16 +163,24 @@ def predicted_step_seconds(program: Program, machine: Machine, *, overlaps: bool
     return simulated(program, machine)[0].step_seconds if overlaps else one_core_step_seconds(program, machine)
 
 
+def _given(choice: DeviceChoice) -> list[tuple[ModelConfig, Plan]]:
+    """The model and the plan that were given, if they were, read before the device is touched."""
+    if choice.model is None or choice.plan is None:
+        return []
+    model = load_model(choice.model)
+    return [(model, load_plan(choice.plan, model))]
+
+
 def _usual_links(called: str) -> str:
     """The built-in machine with the links of a device."""
-    for word, machine in _LINKS_OF.items():
-        if word in called:
-            return machine
-    fail(
-        "RT004",
-        f"one device cannot tell what links it has to others, and no built-in machine is of '{called}'",
-        help="name a machine, or a file, whose links are taken: --links h100-node ('ratrainc machines' lists them)",
-    )
+    found = next((machine for word, machine in _LINKS_OF.items() if word in called), None)
+    if found is None:
+        fail(
+            "RT004",
+            f"one device cannot tell what links it has to others, and no built-in machine is of '{called}'",
+            help="name a machine, or a file, whose links are taken: --links h100-node ('ratrainc machines' lists them)",
+        )
+    return found
 
 
 def _start(name: str, links: Machine, kernels: KernelSet) -> Machine:
@@ -235,13 +248,15 @@ def _median_calls(
     routines: Sequence[Routine], taken: list[list[tuple[float, ...]]], issued: list[list[tuple[float, ...]]]
 ) -> list[TimedCall]:
     """One call of each key, with the median of all turns of all calls alike."""
-    of_key: dict[str, tuple[Routine, Step, list[float], list[float]]] = {}
+    calls: dict[str, tuple[Routine, Step]] = {}
+    mine, hosts = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for routine, seconds, host in zip(routines, taken, issued, strict=True):
         for number, step in enumerate(routine.steps):
-            _, _, mine, hosts = of_key.setdefault(kernel_key(routine, step), (routine, step, [], []))
-            mine += [turn[number] for turn in seconds]
-            hosts += [turn[number] for turn in host]
-    return [TimedCall(*call, median(mine), median(hosts)) for *call, mine, hosts in of_key.values()]
+            key = kernel_key(routine, step)
+            calls.setdefault(key, (routine, step))
+            mine[key] += [turn[number] for turn in seconds]
+            hosts[key] += [turn[number] for turn in host]
+    return [TimedCall(*call, median(mine[key]), median(hosts[key])) for key, call in calls.items()]
 
 
 def _with_rates(start: Machine, calls: Sequence[TimedCall], where: str, *, overlaps: bool) -> Machine:

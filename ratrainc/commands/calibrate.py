@@ -235,18 +235,27 @@ def _show_device(timed: DeviceMachine) -> None:
     from ratrain.ratrainc.console import seconds_text, table
 
     machine = timed.machine
-    echo(f"kernel set {timed.kernels}: {len(machine.table.ops)} distinct kernel calls and ops; medians of {timed.turns} turns")
+    echo(
+        f"kernel set {timed.kernels}: {len(machine.table.ops)} distinct kernel calls and ops; medians of {timed.turns} turns"
+    )
     constants = [
         [key, f"{constant.value:.6g}", constant.unit, constant.certainty] for key, constant in machine.constants.items()
     ]
     table("constants", ("constant", "value", "unit", "certainty"), constants)
     steps = [
-        [step.name, seconds_text(step.measured), seconds_text(step.predicted), f"{step.predicted / step.measured - 1:+.1%}"]
+        [
+            step.name,
+            seconds_text(step.measured),
+            seconds_text(step.predicted),
+            f"{step.predicted / step.measured - 1:+.1%}",
+        ]
         for step in timed.steps
     ]
     table("steps of the small programs", ("program", "measured", "predicted", "error"), steps)
     if timed.rates is not None:
-        echo(f"fitted rates, for kernels that did not run: off by {timed.rates.median:.0%} in the median of those that did")
+        echo(
+            f"fitted rates, for kernels that did not run: off by {timed.rates.median:.0%} in the median of those that did"
+        )
     echo(f"links were not measured: they are those of the machine '{timed.links}'")
 
 

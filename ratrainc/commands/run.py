@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -60,6 +59,8 @@ Examples:
 """
 
 _MOST_THREADS = 1 << 16
+
+
 def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     """An option for a key of the plan's optimizer, by the same name."""
     parameter = f"settings_optimizer_{name.removeprefix('--').replace('-', '_')}"

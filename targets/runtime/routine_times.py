@@ -7,6 +7,7 @@ written anew before every turn, its first operand last: what the block before it
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,7 @@ class RoutineTimer:
                 call()
                 marks.append(self._watch.mark())
                 moments.append(perf_counter())
-        issued = tuple(after - before for before, after in zip(moments, moments[1:], strict=False))
+        issued = tuple(after - before for before, after in pairwise(moments))
         return Turn(tuple(self._watch.seconds(marks)), issued)
 
     def _bind(self, routine: Routine, kernels: KernelSet) -> _Bound:
@@ -83,7 +84,9 @@ class RoutineTimer:
             operands[formal.name] = self._memory.typed(self._arena[at : at + nbytes], formal.dtype, formal.shape)
             at += _aligned(nbytes)
         fills = [
-            (operands[formal.name], self._source(routine, formal)) for formal in _operands(routine) if _read(routine, formal)
+            (operands[formal.name], self._source(routine, formal))
+            for formal in _operands(routine)
+            if _read(routine, formal)
         ]
         steps = [evolve(routine, steps=(step,)) for step in routine.steps]
         calls = [bind_steps(step, operands, kernels, self._scratch) for step in steps]
@@ -96,7 +99,7 @@ class RoutineTimer:
         noise = self._noise[formal.dtype, _is_positive(routine, formal)]
         return noise[: prod(formal.shape)].reshape(formal.shape)
 
-    def _staged(self, dtype: Dtype, positive: bool, count: int) -> Any:  # noqa: FBT001
+    def _staged(self, dtype: Dtype, positive: bool, count: int) -> Any:
         values = np.random.default_rng(_SEED).standard_normal(count, np.float32) * np.float32(_SPREAD)
         return self._memory.staged((np.abs(values) if positive else values).astype(NUMPY_DTYPES[dtype]))
 

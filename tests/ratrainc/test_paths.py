@@ -76,11 +76,15 @@ USUAL: dict[str, dict[str, str]] = {
     "passes": {},
 }
 """What each command needs, by parameter."""
+HERE = {"rows": None, "names": None, "device": "cpu", "kernels": "reference"}
 WITH: dict[tuple[str, str], dict[str, str | None]] = {
     ("compile", "schedule"): {"model": None, "plan": None},
     ("doctor", "model"): {"file": None, "plan": "plan.toml"},
     ("doctor", "plan"): {"file": None, "model": "tiny.json"},
     ("calibrate", "profile"): {"rows": None, "names": None},
+    ("calibrate", "model"): HERE | {"plan": "plan.toml"},
+    ("calibrate", "plan"): HERE | {"model": "tiny.json"},
+    ("calibrate", "links"): HERE,
     ("validate", "output"): {"markdown": "given"},
     ("run", "settings_evaluation_paths"): {"settings_evaluation_every": "1"},
 }
@@ -90,6 +94,7 @@ NO_PATHS |= {
     "max_shard_size",
     "data_completion_key",
     "settings_execution_device",
+    "device",
     "data_eos",
     "data_prompt_key",
     "data_text_key",
