@@ -75,14 +75,14 @@ class OpTable:
     def _other_members(self, key: str) -> dict[float, float] | None:
         """The same collective with another number of members, or one alike: a member's share goes by its bytes.
 
-        One that has a single member meets nobody, and says nothing of those that do.
+        What one did that has a single member, and so meets nobody, says nothing of those that meet others.
         """
         keyword, mark, members = key.partition(MEMBERS_MARK)
         if not mark:
             return None
         for kind in (keyword, _ALIKE.get(keyword, keyword)):
             found = [int(other.partition(MEMBERS_MARK)[2]) for other in self._by_key if other.startswith(kind + mark)]
-            counts = [count for count in found if (count == 1) == (int(members) == 1)]
+            counts = [count for count in found if count > 1 or int(members) == 1]
             if counts:
                 nearest = min(counts, key=lambda count: abs(count - int(members)))
                 return self._by_key[f"{kind}{mark}{nearest}"]
