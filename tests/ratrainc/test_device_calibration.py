@@ -235,7 +235,9 @@ def test_a_gpu_says_its_memory_and_what_is_taken_and_has_a_host(monkeypatch: pyt
     assert timed.links == "h100-node"
     assert (machine["ddr_capacity"], machine["runtime_overhead"]) == (85 << 30, 1 << 29)
     assert machine.capacity(0).left == (85 << 30) - (1 << 29)
-    assert {machine.constants[name].certainty for name in ("host_bandwidth", "host_handover", "dispatch")} == {"measured"}
+    assert {machine.constants[name].certainty for name in ("host_bandwidth", "host_handover", "dispatch")} == {
+        "measured"
+    }
     assert "engine_gap" not in machine.constants
 
 
