@@ -246,10 +246,8 @@ def compare(names: Sequence[str], options: Options, repeat: int, machine: Machin
             sys.exit(f"the loss of {name} is {last['loss']}, ours {loss}: this is not the same training")
     last = contestants[names[0]].turns[-1]
     parts = ", ".join(f"{name} {nbytes / MIB:.0f}" for name, nbytes in last["said"].items())
-    total = sum(last["said"].values())
-    print(
-        f"ours said before its first step: {total / MIB:.0f} MiB ({parts}); its peak was {last['peak'] / MIB:.0f} MiB"
-    )
+    total, peak = sum(last["said"].values()), last["peak"] + last["before"]
+    print(f"ours said before its first step: {total / MIB:.0f} MiB ({parts}); its peak was {peak / MIB:.0f} MiB")
     if machine is not None:
         show_prediction(options, machine, contestants[names[0]].turns[1:])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
@@ -54,7 +54,7 @@ class UsualSize:
 
     def plan(self, dtype: str) -> Plan:
         """One rank that stores views and gradients in a type."""
-        types = dict.fromkeys(DTYPE_KEYS, dtype)
+        types: dict[str, Any] = dict.fromkeys(DTYPE_KEYS, dtype)
         scale = None if dtype == "f16" else 1.0
         plan = Plan(1, 1, (), self.sequences, _MICRO_BATCHES, self.seq_len)
         return evolve(plan, loss_scale=scale, **types)

@@ -242,7 +242,7 @@ def test_a_gpu_says_its_memory_and_what_is_taken_and_has_a_host(monkeypatch: pyt
 
 
 def test_a_gpu_of_no_known_links_is_refused_unless_links_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DiagnosticError, match="RT004.*Imaginary") as refused:
+    with pytest.raises(DiagnosticError, match=r"RT004.*Imaginary") as refused:
         timed_on(Device("Imaginary 1"), monkeypatch)
     assert "--links" in str(refused.value.diagnostics[0].help)
 
