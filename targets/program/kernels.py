@@ -198,6 +198,8 @@ _FLAG, _COUNT, _POSITIVE = Option("bool", _is_flag), Option("int", _is_count), O
 _UNLESS_GIVEN = Option("bool", _is_flag, default=False)
 _POSITION, _STARTS_AT = Option("int", _is_position), Option("int", _is_position, default=0)
 _NUMBER = Option("float")
+_DENOMINATOR = Option("SupportsFloat", _is_positive)
+"""A number, or what a memory has for one that differs from step to step."""
 _ADDS = {"accumulate": _FLAG}
 _SCALES = Option("float", _is_positive, default=1.0)
 _POSITIVE_OR_NONE = Option("float | None", _is_positive, default=None)
@@ -526,14 +528,14 @@ _DECLARED = (
         "Gradients of loss * scale[0] / denominator, logits recomputed; rows with the label -1 have none; dtable = [dtable +] ... "
         "is rounded once for each chunk of rows. Raises IndexError where a label is outside the table.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[c,V]= dxn:s[T,h]= dtable:*[V,h]+",
-        {"denominator": _POSITIVE, "normalise": _FLAG, **_ADDS, **_OF_LOGITS},
+        {"denominator": _DENOMINATOR, "normalise": _FLAG, **_ADDS, **_OF_LOGITS},
         rule=_head_rule,
     ),
     Kernel(
         "head_backward_from_logits",
         "As `head_backward`, of logits that `head_forward` left whole; dlogits receives their gradient, and dtable is rounded once.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[T,V] dlogits:f32[T,V]= dxn:s[T,h]= dtable:*[V,h]+",
-        {"denominator": _POSITIVE, "normalise": _FLAG, **_ADDS, **_OF_LOGITS},
+        {"denominator": _DENOMINATOR, "normalise": _FLAG, **_ADDS, **_OF_LOGITS},
         rule=_head_rule,
     ),
     Kernel("zero", "a = 0.", "a:*[...]="),

@@ -88,7 +88,8 @@ class DeviceAdamW:
         """`adamw` of a step that is captured once and then repeated: what differs from step to step is read on the device.
 
         `t` (int64) is `step`, `multiplier` (float32) `grad_multiplier`, `lr` (float32) the learning rate; with `skip` (any type, not 0)
-        nothing changes. Each has one element. The results are those of `adamw` to the bit, and so is the scratch.
+        nothing changes but the view, which is the master's rounding in any case. Each has one element. The results are those of `adamw`
+        to the bit, and so is the scratch.
         """
         buffers = scratch.take_all(adamw_plan(master))
         numbers = _numbers(buffers, t.view(1), multiplier.view(1), lr.view(1), beta1, beta2, weight_decay)
@@ -127,7 +128,7 @@ def _update(
     eps: float,
     decay: Sequence[tuple[int, int]],
 ) -> None:
-    """All elements, by chunks of those that are decayed and those that are not; where `skip` is there and true, each keeps its bits."""
+    """All elements, by chunks of those that are decayed and those that are not; where `skip` is there and true, state keeps its bits."""
     of_grad, of_m, of_v, term = buffers[:4]
 
     def store(out: F32, value: F32) -> None:
@@ -150,8 +151,4 @@ def _update(
             kept = torch.mul(p, numbers.keep, out=gradient) if decayed else gradient.copy_(p)
             store(p, kept.sub_(value))
             for each in of_view:
-                if skip is None:
-                    each.copy_(p)
-                else:  # what is stored already comes back as it is
-                    held = wide(term, each)
-                    each.copy_(torch.where(skip, held, p, out=held))
+                each.copy_(p)

@@ -42,11 +42,6 @@ def _notice(values: F32, told: F32, part: F32) -> None:
     told.add_(part)
 
 
-def _is_zero(told: F32) -> bool:
-    """Waits for the device: the answer is needed on the host."""
-    return bool(told.item() == 0)
-
-
 class DeviceFlat:
     """The kernels of `TorchDevice` that know no rows."""
 
@@ -76,7 +71,18 @@ class DeviceFlat:
     def mean_of_replicas(
         self, parts: Sequence[Array], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float
     ) -> bool:
-        """See `KERNELS["mean_of_replicas"]`. Waits for the device, once."""
+        """See `KERNELS["mean_of_replicas"]`. Waits for the device, once: the answer is needed on the host."""
+        told = self.told_mean_of_replicas(parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor)
+        return bool(told.item() == 0)
+
+    def all_finite(self, a: Array, *, scratch: Scratch) -> bool:
+        """See `KERNELS["all_finite"]`. Waits for the device, once: the answer is needed on the host."""
+        return bool(self.told_all_finite(a, scratch=scratch).item() == 0)
+
+    def told_mean_of_replicas(
+        self, parts: Sequence[Array], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float
+    ) -> F32:
+        """`mean_of_replicas`, whose answer stays on the device: one element in scratch, 0 where all is finite, else NaN."""
         acc, term, told, part = scratch.take_all(mean_plan(out))
         told.zero_()
         for of_out, *of_parts in flat_chunks(out, *parts):
@@ -89,12 +95,12 @@ class DeviceFlat:
             of_out.copy_(total)
             # a sum with an infinity or a NaN in it is not finite: the result tells about the parts too
             _notice(wide(term, of_out), told, part)
-        return _is_zero(told)
+        return told
 
-    def all_finite(self, a: Array, *, scratch: Scratch) -> bool:
-        """See `KERNELS["all_finite"]`. Waits for the device, once."""
+    def told_all_finite(self, a: Array, *, scratch: Scratch) -> F32:
+        """`all_finite`, whose answer stays on the device, as that of `told_mean_of_replicas` does."""
         buffer, told, part = scratch.take_all(all_finite_plan(a))
         told.zero_()
         for (of_a,) in flat_chunks(a):
             _notice(wide(buffer, of_a), told, part)
-        return _is_zero(told)
+        return told

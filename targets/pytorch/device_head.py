@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 
 import numpy as np
 import torch
@@ -141,9 +141,13 @@ class _Head:
         losses.sub_(self.buffers["of_label"][: len(logits)].copy_(at_label[:, 0])).masked_fill_(ignored, 0)
         loss.add_(torch.sum(losses, dim=0, keepdim=True, out=self.buffers["double"]))
 
-    def set_factor(self, scale: F32, denominator: float) -> None:
-        """What the gradient of a row's loss is multiplied by, rounded once; and the slope of the scale of logits."""
-        double = self.buffers["double"].copy_(scale[:1]).div_(denominator)
+    def set_factor(self, scale: F32, denominator: SupportsFloat) -> None:
+        """What the gradient of a row's loss is multiplied by, rounded once; and the slope of the scale of logits.
+
+        The denominator is a number of the host, or of the device: one that may be another in the next step, without being read here.
+        """
+        divisor = denominator if isinstance(denominator, torch.Tensor) else float(denominator)
+        double = self.buffers["double"].copy_(scale[:1]).div_(divisor)
         self.buffers["factor"].copy_(double).mul_(self.scale)
 
     def slope(self, rows: slice, lse: F32, logits: F32, dlogits: F32) -> None:
@@ -234,7 +238,7 @@ class DeviceHead:
         dtable: Array,
         *,
         scratch: Scratch,
-        denominator: float,
+        denominator: SupportsFloat,
         normalise: bool,
         accumulate: bool,
         scale_of_logits: float = 1.0,
@@ -263,7 +267,7 @@ class DeviceHead:
         dtable: Array,
         *,
         scratch: Scratch,
-        denominator: float,
+        denominator: SupportsFloat,
         normalise: bool,
         accumulate: bool,
         scale_of_logits: float = 1.0,

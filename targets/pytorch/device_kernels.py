@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,12 +21,15 @@ from ratrain.targets.pytorch.device_common import check_documents
 from ratrain.targets.pytorch.device_head import DeviceHead, head_plan
 from ratrain.targets.pytorch.device_memory import DeviceMemory
 from ratrain.targets.pytorch.device_rope import Turn, rope_plan
+from ratrain.targets.pytorch.device_scalars import SCALARS_PLAN, DeviceScalars
+from ratrain.targets.runtime.kernels.scratch import plan_bytes
 from ratrain.targets.runtime.kernels.shared import KernelSetBase, rope_table
 
 if TYPE_CHECKING:
     from ratrain.targets.pytorch.device_common import F32, I32, Array
     from ratrain.targets.pytorch.tensor_scratch import TensorScratch as Scratch
     from ratrain.targets.runtime.kernels.scratch import Plan
+    from ratrain.targets.runtime.scalars import Place
 
 _PLANS: dict[str, Callable[..., Plan]] = {
     "gemm": products.gemm_plan,
@@ -81,13 +84,14 @@ class TorchDevice(
 ):
     """`KernelSet` whose operands are tensors on one device, and whose scratch is a `TensorScratch` there.
 
-    A kernel asks no allocator for memory of a tensor and, but for those that return a bool, never waits for the device: an index
-    outside its table is found on the CPU alone. Rows of one token are summed in another order than ascending (`device_sums`), losses
+    A kernel asks no allocator for memory of a tensor and, but for those that return a bool, which no step calls, never waits for the
+    device: an index outside its table is found on the CPU alone. Rows of one token are summed in another order than ascending (`device_sums`), losses
     too. No two calls with the same values differ in a bit. It has run on the CPU; on a GPU it has not been tried.
     """
 
     name = "torch-device"
     on_devices = True
+    scalar_bytes = plan_bytes(SCALARS_PLAN)
     plans = PerKernel("scratch in 'torch-device'", _PLANS, never=("zero", "cast"))
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
@@ -102,6 +106,10 @@ class TorchDevice(
             torch.backends.cuda.matmul.allow_tf32 = False
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+    def scalars(self, blocks: Mapping[Place, Sequence[str]]) -> DeviceScalars:
+        """Numbers of the device."""
+        return DeviceScalars(self, blocks)
 
     def build_rope_table(self, seq_len: int, width: int, theta: float, scaling: str) -> tuple[F32, F32]:
         """The table, on the device."""

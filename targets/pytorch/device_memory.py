@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype
@@ -16,17 +14,27 @@ from ratrain.targets.pytorch.streams import CudaDevice, CudaStopwatch, StreamOrd
 from ratrain.targets.pytorch.tensor_scratch import TensorScratch
 from ratrain.targets.pytorch.tensors import TORCH_DTYPES, tensor_of
 from ratrain.targets.runtime.dtypes import BFLOAT16, NUMPY_DTYPES
-from ratrain.targets.runtime.memory import SQUARES_CHUNK
 from ratrain.targets.runtime.stopwatch import DeviceFacts, HostStopwatch, Stopwatch
 from ratrain.targets.runtime.streams import AtOnce, Order
 
 
-class _Staging(threading.local):
-    """Where values wait on the host for the device, and squares are summed: made once for each thread, not in every step."""
+@frozen(eq=False)
+class StagedFeed:
+    """`Feed` of a tensor: a buffer of the host, page-locked where the device copies by itself, is its own from the first step to the last."""
 
-    def __init__(self) -> None:
-        self.buffers: dict[tuple[torch.dtype, torch.Size], torch.Tensor] = {}
-        self.squares: torch.Tensor | None = None
+    target: torch.Tensor
+    buffer: torch.Tensor
+    is_ahead = True
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """The buffer."""
+        found: NDArray[Any] = self.buffer.numpy()
+        return found
+
+    def deliver(self) -> None:
+        """Copy it, without waiting for that."""
+        self.target.copy_(self.buffer, non_blocking=True)
 
 
 class DeviceMemory:
@@ -34,7 +42,6 @@ class DeviceMemory:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._staging = _Staging()
 
     @property
     def place(self) -> str:
@@ -94,7 +101,10 @@ class DeviceMemory:
 
     def write(self, target: torch.Tensor, values: Any) -> None:
         """Set a tensor to numbers of the host: one for all elements, or one for each."""
-        target.copy_(self.staged(np.array(values)))
+        if isinstance(values, int | float):
+            target.fill_(values)
+        else:
+            target.copy_(self.staged(np.array(values)))
 
     def to_host(self, array: torch.Tensor) -> NDArray[Any]:
         """The elements on the host."""
@@ -104,23 +114,14 @@ class DeviceMemory:
         found: NDArray[Any] = values.numpy()
         return found
 
-    @contextmanager
-    def filling(self, target: torch.Tensor) -> Iterator[NDArray[Any]]:
-        """An array of the host; what the body writes there is in `target` afterwards."""
-        key = target.dtype, target.shape
-        buffer = self._staging.buffers.get(key)
-        if buffer is None:
-            pinned = self.device.type == "cuda"
-            buffer = torch.empty(target.shape, dtype=target.dtype, pin_memory=pinned)
-            self._staging.buffers[key] = buffer
-        yield buffer.numpy()
-        target.copy_(buffer)
+    def feed(self, target: torch.Tensor) -> StagedFeed:
+        """Through a buffer of the host that is made here."""
+        pinned = self.device.type == "cuda"
+        return StagedFeed(target, torch.empty(target.shape, dtype=target.dtype, pin_memory=pinned))
 
-    def sum_of_squares(self, array: torch.Tensor) -> float:
-        """Of at most `SQUARES_CHUNK` elements, in float64."""
-        if self._staging.squares is None:
-            self._staging.squares = torch.empty(SQUARES_CHUNK + 1, dtype=torch.float64, device=self.device)
-        chunk, total = self._staging.squares[: len(array)], self._staging.squares[SQUARES_CHUNK]
-        chunk.copy_(array)
-        torch.dot(chunk, chunk, out=total)
-        return float(total)
+    def number(self, value: float, held: Any = None) -> torch.Tensor:
+        """One float64 on the device."""
+        if held is None:
+            held = torch.empty(1, dtype=torch.float64, device=self.device)
+        found: torch.Tensor = held.fill_(value)
+        return found

@@ -9,7 +9,7 @@ bfloat16. In float16 and float32 the bits are those of `fast`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
 
@@ -151,7 +151,7 @@ class TorchOnHost(Fast):
         dtable: Array,
         *,
         scratch: Scratch,
-        denominator: float,
+        denominator: SupportsFloat,
         normalise: bool,
         accumulate: bool,
         scale_of_logits: float = 1.0,
@@ -160,7 +160,7 @@ class TorchOnHost(Fast):
         """See `KERNELS["head_backward"]`."""
         shaping: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
         if host_head.is_direct(xn, table, **shaping):
-            factor = np.float32(float(scale[0]) / denominator)
+            factor = np.float32(float(scale[0]) / float(denominator))
             host_head.backward(
                 self.team, xn, table, labels, lse, factor, logits, dxn, dtable, scratch, accumulate=accumulate
             )

@@ -8,7 +8,7 @@ and before the other members' own.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from time import perf_counter
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
+from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.topology import Hop, Rank
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.streams import Issue
+    from ratrain.targets.runtime.streams import Graph, Issue
 
 _Key: TypeAlias = tuple[Rank, Engine]
 _MILLISECONDS = 1e3
@@ -44,6 +45,12 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Wait for all streams."""
+
+    def current(self) -> Any:
+        """The stream that the caller's own work is issued to."""
+
+    def graph(self, issue: Callable[[], None]) -> Graph:
+        """Whatever `issue` issues, to the current stream and those that wait for it, recorded and not done."""
 
 
 class CudaDevice:
@@ -72,6 +79,21 @@ class CudaDevice:
         """Wait for all streams."""
         torch.cuda.synchronize(self._device)
 
+    def current(self) -> torch.cuda.Stream:
+        """PyTorch's current stream: while a graph is recorded, the one that it is recorded from."""
+        return torch.cuda.current_stream(self._device)
+
+    def graph(self, issue: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """A graph of CUDA. Raises `DiagnosticError` RT093 where something cannot be recorded."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(self._device)):
+                issue()
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            fail("RT093", f"CUDA cannot capture a step: {reason}", help="leave --graph out")
+        return graph
+
 
 class CudaStopwatch:
     """`Stopwatch` of CUDA: events on the stream that is current, so that it counts what the device does, and waits for its host."""
@@ -99,15 +121,32 @@ class CudaStopwatch:
 class StreamOrder:
     """`Order` of a device's streams."""
 
+    captures = True
+
     def __init__(self, device: Device) -> None:
         self._device = device
         self._streams: dict[_Key, Any] = {}
         self._done: defaultdict[_Key, dict[int, Any]] = defaultdict(dict)
-        """By engine: the event of each of its instructions since the device was last waited for, by how many were done with it."""
+        """By engine: the event of each of its instructions of this step, by how many were done with it."""
         self._sent: defaultdict[tuple[Hop, int], deque[Any]] = defaultdict(deque)
         """By channel and replica: the events of messages on their way."""
+        self._start: Any = None
+        """What the caller had issued when a step began."""
         self._received: dict[tuple[Hop, int], Any] = {}
         """By channel and replica: the event of the last receipt. Its buffer the next message may use, of whichever channel: they share them."""
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """Fork all streams from the current one, and join them to it; nothing that a later step waits for is left then."""
+        device, current = self._device, self._device.current()
+        self._start = device.record(current)
+        for stream in self._streams.values():
+            device.wait(stream, self._start)
+        yield
+        for stream in self._streams.values():
+            device.wait(current, device.record(stream))
+        self._done.clear()
+        self._received.clear()
 
     @contextmanager
     def issuing(self, issues: Sequence[Issue], hop: Hop | None, *, sends: bool) -> Iterator[None]:
@@ -138,18 +177,21 @@ class StreamOrder:
             self._received[channel] = event
 
     def synchronize(self) -> None:
-        """Return when all is done that was issued; nothing has to be waited for any more."""
+        """Return when all is done that was issued."""
         self._device.synchronize()
-        self._done.clear()
-        self._received.clear()
+
+    def graph(self, issue: Callable[[], None]) -> Graph:
+        """Whatever `issue` issues, recorded and not done: of a `joined` step all streams, each where the program lets it go on."""
+        return self._device.graph(issue)
 
     def _stream(self, key: _Key) -> Any:
         if key not in self._streams:
             self._streams[key] = self._device.stream()
+            self._device.wait(self._streams[key], self._start)
         return self._streams[key]
 
     def _wait(self, stream: Any, key: _Key, count: int) -> None:
-        """Wait for an engine's first `count` instructions, unless they are known to be done."""
+        """Wait for an engine's first `count` instructions, unless they are of a step before."""
         event = self._done[key].get(count)
         if event is not None:
             self._device.wait(stream, event)

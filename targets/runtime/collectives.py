@@ -6,8 +6,7 @@ contribution, or the reduced shard, is not finite. Results are those that `docs/
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -20,8 +19,8 @@ from ratrain.targets.runtime.rank import Rank
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
+    from ratrain.targets.runtime.scalars import Scalars, Views
 
-Views = dict[str, NDArray[Any]]
 Member = tuple[Rank, Instruction]
 
 
@@ -33,38 +32,39 @@ def shard_slice(rank: Rank, name: str) -> slice:
     return slice(owned.start, owned.stop)
 
 
-def reduce_scatter(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
+def reduce_scatter(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
     """Each replica's shard becomes (or grows by) the mean of that part of all replicas' gradients."""
     views = [rank.by_role(instruction) for rank, instruction in members]
     accumulate = members[0][1].accumulates
     for name in members[0][1].blocks:
-        finite = True
+        flags = [mine[f"flag.{name}"] for mine in views]
+        if not accumulate:  # over micro-batches a flag stays raised
+            scalars.clear(flags)
         for (rank, _), mine in zip(members, views, strict=True):
             shard = mine[f"gs.{name}"]
             part = shard_slice(rank, name)
             parts = [other[f"g.{name}"][part] for other in views]
             scratch.reset()
-            finite &= kernels.mean_of_replicas(
-                parts, shard, scratch=scratch, accumulate=accumulate, divisor=float(len(views))
+            scalars.mean_of_replicas(
+                parts, shard, flags, scratch=scratch, accumulate=accumulate, divisor=float(len(views))
             )
-        set_flags(views, name, finite=finite, accumulate=accumulate)
 
 
-def all_reduce_replicas(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
+def all_reduce_replicas(members: Sequence[Member], kernels: KernelSet, scalars: Scalars, scratch: Scratch) -> None:
     """Every replica's gradient becomes the mean of all."""
     views = [rank.by_role(instruction) for rank, instruction in members]
     for name in members[0][1].blocks:
-        gradients = [view[f"g.{name}"] for view in views]
+        gradients, flags = ([view[f"{what}.{name}"] for view in views] for what in ("g", "flag"))
+        scalars.clear(flags)
         scratch.reset()
-        finite = kernels.mean_of_replicas(
-            gradients, gradients[0], scratch=scratch, accumulate=False, divisor=float(len(views))
+        scalars.mean_of_replicas(
+            gradients, gradients[0], flags, scratch=scratch, accumulate=False, divisor=float(len(views))
         )
         for other in gradients[1:]:
             kernels.memory.copy(other, gradients[0])
-        set_flags(views, name, finite=finite, accumulate=False)
 
 
-def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
+def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scalars: Scalars, scratch: Scratch) -> None:
     """Tied embeddings: first + last, on both; a flag of either is a flag of both.
 
     What follows the table in either tensor, norm or positions, is of that end alone, and is left as it is.
@@ -75,15 +75,14 @@ def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scratch: Scra
     rank = members[0][0]
     shared = tied_elements(rank, len(views["gs.embed"]))
     first, last = views["gs.embed"][:shared], views["gs.head"][:shared]
-    finite = True
+    flags = [views["flag.embed"], views["flag.head"]]
     if shared:
         scratch.reset()
         kernels.add(first, last, first, scratch=scratch)
         kernels.memory.copy(last, first)
         scratch.reset()
-        finite = kernels.all_finite(first, scratch=scratch)
-    flag = max(int(views["flag.embed"][0]), int(views["flag.head"][0]), int(not finite))
-    views["flag.embed"][0] = views["flag.head"][0] = flag
+        scalars.check_finite(first, flags, scratch=scratch)
+    scalars.spread(flags, flags)
 
 
 def tied_elements(rank: Rank, elements: int) -> int:
@@ -104,49 +103,38 @@ def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) 
             kernels.memory.copy(other[f"w.{name}"], whole)
 
 
-def any_flag(members: Sequence[Member]) -> None:
+def any_flag(members: Sequence[Member], scalars: Scalars) -> None:
     """The overflow flag of all ranks: set where any block's flag is."""
     views = [rank.by_role(instruction) for rank, instruction in members]
-    overflow = any(int(view[0]) for mine in views for role, view in mine.items() if role.startswith("flag."))
-    for mine in views:
-        mine["overflow"][0] = int(overflow)
+    flags = [view for mine in views for role, view in mine.items() if role.startswith("flag.")]
+    scalars.spread(flags, [mine["overflow"] for mine in views])
 
 
-def gradient_norm(members: Sequence[Member]) -> float:
+def gradient_norm(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
     """The Euclidean norm of the whole reduced gradient, still scaled; infinite when a block's flag is set anywhere.
 
     Blocks in forward order, shards in rank order, fixed chunks in float64. Padding does not count, a tied table counts once.
     """
     views = [rank.by_role(instruction) for rank, instruction in members]
-    overflow = False
-    stages: dict[int, dict[str, float]] = {}
+    flags: list[NDArray[Any]] = []
+    stages: dict[int, dict[str, list[NDArray[Any]]]] = {}
     for (rank, instruction), mine in zip(members, views, strict=True):
-        overflow |= any_block_flag(mine, instruction)
-        totals = stages.setdefault(rank.stage_index, dict.fromkeys(instruction.blocks, 0.0))
+        flags += block_flags(mine, instruction)
+        chunks = stages.setdefault(rank.stage_index, {name: [] for name in instruction.blocks})
         for name in instruction.blocks:
-            for square in chunk_squares(rank, name, mine):
-                totals[name] += square
-    norm = norm_of_stages(list(stages.values()), overflow=overflow)
-    for mine in views:
-        mine["norm"][0] = norm
-    return norm
+            chunks[name] += gradient_chunks(rank, name, mine[f"gs.{name}"])
+    scalars.norm(list(stages.values()), flags, [mine["norm"] for mine in views], scratch=scratch)
 
 
-def any_block_flag(views: Views, instruction: Instruction) -> bool:
-    """Whether a rank's flag of any block of an instruction is set."""
-    return any(int(views[f"flag.{name}"][0]) for name in instruction.blocks)
+def block_flags(views: Views, instruction: Instruction) -> list[NDArray[Any]]:
+    """A rank's flags of all blocks of an instruction."""
+    return [views[f"flag.{name}"] for name in instruction.blocks]
 
 
-def norm_of_stages(stages: Sequence[Mapping[str, float]], *, overflow: bool) -> float:
-    """The norm from each stage's sums of squares by block, both in forward order."""
-    return math.inf if overflow else math.sqrt(sum(sum(totals.values()) for totals in stages))
-
-
-def chunk_squares(rank: Rank, name: str, views: Views) -> Iterator[float]:
-    """What a rank contributes to the norm for a block: sums of squares of fixed chunks of its part, in float64."""
-    gradient = views[f"gs.{name}"]
+def gradient_chunks(rank: Rank, name: str, gradient: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """The fixed chunks of a rank's part of a block's gradient that it contributes to the norm."""
     for low, high in norm_chunks(rank.program, name, rank.replica, len(gradient)):
-        yield rank.memory.sum_of_squares(gradient[low:high])
+        yield gradient[low:high]
 
 
 def norm_chunks(program: Program, name: str, replica: int, elements: int) -> Iterator[tuple[int, int]]:
@@ -164,13 +152,6 @@ def norm_chunks(program: Program, name: str, replica: int, elements: int) -> Ite
             yield first, min(first + SQUARES_CHUNK, high)
 
 
-def total_loss(members: Sequence[Member]) -> float:
+def total_loss(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
     """The step's loss summed over replicas in rank order, float64, in nats over all tokens."""
-    return float(sum(float(rank.by_role(instruction)["loss"][0]) for rank, instruction in members))
-
-
-def set_flags(views: Sequence[Views], name: str, *, finite: bool, accumulate: bool) -> None:
-    """Set a block's flag on all replicas; over micro-batches a flag stays set."""
-    for view in views:
-        flag = view[f"flag.{name}"]
-        flag[0] = int(not finite) | (int(flag[0]) if accumulate else 0)
+    scalars.sum_losses([rank.by_role(instruction)["loss"] for rank, instruction in members], scratch=scratch)

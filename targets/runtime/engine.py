@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeAlias
 
 import numpy as np
 from attrs import frozen
@@ -23,7 +23,7 @@ from ratrain.ratrain_ir.types import Dtype
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.evaluation import serves_the_loss
 from ratrain.targets.runtime.memory_monitor import MemoryMonitor
-from ratrain.targets.runtime.optimizer import LossScale, Updater
+from ratrain.targets.runtime.optimizer import Updater, update_scratch_bytes
 from ratrain.targets.runtime.positions import RankPhase
 from ratrain.targets.runtime.process_memory import MemoryUse, peak_resident_bytes, resident_bytes
 from ratrain.targets.runtime.profile import StepSpan
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction, Program
     from ratrain.targets.runtime.data import Batches
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
+    from ratrain.targets.runtime.memory import Feed
     from ratrain.targets.runtime.profile import Concurrency, Profile
 
 
@@ -120,6 +121,8 @@ class ProgramEngine(ABC):
         self.updater = Updater(program, kernels)
         self.scratch: Scratch = kernels.memory.scratch(self.scratch_needed())
         self.bound: dict[tuple[int, int, int], BoundRoutine] = {}
+        self.feeds: dict[tuple[int, int, int], tuple[Rank, Instruction, Feed]] = {}
+        """Of every instruction that loads an input."""
         self._bind()
         self.heads = [Head(rank, e) for ranks in self.ranks for rank in ranks for e in ENGINES if rank.stage.streams[e]]
 
@@ -128,9 +131,12 @@ class ProgramEngine(ABC):
             for rank in ranks:
                 for instruction in rank.stage.streams[Engine.COMPUTE]:
                     if instruction.routine is not None:
-                        key = (rank.stage_index, rank.replica, id(instruction))
                         scratch = self.scratch_of(rank, Engine.COMPUTE)
-                        self.bound[key] = bind_routine(rank, instruction, self.kernels, scratch)
+                        self.bound[_key(rank, instruction)] = bind_routine(rank, instruction, self.kernels, scratch)
+                for instruction in (each for stream in rank.stage.streams.values() for each in stream):
+                    if instruction.keyword == ops.LoadInput.keyword:
+                        feed = rank.memory.feed(rank.by_role(instruction)["data"])
+                        self.feeds[_key(rank, instruction)] = rank, instruction, feed
 
     # The part of each class of engines
 
@@ -212,9 +218,9 @@ class ProgramEngine(ABC):
         counted = self._counted(step)
         start = self.profile.clock() if self.profile is not None else 0.0
         self.enter(RankPhase.RUNNING, step)
-        self.updater.begin_step(step)
+        self.updater.begin_step(step, self.loss_scale[0])
         with np.errstate(all="ignore"):  # overflow is no accident here: flags find it, and its blocks are skipped
-            self.run_until(limit)
+            self._run_pass(limit, step)
         self.enter(RankPhase.BETWEEN_STEPS, step)
         totals = self.step_totals(step)
         mean = totals.loss / (tokens if counted is None else counted)
@@ -223,6 +229,14 @@ class ProgramEngine(ABC):
         if self.profile is not None:
             self.profile.steps.append(StepSpan(limit - 1, start, self.profile.clock()))
         return report
+
+    def _run_pass(self, limit: int, step: int) -> None:
+        """Run until every engine has completed its stream `limit` times, the last time for a step over the whole training."""
+        for rank, instruction, feed in self.feeds.values():
+            if feed.is_ahead:
+                self._fill(rank, instruction, feed, step)
+        self.run_until(limit)
+        self.updater.end_step()
 
     def _counted(self, step: int) -> int | None:
         """The labels of a step that are in the loss, which gradients are divided by from here on; None where that is always all.
@@ -253,7 +267,7 @@ class ProgramEngine(ABC):
         self.evaluated = batches, number
         try:
             with np.errstate(all="ignore"):
-                self.run_until(done + 1)
+                self._run_pass(done + 1, done + self.first_step)
         finally:
             self.evaluated = None
         for head in self.heads:
@@ -277,14 +291,19 @@ class ProgramEngine(ABC):
 
     def call_routine(self, rank: Rank, instruction: Instruction, _step: int) -> None:
         """Run the routine of a block op, bound to its tensors."""
-        self.bound[rank.stage_index, rank.replica, id(instruction)]()
+        self.bound[_key(rank, instruction)]()
 
     def load_input(self, rank: Rank, instruction: Instruction, step: int) -> None:
-        """Copy the tokens or labels of a micro-batch into the arena."""
-        out = rank.by_role(instruction)["data"]
+        """Have tokens, labels or starts of documents of a micro-batch in the arena."""
+        _, _, feed = self.feeds[_key(rank, instruction)]
+        if not feed.is_ahead:
+            self._fill(rank, instruction, feed, step)
+        feed.deliver()
+
+    def _fill(self, rank: Rank, instruction: Instruction, feed: Feed, step: int) -> None:
+        """Write what an instruction of a step loads."""
         batches, number = self.evaluated or (self.batches, step)
-        with rank.memory.filling(out) as values:
-            batches.fill(number, rank.replica, instruction.piece, Part(instruction.variant), values)
+        batches.fill(number, rank.replica, instruction.piece, Part(instruction.variant), feed.values)
 
     def update(self, rank: Rank, instruction: Instruction, _step: int) -> None:
         """Update a block on the host's scratch: an engine of its own in a machine that updates beside its compute engine."""
@@ -294,7 +313,8 @@ class ProgramEngine(ABC):
     def update_scale(self, rank: Rank, instruction: Instruction, _step: int) -> None:
         """Set the next step's loss scale."""
         views = rank.by_role(instruction)
-        LossScale(views["scale"]).advance(overflow=bool(views["overflow"][0]))
+        scratch = self.scratch_of(rank, Engine.COLLECTIVE)
+        self.updater.scalars.advance_scale(views["scale"], views["overflow"], scratch=scratch)
 
     def hop(self, rank: Rank, instruction: Instruction) -> Hop:
         """The channel of a message."""
@@ -305,6 +325,15 @@ class ProgramEngine(ABC):
         return hop
 
     # What others ask
+
+    def capture_steps(self) -> None:
+        """Have a step recorded once, and repeated, from here on. Raises `DiagnosticError` RT093 where that cannot be done."""
+        self.refuse_capture(f"{self.description}: instructions wait for what other processes or threads do")
+
+    def refuse_capture(self, why: str) -> NoReturn:
+        """Raise `DiagnosticError` RT093 for steps that cannot be recorded."""
+        text = f"a step of this run cannot be captured: {why}"
+        fail("RT093", text, help="leave --graph out, or run all ranks in one process, in a fixed order: --device cuda")
 
     def watch_memory(self, *, poison: bool) -> None:
         """Hold every access against the program's lives from here on; with `poison`, freed bytes become NaNs."""
@@ -341,10 +370,15 @@ _ALONE: PerOp[_Alone] = PerOp(
 )
 
 
+def _key(rank: Rank, instruction: Instruction) -> tuple[int, int, int]:
+    """An instruction of a rank."""
+    return rank.stage_index, rank.replica, id(instruction)
+
+
 def scratch_bytes(program: Program, kernels: KernelSet) -> int:
     """Scratch that a kernel set needs for the largest step of a program."""
     routines = max((routine_scratch_bytes(routine, kernels) for routine in program.routines), default=0)
-    return max(routines, Updater(program, kernels).scratch_bytes())
+    return max(routines, update_scratch_bytes(program, kernels))
 
 
 def _load_kernels(program: Program, kernels: KernelSet) -> None:

@@ -24,9 +24,11 @@ from ratrain.targets.runtime import collectives
 from ratrain.targets.runtime.channels import Channels
 from ratrain.targets.runtime.engine import Head, ProgramEngine, StepTotals
 from ratrain.targets.runtime.liveness import Liveness
+from ratrain.targets.runtime.optimizer import update_scratch_bytes
 from ratrain.targets.runtime.positions import EnginePosition, RankPhase, RankPosition
 from ratrain.targets.runtime.postmortem import diagnose
 from ratrain.targets.runtime.rank import Rank
+from ratrain.targets.runtime.repeated import RepeatedStep
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction, Program
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.data import Batches
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
     from ratrain.targets.runtime.profile import Concurrency
+    from ratrain.targets.runtime.streams import Graph
 
 
 class LocalEngine(ProgramEngine):
@@ -53,8 +56,7 @@ class LocalEngine(ProgramEngine):
         self.choice = random.Random(interleave_seed) if interleave_seed is not None else None  # noqa: S311
         self.channels = Channels(kernels.memory)
         self.order = kernels.memory.order()
-        self.losses: dict[int, float] = {}
-        self.norms: dict[int, float] = {}
+        self.repeated: RepeatedStep | None = None
 
     @property
     def overlaps(self) -> bool:
@@ -67,7 +69,9 @@ class LocalEngine(ProgramEngine):
             return self.scratch
         key = rank.stage_index, rank.replica, engine
         if key not in self._scratches:
-            needed = self.scratch.capacity if engine is Engine.COMPUTE else self.updater.scratch_bytes()
+            needed = (
+                self.scratch.capacity if engine is Engine.COMPUTE else update_scratch_bytes(self.program, self.kernels)
+            )
             made: Scratch = self.kernels.memory.scratch(needed)
             self._scratches[key] = made
         return self._scratches[key]
@@ -89,22 +93,56 @@ class LocalEngine(ProgramEngine):
 
     def step_totals(self, step: int) -> StepTotals:
         """What the ranks did in a step."""
-        norm = self.norms.pop(step, self.updater.gradient_norm())
-        return StepTotals(self.losses.pop(step), self.updater.skipped, norm)
+        return StepTotals(self.evaluated_loss(step), self.updater.log.skipped, self.updater.gradient_norm())
 
     def evaluated_loss(self, step: int) -> float:
         """The loss of a pass that stood for a step."""
-        return self.losses.pop(step)
+        del step
+        loss = self.updater.log.loss
+        assert loss is not None  # every program sums it
+        return loss
+
+    def capture_steps(self) -> None:
+        """Have a step recorded once, and repeated, from here on. Raises `DiagnosticError` RT093 where that cannot be done."""
+        if not self.order.captures:
+            self.refuse_capture(f"its arenas are on '{self.kernels.memory.place}', not on a device of CUDA")
+        if self.choice is not None:
+            self.refuse_capture("an order that is drawn at random is another one in every step")
+        if self.monitor is not None or self.profile is not None:
+            self.refuse_capture("each instruction is watched, and none is started by itself in a step that is repeated")
+        self.repeated = RepeatedStep(self.order)
 
     def run_until(self, limit: int) -> None:
         """Run until every engine has completed its stream `limit` times."""
-        while True:
-            ran, unfinished = (self._round if self.choice is None else self._random_pick)(limit)
-            if not unfinished:
-                self.order.synchronize()
-                return
-            if not ran:
-                self.fail_as_hanging()
+        if self.repeated is None or self.evaluated is not None:
+            self._issue_until(limit)
+        elif self.repeated.graph is None:
+            self.repeated.issue(lambda: self._issue_until(limit))
+        else:
+            self._repeat(self.repeated.graph)
+        self.order.synchronize()
+
+    def _repeat(self, graph: Graph) -> None:
+        """Do a step by its graph: all engines begin it, and all have completed it."""
+        for head in self.heads:
+            if head.rank.position is not None:
+                head.rank.position.begin(head.engine)
+        graph.replay()
+        self.order.synchronize()
+        for head in self.heads:
+            head.rank.completed[head.engine] += len(head.stream)
+            if head.rank.position is not None:
+                head.rank.position.complete(head.engine)
+
+    def _issue_until(self, limit: int) -> None:
+        """Issue all instructions until every engine has completed its stream `limit` times."""
+        with self.order.joined():
+            while True:
+                ran, unfinished = (self._round if self.choice is None else self._random_pick)(limit)
+                if not unfinished:
+                    return
+                if not ran:
+                    self.fail_as_hanging()
 
     def _round(self, limit: int) -> tuple[bool, bool]:
         """Visit every head once, running each engine as far as it goes; (anything ran, work is left)."""
@@ -205,7 +243,7 @@ class LocalEngine(ProgramEngine):
 
     def reduce_scatter(self, members: list[Member], _step: int) -> None:
         """Reduce gradients into the shards of all members."""
-        collectives.reduce_scatter(members, self.kernels, self.scratch_of(members[0][0], Engine.COLLECTIVE))
+        collectives.reduce_scatter(members, self.updater.scalars, self.scratch_of(members[0][0], Engine.COLLECTIVE))
 
     def all_gather(self, members: list[Member], _step: int) -> None:
         """Make the views of all members whole."""
@@ -216,17 +254,18 @@ class LocalEngine(ProgramEngine):
         rank, instruction = members[0]
         ends = Group(instruction.group) is Group.ENDS
         reduce = collectives.all_reduce_ends if ends else collectives.all_reduce_replicas
-        reduce(members, self.kernels, self.scratch_of(rank, Engine.COLLECTIVE))
+        reduce(members, self.kernels, self.updater.scalars, self.scratch_of(rank, Engine.COLLECTIVE))
 
-    def all_reduce_scalar(self, members: list[Member], step: int) -> None:
+    def all_reduce_scalar(self, members: list[Member], _step: int) -> None:
         """Combine losses, norms or flags."""
+        scalars, scratch = self.updater.scalars, self.scratch_of(members[0][0], Engine.COLLECTIVE)
         match Quantity(members[0][1].variant):
             case Quantity.LOSS:
-                self.losses[step] = collectives.total_loss(members)
+                collectives.total_loss(members, scalars, scratch)
             case Quantity.NORM:
-                self.norms[step] = collectives.gradient_norm(members) / self.loss_scale[0]
+                collectives.gradient_norm(members, scalars, scratch)
             case Quantity.FLAGS:
-                collectives.any_flag(members)
+                collectives.any_flag(members, scalars)
 
     def positions(self) -> list[RankPosition]:
         """Where the ranks of this process are, while none of their instructions runs."""

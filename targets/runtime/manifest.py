@@ -16,8 +16,8 @@ from ratrain.targets.runtime.checkpoint_series import (
     facts_of,
 )
 from ratrain.targets.runtime.data import in_words
-from ratrain.targets.runtime.optimizer import INITIAL_SCALE
 from ratrain.targets.runtime.overrides import recorded
+from ratrain.targets.runtime.scalars import INITIAL_SCALE
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program

@@ -6,11 +6,10 @@ An array of a memory is sliced, indexed and assigned to by numbers as numpy's ar
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import numpy as np
+from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype
@@ -21,6 +20,21 @@ from ratrain.targets.runtime.streams import AtOnce, Order
 
 SQUARES_CHUNK = 1 << 16
 """Elements at most of which squares are summed at a time."""
+
+
+class Feed(Protocol):
+    """What the host puts into an array, again in every step."""
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """An array of the host, to be written."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether that is written before the step, as the array is only reached behind the program; else when it is delivered."""
+
+    def deliver(self) -> None:
+        """Have in the array what was written."""
 
 
 class Memory(Protocol):
@@ -70,11 +84,14 @@ class Memory(Protocol):
     def to_host(self, array: Any) -> NDArray[Any]:
         """The elements on the host, to be read only."""
 
-    def filling(self, target: Any) -> AbstractContextManager[NDArray[Any]]:
-        """An array of the host; what the body writes there is in `target` afterwards."""
+    def feed(self, target: Any) -> Feed:
+        """How an array gets, in every step, what the host has for it."""
 
-    def sum_of_squares(self, array: Any) -> float:
-        """Of at most `SQUARES_CHUNK` elements, in float64."""
+    def number(self, value: float, held: Any = None) -> Any:
+        """What kernels are given for a number that may be another in another step: `held`, where this memory keeps such a one, set anew.
+
+        Between steps only.
+        """
 
 
 class _Work(threading.local):
@@ -82,6 +99,17 @@ class _Work(threading.local):
 
     def __init__(self) -> None:
         self.chunk = np.empty(SQUARES_CHUNK, np.float64)
+
+
+@frozen(eq=False)
+class DirectFeed:
+    """`Feed` of an array of the host, which is written itself."""
+
+    values: NDArray[Any]
+    is_ahead = False
+
+    def deliver(self) -> None:
+        """It is there."""
 
 
 class HostMemory:
@@ -142,10 +170,14 @@ class HostMemory:
         """The array itself."""
         return array
 
-    @contextmanager
-    def filling(self, target: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    def feed(self, target: NDArray[Any]) -> DirectFeed:
         """The array itself."""
-        yield target
+        return DirectFeed(target)
+
+    def number(self, value: float, held: Any = None) -> float:
+        """The number itself."""
+        del held
+        return value
 
     def sum_of_squares(self, array: NDArray[Any]) -> float:
         """Of at most `SQUARES_CHUNK` elements, in float64."""

@@ -121,12 +121,17 @@ class Rank:
 class BoundRoutine:
     """The kernel calls of a routine, bound to its operands."""
 
-    def __init__(self, calls: Sequence[tuple[Callable[..., None], dict[str, Any]]], scratch: Scratch) -> None:
+    def __init__(
+        self, calls: Sequence[tuple[Callable[..., None], dict[str, Any]]], scratch: Scratch, memory: Memory
+    ) -> None:
         self._calls = calls
         self._scratch = scratch
+        self._memory = memory
         self._denominators = [
             (arguments, arguments[_DENOMINATOR]) for _, arguments in calls if _DENOMINATOR in arguments
         ]
+        for arguments, whole in self._denominators:
+            arguments[_DENOMINATOR] = memory.number(whole)
         """Arguments of kernels that divide by the labels of a replica's step, and how many those are where all count."""
 
     def __call__(self) -> None:
@@ -138,7 +143,7 @@ class BoundRoutine:
     def count_labels(self, counted: int, labels: int) -> None:
         """Have gradients divided as if of all `labels` of a step so many were there: those that count."""
         for arguments, whole in self._denominators:
-            arguments[_DENOMINATOR] = whole * counted / labels
+            arguments[_DENOMINATOR] = self._memory.number(whole * counted / labels, arguments[_DENOMINATOR])
 
 
 def bind_routine(rank: Rank, instruction: Instruction, kernels: KernelSet, scratch: Scratch) -> BoundRoutine:
@@ -151,7 +156,8 @@ def bind_steps(
     routine: Routine, operands: dict[str, NDArray[Any]], kernels: KernelSet, scratch: Scratch
 ) -> BoundRoutine:
     """The kernel calls of a routine, bound to its operands by role; `workspace` has the bytes of its intermediates."""
-    return BoundRoutine([_bind_step(routine, step, operands, kernels, scratch) for step in routine.steps], scratch)
+    calls = [_bind_step(routine, step, operands, kernels, scratch) for step in routine.steps]
+    return BoundRoutine(calls, scratch, kernels.memory)
 
 
 def _bind_step(

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.blocks import Block, is_sharded
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.targets.runtime.engine import ProgramEngine
-from ratrain.targets.runtime.optimizer import GROWTH_INTERVAL, LossScale
 from ratrain.targets.runtime.rank import Rank
+from ratrain.targets.runtime.scalars import GROWTH_INTERVAL, LossScale
 from ratrain.targets.runtime.training_state import BlockStates, TrainingState
 from ratrain.targets.runtime.weight_source import FlatPieces, WeightSource, flat_pieces
 from ratrain.targets.runtime.weights import block_elements

@@ -71,6 +71,10 @@ class ThreadedEngine(LocalEngine):
         """Engines run side by side."""
         return True
 
+    def capture_steps(self) -> None:
+        """Threads start instructions when they may."""
+        self.refuse_capture("its engines are threads")
+
     def run_until(self, limit: int) -> None:
         """Run until every engine has completed its stream `limit` times."""
         self._progress = progress = _Progress()

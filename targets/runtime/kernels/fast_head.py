@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
 
@@ -367,7 +367,7 @@ class FastHead:
         dtable: Array,
         *,
         scratch: Scratch,
-        denominator: float,
+        denominator: SupportsFloat,
         normalise: bool,
         accumulate: bool,
         scale_of_logits: float = 1.0,
@@ -376,7 +376,7 @@ class FastHead:
         """See `KERNELS["head_backward"]`."""
         check_labels(labels, table.shape[0])
         buffers = _take(scratch, _backward_plan(xn, table, logits, normalise))
-        factor, shape = np.float32(float(scale[0]) / denominator), LogitShape.of(scale_of_logits, softcap)
+        factor, shape = np.float32(float(scale[0]) / float(denominator)), LogitShape.of(scale_of_logits, softcap)
         products = _Products(self.team, table, lse, factor, shape, buffers)
         for rows in _chunks(xn, logits):
             chunk = logits[: rows.stop - rows.start]
@@ -395,7 +395,7 @@ class FastHead:
         dtable: Array,
         *,
         scratch: Scratch,
-        denominator: float,
+        denominator: SupportsFloat,
         normalise: bool,
         accumulate: bool,
         scale_of_logits: float = 1.0,
@@ -404,6 +404,6 @@ class FastHead:
         """See `KERNELS["head_backward_from_logits"]`."""
         check_labels(labels, table.shape[0])
         buffers = _take(scratch, _backward_plan(xn, table, logits, normalise))
-        factor, shape = np.float32(float(scale[0]) / denominator), LogitShape.of(scale_of_logits, softcap)
+        factor, shape = np.float32(float(scale[0]) / float(denominator)), LogitShape.of(scale_of_logits, softcap)
         products = _Products(self.team, table, lse, factor, shape, buffers)
         products.backward(xn, labels, slice(0, len(xn)), logits, dlogits, dxn, dtable, accumulate)

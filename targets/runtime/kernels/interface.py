@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.routine import OnChipSchedule
     from ratrain.targets.runtime.kernels.scratch import Scratch
     from ratrain.targets.runtime.memory import Memory
+    from ratrain.targets.runtime.scalars import Place, Scalars
 
 Array: TypeAlias = NDArray[Any]
 """float16, bfloat16 or float32."""
@@ -39,6 +40,13 @@ class KernelSet(Protocol):
     @property
     def constant_bytes(self) -> int:
         """Bytes of the tables that are kept (rotary cosines and sines)."""
+
+    @property
+    def scalar_bytes(self) -> int:
+        """Bytes of scratch that `scalars` take beside those of the kernels that they call."""
+
+    def scalars(self, blocks: Mapping[Place, Sequence[str]]) -> Scalars:
+        """What computes the single numbers of steps of ranks that hold these blocks, with these kernels."""
 
     def prepare_rope(self, seq_len: int, width: int, theta: float, scaling: str = "") -> None:
         """Build the table that `rope` needs for these values, so that no step allocates it."""

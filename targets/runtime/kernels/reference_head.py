@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, SupportsFloat
 
 import numpy as np
 from attrs import frozen
@@ -168,7 +168,7 @@ class ReferenceHead:
         dtable: Array,
         *,
         scratch: Scratch,
-        denominator: float,
+        denominator: SupportsFloat,
         normalise: bool,
         accumulate: bool,
         scale_of_logits: float = 1.0,
@@ -178,7 +178,7 @@ class ReferenceHead:
         check_labels(labels, table.shape[0])
         buffers = scratch.take_all(head_backward_plan(xn, table, logits, normalise=normalise))
         inverse = _inverse_of(table, buffers)
-        factor, shaping = np.float32(float(scale[0]) / denominator), _Shaping.of(scale_of_logits, softcap)
+        factor, shaping = np.float32(float(scale[0]) / float(denominator)), _Shaping.of(scale_of_logits, softcap)
         for start in range(0, xn.shape[0], logits.shape[0]):
             rows = slice(start, min(start + logits.shape[0], xn.shape[0]))
             chunk, acc = logits[: rows.stop - start], buffers[0][: rows.stop - start]
@@ -202,7 +202,7 @@ class ReferenceHead:
         dtable: Array,
         *,
         scratch: Scratch,
-        denominator: float,
+        denominator: SupportsFloat,
         normalise: bool,
         accumulate: bool,
         scale_of_logits: float = 1.0,
@@ -212,6 +212,6 @@ class ReferenceHead:
         check_labels(labels, table.shape[0])
         buffers = scratch.take_all(head_backward_from_logits_plan(xn, table, normalise=normalise))
         inverse, acc = _inverse_of(table, buffers), buffers[0]
-        factor, shaping = np.float32(float(scale[0]) / denominator), _Shaping.of(scale_of_logits, softcap)
+        factor, shaping = np.float32(float(scale[0]) / float(denominator)), _Shaping.of(scale_of_logits, softcap)
         _gradients(f32(xn), table, labels, lse, factor, inverse, shaping, logits, dlogits, acc, dtable, accumulate)
         put(dxn, acc)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,11 +13,13 @@ from ratrain.targets.program.kernels import IGNORED_LABEL, KERNELS
 from ratrain.targets.runtime.kernels.scratch import Plan, plan_bytes
 from ratrain.targets.runtime.kernels.team import Team
 from ratrain.targets.runtime.memory import HOST, Memory
+from ratrain.targets.runtime.scalars import HostScalars
 
 if TYPE_CHECKING:
     from ratrain.targets.program.kernels import Kernel
     from ratrain.targets.program.per_kernel import PerKernel
     from ratrain.targets.runtime.kernels.interface import F32, I32, I64
+    from ratrain.targets.runtime.scalars import Place, Scalars
 
 NORM_EPS = 1e-12
 """Least norm a row is divided by: the default of `torch.nn.functional.normalize`, which Baichuan 2's head uses."""
@@ -136,6 +138,8 @@ class KernelSetBase:
     """Whether several threads share the work of a kernel."""
     on_devices: ClassVar[bool] = False
     """Whether it is made for a device of PyTorch, given by name, on whose tensors it works."""
+    scalar_bytes: ClassVar[int] = 0
+    """Of scratch, beside those of kernels: what `scalars` take."""
     plans: ClassVar[PerKernel[Callable[..., Plan]]]
     """For each kernel that takes scratch, its plan from its arguments; arguments it does not need go to `**_`.
 
@@ -157,6 +161,11 @@ class KernelSetBase:
     def constant_bytes(self) -> int:
         """Bytes of the tables that are kept."""
         return sum(cos.nbytes + sin.nbytes for cos, sin in self._rope.values())
+
+    def scalars(self, blocks: Mapping[Place, Sequence[str]]) -> Scalars:
+        """Numbers of Python, whatever the blocks."""
+        del blocks
+        return HostScalars(self)  # type: ignore[arg-type]
 
     def prepare_rope(self, seq_len: int, width: int, theta: float, scaling: str = "") -> None:
         """Build the table of `rope` for these values; `width`: elements of a head that are rotated."""

@@ -21,7 +21,9 @@ from ratrain.ratrain_ir.ops import Engine, Group, Quantity
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.targets.runtime import collectives
 from ratrain.targets.runtime.kernels import Scratch
+from ratrain.targets.runtime.memory import HOST
 from ratrain.targets.runtime.ranks.communicator import Request
+from ratrain.targets.runtime.scalars import any_raised, norm_of_stages
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction, Program, ProgramStage
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.rank import Rank
     from ratrain.targets.runtime.ranks.communicators import Communicators
     from ratrain.targets.runtime.ranks.layout import Reduction
+    from ratrain.targets.runtime.scalars import Scalars
 
 Phases: TypeAlias = Generator[Sequence[Request], None, None]
 
@@ -45,12 +48,14 @@ class GroupCollectives:
         rank: Rank,
         communicators: Communicators,
         kernels: KernelSet,
+        scalars: Scalars,
         scratch: Scratch,
         reduction: Reduction,
     ) -> None:
         self.rank = rank
         self.communicators = communicators
         self.kernels = kernels
+        self.scalars = scalars
         self.scratch = scratch
         self.reduction = reduction
         self.staging = Scratch(staging_bytes(rank, reduction))
@@ -121,7 +126,8 @@ class GroupCollectives:
             )
         yield [replicas.iallreduce_max(flags)]
         for index, block in enumerate(outs):
-            collectives.set_flags([views], block, finite=not flags[index], accumulate=accumulate)
+            flag = views[f"flag.{block}"]
+            flag[0] = int(flags[index]) | (int(flag[0]) if accumulate else 0)  # over micro-batches it stays raised
 
     def _collect_parts(self, gradient: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], Request]:
         """Every replica's part of this rank's shard, in rank order."""
@@ -145,7 +151,7 @@ class GroupCollectives:
         ends = self.communicators.ends
         assert ends is not None  # only these ranks have the instruction
         if ends.size == 1:
-            collectives.all_reduce_ends([(self.rank, instruction)], self.kernels, self.scratch)
+            collectives.all_reduce_ends([(self.rank, instruction)], self.kernels, self.scalars, self.scratch)
             return
         views = self.rank.by_role(instruction)
         (block,) = instruction.blocks
@@ -196,9 +202,10 @@ class GroupCollectives:
         views = self.rank.by_role(instruction)
         everyone = self.communicators.everyone
         counts = self.norm_counts
-        mine = [float(collectives.any_block_flag(views, instruction))]
+        mine = [float(any_raised(collectives.block_flags(views, instruction)))]
         for block in instruction.blocks:
-            mine.extend(collectives.chunk_squares(self.rank, block, views))
+            chunks = collectives.gradient_chunks(self.rank, block, views[f"gs.{block}"])
+            mine.extend(map(HOST.sum_of_squares, chunks))
         sizes = [1 + sum(blocks.values()) for _, blocks in counts]
         gathered = self.staging.take(sum(sizes), np.float64)
         yield [everyone.iallgatherv(gathered, np.array(mine), sizes)]
@@ -211,7 +218,7 @@ class GroupCollectives:
             for block, count in blocks.items():
                 for square in islice(values, count):
                     totals[block] += square
-        norm = collectives.norm_of_stages(list(stages.values()), overflow=overflow)
+        norm = norm_of_stages(list(stages.values()), overflow=overflow)
         self.norm = norm / float(self.rank.carried("scale")[0])
         views["norm"][0] = norm
 

@@ -83,7 +83,9 @@ class RankEngine(ProgramEngine):
         place = MeshRank(communicators.stage, communicators.replica)
         super().__init__(program, kernels, batches, [place])
         (self.rank,) = self.ranks[communicators.stage]
-        self.collectives = GroupCollectives(self.rank, communicators, kernels, self.scratch, reduction)
+        self.collectives = GroupCollectives(
+            self.rank, communicators, kernels, self.updater.scalars, self.scratch, reduction
+        )
         self.heads.sort(key=lambda head: _VISITED.index(head.engine))
         self.under_way: dict[Engine, _UnderWay] = {}
         self.stop_asked: Callable[[], int] = lambda: 0
@@ -200,7 +202,7 @@ class RankEngine(ProgramEngine):
         """What all ranks did in a step; the exchange is the only point where all of them meet without the program's asking."""
         plan, place = self.program.plan, (self.communicators.stage, self.communicators.replica)
         squares = self.updater.squares_of(*place)
-        mine = [self._own_loss(), self.updater.skipped, self.stop_asked(), self.compute_seconds, squares]
+        mine = [self._own_loss(), self.updater.log.skipped, self.stop_asked(), self.compute_seconds, squares]
         losses, skipped, stops, seconds, all_squares = self._of_all_ranks(mine)
         self.stop_agreed = int(stops.max())
         for warning in self.stragglers.look(step, seconds.reshape(plan.pp, plan.dp)):

@@ -33,8 +33,9 @@ class _Stream:
 class ClockDevice:
     """Streams and events as vector clocks: everything is issued, nothing is known but what must come before what."""
 
-    streams: list[_Stream] = field(factory=list)
-    current: _Stream | None = None
+    streams: list[_Stream] = field(factory=lambda: [_Stream(0)])
+    """the first is the caller's own"""
+    used: _Stream | None = None
     synchronized: int = 0
 
     def stream(self) -> _Stream:
@@ -51,9 +52,12 @@ class ClockDevice:
 
     @contextmanager
     def running(self, stream: _Stream) -> Iterator[None]:
-        self.current = stream
+        self.used = stream
         yield
-        self.current = None
+        self.used = None
+
+    def current(self) -> _Stream:
+        return self.streams[0]
 
     def synchronize(self) -> None:
         self.synchronized += 1
@@ -90,7 +94,7 @@ class Spy:
     def issuing(self, issues: Any, hop: Any, *, sends: bool) -> Iterator[None]:
         first = issues[0]
         with self.order.issuing(issues, hop, sends=sends):
-            stream = self.device.current
+            stream = self.device.used
             assert stream is not None
             clock = dict(stream.clock)
             yield
@@ -112,6 +116,17 @@ class Spy:
         else:
             assert before(sent[len(received)], clock), "a message is received before it was sent"
             received.append(done)
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        caller = self.device.current()
+        given, earlier = self.device.record(caller), len(self.began)
+        with self.order.joined():
+            yield
+        began = list(self.began.values())[earlier:]
+        assert began
+        assert all(before(given, clock) for clock in began), "a step begins before what it is given"
+        assert all(before(done, caller.clock) for done in self.ended.values()), "a step is not joined"
 
     def synchronize(self) -> None:
         self.order.synchronize()

@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.ops import Engine
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.runtime import local
 from ratrain.targets.runtime.memory import HostMemory
-from ratrain.targets.runtime.optimizer import LossScale
+from ratrain.targets.runtime.scalars import LossScale
 from tests.end_to_end.tiny_runs import (
     MODEL,
     instructions,
