@@ -554,6 +554,21 @@ OPTIONS = {
                 SETTINGS,
                 ("x.rtx --engine mpi", "x.rtx --threads 2", "x.rtx --poison"),
             ),
+            "--graph": Option(
+                "a step of a device is recorded once, and repeated",
+                "--graph",
+                "x.rtx --steps 2 --device cuda",
+                SETTINGS,
+                (
+                    "x.rtx",
+                    "x.rtx --kernels torch-device",
+                    "x.rtx --engine mpi",
+                    "x.rtx --device cuda --interleave 3",
+                    "x.rtx --device cuda --profile p.json",
+                    "x.rtx --device cuda --check-memory",
+                    "x.rtx --device cuda --threads 2",
+                ),
+            ),
             "--kernels": Option("the kernels, to the last bits", "--kernels reference", None, SETTINGS),
             "--interleave": Option(
                 "another legal order, with the same losses",

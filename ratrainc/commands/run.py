@@ -155,6 +155,12 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     help="What executes it: this processor, or a device of PyTorch (needs the extra 'torch'), whose memory the arenas are in then.",
 )
 @click.option(
+    "--graph",
+    "settings_execution_graph",
+    is_flag=True,
+    help="With --device cuda: record a whole step as one graph, after a few that are done as usual, and repeat it, so that no kernel waits for this processor to start it.",
+)
+@click.option(
     "--kernels",
     "settings_execution_kernels",
     type=KernelSetName(),
@@ -362,6 +368,8 @@ def command(
     """
     settings = _for_its_device(settings)
     _refuse_contradictions(settings, ranks, threads)
+    if settings.execution.graph:
+        _refuse_beside_a_graph(settings, outputs)
     if data.train_on == "all":
         refuse_idle("goes with --train-on completion", "data_prompt_key", "data_completion_key")
     else:
@@ -441,6 +449,20 @@ def _refuse_contradictions(settings: RunSettings, ranks: Ranks, threads: int | N
     if evaluation.every is None or evaluation.paths:
         why = "cuts --data for --eval-every: it does not go with --eval-data"
         refuse_idle(why, "settings_evaluation_fraction")
+
+
+def _refuse_beside_a_graph(settings: RunSettings, outputs: Outputs) -> None:
+    """Raise `click.UsageError` for what a step that is recorded and repeated cannot have."""
+    if settings.execution.device == HOST_DEVICE:
+        raise click.UsageError("--graph records what a device does: it goes with --device cuda")
+    if settings.execution.interleave_seed is not None:
+        raise click.UsageError(
+            "--interleave draws another order in every step, and --graph repeats that of one: leave one of them out"
+        )
+    if outputs.profile is not None:
+        raise click.UsageError(
+            "--profile times instructions as they are started, and with --graph none is: leave one of them out"
+        )
 
 
 def _report(result: RunResult, *, as_json: bool) -> None:

@@ -118,9 +118,7 @@ class DeviceScalars:
     ) -> None:
         """The kernel of that name; flags are raised unless all is finite."""
         work = _Work.of(scratch)
-        told = self._kernels.told_mean_of_replicas(
-            parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor
-        )
+        told = self._kernels.told_mean_of_replicas(parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor)
         _raise(flags, told, work)
 
     def check_finite(self, a: Array, flags: Flags, *, scratch: Scratch) -> None:

@@ -176,7 +176,8 @@ class LocalEngine(ProgramEngine):
     def issue(self, members: list[Member], engine: Engine, step: int) -> None:
         """Have an instruction, or a collective of its members, that is ready done in its order."""
         (rank, instruction), *_ = members
-        is_message = instruction.ends(rank.stage_index) is not None
+        # one that is passed over where the engine evaluates carries none, and its receipt may come first
+        is_message = instruction.ends(rank.stage_index) is not None and self.is_executed(instruction)
         hop = self.hop(rank, instruction) if is_message else None
         issues = [member.issue(engine, mine) for member, mine in members]
         with self.order.issuing(issues, hop, sends=instruction.keyword == ops.Send.keyword):

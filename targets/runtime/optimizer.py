@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction, Program
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
 
+
 class Updater:
     """Applies AdamW to the shards of a program's blocks."""
 

@@ -109,6 +109,8 @@ def _begun(
         start_from_weights(engine, source)
     if execution.check_memory or execution.poison:
         engine.watch_memory(poison=execution.poison)
+    if execution.graph:
+        engine.capture_steps()
     run = TrainingRun(program, settings, engine, stream, first_step, warnings, processes, series)
     run.overrides = overrides
     if loaded is not None:

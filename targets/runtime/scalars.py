@@ -25,12 +25,13 @@ INITIAL_SCALE = 65536.0
 GROWTH_INTERVAL = 2000
 LARGEST_SCALE = 2.0**24
 
-Views: TypeAlias = dict[str, NDArray[Any]]
+Views: TypeAlias = dict[str, Any]
+"""Arrays of some memory, by role."""
 Place: TypeAlias = tuple[int, int]
 """A rank: stage and replica."""
-Flags: TypeAlias = Sequence[NDArray[Any]]
+Flags: TypeAlias = Sequence[Any]
 """Arrays of one element each: 1 where something was not finite, else 0."""
-Chunks: TypeAlias = Iterable[NDArray[Any]]
+Chunks: TypeAlias = Iterable[Any]
 """Parts of a gradient whose squares are summed one after the other, each in float64."""
 
 
@@ -87,7 +88,10 @@ class StepLog:
 
 
 class Scalars(Protocol):
-    """Computes the single numbers of a step where the arenas are. Ranks may call it side by side, each with scratch of its own."""
+    """Computes the single numbers of a step where the arenas are. Ranks may call it side by side, each with scratch of its own.
+
+    Arrays and scratch are those of its memory.
+    """
 
     def begin_step(self, learning_rate: float, scale: float) -> None:
         """What the host knows of the next step; the log is empty again. Between steps only."""
@@ -103,36 +107,36 @@ class Scalars(Protocol):
 
     def mean_of_replicas(
         self,
-        parts: Sequence[NDArray[Any]],
-        out: NDArray[Any],
+        parts: Sequence[Any],
+        out: Any,
         flags: Flags,
         *,
-        scratch: Scratch,
+        scratch: Any,
         accumulate: bool,
         divisor: float,
     ) -> None:
         """The kernel of that name; flags are raised unless all is finite."""
 
-    def check_finite(self, a: NDArray[Any], flags: Flags, *, scratch: Scratch) -> None:
+    def check_finite(self, a: Any, flags: Flags, *, scratch: Any) -> None:
         """Raise flags unless all elements are finite."""
 
-    def sum_losses(self, losses: Sequence[NDArray[Any]], *, scratch: Scratch) -> None:
+    def sum_losses(self, losses: Sequence[Any], *, scratch: Any) -> None:
         """The step's loss is the sum of these, in order."""
 
     def norm(
         self,
         stages: Sequence[Mapping[str, Chunks]],
         flags: Flags,
-        outs: Sequence[NDArray[Any]],
+        outs: Sequence[Any],
         *,
-        scratch: Scratch,
+        scratch: Any,
     ) -> None:
         """Set `outs` to the Euclidean norm of gradients by stage and block, both in forward order; to infinity where a flag is raised."""
 
-    def update(self, update: Update, *, scratch: Scratch) -> None:
+    def update(self, update: Update, *, scratch: Any) -> None:
         """One block's update; a raised flag leaves everything as it was but the view, which is written all the same."""
 
-    def advance_scale(self, scale: NDArray[Any], overflow: NDArray[Any], *, scratch: Scratch) -> None:
+    def advance_scale(self, scale: Any, overflow: Any, *, scratch: Any) -> None:
         """The loss scale of the next step."""
 
 

@@ -68,6 +68,8 @@ class Execution:
     kernels: str = "fast"
     device: str = HOST_DEVICE
     """what executes it, as PyTorch calls it"""
+    graph: bool = False
+    """record a whole step of the device once, and repeat it"""
     threads: int = 1
     """with more than one, the engines of all ranks run side by side, and ranks share out these threads for their kernels"""
     interleave_seed: int | None = None

@@ -93,7 +93,7 @@ _GROUPS: dict[str, tuple[type, dict[str, str]]] = {
     "evaluation": (Evaluation, {"eval_every": "every"}),
     "execution": (
         Execution,
-        {name: name for name in ("kernels", "threads", "interleave_seed", "check_memory", "poison")},
+        {name: name for name in ("kernels", "threads", "interleave_seed", "check_memory", "poison", "graph")},
     ),
     "optimizer": (OptimizerKeys, {key.name: key.name for key in fields_of(OptimizerKeys)}),
     "watch": (Watch, {"run_folder": "folder"}),

@@ -27,12 +27,11 @@ from ratrain.targets.runtime.scalars import any_raised, norm_of_stages
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction, Program, ProgramStage
-    from ratrain.targets.runtime.collectives import Views
     from ratrain.targets.runtime.kernels import KernelSet
     from ratrain.targets.runtime.rank import Rank
     from ratrain.targets.runtime.ranks.communicators import Communicators
     from ratrain.targets.runtime.ranks.layout import Reduction
-    from ratrain.targets.runtime.scalars import Scalars
+    from ratrain.targets.runtime.scalars import Scalars, Views
 
 Phases: TypeAlias = Generator[Sequence[Request], None, None]
 

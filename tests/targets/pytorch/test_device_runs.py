@@ -100,16 +100,18 @@ class _Outside(TorchDispatchMode):
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_a_step_asks_no_allocator_for_tensors(model: Any) -> None:
-    """After the first step, everything is in arenas, scratch, tables and messages that are there."""
+    """After the first step, everything is in arenas, scratch, tables, messages, inputs and single numbers that are there."""
     program = make_program(model, view_dtype="bf16", zero=2, reduce="each-micro-batch")
     engine: Any = start(program, 3, kernels="torch-device").engine
     engine.run_step(0)
     ranks = [rank for ranks in engine.ranks for rank in ranks]
-    staging = engine.kernels.memory._staging
+    inputs = [feed.buffer for _, _, feed in engine.feeds.values()]
+    scalars = engine.updater.scalars
     messages = [message for spare in engine.channels._spare.values() for message in spare]
     tables = [table for pair in engine.kernels._rope.values() for table in pair]
-    given = [*(rank.arena for rank in ranks), engine.scratch._bytes, *staging.buffers.values(), *messages, *tables]
-    given += [staging.squares] if staging.squares is not None else []
+    given = [*(rank.arena for rank in ranks), engine.scratch._bytes, *inputs, *messages, *tables]
+    given += [scalars._log, scalars._rate]
+    given += [arguments["denominator"] for bound in engine.bound.values() for arguments, _ in bound._denominators]
     with _Outside(given) as outside:
         engine.run_step(1)
     assert outside.calls > 100 * len(ranks)

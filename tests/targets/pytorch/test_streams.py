@@ -156,6 +156,19 @@ def test_every_wait_and_message_is_an_order_of_streams(kind: str) -> None:
     assert apart, "nothing may overlap: this order is stricter than the program"
 
 
+def test_an_evaluation_between_steps_leaves_no_message_behind() -> None:
+    engine: Any = start(make_program(), 2).engine
+    device = ClockDevice()
+    engine.order = spy = Spy(StreamOrder(device), device)
+    engine.run_step(0)
+    sent = sum(map(len, spy.sent.values()))
+    engine.run_forward(engine.batches, 0)
+    assert sent < sum(map(len, spy.sent.values())) < 2 * sent
+    spy.began.clear()  # the next step has the numbers of the one that was evaluated
+    engine.run_step(1)
+    assert sum(map(len, spy.sent.values())) == sum(map(len, spy.received.values()))
+
+
 class _WithoutWaits(StreamOrder):
     def _wait(self, stream: Any, key: Any, count: int) -> None:
         """Wait for nothing."""
