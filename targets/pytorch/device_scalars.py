@@ -220,8 +220,7 @@ def _add_squares(chunks: Chunks, total: F64, term: F64, buffer: F64) -> F64:
     """Set total = the sum of the squares of all chunks."""
     total.zero_()
     for chunk in _wide(chunks, buffer):
-        torch.dot(chunk, chunk, out=term.view(()))
-        total.add_(term)
+        total.add_(torch.sum(chunk.square_(), dim=0, keepdim=True, out=term))
     return total
 
 
