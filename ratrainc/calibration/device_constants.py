@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -78,11 +77,7 @@ def copy_constants(kernels: KernelSet) -> dict[str, Constant]:
     if facts is None:
         return constants
 
-    def fill(count: int) -> None:
-        with memory.filling(target[:count]):
-            pass
-
-    many, few = (_seconds_of(watch, partial(fill, count)) for count in (_COPIED, _FEW))
+    many, few = (_seconds_of(watch, memory.feed(target[:count]).deliver) for count in (_COPIED, _FEW))
     bandwidth = min(_COPIED / max(many - few, 1e-12), start.value)
     text = f"{facts.name}: {_COPIED >> 20} MiB from pinned memory of its host"
     constants["host_bandwidth"] = Constant(bandwidth, "bytes/s", "measured", text)
