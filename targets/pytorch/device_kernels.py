@@ -16,12 +16,12 @@ from ratrain.targets.pytorch import device_norms as norms
 from ratrain.targets.pytorch import device_products as products
 from ratrain.targets.pytorch import device_scores as scores
 from ratrain.targets.pytorch import device_tables as tables
-from ratrain.targets.pytorch.device_adamw import DeviceAdamW, adamw_plan
+from ratrain.targets.pytorch.device_adamw import adamw_plan
 from ratrain.targets.pytorch.device_common import check_documents
 from ratrain.targets.pytorch.device_head import DeviceHead, head_plan
 from ratrain.targets.pytorch.device_memory import DeviceMemory
 from ratrain.targets.pytorch.device_rope import Turn, rope_plan
-from ratrain.targets.pytorch.device_scalars import SCALARS_PLAN, DeviceScalars
+from ratrain.targets.pytorch.device_scalars import SCALARS_PLAN, DeviceScalars, ScalarKernels
 from ratrain.targets.runtime.kernels.scratch import plan_bytes
 from ratrain.targets.runtime.kernels.shared import KernelSetBase, rope_table
 
@@ -71,7 +71,6 @@ _PLANS: dict[str, Callable[..., Plan]] = {
 
 
 class TorchDevice(
-    flat.DeviceFlat,
     norms.DeviceNorms,
     activations.DeviceActivations,
     products.DeviceProducts,
@@ -79,7 +78,7 @@ class TorchDevice(
     scores.DeviceScores,
     tables.DeviceTables,
     DeviceHead,
-    DeviceAdamW,
+    ScalarKernels,
     KernelSetBase,
 ):
     """`KernelSet` whose operands are tensors on one device, and whose scratch is a `TensorScratch` there.

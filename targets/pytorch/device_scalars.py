@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from ratrain.targets.pytorch.device_adamw import DeviceAdamW
 from ratrain.targets.pytorch.device_common import F32, F64, I64, Array
+from ratrain.targets.pytorch.device_flat import DeviceFlat
 from ratrain.targets.runtime.kernels.scratch import Buffer
 from ratrain.targets.runtime.memory import SQUARES_CHUNK
 from ratrain.targets.runtime.scalars import GROWTH_INTERVAL, LARGEST_SCALE, StepLog
 
 if TYPE_CHECKING:
-    from ratrain.targets.pytorch.device_kernels import TorchDevice
     from ratrain.targets.pytorch.tensor_scratch import TensorScratch as Scratch
     from ratrain.targets.runtime.scalars import Chunks, Flags, Place, Update
 
@@ -60,10 +61,16 @@ def _flag(flag: Array) -> Array:
     return flag.view(torch.int32)
 
 
+class ScalarKernels(DeviceFlat, DeviceAdamW):
+    """The kernels whose results, or numbers, are single ones."""
+
+    device: torch.device
+
+
 class DeviceScalars:
     """`Scalars` of tensors."""
 
-    def __init__(self, kernels: TorchDevice, blocks: Mapping[Place, Sequence[str]]) -> None:
+    def __init__(self, kernels: ScalarKernels, blocks: Mapping[Place, Sequence[str]]) -> None:
         self._kernels = kernels
         self._places = list(blocks)
         names = [(place, block) for place, held in blocks.items() for block in held]

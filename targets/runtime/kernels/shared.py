@@ -10,10 +10,10 @@ import numpy as np
 
 from ratrain.ratrain_ir.rotary import rope_frequencies
 from ratrain.targets.program.kernels import IGNORED_LABEL, KERNELS
+from ratrain.targets.runtime.host_scalars import HostScalars
 from ratrain.targets.runtime.kernels.scratch import Plan, plan_bytes
 from ratrain.targets.runtime.kernels.team import Team
 from ratrain.targets.runtime.memory import HOST, Memory
-from ratrain.targets.runtime.scalars import HostScalars
 
 if TYPE_CHECKING:
     from ratrain.targets.program.kernels import Kernel

@@ -20,10 +20,10 @@ from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.ops import Engine, Group, Quantity
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.targets.runtime import collectives
+from ratrain.targets.runtime.host_scalars import any_raised, norm_of_stages
 from ratrain.targets.runtime.kernels import Scratch
 from ratrain.targets.runtime.memory import HOST
 from ratrain.targets.runtime.ranks.communicator import Request
-from ratrain.targets.runtime.scalars import any_raised, norm_of_stages
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction, Program, ProgramStage
