@@ -69,7 +69,7 @@ def machine_facts() -> dict[str, Fact]:
 
 def program_fact(program: Program) -> Fact:
     """Whether all ranks of a program fit the free memory, as the local engine runs them, and if not, how many do."""
-    from ratrain.targets.runtime.engine import scratch_bytes
+    from ratrain.targets.runtime.certificate import scratch_bytes
     from ratrain.targets.runtime.kernels import kernel_set
 
     scratch = scratch_bytes(program, kernel_set("fast"))

@@ -37,8 +37,8 @@ def say_start(run: TrainingRun) -> None:
 def _memory_line(memory: MemoryUse) -> str:
     """What this process is going to hold, by what takes it."""
     parts = [f"arenas {size_text(memory.arena_bytes)}", f"scratch {size_text(memory.scratch_bytes)}"]
-    if memory.transport_bytes:
-        parts.append(f"messages {size_text(memory.transport_bytes)}")
+    named = [f"{name} {count:,} bytes" for name, count in memory.declared.items() if count]
+    parts.append(f"beside them {size_text(sum(memory.declared.values()))} ({', '.join(named)})")
     if memory.constant_bytes is None or memory.planned_bytes is None:
         return f"memory: {' + '.join(parts)}"
     parts.append(f"constant {size_text(memory.constant_bytes)} (interpreter, libraries, program)")

@@ -112,8 +112,8 @@ class TorchDevice(
 
     def build_rope_table(self, seq_len: int, width: int, theta: float, scaling: str) -> tuple[F32, F32]:
         """The table, on the device."""
-        cos, sin = (torch.from_numpy(table) for table in rope_table(seq_len, width, theta, scaling))
-        return cos.to(self.device), sin.to(self.device)
+        cos, sin = (torch.tensor(table, device=self.device) for table in rope_table(seq_len, width, theta, scaling))
+        return cos, sin
 
     def plan_options(self) -> dict[str, Any]:
         """Whether factors of 16 bits are multiplied as they are."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -10,12 +13,33 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype
+from ratrain.targets.pytorch.cuda_libraries import cublas_workspace_bytes
+from ratrain.targets.pytorch.device_scalars import log_bytes
 from ratrain.targets.pytorch.streams import CudaDevice, CudaStopwatch, StreamOrder
 from ratrain.targets.pytorch.tensor_scratch import TensorScratch
 from ratrain.targets.pytorch.tensors import TORCH_DTYPES, tensor_of
 from ratrain.targets.runtime.dtypes import BFLOAT16, NUMPY_DTYPES
+from ratrain.targets.runtime.process_memory import room
 from ratrain.targets.runtime.stopwatch import DeviceFacts, HostStopwatch, Stopwatch
 from ratrain.targets.runtime.streams import AtOnce, Order
+from ratrain.targets.runtime.tensor_file import PIECE_ELEMENTS
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.memory import Work
+
+_NUMBERS = 64
+"""Bytes of the numbers of one operation: PyTorch makes a tensor on the host of each."""
+_PIECE_BYTES = PIECE_ELEMENTS * 4
+"""Of weights on their way to where they stay."""
+
+
+@contextmanager
+def _refused_as_memory() -> Iterator[None]:
+    """What the allocator cannot give is a MemoryError: on the CPU PyTorch has no type of its own for it."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise MemoryError(str(error).splitlines()[0]) from error
 
 
 @frozen(eq=False)
@@ -53,15 +77,24 @@ class DeviceMemory:
         """Whether its streams do several things at a time, as those of CUDA do."""
         return self.device.type == "cuda"
 
+    def room(self) -> tuple[int, str]:
+        """What is free of the device; on the CPU that of this process."""
+        if self.device.type != "cuda":
+            return room()
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free, f"the device '{self.device}' has {free} free"
+
     def allocate(self, count: int) -> torch.Tensor:
-        """Zeroed bytes that start at a multiple of the alignment."""
-        raw = torch.zeros(count + ALIGNMENT_BYTES, dtype=torch.uint8, device=self.device)
+        """Zeroed bytes that start at a multiple of the alignment. Raises MemoryError where there are not so many."""
+        with _refused_as_memory():
+            raw = torch.zeros(count + ALIGNMENT_BYTES, dtype=torch.uint8, device=self.device)
         start = -raw.data_ptr() % ALIGNMENT_BYTES
         return raw[start : start + count]
 
     def scratch(self, capacity: int) -> TensorScratch:
         """What kernels take temporaries from."""
-        return TensorScratch(capacity, self.device)
+        with _refused_as_memory():
+            return TensorScratch(capacity, self.device)
 
     def order(self) -> Order:
         """Streams of the device; on the CPU an instruction is done when it returns."""
@@ -89,7 +122,8 @@ class DeviceMemory:
 
     def empty_like(self, array: torch.Tensor) -> torch.Tensor:
         """A new tensor of the same shape and type."""
-        return torch.empty_like(array)
+        with _refused_as_memory():
+            return torch.empty_like(array)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Set target = source."""
@@ -104,7 +138,7 @@ class DeviceMemory:
         if isinstance(values, int | float):
             target.fill_(values)
         else:
-            target.copy_(self.staged(np.array(values)))
+            target.copy_(tensor_of(np.array(values)))  # straight from the host: nothing of the device is asked for
 
     def to_host(self, array: torch.Tensor) -> NDArray[Any]:
         """The elements on the host."""
@@ -125,3 +159,13 @@ class DeviceMemory:
             held = torch.empty(1, dtype=torch.float64, device=self.device)
         found: torch.Tensor = held.fill_(value)
         return found
+
+    def constants(self, work: Work) -> dict[str, int]:
+        """Of this device: on a GPU inputs wait in pinned memory of the host, and its libraries have workspaces of the device."""
+        numbers = work.denominators * torch.float64.itemsize + log_bytes(work.ranks, work.blocks)
+        found = {"alignment": work.areas * ALIGNMENT_BYTES, "single numbers": numbers}
+        if self.device.type == "cuda":
+            workspaces = work.streams * cublas_workspace_bytes(self.device)
+            return {**found, "pieces of weights": _PIECE_BYTES, "workspaces of cuBLAS": workspaces}
+        inputs = sum(count * prod(shape) * dtype.itemsize for (dtype, shape), count in work.inputs.items())
+        return {**found, "inputs": inputs, "numbers of an operation": _NUMBERS}

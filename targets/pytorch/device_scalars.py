@@ -38,6 +38,11 @@ _LOSS, _NORM, _OTHERS = 0, 1, 2
 """Places in the log."""
 
 
+def log_bytes(ranks: int, blocks: int) -> int:
+    """What the numbers of a step take that are kept: the log of so many ranks, and of the blocks that they hold, and the learning rate."""
+    return (_OTHERS + ranks + blocks) * torch.float64.itemsize + torch.float32.itemsize
+
+
 @frozen(eq=False)
 class _Work:
     """Temporaries of one call."""

@@ -25,7 +25,13 @@ class Channels:
         self._queues: dict[tuple[Hop, int], deque[NDArray[Any]]] = {}
         self._lock = Lock()
         self._spare: defaultdict[tuple[Any, Any], list[NDArray[Any]]] = defaultdict(list)
-        """Messages that have arrived, for others of their shape: after the first steps none is allocated."""
+        """Messages that have arrived, for others of their shape."""
+
+    def reserve(self, data: NDArray[Any], count: int) -> None:
+        """Have room for so many messages that look like `data`: within that, sending allocates nothing."""
+        spare = self._spare[data.shape, data.dtype]
+        while len(spare) < count:
+            spare.append(self._memory.empty_like(data))
 
     def send(self, hop: Hop, replica: int, data: NDArray[Any]) -> None:
         """Copy a message out."""

@@ -7,7 +7,6 @@ class has, the others have what most engines want. Nothing else is overridden.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeAlias
@@ -20,14 +19,15 @@ from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Part, Payload
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.runtime.certificate import constants_of, scratch_bytes
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.evaluation import serves_the_loss
 from ratrain.targets.runtime.memory_monitor import MemoryMonitor
-from ratrain.targets.runtime.optimizer import Updater, update_scratch_bytes
+from ratrain.targets.runtime.optimizer import Updater
 from ratrain.targets.runtime.positions import RankPhase
 from ratrain.targets.runtime.process_memory import MemoryUse, peak_resident_bytes, resident_bytes
 from ratrain.targets.runtime.profile import StepSpan
-from ratrain.targets.runtime.rank import BoundRoutine, Rank, bind_routine, prepare_tables, routine_scratch_bytes
+from ratrain.targets.runtime.rank import BoundRoutine, Rank, bind_routine, prepare_tables
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Hop
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction, Program
     from ratrain.targets.runtime.data import Batches
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
-    from ratrain.targets.runtime.memory import Feed
+    from ratrain.targets.runtime.memory import Feed, Memory
     from ratrain.targets.runtime.profile import Concurrency, Profile
 
 
@@ -99,7 +99,7 @@ class ProgramEngine(ABC):
         self.program = program
         self.kernels = kernels
         self.batches = batches
-        _check_memory(program, places)
+        _check_memory(program, places, self.needed_bytes(places), kernels.memory)
         _load_kernels(program, kernels)
         self.constant_bytes = resident_bytes()
         """Resident bytes of this process before its arenas; None where the system does not say."""
@@ -107,6 +107,8 @@ class ProgramEngine(ABC):
         """The ranks of this process, by stage."""
         for place in places:
             self.ranks[place.stage].append(Rank(program, place.stage, place.replica, kernels.memory))
+        self.evaluates = False
+        """Whether there will be passes that evaluate."""
         self.first_step = 0
         """Steps done before this engine was made (a resumed run)."""
         self.step = 0
@@ -165,6 +167,10 @@ class ProgramEngine(ABC):
     @abstractmethod
     def evaluated_loss(self, step: int) -> float:
         """The sum of the losses of all tokens, in nats, of a pass that stood for a step and has just ended."""
+
+    def needed_bytes(self, places: Sequence[MeshRank]) -> int:
+        """Bytes without which these ranks cannot run here. Asked before anything is allocated."""
+        return sum(self.program.stages[place.stage].arena_bytes for place in places)
 
     def scratch_needed(self) -> int:
         """Bytes of scratch that the largest instruction takes. Asked once, while the engine is made."""
@@ -346,8 +352,24 @@ class ProgramEngine(ABC):
 
     def memory_use(self) -> MemoryUse:
         """What this process holds, and has held at most."""
-        transport, peak = self.peak_transport_bytes, peak_resident_bytes()
-        return MemoryUse(self.arena_bytes, self.scratch_bytes, transport, self.constant_bytes, peak)
+        return MemoryUse(
+            self.arena_bytes,
+            self.scratch_bytes,
+            self.peak_transport_bytes,
+            self.constant_bytes,
+            peak_resident_bytes(),
+            self.declared_constants(),
+        )
+
+    def declared_constants(self) -> dict[str, int]:
+        """Bytes that this process holds at most beside arenas and scratch, by what for."""
+        places = [rank.place for ranks in self.ranks for rank in ranks]
+        found = constants_of(self.program, self.kernels, places, areas=len(places) + 1)
+        return {**found, "messages": self.peak_transport_bytes}
+
+    def expect_evaluation(self) -> None:
+        """Make ready for passes that evaluate. Called once, before the first step, where there will be some."""
+        self.evaluates = True
 
     @property
     def loss_scale(self) -> tuple[float, float]:
@@ -375,12 +397,6 @@ def _key(rank: Rank, instruction: Instruction) -> tuple[int, int, int]:
     return rank.stage_index, rank.replica, id(instruction)
 
 
-def scratch_bytes(program: Program, kernels: KernelSet) -> int:
-    """Scratch that a kernel set needs for the largest step of a program."""
-    routines = max((routine_scratch_bytes(routine, kernels) for routine in program.routines), default=0)
-    return max(routines, update_scratch_bytes(program, kernels))
-
-
 def _load_kernels(program: Program, kernels: KernelSet) -> None:
     """Run a kernel on one element: the libraries that a kernel set loads with its first one are no part of what a step takes."""
     one, other = np.zeros(1, np.float32), np.zeros(1, NUMPY_DTYPES[Dtype(program.plan.view_dtype)])
@@ -388,14 +404,14 @@ def _load_kernels(program: Program, kernels: KernelSet) -> None:
     kernels.cast(kernels.memory.staged(one), kernels.memory.staged(other), scratch=scratch)
 
 
-def _check_memory(program: Program, places: Sequence[MeshRank]) -> None:
-    """Refuse arenas that this machine cannot hold, before the system kills the process for it."""
-    needed = sum(program.stages[place.stage].arena_bytes for place in places)
-    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def _check_memory(program: Program, places: Sequence[MeshRank], needed: int, memory: Memory) -> None:
+    """Refuse what there is no room for, before the system kills the process for it."""
+    present, words = memory.room()
     if needed > present:
         which = "all " if len(places) == program.plan.clusters else ""
+        arenas = sum(program.stages[place.stage].arena_bytes for place in places)
         fail(
             "RT093",
-            f"{which}{len(places)} ranks in one process need arenas of {needed} bytes; this machine has {present}",
+            f"{which}{len(places)} ranks in one process need {needed} bytes, {arenas} of them arenas; {words}",
             help="'ratrainc simulate' times the program without executing it; a smaller model or plan can be run here",
         )

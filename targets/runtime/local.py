@@ -11,7 +11,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeAlias
 
 from attrs import frozen
@@ -21,6 +21,7 @@ from ratrain.ratrain_ir.diagnostics import Note, fail
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Group, Quantity
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.targets.runtime import collectives
+from ratrain.targets.runtime.certificate import certificate
 from ratrain.targets.runtime.channels import Channels
 from ratrain.targets.runtime.engine import Head, ProgramEngine, StepTotals
 from ratrain.targets.runtime.liveness import Liveness
@@ -31,6 +32,7 @@ from ratrain.targets.runtime.rank import Rank
 from ratrain.targets.runtime.repeated import RepeatedStep
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.topology import Rank as MeshRank
     from ratrain.targets.program.program import Instruction, Program
     from ratrain.targets.runtime.collectives import Member
     from ratrain.targets.runtime.data import Batches
@@ -43,11 +45,14 @@ class LocalEngine(ProgramEngine):
     """Runs all of a program's ranks in this process, one instruction at a time."""
 
     concurrency: ClassVar[Concurrency] = "ordered"
+    side_by_side: ClassVar[bool] = False
+    """Whether each engine of each rank has a thread."""
 
     def __init__(
         self, program: Program, kernels: KernelSet, batches: Batches, *, interleave_seed: int | None = None
     ) -> None:
         self._scratches: dict[tuple[int, int, Engine], Scratch] = {}
+        self.certificate = certificate(program, kernels, side_by_side=self.side_by_side)
         super().__init__(program, kernels, batches, program.topology.ranks)
         if self.overlaps:
             for rank in (rank for ranks in self.ranks for rank in ranks):  # all of it before the first step
@@ -55,13 +60,14 @@ class LocalEngine(ProgramEngine):
                 self.scratch_of(rank, Engine.HOST)
         self.choice = random.Random(interleave_seed) if interleave_seed is not None else None  # noqa: S311
         self.channels = Channels(kernels.memory)
+        self._reserve_messages()
         self.order = kernels.memory.order()
         self.repeated: RepeatedStep | None = None
 
     @property
     def overlaps(self) -> bool:
-        """Whether instructions of several engines may be executed at a time, as a device does behind the program."""
-        return self.kernels.memory.overlaps
+        """Whether instructions of several engines may be executed at a time, by threads, or as a device does behind the program."""
+        return self.side_by_side or self.kernels.memory.overlaps
 
     def scratch_of(self, rank: Rank, engine: Engine) -> Scratch:
         """What an engine's kernels take temporaries from: its own where engines overlap, of routines, of reductions, of updates."""
@@ -85,6 +91,29 @@ class LocalEngine(ProgramEngine):
     def description(self) -> str:
         """Where the ranks run, in words."""
         return f"{self.program.plan.clusters} ranks in this process"
+
+    def needed_bytes(self, places: Sequence[MeshRank]) -> int:  # noqa: ARG002
+        """All that the certificate says."""
+        return self.certificate.total_bytes
+
+    def declared_constants(self) -> dict[str, int]:
+        """What the certificate says."""
+        return dict(self.certificate.constants)
+
+    def expect_evaluation(self) -> None:
+        """Have room for the messages of passes that evaluate."""
+        super().expect_evaluation()
+        self.certificate = certificate(self.program, self.kernels, evaluates=True, side_by_side=self.side_by_side)
+        self._reserve_messages()
+
+    def _reserve_messages(self) -> None:
+        """Have room for all messages that may be on their way at once, before the first step."""
+        most = self.certificate.messages
+        for rank in (rank for ranks in self.ranks for rank in ranks):
+            for instruction in rank.stage.streams[Engine.SEND]:
+                for operand in instruction.operands:
+                    kind = rank.stage.tensors[operand.tensor].type
+                    self.channels.reserve(rank.views[operand.tensor], most.get((kind.dtype, kind.shape), 0))
 
     @property
     def peak_transport_bytes(self) -> int:

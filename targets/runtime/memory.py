@@ -6,6 +6,7 @@ An array of a memory is sliced, indexed and assigned to by numbers as numpy's ar
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,11 +16,31 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.kernels.scratch import Scratch
+from ratrain.targets.runtime.process_memory import room
 from ratrain.targets.runtime.stopwatch import DeviceFacts, HostStopwatch, Stopwatch
 from ratrain.targets.runtime.streams import AtOnce, Order
 
 SQUARES_CHUNK = 1 << 16
 """Elements at most of which squares are summed at a time."""
+
+
+@frozen
+class Work:
+    """What a run asks of a memory beside arenas, scratch, tables and messages."""
+
+    inputs: Mapping[tuple[Dtype, tuple[int, ...]], int]
+    """instructions that load an input of each form"""
+    sums: int
+    """sums of squares that are made at a time, by the host"""
+    areas: int
+    """arenas and scratches"""
+    streams: int
+    """engines that multiply"""
+    denominators: int
+    """calls of kernels that divide by the labels of a step"""
+    ranks: int
+    blocks: int
+    """that ranks hold, each counted on every rank that holds it"""
 
 
 class Feed(Protocol):
@@ -48,8 +69,11 @@ class Memory(Protocol):
     def overlaps(self) -> bool:
         """Whether instructions are executed behind the program, several at a time."""
 
+    def room(self) -> tuple[int, str]:
+        """Bytes that there are, and a clause that says so."""
+
     def allocate(self, count: int) -> Any:
-        """Zeroed bytes that start at a multiple of the alignment."""
+        """Zeroed bytes that start at a multiple of the alignment. Raises MemoryError where there are not so many."""
 
     def scratch(self, capacity: int) -> Any:
         """What kernels take temporaries from: a `Scratch`, or the like of this memory."""
@@ -93,8 +117,11 @@ class Memory(Protocol):
         Between steps only.
         """
 
+    def constants(self, work: Work) -> dict[str, int]:
+        """Bytes that it holds at most for a run's work, by what for, known before anything is allocated."""
 
-class _Work(threading.local):
+
+class _Squares(threading.local):
     """A chunk in float64 for each thread that sums squares, made once and not in every step."""
 
     def __init__(self) -> None:
@@ -119,7 +146,11 @@ class HostMemory:
     overlaps = False
 
     def __init__(self) -> None:
-        self._work = _Work()
+        self._squares = _Squares()
+
+    def room(self) -> tuple[int, str]:
+        """Of this process."""
+        return room()
 
     def allocate(self, count: int) -> NDArray[np.uint8]:
         """Zeroed bytes that start at a multiple of the alignment."""
@@ -181,9 +212,13 @@ class HostMemory:
 
     def sum_of_squares(self, array: NDArray[Any]) -> float:
         """Of at most `SQUARES_CHUNK` elements, in float64."""
-        chunk = self._work.chunk[: len(array)]
+        chunk = self._squares.chunk[: len(array)]
         np.copyto(chunk, array)
         return float(np.dot(chunk, chunk))
+
+    def constants(self, work: Work) -> dict[str, int]:
+        """Room to align, and a chunk of squares for each sum."""
+        return {"alignment": work.areas * ALIGNMENT_BYTES, "sums of squares": work.sums * SQUARES_CHUNK * 8}
 
 
 HOST = HostMemory()

@@ -62,6 +62,8 @@ def prepare(
     with ExitStack() as places:
         run = _begun(program, stream, settings, kernels, processes or Processes(), places)
         run.held_out, run.utilisation = held_out, utilisation
+        if held_out is not None:
+            run.engine.expect_evaluation()
         run.companions = replaced_companions(run.companions, companions or {})
         run.places.push(places.pop_all())
     return run

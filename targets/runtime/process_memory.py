@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import resource
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from attrs import asdict, frozen
+from attrs import asdict, field, frozen
 
 _STATUS = Path("/proc/self/status")
 
@@ -24,17 +27,22 @@ class MemoryUse:
     constant_bytes: int | None
     """interpreter, libraries, program: what was resident before the arenas were made; None where the system does not say"""
     peak_resident_bytes: int | None
+    declared: Mapping[str, int] = field(factory=dict)
+    """what is held at most beside arenas and scratch, by what it is"""
+
+    @property
+    def certified_bytes(self) -> int:
+        """What the run's memory gives out at most, said before anything was allocated."""
+        return self.arena_bytes + self.scratch_bytes + sum(self.declared.values())
 
     @property
     def planned_bytes(self) -> int | None:
-        """What should be resident at most: all but the peak together."""
-        if self.constant_bytes is None:
-            return None
-        return self.arena_bytes + self.scratch_bytes + self.transport_bytes + self.constant_bytes
+        """What should be resident at most: that, and the constant."""
+        return None if self.constant_bytes is None else self.certified_bytes + self.constant_bytes
 
     def to_json(self) -> dict[str, Any]:
         """The figures as plain data."""
-        return asdict(self)
+        return {**asdict(self), "certified_bytes": self.certified_bytes}
 
 
 def resident_bytes() -> int | None:
@@ -48,6 +56,30 @@ def peak_resident_bytes() -> int | None:
     What `getrusage` says would count what the parent held that started it.
     """
     return _field("VmHWM")
+
+
+def data_bytes() -> int | None:
+    """Bytes that count towards RLIMIT_DATA; None where the system does not say."""
+    return _field("VmData")
+
+
+def room() -> tuple[int, str]:
+    """Bytes that this process may take yet, of what the machine has and what limits leave, and a clause that says so."""
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = [(present, f"this machine has {present}")]
+    for limit, counted, words in _LIMITS:
+        most, used = resource.getrlimit(limit)[0], _field(counted)
+        if most != resource.RLIM_INFINITY and used is not None:
+            left = max(0, most - used)
+            found.append((left, f"the limit on this process's {words} leaves {left}"))
+    return min(found)
+
+
+_LIMITS = (
+    (resource.RLIMIT_AS, "VmSize", "address space (ulimit -v)"),
+    (resource.RLIMIT_DATA, "VmData", "data (ulimit -d)"),
+)
+"""Limits of a process; what of `/proc/self/status` counts towards each."""
 
 
 def _field(name: str) -> int | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction, Program, ProgramStage
     from ratrain.targets.program.routine import Reference, Routine, Step
 
-_DENOMINATOR = "denominator"
+DENOMINATOR = "denominator"
 """The option of kernels whose gradients are of a mean over labels."""
 
 
@@ -127,11 +127,9 @@ class BoundRoutine:
         self._calls = calls
         self._scratch = scratch
         self._memory = memory
-        self._denominators = [
-            (arguments, arguments[_DENOMINATOR]) for _, arguments in calls if _DENOMINATOR in arguments
-        ]
+        self._denominators = [(arguments, arguments[DENOMINATOR]) for _, arguments in calls if DENOMINATOR in arguments]
         for arguments, whole in self._denominators:
-            arguments[_DENOMINATOR] = memory.number(whole)
+            arguments[DENOMINATOR] = memory.number(whole)
         """Arguments of kernels that divide by the labels of a replica's step, and how many those are where all count."""
 
     def __call__(self) -> None:
@@ -143,7 +141,7 @@ class BoundRoutine:
     def count_labels(self, counted: int, labels: int) -> None:
         """Have gradients divided as if of all `labels` of a step so many were there: those that count."""
         for arguments, whole in self._denominators:
-            arguments[_DENOMINATOR] = self._memory.number(whole * counted / labels, arguments[_DENOMINATOR])
+            arguments[DENOMINATOR] = self._memory.number(whole * counted / labels, arguments[DENOMINATOR])
 
 
 def bind_routine(rank: Rank, instruction: Instruction, kernels: KernelSet, scratch: Scratch) -> BoundRoutine:
@@ -214,10 +212,15 @@ def shape_only(dtype: Dtype, shape: tuple[int, ...]) -> NDArray[Any]:
     return np.broadcast_to(np.zeros((), NUMPY_DTYPES[dtype]), shape)
 
 
+def rope_tables(program: Program) -> set[tuple[int, int, float, str]]:
+    """The rotary tables that a program needs: length, elements of a head that are rotated, theta, scaling."""
+    model: ModelConfig = program.model
+    kinds = {model.layer_kind(layer) for layer in range(model.layers)}
+    width = model.rotary_dim or model.head_dim
+    return {(program.plan.seq_len, width, kind.rope_theta, kind.rope_scaling) for kind in kinds if kind.rope_theta}
+
+
 def prepare_tables(program: Program, kernels: KernelSet) -> None:
     """Build the constant tables of the kernel set before the first step."""
-    model: ModelConfig = program.model
-    for kind in {model.layer_kind(layer) for layer in range(model.layers)}:
-        if kind.rope_theta:
-            width = model.rotary_dim or model.head_dim
-            kernels.prepare_rope(program.plan.seq_len, width, kind.rope_theta, kind.rope_scaling)
+    for table in sorted(rope_tables(program)):
+        kernels.prepare_rope(*table)

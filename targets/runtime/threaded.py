@@ -61,15 +61,11 @@ class ThreadedEngine(LocalEngine):
     """Runs a program's ranks in this process, engines side by side."""
 
     concurrency = "threads"
+    side_by_side = True
 
     def __init__(self, program: Program, kernels: KernelSet, batches: Batches) -> None:
         self._progress = _Progress()
         super().__init__(program, kernels, batches)
-
-    @property
-    def overlaps(self) -> bool:
-        """Engines run side by side."""
-        return True
 
     def capture_steps(self) -> None:
         """Threads start instructions when they may."""

@@ -166,18 +166,18 @@ class Trainer:
             self.programs[name] = self.folder / f"{name}.rtx"
         return self.programs[name]
 
-    def run(self, program: Path, steps: int, *, save: Path | None = None) -> list[float]:
+    def run(self, program: Path, steps: int, *, kernels: str = "fast", save: Path | None = None) -> list[float]:
         """The losses of the first steps, in sequential order."""
-        log = program.with_name(f"{program.stem}-{steps}.jsonl")
+        log = program.with_name(f"{program.stem}-{kernels}-{steps}.jsonl")
         arguments = [program.name, "--data", "tokens.bin", "--steps", str(steps), "--order", "sequential"]
-        arguments += ["--init", "weights.safetensors", "--log", log.name]
+        arguments += ["--init", "weights.safetensors", "--log", log.name, "--kernels", kernels]
         ratrainc(self.folder, "run", *arguments, *(["--save", save.name] if save else []))
         return read_losses(log, steps)
 
-    def first_gradients(self, program: Path) -> Arrays:
+    def first_gradients(self, program: Path, kernels: str = "fast") -> Arrays:
         """The gradients of the first step by Hugging Face name, from the moments it leaves: m1 = (1 - beta1) * g."""
-        checkpoint = self.folder / f"{program.stem}-checkpoint"
-        self.run(program, 1, save=checkpoint)
+        checkpoint = self.folder / f"{program.stem}-{kernels}-checkpoint"
+        self.run(program, 1, kernels=kernels, save=checkpoint)
         state = load_file(checkpoint / "state.safetensors")
         share = 1 - OPTIMIZER["betas"][0]
         return {key.removeprefix("m1/"): value / share for key, value in state.items() if key.startswith("m1/")}

@@ -96,13 +96,15 @@ class Case:
         assert losses[-1] < losses[0] - 1, "the model does not learn: equal losses would say little"
         return losses, {name: value.numpy() for name, value in gradients.items()}
 
-    def deviation(self, view_dtype: str, layout: Layout = LAYOUT, expected: list[float] | None = None) -> float:
+    def deviation(
+        self, kernels: str, view_dtype: str, layout: Layout = LAYOUT, expected: list[float] | None = None
+    ) -> float:
         """The worst relative deviation of a loss from PyTorch's, in float32 where `expected` does not say otherwise."""
-        losses = self.trainer.run(self.trainer.compile(layout, view_dtype, STRATEGY), STEPS)
+        losses = self.trainer.run(self.trainer.compile(layout, view_dtype, STRATEGY), STEPS, kernels=kernels)
         expected = self.reference[0] if expected is None else expected
         worst, step = worst_relative(losses, expected)
         show(
-            f"{self.name}, {view_dtype}: loss {expected[0]:.4f} -> {expected[-1]:.4f},"
+            f"{self.name}, {kernels}, {view_dtype}: loss {expected[0]:.4f} -> {expected[-1]:.4f},"
             f" worst relative deviation {worst:.1e} in step {step}"
         )
         return worst
@@ -113,6 +115,13 @@ class Case:
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """Each model in turn."""
     return Case(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(params=["fast", *(pytest.param(name, marks=pytest.mark.full) for name in ("torch", "torch-device"))])
+def kernels(request: pytest.FixtureRequest) -> str:
+    """Each kernel set that a run may take its products from."""
+    name: str = request.param
+    return name
 
 
 def unpacked(arrays: Arrays) -> Arrays:
@@ -148,23 +157,23 @@ def joined_biases(arrays: Arrays) -> Arrays:
     return found
 
 
-def test_f32_losses(case: Case) -> None:
-    assert case.deviation("f32") <= F32_LOSS
+def test_f32_losses(case: Case, kernels: str) -> None:
+    assert case.deviation(kernels, "f32") <= F32_LOSS
 
 
-def test_f32_losses_of_slices(case: Case) -> None:
+def test_f32_losses_of_slices(case: Case, kernels: str) -> None:
     """The window of one case spans slices, and is longer than one of them."""
-    assert case.deviation("f32", SLICED) <= F32_LOSS
+    assert case.deviation(kernels, "f32", SLICED) <= F32_LOSS
 
 
-def first_gradients(case: Case, layout: Layout, view_dtype: str) -> Arrays:
+def first_gradients(case: Case, kernels: str, layout: Layout, view_dtype: str) -> Arrays:
     """Our gradients of the first step."""
-    return joined_biases(case.trainer.first_gradients(case.trainer.compile(layout, view_dtype, STRATEGY)))
+    return joined_biases(case.trainer.first_gradients(case.trainer.compile(layout, view_dtype, STRATEGY), kernels))
 
 
 @pytest.mark.parametrize("layout", [LAYOUT, SLICED], ids=["whole", "slices"])
-def test_f32_gradients(case: Case, layout: Layout) -> None:
-    got = first_gradients(case, layout, "f32")
+def test_f32_gradients(case: Case, kernels: str, layout: Layout) -> None:
+    got = first_gradients(case, kernels, layout, "f32")
     expected = unpacked(case.reference[1])
     assert sorted(got) == sorted(expected)
     deviations = {}
@@ -172,22 +181,24 @@ def test_f32_gradients(case: Case, layout: Layout) -> None:
         assert got[name].shape == gradient.shape, name
         deviations[name] = float(np.abs(got[name] - gradient).max() / np.abs(gradient).max())
     worst = max(deviations, key=lambda name: deviations[name])
-    show(f"{case.name}, f32: worst gradient deviation {deviations[worst]:.1e} of the largest value, in {worst}")
+    show(
+        f"{case.name}, {kernels}, f32: worst gradient deviation {deviations[worst]:.1e} of the largest value, in {worst}"
+    )
     assert {name: value for name, value in deviations.items() if not value <= F32_GRADIENT} == {}
 
 
-def test_f16_losses(case: Case) -> None:
-    assert case.deviation("f16") <= F16_LOSS
+def test_f16_losses(case: Case, kernels: str) -> None:
+    assert case.deviation(kernels, "f16") <= F16_LOSS
 
 
-def test_bf16_losses(case: Case) -> None:
-    assert case.deviation("bf16") <= BF16_LOSS
-    assert case.deviation("bf16", expected=case.bf16_reference[0]) <= BF16_LOSS
+def test_bf16_losses(case: Case, kernels: str) -> None:
+    assert case.deviation(kernels, "bf16") <= BF16_LOSS
+    assert case.deviation(kernels, "bf16", expected=case.bf16_reference[0]) <= BF16_LOSS
 
 
-def test_bf16_gradients(case: Case) -> None:
+def test_bf16_gradients(case: Case, kernels: str) -> None:
     """No farther from float32 than PyTorch's in bf16: norms of the deviations, as parts of those of the gradients, on average."""
-    got, exact = first_gradients(case, LAYOUT, "bf16"), unpacked(case.reference[1])
+    got, exact = first_gradients(case, kernels, LAYOUT, "bf16"), unpacked(case.reference[1])
     theirs = unpacked(case.bf16_reference[1])
     assert sorted(got) == sorted(exact) == sorted(theirs)
     ours, of_torch = (
@@ -196,5 +207,5 @@ def test_bf16_gradients(case: Case) -> None:
         )
         for found in (got, theirs)
     )
-    show(f"{case.name}, bf16: gradients deviate by {ours:.1e} from float32, PyTorch's by {of_torch:.1e}")
+    show(f"{case.name}, {kernels}, bf16: gradients deviate by {ours:.1e} from float32, PyTorch's by {of_torch:.1e}")
     assert 0 < ours <= of_torch

@@ -19,7 +19,7 @@ from ratrain.ratrainc.commands import compare
 from ratrain.ratrainc.examples import example_path
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
-from ratrain.targets.runtime.engine import scratch_bytes
+from ratrain.targets.runtime.certificate import scratch_bytes
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.processor import cpu_flags
 from tests.end_to_end.tiny_runs import make_plan

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from ratrain.ratrain_ir.ops import Engine  # noqa: E402
 
-NEAR = {"f32": 2e-6, "f16": 2e-3, "bf16": 4e-3}
-"""Of the losses of 8 steps, relative: sums in another order, and in 16 bits roundings to the other neighbour."""
+NEAR = {"f32": 2e-6}
+"""Of the losses, relative: sums in another order. Other types, families and schedules are those of `test_grid`."""
 MODELS = {"llama": MODEL, "gpt2": GPT2, "gemma3": GEMMA3, "olmo2": OLMO2, "granite": GRANITE, "neox": NEOX}
 SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
     "ratrain": ("ratrain", {"zero": 2, "reduce": "each-micro-batch"}),
@@ -31,14 +31,6 @@ SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
     "clipped": ("ratrain", {"optimizer": evolve(OPTIMIZER, clip="global", max_norm=0.3)}),
     "scores": ("ratrain", {"attention": "scores-kept"}),
 }
-
-
-@pytest.mark.parametrize("dtype", NEAR)
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_every_family_trains_near_the_numpy_kernels(model: Any, dtype: str) -> None:
-    program = make_program(model, view_dtype=dtype)
-    ours, fast = (losses(train(program, 8, kernels=kernels)) for kernels in ("torch-device", "fast"))
-    np.testing.assert_allclose(ours, fast, rtol=NEAR[dtype])
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
