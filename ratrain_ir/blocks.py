@@ -16,6 +16,7 @@ from attrs import field, frozen
 
 from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.parameter_names import parameter_name
+from ratrain.ratrain_ir.tensor_peers import peer_model
 from ratrain.ratrain_ir.types import Dtype, TensorType, tensor_type
 
 if TYPE_CHECKING:
@@ -158,11 +159,12 @@ def parameters_within(
 
 @cache
 def flat_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
-    """Elements of a block's flat tensors: its parameters and the padding that makes D equal shards.
+    """Elements of a block's flat tensors: the parameters that a tensor peer has, and the padding that makes D equal shards.
 
     With tied embeddings `embed` and `head`, whose flat tensors start with the same table, are padded to the length of the longer one:
     shards of equal index then hold the same rows, and can be summed.
     """
+    model = peer_model(model, plan)
     tied = model.tied_embeddings and owner.kind in ("embed", "head")
     lasts = [parameters(model, each)[-1] for each in ((block("embed"), block("head")) if tied else (owner,))]
     quantum = PARAMETER_ALIGNMENT * plan.dp
@@ -210,7 +212,8 @@ def tokens_per_micro_batch(plan: Plan) -> int:
 
 @cache
 def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
-    """What backward of a block reads beside its input, in the order ops list it."""
+    """What backward of a block reads beside its input, in the order ops list it; of a tensor peer its own part."""
+    model = peer_model(model, plan)
     rows = tokens_per_micro_batch(plan)
     act = Dtype(plan.view_dtype)
     if block.kind == "attention":
@@ -272,7 +275,8 @@ def _branch_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
 
 def scores_type(model: ModelConfig, plan: Plan) -> TensorType:
     """Type of an attention's score matrix: every query of a micro-batch, by head, with every key of its sequence."""
-    return tensor_type(Dtype(plan.view_dtype), (model.heads * tokens_per_micro_batch(plan), plan.seq_len))
+    heads = peer_model(model, plan).heads
+    return tensor_type(Dtype(plan.view_dtype), (heads * tokens_per_micro_batch(plan), plan.seq_len))
 
 
 def _softmax_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
@@ -313,6 +317,7 @@ def pending_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
     Gradients of what the products of the block give, and the gradients of the norms' weights (and biases) as the exact f32
     sums, so that they are rounded once, where they are added to the gradient, as in a whole backward.
     """
+    model = peer_model(model, plan)
     rows = tokens_per_micro_batch(plan)
     act = Dtype(plan.view_dtype)
     if block.kind == "attention":
@@ -370,7 +375,8 @@ def sum_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """Of the plan of a slice: what later slices leave of an attention block for its backward, f32 [rows, key-value width] each."""
     if block.kind != "attention" or last_viewer(model, plan) is None:
         return ()
-    type_ = tensor_type(Dtype.F32, (tokens_per_micro_batch(plan), model.kv_heads * model.head_dim))
+    width = peer_model(model, plan).kv_heads * model.head_dim
+    type_ = tensor_type(Dtype.F32, (tokens_per_micro_batch(plan), width))
     return tuple(Slot(name, type_) for name in SUM_SLOTS)
 
 
@@ -386,8 +392,26 @@ def reads_documents(model: ModelConfig, plan: Plan, block: Block) -> bool:
 
 
 def stream_type(model: ModelConfig, plan: Plan) -> TensorType:
-    """Type of the residual stream, which is what layers exchange: [tokens of a micro-batch, hidden]."""
+    """Type of the residual stream as blocks compute with it: [tokens of a micro-batch, hidden]."""
     return tensor_type(Dtype(plan.view_dtype), (tokens_per_micro_batch(plan), model.hidden_size))
+
+
+def shares_rows(plan: Plan) -> bool:
+    """Whether the residual stream between blocks is sharded by rows over tensor peers, each of which has a run of them."""
+    return plan.tp > 1 and plan.sequence_sharding
+
+
+def exchanged_type(model: ModelConfig, plan: Plan) -> TensorType:
+    """Type of the residual stream as a rank has it between blocks, and as stages exchange it: all its rows, or its tensor peer's."""
+    rows = tokens_per_micro_batch(plan)
+    return tensor_type(
+        Dtype(plan.view_dtype), (rows // plan.tp if shares_rows(plan) else rows, model.hidden_size)
+    )
+
+
+def row_statistics_type(plan: Plan) -> TensorType:
+    """Type of what a tensor peer knows of each row's logits: their largest, the sum of exponentials below it, the label's (0 if another has it)."""
+    return tensor_type(Dtype.F32, (3, tokens_per_micro_batch(plan)))
 
 
 def takes_pair(model: ModelConfig, block: Block) -> bool:
@@ -400,8 +424,16 @@ def takes_pair(model: ModelConfig, block: Block) -> bool:
 
 
 def activation_type(model: ModelConfig, plan: Plan, block: Block) -> TensorType:
-    """Type of the input of a block, which is the output of the one before, or of its gradient: the stream, or a pair of two."""
-    stream = stream_type(model, plan)
+    """Type of the input of a block, which is the output of the one before, or of its gradient, between blocks: the stream, or a pair of two."""
+    return _or_pair(model, block, exchanged_type(model, plan))
+
+
+def computed_type(model: ModelConfig, plan: Plan, block: Block) -> TensorType:
+    """Type of the input of a block, or of its gradient, as the block computes with it: with all its rows."""
+    return _or_pair(model, block, stream_type(model, plan))
+
+
+def _or_pair(model: ModelConfig, block: Block, stream: TensorType) -> TensorType:
     rows, hidden = stream.shape
     return tensor_type(stream.dtype, (2 * rows, hidden)) if takes_pair(model, block) else stream
 

@@ -40,6 +40,7 @@ CODES: dict[str, str] = {
     "RT030": "a forward, backward or input is missing or appears twice",
     "RT031": "a gradient is not reduced and applied exactly once",
     "RT032": "a saved tensor is recovered twice or not at all",
+    "RT033": "tensor peers exchange something else, twice or not at all: a part is read as a whole, or a sum is left out",
     # communication
     "RT040": "a send has no matching receive, or the other way round",
     "RT041": "a channel's receive order differs from its send order",

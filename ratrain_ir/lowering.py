@@ -3,7 +3,8 @@
 Per stage: all forwards, micro-batch by micro-batch; all backwards, ascending too (gradients accumulate in that order, which
 is part of the semantics); where micro-batches are cut into slices, these pass one by one, ascending forward and descending backward; then gradient reduction block by block in backward order, and the scalars of all ranks; then, in
 forward order, the update of each block and, where state is sharded, the gather of its view; at last the next step's scale.
-Passes reorder and merge, they never add or drop mathematics.
+Where tensor peers share out blocks, each block's input is made whole before it and what it gives is summed after it, forward and backward;
+an input is gathered anew for the backward. Passes reorder and merge, they never add or drop mathematics.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ratrain.ratrain_ir.blocks import (
     Block,
     Slot,
     activation_type,
+    computed_type,
     flat_elements,
     gathers_within_step,
     is_sharded,
@@ -25,9 +27,11 @@ from ratrain.ratrain_ir.blocks import (
     next_block,
     reads_documents,
     reduces_each_micro_batch,
+    row_statistics_type,
     saved_slots,
     seen_slices,
     shard_elements,
+    shares_rows,
     sum_slots,
     token_type,
 )
@@ -39,7 +43,9 @@ from ratrain.ratrain_ir.ops import (
     AllReduce,
     AllReduceScalar,
     Backward,
+    CombineLoss,
     Forward,
+    GatherRows,
     Group,
     LoadInput,
     Op,
@@ -49,6 +55,7 @@ from ratrain.ratrain_ir.ops import (
     Piece,
     Quantity,
     Recv,
+    ReduceRows,
     ReduceScatter,
     ScaleUpdate,
     Send,
@@ -161,6 +168,37 @@ class _StageLowering:
         type_ = activation_type(self.model, self.plan_of(piece), block)
         return self.tensor(kind, f"{prefix}.{block}.{piece_name(piece)}", type_)
 
+    def read_activation(self, block: Block, piece: Piece, *, phase: Phase | None = None) -> Tensor:
+        """The input of a block as the block reads it in a phase, or, without one, the gradient of it as the block before does: all its rows."""
+        gradient = phase is None
+        own = self.activation(block, piece, gradient=gradient)
+        if not shares_rows(self.plan):
+            return own
+        name = f"{'dx' if gradient else 'x'}_whole.{block}.{piece_name(piece)}{f'.{phase.value}' if phase else ''}"
+        whole = self.tensor(StateKind.ACTIVATION, name, computed_type(self.model, self.plan_of(piece), block))
+        payload = Payload.GRADIENT if gradient else Payload.ACTIVATION
+        fields = {"payload": payload, "block": block, **piece_fields(piece), "phase": phase}
+        self.emit(GatherRows(**fields, reads=(own,), writes=(whole,)))
+        return whole
+
+    def written_activation(self, block: Block, piece: Piece, *, gradient: bool = False) -> Tensor:
+        """What the block before writes of the input of a block, or the block itself of its gradient: a part, where there are tensor peers."""
+        if self.plan.tp == 1:
+            return self.activation(block, piece, gradient=gradient)
+        name = f"{'dx' if gradient else 'x'}_part.{block}.{piece_name(piece)}"
+        return self.tensor(StateKind.PARTIAL, name, computed_type(self.model, self.plan_of(piece), block))
+
+    def sum_parts(self, block: Block, piece: Piece, around: Block | None, *, gradient: bool = False) -> None:
+        """Sum the parts of the input of a block, or of its gradient, and the stream that goes around."""
+        if self.plan.tp == 1:
+            return
+        part = self.written_activation(block, piece, gradient=gradient)
+        stream = () if around is None else (self.activation(around, piece, gradient=gradient),)
+        payload = Payload.GRADIENT if gradient else Payload.ACTIVATION
+        result = self.activation(block, piece, gradient=gradient)
+        fields = {"payload": payload, "block": block, **piece_fields(piece)}
+        self.emit(ReduceRows(**fields, reads=(part, *stream), writes=(result,)))
+
     def plan_of(self, piece: Piece) -> Plan:
         """The plan as it is for a piece."""
         return slice_plan(self.plan, None if isinstance(piece, int) else piece.number)
@@ -220,6 +258,10 @@ class _StageLowering:
             if block.kind == "head":
                 self.load(Part.LABELS, piece)
             self.emit(self.forward(block, piece))
+            if block.kind == "head":
+                self.combine_loss(block, piece)
+            else:
+                self.sum_parts(next_block(self.model, block), piece, None if block.kind == "embed" else block)
         if after is not None:
             sent = self.activation(next_block(self.model, blocks[-1]), piece)
             self.emit(Send(**self.message(Payload.ACTIVATION, piece, chunk + 1, after), reads=(sent,)))
@@ -234,17 +276,40 @@ class _StageLowering:
     def forward(self, block: Block, piece: Piece) -> Forward:
         view = self.view(block, piece, Phase.FORWARD)
         fields = piece_fields(piece)
+        if block.kind == "embed":
+            source = self.input(Part.TOKENS, piece)
+        else:
+            source = self.read_activation(block, piece, phase=Phase.FORWARD)
         if block.kind == "head":
-            loss = self.scalar("loss", Dtype.F64)
-            inputs = (self.activation(block, piece), view, self.input(Part.LABELS, piece))
+            inputs = (source, view, self.input(Part.LABELS, piece))
             saved = self.saved(block, piece)
-            is_first = piece == self.pieces(0)[0]
-            writes, updates = ((*saved, loss), ()) if is_first else (saved, (loss,))
+            if self.plan.tp > 1:
+                own = (tensor for tensor in saved if tensor.slot != "lse")
+                return Forward(block=block, **fields, reads=inputs, writes=(self.row_statistics(piece), *own))
+            writes, updates = self.with_loss(saved, piece)
             return Forward(block=block, **fields, reads=inputs, writes=writes, updates=updates)
-        source = self.input(Part.TOKENS, piece) if block.kind == "embed" else self.activation(block, piece)
-        output = self.activation(next_block(self.model, block), piece)
+        output = self.written_activation(next_block(self.model, block), piece)
         reads = (source, view, *self.documents(block, piece), *self.seen_keys(block, piece))
         return Forward(block=block, **fields, reads=reads, writes=(output, *self.saved(block, piece)))
+
+    def with_loss(self, saved: tuple[Tensor, ...], piece: Piece) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """What the op that knows the loss of a piece writes, and what it updates: the first writes the step's loss, the others add to it."""
+        loss = self.scalar("loss", Dtype.F64)
+        return ((*saved, loss), ()) if piece == self.pieces(0)[0] else (saved, (loss,))
+
+    def row_statistics(self, piece: Piece) -> Tensor:
+        """What a tensor peer knows of the logits of a piece's rows."""
+        return self.tensor(
+            StateKind.PARTIAL, f"statistics.head.{piece_name(piece)}", row_statistics_type(self.plan_of(piece))
+        )
+
+    def combine_loss(self, block: Block, piece: Piece) -> None:
+        """The loss from what tensor peers know of each row."""
+        if self.plan.tp > 1:
+            lse = tuple(tensor for tensor in self.saved(block, piece) if tensor.slot == "lse")
+            writes, updates = self.with_loss(lse, piece)
+            reads = (self.row_statistics(piece),)
+            self.emit(CombineLoss(block=block, **piece_fields(piece), reads=reads, writes=writes, updates=updates))
 
     def backward_pass(self, chunk: int, piece: Piece) -> None:
         blocks = self.topology.chunk_blocks[chunk]
@@ -255,6 +320,9 @@ class _StageLowering:
         reduces = reduces_each_micro_batch(self.plan) and self.is_last_share(piece)
         for block in reversed(blocks):
             self.emit(self.backward(block, piece))
+            if block.kind != "embed":
+                around = None if block.kind == "head" else next_block(self.model, block)
+                self.sum_parts(block, piece, around, gradient=True)
             if reduces:
                 self.emit(self.reduce_scatter(block, piece if isinstance(piece, int) else piece.micro_batch))
         if before is not None:
@@ -277,19 +345,21 @@ class _StageLowering:
         gradient = self.gradient(block, piece if isinstance(piece, int) else piece.micro_batch)
         outputs: tuple[Tensor, ...] = ()
         if block.kind != "embed":
-            outputs = (self.activation(block, piece, gradient=True),)
+            outputs = (self.written_activation(block, piece, gradient=True),)
         inputs: tuple[Tensor, ...]
         if block.kind == "head":
             view = self.view(block, piece, Phase.BACKWARD)
-            inputs = (self.activation(block, piece), *saved, view, self.input(Part.LABELS, piece), self.named("scale"))
+            source = self.read_activation(block, piece, phase=Phase.BACKWARD)
+            inputs = (source, *saved, view, self.input(Part.LABELS, piece), self.named("scale"))
         else:
-            dy = self.activation(next_block(self.model, block), piece, gradient=True)
+            dy = self.read_activation(next_block(self.model, block), piece)
             if block.kind == "embed":
                 inputs = (dy, self.input(Part.TOKENS, piece), *self.documents(block, piece))
             else:
                 others = (*self.documents(block, piece), *self.seen_keys(block, piece), *self.sums(block, piece))
                 view = self.view(block, piece, Phase.BACKWARD)
-                inputs = (dy, self.activation(block, piece), *saved, view, *others)
+                source = self.read_activation(block, piece, phase=Phase.BACKWARD)
+                inputs = (dy, source, *saved, view, *others)
         begun, added = (self.seen_sums(block, piece, first=first) for first in (True, False))
         fields = piece_fields(piece)
         if self.is_first_share(piece):
@@ -307,6 +377,7 @@ class _StageLowering:
         if not reduces_each_micro_batch(self.plan):
             for block in reversed(blocks):
                 self.emit(self.grad_sync(block))
+        self.sum_shared(blocks)
         self.sum_tied(blocks)
         if self.stage.index == self.topology.last_stage:
             loss = self.named("loss")
@@ -331,6 +402,13 @@ class _StageLowering:
     def reduced(self, block: Block) -> Tensor:
         """The reduced gradient an update reads."""
         return self.shard(block) if is_sharded(self.plan) else self.gradient(block, 0)
+
+    def sum_shared(self, blocks: tuple[Block, ...]) -> None:
+        """Gradients of parameters that several tensor peers have; and every block's flag, so that all peers skip the same updates."""
+        if self.plan.tp > 1:
+            for block in reversed(blocks):
+                updates = (self.reduced(block), self.named(f"flag.{block}"))
+                self.emit(AllReduce(blocks=(block,), group=Group.TENSOR, updates=updates))
 
     def sum_tied(self, blocks: tuple[Block, ...]) -> None:
         """Tied embeddings: first + last, between each stage's own reduction and either update."""

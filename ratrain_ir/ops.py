@@ -32,13 +32,14 @@ class Engine(Enum):
     SEND = "send"
     RECV = "recv"
     COLLECTIVE = "collective"
+    TENSOR = "tensor"
     HOST = "host"
     NONE = "none"
 
     __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
 
 
-ENGINES = (Engine.COMPUTE, Engine.SEND, Engine.RECV, Engine.COLLECTIVE, Engine.HOST)
+ENGINES = (Engine.COMPUTE, Engine.SEND, Engine.RECV, Engine.COLLECTIVE, Engine.TENSOR, Engine.HOST)
 """The engines that execute something, in the order streams are stored."""
 
 
@@ -65,8 +66,10 @@ class Group(Enum):
     """the data-parallel replicas of this stage"""
     ENDS = "ends"
     """first and last stage of each replica (tied embeddings); one member where they are the same stage"""
+    TENSOR = "tensor"
+    """the tensor peers that share out the blocks of this stage of a replica"""
     ALL = "all"
-    """all replicas of all stages"""
+    """all ranks of all stages"""
 
 
 class Quantity(Enum):
@@ -394,10 +397,10 @@ class ReduceScatter(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AllReduce(Op):
-    """GradSync in place: the mean over replicas, or the sum of tied gradients.
+    """GradSync in place: the mean over replicas, or the sum of tied or shared gradients.
 
-    The overflow flags go with them. Tied gradients are those of the embedding and the head, summed over `ends`. If it is blocking,
-    compute waits for it.
+    The overflow flags go with them. Tied gradients are those of the embedding and the head, summed over `ends`. Shared ones are those of
+    parameters that several tensor peers have, summed over `tensor` after replicas have met. If it is blocking, compute waits for it.
     """
 
     keyword = "all_reduce"
@@ -406,6 +409,58 @@ class AllReduce(Op):
     blocks: tuple[Block, ...] = _blocks_field()
     group: Group = _enum_field(Group, Group.REPLICAS)
     blocking: bool = _blocking_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class GatherRows(Op):
+    """Makes the input of a block, or the gradient of it, whole from the rows that each tensor peer has.
+
+    Of an activation it says which pass it serves; a gradient serves the backward of the block before.
+    """
+
+    keyword = "gather_rows"
+    default_engine = Engine.TENSOR
+    alike_on_all_stages = True
+    payload: Payload = _enum_field(Payload)
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
+    phase: Phase | None = _phase_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class ReduceRows(Op):
+    """Sums what tensor peers have of the input of a block, or of the gradient of it: f32 in rank order, rounded once.
+
+    The residual stream is added once, where there is one: the input of the block before, or the gradient of its output. Each peer has
+    the rows that are its own, or all of them where rows are not sharded.
+    """
+
+    keyword = "reduce_rows"
+    default_engine = Engine.TENSOR
+    alike_on_all_stages = True
+    payload: Payload = _enum_field(Payload)
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class CombineLoss(Op):
+    """The loss of a micro-batch from what each tensor peer knows of its rows' logits, which stay where they are.
+
+    Every peer has the log of each row's sum of exponentials afterwards, and the loss.
+    """
+
+    keyword = "combine_loss"
+    default_engine = Engine.TENSOR
+    alike_on_all_stages = True
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
 
 
 @final
@@ -513,7 +568,10 @@ Piece = int | Slice
 """What passes through the blocks at a time: a micro-batch by its number, or a slice of one."""
 
 
-def piece_of(op: LoadInput | BlockOp | Send | Recv) -> Piece:
+PeerOp = GatherRows | ReduceRows | CombineLoss
+
+
+def piece_of(op: LoadInput | BlockOp | Send | Recv | PeerOp) -> Piece:
     """The piece that an op works on."""
     return op.micro_batch if op.slice is None else Slice(op.micro_batch, op.slice)
 
@@ -557,12 +615,18 @@ OP_CLASSES: dict[str, type[Op]] = {
         AllReduceScalar,
         Update,
         AllGather,
+        GatherRows,
+        ReduceRows,
+        CombineLoss,
         ScaleUpdate,
         Release,
     )
 }
 
-COLLECTIVE_OPS: tuple[type[Op], ...] = (ReduceScatter, AllReduce, AllReduceScalar, AllGather)
+PEER_OPS: tuple[type[Op], ...] = (GatherRows, ReduceRows, CombineLoss)
+"""What tensor peers do together within the passes of a micro-batch."""
+
+COLLECTIVE_OPS: tuple[type[Op], ...] = (ReduceScatter, AllReduce, AllReduceScalar, AllGather, *PEER_OPS)
 """What the members of a group do together."""
 
 TensorCollective = ReduceScatter | AllReduce | AllGather

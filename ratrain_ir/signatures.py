@@ -19,6 +19,9 @@ from ratrain.ratrain_ir.blocks import (
     WEIGHT_HALF_SLOTS,
     Block,
     activation_type,
+    block_chain,
+    computed_type,
+    exchanged_type,
     flat_elements,
     half_slots,
     is_sharded,
@@ -27,29 +30,34 @@ from ratrain.ratrain_ir.blocks import (
     next_block,
     pending_slots,
     reads_documents,
+    row_statistics_type,
     saved_slots,
     seen_slices,
     shard_elements,
-    stream_type,
     sum_slots,
     token_type,
 )
 from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.ops import (
     BLOCK_OPS,
+    PEER_OPS,
     AllGather,
     AllReduce,
     AllReduceScalar,
     Backward,
     BackwardInput,
     BackwardWeight,
+    CombineLoss,
     Forward,
+    GatherRows,
     Group,
     LoadInput,
     Op,
+    Payload,
     Quantity,
     Recompute,
     Recv,
+    ReduceRows,
     ReduceScatter,
     Release,
     ScaleUpdate,
@@ -173,14 +181,28 @@ def _of(name: str, kind: StateKind, type_: TensorType) -> Role:
     return Role(name, frozenset({kind}), type_)
 
 
+_PARTIAL = frozenset({StateKind.PARTIAL})
+
+
 def _before(name: str, model: ModelConfig, plan: Plan, block: Block) -> Role:
-    """The input of a block, or its gradient."""
-    return Role(name, ACTIVATIONS, activation_type(model, plan, block))
+    """The input of a block, with all its rows, or what a block reads of the gradient of its output."""
+    return Role(name, ACTIVATIONS, computed_type(model, plan, block))
 
 
 def _after(name: str, model: ModelConfig, plan: Plan, block: Block, *, optional: bool = False) -> Role:
-    """The output of a block, or its gradient."""
-    return Role(name, ACTIVATIONS, activation_type(model, plan, next_block(model, block)), optional)
+    """The output of a block, or its gradient; of several tensor peers each has a part of the output."""
+    kinds = _PARTIAL if plan.tp > 1 and name == "y" else ACTIVATIONS
+    return Role(name, kinds, computed_type(model, plan, next_block(model, block)), optional)
+
+
+def _input_gradient(model: ModelConfig, plan: Plan, block: Block) -> Role:
+    """The gradient of a block's input, of which each of several tensor peers has a part."""
+    return Role("dx", _PARTIAL if plan.tp > 1 else ACTIVATIONS, computed_type(model, plan, block))
+
+
+def _exchanged(name: str, model: ModelConfig, plan: Plan, block: Block) -> Role:
+    """The input of a block, or its gradient, as it is between blocks."""
+    return Role(name, ACTIVATIONS, activation_type(model, plan, block))
 
 
 def _scalar(name: str, dtype: Dtype, elements: int = 1) -> Role:
@@ -282,6 +304,9 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     if block.kind == "head":
         reads = (source, view, _input("labels", plan))
         saved, loss = _saved(model, plan, block, optional=False), _scalar("loss", Dtype.F64)
+        if plan.tp > 1:
+            own = tuple(role for role in saved if role.name != "lse")
+            return [(False, Signature(reads, (_row_statistics(plan), *own)))]
         return [(False, Signature(reads, (*saved, loss))), (True, Signature(reads, saved, (loss,)))]
     saved = _saved(model, plan, block, optional=True, needed=kept_in_forward(model, plan, block))
     reads = (source, view, *documents, *_seen_keys(model, plan, block))
@@ -296,14 +321,15 @@ def _recompute(model: ModelConfig, plan: Plan, block: Block, *, attends: bool) -
     reads = (_before("x", model, plan, block), *saved, _view(model, plan, block), *documents, *seen)
     if block.kind == "head":
         return [(False, Signature(reads, saved))]
-    writes = (*saved, _after("y", model, plan, block, optional=True))
+    # what tensor peers exchange between blocks is small, and kept: making it again would take their collectives again
+    writes = saved if plan.tp > 1 else (*saved, _after("y", model, plan, block, optional=True))
     return [(False, Signature(reads, writes))]
 
 
 @cache
 def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     source, view = _before("x", model, plan, block), _view(model, plan, block)
-    outputs: Roles = (_before("dx", model, plan, block),)
+    outputs: Roles = (_input_gradient(model, plan, block),)
     saved, documents = _saved(model, plan, block, optional=False), _documents(model, plan, block)
     if block.kind == "embed":
         reads: Roles = (_after("dy", model, plan, block), _input("tokens", plan), *documents)
@@ -345,7 +371,7 @@ def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     ends = (_after("dy", model, plan, block), _before("x", model, plan, block))
     reads = (*ends, *saved, _view(model, plan, block), *others)
     begun, added = (_seen_sums(model, plan, block, first=first) for first in (True, False))
-    outputs = (_before("dx", model, plan, block), *_pending(model, plan, block), *begun)
+    outputs = (_input_gradient(model, plan, block), *_pending(model, plan, block), *begun)
     return [(False, Signature(reads, outputs, added))]
 
 
@@ -360,7 +386,7 @@ def _backward_weight(model: ModelConfig, plan: Plan, block: Block) -> Candidates
 
 @cache
 def _boundary(model: ModelConfig, plan: Plan) -> Role:
-    return Role("data", frozenset({StateKind.BOUNDARY}), stream_type(model, plan))
+    return Role("data", frozenset({StateKind.BOUNDARY}), exchanged_type(model, plan))
 
 
 @cache
@@ -389,9 +415,37 @@ def _reduce_scatter(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -
     return [(False, Signature(reads, results)), (True, Signature(reads, (), results))]
 
 
+def _row_statistics(plan: Plan) -> Role:
+    """What a tensor peer knows of each row's logits."""
+    return Role("statistics", _PARTIAL, row_statistics_type(plan))
+
+
+@cache
+def _gather_rows(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    whole = Role("whole", ACTIVATIONS, computed_type(model, plan, block))
+    return [(False, Signature((_exchanged("rows", model, plan, block),), (whole,)))]
+
+
+@cache
+def _reduce_rows(model: ModelConfig, plan: Plan, block: Block, payload: Payload) -> Candidates:
+    """The residual stream goes around all blocks but the embedding, and back around all but the head."""
+    part = Role("part", _PARTIAL, computed_type(model, plan, block))
+    activation = payload is Payload.ACTIVATION
+    alone = block is block_chain(model)[1] if activation else block.kind == "head"
+    around = () if alone else (_exchanged("stream", model, plan, block),)
+    return [(False, Signature((part, *around), (_exchanged("sum", model, plan, block),)))]
+
+
+@cache
+def _combine_loss(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    lse = tuple(role for role in _saved(model, plan, block, optional=False) if role.name == "lse")
+    reads, loss = (_row_statistics(plan),), _scalar("loss", Dtype.F64)
+    return [(False, Signature(reads, (*lse, loss))), (True, Signature(reads, lse, (loss,)))]
+
+
 @cache
 def _all_reduce(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], group: Group) -> Candidates:
-    if group is Group.ENDS:
+    if group in (Group.ENDS, Group.TENSOR):
         shards = tuple(_reduced(model, plan, block, f"gs.{block}") for block in blocks)
         return [(True, Signature(updates=(*shards, *_flags(blocks))))]
     gradients = tuple(_gradient(model, plan, block, f"g.{block}") for block in blocks)
@@ -442,7 +496,7 @@ def attends(op: Recompute) -> bool:
     return any(tensor.kind is not StateKind.SAVED or tensor.slot in ("o", "lse", "probs") for tensor in op.writes)
 
 
-_OF_SLICES = frozenset({LoadInput, *BLOCK_OPS, Send, Recv})
+_OF_SLICES = frozenset({LoadInput, *BLOCK_OPS, *PEER_OPS, Send, Recv})
 """What works on one slice where micro-batches are cut."""
 
 _MAKERS: PerOp[Callable[[Any, ModelConfig, Plan], Candidates]] = PerOp(
@@ -464,6 +518,9 @@ _MAKERS: PerOp[Callable[[Any, ModelConfig, Plan], Candidates]] = PerOp(
             else _all_reduce_scalar(op.quantity, len(op.reads))
         ),
         AllGather: lambda op, model, plan: _all_gather(model, plan, op.blocks),
+        GatherRows: lambda op, model, plan: _gather_rows(model, plan, op.block),
+        ReduceRows: lambda op, model, plan: _reduce_rows(model, plan, op.block, op.payload),
+        CombineLoss: lambda op, model, plan: _combine_loss(model, plan, op.block),
         Update: lambda op, model, plan: _update(model, plan, op.block),
         ScaleUpdate: lambda _op, _model, _plan: _scale_update(),
     },

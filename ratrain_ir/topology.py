@@ -5,8 +5,7 @@ section of the text, written once for all its replicas and tensor peers (SPMD). 
 forward order; a stage holds one or several. What travels between two chunks that follow each other has a *channel* of its own for each
 payload, so that two edges between the same two stages never share one. Collectives meet in *groups*, whose members stand in rank order.
 
-Everybody asks here; nobody else compares a stage with the last one, or computes where a shard begins. What is built today has one
-chunk a stage and one tensor peer; the questions are those of any number.
+Everybody asks here; nobody else compares a stage with the last one, or computes where a shard begins.
 """
 
 from __future__ import annotations
@@ -162,11 +161,13 @@ class Mesh:
     def members(self, group: Group, rank: Rank) -> tuple[Rank, ...]:
         """The members of a rank's group of a kind, in rank order.
 
-        The replicas of its stage; first and last stage of its replica; or all ranks. Tensor peers have groups of their own, all but
-        that of all ranks.
+        The replicas of its stage; first and last stage of its replica; the tensor peers of its stage and replica; or all ranks. Each
+        tensor peer has groups of the others of its own.
         """
         if group is Group.ALL:
             return self.ranks
+        if group is Group.TENSOR:
+            return tuple(rank._replace(peer=peer) for peer in range(self.peers))
         if group is Group.ENDS:
             return tuple(rank._replace(stage=stage) for stage in self.stages_of(group, rank.stage))
         return tuple(rank._replace(replica=replica) for replica in range(self.replicas))
@@ -178,10 +179,10 @@ class Mesh:
     def communicators(self, stage: int, *, tied: bool) -> int:
         """Communicators that a rank of a stage is a member of: groups of more than one rank, and a pair with each stage it has messages with.
 
-        All ranks are one; its replicas; the ends, where first and last stage share a matrix (`tied`).
+        All ranks are one; its replicas; its tensor peers; the ends, where first and last stage share a matrix (`tied`).
         """
         ends = self.stages_of(Group.ENDS, stage)
-        groups = (self.size > 1) + (self.replicas > 1) + (tied and len(ends) > 1 and stage in ends)
+        groups = (self.size > 1) + (self.replicas > 1) + (self.peers > 1) + (tied and len(ends) > 1 and stage in ends)
         return groups + len(self._partners.get(stage, ()))
 
     def most_communicators(self, *, tied: bool) -> int:
@@ -252,14 +253,14 @@ def grid(stages: int, replicas: int) -> Mesh:
 
 
 @cache
-def mesh_of_shape(shape: PipelineShape, replicas: int) -> Mesh:
-    """The mesh of replicas of a pipeline, without tensor peers."""
-    return Mesh(shape.stages, replicas, 1, shape.chunk_stages)
+def mesh_of_shape(shape: PipelineShape, replicas: int, peers: int = 1) -> Mesh:
+    """The mesh of replicas of a pipeline."""
+    return Mesh(shape.stages, replicas, peers, shape.chunk_stages)
 
 
 def mesh_of(plan: Plan) -> Mesh:
     """The mesh of a plan."""
-    return mesh_of_shape(plan.shape, plan.dp)
+    return mesh_of_shape(plan.shape, plan.dp, plan.tp)
 
 
 @cache

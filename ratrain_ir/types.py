@@ -68,6 +68,8 @@ class StateKind(Enum):
     """a block's input kept for recovery"""
     SAVED = "saved"
     """what a block's backward needs beside its input"""
+    PARTIAL = "partial"
+    """a sum of which each tensor peer has a part: of no use before the parts have met"""
     INPUT = "input"
     """tokens or labels of one micro-batch, or where its documents start"""
     WORKSPACE = "workspace"

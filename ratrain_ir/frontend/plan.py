@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, field, fields, frozen
 
 from ratrain.ratrain_ir.frontend.plan_keys import (
+    flag,
     integer,
     integer_or_none,
     integers,
@@ -368,6 +369,28 @@ class Plan:
         ),
     )
     """Tokens of each slice of a sequence; empty: micro-batches pass whole."""
+    tp: int = field(
+        default=1,
+        metadata=key(
+            "parallel",
+            "tensor peers that share out every block of a stage; modules of several are lowered, verified and printed, not yet compiled",
+            integer(1, _MAX_PARALLEL),
+            in_header_if_default=False,
+            not_in_file=lambda plan: plan.tp == 1,
+        ),
+    )
+    """Tensor peers: ranks that share out every block of a stage of a replica."""
+    sequence_sharding: bool = field(
+        default=True,
+        metadata=key(
+            "parallel",
+            "whether tensor peers share out the rows of activations between blocks, or each has all of them; refused with tp = 1",
+            flag,
+            in_header_if_default=False,
+            not_in_file=lambda plan: plan.sequence_sharding,
+        ),
+    )
+    """Whether activations between blocks are sharded by rows over tensor peers (Korthikanti et al., 2022), or whole on each."""
 
     @property
     def whole(self) -> Plan:
@@ -397,7 +420,7 @@ class Plan:
     @property
     def clusters(self) -> int:
         """Ranks that the plan occupies."""
-        return self.pp * self.dp
+        return self.pp * self.dp * self.tp
 
     @property
     def keeps_documents_apart(self) -> bool:
@@ -420,8 +443,9 @@ class Plan:
         chunks = "" if self.chunks == 1 else f" V{self.chunks}"
         slices = f" k{len(self.slices)}" if self.slices else ""
         each = " each" if self.reduce == "each-micro-batch" else ""
+        peers = "" if self.tp == 1 else f" T{self.tp}"
         return (
-            f"P{self.pp} D{self.dp} b{self.micro_batch_size} M{self.micro_batches}{chunks}{slices} Z{self.zero}{each}"
+            f"P{self.pp} D{self.dp}{peers} b{self.micro_batch_size} M{self.micro_batches}{chunks}{slices} Z{self.zero}{each}"
         )
 
     @property

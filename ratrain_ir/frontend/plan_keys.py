@@ -69,6 +69,11 @@ def word(choices: Sequence[str]) -> Reading:
     return lambda reader, name, default: reader.word(name, choices, default=default)
 
 
+def flag(reader: FieldReader, name: str, default: Any) -> bool:
+    """True or false."""
+    return reader.flag(name, default=default)
+
+
 def _as_it_is(value: Any) -> Value:
     kept: Value = value
     return kept

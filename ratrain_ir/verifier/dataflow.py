@@ -18,12 +18,14 @@ from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.blocks import (
     WEIGHT_HALF_SLOTS,
     Block,
+    block_chain,
     half_slots,
     is_sharded,
     next_block,
     pending_slots,
     reduces_each_micro_batch,
     saved_slots,
+    shares_rows,
 )
 from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
 from ratrain.ratrain_ir.module import Level, Module, Stage
@@ -35,7 +37,9 @@ from ratrain.ratrain_ir.ops import (
     BackwardInput,
     BackwardWeight,
     BlockOp,
+    CombineLoss,
     Forward,
+    GatherRows,
     Group,
     LoadInput,
     Op,
@@ -45,6 +49,7 @@ from ratrain.ratrain_ir.ops import (
     Quantity,
     Recompute,
     Recv,
+    ReduceRows,
     ReduceScatter,
     Release,
     ScaleUpdate,
@@ -87,6 +92,8 @@ class _SymbolicRun:
     """Activations that a recovery made, and which."""
     gathers: dict[Tensor, AllGather] = field(factory=dict)
     """The op that last made a view whole."""
+    row_gathers: dict[Tensor, GatherRows] = field(factory=dict)
+    """The op that last made an input whole."""
     op: Op | None = None
     """The op that is visited."""
     blocks: tuple[Block, ...] = ()
@@ -187,9 +194,12 @@ class _SymbolicRun:
             self.expect_made_forward("RT030", op, roles["x"])
         if block.kind == "head":
             self.expect("RT030", op, roles["labels"], "labels", m)
-            self.add_loss(op, roles["loss"], m)
+            if "statistics" in roles:
+                self.set(roles["statistics"], "statistics", m)
+            else:
+                self.add_loss(op, roles["loss"], m)
         else:
-            self.set(roles["y"], "x", next_block(self.module.model, block), m)
+            self.set(roles["y"], self.written("x"), next_block(self.module.model, block), m)
         self.documents(op, roles, m)
         self.see_keys(op, roles, block, m)
         self.set_saved(op, roles, block, m)
@@ -199,7 +209,55 @@ class _SymbolicRun:
         if "documents" in roles:
             self.expect("RT030", op, roles["documents"], "documents", m)
 
-    def add_loss(self, op: Forward, loss: Tensor, m: Piece) -> None:
+    # what tensor peers exchange
+
+    def written(self, what: str) -> str:
+        """What a block writes of an activation, or of the gradient of one: a part of it, where there are tensor peers."""
+        return what if self.module.plan.tp == 1 else f"part of {what}"
+
+    def read(self, what: str) -> str:
+        """What a block reads of an activation, or of the gradient of one: all its rows, where peers have some each."""
+        return f"whole {what}" if shares_rows(self.module.plan) else what
+
+    def gather_rows(self, op: GatherRows) -> None:
+        what, m = _EXCHANGED[op.payload], piece_of(op)
+        self.once(op, "RT033", "gather_rows", op.payload, op.block, m, op.phase)
+        self.expect("RT033", op, op.reads[0], what, op.block, m)
+        if op.phase is Phase.FORWARD:
+            self.expect_made_forward("RT033", op, op.reads[0])
+        self.set(op.writes[0], f"whole {what}", op.block, m)
+        self.row_gathers[op.writes[0]] = op
+
+    def reduce_rows(self, op: ReduceRows) -> None:
+        """The parts, and the stream that goes around the block that made them: forward from the one before, back from the one after."""
+        what, m, block = _EXCHANGED[op.payload], piece_of(op), op.block
+        self.once(op, "RT033", "reduce_rows", op.payload, block, m)
+        roles = self.roles(op)
+        self.expect("RT033", op, roles["part"], f"part of {what}", block, m)
+        if "stream" in roles:
+            chain = block_chain(self.module.model)
+            step = -1 if op.payload is Payload.ACTIVATION else 1
+            self.expect("RT033", op, roles["stream"], what, chain[chain.index(block) + step], m)
+        self.set(roles["sum"], what, block, m)
+
+    def combine_loss(self, op: CombineLoss) -> None:
+        roles, m = self.roles(op), piece_of(op)
+        self.once(op, "RT033", "combine_loss", m)
+        self.expect("RT033", op, roles["statistics"], "statistics", m)
+        self.add_loss(op, roles["loss"], m)
+        self.set_saved(op, roles, op.block, m)
+
+    def serves_phase(self, op: BlockOp, tensor: Tensor) -> None:
+        """RT033: at level dataflow, where no order is claimed, each use of a sharded input has a gather of its own."""
+        gather = self.row_gathers.get(tensor)
+        phase = Phase.FORWARD if type(op) is Forward else Phase.BACKWARD
+        if self.module.level is Level.DATAFLOW and gather is not None and gather.phase not in (None, phase):
+            note = self.report.note("gathered here", gather)
+            text = f"'{op!r}' uses %{tensor.name}, which was gathered for the {gather.phase.value} of {_word(piece_of(gather))}"
+            way_out = "at level dataflow each use has a gather of its own"
+            self.report.at_op("RT033", text, self.stage, op, tensor, notes=[note], help=way_out)
+
+    def add_loss(self, op: Forward | CombineLoss, loss: Tensor, m: Piece) -> None:
         """The loss is a sum over micro-batches in ascending order, and over their slices."""
         share = self.sums.share(m, descending=False)
         if op.updates:
@@ -210,11 +268,12 @@ class _SymbolicRun:
             self.report.at_op("RT030", text, self.stage, op, loss)
         self.set(loss, "loss", self.sums.shares(share + 1, descending=False))
 
-    def block_input(self, op: Op, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
+    def block_input(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         if block.kind == "embed":
             self.expect("RT030", op, roles["tokens"], "tokens", m)
         else:
-            self.expect("RT030", op, roles["x"], "x", block, m)
+            self.expect("RT030", op, roles["x"], self.read("x"), block, m)
+            self.serves_phase(op, roles["x"])
 
     def set_saved(self, op: Op, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         for name, tensor in roles.items():
@@ -236,7 +295,8 @@ class _SymbolicRun:
         roles = self.roles(op)
         self.once(op, "RT032", "recompute", block, m)
         self.view(op, roles, block)
-        self.expect("RT032", op, roles["x"], "x", block, m)
+        self.expect("RT032", op, roles["x"], self.read("x"), block, m)
+        self.serves_phase(op, roles["x"])
         self.expect_saved(op, roles, block, m)
         self.documents(op, roles, m)
         if attends(op):
@@ -256,15 +316,19 @@ class _SymbolicRun:
             self.expect("RT030", op, roles["labels"], "labels", m)
             self.expect("RT030", op, roles["scale"], "scale", "this step")
         else:
-            self.expect("RT030", op, roles["dy"], "dx", next_block(self.module.model, block), m)
+            self.output_gradient(op, roles, block, m)
             if block.kind != "embed":
                 self.view(op, roles, block)
         self.expect_saved(op, roles, block, m)
         self.documents(op, roles, m)
         self.add_up_sums(op, roles, block, m)
         if "dx" in roles:
-            self.set(roles["dx"], "dx", block, m)
+            self.set(roles["dx"], self.written("dx"), block, m)
         self.contribute(op, roles["g"], block, m)
+
+    def output_gradient(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
+        """What comes back to a block from the one after it."""
+        self.expect("RT030", op, roles["dy"], self.read("dx"), next_block(self.module.model, block), m)
 
     def backward_input(self, op: BackwardInput) -> None:
         """One of the two ways to do a micro-batch's backward, which then has a weight half too."""
@@ -272,13 +336,13 @@ class _SymbolicRun:
         roles = self.roles(op)
         self.once(op, "RT030", "backward", block, m)
         self.split.append((block, m))
-        self.expect("RT030", op, roles["dy"], "dx", next_block(self.module.model, block), m)
-        self.expect("RT030", op, roles["x"], "x", block, m)
+        self.output_gradient(op, roles, block, m)
+        self.block_input(op, roles, block, m)
         self.view(op, roles, block)
         self.expect_saved(op, roles, block, m)
         self.documents(op, roles, m)
         self.add_up_sums(op, roles, block, m)
-        self.set(roles["dx"], "dx", block, m)
+        self.set(roles["dx"], self.written("dx"), block, m)
         for slot in pending_slots(self.module.model, self.plan_of(op), block):
             self.set(roles[slot.name], "pending", block, m, slot.name)
 
@@ -287,9 +351,9 @@ class _SymbolicRun:
         block, m = op.block, piece_of(op)
         roles = self.roles(op)
         self.once(op, "RT030", "backward_weight", block, m)
-        self.expect("RT030", op, roles["dy"], "dx", next_block(self.module.model, block), m)
+        self.output_gradient(op, roles, block, m)
         if "x" in roles:
-            self.expect("RT030", op, roles["x"], "x", block, m)
+            self.block_input(op, roles, block, m)
         for name in half_slots(self.module.model, self.plan_of(op), block, WEIGHT_HALF_SLOTS):
             self.expect("RT032", op, roles[name], "saved", block, m, name)
         for slot in pending_slots(self.module.model, self.plan_of(op), block):
@@ -374,15 +438,22 @@ class _SymbolicRun:
         everything = range(self.module.plan.micro_batches)
         for block in op.blocks:
             self.once(op, "RT031", "all_reduce", op.group, block)
-            if op.group is Group.REPLICAS:
+            if op.group is Group.TENSOR:
+                gradient, flag = self.reduced_values(block)
+                self.expect("RT033", op, roles[f"gs.{block}"], *gradient)
+                self.expect("RT033", op, roles[f"flag.{block}"], *flag)
+                self.set(roles[f"gs.{block}"], "summed", block)
+                self.set(roles[f"flag.{block}"], *flag, "of peers")
+            elif op.group is Group.REPLICAS:
                 self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.sums.of_micro_batches(len(everything)))
                 self.set(roles[f"g.{block}"], "reduced", block, everything)
                 self.set(roles[f"flag.{block}"], "flag", block, everything)
             else:
-                self.expect("RT031", op, roles[f"gs.{block}"], "reduced", block, everything)
-                self.expect("RT031", op, roles[f"flag.{block}"], "flag", block, everything)
+                gradient, flag = self.peer_values(block)
+                self.expect("RT031", op, roles[f"gs.{block}"], *gradient)
+                self.expect("RT031", op, roles[f"flag.{block}"], *flag)
                 self.set(roles[f"gs.{block}"], "tied", block)
-                self.set(roles[f"flag.{block}"], "flag", block, everything, "tied")
+                self.set(roles[f"flag.{block}"], *flag, "tied")
         if op.group is Group.ENDS:
             expected = {block for block in self.blocks if block.kind in ("embed", "head")}
             if set(op.blocks) != expected:
@@ -424,11 +495,9 @@ class _SymbolicRun:
             count = self.module.plan.micro_batches * self.sums.slices
             self.expect("RT030", op, op.reads[0], "loss", self.sums.shares(count, descending=False))
             return
-        everything = range(self.module.plan.micro_batches)
         seen = {self.values.get(tensor) for tensor in op.reads}
         for block in self.blocks:
-            tied = ("tied",) if self.is_tied(block) else ()  # the sum of both ends may overflow where neither does
-            if ("flag", block, everything, *tied) not in seen:
+            if self.final_values(block)[1] not in seen:
                 text = f"the overflow flag of {block}, of all micro-batches, is left out"
                 self.report.at_op("RT031", text, self.stage, op)
         self.set(op.writes[0], "overflow")
@@ -445,13 +514,24 @@ class _SymbolicRun:
 
     def expect_reduced(self, op: Op, gradient: Tensor, flag: Tensor, block: Block) -> None:
         """A gradient that all micro-batches and replicas (and the other end, where tied) have gone into, and its flag."""
+        values = self.final_values(block)
+        self.expect("RT031", op, gradient, *values[0])
+        self.expect("RT031", op, flag, *values[1])
+
+    def reduced_values(self, block: Block) -> tuple[Value, Value]:
+        """A gradient that all micro-batches and replicas have gone into, and its flag."""
         everything = range(self.module.plan.micro_batches)
-        if self.is_tied(block):
-            self.expect("RT031", op, gradient, "tied", block)
-            self.expect("RT031", op, flag, "flag", block, everything, "tied")
-        else:
-            self.expect("RT031", op, gradient, "reduced", block, everything)
-            self.expect("RT031", op, flag, "flag", block, everything)
+        return ("reduced", block, everything), ("flag", block, everything)
+
+    def peer_values(self, block: Block) -> tuple[Value, Value]:
+        """The same after tensor peers have summed what they share."""
+        gradient, flag = self.reduced_values(block)
+        return (gradient, flag) if self.module.plan.tp == 1 else (("summed", block), (*flag, "of peers"))
+
+    def final_values(self, block: Block) -> tuple[Value, Value]:
+        """The same after the other end, where tied; the sum of both ends may overflow where neither does."""
+        gradient, flag = self.peer_values(block)
+        return (("tied", block), (*flag, "tied")) if self.is_tied(block) else (gradient, flag)
 
     def scale_update(self, op: ScaleUpdate) -> None:
         self.once(op, "RT030", "scale_update")
@@ -468,6 +548,8 @@ class _SymbolicRun:
             if what not in self.done:
                 text = f"stage @{self.stage.index} never does '{' '.join(_word(w) for w in what if w is not None)}'"
                 code = "RT031" if what[0] in ("reduce", "update", "all_reduce") else "RT030"
+                if Group.TENSOR in what:
+                    code = "RT033"
                 self.report.at_stage(code, text, self.stage)
         for tensor in self.stage.tensors.values():
             if tensor.carried and not self.report.diagnostics.errors:
@@ -486,6 +568,8 @@ class _SymbolicRun:
                 yield ("reduce", block, None)
             else:
                 yield ("all_reduce", Group.REPLICAS, block)
+            if plan.tp > 1:
+                yield ("all_reduce", Group.TENSOR, block)
             yield ("update", block)
         if self.stage.index == self.module.topology.last_stage:
             yield ("all_reduce_scalar", Quantity.LOSS)
@@ -509,6 +593,10 @@ class _SymbolicRun:
             self.report.at_tensor("RT024", text, tensor)
 
 
+_EXCHANGED = {Payload.ACTIVATION: "x", Payload.GRADIENT: "dx"}
+"""What tensor peers exchange."""
+
+
 @cache
 def _slot_names(model: ModelConfig, plan: Plan, block: Block) -> frozenset[str]:
     return frozenset(slot.name for slot in saved_slots(model, slice_plan(plan, 0) if plan.slices else plan, block))
@@ -522,6 +610,12 @@ def _words(value: Value) -> str:
         "g": "the gradient of",
         "reduced": "the reduced gradient of",
         "tied": "the summed tied gradient of",
+        "summed": "the gradient, with the parts of all tensor peers, of",
+        "whole x": "all rows of the input of",
+        "whole dx": "all rows of the gradient at the input of",
+        "part of x": "one peer's part of the input of",
+        "part of dx": "one peer's part of the gradient at the input of",
+        "statistics": "one peer's statistics of the rows of",
         "p": "the master weights of",
         "m1": "the first moment of",
         "m2": "the second moment of",
@@ -558,6 +652,9 @@ _VISITS: PerOp[Callable[[_SymbolicRun, Any], None]] = PerOp(
         ReduceScatter: _SymbolicRun.reduce_scatter,
         AllReduce: _SymbolicRun.all_reduce,
         AllReduceScalar: _SymbolicRun.all_reduce_scalar,
+        GatherRows: _SymbolicRun.gather_rows,
+        ReduceRows: _SymbolicRun.reduce_rows,
+        CombineLoss: _SymbolicRun.combine_loss,
         Update: _SymbolicRun.update,
         AllGather: _SymbolicRun.all_gather,
         ScaleUpdate: _SymbolicRun.scale_update,

@@ -11,6 +11,7 @@ from ratrain.ratrain_ir.blocks import Block, gathers_within_step, is_sharded, re
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import (
     COLLECTIVE_OPS,
+    PEER_OPS,
     AllGather,
     AllReduce,
     AllReduceScalar,
@@ -23,6 +24,7 @@ from ratrain.ratrain_ir.ops import (
     LoadInput,
     Op,
     Part,
+    PeerOp,
     Quantity,
     Recompute,
     Recv,
@@ -34,6 +36,7 @@ from ratrain.ratrain_ir.ops import (
 )
 from ratrain.ratrain_ir.signatures import SignatureError, bind
 from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.verifier.exchanges import check_exchange
 from ratrain.ratrain_ir.verifier.report import Reporter
 
 
@@ -76,6 +79,7 @@ _SCALAR_GROUPS = {Quantity.LOSS: Group.REPLICAS, Quantity.FLAGS: Group.ALL, Quan
 """The loss is known to the last stage only; every rank needs the flags of all."""
 
 _ONE_BLOCK = frozenset({Forward, Recompute, Backward, BackwardInput, BackwardWeight, Update})
+_PEERS = frozenset(PEER_OPS)
 _BLOCKS = frozenset({ReduceScatter, AllReduce, AllGather, AllReduceScalar})
 
 
@@ -109,6 +113,8 @@ def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> 
         report.at_op("RT026", "the norm names the blocks it covers, other scalars name none", stage, op)
     if type(op) is AllReduceScalar and op.quantity is Quantity.NORM and module.plan.optimizer.clip != "global":
         report.at_op("RT026", 'the norm of the gradient is for clip = "global"', stage, op)
+    if type(op) is AllReduce and op.group is Group.TENSOR and module.plan.tp == 1:
+        report.at_op("RT026", "'all_reduce tensor' needs tensor peers: the plan has tp = 1", stage, op)
     if type(op) is AllReduce and op.group is Group.REPLICAS and is_sharded(module.plan):
         report.at_op("RT026", "gradients of sharded state are reduced with 'reduce_scatter'", stage, op)
     if type(op) is AllReduce and (
@@ -141,6 +147,8 @@ def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op:
         report.at_op("RT027", text, stage, op)
         sound = False
     sound = check_slice(module, stage, op, report) and sound
+    if type(op) in _PEERS:
+        sound = check_exchange(module, stage, op, report) and sound
     if type(op) is Send or type(op) is Recv:
         sound = check_peer(module, stage, op, report) and sound
     if type(op) is LoadInput and not _has_use(module, stage, op.part):
@@ -160,7 +168,7 @@ def _has_use(module: Module, stage: Stage, part: Part) -> bool:
 
 def check_slice(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:
     """RT027: what works on a slice names one that exists, where micro-batches are cut, and none where they are not."""
-    if not isinstance(op, LoadInput | BlockOp | Send | Recv | AllGather):
+    if not isinstance(op, LoadInput | BlockOp | Send | Recv | AllGather | PeerOp):
         return True
     count, named = len(module.plan.slices), op.slice
     if isinstance(op, AllGather) and op.micro_batch is None:

@@ -1,0 +1,108 @@
+"""Tensor peers: which part of a model's blocks each of them has.
+
+The ranks of a stage and replica that share out its blocks are tensor peers (Shoeybi et al., "Megatron-LM", 2019). A peer has some heads
+with their rows of the projections and their columns of the output matrix, some rows of the MLP and the columns that go with them, and some
+rows of the vocabulary. So what a peer computes is a model of its own, with fewer heads, a narrower MLP and a smaller vocabulary, whose
+blocks give sums of which each peer has a part. What is no matrix of a head, of the MLP or of the vocabulary (norms) every peer has whole.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
+
+
+@cache
+def peer_model(model: ModelConfig, plan: Plan) -> ModelConfig:
+    """What one tensor peer computes, as a model; the model itself where there is one peer.
+
+    Where an MLP or a vocabulary does not divide evenly, all peers have as much as the first, and the last one's has padding. With more peers
+    than heads of keys and values several peers have a copy of the same one.
+    """
+    peers = plan.tp
+    if peers == 1:
+        return model
+    return evolve(
+        model,
+        heads=model.heads // peers,
+        kv_heads=max(1, model.kv_heads // peers),
+        ffn_size=-(-model.ffn_size // peers),
+        vocab_size=-(-model.vocab_size // peers),
+    )
+
+
+@frozen
+class Share:
+    """How a parameter is shared out to tensor peers."""
+
+    axis: int | None
+    """the axis that is cut, 0 (rows) or 1 (columns); None: every peer has all of it"""
+    copies: int
+    """peers, one after the other, that have the same part: their gradients are parts of one sum"""
+
+
+def share_of(model: ModelConfig, peers: int, weight: str) -> Share:
+    """How the parameter of a short name, as `blocks.Parameter` has it, is shared out."""
+    name = weight.removesuffix("_proj").removesuffix("_bias")
+    if weight in ("o_proj", "down_proj"):
+        return Share(1, 1)
+    if weight == "table" or (name in ("q", "gate", "up") and not weight.endswith("norm")):
+        return Share(0, 1)
+    if name in ("k", "v"):
+        return Share(0, max(1, peers // model.kv_heads))
+    return Share(None, peers)
+
+
+def peer_part(model: ModelConfig, peers: int, peer: int, weight: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """What of a whole parameter of that shape a peer has, as a slice of each axis; shorter than the peer's own, or empty, where that has padding."""
+    share = share_of(model, peers, weight)
+    if share.axis is None:
+        return tuple(slice(0, length) for length in shape)
+    parts = peers // share.copies
+    length = -(-shape[share.axis] // parts)
+    start = min(peer // share.copies * length, shape[share.axis])
+    cut = slice(start, min(start + length, shape[share.axis]))
+    return tuple(cut if axis == share.axis else slice(0, size) for axis, size in enumerate(shape))
+
+
+def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
+    """Why a model is not shared out to a plan's tensor peers, each with a way out."""
+    peers = plan.tp
+    if peers == 1:
+        return
+    if model.heads % peers:
+        fits = [number for number in range(2, model.heads + 1) if not model.heads % number]
+        yield f"{peers} tensor peers do not share out {model.heads} heads evenly", f"use tp = {_either(fits)}"
+    elif model.kv_heads % peers and peers % model.kv_heads:
+        yield (
+            f"{peers} tensor peers neither share out {model.kv_heads} heads of keys and values evenly nor have copies of them evenly",
+            f"use a tp that divides {model.kv_heads}, or that {model.kv_heads} divides",
+        )
+    for rows in {plan.micro_batch_size * length for length in (plan.slices or (plan.seq_len,))}:
+        if plan.sequence_sharding and rows % peers:
+            yield (
+                f"{peers} tensor peers do not share out the {rows} rows of an activation evenly",
+                "use another micro_batch_size, seq_len or slices, or sequence_sharding = false",
+            )
+    for unbuilt, what in (
+        (model.has_post_norm, "norms of what blocks add"),
+        (model.parallel_residual, "attention and MLP side by side"),
+        (model.o_bias or model.mlp_bias, "biases of the output projections"),
+        (model.qk_norm == "whole", "norms over all queries of a token"),
+        (model.normalised_head, "a head whose rows are normed"),
+        (model.position != "rope", f"{model.position} positions"),
+    ):
+        if unbuilt:
+            yield f"{model.name} has {what}, which tensor peers do not share out in this version", "use tp = 1"
+
+
+def _either(numbers: list[int]) -> str:
+    return " or ".join(map(str, numbers)) or "1"
