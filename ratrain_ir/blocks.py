@@ -404,14 +404,7 @@ def shares_rows(plan: Plan) -> bool:
 def exchanged_type(model: ModelConfig, plan: Plan) -> TensorType:
     """Type of the residual stream as a rank has it between blocks, and as stages exchange it: all its rows, or its tensor peer's."""
     rows = tokens_per_micro_batch(plan)
-    return tensor_type(
-        Dtype(plan.view_dtype), (rows // plan.tp if shares_rows(plan) else rows, model.hidden_size)
-    )
-
-
-def row_statistics_type(plan: Plan) -> TensorType:
-    """Type of what a tensor peer knows of each row's logits: their largest, the sum of exponentials below it, the label's (0 if another has it)."""
-    return tensor_type(Dtype.F32, (3, tokens_per_micro_batch(plan)))
+    return tensor_type(Dtype(plan.view_dtype), (rows // plan.tp if shares_rows(plan) else rows, model.hidden_size))
 
 
 def takes_pair(model: ModelConfig, block: Block) -> bool:

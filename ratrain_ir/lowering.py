@@ -27,13 +27,13 @@ from ratrain.ratrain_ir.blocks import (
     next_block,
     reads_documents,
     reduces_each_micro_batch,
-    row_statistics_type,
     saved_slots,
     seen_slices,
     shard_elements,
     shares_rows,
     sum_slots,
     token_type,
+    tokens_per_micro_batch,
 )
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
@@ -285,7 +285,7 @@ class _StageLowering:
             saved = self.saved(block, piece)
             if self.plan.tp > 1:
                 own = (tensor for tensor in saved if tensor.slot != "lse")
-                return Forward(block=block, **fields, reads=inputs, writes=(self.row_statistics(piece), *own))
+                return Forward(block=block, **fields, reads=inputs, writes=(*self.parts_of_loss(piece), *own))
             writes, updates = self.with_loss(saved, piece)
             return Forward(block=block, **fields, reads=inputs, writes=writes, updates=updates)
         output = self.written_activation(next_block(self.model, block), piece)
@@ -297,18 +297,19 @@ class _StageLowering:
         loss = self.scalar("loss", Dtype.F64)
         return ((*saved, loss), ()) if piece == self.pieces(0)[0] else (saved, (loss,))
 
-    def row_statistics(self, piece: Piece) -> Tensor:
-        """What a tensor peer knows of the logits of a piece's rows."""
-        return self.tensor(
-            StateKind.PARTIAL, f"statistics.head.{piece_name(piece)}", row_statistics_type(self.plan_of(piece))
-        )
+    def parts_of_loss(self, piece: Piece) -> tuple[Tensor, Tensor]:
+        """What a tensor peer makes of its part of the vocabulary for a piece."""
+        rows = tensor_type(Dtype.F32, (tokens_per_micro_batch(self.plan_of(piece)),))
+        types = {"lse_part": rows, "loss_part": tensor_type(Dtype.F64, (1,))}
+        lse, loss = (self.tensor(StateKind.PARTIAL, f"{n}.head.{piece_name(piece)}", t) for n, t in types.items())
+        return lse, loss
 
     def combine_loss(self, block: Block, piece: Piece) -> None:
         """The loss from what tensor peers know of each row."""
         if self.plan.tp > 1:
             lse = tuple(tensor for tensor in self.saved(block, piece) if tensor.slot == "lse")
             writes, updates = self.with_loss(lse, piece)
-            reads = (self.row_statistics(piece),)
+            reads = (*self.parts_of_loss(piece), self.input(Part.LABELS, piece))
             self.emit(CombineLoss(block=block, **piece_fields(piece), reads=reads, writes=writes, updates=updates))
 
     def backward_pass(self, chunk: int, piece: Piece) -> None:

@@ -30,12 +30,12 @@ from ratrain.ratrain_ir.blocks import (
     next_block,
     pending_slots,
     reads_documents,
-    row_statistics_type,
     saved_slots,
     seen_slices,
     shard_elements,
     sum_slots,
     token_type,
+    tokens_per_micro_batch,
 )
 from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.ops import (
@@ -305,8 +305,7 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         reads = (source, view, _input("labels", plan))
         saved, loss = _saved(model, plan, block, optional=False), _scalar("loss", Dtype.F64)
         if plan.tp > 1:
-            own = tuple(role for role in saved if role.name != "lse")
-            return [(False, Signature(reads, (_row_statistics(plan), *own)))]
+            return [(False, Signature(reads, (*_parts_of_loss(plan), *(role for role in saved if role.name != "lse"))))]
         return [(False, Signature(reads, (*saved, loss))), (True, Signature(reads, saved, (loss,)))]
     saved = _saved(model, plan, block, optional=True, needed=kept_in_forward(model, plan, block))
     reads = (source, view, *documents, *_seen_keys(model, plan, block))
@@ -415,9 +414,10 @@ def _reduce_scatter(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -
     return [(False, Signature(reads, results)), (True, Signature(reads, (), results))]
 
 
-def _row_statistics(plan: Plan) -> Role:
-    """What a tensor peer knows of each row's logits."""
-    return Role("statistics", _PARTIAL, row_statistics_type(plan))
+def _parts_of_loss(plan: Plan) -> Roles:
+    """What a tensor peer makes of its part of the vocabulary: of each row the log of its sum of exponentials, and the loss within it."""
+    rows = tensor_type(Dtype.F32, (tokens_per_micro_batch(plan),))
+    return Role("lse", _PARTIAL, rows), Role("loss", _PARTIAL, tensor_type(Dtype.F64, (1,)))
 
 
 @cache
@@ -439,7 +439,8 @@ def _reduce_rows(model: ModelConfig, plan: Plan, block: Block, payload: Payload)
 @cache
 def _combine_loss(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     lse = tuple(role for role in _saved(model, plan, block, optional=False) if role.name == "lse")
-    reads, loss = (_row_statistics(plan),), _scalar("loss", Dtype.F64)
+    parts = tuple(role._replace(name=f"{role.name}_part") for role in _parts_of_loss(plan))
+    reads, loss = (*parts, _input("labels", plan)), _scalar("loss", Dtype.F64)
     return [(False, Signature(reads, (*lse, loss))), (True, Signature(reads, lse, (loss,)))]
 
 

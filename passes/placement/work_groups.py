@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
+from ratrain.ratrain_ir.analysis.exchanges import exchanging_block
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.ops import (
     AllGather,
@@ -17,6 +18,7 @@ from ratrain.ratrain_ir.ops import (
     Op,
     Part,
     Payload,
+    PeerOp,
     Phase,
     Recompute,
     Recv,
@@ -82,6 +84,9 @@ def split_into_groups(stage: Stage, topology: Topology) -> WorkGroups:
             side, chunk = groups.weight if waits else groups.backward, chunk_of[op.blocks[0]]
         elif isinstance(op, AllGather) and op.micro_batch is not None:
             side, chunk = groups.forward if op.phase is Phase.FORWARD else groups.backward, chunk_of[op.blocks[0]]
+        elif isinstance(op, PeerOp):
+            block, is_forward = exchanging_block(op, topology.model)
+            side, chunk = groups.forward if is_forward else groups.backward, chunk_of[block]
         else:
             groups.step_end.append(op)
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.passes.recovery.rewriting import LEAN_SLOTS, NOTHING, LayerChoice
-from ratrain.ratrain_ir.blocks import activation_type, block, kept_in_forward, saved_slots, stream_type
+from ratrain.ratrain_ir.blocks import activation_type, block, exchanged_type, kept_in_forward, saved_slots
 from ratrain.ratrain_ir.types import aligned
 
 if TYPE_CHECKING:
@@ -13,9 +13,14 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.plan import Plan
 
 
+def recovers_whole_layer(plan: Plan, choice: LayerChoice) -> bool:
+    """Whether a layer is recovered from its input alone. What tensor peers exchange within it is kept, as it is small, and takes collectives to make."""
+    return choice == NOTHING and plan.tp == 1
+
+
 def kept_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:
     """Bytes a layer keeps beyond its checkpoint: the saved slots of the choice, what is always kept, and the mlp's input unless nothing is kept."""
-    nbytes = 0 if choice == NOTHING else aligned(activation_type(model, plan, block("mlp", 0)).nbytes)
+    nbytes = 0 if recovers_whole_layer(plan, choice) else aligned(activation_type(model, plan, block("mlp", 0)).nbytes)
     for unit in (block("attention", 0), block("mlp", 0)):
         kept = choice.kept(unit.kind)
         always = kept_in_forward(model, plan, unit)
@@ -27,4 +32,4 @@ def kept_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:
 
 def kept_with_checkpoint_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:
     """All that a layer keeps of a micro-batch from its forward to its backward: its checkpoint, which is its input, and what the choice keeps."""
-    return aligned(stream_type(model, plan).nbytes) + kept_bytes(model, plan, choice)
+    return aligned(exchanged_type(model, plan).nbytes) + kept_bytes(model, plan, choice)

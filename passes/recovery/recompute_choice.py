@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ratrain.passes.recovery.rewriting import CHOICES, LEAN_SLOTS, NOTHING, LayerChoice, recovery_op, rewritten
+from ratrain.passes.recovery.kept_bytes import recovers_whole_layer
+from ratrain.passes.recovery.rewriting import CHOICES, LEAN_SLOTS, LayerChoice, recovery_op, rewritten
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
-from ratrain.ratrain_ir.blocks import Block, Slot, block, kept_in_forward, saved_slots
+from ratrain.ratrain_ir.blocks import Block, Slot, activation_type, block, kept_in_forward, saved_slots
 from ratrain.ratrain_ir.frontend.plan import slice_plan
 from ratrain.ratrain_ir.ops import Forward, Piece, Tensor
 from ratrain.ratrain_ir.types import StateKind, aligned
@@ -154,13 +155,14 @@ def _options(stage: Stage, trials: Trials, layer: int) -> list[Option]:
     """Every way to treat a layer, with its exact bytes and the target's seconds."""
     options = []
     for choice in CHOICES["auto"]:
-        nbytes = 0 if choice == NOTHING else _input_bytes(stage, trials, block("mlp", layer))
+        whole_layer = recovers_whole_layer(trials.module.plan, choice)
+        nbytes = 0 if whole_layer else _input_bytes(trials, block("mlp", layer))
         seconds = 0.0
         for half in (block("attention", layer), block("mlp", layer)):
             kept, dropped = _split_slots(trials.module, half, choice.kept(half.kind))
             nbytes += sum(aligned(slot.type.nbytes) for slot in kept)
             if dropped:
-                seconds += _recovery_seconds(stage, trials, half, dropped, whole_layer=choice == NOTHING)
+                seconds += _recovery_seconds(stage, trials, half, dropped, whole_layer=whole_layer)
         options.append(Option(choice, nbytes, seconds))
     return options
 
@@ -183,8 +185,10 @@ def _forward_of(stage: Stage, trials: Trials, half: Block) -> Forward:
     return next(op for op in stage.ops if type(op) is Forward and op.block is half and op.slice == number)
 
 
-def _input_bytes(stage: Stage, trials: Trials, half: Block) -> int:
-    return aligned(_forward_of(stage, trials, half).reads[0].type.nbytes)
+def _input_bytes(trials: Trials, half: Block) -> int:
+    module = trials.module
+    plan = slice_plan(module.plan, _typical_slice(module.plan))
+    return aligned(activation_type(module.model, plan, half).nbytes)
 
 
 def _recovery_seconds(stage: Stage, trials: Trials, half: Block, dropped: list[Slot], *, whole_layer: bool) -> float:
@@ -197,7 +201,7 @@ def _recovery_seconds(stage: Stage, trials: Trials, half: Block, dropped: list[S
     if whole_layer and half.kind == "attention":
         output = Tensor("y", StateKind.ACTIVATION, forward.writes[0].type)
         writes = (*writes, output)
-    return trials.op_seconds(stage, recovery_op(forward, kept, view, writes))
+    return trials.op_seconds(stage, recovery_op(forward, forward.reads[0], kept, view, writes))
 
 
 def _pareto(options: list[Option]) -> list[Option]:

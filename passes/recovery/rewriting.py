@@ -108,6 +108,8 @@ class _Rewriter:
     """Forward ops as they were, with all saved slots among their writes."""
     views: dict[tuple[Block, Piece], Tensor] = field(factory=dict)
     """The view each backward reads, which its recovery reads too."""
+    inputs: dict[tuple[Block, Piece], Tensor] = field(factory=dict)
+    """The input each backward reads, which its recovery reads too."""
     gathers: dict[Tensor, AllGather] = field(factory=dict)
     """Gathers of views that are not gathered yet, where views are sharded within the step."""
     seen_later: set[Tensor] = field(factory=set)
@@ -120,6 +122,8 @@ class _Rewriter:
             if type(op) is Forward and op.slice:
                 self.seen_later.update(_of_other_slices(op))
             if isinstance(op, InputGradientOp):
+                if op.block.layer is not None:
+                    self.inputs[op.block, piece_of(op)] = op.reads[1]
                 for tensor in op.reads:
                     if tensor.kind is StateKind.VIEW:
                         self.views[op.block, piece_of(op)] = tensor
@@ -160,7 +164,9 @@ class _Rewriter:
         """The backward op, after the recovery of what it, or its weight half, reads."""
         layer, m = op.block.layer, piece_of(op)
         assert layer is not None
-        if self.choice_of(layer, m) == NOTHING:
+        # what tensor peers exchange within a layer is small, and kept: each block is recovered from its own input
+        in_parts = self.forwards[op.block, m].writes[0].kind is StateKind.PARTIAL
+        if self.choice_of(layer, m) == NOTHING and not in_parts:
             return self.with_whole_layer(op) if op.block.kind == "mlp" else [op]
         return [self.recompute(op.block, m), op] if self.dropped(op.block, m) else [op]
 
@@ -189,7 +195,7 @@ class _Rewriter:
         dropped = self.dropped(block, m)
         kept = tuple(t for t in forward.writes if t.kind is StateKind.SAVED and t not in dropped)
         self.recovered += 1
-        return recovery_op(forward, kept, view, dropped)
+        return recovery_op(forward, self.inputs[block, m], kept, view, dropped)
 
 
 def _of_other_slices(op: Forward) -> Tensors:
@@ -205,9 +211,9 @@ def with_what_it_sees(op: Recompute, forward: Forward) -> Tensors:
     return (*own, *documents, *seen) if attends(op) else (*own, *documents)
 
 
-def recovery_op(forward: Forward, kept: Tensors, view: Tensor, writes: Tensors) -> Recompute:
-    """The op that makes again what a forward did not keep."""
-    reads = (forward.reads[0], *kept, view)
+def recovery_op(forward: Forward, source: Tensor, kept: Tensors, view: Tensor, writes: Tensors) -> Recompute:
+    """The op that makes again, from the block's input, what a forward did not keep."""
+    reads = (source, *kept, view)
     op = Recompute(block=forward.block, **piece_fields(piece_of(forward)), reads=reads, writes=writes)
     op.reads = with_what_it_sees(op, forward)
     return op

@@ -444,9 +444,7 @@ class Plan:
         slices = f" k{len(self.slices)}" if self.slices else ""
         each = " each" if self.reduce == "each-micro-batch" else ""
         peers = "" if self.tp == 1 else f" T{self.tp}"
-        return (
-            f"P{self.pp} D{self.dp}{peers} b{self.micro_batch_size} M{self.micro_batches}{chunks}{slices} Z{self.zero}{each}"
-        )
+        return f"P{self.pp} D{self.dp}{peers} b{self.micro_batch_size} M{self.micro_batches}{chunks}{slices} Z{self.zero}{each}"
 
     @property
     def shape(self) -> PipelineShape:

@@ -8,6 +8,7 @@ from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
 from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.ratrain_ir.rope_scaling import parse_scaling
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.tensor_peers import problems
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.fields import FieldReader
@@ -35,6 +36,7 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
     if model is not None:
         _check_positions(reader, plan, model)
         _check_softcap(reader, plan, model)
+    _check_tensor_peers(reader, plan, model)
     if plan.mapping is not None and reader.good("pp", "dp") and (wrong := plan.mapping.error(plan.pp, plan.dp)):
         reader.contradiction("RT064", "mapping", wrong, help="tiles are written stages x replicas, from the inside out")
     if not auto_cuts:
@@ -97,6 +99,18 @@ def _check_positions(reader: FieldReader, plan: Plan, model: ModelConfig) -> Non
             f"sequences of {plan.seq_len} tokens are longer than the {positions} {what}",
             help=f"use seq_len = {positions} or less, or a model with more positions ({key})",
         )
+
+
+def _check_tensor_peers(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
+    """Tensor peers share out what the model has."""
+    if not reader.good("tp", "sequence_sharding", "micro_batch_size", "seq_len", "slices"):
+        return
+    if plan.tp == 1 and not plan.sequence_sharding:
+        text = "sequence_sharding = false changes nothing with one tensor peer (tp = 1)"
+        reader.contradiction("RT064", "sequence_sharding", text, help="leave it out, or use tp = 2 or more")
+    if model is not None:
+        for text, way_out in problems(model, plan):
+            reader.contradiction("RT064", "tp", text, help=way_out)
 
 
 def _check_softcap(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:

@@ -194,10 +194,10 @@ class _SymbolicRun:
             self.expect_made_forward("RT030", op, roles["x"])
         if block.kind == "head":
             self.expect("RT030", op, roles["labels"], "labels", m)
-            if "statistics" in roles:
-                self.set(roles["statistics"], "statistics", m)
-            else:
+            if self.module.plan.tp == 1:
                 self.add_loss(op, roles["loss"], m)
+            for name in _PARTS_OF_LOSS if self.module.plan.tp > 1 else ():
+                self.set(roles[name], f"part of {name}", m)
         else:
             self.set(roles["y"], self.written("x"), next_block(self.module.model, block), m)
         self.documents(op, roles, m)
@@ -243,7 +243,9 @@ class _SymbolicRun:
     def combine_loss(self, op: CombineLoss) -> None:
         roles, m = self.roles(op), piece_of(op)
         self.once(op, "RT033", "combine_loss", m)
-        self.expect("RT033", op, roles["statistics"], "statistics", m)
+        for name in _PARTS_OF_LOSS:
+            self.expect("RT033", op, roles[f"{name}_part"], f"part of {name}", m)
+        self.expect("RT033", op, roles["labels"], "labels", m)
         self.add_loss(op, roles["loss"], m)
         self.set_saved(op, roles, op.block, m)
 
@@ -597,6 +599,10 @@ _EXCHANGED = {Payload.ACTIVATION: "x", Payload.GRADIENT: "dx"}
 """What tensor peers exchange."""
 
 
+_PARTS_OF_LOSS = ("lse", "loss")
+"""What a tensor peer makes of its part of the vocabulary."""
+
+
 @cache
 def _slot_names(model: ModelConfig, plan: Plan, block: Block) -> frozenset[str]:
     return frozenset(slot.name for slot in saved_slots(model, slice_plan(plan, 0) if plan.slices else plan, block))
@@ -615,7 +621,8 @@ def _words(value: Value) -> str:
         "whole dx": "all rows of the gradient at the input of",
         "part of x": "one peer's part of the input of",
         "part of dx": "one peer's part of the gradient at the input of",
-        "statistics": "one peer's statistics of the rows of",
+        "part of lse": "one peer's logs of sums of the rows of",
+        "part of loss": "one peer's part of the loss of",
         "p": "the master weights of",
         "m1": "the first moment of",
         "m2": "the second moment of",

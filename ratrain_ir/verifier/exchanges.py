@@ -38,7 +38,9 @@ def _without_meaning(module: Module, op: PeerOp) -> str | None:
     if not shares_rows(plan):
         return "every tensor peer has all rows (sequence_sharding = false)"
     if (op.phase is None) == (op.payload is Payload.ACTIVATION):
-        return "a gather of an activation says whether it is for the forward or the backward, one of a gradient does not"
+        return (
+            "a gather of an activation says whether it is for the forward or the backward, one of a gradient does not"
+        )
     return None
 
 

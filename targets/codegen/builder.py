@@ -10,7 +10,7 @@ from ratrain.passes.memory.allocation import AllocationProblem, allocate
 from ratrain.ratrain_ir.blocks import (
     KEY_SLOTS,
     Block,
-    activation_type,
+    computed_type,
     flat_elements,
     next_block,
     parameters,
@@ -24,6 +24,7 @@ from ratrain.ratrain_ir.blocks import (
 from ratrain.ratrain_ir.frontend.model_config import LayerKind, ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
 from ratrain.ratrain_ir.signatures import of_slice
+from ratrain.ratrain_ir.tensor_peers import peer_model
 from ratrain.ratrain_ir.types import Dtype, aligned, tensor_type
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step, parse_reference
@@ -74,7 +75,7 @@ class Chunk:
 class Builder:
     """Collects steps; intermediates get their places from when they are first and last used."""
 
-    model: ModelConfig
+    whole: ModelConfig
     plan: Plan
     block: Block
     roles: tuple[str, ...]
@@ -83,6 +84,12 @@ class Builder:
     """which halves of a backward this is"""
     steps: list[Step] = field(factory=list)
     temporaries: dict[str, tuple[Dtype, Shape]] = field(factory=dict)
+
+    model: ModelConfig = field(init=False)
+    """what a tensor peer computes of the whole model"""
+
+    def __attrs_post_init__(self) -> None:
+        self.model = peer_model(self.whole, self.plan)
 
     @property
     def act(self) -> Dtype:
@@ -116,6 +123,11 @@ class Builder:
     def stream(self) -> str:
         """What the block adds to."""
         return self.below("x") if takes_pair(self.model, self.block) else "x"
+
+    @property
+    def residual(self) -> dict[str, str]:
+        """The operand of a product that adds to the stream; tensor peers give parts, and the stream is added where these meet."""
+        return {} if self.plan.tp > 1 else {"residual": self.stream}
 
     @property
     def total(self) -> str:
@@ -175,8 +187,8 @@ class Builder:
         """A saved or pending slot: an operand where the op has it, an intermediate where not, of `rows` of it if given."""
         if not self.has(name):
             slots = (
-                *saved_slots(self.model, self.plan, self.block),
-                *pending_slots(self.model, self.plan, self.block),
+                *saved_slots(self.whole, self.plan, self.block),
+                *pending_slots(self.whole, self.plan, self.block),
             )
             wanted = next(slot for slot in slots if slot.name == name)
             shape = wanted.type.shape if rows is None else (rows, *wanted.type.shape[1:])
@@ -228,7 +240,7 @@ class Builder:
                 if slot in given:
                     dtype, shape = next(
                         (s.type.dtype, s.type.shape)
-                        for s in saved_slots(self.model, self.plan, self.block)
+                        for s in saved_slots(self.whole, self.plan, self.block)
                         if s.name == slot
                     )
                     operands[name] = self.temporary(f"{slot}_again", *shape, dtype=dtype)
@@ -241,7 +253,7 @@ class Builder:
         gaps: list[ParameterView] = []
         position = 0
         ends = [(p.offset, p.elements) for p in parameters(self.model, self.block)]
-        for offset, elements in [*ends, (flat_elements(self.model, self.plan, self.block), 0)]:
+        for offset, elements in [*ends, (flat_elements(self.whole, self.plan, self.block), 0)]:
             if offset > position:
                 gaps.append(ParameterView(f"gap{len(gaps)}", (offset - position,), position))
             position = offset + elements
@@ -278,11 +290,11 @@ class Builder:
 
     def formals(self) -> tuple[Formal, ...]:
         """The op's operands, with their types."""
-        flat = (flat_elements(self.model, self.plan, self.block),)
+        flat = (flat_elements(self.whole, self.plan, self.block),)
         known: dict[str, tuple[Dtype, Shape]] = {
             slot.name: (slot.type.dtype, slot.type.shape)
             for slots in (saved_slots, pending_slots)
-            for slot in slots(self.model, self.plan, self.block)
+            for slot in slots(self.whole, self.plan, self.block)
         }
         known |= self.slots_of_other_slices()
         known |= dict.fromkeys(("x", "dx"), self.input_of(self.block))
@@ -299,19 +311,19 @@ class Builder:
 
     def input_of(self, block: Block) -> tuple[Dtype, Shape]:
         """Dtype and shape of the input of a block."""
-        type_ = activation_type(self.model, self.plan, block)
+        type_ = computed_type(self.whole, self.plan, block)
         return type_.dtype, type_.shape
 
     def slots_of_other_slices(self) -> dict[str, tuple[Dtype, Shape]]:
         """Dtype and shape of what a slice of an attention reads and adds to of other slices, and finds of its own."""
-        own = {slot.name: (slot.type.dtype, slot.type.shape) for slot in sum_slots(self.model, self.plan, self.block)}
+        own = {slot.name: (slot.type.dtype, slot.type.shape) for slot in sum_slots(self.whole, self.plan, self.block)}
         if self.block.kind != "attention":
             return own
-        earlier = [(number, slice_plan(self.plan.whole, number)) for number in seen_slices(self.model, self.plan)]
+        earlier = [(number, slice_plan(self.plan.whole, number)) for number in seen_slices(self.whole, self.plan)]
         return own | {
             of_slice(slot.name, number): (slot.type.dtype, slot.type.shape)
             for number, plan in earlier
             for slots in (saved_slots, sum_slots)
-            for slot in slots(self.model, plan, self.block)
+            for slot in slots(self.whole, plan, self.block)
             if slots is sum_slots or slot.name in KEY_SLOTS
         }

@@ -40,7 +40,8 @@ def mlp_forward(builder: Builder) -> None:
         product = _activated(builder, chunk, source)
         if adds:
             operands = {"a": product, "b": "w.down_proj", "out": chunk.of(branch), **_bias(model, "down")}
-            builder.step("gemm", operands | ({"residual": chunk.of(builder.stream)} if plain else {}), trans_b=True)
+            around = {name: chunk.of(stream) for name, stream in builder.residual.items()} if plain else {}
+            builder.step("gemm", operands | around, trans_b=True)
     if adds and not plain:
         add_branch(builder)
 

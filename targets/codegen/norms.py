@@ -109,10 +109,12 @@ def norm_or_its_weights(builder: Builder) -> None:
     Without a norm of the input `dxn` is the gradient of the input, beside the stream's own.
     """
     if INPUT in builder.halves:
-        around, dx = builder.bypassing_gradient, builder.source_gradient
+        around = builder.bypassing_gradient if builder.residual else None
+        dx = builder.source_gradient
         if builder.model.has_pre_norm:
             _norm_backward(builder, of_input(builder), "dxn", dx, around)
         else:
+            assert around is not None  # models without that norm are not shared out to tensor peers
             builder.step("add", {"a": around, "b": "dxn", "out": dx})
         builder.pass_gradient_on()
         return
@@ -151,7 +153,10 @@ def add_branch(builder: Builder) -> None:
             return
         source = builder.temporary("normed_branch", builder.rows, model.hidden_size)
         norm_steps(builder, OF_BRANCH)
-    builder.step("add", {"a": builder.stream, "b": source, "out": builder.total}, **_scaled(model))
+    if builder.residual:
+        builder.step("add", {"a": builder.stream, "b": source, "out": builder.total}, **_scaled(model))
+    else:
+        builder.step("scale", {"a": source, "out": builder.total}, scale=model.residual_scale)
 
 
 def _scaled(model: ModelConfig) -> dict[str, float]:

@@ -215,7 +215,7 @@ def _attention_forward(builder: Builder) -> None:
         return
     bias = {"bias": "w.o_bias"} if model.o_bias else {}
     if has_plain_branch(model):
-        operands = {"a": "o", "b": "w.o_proj", "out": builder.total, "residual": builder.stream, **bias}
+        operands = {"a": "o", "b": "w.o_proj", "out": builder.total, **builder.residual, **bias}
         builder.step("gemm", operands, trans_b=True)
     else:
         builder.step("gemm", {"a": "o", "b": "w.o_proj", "out": branch_of(builder), **bias}, trans_b=True)
@@ -239,7 +239,7 @@ def _softmax_forward(builder: Builder) -> None:
 
 def _probabilities(builder: Builder) -> None:
     """The whole score matrix, and its softmax in the same bytes: a saved slot, or an intermediate where the op has none."""
-    options, matrix = _sequence_options(builder), scores_type(builder.model, builder.plan)
+    options, matrix = _sequence_options(builder), scores_type(builder.whole, builder.plan)
     if not builder.has("probs"):
         builder.temporary("probs", *matrix.shape)
     builder.step("attention_scores_forward", {"q": "q", "k": "k", "scores": "probs"}, **options)
@@ -261,7 +261,7 @@ def _softmax_backward(builder: Builder) -> None:
         return
     if not builder.has("probs"):
         _probabilities(builder)
-    scores = builder.temporary("dscores", *scores_type(builder.model, builder.plan).shape)
+    scores = builder.temporary("dscores", *scores_type(builder.whole, builder.plan).shape)
     operands = {"probs": "probs", "v": "v", "do": "do", "dprobs": scores, "dv": gradients["dv"]}
     builder.step("attention_values_backward", operands, **options)
     operands = {"probs": "probs", "dprobs": scores, "dscores": scores, **builder.documents}

@@ -35,7 +35,7 @@ class _Keys:
 def _earlier_keys(builder: Builder, plan: SlicePlan) -> list[_Keys]:
     """Of the earlier slices that this one sees, ascending."""
     found = []
-    for number in seen_slices(builder.model, plan):
+    for number in seen_slices(builder.whole, plan):
         other = slice_plan(plan.parent, number)
         assert isinstance(other, SlicePlan)
         key, value = (of_slice(name, number) for name in KEY_SLOTS)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from ratrain.ratrain_ir import ops
+from ratrain.ratrain_ir.blocks import shares_rows
 from ratrain.ratrain_ir.ops import Engine, Group
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.topology import mesh_of
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
 
 _SCALAR_BYTES = 8
-_WRITTEN_PAYLOAD = ("all_gather", "load_input", "recv")
+_WRITTEN_PAYLOAD = ("all_gather", "gather_rows", "load_input", "recv")
+_OF_PARTS = ("reduce_rows", "combine_loss")
+"""Collectives that read more than what travels."""
 _PASSES = {Access.READ: 1, Access.WRITE: 1, Access.UPDATE: 2, Access.SCRATCH: 0}
 """How often an access moves a tensor to or from DDR."""
 
@@ -69,11 +72,12 @@ def timed_op(
     carries = (Access.WRITE,) if keyword in _WRITTEN_PAYLOAD else (Access.READ, Access.UPDATE)
     if keyword == "reduce_scatter":  # the shards it adds to stay where they are
         carries = (Access.READ,)
+    parts_alone = keyword in _OF_PARTS
     nbytes = elements = own = 0
     for kind, type_, access in tensors:
         if kind is StateKind.SCALAR:
             continue
-        if access in carries:
+        if access in carries and (kind is StateKind.PARTIAL or not parts_alone):
             nbytes += type_.nbytes
             elements += type_.elements
         own += type_.nbytes * _PASSES[access]
@@ -170,6 +174,7 @@ _WORKS: PerOp[Callable[[TimedOp, Plan, Machine], ResourceWork]] = PerOp(
         ops.AllReduce: _collective_work,
         ops.AllGather: _collective_work,
         ops.AllReduceScalar: _collective_work,
+        **dict.fromkeys(ops.PEER_OPS, _collective_work),
         ops.ScaleUpdate: _host_work,
     },
     never=(*ops.BLOCK_OPS, ops.Release),
@@ -195,8 +200,9 @@ def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | Non
         return None
     if op.keyword == "all_reduce_scalar":
         return cheapest(scalar_all_reduces(_SCALAR_BYTES, members, machine), machine)
-    if op.keyword == "all_gather":
+    if op.keyword in ("all_gather", "gather_rows"):
         return cheapest(all_gathers(op.payload_bytes, members, machine), machine, op.own_bytes)
     itemsize = op.payload_bytes / max(1, op.payload_elements)
-    kinds = reduce_scatters if op.keyword == "reduce_scatter" else all_reduces
+    shares = op.keyword == "reduce_scatter" or (op.keyword == "reduce_rows" and shares_rows(plan))
+    kinds = reduce_scatters if shares else all_reduces
     return cheapest(kinds(op.payload_elements, itemsize, members, machine), machine, op.own_bytes)

@@ -34,6 +34,9 @@ Types = Mapping[str, tuple[Dtype, "Shape"]]
 IGNORED_LABEL = -1
 """In place of a label that is not in the loss."""
 
+OTHER_PEERS = -2
+"""In place of a token or a label that another tensor peer has the row of: its embedding is zero here, its logit is not among those here."""
+
 ANY_SHAPE = ("...",)
 """The dimensions of an operand that may have any shape, the same as all others of its call that may."""
 
@@ -485,14 +488,14 @@ _DECLARED = (
     ),
     Kernel(
         "embedding_forward",
-        "y[t] = scale * table[tokens[t]]. Raises IndexError where a token is outside the table.",
+        "y[t] = scale * table[tokens[t]], 0 for the token -2. Raises IndexError where a token is outside the table.",
         "tokens:i32[T] table:s[V,h] y:s[T,h]=",
         {"scale": _SCALES},
     ),
     Kernel(
         "embedding_backward",
         "dtable[tokens[t]] += scale * dy[t], over zeros unless `accumulate`. The rows of one token are summed in float32 in ascending t, "
-        "then scaled, added and rounded once. Raises IndexError where a token is outside the table.",
+        "then scaled, added and rounded once; -2 is no token. Raises IndexError where a token is outside the table.",
         "tokens:i32[T] dy:s[T,h] dtable:*[V,h]+",
         {**_ADDS, "scale": _SCALES},
     ),
@@ -515,7 +518,7 @@ _DECLARED = (
     Kernel(
         "head_forward",
         "Cross-entropy of the logits xn @ table^T, in chunks of as many rows as the workspace `logits` has. lse[t] is the log-sum-exp of "
-        "row t; loss[0] = [loss[0] +] the sum over ascending t of lse[t] - logit[t, label], in float64, of rows whose label is not -1. "
+        "row t; loss[0] = [loss[0] +] the sum over ascending t of lse[t] - logit[t, label], in float64, of rows whose label is not -1 or -2. "
         "`normalise` divides each row of the table by its Euclidean norm, or 1e-12 where that is larger; else logits are multiplied by "
         "`scale_of_logits`, and with `softcap` each logit s is then softcap * tanh(s / softcap). Raises IndexError where a label is "
         "outside the table.",
@@ -525,7 +528,7 @@ _DECLARED = (
     ),
     Kernel(
         "head_backward",
-        "Gradients of loss * scale[0] / denominator, logits recomputed; rows with the label -1 have none; dtable = [dtable +] ... "
+        "Gradients of loss * scale[0] / denominator, logits recomputed, with an lse that may be over more than these; rows with the label -1 have none; -2 is a label of none of these logits; dtable = [dtable +] ... "
         "is rounded once for each chunk of rows. Raises IndexError where a label is outside the table.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[c,V]= dxn:s[T,h]= dtable:*[V,h]+",
         {"denominator": _DENOMINATOR, "normalise": _FLAG, **_ADDS, **_OF_LOGITS},

@@ -24,14 +24,17 @@ from ratrain.ratrain_ir.ops import (
     AllReduceScalar,
     BlockOp,
     Engine,
+    GatherRows,
     Group,
     LoadInput,
     Op,
     Part,
     Payload,
+    PeerOp,
     Phase,
     Quantity,
     Recv,
+    ReduceRows,
     ReduceScatter,
     Send,
     Tensor,
@@ -89,6 +92,9 @@ def _variant(op: Op) -> str:
         return op.payload.value
     if isinstance(op, LoadInput):
         return op.part.value
+    if isinstance(op, GatherRows | ReduceRows):
+        phase = op.phase if isinstance(op, GatherRows) else None
+        return op.payload.value if phase is None else f"{op.payload.value}.{phase.value}"
     if isinstance(op, AllGather):
         return op.phase.value if op.phase is not None else ""
     return op.quantity.value if isinstance(op, AllReduceScalar) else ""
@@ -98,11 +104,13 @@ def group_name(op: Op) -> str:
     """The group of a collective by name; empty for any other op."""
     if isinstance(op, AllReduce | AllReduceScalar):
         return op.group.value
+    if isinstance(op, PeerOp):
+        return Group.TENSOR.value
     return Group.REPLICAS.value if isinstance(op, ReduceScatter | AllGather) else ""
 
 
 def _blocks(op: Op) -> tuple[str, ...]:
-    if isinstance(op, BlockOp | Update):
+    if isinstance(op, BlockOp | Update | PeerOp):
         return (str(op.block),)
     if isinstance(op, ReduceScatter | AllReduce | AllGather | AllReduceScalar):
         return tuple(map(str, op.blocks))
@@ -122,6 +130,14 @@ def _only_block(instruction: Instruction) -> Block:
     return _block(instruction.blocks[0])
 
 
+def _phase(instruction: Instruction) -> Phase | None:
+    """Of a gather within the step: which pass it serves; of tensor peers it stands behind what they exchange."""
+    name = instruction.variant
+    if instruction.keyword == GatherRows.keyword:
+        name = name.partition(".")[2]
+    return Phase(name) if name else None
+
+
 _FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
     "block": lambda instruction, _engine: _only_block(instruction),
     "blocks": lambda instruction, _engine: tuple(map(_block, instruction.blocks)),
@@ -129,9 +145,9 @@ _FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
     "slice": lambda instruction, _engine: instruction.slice,
     "chunk": lambda instruction, _engine: instruction.chunk,
     "peer": lambda instruction, _engine: instruction.peer,
-    "payload": lambda instruction, _engine: Payload(instruction.variant),
+    "payload": lambda instruction, _engine: Payload(instruction.variant.partition(".")[0]),
     "part": lambda instruction, _engine: Part(instruction.variant),
-    "phase": lambda instruction, _engine: Phase(instruction.variant) if instruction.variant else None,
+    "phase": lambda instruction, _engine: _phase(instruction),
     "quantity": lambda instruction, _engine: Quantity(instruction.variant),
     "group": lambda instruction, _engine: Group(instruction.group),
     "blocking": lambda instruction, _engine: instruction.blocking,

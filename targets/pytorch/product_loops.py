@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.runtime.kernels.fast_numba import exact, exp32, load, narrow
 
 _ZERO = np.float32(0)
@@ -41,7 +42,7 @@ def logit_gradient(logits: Any, labels: Any, lse: Any, factor: Any) -> None:
     """Turn stored logits into the gradient of factor * loss, in place: 0 of rows without a label."""
     for r in range(lse.size):
         row, log_total, label = logits[r], lse[r], labels[r]
-        share = factor if label >= 0 else _ZERO
+        share = factor if label != IGNORED_LABEL else _ZERO
         at_label = exp32(load(row[max(label, 0)]) - log_total) * share
         for i in range(row.size):
             row[i] = narrow(exp32(load(row[i]) - log_total) * share, row.dtype)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.blocks import block, is_sharded, parameters_within, parse_block, tied_table_elements
+from ratrain.ratrain_ir.tensor_peers import peer_model, share_of
 from ratrain.targets.program.program import Instruction
 from ratrain.targets.runtime.memory import SQUARES_CHUNK
 from ratrain.targets.runtime.rank import Rank
@@ -88,7 +89,8 @@ def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scalars: Scal
 def tied_elements(rank: Rank, elements: int) -> int:
     """How many of a replica's elements belong to the tied table, which stands first in both tensors."""
     start = rank.program.topology.shard_range(block("embed"), rank.replica).start
-    return min(max(tied_table_elements(rank.program.model) - start, 0), elements)
+    model = peer_model(rank.program.model, rank.program.plan)
+    return min(max(tied_table_elements(model) - start, 0), elements)
 
 
 def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
@@ -133,13 +135,13 @@ def block_flags(views: Views, instruction: Instruction) -> list[NDArray[Any]]:
 
 def gradient_chunks(rank: Rank, name: str, gradient: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """The fixed chunks of a rank's part of a block's gradient that it contributes to the norm."""
-    for low, high in norm_chunks(rank.program, name, rank.replica, len(gradient)):
+    for low, high in norm_chunks(rank.program, name, rank.replica, len(gradient), rank.peer):
         yield gradient[low:high]
 
 
-def norm_chunks(program: Program, name: str, replica: int, elements: int) -> Iterator[tuple[int, int]]:
-    """The chunks of a replica's part of a block's gradient that it counts for the norm; whole gradients count once."""
-    model = program.model
+def norm_chunks(program: Program, name: str, replica: int, elements: int, peer: int = 0) -> Iterator[tuple[int, int]]:
+    """The chunks of a rank's part of a block's gradient that it counts for the norm; what several ranks have counts once."""
+    model, peers = peer_model(program.model, program.plan), program.plan.tp
     owner = parse_block(name)
     assert owner is not None
     if replica and not is_sharded(program.plan):
@@ -148,6 +150,8 @@ def norm_chunks(program: Program, name: str, replica: int, elements: int) -> Ite
     for parameter, low, high in parameters_within(model, owner, start, elements):
         if model.tied_embeddings and owner.kind == "head" and parameter.weight == "table":
             continue  # counted with embed
+        if peer % share_of(program.model, peers, parameter.weight).copies:
+            continue  # counted with the first peer that has it
         for first in range(low, high, SQUARES_CHUNK):
             yield first, min(first + SQUARES_CHUNK, high)
 

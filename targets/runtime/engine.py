@@ -22,6 +22,7 @@ from ratrain.ratrain_ir.types import Dtype
 from ratrain.targets.runtime.certificate import constants_of, scratch_bytes
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.evaluation import serves_the_loss
+from ratrain.targets.runtime.kernels.shared import number_within
 from ratrain.targets.runtime.memory_monitor import MemoryMonitor
 from ratrain.targets.runtime.optimizer import Updater
 from ratrain.targets.runtime.positions import RankPhase
@@ -106,7 +107,7 @@ class ProgramEngine(ABC):
         self.ranks: list[list[Rank]] = [[] for _ in program.stages]
         """The ranks of this process, by stage."""
         for place in places:
-            self.ranks[place.stage].append(Rank(program, place.stage, place.replica, kernels.memory))
+            self.ranks[place.stage].append(Rank(program, place.stage, place.replica, kernels.memory, place.peer))
         self.evaluates = False
         """Whether there will be passes that evaluate."""
         self.first_step = 0
@@ -122,8 +123,8 @@ class ProgramEngine(ABC):
         prepare_tables(program, kernels)
         self.updater = Updater(program, kernels)
         self.scratch: Scratch = kernels.memory.scratch(self.scratch_needed())
-        self.bound: dict[tuple[int, int, int], BoundRoutine] = {}
-        self.feeds: dict[tuple[int, int, int], tuple[Rank, Instruction, Feed]] = {}
+        self.bound: dict[_Key, BoundRoutine] = {}
+        self.feeds: dict[_Key, tuple[Rank, Instruction, Feed]] = {}
         """Of every instruction that loads an input."""
         self._bind()
         self.heads = [Head(rank, e) for ranks in self.ranks for rank in ranks for e in ENGINES if rank.stage.streams[e]]
@@ -199,13 +200,13 @@ class ProgramEngine(ABC):
         if self.monitor is not None:
             self.monitor.before(rank, instruction)
         if self.profile is not None and self.evaluated is None:
-            self.profile.begin(rank.stage_index, rank.replica, engine)
+            self.profile.begin(rank.stage_index, rank.lane, engine)
 
     def complete(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
         """Note that it is done: what waits for it may be ready now."""
         rank.completed[engine] += 1
         if self.profile is not None and self.evaluated is None:
-            self.profile.complete(rank.stage_index, rank.replica, engine)
+            self.profile.complete(rank.stage_index, rank.lane, engine)
         if rank.position is not None:
             rank.position.complete(engine)
         if self.monitor is not None:
@@ -307,9 +308,12 @@ class ProgramEngine(ABC):
         feed.deliver()
 
     def _fill(self, rank: Rank, instruction: Instruction, feed: Feed, step: int) -> None:
-        """Write what an instruction of a step loads."""
+        """Write what an instruction of a step loads; a tensor peer's tokens and labels as rows of its own tables."""
         batches, number = self.evaluated or (self.batches, step)
-        batches.fill(number, rank.replica, instruction.piece, Part(instruction.variant), feed.values)
+        part = Part(instruction.variant)
+        batches.fill(number, rank.replica, instruction.piece, part, feed.values)
+        if rank.vocabulary is not None and part is not Part.DOCUMENTS:
+            number_within(feed.values, rank.vocabulary)
 
     def update(self, rank: Rank, instruction: Instruction, _step: int) -> None:
         """Update a block on the host's scratch: an engine of its own in a machine that updates beside its compute engine."""
@@ -378,6 +382,8 @@ class ProgramEngine(ABC):
         return float(values[0]), float(values[1])
 
 
+_Key: TypeAlias = "tuple[MeshRank, int]"
+"""An instruction of a rank."""
 _Alone: TypeAlias = Callable[[ProgramEngine, Rank, "Instruction", int], None]
 
 _ALONE: PerOp[_Alone] = PerOp(
@@ -392,9 +398,9 @@ _ALONE: PerOp[_Alone] = PerOp(
 )
 
 
-def _key(rank: Rank, instruction: Instruction) -> tuple[int, int, int]:
+def _key(rank: Rank, instruction: Instruction) -> _Key:
     """An instruction of a rank."""
-    return rank.stage_index, rank.replica, id(instruction)
+    return rank.place, id(instruction)
 
 
 def _load_kernels(program: Program, kernels: KernelSet) -> None:

@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.ops import Payload, Quantity
+from ratrain.ratrain_ir.ops import Payload, Phase, Quantity
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.targets.runtime.data import Batches, TokenStream, part_of_stream
 
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 _SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
     "part in evaluation",
     {
-        **dict.fromkeys((ops.LoadInput, ops.Forward, ops.AllGather, ops.Update), lambda _: True),
+        **dict.fromkeys((ops.LoadInput, ops.Forward, ops.AllGather, ops.Update, ops.CombineLoss), lambda _: True),
         **dict.fromkeys((ops.Recompute, ops.Backward, ops.BackwardInput, ops.BackwardWeight), lambda _: False),
         **dict.fromkeys((ops.ReduceScatter, ops.AllReduce, ops.ScaleUpdate), lambda _: False),
         **dict.fromkeys((ops.Send, ops.Recv), lambda item: item.variant == Payload.ACTIVATION.value),
+        ops.GatherRows: lambda item: item.variant.endswith(f".{Phase.FORWARD.value}"),
+        ops.ReduceRows: lambda item: item.variant == Payload.ACTIVATION.value,
         ops.AllReduceScalar: lambda item: item.variant == Quantity.LOSS.value,
     },
     never=(ops.Release,),

@@ -18,9 +18,9 @@ from attrs import frozen
 
 from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.diagnostics import Note, fail
-from ratrain.ratrain_ir.ops import ENGINES, Engine, Group, Quantity
+from ratrain.ratrain_ir.ops import ENGINES, OP_CLASSES, Engine, Group, Quantity
 from ratrain.ratrain_ir.per_op import PerOp
-from ratrain.targets.runtime import collectives
+from ratrain.targets.runtime import collectives, peer_collectives
 from ratrain.targets.runtime.certificate import certificate
 from ratrain.targets.runtime.channels import Channels
 from ratrain.targets.runtime.engine import Head, ProgramEngine, StepTotals
@@ -73,7 +73,7 @@ class LocalEngine(ProgramEngine):
         """What an engine's kernels take temporaries from: its own where engines overlap, of routines, of reductions, of updates."""
         if not self.overlaps or (engine is Engine.COMPUTE and rank is self.ranks[0][0]):
             return self.scratch
-        key = rank.stage_index, rank.replica, engine
+        key = rank.stage_index, rank.lane, engine
         if key not in self._scratches:
             needed = (
                 self.scratch.capacity if engine is Engine.COMPUTE else update_scratch_bytes(self.program, self.kernels)
@@ -233,16 +233,17 @@ class LocalEngine(ProgramEngine):
     def ready_to_receive(self, rank: Rank, instruction: Instruction, _step: int) -> list[Member]:
         """A receive whose message is there, or which is passed over; nothing before."""
         awaits_message = self.is_executed(instruction)
-        if awaits_message and not self.channels.has_message(self.hop(rank, instruction), rank.replica):
+        if awaits_message and not self.channels.has_message(self.hop(rank, instruction), rank.lane):
             return []
         return [(rank, instruction)]
 
     def ready_members(self, rank: Rank, instruction: Instruction, step: int) -> list[Member]:
         """All members of a collective in rank order, when it is at the head of every one's engine and ready; nothing before."""
         members: list[Member] = []
+        engine = OP_CLASSES[instruction.keyword].default_engine
         for place in self.program.topology.members(Group(instruction.group), rank.place):
-            member = self.ranks[place.stage][place.replica]
-            head = member.head(Engine.COLLECTIVE)
+            member = self.ranks[place.stage][place.replica * self.program.plan.tp + place.peer]
+            head = member.head(engine)
             if head is None or head[0].title_without_blocks != instruction.title_without_blocks:
                 return []
             if head[1] != step or not member.is_ready(*head):
@@ -264,12 +265,12 @@ class LocalEngine(ProgramEngine):
     def send(self, members: list[Member], _step: int) -> None:
         """Copy a message out."""
         rank, instruction = members[0]
-        self.channels.send(self.hop(rank, instruction), rank.replica, rank.by_role(instruction)["data"])
+        self.channels.send(self.hop(rank, instruction), rank.lane, rank.by_role(instruction)["data"])
 
     def receive(self, members: list[Member], _step: int) -> None:
         """Copy a message in that has arrived."""
         rank, instruction = members[0]
-        self.channels.receive(self.hop(rank, instruction), rank.replica, rank.by_role(instruction)["data"])
+        self.channels.receive(self.hop(rank, instruction), rank.lane, rank.by_role(instruction)["data"])
 
     def reduce_scatter(self, members: list[Member], _step: int) -> None:
         """Reduce gradients into the shards of all members."""
@@ -280,11 +281,23 @@ class LocalEngine(ProgramEngine):
         collectives.all_gather(members, self.kernels, self.scratch_of(members[0][0], Engine.COLLECTIVE))
 
     def all_reduce(self, members: list[Member], _step: int) -> None:
-        """Sum gradients on all members: of the replicas, or of both ends."""
+        """Sum gradients on all members: of the replicas, of both ends, or what tensor peers share."""
         rank, instruction = members[0]
-        ends = Group(instruction.group) is Group.ENDS
-        reduce = collectives.all_reduce_ends if ends else collectives.all_reduce_replicas
+        reduce = _ALL_REDUCES[Group(instruction.group)]
         reduce(members, self.kernels, self.updater.scalars, self.scratch_of(rank, Engine.COLLECTIVE))
+
+    def gather_rows(self, members: list[Member], _step: int) -> None:
+        """Make an activation whole on all tensor peers."""
+        peer_collectives.gather_rows(members, self.kernels)
+
+    def reduce_rows(self, members: list[Member], _step: int) -> None:
+        """Sum an activation's parts."""
+        scratch = self.scratch_of(members[0][0], Engine.TENSOR)
+        peer_collectives.reduce_rows(members, self.updater.scalars, scratch)
+
+    def combine_loss(self, members: list[Member], _step: int) -> None:
+        """The loss of a micro-batch from the parts of tensor peers."""
+        peer_collectives.combine_loss(members)
 
     def all_reduce_scalar(self, members: list[Member], _step: int) -> None:
         """Combine losses, norms or flags."""
@@ -330,6 +343,12 @@ class _Execution:
     run: _Run
 
 
+_ALL_REDUCES = {
+    Group.REPLICAS: collectives.all_reduce_replicas,
+    Group.ENDS: collectives.all_reduce_ends,
+    Group.TENSOR: peer_collectives.all_reduce_shared,
+}
+
 _ALONE = _Execution(LocalEngine.ready_alone, LocalEngine.run_one)
 
 _EXECUTIONS: PerOp[_Execution] = PerOp(
@@ -342,6 +361,9 @@ _EXECUTIONS: PerOp[_Execution] = PerOp(
         ops.AllReduce: _Execution(LocalEngine.ready_members, LocalEngine.all_reduce),
         ops.AllGather: _Execution(LocalEngine.ready_members, LocalEngine.all_gather),
         ops.AllReduceScalar: _Execution(LocalEngine.ready_members, LocalEngine.all_reduce_scalar),
+        ops.GatherRows: _Execution(LocalEngine.ready_members, LocalEngine.gather_rows),
+        ops.ReduceRows: _Execution(LocalEngine.ready_members, LocalEngine.reduce_rows),
+        ops.CombineLoss: _Execution(LocalEngine.ready_members, LocalEngine.combine_loss),
     },
     never=(ops.Release,),
 )

@@ -82,7 +82,7 @@ class MemoryMonitor:
         self.live: dict[Key, _Live] = {}
         for stage_ranks in ranks:
             for rank in stage_ranks:
-                self.live[rank.stage_index, rank.replica] = _Live()
+                self.live[rank.stage_index, rank.lane] = _Live()
                 for tensor, count in self.lives[rank.stage_index].carried_in.items():
                     self._begin(rank, tensor, count, None)
 
@@ -96,7 +96,7 @@ class MemoryMonitor:
 
         Raises `DiagnosticError` RT093 for an access outside a life, or when a life begins in bytes of another.
         """
-        live = self.live[rank.stage_index, rank.replica]
+        live = self.live[rank.stage_index, rank.lane]
         for operand in instruction.operands:
             if operand.access in (Access.WRITE, Access.SCRATCH):
                 count = self.lives[rank.stage_index].accesses[id(instruction), operand.tensor]
@@ -107,7 +107,7 @@ class MemoryMonitor:
 
     def after(self, rank: Rank, instruction: Instruction) -> None:
         """An instruction has completed: lives that have no access left end, and their bytes may be poisoned."""
-        live = self.live[rank.stage_index, rank.replica]
+        live = self.live[rank.stage_index, rank.lane]
         for operand in instruction.operands:
             left = live.remaining[operand.tensor]
             begins = operand.access in (Access.WRITE, Access.SCRATCH)
@@ -118,7 +118,7 @@ class MemoryMonitor:
                 self._end(rank, operand.tensor)
 
     def _begin(self, rank: Rank, tensor: int, count: int, instruction: Instruction | None) -> None:
-        live = self.live[rank.stage_index, rank.replica]
+        live = self.live[rank.stage_index, rank.lane]
         held = rank.stage.tensors[tensor]
         start, end, _ = entry = (held.offset, held.end, tensor)
         at = bisect_left(live.ranges, entry)
@@ -133,7 +133,7 @@ class MemoryMonitor:
         live.peak_bytes = max(live.peak_bytes, live.live_bytes)
 
     def _end(self, rank: Rank, tensor: int) -> None:
-        live = self.live[rank.stage_index, rank.replica]
+        live = self.live[rank.stage_index, rank.lane]
         held = rank.stage.tensors[tensor]
         del live.remaining[tensor]
         del live.ranges[bisect_left(live.ranges, (held.offset, held.end, tensor))]

@@ -11,6 +11,7 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.blocks import block_chain, parameters_within, parse_block
+from ratrain.ratrain_ir.tensor_peers import peer_model
 from ratrain.ratrain_ir.types import Dtype, StateKind
 from ratrain.targets.runtime.collectives import gradient_chunks
 from ratrain.targets.runtime.rank import Rank, shape_only
@@ -29,7 +30,9 @@ class Updater:
         self.program = program
         self.kernels = kernels
         blocks = {rank: program.topology.stage_blocks[rank.stage] for rank in program.topology.ranks}
-        self.scalars = kernels.scalars({(rank.stage, rank.replica): [*map(str, of)] for rank, of in blocks.items()})
+        self.scalars = kernels.scalars(
+            {(rank.stage, program.topology.lane(rank)): [*map(str, of)] for rank, of in blocks.items()}
+        )
         self.log = self.scalars.read()
         """Of the step that ended last."""
 
@@ -44,7 +47,7 @@ class Updater:
     def update(self, rank: Rank, instruction: Instruction, scratch: Scratch) -> None:
         """One block's update; a set flag leaves everything as it was but the view, which is written all the same."""
         views = rank.by_role(instruction)
-        block, place = instruction.blocks[0], (rank.stage_index, rank.replica)
+        block, place = instruction.blocks[0], (rank.stage_index, rank.lane)
         squares = None if "norm" in views else gradient_chunks(rank, block, views["g"])
         decay = self.decayed_ranges(block, rank.replica, len(views["p"]))
         update = Update(place, block, views, self.program.plan.optimizer, decay, squares)
@@ -76,7 +79,7 @@ class Updater:
         block = parse_block(name)
         assert block is not None
         start = self.program.topology.shard_range(block, replica).start
-        parts = parameters_within(self.program.model, block, start, elements)
+        parts = parameters_within(peer_model(self.program.model, self.program.plan), block, start, elements)
         return [(low, high) for parameter, low, high in parts if parameter.decayed]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,13 +34,15 @@ DENOMINATOR = "denominator"
 
 
 class Rank:
-    """A stage of one replica, ready to execute block ops."""
+    """A stage of one replica, or what one of its tensor peers has of it, ready to execute block ops."""
 
-    def __init__(self, program: Program, stage: int, replica: int, memory: Memory = HOST) -> None:
+    def __init__(self, program: Program, stage: int, replica: int, memory: Memory = HOST, peer: int = 0) -> None:
         self.program = program
         self.memory = memory
         self.stage_index = stage
         self.replica = replica
+        self.peer = peer
+        """Its number among the tensor peers of its stage and replica."""
         self.stage: ProgramStage = program.stages[stage]
         self.arena: Any = memory.allocate(self.stage.arena_bytes)
         self.views: list[NDArray[Any]] = [
@@ -54,6 +56,15 @@ class Rank:
         self.position: PositionFile | None = None
         """Where it says where it is, for those who ask from outside."""
 
+    @property
+    def vocabulary(self) -> range | None:
+        """The words that a tensor peer has rows of tables for; None where it has all."""
+        plan, words = self.program.plan, self.program.model.vocab_size
+        if plan.tp == 1:
+            return None
+        length = -(-words // plan.tp)
+        return range(min(self.peer * length, words), min((self.peer + 1) * length, words))
+
     def new_position(self, folder: Path | None, number: int) -> PositionFile:
         """A file that says where this rank is, as number `number` of all; in memory of this process alone without a folder.
 
@@ -65,12 +76,18 @@ class Rank:
     @property
     def place(self) -> MeshRank:
         """Its point in the mesh."""
-        return MeshRank(self.stage_index, self.replica)
+        return MeshRank(self.stage_index, self.replica, self.peer)
+
+    @property
+    def lane(self) -> int:
+        """Its number among the ranks of its stage, in rank order."""
+        return self.replica * self.program.plan.tp + self.peer
 
     @property
     def name(self) -> str:
         """The rank as messages call it."""
-        return f"stage @{self.stage_index} replica {self.replica}"
+        peer = f" peer {self.peer}" if self.program.plan.tp > 1 else ""
+        return f"stage @{self.stage_index} replica {self.replica}{peer}"
 
     def by_role(self, instruction: Instruction) -> dict[str, NDArray[Any]]:
         """Views of an instruction's operands by role."""
@@ -147,25 +164,61 @@ class BoundRoutine:
 def bind_routine(rank: Rank, instruction: Instruction, kernels: KernelSet, scratch: Scratch) -> BoundRoutine:
     """The kernel calls of a block op, bound to the rank's bytes."""
     assert instruction.routine is not None
-    return bind_steps(rank.program.routines[instruction.routine], rank.by_role(instruction), kernels, scratch)
+    routine = rank.program.routines[instruction.routine]
+    return bind_steps(routine, rank.by_role(instruction), kernels, scratch, rank.vocabulary)
 
 
 def bind_steps(
-    routine: Routine, operands: dict[str, NDArray[Any]], kernels: KernelSet, scratch: Scratch
+    routine: Routine,
+    operands: dict[str, NDArray[Any]],
+    kernels: KernelSet,
+    scratch: Scratch,
+    vocabulary: range | None = None,
 ) -> BoundRoutine:
-    """The kernel calls of a routine, bound to its operands by role; `workspace` has the bytes of its intermediates."""
-    calls = [_bind_step(routine, step, operands, kernels, scratch) for step in routine.steps]
+    """The kernel calls of a routine, bound to its operands by role; `workspace` has the bytes of its intermediates.
+
+    With a `vocabulary`, tables have its rows, and behind them padding that no kernel sees but to clear its gradient.
+    """
+    calls: list[_Call] = []
+    for step in routine.steps:
+        calls += _bind_step(routine, step, operands, kernels, scratch, vocabulary)
     return BoundRoutine(calls, scratch, kernels.memory)
 
 
+_Call: TypeAlias = tuple[Callable[..., None], dict[str, Any]]
+
+
 def _bind_step(
-    routine: Routine, step: Step, operands: dict[str, NDArray[Any]], kernels: KernelSet, scratch: Scratch
-) -> tuple[Callable[..., None], dict[str, Any]]:
+    routine: Routine,
+    step: Step,
+    operands: dict[str, NDArray[Any]],
+    kernels: KernelSet,
+    scratch: Scratch,
+    vocabulary: range | None,
+) -> list[_Call]:
     arguments: dict[str, Any] = {
         name: resolve(routine, reference, operands, kernels.memory) for name, reference in step.operands.items()
     }
-    kernel = getattr(_set_for(step, kernels), step.kernel)
-    return kernel, {**arguments, **KERNELS[step.kernel].arguments(step.options), "scratch": scratch}
+    chosen = _set_for(step, kernels)
+    options = KERNELS[step.kernel].arguments(step.options)
+    calls: list[_Call] = []
+    if vocabulary is not None and arguments.keys() & {"table", "dtable"}:
+        padding = _without_padding(arguments, len(vocabulary))
+        if padding is not None and not options.get("accumulate"):
+            calls.append((chosen.zero, {"a": padding, "scratch": scratch}))
+    kernel = getattr(chosen, step.kernel)
+    return [*calls, (kernel, {**arguments, **options, "scratch": scratch})]
+
+
+def _without_padding(arguments: dict[str, NDArray[Any]], rows: int) -> NDArray[Any] | None:
+    """Cut tables and logits to so many words of the vocabulary; what is cut off the gradient of a table, or None."""
+    padding = arguments["dtable"][rows:] if "dtable" in arguments else None
+    for name in arguments.keys() & {"table", "dtable"}:
+        arguments[name] = arguments[name][:rows]
+    for name in arguments.keys() & {"logits", "dlogits"}:
+        lines = len(arguments[name])
+        arguments[name] = arguments[name].reshape(-1)[: lines * rows].reshape(lines, rows)
+    return padding if padding is not None and len(padding) else None
 
 
 def _set_for(step: Step, kernels: KernelSet) -> KernelSet:

@@ -21,7 +21,7 @@ LARGEST_SCALE = 2.0**24
 Views: TypeAlias = dict[str, Any]
 """Arrays of some memory, by role."""
 Place: TypeAlias = tuple[int, int]
-"""A rank: stage and replica."""
+"""A rank: its stage, and its lane (`topology.Mesh.lane`)."""
 Flags: TypeAlias = Sequence[Any]
 """Arrays of one element each: 1 where something was not finite, else 0."""
 Chunks: TypeAlias = Iterable[Any]

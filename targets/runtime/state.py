@@ -6,15 +6,18 @@ have to be in memory twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.blocks import Block, is_sharded
 from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.tensor_peers import peer_model
 from ratrain.targets.runtime.engine import ProgramEngine
+from ratrain.targets.runtime.peer_state import FlatReader, peer_pieces, whole_pieces
 from ratrain.targets.runtime.rank import Rank
 from ratrain.targets.runtime.scalars import GROWTH_INTERVAL, LossScale
 from ratrain.targets.runtime.training_state import BlockStates, TrainingState
@@ -24,15 +27,13 @@ from ratrain.targets.runtime.weights import block_elements
 _LEAST_SCALE = 2.0**-32
 """Loss scales are between this and its inverse, as plans have them."""
 _MOMENTS = ("m1", "m2")
-_Pieces: TypeAlias = Callable[[int, int], FlatPieces]
-"""From a range of elements to those of a block's flat tensor."""
 
 
 def start_from_weights(engine: ProgramEngine, source: WeightSource) -> None:
     """Fill the carried tensors for a first step: masters from a source, views rounded from them, moments zero."""
     program = engine.program
 
-    def master(block: Block) -> _Pieces:
+    def master(block: Block) -> FlatReader:
         return lambda start, stop: flat_pieces(program.model, block, source, start, stop)
 
     for block, ranks in _owners(engine):
@@ -54,7 +55,7 @@ def start_from_state(engine: ProgramEngine, state: TrainingState, *, keep_scale:
     if not (_LEAST_SCALE <= state.scale[0] <= 1 / _LEAST_SCALE and 0 <= state.scale[1] < GROWTH_INTERVAL):
         fail("RT092", f"the checkpoint has the loss scale {state.scale}, which no run has")
 
-    def saved(block: Block, kind: str) -> _Pieces:
+    def saved(block: Block, kind: str) -> FlatReader:
         return lambda start, stop: state.blocks.pieces(block, kind, start, stop)
 
     for block, ranks in _owners(engine):
@@ -85,8 +86,16 @@ class _ArenaStates(BlockStates):
 
     def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
         """Elements [start, stop) of a block's tensor of a kind, as views of what the ranks hold."""
+        plan = self.engine.program.plan
+        if plan.tp == 1:
+            return self._of_peer(block, kind, 0, start, stop)
+        readers = [partial(self._of_peer, block, kind, peer) for peer in range(plan.tp)]
+        return whole_pieces(self.model, plan, block, readers)(start, stop)
+
+    def _of_peer(self, block: Block, kind: str, peer: int, start: int, stop: int) -> FlatPieces:
+        """Elements [start, stop) of the tensor that the ranks of a tensor peer hold together."""
         program = self.engine.program
-        holders = self.ranks[block]
+        holders = [rank for rank in self.ranks[block] if rank.peer == peer]
         for rank in holders if is_sharded(program.plan) else holders[:1]:
             shard = program.topology.shard_range(block, rank.replica)
             low, high = max(start, shard.start), min(stop, shard.stop)
@@ -113,8 +122,19 @@ def _owners(engine: ProgramEngine) -> Iterator[tuple[Block, list[Rank]]]:
             yield block, ranks
 
 
-def _fill(engine: ProgramEngine, ranks: Sequence[Rank], block: Block, kind: str, pieces: _Pieces) -> None:
-    """Fill a tensor of a block on all ranks of this process, and of masters the views; each element is asked for once.
+def _fill(engine: ProgramEngine, ranks: Sequence[Rank], block: Block, kind: str, whole: FlatReader) -> None:
+    """Fill a tensor of a block on all ranks of this process, and of masters the views."""
+    program = engine.program
+    if program.plan.tp == 1:
+        _fill_alike(engine, ranks, block, kind, whole)
+        return
+    for peer in sorted({rank.peer for rank in ranks}):
+        pieces = peer_pieces(program.model, program.plan, peer, block, whole)
+        _fill_alike(engine, [rank for rank in ranks if rank.peer == peer], block, kind, pieces)
+
+
+def _fill_alike(engine: ProgramEngine, ranks: Sequence[Rank], block: Block, kind: str, pieces: FlatReader) -> None:
+    """Fill a tensor on ranks that have the same of a block, sharded or not; each element is asked for once.
 
     What is between pieces, and behind the last one, is zero. Only the shards of these ranks are asked for, where no view is whole.
     """
@@ -129,7 +149,7 @@ def _fill(engine: ProgramEngine, ranks: Sequence[Rank], block: Block, kind: str,
         views += [tensor.reshape(-1) for tensor in rank.all_carried("w", str(block)) if kind == "p"]
     for tensor in (*(tensor for _, tensor in parts), *views):
         engine.kernels.memory.write(tensor, 0)
-    last = block_elements(engine.program.model, block)
+    last = block_elements(peer_model(engine.program.model, engine.program.plan), block)
     start = 0 if views else min(shard.start for shard, _ in parts)
     stop = last if views else min(last, max(shard.stop for shard, _ in parts))
     memory = engine.kernels.memory

@@ -132,11 +132,11 @@ class ThreadedEngine(LocalEngine):
     @staticmethod
     def _concerned(members: list[Member]) -> set[_RankKey]:
         """The ranks on which something may have become ready: those of the instruction, and where a message went to."""
-        ranks = {(rank.stage_index, rank.replica) for rank, _ in members}
+        ranks = {(rank.stage_index, rank.lane) for rank, _ in members}
         rank, instruction = members[0]
         ends = instruction.ends(rank.stage_index)
         if ends is not None:
-            ranks.add((ends[1], rank.replica))
+            ranks.add((ends[1], rank.lane))
         return ranks
 
     def _fail(self, error: BaseException) -> None:
@@ -148,4 +148,4 @@ class ThreadedEngine(LocalEngine):
 
 
 def _key(rank: Rank, engine: Engine) -> _Key:
-    return rank.stage_index, rank.replica, engine
+    return rank.stage_index, rank.lane, engine

@@ -27,6 +27,7 @@ class Cause(Enum):
     STAGE = "another stage"
     LINK = "link"
     BYTE_REUSE = "byte reuse"
+    PEERS = "tensor peers"
     GRAD_SYNC = "GradSync"
     UPDATE = "UpdateShard"
     PREFETCH = "PrefetchW"
@@ -57,6 +58,7 @@ _KINDS = PerOp(
         ops.Update: idle_walk.UPDATE,
         ops.AllGather: idle_walk.PREFETCH,
         ops.AllReduceScalar: idle_walk.BARRIER,
+        **dict.fromkeys(ops.PEER_OPS, idle_walk.PEERS),
         ops.ScaleUpdate: idle_walk.BARRIER,
         ops.LoadInput: idle_walk.INPUT,
     },

@@ -25,7 +25,7 @@ _OF_A_STAGE: PerOp[bool] = PerOp(
     "unit of a given time",
     dict.fromkeys(ops.BLOCK_OPS, True)
     | dict.fromkeys((*ops.MESSAGE_OPS, ops.LoadInput, ops.Update, ops.ScaleUpdate), False)
-    | dict.fromkeys((ops.ReduceScatter, ops.AllReduce, ops.AllReduceScalar, ops.AllGather), False),
+    | dict.fromkeys(ops.COLLECTIVE_OPS, False),
     never=(ops.Release,),
 )
 """Whether the time of a kind is that of all blocks of a stage for one micro-batch; else it is that of one op."""

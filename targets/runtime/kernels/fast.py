@@ -44,9 +44,10 @@ from ratrain.targets.runtime.kernels.row_sums import row_groups, store_sums, sum
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
 from ratrain.targets.runtime.kernels.shared import (
     KernelSetBase,
-    check_indices,
     check_starts,
+    check_tokens,
     decay_segments,
+    held_keys,
     token_keys,
 )
 
@@ -217,20 +218,20 @@ class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastNorms, 
         scale: float = 1.0,
     ) -> None:
         """See `KERNELS["embedding_forward"]`."""
-        check_indices(tokens, table.shape[0])
+        check_tokens(tokens, table.shape[0])
         fast_rows.embedding_forward(tokens, bits(table), bits(y), multiplier(scale))
 
     def embedding_backward(
         self, tokens: I32, dy: Array, dtable: Array, *, scratch: Scratch, accumulate: bool, scale: float = 1.0
     ) -> None:
         """See `KERNELS["embedding_backward"]`."""
-        check_indices(tokens, dtable.shape[0])
+        check_tokens(tokens, dtable.shape[0])
         if not accumulate:
             dtable.fill(0)
         keys, acc = scratch.take_all(_embedding_backward_plan(tokens, dy))
         token_keys(tokens, keys)
         acc.fill(0)
-        fast_rows.embedding_backward(keys, bits(dy), bits(dtable), acc, multiplier(scale))
+        fast_rows.embedding_backward(held_keys(keys), bits(dy), bits(dtable), acc, multiplier(scale))
 
     def adamw(
         self,

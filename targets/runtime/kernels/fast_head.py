@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
 
+from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.runtime.kernels.blas import share_product
 from ratrain.targets.runtime.kernels.fast_flat import cast
 from ratrain.targets.runtime.kernels.fast_logits import LogitShape
@@ -85,7 +86,7 @@ def _logit_gradient(
     for r in range(lse.size):
         row = logits[r, first : first + pull.size]
         log_total, label = lse[r], labels[r] - first
-        share = factor if labels[r] >= 0 else _ZERO
+        share = factor if labels[r] != IGNORED_LABEL else _ZERO
         if normalise:
             at_label = row[label] if 0 <= label < row.size else _ZERO
             for i in range(row.size):

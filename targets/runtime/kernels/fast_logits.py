@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from attrs import frozen
 
+from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.runtime.kernels.fast_numba import (
     exact,
     exp32,
@@ -51,7 +52,7 @@ def _gradient(logits: Any, first: Any, last: Any, labels: Any, lse: Any, factor:
     for r in range(lse.size):
         row = logits[r, first:last]
         log_total, label = lse[r], labels[r] - first
-        share = factor if labels[r] >= 0 else _ZERO
+        share = factor if labels[r] != IGNORED_LABEL else _ZERO
         of_label = _ZERO
         if 0 <= label < row.size:
             of_label = factor * _slope(row[label], scale, softcap)

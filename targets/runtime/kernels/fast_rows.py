@@ -178,9 +178,14 @@ def add_positions(table: Any, starts: Any, first: Any, y: Any) -> None:
 
 @exact()
 def embedding_forward(tokens: Any, table: Any, y: Any, scale: Any) -> None:
-    """y[t] = scale * table[tokens[t]]."""
+    """y[t] = scale * table[tokens[t]], 0 of tokens that are rows of other tables."""
     for t in range(tokens.size):
-        row, out = table[tokens[t]], y[t]
+        out = y[t]
+        if tokens[t] < 0:
+            for i in range(out.size):
+                out[i] = narrow(_ZERO, out.dtype)
+            continue
+        row = table[tokens[t]]
         for i in range(out.size):
             out[i] = narrow(times(load(row[i]), scale), out.dtype)
 

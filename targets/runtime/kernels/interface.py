@@ -88,6 +88,9 @@ class KernelSet(Protocol):
     def all_finite(self, a: Array, *, scratch: Scratch) -> bool:
         """Whether no element is infinite or NaN."""
 
+    def zero(self, a: Array, *, scratch: Scratch) -> None:
+        """Set a = 0."""
+
     def cast(self, src: Array, dst: Array, *, scratch: Scratch) -> None:
         """Set dst = src."""
 

@@ -36,9 +36,10 @@ from ratrain.targets.runtime.kernels.reference_scores import ReferenceScores
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
 from ratrain.targets.runtime.kernels.shared import (
     KernelSetBase,
-    check_indices,
     check_starts,
+    check_tokens,
     decay_segments,
+    held_keys,
     token_keys,
 )
 
@@ -269,21 +270,22 @@ class Reference(
         scale: float = 1.0,
     ) -> None:
         """See `KERNELS["embedding_forward"]`."""
-        check_indices(tokens, table.shape[0])
+        check_tokens(tokens, table.shape[0])
         for rows in row_blocks(*y.shape):
-            put(y[rows], f32(table[tokens[rows]]) * np.float32(scale))
+            held = (tokens[rows] >= 0)[:, None]
+            put(y[rows], np.where(held, f32(table[tokens[rows]]) * np.float32(scale), np.float32(0)))
 
     @quiet
     def embedding_backward(
         self, tokens: I32, dy: Array, dtable: Array, *, scratch: Scratch, accumulate: bool, scale: float = 1.0
     ) -> None:
         """See `KERNELS["embedding_backward"]`."""
-        check_indices(tokens, dtable.shape[0])
+        check_tokens(tokens, dtable.shape[0])
         if not accumulate:
             dtable.fill(0)
         (keys,) = scratch.take_all(_embedding_backward_plan(tokens))
         token_keys(tokens, keys)
-        add_by_keys(keys, dy, dtable, np.float32(scale))
+        add_by_keys(held_keys(keys), dy, dtable, np.float32(scale))
 
     @quiet
     def adamw(

@@ -152,7 +152,7 @@ class ReferenceHead:
             for t, row in enumerate(chunk, start):
                 peak = row.max()
                 lse[t] = peak + np.log(np.exp(row - peak).sum())
-                total += float(lse[t]) - float(row[labels[t]]) if labels[t] != IGNORED_LABEL else 0.0
+                total += float(lse[t]) - float(row[labels[t]]) if labels[t] >= 0 else 0.0
         loss[0] = total
 
     @quiet

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ratrain.ratrain_ir.rotary import rope_frequencies
-from ratrain.targets.program.kernels import IGNORED_LABEL, KERNELS
+from ratrain.targets.program.kernels import IGNORED_LABEL, KERNELS, OTHER_PEERS
 from ratrain.targets.runtime.host_scalars import HostScalars
 from ratrain.targets.runtime.kernels.scratch import Plan, plan_bytes
 from ratrain.targets.runtime.kernels.team import Team
@@ -69,9 +69,27 @@ def check_indices(indices: I32, rows: int) -> None:
         raise IndexError(f"token {low if low < 0 else high} is outside a table of {rows} rows")
 
 
+def check_tokens(tokens: I32, rows: int) -> None:
+    """Raise IndexError unless all `tokens` are rows of a table of `rows` rows, or `OTHER_PEERS`."""
+    if np.any(tokens == IGNORED_LABEL):
+        raise IndexError(f"token {IGNORED_LABEL} is outside a table of {rows} rows")
+    check_labels(tokens, rows)
+
+
+def number_within(tokens: I32, words: range) -> None:
+    """Turn tokens or labels into rows of a table of those words, in place: what has no row there into `OTHER_PEERS`."""
+    held = (tokens >= words.start) & (tokens < words.stop)
+    tokens[:] = np.where(held, tokens - words.start, np.where(tokens == IGNORED_LABEL, IGNORED_LABEL, OTHER_PEERS))
+
+
+def held_keys(keys: I64) -> I64:
+    """Of ascending keys those of tokens that are rows of the table."""
+    return keys[np.searchsorted(keys, 0) :]
+
+
 def check_labels(labels: I32, rows: int) -> None:
-    """Raise IndexError unless all `labels` are rows of a table of `rows` rows, or `IGNORED_LABEL`."""
-    if int(labels.min(initial=0)) < IGNORED_LABEL:
+    """Raise IndexError unless all `labels` are rows of a table of `rows` rows, `IGNORED_LABEL` or `OTHER_PEERS`."""
+    if int(labels.min(initial=0)) < OTHER_PEERS:
         raise IndexError(f"token {int(labels.min())} is outside a table of {rows} rows")
     check_indices(np.maximum(labels, 0), rows)
 

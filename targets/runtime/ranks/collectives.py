@@ -230,7 +230,7 @@ _PHASES: PerOp[Callable[[GroupCollectives, Instruction], Phases]] = PerOp(
         ops.AllGather: GroupCollectives.all_gather,
         ops.AllReduceScalar: GroupCollectives.all_reduce_scalar,
     },
-    never=(*ops.LONE_OPS, *ops.MESSAGE_OPS, ops.Release),
+    never=(*ops.LONE_OPS, *ops.MESSAGE_OPS, *ops.PEER_OPS, ops.Release),
 )
 
 

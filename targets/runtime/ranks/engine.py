@@ -239,8 +239,8 @@ _PHASES: PerOp[Callable[[RankEngine, Instruction], Phases] | None] = PerOp(
         **dict.fromkeys(ops.LONE_OPS, None),
         ops.Send: RankEngine.send,
         ops.Recv: RankEngine.receive,
-        **dict.fromkeys(ops.COLLECTIVE_OPS, RankEngine.meet),
+        **dict.fromkeys((ops.ReduceScatter, ops.AllReduce, ops.AllReduceScalar, ops.AllGather), RankEngine.meet),
     },
-    never=(ops.Release,),
+    never=(*ops.PEER_OPS, ops.Release),
 )
 """How an instruction communicates; None of those that a rank runs alone."""

@@ -1,0 +1,23 @@
+"""For which block tensor peers exchange something: what a block reads is gathered for it, what it gives is summed for the next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.blocks import Block, block_chain
+from ratrain.ratrain_ir.ops import CombineLoss, GatherRows, Payload, PeerOp, Phase
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+
+
+def exchanging_block(op: PeerOp, model: ModelConfig) -> tuple[Block, bool]:
+    """The block that reads or has written what peers exchange, and whether it does so in the forward pass."""
+    if isinstance(op, CombineLoss):
+        return op.block, True
+    activation = op.payload is Payload.ACTIVATION
+    is_forward = op.phase is Phase.FORWARD if isinstance(op, GatherRows) else activation
+    if isinstance(op, GatherRows) == activation:
+        return op.block, is_forward
+    chain = block_chain(model)
+    return chain[chain.index(op.block) - 1], is_forward
