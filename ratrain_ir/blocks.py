@@ -213,7 +213,7 @@ def tokens_per_micro_batch(plan: Plan) -> int:
 @cache
 def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """What backward of a block reads beside its input, in the order ops list it; of a tensor peer its own part."""
-    model = peer_model(model, plan)
+    whole, model = model, peer_model(model, plan)
     rows = tokens_per_micro_batch(plan)
     act = Dtype(plan.view_dtype)
     if block.kind == "attention":
@@ -222,7 +222,7 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
             *_normed_slots(model, plan),
             *_projected_slots(model, plan),
             *(Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items()),
-            *_softmax_slots(model, plan),
+            *_softmax_slots(whole, plan),
             *_branch_slots(model, plan),
             *_statistics_slots(model, plan, "") * model.has_pre_norm,
         )
@@ -237,8 +237,8 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
         )
     if block.kind == "head":
         lse = Slot("lse", tensor_type(Dtype.F32, (rows,)))
-        whole = Slot("logits", tensor_type(Dtype.F32, (rows, model.vocab_size)))
-        return (lse, whole) if plan.holds_logits else (lse,)
+        logits = Slot("logits", tensor_type(Dtype.F32, (rows, model.vocab_size)))
+        return (lse, logits) if plan.holds_logits else (lse,)
     return ()
 
 
@@ -282,7 +282,8 @@ def scores_type(model: ModelConfig, plan: Plan) -> TensorType:
 def _softmax_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
     """What an attention saves of its softmax: of each query the log of its sum, all probabilities, or nothing."""
     if plan.attention == "fused":
-        return (Slot("lse", tensor_type(Dtype.F32, (model.heads, tokens_per_micro_batch(plan)))),)
+        heads = peer_model(model, plan).heads
+        return (Slot("lse", tensor_type(Dtype.F32, (heads, tokens_per_micro_batch(plan)))),)
     return (Slot("probs", scores_type(model, plan)),) if plan.attention == "scores-kept" else ()
 
 

@@ -83,6 +83,10 @@ class Mesh:
         """Number of ranks."""
         return self.stages * self.replicas * self.peers
 
+    def lane(self, rank: Rank) -> int:
+        """The number of a rank among those of its stage, in rank order."""
+        return rank.replica * self.peers + rank.peer
+
     # Chunks
 
     @property

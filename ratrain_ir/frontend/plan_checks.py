@@ -37,8 +37,14 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
         _check_positions(reader, plan, model)
         _check_softcap(reader, plan, model)
     _check_tensor_peers(reader, plan, model)
-    if plan.mapping is not None and reader.good("pp", "dp") and (wrong := plan.mapping.error(plan.pp, plan.dp)):
-        reader.contradiction("RT064", "mapping", wrong, help="tiles are written stages x replicas, from the inside out")
+    if (
+        plan.mapping is not None
+        and reader.good("pp", "dp", "tp")
+        and (wrong := plan.mapping.error(plan.pp, plan.dp, plan.tp))
+    ):
+        reader.contradiction(
+            "RT064", "mapping", wrong, help="tiles are written stages x replicas [x tensor peers], from the inside out"
+        )
     if not auto_cuts:
         _check_cuts(reader, plan, model)
     _check_state(reader, plan)

@@ -75,7 +75,7 @@ class Placement:
         return next(held, self.outermost)
 
     def members(self, group: str) -> Members:
-        """The members of a collective by the name of its group: the replicas of a stage, both `ends` of a replica, or `all`."""
+        """The members of a collective by the name of its group: the replicas or `tensor` peers of a stage, both `ends` of a replica, or `all`."""
         if group == "ends":
             ends = self.mesh.stages_of(Group.ENDS, self.mesh.first_stage)
             level = self.level_between(ends[0], ends[-1])
@@ -83,31 +83,36 @@ class Placement:
             senders = self.senders()
         else:
             count, whole = self.mesh.group_size(Group(group)), group == "all"
-            within, senders = self.filled(count, whole=whole), self.senders(whole=whole)
+            within, senders = self.filled(Group(group), count), self.senders(whole=whole)
         uplinks = [
             math.inf if each.uplink is None else each.uplink * mine / max(mine, sending)
             for each, mine, sending in zip(self.groups[:-1], within, senders, strict=False)
         ]
         return Members(within, tuple(each.link for each in self.groups), tuple(uplinks))
 
-    def filled(self, count: int, *, whole: bool) -> tuple[int, ...]:
-        """How many of the replicas of a stage, or of all ranks, are in one group of each level."""
+    def filled(self, of: Group, count: int) -> tuple[int, ...]:
+        """How many of the `count` members of a group of ranks are in one group of each level.
+
+        Without a mapping tensor peers are next to each other, then the replicas of a stage.
+        """
         if self.tiles is not None:
-            return (*(tile.clusters if whole else tile.replicas for tile in self.tiles), count)
+            parts = {Group.ALL: "clusters", Group.TENSOR: "peers"}
+            return (*(getattr(tile, parts.get(of, "replicas")) for tile in self.tiles), count)
+        apart = self.mesh.peers if of is Group.REPLICAS else 1
         counts = [1]
         for group in self.groups[:-1]:
-            size = group.clusters or count
+            size = max(1, (group.clusters or count * apart) // apart)
             counts.append(count if size % count == 0 else size if count % size == 0 else counts[-1])
         return (*counts[1:], count)
 
     def senders(self, *, whole: bool = False) -> tuple[int, ...]:
-        """Clusters of a group of each level but the outermost that send at once when a stage, or all, do: its replicas there.
+        """Clusters of a group of each level but the outermost that send at once when a stage, or all, do: its replicas and their peers there.
 
         Without a mapping replicas that do not fill groups evenly count as if all clusters of the group sent.
         """
         if self.tiles is not None:
-            return tuple(tile.clusters if whole else tile.replicas for tile in self.tiles)
-        count = self.mesh.size if whole else self.mesh.replicas
+            return tuple(tile.clusters if whole else tile.clusters_of_a_stage for tile in self.tiles)
+        count = self.mesh.size if whole else self.mesh.replicas * self.mesh.peers
         sizes = [group.clusters or self.mesh.size for group in self.groups[:-1]]
         return tuple(
             min(size, count) if size % count == 0 or count % size == 0 else min(size, self.mesh.size) for size in sizes
@@ -125,8 +130,11 @@ class Placement:
         """Neighbouring stages that share a group of each level but the outermost."""
         if self.tiles is not None:
             return [tile.stages for tile in self.tiles]
-        sizes, replicas = [group.clusters or self.mesh.size for group in self.groups[:-1]], self.mesh.replicas
-        return [1 if size % replicas else size // replicas for size in sizes]
+        sizes, ranks = (
+            [group.clusters or self.mesh.size for group in self.groups[:-1]],
+            self.mesh.replicas * self.mesh.peers,
+        )
+        return [1 if size % ranks else size // ranks for size in sizes]
 
     def message_link(self, level: int) -> Link:
         """What a message between stages meets at a level: no more than an even share of uplinks, as the replicas of its stage send theirs."""
@@ -148,7 +156,8 @@ def placement_of(plan: Plan, machine: Machine) -> Placement:
 def _placement(mesh: Mesh, mapping: RankMapping | None, groups: tuple[LinkGroup, ...], machine: str) -> Placement:
     most = groups[-1].clusters
     if most is not None and mesh.size > most:
-        size = f"{mesh.stages} stages x {mesh.replicas} replicas are {mesh.size} clusters"
+        peers = "" if mesh.peers == 1 else f" x {mesh.peers} tensor peers"
+        size = f"{mesh.stages} stages x {mesh.replicas} replicas{peers} are {mesh.size} clusters"
         fail("RT064", f"{size}: the machine {machine} has {most}")
     if mapping is None:
         return Placement(groups, mesh, None)
@@ -160,7 +169,7 @@ def _placement(mesh: Mesh, mapping: RankMapping | None, groups: tuple[LinkGroup,
             f"{', '.join(group.name for group in groups)}",
             help=f"give tiles for {', '.join(wanted)}" if wanted else "leave the mapping out: all links are equal",
         )
-    tiles = mapping.tiles if most is None else (*mapping.tiles, Tile("plan", mesh.stages, mesh.replicas))
+    tiles = mapping.tiles if most is None else (*mapping.tiles, Tile("plan", mesh.stages, mesh.replicas, mesh.peers))
     if (wrong := overfull(groups, tiles)) is not None:
         fail("RT064", f"the mapping '{mapping}' does not fit {machine}: {wrong}")
     return Placement(groups, mesh, mapping.tiles)

@@ -242,7 +242,7 @@ class LocalEngine(ProgramEngine):
         members: list[Member] = []
         engine = OP_CLASSES[instruction.keyword].default_engine
         for place in self.program.topology.members(Group(instruction.group), rank.place):
-            member = self.ranks[place.stage][place.replica * self.program.plan.tp + place.peer]
+            member = self.ranks[place.stage][self.program.topology.lane(place)]
             head = member.head(engine)
             if head is None or head[0].title_without_blocks != instruction.title_without_blocks:
                 return []

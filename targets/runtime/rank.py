@@ -81,7 +81,7 @@ class Rank:
     @property
     def lane(self) -> int:
         """Its number among the ranks of its stage, in rank order."""
-        return self.replica * self.program.plan.tp + self.peer
+        return self.program.topology.lane(self.place)
 
     @property
     def name(self) -> str:

@@ -10,7 +10,6 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.ops import Group
-from ratrain.ratrain_ir.topology import Rank
 from ratrain.targets.runtime.ranks.communicator import Communicator
 from ratrain.targets.runtime.ranks.waiting import finish
 
@@ -52,8 +51,9 @@ class Communicators:
                 f"but {transport.launcher} started {transport.count} process{'es' if transport.count > 1 else ''}",
                 help=f"start it as: {transport.start_command(layout.size)}",
             )
-        stage, replica = layout.place(transport.number)
-        world = transport.world(mesh.ranks.index(Rank(stage, replica)))
+        place = layout.place(transport.number)
+        stage, replica, _ = place
+        world = transport.world(mesh.ranks.index(place))
         is_end = stage in mesh.stages_of(Group.ENDS, stage)
         return cls(
             stage,

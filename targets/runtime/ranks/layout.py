@@ -8,7 +8,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
-from ratrain.ratrain_ir.topology import Mesh, mesh_of
+from ratrain.ratrain_ir.topology import Mesh, Rank, mesh_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.plan import Plan
@@ -48,12 +48,17 @@ class Layout:
         """What is next to each other, as tiles: without any, replicas of a stage are."""
         if self.order == "mapping" and self.mapping is not None:
             return self.mapping
-        return RankMapping((Tile("replica", self.mesh.stages, 1),) if self.order == "pp-first" else ())
+        mesh = self.mesh
+        return RankMapping((Tile("replica", mesh.stages, 1, mesh.peers),) if self.order == "pp-first" else ())
 
-    def place(self, process: int) -> tuple[int, int]:
-        """(stage, replica) of a process."""
-        return self.tiles.place(process, self.mesh.stages, self.mesh.replicas)
+    def place(self, process: int) -> Rank:
+        """The rank of a process."""
+        return Rank(*self.tiles.place(process, self._whole))
 
-    def process(self, stage: int, replica: int) -> int:
-        """The process that runs a stage of a replica."""
-        return self.tiles.position(stage, replica, self.mesh.stages, self.mesh.replicas)
+    def process(self, rank: Rank) -> int:
+        """The process that runs a rank."""
+        return self.tiles.position(*rank, self._whole)
+
+    @property
+    def _whole(self) -> Tile:
+        return Tile("plan", self.mesh.stages, self.mesh.replicas, self.mesh.peers)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
+from ratrain.ratrain_ir.topology import Rank
 from ratrain.targets.runtime.processes import Processes
 from ratrain.targets.runtime.profile import Profile
 from ratrain.targets.runtime.ranks.clocks import ClockOffset, measured_offset
@@ -40,7 +41,7 @@ class RankProcesses(Processes):
         self.number = self.communicators.world.rank
         self.count = layout.size
         self.offsets: list[ClockOffset] = []
-        self.started_as = layout.process(self.communicators.stage, self.communicators.replica)
+        self.started_as = layout.process(Rank(self.communicators.stage, self.communicators.replica))
 
     def make_engine(
         self, program: Program, kernels: KernelSet, batches: Batches, interleave_seed: int | None, threads: int
