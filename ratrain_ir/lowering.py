@@ -282,19 +282,21 @@ class _StageLowering:
             source = self.read_activation(block, piece, phase=Phase.FORWARD)
         if block.kind == "head":
             inputs = (source, view, self.input(Part.LABELS, piece))
+            loss = self.scalar("loss", Dtype.F64)
             saved = self.saved(block, piece)
             if self.plan.tp > 1:
                 own = (tensor for tensor in saved if tensor.slot != "lse")
                 return Forward(block=block, **fields, reads=inputs, writes=(*self.parts_of_loss(piece), *own))
-            writes, updates = self.with_loss(saved, piece)
+            writes, updates = self.with_loss(saved, loss, piece)
             return Forward(block=block, **fields, reads=inputs, writes=writes, updates=updates)
         output = self.written_activation(next_block(self.model, block), piece)
         reads = (source, view, *self.documents(block, piece), *self.seen_keys(block, piece))
         return Forward(block=block, **fields, reads=reads, writes=(output, *self.saved(block, piece)))
 
-    def with_loss(self, saved: tuple[Tensor, ...], piece: Piece) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def with_loss(
+        self, saved: tuple[Tensor, ...], loss: Tensor, piece: Piece
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """What the op that knows the loss of a piece writes, and what it updates: the first writes the step's loss, the others add to it."""
-        loss = self.scalar("loss", Dtype.F64)
         return ((*saved, loss), ()) if piece == self.pieces(0)[0] else (saved, (loss,))
 
     def parts_of_loss(self, piece: Piece) -> tuple[Tensor, Tensor]:
@@ -308,7 +310,7 @@ class _StageLowering:
         """The loss from what tensor peers know of each row."""
         if self.plan.tp > 1:
             lse = tuple(tensor for tensor in self.saved(block, piece) if tensor.slot == "lse")
-            writes, updates = self.with_loss(lse, piece)
+            writes, updates = self.with_loss(lse, self.named("loss"), piece)
             reads = (*self.parts_of_loss(piece), self.input(Part.LABELS, piece))
             self.emit(CombineLoss(block=block, **piece_fields(piece), reads=reads, writes=writes, updates=updates))
 

@@ -30,6 +30,7 @@ ONE = attrs.evolve(PLAN, pp=1, cuts=())
 GATHERED = attrs.evolve(PLAN, zero=3)
 WHOLE = attrs.evolve(PLAN, zero=0)
 PACKED = attrs.evolve(PLAN, attention_mask="document")
+PEERS = attrs.evolve(PLAN, tp=2)
 CLIPPED = attrs.evolve(PLAN, optimizer=Optimizer(clip="global"))
 
 Edit = Callable[[list[str]], list[str]]
@@ -46,6 +47,7 @@ def sound(base: str) -> str:
         "whole": (MODEL, WHOLE, ""),
         "packed": (MODEL, PACKED, ""),
         "tied": (TIED, PLAN, ""),
+        "peers": (MODEL, PEERS, ""),
         "clipped": (MODEL, CLIPPED, ""),
         "placed": (MODEL, PLAN, "place-1f1b"),
         "three": (DEEP, THREE, "place-1f1b"),

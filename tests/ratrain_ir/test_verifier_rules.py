@@ -8,10 +8,11 @@ from ratrain.ratrain_ir.diagnostics import CODES, Diagnostics
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.verifier import verify
 from tests.end_to_end.edited_texts import MODEL, PLAN, change, drop, problems, repeat, sound, stage_of
+from tests.ratrain_ir.peer_rules import PEERS
 from tests.ratrain_ir.schedule_rules import SCHEDULES
 from tests.ratrain_ir.structure_rules import STRUCTURE
 
-RULES = [*STRUCTURE, *SCHEDULES]
+RULES = [*STRUCTURE, *SCHEDULES, *PEERS]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.code} {rule.what}")
@@ -54,7 +55,20 @@ def test_what_people_read_for_each_rule(golden):
     golden("verifier-diagnostics.txt", "\n\n".join(shown) + "\n")
 
 
-BASES = ("dataflow", "each", "one", "gathered", "whole", "tied", "placed", "three", "released", "sized", "allocated")
+BASES = (
+    "dataflow",
+    "each",
+    "one",
+    "gathered",
+    "whole",
+    "tied",
+    "peers",
+    "placed",
+    "three",
+    "released",
+    "sized",
+    "allocated",
+)
 
 
 @pytest.mark.parametrize("base", BASES)

@@ -1,0 +1,140 @@
+"""Broken texts for the exchanges of tensor peers (RT033, and what else says no to them)."""
+
+from __future__ import annotations
+
+from tests.end_to_end.edited_texts import Broken, change, insert, move
+
+PEERS = [
+    Broken(
+        "RT033",
+        "rows gathered of another micro-batch",
+        "peers",
+        (
+            change(
+                "%x_whole.mlp.0.m0.forward = gather_rows activation mlp.0 m0 forward", "(%x.mlp.0.m0)", "(%x.mlp.0.m1)"
+            ),
+            move("%x_whole.mlp.0.m0.forward = gather_rows", after="%x.mlp.0.m1 = reduce_rows"),
+            move("%x_part.attention.1.m0, %s.mlp.0.m0.* = forward", after="%x_whole.mlp.0.m0.forward = gather_rows"),
+            move("%x.attention.1.m0 = reduce_rows", after="%x_part.attention.1.m0, %s.mlp.0.m0.* = forward"),
+            move("send activation m0", after="%x.attention.1.m0 = reduce_rows"),
+        ),
+        "%x_whole.mlp.0.m0.forward = gather_rows",
+        "needs the input of mlp.0 m0 in %x.mlp.0.m1, which holds the input of mlp.0 m1",
+        underlined="%x.mlp.0.m1",
+    ),
+    Broken(
+        "RT033",
+        "a sum of the parts of another micro-batch",
+        "peers",
+        (change("%dx.mlp.0.m1 = reduce_rows gradient mlp.0 m1", "%dx_part.mlp.0.m1,", "%dx_part.mlp.0.m0,"),),
+        "%dx.mlp.0.m1 = reduce_rows gradient mlp.0 m1",
+        "needs one peer's part of the gradient at the input of mlp.0 m1 in %dx_part.mlp.0.m0",
+        underlined="%dx_part.mlp.0.m0",
+    ),
+    Broken(
+        "RT033",
+        "a stream that goes around the wrong block",
+        "peers",
+        (change("%x.attention.1.m0 = reduce_rows activation", ", %x.mlp.0.m0)", ", %x.attention.0.m0)"),),
+        "%x.attention.1.m0 = reduce_rows activation",
+        "needs the input of mlp.0 m0 in %x.attention.0.m0, which holds the input of attention.0 m0",
+        underlined="%x.attention.0.m0",
+    ),
+    Broken(
+        "RT033",
+        "the loss of another micro-batch's labels",
+        "peers",
+        (change("%s.head.m1.lse = %loss += combine_loss", "%labels.m1", "%labels.m0"),),
+        "%s.head.m1.lse = %loss += combine_loss",
+        "needs labels m1 in %labels.m0, which holds labels m0",
+        underlined="%labels.m0",
+    ),
+    Broken(
+        "RT033",
+        "logs of sums of another micro-batch",
+        "peers",
+        (change("%s.head.m1.lse = %loss += combine_loss", "%lse_part.head.m1", "%lse_part.head.m0"),),
+        "%s.head.m1.lse = %loss += combine_loss",
+        "needs one peer's logs of sums of the rows of m1 in %lse_part.head.m0",
+        underlined="%lse_part.head.m0",
+    ),
+    Broken(
+        "RT033",
+        "rows gathered for another pass, where no order is claimed",
+        "peers",
+        (change("%dx_part.mlp.0.m0, %g.mlp.0 = backward", "%x_whole.mlp.0.m0.backward", "%x_whole.mlp.0.m0.forward"),),
+        "%dx_part.mlp.0.m0, %g.mlp.0 = backward",
+        "which was gathered for the forward of m0",
+        underlined="%x_whole.mlp.0.m0.forward",
+        note="gathered here",
+    ),
+    Broken(
+        "RT033",
+        "rows gathered twice for one use",
+        "peers",
+        (
+            insert("activation %again : f16[4, 8]", after="activation %x_whole.mlp.0.m0.forward"),
+            insert(
+                "%again = gather_rows activation mlp.0 m0 forward (%x.mlp.0.m0)",
+                after="%x_whole.mlp.0.m0.forward = gather_rows",
+            ),
+        ),
+        "%again = gather_rows",
+        "happens twice",
+        note="first done here",
+    ),
+    Broken(
+        "RT031",
+        "an update before tensor peers have summed what they share",
+        "peers",
+        (move("%gs.mlp.0, %flag.mlp.0 += all_reduce mlp.0 tensor", after="%p.mlp.0, %m1.mlp.0, %m2.mlp.0"),),
+        "%p.mlp.0, %m1.mlp.0, %m2.mlp.0",
+        "needs the gradient, with the parts of all tensor peers, of mlp.0 in %gs.mlp.0",
+        underlined="%gs.mlp.0",
+    ),
+    Broken(
+        "RT025",
+        "a part that is read as a whole",
+        "peers",
+        (change("%x_part.attention.1.m0, %s.mlp.0.m0.* = forward", "%x_whole.mlp.0.m0.forward", "%x_part.mlp.0.m0"),),
+        "%x_part.attention.1.m0, %s.mlp.0.m0.* = forward",
+        "but got partial %x_part.mlp.0.m0",
+        underlined="%x_part.mlp.0.m0",
+    ),
+    Broken(
+        "RT025",
+        "a shard that is read as a whole",
+        "peers",
+        (change("%x_part.attention.1.m0, %s.mlp.0.m0.* = forward", "%x_whole.mlp.0.m0.forward", "%x.mlp.0.m0"),),
+        "%x_part.attention.1.m0, %s.mlp.0.m0.* = forward",
+        "%x.mlp.0.m0 is f16[2, 8], but x of",
+        underlined="%x.mlp.0.m0",
+    ),
+    Broken(
+        "RT026",
+        "an exchange without tensor peers",
+        "dataflow",
+        (
+            insert("activation %r : f16[4, 8]", after="activation %x.mlp.0.m0"),
+            insert("%r = gather_rows activation mlp.0 m0 forward (%x.mlp.0.m0)", after="%x.mlp.0.m0, %s"),
+        ),
+        "%r = gather_rows",
+        "the plan has no tensor peers (tp = 1)",
+    ),
+    Broken(
+        "RT026",
+        "a gather of a gradient that names a pass",
+        "peers",
+        (change("%dx_whole.mlp.0.m0 = gather_rows gradient", "mlp.0 m0 (", "mlp.0 m0 backward ("),),
+        "%dx_whole.mlp.0.m0 = gather_rows gradient",
+        "one of a gradient does not",
+    ),
+    Broken(
+        "RT027",
+        "an exchange of another stage",
+        "peers",
+        (change("%x.mlp.0.m0 = reduce_rows activation", "activation mlp.0", "activation mlp.1"),),
+        "%x.mlp.0.m0 = reduce_rows activation",
+        "is not of stage @0: expected attention.0 to attention.1",
+    ),
+]
