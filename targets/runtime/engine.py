@@ -101,6 +101,9 @@ class ProgramEngine(ABC):
         self.kernels = kernels
         self.batches = batches
         _check_memory(program, places, self.needed_bytes(places), kernels.memory)
+        if program.plan.tp > 1 and kernels.on_devices:
+            text = f"the kernel set '{kernels.name}' does not combine what tensor peers have of a loss"
+            fail("RT004", text, help="use --kernels fast, or a plan of one tensor peer (tp = 1)")
         _load_kernels(program, kernels)
         self.constant_bytes = resident_bytes()
         """Resident bytes of this process before its arenas; None where the system does not say."""

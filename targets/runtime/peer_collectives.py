@@ -13,9 +13,9 @@ import numpy as np
 from ratrain.ratrain_ir.blocks import parameters_within, parse_block, shares_rows
 from ratrain.ratrain_ir.tensor_peers import peer_model, share_of
 from ratrain.targets.program.kernels import IGNORED_LABEL
-from ratrain.targets.runtime.collectives import Member
 
 if TYPE_CHECKING:
+    from ratrain.targets.runtime.collectives import Member
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
     from ratrain.targets.runtime.rank import Rank
     from ratrain.targets.runtime.scalars import Scalars

@@ -34,6 +34,10 @@ class KernelSet(Protocol):
         """The name `kernel_set` knows it by."""
 
     @property
+    def on_devices(self) -> bool:
+        """Whether its arrays are tensors of a device."""
+
+    @property
     def memory(self) -> Memory:
         """Where the arrays are that it works on."""
 
