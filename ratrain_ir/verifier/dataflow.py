@@ -8,11 +8,10 @@ believed to bring what it says; that the matching send sends exactly this is che
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field
+from attrs import define
 
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.blocks import (
@@ -28,7 +27,7 @@ from ratrain.ratrain_ir.blocks import (
     shares_rows,
 )
 from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
-from ratrain.ratrain_ir.module import Level, Module, Stage
+from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.ops import (
     AllGather,
     AllReduce,
@@ -61,13 +60,17 @@ from ratrain.ratrain_ir.ops import (
     piece_text,
 )
 from ratrain.ratrain_ir.per_op import PerOp
-from ratrain.ratrain_ir.signatures import attends, bind
+from ratrain.ratrain_ir.signatures import attends
 from ratrain.ratrain_ir.types import StateKind
 from ratrain.ratrain_ir.verifier.report import MAX_REPORTS, Reporter
-from ratrain.ratrain_ir.verifier.slices import Contributions, Value, seen_keys, sum_steps
+from ratrain.ratrain_ir.verifier.slices import Value, seen_keys, sum_steps
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+
+
+from ratrain.ratrain_ir.verifier.symbolic_updates import SymbolicUpdates
+from ratrain.ratrain_ir.verifier.symbolic_values import word_of, words_of
 
 
 def check_dataflow(module: Module, report: Reporter) -> None:
@@ -77,34 +80,7 @@ def check_dataflow(module: Module, report: Reporter) -> None:
 
 
 @define(eq=False)
-class _SymbolicRun:
-    module: Module
-    stage: Stage
-    report: Reporter
-    values: dict[Tensor, Value] = field(factory=dict)
-    done: dict[Value, Op] = field(factory=dict)
-    """What happened, as (what, block, m) to op: each may happen once."""
-    carried_in: dict[Tensor, Value] = field(factory=dict)
-    """The value a carried tensor had at the step's start: what its first reader took it for."""
-    owned: dict[Tensor, Value] = field(factory=dict)
-    """What a carried tensor holds, without the step: one thing, from whose initial value a run starts."""
-    recovered: dict[Tensor, Op] = field(factory=dict)
-    """Activations that a recovery made, and which."""
-    gathers: dict[Tensor, AllGather] = field(factory=dict)
-    """The op that last made a view whole."""
-    row_gathers: dict[Tensor, GatherRows] = field(factory=dict)
-    """The op that last made an input whole."""
-    op: Op | None = None
-    """The op that is visited."""
-    blocks: tuple[Block, ...] = ()
-    sums: Contributions = field(init=False)
-    """Which contribution to the loss and to a gradient each piece makes."""
-    split: list[tuple[Block, Piece]] = field(factory=list)
-    """Blocks and pieces whose backward is in two halves."""
-
-    def __attrs_post_init__(self) -> None:
-        self.sums = Contributions.under(self.module.plan)
-
+class _SymbolicRun(SymbolicUpdates):
     def run(self) -> None:
         self.blocks = self.module.topology.stage_blocks[self.stage.index]
         for op in self.stage.ops:
@@ -112,56 +88,6 @@ class _SymbolicRun:
                 self.op = op
                 _VISITS.by_kind[type(op)](self, op)
         self.check_complete()
-
-    def roles(self, op: Op) -> dict[str, Tensor]:
-        return bind(op, self.module.model, self.module.plan).tensors
-
-    def plan_of(self, op: BlockOp) -> Plan:
-        """The plan as it is for the piece that an op works on."""
-        return slice_plan(self.module.plan, op.slice)
-
-    def once(self, op: Op, code: str, *what: object) -> bool:
-        """Record that something happens; report when it happened before."""
-        earlier = self.done.get(what)
-        if earlier is None:
-            self.done[what] = op
-            return True
-        note = self.report.note("first done here", earlier)
-        self.report.at_op(code, f"'{op!r}' happens twice", self.stage, op, notes=[note])
-        return False
-
-    def expect(self, code: str, op: Op, tensor: Tensor, *value: object) -> None:
-        """A tensor must hold this value when the op reads it."""
-        held = self.values.get(tensor)
-        if held is None and tensor.carried and value[-1] == "this step":
-            held = self.values[tensor] = self.carried_in[tensor] = value
-            self.own(tensor, value)
-        if held != value:
-            absent = ("what the step before left",) if tensor.carried else ("nothing",)
-            text = f"'{op!r}' needs {_words(value)} in %{tensor.name}, which holds {_words(held or absent)}"
-            self.report.at_op(code, text, self.stage, op, tensor)
-
-    def set(self, tensor: Tensor, *value: object) -> None:
-        self.values[tensor] = value
-        self.recovered.pop(tensor, None)
-        if tensor.carried:
-            self.own(tensor, value)
-
-    def own(self, tensor: Tensor, value: Value) -> None:
-        """RT024: a carried tensor holds one thing, also within the step."""
-        owned = self.owned.setdefault(tensor, value[:-1])
-        if owned != value[:-1]:
-            assert self.op is not None
-            text = f"%{tensor.name} carries {_words(owned)}, and '{self.op!r}' takes it for {_words(value[:-1])}"
-            self.report.at_op("RT024", text, self.stage, self.op, tensor, help="use a tensor of its own")
-
-    def expect_made_forward(self, code: str, op: Op, tensor: Tensor) -> None:
-        """What goes forward was made by a forward: an evaluation has no recoveries."""
-        if tensor in self.recovered:
-            text = f"'{op!r}' takes %{tensor.name} from a recovery, which is for the backward"
-            note = self.report.note("recovered here", self.recovered[tensor])
-            way_out = "take what the forward before it wrote"
-            self.report.at_op(code, text, self.stage, op, tensor, notes=[note], help=way_out)
 
     def view(self, op: BlockOp, roles: dict[str, Tensor], block: Block) -> None:
         view = roles["w"]
@@ -174,7 +100,7 @@ class _SymbolicRun:
         served = gather.micro_batch if gather.slice is None else Slice(gather.micro_batch, gather.slice)
         if (served, gather.phase) != (piece_of(op), phase):
             note = self.report.note("gathered here", gather)
-            text = f"'{op!r}' uses %{view.name}, which was gathered for the {gather.phase.value} of {_word(served)}"
+            text = f"'{op!r}' uses %{view.name}, which was gathered for the {gather.phase.value} of {word_of(served)}"
             way_out = "at level dataflow, where no order is claimed, each use has a gather of its own"
             self.report.at_op("RT030", text, self.stage, op, view, notes=[note], help=way_out)
 
@@ -255,7 +181,7 @@ class _SymbolicRun:
         phase = Phase.FORWARD if type(op) is Forward else Phase.BACKWARD
         if self.module.level is Level.DATAFLOW and gather is not None and gather.phase not in (None, phase):
             note = self.report.note("gathered here", gather)
-            text = f"'{op!r}' uses %{tensor.name}, which was gathered for the {gather.phase.value} of {_word(piece_of(gather))}"
+            text = f"'{op!r}' uses %{tensor.name}, which was gathered for the {gather.phase.value} of {word_of(piece_of(gather))}"
             way_out = "at level dataflow each use has a gather of its own"
             self.report.at_op("RT033", text, self.stage, op, tensor, notes=[note], help=way_out)
 
@@ -411,136 +337,6 @@ class _SymbolicRun:
         what = "x" if op.payload is Payload.ACTIVATION else "dx"
         return what, self.module.topology.crossing_block(hop.channel)
 
-    # gradients, updates, views
-
-    def reduce_scatter(self, op: ReduceScatter) -> None:
-        roles = self.roles(op)
-        count = self.module.plan.micro_batches
-        for block in op.blocks:
-            shard, flag = roles[f"gs.{block}"], roles[f"flag.{block}"]
-            if op.micro_batch is None:
-                self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.sums.of_micro_batches(count))
-                reduced = range(count)
-            else:
-                m = op.micro_batch
-                self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.sums.of_micro_batches(m + 1, m))
-                reduced = range(m + 1)
-                if op.updates:
-                    self.expect("RT031", op, shard, "reduced", block, range(m))
-                    self.expect("RT031", op, flag, "flag", block, range(m))
-                elif m != 0:
-                    text = f"the first reduction of {block} must be m0: micro-batches ascend"
-                    self.report.at_op("RT031", text, self.stage, op, shard)
-            self.once(op, "RT031", "reduce", block, op.micro_batch)
-            self.set(shard, "reduced", block, reduced)
-            self.set(flag, "flag", block, reduced)
-
-    def all_reduce(self, op: AllReduce) -> None:
-        roles = self.roles(op)
-        everything = range(self.module.plan.micro_batches)
-        for block in op.blocks:
-            self.once(op, "RT031", "all_reduce", op.group, block)
-            if op.group is Group.TENSOR:
-                gradient, flag = self.reduced_values(block)
-                self.expect("RT033", op, roles[f"gs.{block}"], *gradient)
-                self.expect("RT033", op, roles[f"flag.{block}"], *flag)
-                self.set(roles[f"gs.{block}"], "summed", block)
-                self.set(roles[f"flag.{block}"], *flag, "of peers")
-            elif op.group is Group.REPLICAS:
-                self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.sums.of_micro_batches(len(everything)))
-                self.set(roles[f"g.{block}"], "reduced", block, everything)
-                self.set(roles[f"flag.{block}"], "flag", block, everything)
-            else:
-                gradient, flag = self.peer_values(block)
-                self.expect("RT031", op, roles[f"gs.{block}"], *gradient)
-                self.expect("RT031", op, roles[f"flag.{block}"], *flag)
-                self.set(roles[f"gs.{block}"], "tied", block)
-                self.set(roles[f"flag.{block}"], *flag, "tied")
-        if op.group is Group.ENDS:
-            expected = {block for block in self.blocks if block.kind in ("embed", "head")}
-            if set(op.blocks) != expected:
-                names = ", ".join(sorted(map(str, expected)))
-                text = f"'all_reduce ends' on stage @{self.stage.index} must cover {names}"
-                self.report.at_op("RT031", text, self.stage, op)
-
-    def is_tied(self, block: Block) -> bool:
-        return self.module.model.tied_embeddings and block.kind in ("embed", "head")
-
-    def update(self, op: Update) -> None:
-        block = op.block
-        roles = self.roles(op)
-        self.once(op, "RT031", "update", block)
-        self.expect_reduced(op, roles["g"], roles["flag"], block)
-        if "norm" in roles:
-            self.expect("RT031", op, roles["norm"], "norm")
-        self.expect("RT031", op, roles["scale"], "scale", "this step")
-        for name in ("p", "m1", "m2", "t"):
-            self.expect("RT031", op, roles[name], name, block, "this step")
-            self.set(roles[name], name, block, "next step")
-        if "w" in roles:
-            self.set(roles["w"], "view", block, "next step")
-
-    def all_gather(self, op: AllGather) -> None:
-        roles = self.roles(op)
-        step = "next step" if op.phase is None else "this step"
-        for block in op.blocks:
-            self.expect("RT031", op, roles[f"p.{block}"], "p", block, step)
-            self.set(roles[f"w.{block}"], "view", block, step)
-            self.gathers[roles[f"w.{block}"]] = op
-
-    def all_reduce_scalar(self, op: AllReduceScalar) -> None:
-        self.once(op, "RT030", "all_reduce_scalar", op.quantity)
-        if op.quantity is Quantity.NORM:
-            self.norm(op)
-            return
-        if op.quantity is Quantity.LOSS:
-            count = self.module.plan.micro_batches * self.sums.slices
-            self.expect("RT030", op, op.reads[0], "loss", self.sums.shares(count, descending=False))
-            return
-        seen = {self.values.get(tensor) for tensor in op.reads}
-        for block in self.blocks:
-            if self.final_values(block)[1] not in seen:
-                text = f"the overflow flag of {block}, of all micro-batches, is left out"
-                self.report.at_op("RT031", text, self.stage, op)
-        self.set(op.writes[0], "overflow")
-
-    def norm(self, op: AllReduceScalar) -> None:
-        """Every block's reduced gradient and flag, once; tied gradients after they have been summed."""
-        roles = self.roles(op)
-        for block in op.blocks:
-            self.expect_reduced(op, roles[f"gs.{block}"], roles[f"flag.{block}"], block)
-        if op.blocks != self.blocks:
-            missing = ", ".join(str(block) for block in self.blocks if block not in op.blocks) or "the order"
-            self.report.at_op("RT031", f"the norm takes the stage's blocks in order; wrong: {missing}", self.stage, op)
-        self.set(op.writes[0], "norm")
-
-    def expect_reduced(self, op: Op, gradient: Tensor, flag: Tensor, block: Block) -> None:
-        """A gradient that all micro-batches and replicas (and the other end, where tied) have gone into, and its flag."""
-        values = self.final_values(block)
-        self.expect("RT031", op, gradient, *values[0])
-        self.expect("RT031", op, flag, *values[1])
-
-    def reduced_values(self, block: Block) -> tuple[Value, Value]:
-        """A gradient that all micro-batches and replicas have gone into, and its flag."""
-        everything = range(self.module.plan.micro_batches)
-        return ("reduced", block, everything), ("flag", block, everything)
-
-    def peer_values(self, block: Block) -> tuple[Value, Value]:
-        """The same after tensor peers have summed what they share."""
-        gradient, flag = self.reduced_values(block)
-        return (gradient, flag) if self.module.plan.tp == 1 else (("summed", block), (*flag, "of peers"))
-
-    def final_values(self, block: Block) -> tuple[Value, Value]:
-        """The same after the other end, where tied; the sum of both ends may overflow where neither does."""
-        gradient, flag = self.peer_values(block)
-        return (("tied", block), (*flag, "tied")) if self.is_tied(block) else (gradient, flag)
-
-    def scale_update(self, op: ScaleUpdate) -> None:
-        self.once(op, "RT030", "scale_update")
-        self.expect("RT031", op, op.reads[0], "overflow")
-        self.expect("RT031", op, op.updates[0], "scale", "this step")
-        self.set(op.updates[0], "scale", "next step")
-
     # the step's end
 
     def check_complete(self) -> None:
@@ -548,7 +344,7 @@ class _SymbolicRun:
             if len(self.report.diagnostics.items) >= MAX_REPORTS:
                 break  # a plan can promise millions of micro-batches that a text does not have
             if what not in self.done:
-                text = f"stage @{self.stage.index} never does '{' '.join(_word(w) for w in what if w is not None)}'"
+                text = f"stage @{self.stage.index} never does '{' '.join(word_of(w) for w in what if w is not None)}'"
                 code = "RT031" if what[0] in ("reduce", "update", "all_reduce") else "RT030"
                 if Group.TENSOR in what:
                     code = "RT033"
@@ -589,9 +385,7 @@ class _SymbolicRun:
         static_scale = before[0] == "scale" and not self.module.plan.has_dynamic_scale
         expected = before if static_scale else (*before[:-1], "next step")
         if after != expected:
-            text = (
-                f"%{tensor.name} is carried: the step must leave {_words(expected)} in it, but leaves {_words(after)}"
-            )
+            text = f"%{tensor.name} is carried: the step must leave {words_of(expected)} in it, but leaves {words_of(after)}"
             self.report.at_tensor("RT024", text, tensor)
 
 
@@ -606,43 +400,6 @@ _PARTS_OF_LOSS = ("lse", "loss")
 @cache
 def _slot_names(model: ModelConfig, plan: Plan, block: Block) -> frozenset[str]:
     return frozenset(slot.name for slot in saved_slots(model, slice_plan(plan, 0) if plan.slices else plan, block))
-
-
-def _words(value: Value) -> str:
-    """A value in words."""
-    names = {
-        "x": "the input of",
-        "dx": "the gradient at the input of",
-        "g": "the gradient of",
-        "reduced": "the reduced gradient of",
-        "tied": "the summed tied gradient of",
-        "summed": "the gradient, with the parts of all tensor peers, of",
-        "whole x": "all rows of the input of",
-        "whole dx": "all rows of the gradient at the input of",
-        "part of x": "one peer's part of the input of",
-        "part of dx": "one peer's part of the gradient at the input of",
-        "part of lse": "one peer's logs of sums of the rows of",
-        "part of loss": "one peer's part of the loss of",
-        "p": "the master weights of",
-        "m1": "the first moment of",
-        "m2": "the second moment of",
-        "t": "the update count of",
-        "view": "the view of",
-        "flag": "the overflow flag of",
-        "scale": "the loss scale of",
-        "dk_sum": "the gradients of the keys of",
-        "dv_sum": "the gradients of the values of",
-    }
-    first = str(value[0])
-    return " ".join(filter(None, [names.get(first, first), *map(_word, value[1:])]))
-
-
-def _word(part: object) -> str:
-    if isinstance(part, int):
-        return f"m{part}"
-    if isinstance(part, range):
-        return " ".join(map(_word, part))
-    return str(part.value) if isinstance(part, Enum) else str(part)
 
 
 _VISITS: PerOp[Callable[[_SymbolicRun, Any], None]] = PerOp(

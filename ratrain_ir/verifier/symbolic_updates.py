@@ -1,0 +1,167 @@
+"""The end of a step in the symbolic run: gradients meet, updates are made, views are gathered, scalars are combined."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import define
+
+from ratrain.ratrain_ir.ops import (
+    AllGather,
+    AllReduce,
+    AllReduceScalar,
+    Group,
+    Op,
+    Quantity,
+    ReduceScatter,
+    ScaleUpdate,
+    Tensor,
+    Update,
+)
+from ratrain.ratrain_ir.verifier.symbolic_values import SymbolicValues
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.blocks import (
+        Block,
+    )
+    from ratrain.ratrain_ir.verifier.slices import Value
+
+
+@define(eq=False)
+class SymbolicUpdates(SymbolicValues):
+    """Ops on whole gradients and state."""
+
+    def reduce_scatter(self, op: ReduceScatter) -> None:
+        """Whole gradients, or those of one micro-batch, go into shards, micro-batches ascending."""
+        roles = self.roles(op)
+        count = self.module.plan.micro_batches
+        for block in op.blocks:
+            shard, flag = roles[f"gs.{block}"], roles[f"flag.{block}"]
+            if op.micro_batch is None:
+                self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.sums.of_micro_batches(count))
+                reduced = range(count)
+            else:
+                m = op.micro_batch
+                self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.sums.of_micro_batches(m + 1, m))
+                reduced = range(m + 1)
+                if op.updates:
+                    self.expect("RT031", op, shard, "reduced", block, range(m))
+                    self.expect("RT031", op, flag, "flag", block, range(m))
+                elif m != 0:
+                    text = f"the first reduction of {block} must be m0: micro-batches ascend"
+                    self.report.at_op("RT031", text, self.stage, op, shard)
+            self.once(op, "RT031", "reduce", block, op.micro_batch)
+            self.set(shard, "reduced", block, reduced)
+            self.set(flag, "flag", block, reduced)
+
+    def all_reduce(self, op: AllReduce) -> None:
+        """Gradients meet those of other replicas, then of tensor peers, then of the other end."""
+        roles = self.roles(op)
+        everything = range(self.module.plan.micro_batches)
+        for block in op.blocks:
+            self.once(op, "RT031", "all_reduce", op.group, block)
+            if op.group is Group.TENSOR:
+                gradient, flag = self.reduced_values(block)
+                self.expect("RT033", op, roles[f"gs.{block}"], *gradient)
+                self.expect("RT033", op, roles[f"flag.{block}"], *flag)
+                self.set(roles[f"gs.{block}"], "summed", block)
+                self.set(roles[f"flag.{block}"], *flag, "of peers")
+            elif op.group is Group.REPLICAS:
+                self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.sums.of_micro_batches(len(everything)))
+                self.set(roles[f"g.{block}"], "reduced", block, everything)
+                self.set(roles[f"flag.{block}"], "flag", block, everything)
+            else:
+                gradient, flag = self.peer_values(block)
+                self.expect("RT031", op, roles[f"gs.{block}"], *gradient)
+                self.expect("RT031", op, roles[f"flag.{block}"], *flag)
+                self.set(roles[f"gs.{block}"], "tied", block)
+                self.set(roles[f"flag.{block}"], *flag, "tied")
+        if op.group is Group.ENDS:
+            expected = {block for block in self.blocks if block.kind in ("embed", "head")}
+            if set(op.blocks) != expected:
+                names = ", ".join(sorted(map(str, expected)))
+                text = f"'all_reduce ends' on stage @{self.stage.index} must cover {names}"
+                self.report.at_op("RT031", text, self.stage, op)
+
+    def is_tied(self, block: Block) -> bool:
+        """Whether a block shares its table with the other end."""
+        return self.module.model.tied_embeddings and block.kind in ("embed", "head")
+
+    def update(self, op: Update) -> None:
+        """State of this step becomes that of the next."""
+        block = op.block
+        roles = self.roles(op)
+        self.once(op, "RT031", "update", block)
+        self.expect_reduced(op, roles["g"], roles["flag"], block)
+        if "norm" in roles:
+            self.expect("RT031", op, roles["norm"], "norm")
+        self.expect("RT031", op, roles["scale"], "scale", "this step")
+        for name in ("p", "m1", "m2", "t"):
+            self.expect("RT031", op, roles[name], name, block, "this step")
+            self.set(roles[name], name, block, "next step")
+        if "w" in roles:
+            self.set(roles["w"], "view", block, "next step")
+
+    def all_gather(self, op: AllGather) -> None:
+        """Views are made of master weights: of this step within it, of the next one at its end."""
+        roles = self.roles(op)
+        step = "next step" if op.phase is None else "this step"
+        for block in op.blocks:
+            self.expect("RT031", op, roles[f"p.{block}"], "p", block, step)
+            self.set(roles[f"w.{block}"], "view", block, step)
+            self.gathers[roles[f"w.{block}"]] = op
+
+    def all_reduce_scalar(self, op: AllReduceScalar) -> None:
+        """The loss of all micro-batches, the flags of all blocks, or the norm."""
+        self.once(op, "RT030", "all_reduce_scalar", op.quantity)
+        if op.quantity is Quantity.NORM:
+            self.norm(op)
+            return
+        if op.quantity is Quantity.LOSS:
+            count = self.module.plan.micro_batches * self.sums.slices
+            self.expect("RT030", op, op.reads[0], "loss", self.sums.shares(count, descending=False))
+            return
+        seen = {self.values.get(tensor) for tensor in op.reads}
+        for block in self.blocks:
+            if self.final_values(block)[1] not in seen:
+                text = f"the overflow flag of {block}, of all micro-batches, is left out"
+                self.report.at_op("RT031", text, self.stage, op)
+        self.set(op.writes[0], "overflow")
+
+    def norm(self, op: AllReduceScalar) -> None:
+        """Every block's reduced gradient and flag, once; tied gradients after they have been summed."""
+        roles = self.roles(op)
+        for block in op.blocks:
+            self.expect_reduced(op, roles[f"gs.{block}"], roles[f"flag.{block}"], block)
+        if op.blocks != self.blocks:
+            missing = ", ".join(str(block) for block in self.blocks if block not in op.blocks) or "the order"
+            self.report.at_op("RT031", f"the norm takes the stage's blocks in order; wrong: {missing}", self.stage, op)
+        self.set(op.writes[0], "norm")
+
+    def expect_reduced(self, op: Op, gradient: Tensor, flag: Tensor, block: Block) -> None:
+        """A gradient that all micro-batches and replicas (and the other end, where tied) have gone into, and its flag."""
+        values = self.final_values(block)
+        self.expect("RT031", op, gradient, *values[0])
+        self.expect("RT031", op, flag, *values[1])
+
+    def reduced_values(self, block: Block) -> tuple[Value, Value]:
+        """A gradient that all micro-batches and replicas have gone into, and its flag."""
+        everything = range(self.module.plan.micro_batches)
+        return ("reduced", block, everything), ("flag", block, everything)
+
+    def peer_values(self, block: Block) -> tuple[Value, Value]:
+        """The same after tensor peers have summed what they share."""
+        gradient, flag = self.reduced_values(block)
+        return (gradient, flag) if self.module.plan.tp == 1 else (("summed", block), (*flag, "of peers"))
+
+    def final_values(self, block: Block) -> tuple[Value, Value]:
+        """The same after the other end, where tied; the sum of both ends may overflow where neither does."""
+        gradient, flag = self.peer_values(block)
+        return (("tied", block), (*flag, "tied")) if self.is_tied(block) else (gradient, flag)
+
+    def scale_update(self, op: ScaleUpdate) -> None:
+        """The next step's loss scale follows the flag of all ranks."""
+        self.once(op, "RT030", "scale_update")
+        self.expect("RT031", op, op.reads[0], "overflow")
+        self.expect("RT031", op, op.updates[0], "scale", "this step")
+        self.set(op.updates[0], "scale", "next step")

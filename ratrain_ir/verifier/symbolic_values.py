@@ -1,0 +1,146 @@
+"""What every tensor of a stage holds in a symbolic run, and what an op must find there."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from attrs import define, field
+
+from ratrain.ratrain_ir.blocks import (
+    Block,
+)
+from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
+from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.ops import (
+    AllGather,
+    BlockOp,
+    GatherRows,
+    Op,
+    Piece,
+    Tensor,
+)
+from ratrain.ratrain_ir.signatures import bind
+from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.verifier.slices import Contributions, Value
+
+
+@define(eq=False)
+class SymbolicValues:
+    """A stage, what its tensors hold, and what has happened."""
+
+    module: Module
+    stage: Stage
+    report: Reporter
+    values: dict[Tensor, Value] = field(factory=dict)
+    done: dict[Value, Op] = field(factory=dict)
+    """What happened, as (what, block, m) to op: each may happen once."""
+    carried_in: dict[Tensor, Value] = field(factory=dict)
+    """The value a carried tensor had at the step's start: what its first reader took it for."""
+    owned: dict[Tensor, Value] = field(factory=dict)
+    """What a carried tensor holds, without the step: one thing, from whose initial value a run starts."""
+    recovered: dict[Tensor, Op] = field(factory=dict)
+    """Activations that a recovery made, and which."""
+    gathers: dict[Tensor, AllGather] = field(factory=dict)
+    """The op that last made a view whole."""
+    row_gathers: dict[Tensor, GatherRows] = field(factory=dict)
+    """The op that last made an input whole."""
+    op: Op | None = None
+    """The op that is visited."""
+    blocks: tuple[Block, ...] = ()
+    sums: Contributions = field(init=False)
+    """Which contribution to the loss and to a gradient each piece makes."""
+    split: list[tuple[Block, Piece]] = field(factory=list)
+    """Blocks and pieces whose backward is in two halves."""
+
+    def __attrs_post_init__(self) -> None:
+        self.sums = Contributions.under(self.module.plan)
+
+    def roles(self, op: Op) -> dict[str, Tensor]:
+        """The operands of an op by role."""
+        return bind(op, self.module.model, self.module.plan).tensors
+
+    def plan_of(self, op: BlockOp) -> Plan:
+        """The plan as it is for the piece that an op works on."""
+        return slice_plan(self.module.plan, op.slice)
+
+    def once(self, op: Op, code: str, *what: object) -> bool:
+        """Record that something happens; report when it happened before."""
+        earlier = self.done.get(what)
+        if earlier is None:
+            self.done[what] = op
+            return True
+        note = self.report.note("first done here", earlier)
+        self.report.at_op(code, f"'{op!r}' happens twice", self.stage, op, notes=[note])
+        return False
+
+    def expect(self, code: str, op: Op, tensor: Tensor, *value: object) -> None:
+        """A tensor must hold this value when the op reads it."""
+        held = self.values.get(tensor)
+        if held is None and tensor.carried and value[-1] == "this step":
+            held = self.values[tensor] = self.carried_in[tensor] = value
+            self.own(tensor, value)
+        if held != value:
+            absent = ("what the step before left",) if tensor.carried else ("nothing",)
+            text = f"'{op!r}' needs {words_of(value)} in %{tensor.name}, which holds {words_of(held or absent)}"
+            self.report.at_op(code, text, self.stage, op, tensor)
+
+    def set(self, tensor: Tensor, *value: object) -> None:
+        """A tensor holds this value from here on."""
+        self.values[tensor] = value
+        self.recovered.pop(tensor, None)
+        if tensor.carried:
+            self.own(tensor, value)
+
+    def own(self, tensor: Tensor, value: Value) -> None:
+        """RT024: a carried tensor holds one thing, also within the step."""
+        owned = self.owned.setdefault(tensor, value[:-1])
+        if owned != value[:-1]:
+            assert self.op is not None
+            text = f"%{tensor.name} carries {words_of(owned)}, and '{self.op!r}' takes it for {words_of(value[:-1])}"
+            self.report.at_op("RT024", text, self.stage, self.op, tensor, help="use a tensor of its own")
+
+    def expect_made_forward(self, code: str, op: Op, tensor: Tensor) -> None:
+        """What goes forward was made by a forward: an evaluation has no recoveries."""
+        if tensor in self.recovered:
+            text = f"'{op!r}' takes %{tensor.name} from a recovery, which is for the backward"
+            note = self.report.note("recovered here", self.recovered[tensor])
+            way_out = "take what the forward before it wrote"
+            self.report.at_op(code, text, self.stage, op, tensor, notes=[note], help=way_out)
+
+
+def words_of(value: Value) -> str:
+    """A value in words."""
+    names = {
+        "x": "the input of",
+        "dx": "the gradient at the input of",
+        "g": "the gradient of",
+        "reduced": "the reduced gradient of",
+        "tied": "the summed tied gradient of",
+        "summed": "the gradient, with the parts of all tensor peers, of",
+        "whole x": "all rows of the input of",
+        "whole dx": "all rows of the gradient at the input of",
+        "part of x": "one peer's part of the input of",
+        "part of dx": "one peer's part of the gradient at the input of",
+        "part of lse": "one peer's logs of sums of the rows of",
+        "part of loss": "one peer's part of the loss of",
+        "p": "the master weights of",
+        "m1": "the first moment of",
+        "m2": "the second moment of",
+        "t": "the update count of",
+        "view": "the view of",
+        "flag": "the overflow flag of",
+        "scale": "the loss scale of",
+        "dk_sum": "the gradients of the keys of",
+        "dv_sum": "the gradients of the values of",
+    }
+    first = str(value[0])
+    return " ".join(filter(None, [names.get(first, first), *map(word_of, value[1:])]))
+
+
+def word_of(part: object) -> str:
+    """A part of a value in words."""
+    if isinstance(part, int):
+        return f"m{part}"
+    if isinstance(part, range):
+        return " ".join(map(word_of, part))
+    return str(part.value) if isinstance(part, Enum) else str(part)
