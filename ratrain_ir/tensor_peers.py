@@ -98,7 +98,7 @@ def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
         (model.o_bias or model.mlp_bias, "biases of the output projections"),
         (model.qk_norm == "whole", "norms over all queries of a token"),
         (model.normalised_head, "a head whose rows are normed"),
-        (model.position != "rope", f"{model.position} positions"),
+        (model.position == "learned", "learned positions"),
     ):
         if unbuilt:
             yield f"{model.name} has {what}, which tensor peers do not share out in this version", "use tp = 1"

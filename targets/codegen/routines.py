@@ -147,6 +147,7 @@ def attention_options(builder: Builder) -> dict[str, Any]:
         "head_dim": model.head_dim,
         "window": builder.layer_kind.window,
         "alibi": model.position == "alibi",
+        **({"all_heads": builder.whole.heads} if model.position == "alibi" and builder.plan.tp > 1 else {}),
         **{name: value for name, value in special.items() if value is not None},
     }
 

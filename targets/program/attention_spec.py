@@ -10,6 +10,18 @@ from attrs import field, frozen, validators
 Position: TypeAlias = int
 """A place in a sequence, from 0."""
 
+
+def alibi_slopes(heads: int) -> list[float]:
+    """Slope of each head (Press et al., "Train Short, Test Long", 2021, and its published code).
+
+    A power of two n has 2^(-8/n), 2^(-16/n), ...; any other count takes those of the power of two below it, then
+    every second one of the power above it.
+    """
+    below = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * (i + 1) / below) for i in range(below)]
+    return slopes + [2.0 ** (-8.0 * (2 * i + 1) / (2 * below)) for i in range(heads - below)]
+
+
 _POSITIVE = validators.ge(1)
 _NOT_NEGATIVE = validators.ge(0)
 
@@ -25,10 +37,21 @@ class _Attention:
     window: int | None
     scale: float | None
     softcap: float | None
+    alibi: bool
+    all_heads: int | None
+    first_head: int | None
 
     def __attrs_post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
+
+    @property
+    def slopes(self) -> list[float]:
+        """By head what ALiBi multiplies distances by; 0 without it. These heads may be a run of `all_heads`, from `first_head` on."""
+        if not self.alibi:
+            return [0.0] * self.heads
+        first = self.first_head or 0
+        return alibi_slopes(self.all_heads or self.heads)[first : first + self.heads]
 
     @property
     def multiplier(self) -> float:
@@ -53,7 +76,7 @@ class AttentionBlockSpec(_Attention):
 
     Row t of the queries has position first_query + t % queries in its sequence, row t of the keys first_key + t % keys. The query at
     i sees the keys at j <= i of its own sequence, with `window` only those at j > i - window. With `alibi` the score of (i, j) has
-    slope_head * (j - i) added (Press et al., 2021). Query head n reads key-value head n // (heads / kv_heads).
+    slope_head * (j - i) added (Press et al., 2021), by `slopes`. Query head n reads key-value head n // (heads / kv_heads).
 
     A kernel that is given `documents`, one number for each row t of the queries, is of sequences that several documents are packed into:
     the query sees none of the keys at j < documents[t], where its document starts. It raises IndexError where that is negative or
@@ -72,6 +95,8 @@ class AttentionBlockSpec(_Attention):
     alibi: bool = False
     scale: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
     softcap: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    all_heads: int | None = field(default=None, validator=validators.optional(_POSITIVE))
+    first_head: int | None = field(default=None, validator=validators.optional(_NOT_NEGATIVE))
 
 
 @frozen
@@ -87,9 +112,21 @@ class AttentionSpec(_Attention):
     alibi: bool = False
     scale: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
     softcap: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    all_heads: int | None = field(default=None, validator=validators.optional(_POSITIVE))
+    first_head: int | None = field(default=None, validator=validators.optional(_NOT_NEGATIVE))
 
     @property
     def block(self) -> AttentionBlockSpec:
         """The same as one block."""
         rows, heads = (self.seq_len, self.seq_len, 0, 0), (self.heads, self.kv_heads, self.head_dim)
-        return AttentionBlockSpec(self.batch, *rows, *heads, self.window, self.alibi, self.scale, self.softcap)
+        return AttentionBlockSpec(
+            self.batch,
+            *rows,
+            *heads,
+            self.window,
+            self.alibi,
+            self.scale,
+            self.softcap,
+            self.all_heads,
+            self.first_head,
+        )

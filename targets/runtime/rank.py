@@ -165,7 +165,7 @@ def bind_routine(rank: Rank, instruction: Instruction, kernels: KernelSet, scrat
     """The kernel calls of a block op, bound to the rank's bytes."""
     assert instruction.routine is not None
     routine = rank.program.routines[instruction.routine]
-    return bind_steps(routine, rank.by_role(instruction), kernels, scratch, rank.vocabulary)
+    return bind_steps(routine, rank.by_role(instruction), kernels, scratch, rank if rank.program.plan.tp > 1 else None)
 
 
 def bind_steps(
@@ -173,15 +173,16 @@ def bind_steps(
     operands: dict[str, NDArray[Any]],
     kernels: KernelSet,
     scratch: Scratch,
-    vocabulary: range | None = None,
+    peer: Rank | None = None,
 ) -> BoundRoutine:
     """The kernel calls of a routine, bound to its operands by role; `workspace` has the bytes of its intermediates.
 
-    With a `vocabulary`, tables have its rows, and behind them padding that no kernel sees but to clear its gradient.
+    Of a `peer`, one of several tensor peers, tables have the rows of its vocabulary, and behind them padding that no kernel sees but to
+    clear its gradient; where all heads have numbers, its own begin at one.
     """
     calls: list[_Call] = []
     for step in routine.steps:
-        calls += _bind_step(routine, step, operands, kernels, scratch, vocabulary)
+        calls += _bind_step(routine, step, operands, kernels, scratch, peer)
     return BoundRoutine(calls, scratch, kernels.memory)
 
 
@@ -194,16 +195,17 @@ def _bind_step(
     operands: dict[str, NDArray[Any]],
     kernels: KernelSet,
     scratch: Scratch,
-    vocabulary: range | None,
+    peer: Rank | None,
 ) -> list[_Call]:
     arguments: dict[str, Any] = {
         name: resolve(routine, reference, operands, kernels.memory) for name, reference in step.operands.items()
     }
     chosen = _set_for(step, kernels)
-    options = KERNELS[step.kernel].arguments(step.options)
+    numbered = {"first_head": peer.peer * step.options["heads"]} if peer and "all_heads" in step.options else {}
+    options = KERNELS[step.kernel].arguments({**step.options, **numbered})
     calls: list[_Call] = []
-    if vocabulary is not None and arguments.keys() & {"table", "dtable"}:
-        padding = _without_padding(arguments, len(vocabulary))
+    if peer is not None and peer.vocabulary is not None and arguments.keys() & {"table", "dtable"}:
+        padding = _without_padding(arguments, len(peer.vocabulary))
         if padding is not None and not options.get("accumulate"):
             calls.append((chosen.zero, {"a": padding, "scratch": scratch}))
     kernel = getattr(chosen, step.kernel)

@@ -19,7 +19,7 @@ from ratrain.targets.mt3000.tiles.schedule import Memory, Ranges, TileSchedule
 from ratrain.targets.runtime.kernels.fast import Fast
 from ratrain.targets.runtime.kernels.reference_common import quiet
 from ratrain.targets.runtime.kernels.scratch import plan_bytes
-from ratrain.targets.runtime.kernels.shared import alibi_slopes, check_starts
+from ratrain.targets.runtime.kernels.shared import check_starts
 
 if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionSpec
@@ -35,7 +35,7 @@ def _no_place(ranges: Ranges, keys_first: bool) -> Place:
 
 
 def _place_of(spec: AttentionSpec) -> PlaceOf:
-    slopes = alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads
+    slopes = spec.slopes
     scale = np.float32(spec.multiplier)
 
     def place(ranges: Ranges, keys_first: bool) -> Place:

@@ -16,7 +16,7 @@ from ratrain.targets.runtime.kernels import openblas
 from ratrain.targets.runtime.kernels.attention_loops import KEYS, LOG2_E, QUERIES, backward_head, forward_head
 from ratrain.targets.runtime.kernels.fast_numba import bits
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
-from ratrain.targets.runtime.kernels.shared import alibi_slopes, check_starts
+from ratrain.targets.runtime.kernels.shared import check_starts
 
 if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
@@ -32,7 +32,7 @@ def mask_of(
     Raises IndexError where a document does not start in its sequence, at its rows or before.
     """
     check_starts(documents, spec.queries, spec.first_query)
-    slopes = np.array(alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads, np.float32)
+    slopes = np.array(spec.slopes, np.float32)
     window = spec.first_query + spec.queries if spec.window is None else spec.window
     softcap = None if spec.softcap is None else np.float32(spec.softcap * LOG2_E)
     return np.float32(spec.multiplier), window, slopes, softcap, documents

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from ratrain.targets.runtime.kernels.interface import F32, I32, Array
 from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks
-from ratrain.targets.runtime.kernels.shared import alibi_slopes, check_starts
+from ratrain.targets.runtime.kernels.shared import check_starts
 
 if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
@@ -31,7 +31,7 @@ class Block:
 
     def __init__(self, spec: AttentionBlockSpec, sequence: int, documents: I32 | None) -> None:
         self.spec, self.sequence, self.documents = spec, sequence, documents
-        self.slopes = alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads
+        self.slopes = spec.slopes
         self.scale = np.float32(spec.multiplier)
 
     def rows(self, queries: slice) -> slice:

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.runtime.kernels.reference_common import f32, put, quiet, row_blocks
-from ratrain.targets.runtime.kernels.shared import alibi_slopes, check_starts
+from ratrain.targets.runtime.kernels.shared import check_starts
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import F32, I32, Array
@@ -103,7 +103,7 @@ class ReferenceScores:
     ) -> None:
         """See `KERNELS["attention_softmax_forward"]`."""
         check_starts(documents, spec.seq_len)
-        slopes = alibi_slopes(spec.heads) if spec.alibi else [0.0] * spec.heads
+        slopes = spec.slopes
         for head in _heads(spec):
             for some in _blocks(spec):
                 score: F32 = f32(head.scores(scores, some)).copy()

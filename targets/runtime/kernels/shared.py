@@ -29,17 +29,6 @@ LARGEST_INVERSE = np.float32(1) / np.float32(NORM_EPS)
 _KEY_BLOCK = 4096
 
 
-def alibi_slopes(heads: int) -> list[float]:
-    """Slope of each head (Press et al., "Train Short, Test Long", 2021, and its published code).
-
-    A power of two n has 2^(-8/n), 2^(-16/n), ...; any other count takes those of the power of two below it, then
-    every second one of the power above it.
-    """
-    below = 1 << (heads.bit_length() - 1)
-    slopes = [2.0 ** (-8.0 * (i + 1) / below) for i in range(below)]
-    return slopes + [2.0 ** (-8.0 * (2 * i + 1) / (2 * below)) for i in range(heads - below)]
-
-
 def rope_table(seq_len: int, width: int, theta: float, scaling: str = "") -> tuple[F32, F32]:
     """Cosines and sines [seq_len, width / 2]: frequencies and angles rounded to float32 as Hugging Face does; grown by YaRN's factor."""
     frequency, growth = rope_frequencies(theta, width, scaling)

@@ -14,9 +14,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ratrain.targets.program.attention_spec import AttentionSpec
+from ratrain.targets.program.attention_spec import AttentionSpec, alibi_slopes
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
-from ratrain.targets.runtime.kernels.shared import alibi_slopes
 from tests.targets.runtime.kernels.kernels_oracle import (
     DTYPES,
     EPS,
