@@ -216,9 +216,16 @@ _OF_FIELD = {
 }
 
 
+_OF_NAME = {
+    "all_heads": Option("int | None", _is_count, default=None),
+    "first_head": Option("int | None", lambda _: False, default=None),
+}
+"""Of fields that a step says where the heads are some of all; at which they begin, the rank knows."""
+
+
 def _options_of(spec: type[AttentionSpec | AttentionBlockSpec]) -> dict[str, Option]:
     """One option for each field of a spec; a step gives all but those that are a number or None, which it may."""
-    return {each.name: _OF_FIELD[str(each.type)] for each in attrs.fields(spec)}
+    return {each.name: _OF_NAME.get(each.name) or _OF_FIELD[str(each.type)] for each in attrs.fields(spec)}
 
 
 def _product_rule(options: Mapping[str, Any], types: Types) -> str | None:

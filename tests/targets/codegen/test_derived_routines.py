@@ -183,6 +183,8 @@ PLAN_CHANGES: dict[str, Any] = {
     "attention": "scores-kept",
     "attention_mask": "document",
     "logits": "whole",
+    "tp": 2,
+    "sequence_sharding": False,
 }
 
 
