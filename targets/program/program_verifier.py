@@ -20,6 +20,7 @@ from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops import BLOCK_OPS, Engine
+from ratrain.ratrain_ir.tensor_peers import peer_model
 from ratrain.ratrain_ir.types import aligned
 from ratrain.ratrain_ir.verifier import verify
 from ratrain.ratrain_ir.verifier.memory import check_memory
@@ -153,7 +154,7 @@ class _Calls:
             if tensor is not None and (tensor.type.dtype, tensor.type.shape) != (formal.dtype, formal.shape):
                 return f"'{formal.name}' of routine {routine.key} is not {tensor.type}"
         roles = {role: access for role, access in accesses.items() if access is not Access.SCRATCH}
-        problem = routine_problem(routine, roles, parameters(model, layer))
+        problem = routine_problem(routine, roles, parameters(peer_model(model, self.program.plan), layer))
         if problem is None:
             form = form_of(block, instruction, stage, model)
             problem = derivation_problem(routine, form, model, self.program.plan)

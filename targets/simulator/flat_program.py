@@ -26,8 +26,8 @@ STREAMS = len(ENGINES)
 """Streams a stage has."""
 SEND_STREAM, RECV_STREAM = ENGINES.index(Engine.SEND), ENGINES.index(Engine.RECV)
 _PAYLOADS = {payload.value: payload for payload in Payload}
-_OF_STAGES = frozenset(group.value for group in Group if group is not Group.REPLICAS)
-"""Groups whose members are ranks of several stages; the replicas of a stage take their steps together."""
+_OF_STAGES = frozenset({Group.ENDS.value, Group.ALL.value})
+"""Groups whose members are ranks of several stages; the replicas and the tensor peers of a stage take their steps together."""
 ALONE, SEND, RECV, TOGETHER, NEVER = range(5)
 """How an op starts: by itself, as a message's end, with its partners on other stages, or not at all for lack of them."""
 
