@@ -33,32 +33,32 @@ class Channels:
         while len(spare) < count:
             spare.append(self._memory.empty_like(data))
 
-    def send(self, hop: Hop, replica: int, data: NDArray[Any]) -> None:
+    def send(self, hop: Hop, lane: int, data: NDArray[Any]) -> None:
         """Copy a message out."""
         self._count(data.nbytes)
         with self._lock:
             spare = self._spare[data.shape, data.dtype]
             message = spare.pop() if spare else self._memory.empty_like(data)
         self._memory.copy(message, data)
-        self._queue(hop, replica).append(message)
+        self._queue(hop, lane).append(message)
 
-    def has_message(self, hop: Hop, replica: int) -> bool:
+    def has_message(self, hop: Hop, lane: int) -> bool:
         """Whether there is one to receive."""
-        return bool(self._queue(hop, replica))
+        return bool(self._queue(hop, lane))
 
-    def receive(self, hop: Hop, replica: int, out: NDArray[Any]) -> None:
+    def receive(self, hop: Hop, lane: int, out: NDArray[Any]) -> None:
         """Copy a message in that has arrived: the one that was sent first.
 
         Raises IndexError where there is none.
         """
-        data = self._queue(hop, replica).popleft()
+        data = self._queue(hop, lane).popleft()
         self._memory.copy(out, data)
         self._count(-data.nbytes)
         with self._lock:
             self._spare[data.shape, data.dtype].append(data)
 
-    def _queue(self, hop: Hop, replica: int) -> deque[NDArray[Any]]:
-        return self._queues.setdefault((hop, replica), deque())
+    def _queue(self, hop: Hop, lane: int) -> deque[NDArray[Any]]:
+        return self._queues.setdefault((hop, lane), deque())
 
     def _count(self, change: int) -> None:
         with self._lock:

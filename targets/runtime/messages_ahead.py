@@ -31,14 +31,14 @@ _Clock: TypeAlias = dict[_Stream, int]
 
 
 def messages_ahead(program: Program, *, evaluates: bool) -> Counter[Form]:
-    """Most messages of each form that are on their way at once in any order that a program allows, over all replicas.
+    """Most messages of each form that are on their way at once in any order that a program allows, over all replicas and their tensor peers.
 
     With `evaluates` passes of the loss alone count too: they leave out the gradients that hold activations back in a step.
     """
     most = _of_pass(program, forward_only=False)
     if evaluates:
         most |= _of_pass(program, forward_only=True)
-    return Counter({form: count * program.plan.dp for form, count in most.items()})
+    return Counter({form: count * program.plan.dp * program.plan.tp for form, count in most.items()})
 
 
 def _of_pass(program: Program, *, forward_only: bool) -> Counter[Form]:
