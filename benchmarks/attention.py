@@ -26,9 +26,8 @@ from threadpoolctl import threadpool_limits
 sys.path.insert(0, str(Path(__file__).parent))
 from stopwatch import CLOCKS, machine, medians, pools
 
-from ratrain.targets.program.attention_spec import AttentionSpec
+from ratrain.targets.program.attention_spec import AttentionSpec, alibi_slopes
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
-from ratrain.targets.runtime.kernels.shared import alibi_slopes
 
 CASES = {
     "S=1024 H=16": AttentionSpec(1, 1024, 16, 16, 64),

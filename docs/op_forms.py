@@ -82,8 +82,12 @@ CLIPPING = {"without clipping": "none", "with clipping": "global"}
 TYING = {"embeddings not tied": False, "embeddings tied": True}
 MASKING = {"a causal mask": "causal", "documents kept apart": "document"}
 
+PEERS = {"one tensor peer": 1, "tensor peers": 2}
+
 _TOGETHER = {
     frozenset({"a causal mask"}): "",
+    frozenset({"one tensor peer"}): "",
+    frozenset({"tensor peers"}): "with tensor peers",
     frozenset({"ZeRO 1", "ZeRO 3"}): "ZeRO 1 to 3, reduced once a step",
     frozenset({"ZeRO 2, each micro-batch", "ZeRO 3, each micro-batch"}): "ZeRO 2 and 3, reduced each micro-batch",
     frozenset({"ZeRO 1", "ZeRO 2, each micro-batch"}): "ZeRO 1 and 2",
@@ -101,6 +105,7 @@ class Conditions:
     clipping: str
     tying: str
     masking: str
+    peers: str
 
 
 @define
@@ -128,13 +133,15 @@ class Form:
 
 
 def plans() -> Iterator[tuple[Conditions, ModelConfig, Plan]]:
-    """Every kind of plan that changes what ops there are."""
-    kinds = (kind.items() for kind in (SHARDING, CLIPPING, TYING, MASKING))
-    for (sharding, keys), (clipping, clip), (tying, tied), (masking, mask) in product(*kinds):
+    """Every kind of plan that changes what ops there are; documents make no difference to what tensor peers exchange."""
+    kinds = (kind.items() for kind in (SHARDING, CLIPPING, TYING, MASKING, PEERS))
+    for (sharding, keys), (clipping, clip), (tying, tied), (masking, mask), (peers, tp) in product(*kinds):
+        if tp > 1 and mask != "causal":
+            continue
         optimizer = evolve(PLAN.optimizer, clip=clip)
         model = evolve(MODEL, tied_embeddings=tied)
-        plan = evolve(PLAN, optimizer=optimizer, attention_mask=mask, **keys)
-        yield Conditions(sharding, clipping, tying, masking), model, plan
+        plan = evolve(PLAN, optimizer=optimizer, attention_mask=mask, tp=tp, **keys)
+        yield Conditions(sharding, clipping, tying, masking, peers), model, plan
 
 
 def changed(model: ModelConfig, plan: Plan) -> Iterator[Module]:
@@ -311,7 +318,8 @@ def _alternatives(kinds: frozenset[StateKind]) -> str:
 def _remark(form: Form, items: Iterable[Form]) -> str:
     """When an op has this form, where it has others too."""
     words = [_contribution(form, items), _recovery(form)]
-    for name, known in (("sharding", SHARDING), ("clipping", CLIPPING), ("tying", TYING), ("masking", MASKING)):
+    kinds = {"sharding": SHARDING, "clipping": CLIPPING, "tying": TYING, "masking": MASKING, "peers": PEERS}
+    for name, known in kinds.items():
         there = frozenset(getattr(place, name) for place in form.places)
         if there != frozenset(known):
             words.append(_TOGETHER.get(there, " or ".join(sorted(there))))

@@ -414,7 +414,7 @@ class AllReduce(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class GatherRows(Op):
-    """Makes the input of a block, or the gradient of it, whole from the rows that each tensor peer has.
+    """Makes the input of a block, or the gradient of it, whole from the peers' rows.
 
     Of an activation it says which pass it serves; a gradient serves the backward of the block before.
     """
@@ -432,9 +432,9 @@ class GatherRows(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class ReduceRows(Op):
-    """Sums what tensor peers have of the input of a block, or of the gradient of it: f32 in rank order, rounded once.
+    """Sums what tensor peers have of the input of a block, or of its gradient.
 
-    The residual stream is added once, where there is one: the input of the block before, or the gradient of its output. Each peer has
+    In f32 in rank order, rounded once. The residual stream is added once, where there is one: the input of the block before, or the gradient of its output. Each peer has
     the rows that are its own, or all of them where rows are not sharded.
     """
 
@@ -450,9 +450,9 @@ class ReduceRows(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class CombineLoss(Op):
-    """The loss of a micro-batch from what each tensor peer knows of its rows' logits, which stay where they are.
+    """The loss of a micro-batch from what tensor peers know of its rows' logits.
 
-    Every peer has the log of each row's sum of exponentials afterwards, and the loss.
+    The logits stay where they are. Every peer has the log of each row's sum of exponentials afterwards, and the loss.
     """
 
     keyword = "combine_loss"

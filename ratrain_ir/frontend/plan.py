@@ -373,7 +373,7 @@ class Plan:
         default=1,
         metadata=key(
             "parallel",
-            "tensor peers that share out every block of a stage; modules of several are lowered, verified and printed, not yet compiled",
+            "tensor peers, which share out every block of a stage: heads, rows of the MLP, words of the vocabulary",
             integer(1, _MAX_PARALLEL),
             in_header_if_default=False,
             not_in_file=lambda plan: plan.tp == 1,
@@ -384,7 +384,7 @@ class Plan:
         default=True,
         metadata=key(
             "parallel",
-            "whether tensor peers share out the rows of activations between blocks, or each has all of them; refused with tp = 1",
+            "whether tensor peers share out the rows of activations between blocks too, or each has all of them; refused with tp = 1",
             flag,
             in_header_if_default=False,
             not_in_file=lambda plan: plan.sequence_sharding,

@@ -38,7 +38,7 @@ from ratrain.targets.program.program import (
 from ratrain.targets.program.routine import SCHEDULES_KEY, OnChipSchedule, routine_from_json
 
 MAGIC = b"RATRAINX"
-VERSION = 2
+VERSION = 3
 _PREFIX = struct.Struct("<8sIQ")
 _DIGEST_BYTES = 32
 _INSTRUCTION_COLUMNS = 10

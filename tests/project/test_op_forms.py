@@ -39,6 +39,7 @@ ALL_FORMS = [form for forms in FORMS.values() for form in forms]
 REFUSED = {
     (AllReduce, "group", Group.ALL),  # gradients are of replicas, or of the ends of tied embeddings
     (AllReduceScalar, "group", Group.ENDS),  # what one end alone knows is nothing that a step needs
+    (AllReduceScalar, "group", Group.TENSOR),  # nor what the peers of one stage and replica know
     *((Update, "placement", engine) for engine in Engine if engine not in (Engine.COMPUTE, Engine.HOST)),
 }
 """Words of a field that the verifier, or the field itself, refuses in this op."""
