@@ -79,6 +79,6 @@ $(PARITY): $(DEV)
 	@touch $@
 
 $(FULL): $(PARITY)
-	@echo "Installing MPI and transformers into $(VENV) ..."
-	@$(PIP) install "$(TORCH)" -e '.[dev,parity,transformers,mpi]'
+	@echo "Installing MPI, transformers and Triton into $(VENV) ..."
+	@$(PIP) install "$(TORCH)" -e '.[dev,parity,transformers,mpi,triton]'
 	@touch $@

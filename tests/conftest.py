@@ -15,6 +15,9 @@ from hypothesis import settings
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"):
     os.environ[_variable] = "1"
 
+# Read when Triton is first imported: without a GPU its kernels are interpreted.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # `gate` tries the same examples every time; a search for new ones is `--hypothesis-profile dev`.
 settings.register_profile("gate", derandomize=True, deadline=None, max_examples=20)
 settings.register_profile("dev", deadline=None, max_examples=50)

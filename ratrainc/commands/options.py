@@ -41,7 +41,7 @@ class KernelSetName(click.Choice[str]):
     """A kernel set: one of the project's own, which help shows, or one that a plugin brings."""
 
     def __init__(self) -> None:
-        super().__init__(("fast", "reference", "tiled", "torch", "torch-device"))
+        super().__init__(("fast", "reference", "tiled", "torch", "torch-device", "torch-triton"))
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The name; a usage error where no set has it."""

@@ -166,7 +166,8 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     type=KernelSetName(),
     default=default_kernels(HOST_DEVICE),
     help="BLAS and fused loops; plain numpy; products and attention tile by tile, through buffers as large as the machine's; or the fused loops "
-    "with PyTorch's products of bf16; or PyTorch's operations throughout, on any device. Default: fast, on a device torch-device.",
+    "with PyTorch's products of bf16; or PyTorch's operations throughout, on any device; or these with kernels of Triton where they go over "
+    "memory once. Default: fast; on a device torch-triton where Triton is installed, else torch-device.",
 )
 @click.option(
     "--interleave",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, SupportsFloat
+from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsFloat
 
 import numpy as np
 import torch
@@ -30,31 +30,9 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.scratch import Plan
 
 
-def _buffers(xn: Array, table: Array, logits: F32) -> dict[str, Buffer]:
-    """Buffers by what they hold: chunks of rows of x and of the table, of their gradients, and of logits; lines of both; numbers."""
-    (vocab, width), rows = table.shape, min(xn.shape[0], logits.shape[0])
-    matrix, elements = (
-        Buffer((chunk_rows(max(rows, vocab), width) * width,)),
-        Buffer((chunk_rows(rows, vocab) * vocab,)),
-    )
-    row, column = Buffer((rows,)), Buffer((vocab,))
-    return {
-        **dict.fromkeys(("x", "weight", "term", "total"), matrix),
-        "spare": elements,
-        **dict.fromkeys(("inverse", "pull", "column"), column),
-        "constant": Buffer((vocab,), np.bool_),
-        **dict.fromkeys(("peak", "at_label"), row),
-        "label": Buffer((rows,), np.int64),
-        "ignored": Buffer((rows,), np.bool_),
-        **dict.fromkeys(("loss", "of_label"), Buffer((rows,), np.float64)),
-        "double": Buffer((1,), np.float64),
-        "factor": Buffer((1,)),
-    }
-
-
 def head_plan(xn: Array, table: Array, logits: F32, **_: object) -> Plan:
     """The same for all three kernels."""
-    return list(_buffers(xn, table, logits).values())
+    return list(Head.buffers_of(xn, table, logits).values())
 
 
 def _check(labels: I32, rows: int) -> None:
@@ -64,7 +42,7 @@ def _check(labels: I32, rows: int) -> None:
 
 
 @frozen
-class _Head:
+class Head:
     """A call of one of the kernels: its table, its options and its buffers."""
 
     xn: Array
@@ -75,6 +53,28 @@ class _Head:
     softcap: float | None
     halves: bool
     buffers: dict[str, Array]
+
+    @classmethod
+    def buffers_of(cls, xn: Array, table: Array, logits: F32) -> dict[str, Buffer]:
+        """Buffers by what they hold: chunks of rows of x and of the table, of their gradients, and of logits; lines of both; numbers."""
+        (vocab, width), rows = table.shape, min(xn.shape[0], logits.shape[0])
+        matrix, elements = (
+            Buffer((chunk_rows(max(rows, vocab), width) * width,)),
+            Buffer((chunk_rows(rows, vocab) * vocab,)),
+        )
+        row, column = Buffer((rows,)), Buffer((vocab,))
+        return {
+            **dict.fromkeys(("x", "weight", "term", "total"), matrix),
+            "spare": elements,
+            **dict.fromkeys(("inverse", "pull", "column"), column),
+            "constant": Buffer((vocab,), np.bool_),
+            **dict.fromkeys(("peak", "at_label"), row),
+            "label": Buffer((rows,), np.int64),
+            "ignored": Buffer((rows,), np.bool_),
+            **dict.fromkeys(("loss", "of_label"), Buffer((rows,), np.float64)),
+            "double": Buffer((1,), np.float64),
+            "factor": Buffer((1,)),
+        }
 
     @classmethod
     def begin(
@@ -92,7 +92,7 @@ class _Head:
     ) -> Self:
         """Check the labels, take the buffers, and fill those that all chunks share."""
         _check(labels, len(table))
-        plan = _buffers(xn, table, logits)
+        plan = cls.buffers_of(xn, table, logits)
         buffers = dict(zip(plan, scratch.take_all(list(plan.values())), strict=True))
         head = cls(xn, table, labels, normalise, scale_of_logits, softcap, halves, buffers)
         if normalise:
@@ -114,12 +114,16 @@ class _Head:
             for some in row_chunks(len(out), width):
                 x = operand(self.buffers["x"], self.xn[rows][some], halves=self.halves)
                 multiply(x, weight.T, out[some, columns])
+        self.shape(out)
+
+    def shape(self, logits: F32) -> None:
+        """From products to logits, in place."""
         if self.normalise:
-            out.mul_(self.buffers["inverse"])
+            logits.mul_(self.buffers["inverse"])
         if self.scale != 1:
-            out.mul_(self.scale)
+            logits.mul_(self.scale)
         if self.softcap is not None:
-            out.div_(self.softcap).tanh_().mul_(self.softcap)
+            logits.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def mark(self, rows: slice) -> tuple[I64, Array]:
         """The labels of some rows as indices [rows, 1], 0 where there is none, and which have none."""
@@ -200,6 +204,7 @@ class DeviceHead:
     """The head kernels of `TorchDevice`. Labels are checked on the CPU alone."""
 
     halves: bool
+    head_class: ClassVar[type[Head]] = Head
 
     def head_forward(
         self,
@@ -218,7 +223,7 @@ class DeviceHead:
     ) -> None:
         """See `KERNELS["head_forward"]`. The losses of a chunk are summed in float64, in an order of PyTorch's."""
         options: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
-        head = _Head.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
+        head = self.head_class.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
         if not accumulate:
             loss.zero_()
         for rows in row_steps(len(xn), len(logits)):
@@ -246,7 +251,7 @@ class DeviceHead:
     ) -> None:
         """See `KERNELS["head_backward"]`."""
         options: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
-        head = _Head.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
+        head = self.head_class.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
         head.set_factor(scale, denominator)
         for rows in row_steps(len(xn), len(logits)):
             chunk = logits[: rows.stop - rows.start]
@@ -275,7 +280,7 @@ class DeviceHead:
     ) -> None:
         """See `KERNELS["head_backward_from_logits"]`."""
         options: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
-        head = _Head.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
+        head = self.head_class.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
         head.set_factor(scale, denominator)
         rows = slice(0, len(xn))
         head.slope(rows, lse, logits, dlogits)

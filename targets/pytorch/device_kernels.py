@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.scratch import Plan
     from ratrain.targets.runtime.scalars import Place
 
-_PLANS: dict[str, Callable[..., Plan]] = {
+DEVICE_PLANS: dict[str, Callable[..., Plan]] = {
     "gemm": products.gemm_plan,
     "column_sum": products.column_sum_plan,
     **dict.fromkeys(("rmsnorm_forward", "head_norm_forward", "layernorm_forward"), norms.norm_forward_plan),
@@ -91,7 +91,7 @@ class TorchDevice(
     name = "torch-device"
     on_devices = True
     scalar_bytes = plan_bytes(SCALARS_PLAN)
-    plans = PerKernel("scratch in 'torch-device'", _PLANS, never=("zero", "cast"))
+    plans = PerKernel("scratch in 'torch-device'", DEVICE_PLANS, never=("zero", "cast"))
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
         """Raises `DiagnosticError` RT093 where PyTorch finds no such device."""
@@ -138,12 +138,16 @@ class TorchDevice(
         """See `KERNELS["rope"]`."""
         check_documents(documents, seq_len, first_position)
         shape: dict[str, Any] = {"heads": heads, "head_dim": head_dim, "seq_len": seq_len, "rotary_dim": rotary_dim}
-        buffers = scratch.take_all(rope_plan(**shape, documents=documents))
         width = rotary_dim or head_dim
         cos, sin = self._rope_rows(slice(0, first_position + seq_len), width, theta, scaling)
         starts = None if documents is None else documents.view(-1, seq_len)
         turn = Turn(cos, sin, first_position, starts, width, interleaved, inverse)
-        turn.rotate(x.view(-1, seq_len, heads, head_dim), buffers)
+        self.turn_rows(x, turn, scratch, shape)
+
+    def turn_rows(self, x: Array, turn: Turn, scratch: Scratch, shape: dict[str, Any]) -> None:
+        """Rotate x [tokens, heads * head_dim] in place; `shape` has what `rope_plan` asks for."""
+        buffers = scratch.take_all(rope_plan(**shape, documents=turn.documents))
+        turn.rotate(x.view(-1, shape["seq_len"], shape["heads"], shape["head_dim"]), buffers)
 
 
 def _check_device(device: torch.device) -> None:

@@ -51,10 +51,11 @@ def run_manifest(
 
 
 def _torch_facts(execution: Execution) -> dict[str, Any]:
-    """PyTorch's version and the device, of a run that has kernels of PyTorch."""
-    if execution.kernels not in ("torch", "torch-device"):
+    """PyTorch's version and the device, of a run that has kernels of PyTorch; Triton's, of one that has its."""
+    if execution.kernels not in ("torch", "torch-device", "torch-triton"):
         return {}
-    return {"torch": _version("torch"), "device": execution.device}
+    triton = {"triton": _version("triton")} if execution.kernels == "torch-triton" else {}
+    return {"torch": _version("torch"), "device": execution.device, **triton}
 
 
 def blas_facts() -> dict[str, Any]:

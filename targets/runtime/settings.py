@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
 from attrs import frozen
@@ -57,8 +58,10 @@ HOST_DEVICE = "cpu"
 
 
 def default_kernels(device: str) -> str:
-    """The kernel set that a device is used with where none is named."""
-    return "fast" if device == HOST_DEVICE else "torch-device"
+    """The kernel set that a device is used with where none is named: fused kernels where Triton is installed."""
+    if device == HOST_DEVICE:
+        return "fast"
+    return "torch-triton" if find_spec("triton") is not None else "torch-device"
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""Primitive kernels, one interface: `reference` in plain numpy, `fast` on BLAS and fused numba loops, `tiled` by tile schedules, `torch` on PyTorch, `torch-device` on its tensors."""
+"""Primitive kernels, one interface: `reference` in plain numpy, `fast` on BLAS and fused numba loops, `tiled` by tile schedules, `torch` on PyTorch, `torch-device` on its tensors, `torch-triton` with fused kernels."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ KERNEL_SETS = Registry(
         "tiled": "ratrain.targets.mt3000.kernels.tiled:Tiled",
         "torch": "ratrain.targets.pytorch.host_kernels:TorchOnHost",
         "torch-device": "ratrain.targets.pytorch.device_kernels:TorchDevice",
+        "torch-triton": "ratrain.targets.pytorch.triton_kernels:TorchTriton",
     },
 )
 """Every kernel set there is: a class, imported when asked for, so that numba is imported for those alone that need it. One of another
@@ -30,8 +31,8 @@ distribution stands in its entry point group `ratrain.kernel_sets`; it is on top
 def kernel_set(name: str, threads: int = 1, device: str = "cpu") -> KernelSet:
     """The kernel set of that name. `threads` share the work of each kernel where the set is `threaded`; others use one.
 
-    Raises `DiagnosticError` RT004 for an unknown name, or a set that does not work on the device, RT002 where the set needs PyTorch, which is not
-    installed, RT093 where PyTorch finds no such device.
+    Raises `DiagnosticError` RT004 for an unknown name, or a set that does not work on the device, RT002 where the set needs PyTorch or Triton,
+    which is not installed, RT093 where PyTorch finds no such device.
     """
     try:
         made = KERNEL_SETS.load(name)
@@ -39,10 +40,10 @@ def kernel_set(name: str, threads: int = 1, device: str = "cpu") -> KernelSet:
         known = KERNEL_SETS.names()
         fail("RT004", f"'{name}' is not a kernel set; the sets are {', '.join(known)}", help=nearest(name, known))
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if error.name not in ("torch", "triton"):
             raise
-        text = f"the kernel set '{name}' needs torch, which is not installed"
-        fail("RT002", text, help="pip install 'ratrain[torch]', or leave --kernels out")
+        text = f"the kernel set '{name}' needs {error.name}, which is not installed"
+        fail("RT002", text, help=f"pip install 'ratrain[{error.name}]', or leave --kernels out")
     if made.on_devices:
         return _device_kernel_set(made, device)
     if device != "cpu":

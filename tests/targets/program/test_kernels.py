@@ -26,8 +26,10 @@ OWNERS = {
 }
 """What each layer knows of a kernel, and where."""
 OF_TORCH = {"torch": "ratrain.targets.pytorch.host_kernels", "torch-device": "ratrain.targets.pytorch.device_kernels"}
-SETS = [name for name in KERNEL_SETS.names() if name not in OF_TORCH]
+OF_TRITON = {"torch-triton": "ratrain.targets.pytorch.triton_kernels"}
+SETS = [name for name in KERNEL_SETS.names() if name not in (*OF_TORCH, *OF_TRITON)]
 if find_spec("torch") is not None:
+    OF_TORCH |= OF_TRITON if find_spec("triton") is not None else {}
     SETS += OF_TORCH
     OWNERS |= {f"scratch in '{name}'": module for name, module in OF_TORCH.items()}
 

@@ -8,6 +8,7 @@ the unit roundoff, so the bound holds with room for the second order).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -25,14 +26,17 @@ HOST_SETS = ("fast", "reference")
 """Kernel sets of numpy arrays that compute as all kernels are declared."""
 ON_TENSORS = "torch-device"
 """The one of tensors, which are handed the bytes of the arrays."""
+FUSED = "torch-triton"
+"""The one of tensors with kernels of Triton, which are interpreted."""
+_NO_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: pip install triton")
 
 
 def of_set(name: str) -> list[pytest.MarkDecorator]:
     """The marks of a test of a kernel set."""
-    return [pytest.mark.parity] if name == ON_TENSORS else []
+    return {ON_TENSORS: [pytest.mark.parity], FUSED: [pytest.mark.parity, pytest.mark.full, _NO_TRITON]}.get(name, [])
 
 
-SETS = tuple(pytest.param(name, marks=of_set(name)) for name in (*HOST_SETS, ON_TENSORS))
+SETS = tuple(pytest.param(name, marks=of_set(name)) for name in (*HOST_SETS, ON_TENSORS, FUSED))
 """All of these, as values of a parameter."""
 
 
@@ -64,7 +68,7 @@ def call(name: str, kernel: str, /, **arguments: Any) -> Any:
         return np.broadcast_to(np.zeros((), x.dtype), x.shape) if isinstance(x, np.ndarray) else x
 
     size = kernels.scratch_bytes(kernel, **{key: hollow(value) for key, value in arguments.items()})
-    if name == ON_TENSORS:
+    if name in (ON_TENSORS, FUSED):
         from tests.targets.pytorch.tensor_calls import call_on_tensors
 
         return call_on_tensors(kernels, kernel, size, arguments)

@@ -1,0 +1,93 @@
+"""What the fused kernels share: loads that widen, stores that round once, and launches.
+
+Loops that go over memory once are written in Triton (Tillet, Kung and Cox, 2019); it compiles them for a GPU when they are first
+launched, or interprets them on the CPU where TRITON_INTERPRET=1 is set before it is imported. bfloat16 is widened and rounded as
+bits: on a GPU the compiler makes one instruction or a few of it, and the interpreter's own conversions do not round to nearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 1024
+"""Elements of a program that works element by element."""
+_MOST_WARPS = 32
+
+
+def interpreted() -> bool:
+    """Whether Triton interprets kernels on the CPU in place of compiling them."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """A kernel, or what kernels call; compiled when it is first launched."""
+    return triton.jit(function)
+
+
+def programs(count: int, block: int) -> int:
+    """How many programs cover so many elements."""
+    return -(-count // block)
+
+
+def power_of_two(count: int) -> int:
+    """The least power of two that is no smaller: what the length of a block has to be."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def warps_for(elements: int) -> int:
+    """Warps of a program that holds so many elements of each operand: at most 16 of an operand a thread, as far as that goes."""
+    return min(_MOST_WARPS, max(4, power_of_two(elements) // 512))
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, **constants: Any) -> None:
+    """Run a kernel by a grid of programs, on the device and the current stream of its first argument, a tensor.
+
+    Products are never fused with sums: bits would depend on what the compiler fuses.
+    """
+    if not all(grid):
+        return
+    first: torch.Tensor = arguments[0]
+    with torch.cuda.device(first.device) if first.is_cuda else np.errstate(all="ignore"):
+        kernel[grid](*arguments, **constants, num_warps=warps, enable_fp_fusion=False)
+
+
+@jit
+def load_wide(pointer: Any, inside: Any) -> Any:
+    """Stored elements in float32; 0 where they are not inside."""
+    if pointer.dtype.element_ty == tl.bfloat16:
+        bits = tl.load(pointer.to(tl.pointer_type(tl.uint16), bitcast=True), mask=inside, other=0).to(tl.uint32)
+        return (bits << 16).to(tl.float32, bitcast=True)
+    return tl.load(pointer, mask=inside, other=0.0).to(tl.float32)
+
+
+@jit
+def store_rounded(pointer: Any, value: Any, inside: Any) -> None:
+    """Store float32 rounded once, to the nearest, ties to even."""
+    if pointer.dtype.element_ty == tl.bfloat16:
+        bits = value.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        rounded = tl.where(value != value, (bits >> 16) | 0x40, rounded)  # noqa: PLR0124  a NaN stays one
+        tl.store(pointer.to(tl.pointer_type(tl.uint16), bitcast=True), rounded.to(tl.uint16), mask=inside)
+    else:
+        tl.store(pointer, value.to(pointer.dtype.element_ty), mask=inside)
+
+
+@jit
+def own_elements(block: tl.constexpr) -> Any:
+    """The places of a program's elements, in 64 bits: a tensor may have more than 2^31."""
+    return tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+
+
+@jit
+def tanh(x: Any) -> Any:
+    """By the exponential; where that would cancel, by the series."""
+    square = x * x
+    # x - x^3/3 + 2 x^5/15 - 17 x^7/315 + 62 x^9/2835: below 0.3 the rest is less than a unit of float32
+    series = x * (1 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))
+    return tl.where(tl.abs(x) < 0.3, series, 2 * tl.sigmoid(2 * x) - 1)

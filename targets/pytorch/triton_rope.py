@@ -1,0 +1,73 @@
+"""Rotary position embedding in one pass, in place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import triton.language as tl
+
+from ratrain.targets.pytorch.triton_common import BLOCK, jit, launch, load_wide, power_of_two, programs, store_rounded
+
+if TYPE_CHECKING:
+    from ratrain.targets.pytorch.device_common import Array
+    from ratrain.targets.pytorch.device_rope import Turn
+
+
+@jit
+def turn_pairs(
+    x: Any,
+    cos: Any,
+    sin: Any,
+    documents: Any,
+    first: Any,
+    seq_len: Any,
+    sign: Any,
+    packed: tl.constexpr,
+    interleaved: tl.constexpr,
+    heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    pairs: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """Turn some pairs of a token; those of all heads of a token have the angles of its position, in its document where `packed`."""
+    token = tl.program_id(0).to(tl.int64)
+    position = first + token % seq_len
+    if packed:
+        position -= tl.load(documents + token)
+    number = tl.program_id(1) * block + tl.arange(0, block)
+    inside = number < heads * pairs
+    head, pair = number // pairs, number % pairs
+    if interleaved:
+        low, apart = head * head_dim + 2 * pair, 1
+    else:
+        low, apart = head * head_dim + pair, pairs
+    place = x + token * (heads * head_dim) + low
+    c = tl.load(cos + position * pairs + pair, mask=inside, other=0.0)
+    s = tl.load(sin + position * pairs + pair, mask=inside, other=0.0) * sign
+    one, other = load_wide(place, inside), load_wide(place + apart, inside)
+    store_rounded(place, one * c - other * s, inside)
+    store_rounded(place + apart, other * c + one * s, inside)
+
+
+def rotate(x: Array, turn: Turn, *, heads: int, head_dim: int, seq_len: int) -> None:
+    """Turn x [tokens, heads * head_dim] in place."""
+    pairs = turn.width // 2
+    documents = x if turn.documents is None else turn.documents
+    block = min(BLOCK, power_of_two(heads * pairs))
+    launch(
+        turn_pairs,
+        (x.shape[0], programs(heads * pairs, block)),
+        x,
+        turn.cos,
+        turn.sin,
+        documents,
+        turn.first,
+        seq_len,
+        -1.0 if turn.inverse else 1.0,
+        packed=turn.documents is not None,
+        interleaved=turn.interleaved,
+        heads=heads,
+        head_dim=head_dim,
+        pairs=pairs,
+        block=block,
+    )
