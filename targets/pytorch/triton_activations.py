@@ -30,7 +30,7 @@ _FAR, _FRACTIONS = tl.constexpr(4.0), tl.constexpr(12)
 
 
 @jit
-def _upper_tail(u: Any) -> Any:
+def _upper_tail(u: tl.tensor) -> tl.tensor:
     """The share of the normal distribution above |u|, in float64: half the complement of the error function of z = |u| / sqrt(2)."""
     z = tl.abs(u).to(tl.float64) * tl.full((), _ROOT_HALF, tl.float64)
     near = 0.5 - 0.5 * tl.erf(z)
@@ -44,7 +44,7 @@ def _upper_tail(u: Any) -> Any:
 
 
 @jit
-def _share(u: Any, kind: tl.constexpr) -> Any:
+def _share(u: tl.tensor, kind: tl.constexpr) -> tl.tensor:
     """What u is multiplied by."""
     if kind == "silu":
         return tl.sigmoid(u)
@@ -57,7 +57,7 @@ def _share(u: Any, kind: tl.constexpr) -> Any:
 
 
 @jit
-def _slope(u: Any, share: Any, kind: tl.constexpr) -> Any:
+def _slope(u: tl.tensor, share: tl.tensor, kind: tl.constexpr) -> tl.tensor:
     """The derivative of u times its share."""
     if kind == "silu":
         return share * (1 + u * (1 - share))
@@ -70,13 +70,13 @@ def _slope(u: Any, share: Any, kind: tl.constexpr) -> Any:
 
 
 @jit
-def _value(u: Any, share: Any, kind: tl.constexpr) -> Any:
+def _value(u: tl.tensor, share: tl.tensor, kind: tl.constexpr) -> tl.tensor:
     """U times its share."""
     return share * share if kind == "relu2" else u * share
 
 
 @jit
-def gated_forward(gate: Any, up: Any, prod: Any, count: Any, kind: tl.constexpr, block: tl.constexpr) -> None:
+def gated_forward(gate: tl.tensor, up: tl.tensor, prod: tl.tensor, count: tl.tensor, kind: tl.constexpr, block: tl.constexpr) -> None:
     """Prod = f(gate) * up."""
     at = own_elements(block)
     inside = at < count
@@ -86,12 +86,12 @@ def gated_forward(gate: Any, up: Any, prod: Any, count: Any, kind: tl.constexpr,
 
 @jit
 def gated_backward(
-    gate: Any,
-    up: Any,
-    dprod: Any,
-    dgate: Any,
-    dup: Any,
-    count: Any,
+    gate: tl.tensor,
+    up: tl.tensor,
+    dprod: tl.tensor,
+    dgate: tl.tensor,
+    dup: tl.tensor,
+    count: tl.tensor,
     kind: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
@@ -105,7 +105,7 @@ def gated_backward(
 
 
 @jit
-def plain_forward(up: Any, act: Any, count: Any, kind: tl.constexpr, block: tl.constexpr) -> None:
+def plain_forward(up: tl.tensor, act: tl.tensor, count: tl.tensor, kind: tl.constexpr, block: tl.constexpr) -> None:
     """Act = f(up)."""
     at = own_elements(block)
     inside = at < count
@@ -114,7 +114,7 @@ def plain_forward(up: Any, act: Any, count: Any, kind: tl.constexpr, block: tl.c
 
 
 @jit
-def plain_backward(up: Any, dact: Any, dup: Any, count: Any, kind: tl.constexpr, block: tl.constexpr) -> None:
+def plain_backward(up: tl.tensor, dact: tl.tensor, dup: tl.tensor, count: tl.tensor, kind: tl.constexpr, block: tl.constexpr) -> None:
     """Its gradient."""
     at = own_elements(block)
     inside = at < count

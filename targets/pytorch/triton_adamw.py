@@ -34,10 +34,10 @@ def adamw_plan(**_: object) -> Plan:
 
 @jit
 def prepare_numbers(
-    numbers: Any,
-    t: Any,
-    multiplier: Any,
-    lr: Any,
+    numbers: tl.tensor,
+    t: tl.tensor,
+    multiplier: tl.tensor,
+    lr: tl.tensor,
     log_beta1: tl.constexpr,
     log_beta2: tl.constexpr,
     weight_decay: tl.constexpr,
@@ -53,14 +53,14 @@ def prepare_numbers(
 
 @jit
 def update(
-    master: Any,
-    m: Any,
-    v: Any,
-    grad: Any,
-    view: Any,
-    numbers: Any,
-    skip: Any,
-    count: Any,
+    master: tl.tensor,
+    m: tl.tensor,
+    v: tl.tensor,
+    grad: tl.tensor,
+    view: tl.tensor,
+    numbers: tl.tensor,
+    skip: tl.tensor,
+    count: tl.tensor,
     beta1: tl.constexpr,
     beta2: tl.constexpr,
     eps: tl.constexpr,

@@ -29,9 +29,9 @@ _LARGEST_INVERSE = tl.constexpr(float(LARGEST_INVERSE))
 
 @jit
 def shape_logits(
-    logits: Any,
-    inverse: Any,
-    count: Any,
+    logits: tl.tensor,
+    inverse: tl.tensor,
+    count: tl.tensor,
     scale: tl.constexpr,
     cap: tl.constexpr,
     normalise: tl.constexpr,
@@ -45,14 +45,14 @@ def shape_logits(
     if normalise:
         value *= tl.load(inverse + at % columns, mask=inside, other=0.0)
     value *= scale
-    if cap:
+    if cap != 0:
         value = cap * tanh(tl.div_rn(value, cap * 1.0))
     tl.store(logits + at, value, mask=inside)
 
 
 @jit
 def losses_of_rows(
-    logits: Any, labels: Any, lse: Any, losses: Any, columns: tl.constexpr, block: tl.constexpr
+    logits: tl.tensor, labels: tl.tensor, lse: tl.tensor, losses: tl.tensor, columns: tl.constexpr, block: tl.constexpr
 ) -> None:
     """The logarithm of a row's sum of exponentials, and its loss: by the running sum of each lane, then of all (Milakov and Gimelshein)."""
     row = tl.program_id(0).to(tl.int64)
@@ -77,7 +77,7 @@ def losses_of_rows(
 
 
 @jit
-def add_losses(losses: Any, loss: Any, count: Any, block: tl.constexpr) -> None:
+def add_losses(losses: tl.tensor, loss: tl.tensor, count: tl.tensor, block: tl.constexpr) -> None:
     """Loss += their sum: by lanes in order, then over the lanes."""
     totals = tl.zeros((block,), tl.float64)
     for first in range(0, count, block):
@@ -88,15 +88,15 @@ def add_losses(losses: Any, loss: Any, count: Any, block: tl.constexpr) -> None:
 
 @jit
 def slope_of_rows(
-    logits: Any,
-    dlogits: Any,
-    lse: Any,
-    labels: Any,
-    factor: Any,
-    inverse: Any,
-    pull: Any,
-    rows: Any,
-    rows_of_program: Any,
+    logits: tl.tensor,
+    dlogits: tl.tensor,
+    lse: tl.tensor,
+    labels: tl.tensor,
+    factor: tl.tensor,
+    inverse: tl.tensor,
+    pull: tl.tensor,
+    rows: tl.tensor,
+    rows_of_program: tl.tensor,
     cap: tl.constexpr,
     normalise: tl.constexpr,
     columns: tl.constexpr,
@@ -121,7 +121,7 @@ def slope_of_rows(
         value = tl.exp(logit - tl.load(lse + row, mask=there, other=0.0)[:, None])
         value = tl.where(label == column[None, :], value - 1, value) * scale
         value = tl.where((label == _IGNORED) | ~inside, 0.0, value)
-        if cap:
+        if cap != 0:
             capped = tl.div_rn(logit, tl.full((tile, block), cap, tl.float32))
             value *= 1 - capped * capped
         if normalise:

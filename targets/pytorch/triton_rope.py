@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @jit
 def turn_pairs(
-    x: Any,
-    cos: Any,
-    sin: Any,
-    documents: Any,
-    first: Any,
-    seq_len: Any,
-    sign: Any,
+    x: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    documents: tl.tensor,
+    first: tl.tensor,
+    seq_len: tl.tensor,
+    sign: tl.tensor,
     packed: tl.constexpr,
     interleaved: tl.constexpr,
     heads: tl.constexpr,

@@ -1,0 +1,250 @@
+"""The kernel set `torch-triton`, interpreted: bits, addresses, what is not finite; and compiled for GPUs, without one.
+
+What the kernels compute is held against the formulas in float64 with the other sets, in `tests/targets/runtime/kernels`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.targets.program.kernels import KERNELS
+from ratrain.targets.runtime import settings as run_settings
+from ratrain.targets.runtime.kernels import KERNEL_SETS, kernel_set
+from tests.end_to_end.tiny_runs import MODEL, losses, make_program, train
+from tests.end_to_end.toys import GEMMA3, GPT2
+from tests.targets.runtime.kernels.kernels_oracle import DTYPES, at_other_addresses, call, same_bits
+from tests.targets.runtime.mpi_tools import ROOT
+
+pytestmark = [pytest.mark.parity, pytest.mark.full]
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
+
+from ratrain.targets.pytorch import triton_kernels  # noqa: E402
+from ratrain.targets.pytorch.tensor_scratch import TensorScratch  # noqa: E402
+from ratrain.targets.pytorch.triton_norms import _Shape  # noqa: E402
+from tests.targets.pytorch.kernel_calls import VARIANTS, kernel_calls, run  # noqa: E402
+from tests.targets.pytorch.test_device_adamw import numbers, state  # noqa: E402
+from tests.targets.pytorch.tensor_calls import as_tensors  # noqa: E402
+
+TorchTriton = triton_kernels.TorchTriton
+FUSED = [
+    "adamw",
+    "rope",
+    *(f"{name}_{way}" for name in ("rmsnorm", "head_norm", "layernorm", "head") for way in ("forward", "backward")),
+    *(f"{name}_{way}" for name in ("swiglu", "geglu", "gelu", "relu2") for way in ("forward", "backward")),
+    "head_backward_from_logits",
+]
+LAUNCHED = {
+    *("norm_forward", "norm_backward", "sum_groups", "turn_pairs", "prepare_numbers", "update"),
+    *("gated_forward", "gated_backward", "plain_forward", "plain_backward"),
+    *("shape_logits", "losses_of_rows", "add_losses", "slope_of_rows"),
+}
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Any:
+    made = TorchTriton()
+    for width, length in ((12, 300), (128, 256)):
+        made.prepare_rope(length, width, 1e4)
+    return made
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [(80, "f16"), (80, "f32"), (90, "bf16"), (90, "f32")])
+def test_every_kernel_compiles_for_gpus(capability: int, dtype: str, tmp_path: Path) -> None:
+    """To the code of the GPU, by ptxas. None adds atomically, and no product is fused with a sum."""
+    variables = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.targets.pytorch.triton_compile", str(capability), dtype]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    made = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {each["kernel"] for each in made} == LAUNCHED
+    assert all(each["cubin"] > 1000 for each in made)
+    assert not [each for each in made if each["atomic"] or each["fused"]]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_calls_take_the_scratch_they_ask_for_and_give_the_same_bits_twice(kernels: Any, dtype: Any, variant: str) -> None:
+    """Whatever scratch and outputs held before."""
+    calls = kernel_calls(variant, dtype), kernel_calls(variant, dtype)
+    for kernel in [kernel for kernel in calls[0] if kernel in FUSED]:
+        (value, one, scratch), (again, other, _) = (run(kernels, kernel, made[kernel]) for made in calls)
+        assert scratch.high_water == scratch.capacity, kernel
+        assert value == again
+        for a, b in zip(one, other, strict=True):
+            same_bits(*(x.view(torch.int16 if x.element_size() == 2 else x.dtype).numpy() for x in (a, b)))
+
+
+@pytest.mark.parametrize("kernel", FUSED)
+def test_results_do_not_depend_on_the_address(kernel: str) -> None:
+    arguments = kernel_calls("plain")[kernel]
+    arrays = {name: value.copy() for name, value in arguments.items() if isinstance(value, np.ndarray)}
+    options = {name: value for name, value in arguments.items() if name not in arrays}
+    expected = deepcopy(arrays)
+    call("torch-triton", kernel, **expected, **options)
+    for moved in at_other_addresses(arrays):
+        call("torch-triton", kernel, **moved, **options)
+        for name in KERNELS[kernel].outputs:
+            if name in arrays:
+                same_bits(moved[name], expected[name])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_is_written_beside_what_is_given(kernels: Any, dtype: Any) -> None:
+    """Operands of odd sizes, among bytes that stay as they were, before and behind."""
+    for kernel in FUSED:
+        arguments = kernel_calls("plain", dtype)[kernel]
+        given = {name: as_tensors(value) for name, value in arguments.items()}
+        frames = {}
+        for name, value in given.items():
+            if torch.is_tensor(value):
+                frame = torch.full((value.nbytes + 512,), 0xA5, dtype=torch.uint8)
+                inner = frame[256 : 256 + value.nbytes].view(value.dtype).view(value.shape)
+                given[name], frames[name] = inner.copy_(value), frame
+        scratch = TensorScratch(kernels.scratch_bytes(kernel, **arguments))
+        getattr(kernels, kernel)(**given, scratch=scratch)
+        for name, frame in frames.items():
+            assert bool((frame[:256] == 0xA5).all()), (kernel, name)
+            assert bool((frame[-256:] == 0xA5).all()), (kernel, name)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 255, 256, 257, 1000, 70_000])
+@pytest.mark.parametrize("width", [1, 3, 64, 100, 4096, 5120])
+def test_groups_of_rows_are_whole_tiles_that_cover_all_rows_once(rows: int, width: int) -> None:
+    shape = _Shape(rows, width)
+    assert shape.rows_of_group % shape.tile == 0
+    assert shape.groups * shape.rows_of_group >= rows > (shape.groups - 1) * shape.rows_of_group
+    assert shape.groups <= 256
+    assert shape.block >= width > shape.block // 2
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_gradients_of_weights_over_many_groups_are_those_in_float64(centred: bool) -> None:
+    """Rows of 4097 elements, one to a tile, in 300 rows: two to each group, the last with none of its own."""
+    rng = np.random.default_rng(0)
+    x, dxn = rng.normal(size=(2, 301, 4097)).astype(np.float32)
+    mean = x.astype(float).mean(axis=1) if centred else np.zeros(301)
+    centre = x - mean[:, None]
+    rstd = 1 / np.sqrt((centre**2).mean(axis=1))
+    gamma, dgamma, dbeta = np.ones((3, 4097), np.float32)
+    options = {"dx": np.empty_like(x), "dgamma": dgamma, "rstd": rstd.astype(np.float32), "accumulate": True}
+    if centred:
+        call("torch-triton", "layernorm_backward", dxn=dxn, x=x, gamma=gamma, mean=mean.astype(np.float32), dbeta=dbeta, **options)
+        np.testing.assert_allclose(dbeta, 1 + dxn.astype(float).sum(axis=0), atol=2e-5)
+    else:
+        call("torch-triton", "rmsnorm_backward", dxn=dxn, x=x, gamma=gamma, **options)
+    np.testing.assert_allclose(dgamma, 1 + (dxn * centre * rstd[:, None]).sum(axis=0), atol=2e-4)
+
+
+@pytest.mark.parametrize("kernel", ["rmsnorm_forward", "swiglu_forward", "swiglu_backward", "relu2_forward", "gelu_forward"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_shows_and_stays_in_its_row(kernel: str, dtype: Any) -> None:
+    for bad in (np.nan, np.inf):
+        arguments = kernel_calls("plain", dtype)[kernel]
+        first = next(name for name in ("x", "gate", "up") if name in arguments)
+        arguments[first] = arguments[first].copy()
+        arguments[first][1, 2] = bad
+        call("torch-triton", kernel, **arguments)
+        out = arguments[next(name for name in ("xn", "dgate", "prod", "act") if name in arguments)].astype(float)
+        assert not np.isfinite(out[1]).all()
+        assert np.isfinite(out[0]).all()
+        assert np.isfinite(out[2:]).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_logit_that_is_not_finite_makes_its_loss_none(kernels: Any, bad: float) -> None:
+    x, table = np.ones((3, 4), np.float32), np.ones((5000, 4), np.float32)
+    x[1, 0] = bad
+    lse, loss, logits = np.empty(3, np.float32), np.zeros(1), np.empty((3, 5000), np.float32)
+    made = {"xn": x, "table": table, "labels": np.zeros(3, np.int32), "lse": lse, "loss": loss, "logits": logits}
+    run(kernels, "head_forward", {**made, "normalise": False, "accumulate": False})
+    assert np.isnan(lse[1])
+    assert np.isnan(loss[0])
+    np.testing.assert_allclose(lse[[0, 2]], 4 + np.log(5000), rtol=1e-6)
+
+
+def update(arrays: dict[str, Any], method: str, **options: Any) -> None:
+    made = TorchTriton()
+    scratch = TensorScratch(made.scratch_bytes("adamw", **arrays))
+    scratch.take(scratch.capacity, np.uint8).fill_(0xFF)
+    scratch.reset()
+    given = {name: as_tensors(value) for name, value in arrays.items()}
+    rest = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decay": [(100, 300), (600, 700)]}
+    getattr(made, method)(**given, **{**rest, **options}, scratch=scratch)
+
+
+TYPES = st.sampled_from((np.float16, ml_dtypes.bfloat16, np.float32))
+
+
+@settings(max_examples=30)
+@given(
+    step=st.integers(1, 100_000),
+    multiplier=st.floats(2.0**-20, 4, width=32),
+    lr=st.floats(1e-7, 1),
+    betas=st.tuples(st.sampled_from((0.0, 0.5, 0.9, 0.999)), st.sampled_from((0.0, 0.95, 0.9999))),
+    types=st.tuples(TYPES, st.none() | TYPES),
+    scalar=st.booleans(),
+)
+def test_an_update_by_numbers_of_the_device_has_the_bits_of_that_by_the_hosts(step, multiplier, lr, betas, types, scalar):
+    one, other = state(0, *types), state(0, *types)
+    options = dict(zip(("beta1", "beta2"), betas, strict=True))
+    update(one, "adamw", step=step, grad_multiplier=multiplier, lr=lr, **options)
+    update(other, "adamw_on_device", **numbers(step, multiplier, lr, skip=False, scalar=scalar), **options)
+    for name in one:
+        same_bits(one[name], other[name])
+
+
+@pytest.mark.parametrize("skip", [True, 1, 2.0])
+@pytest.mark.parametrize("view", [None, np.float16, ml_dtypes.bfloat16, np.float32])
+def test_nothing_changes_where_an_update_is_skipped(skip: Any, view: Any) -> None:
+    arrays = state(1, np.float16, view)
+    arrays["grad"][5], arrays["grad"][6] = np.inf, np.nan
+    before = {name: value.copy() for name, value in arrays.items()}
+    update(arrays, "adamw_on_device", **numbers(3, 1.0, 1e-3, skip=skip, scalar=False))
+    for name, value in arrays.items():
+        same_bits(value, before[name])
+    update(arrays, "adamw_on_device", **numbers(3, 1.0, 1e-3, skip=False, scalar=False))
+    assert np.isnan(arrays["master"][5:7]).all()
+    assert (arrays["master"][7:] != before["master"][7:]).any()
+
+
+@pytest.mark.parametrize(("dtype", "near"), [("f32", 2e-6), ("bf16", 4e-3)])
+@pytest.mark.parametrize("model", [MODEL, GPT2, GEMMA3], ids=["llama", "gpt2", "gemma3"])
+def test_models_train_near_the_numpy_kernels(model: Any, dtype: str, near: float) -> None:
+    program = make_program(model, view_dtype=dtype)
+    ours, fast = (losses(train(program, 3, kernels=kernels)) for kernels in ("torch-triton", "fast"))
+    np.testing.assert_allclose(ours, fast, rtol=near)
+
+
+def test_a_device_that_triton_does_not_compile_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_kernels, "interpreted", lambda: False)
+    with pytest.raises(DiagnosticError, match=r"RT004.*compiled for GPUs of NVIDIA.*'cpu'"):
+        TorchTriton("cpu")
+
+
+def test_a_set_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_name: str) -> Any:
+        raise ModuleNotFoundError(name="triton")
+
+    monkeypatch.setattr(KERNEL_SETS, "load", missing)
+    with pytest.raises(DiagnosticError, match=r"RT002.*'torch-triton' needs triton"):
+        kernel_set("torch-triton")
+
+
+def test_a_gpu_is_used_with_fused_kernels_where_triton_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [run_settings.default_kernels(device) for device in ("cpu", "cuda")] == ["fast", "torch-triton"]
+    monkeypatch.setattr(run_settings, "find_spec", lambda _: None)
+    assert [run_settings.default_kernels(device) for device in ("cpu", "cuda")] == ["fast", "torch-device"]

@@ -1,0 +1,107 @@
+"""Compile, without a GPU, every fused kernel for every call that tests make, to the code of a GPU: a line of JSON for each.
+
+TRITON_INTERPRET=0 python triton_compile.py CAPABILITY TYPE
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from ratrain.targets.pytorch import triton_common, triton_kernels
+from ratrain.targets.pytorch.tensor_scratch import TensorScratch
+from tests.targets.pytorch.kernel_calls import VARIANTS, kernel_calls
+from tests.targets.pytorch.tensor_calls import as_tensors
+
+NAMES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.bool: "i1",
+    torch.uint8: "u8",
+}
+TYPES = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32}
+EXACT = {"gelu_forward", "gelu_backward", "geglu_forward", "geglu_backward"}
+
+
+def word_of(value: Any) -> str:
+    """The type of an argument, as Triton calls it."""
+    if isinstance(value, torch.Tensor):
+        return f"*{NAMES[value.dtype]}"
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+class Recorder:
+    """Compiles what is launched in place of launching it, each kernel for the same arguments once."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+        self.found: dict[str, dict[str, Any]] = {}
+
+    def launch(self, kernel: Any, grid: Any, *arguments: Any, warps: int = 4, **constants: Any) -> None:
+        assert all(grid)
+        given = dict(zip(kernel.arg_names, arguments, strict=False))
+        signature = {name: word_of(value) for name, value in given.items()} | dict.fromkeys(constants, "constexpr")
+        key = json.dumps([kernel.__name__, signature, constants, warps])
+        if key in self.found:
+            return
+        places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+        aligned = {
+            (number,): [["tt.divisibility", 16]] for number, value in enumerate(arguments) if torch.is_tensor(value)
+        }
+        source = ASTSource(kernel, signature, places, aligned)
+        made = triton.compile(source, target=self.target, options={"num_warps": warps, "enable_fp_fusion": False})
+        text = made.asm["ptx"]
+        self.found[key] = {
+            "kernel": kernel.__name__,
+            "constants": constants,
+            "cubin": len(made.asm["cubin"]),
+            "atomic": bool(re.search(r"\b(atom|red)\.", text)),
+            "fused": "fma.rn.f32" in text,
+        }
+        print(json.dumps(self.found[key]), flush=True)
+
+
+def main(capability: int, dtype: Any) -> None:
+    """Make each call of the tests, with a recorder in place of a GPU."""
+    recorder = Recorder(capability)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("ratrain.targets.pytorch.triton_") and hasattr(module, "launch"):
+            module.launch = recorder.launch  # type: ignore[attr-defined]
+    triton_kernels.interpreted = lambda: True  # type: ignore[assignment]
+    assert not triton_common.interpreted()
+    kernels = triton_kernels.TorchTriton()
+    for variant in VARIANTS:
+        for kernel, arguments in kernel_calls(variant, dtype).items():
+            for more in ({"exact": False}, {"exact": True}) if kernel in EXACT else ({},):
+                scratch = TensorScratch(kernels.scratch_bytes(kernel, **{**arguments, **more}))
+                given = {key: as_tensors(value) for key, value in arguments.items()}
+                getattr(kernels, kernel)(**{**given, **more}, scratch=scratch)
+    for width in (2048, 5120, 16384):  # rows of models
+        rows = {name: np.ones((3, width), dtype) for name in ("dxn", "x", "residual", "dx")}
+        lines = {name: np.ones(width, dtype) for name in ("gamma", "dgamma", "dbeta")}
+        numbers = {name: np.ones(3, np.float32) for name in ("mean", "rstd")}
+        arguments = {**rows, **lines, **numbers, "accumulate": False}
+        scratch = TensorScratch(kernels.scratch_bytes("layernorm_backward", **arguments))
+        kernels.layernorm_backward(**{key: as_tensors(value) for key, value in arguments.items()}, scratch=scratch)
+    arrays = {name: torch.ones(100) for name in ("master", "m", "v", "grad", "view")}
+    numbers = {"t": torch.ones((), dtype=torch.int64), "multiplier": torch.ones(1), "lr": torch.ones(1)}
+    scratch = TensorScratch(kernels.scratch_bytes("adamw"))
+    rest = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decay": [(0, 50)], "scratch": scratch}
+    kernels.adamw_on_device(**arrays, **numbers, **rest, skip=torch.zeros(1, dtype=torch.bool))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), TYPES[sys.argv[2]])
