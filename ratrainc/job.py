@@ -18,6 +18,7 @@ from ratrain.ratrainc.terminal import echo
 from ratrain.targets.runtime.processes import Processes
 from ratrain.targets.runtime.ranks.communicator import Transport
 from ratrain.targets.runtime.ranks.layout import Layout
+from ratrain.targets.runtime.settings import HOST_DEVICE
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -74,11 +75,11 @@ class RankJob(Job):
         return RankProcesses(self.transport, layout, self.ranks.reduction)
 
 
-def job_of(ranks: Ranks, *, as_json: bool) -> AbstractContextManager[Job]:
-    """The processes of a run. Where there are several, whatever escapes the context ends all of them."""
+def job_of(ranks: Ranks, device: str = HOST_DEVICE, *, as_json: bool) -> AbstractContextManager[Job]:
+    """The processes of a run on a device. Where there are several, whatever escapes the context ends all of them."""
     if ranks.engine == "local":
         return nullcontext(Job())
-    return _rank_job(_TRANSPORTS[ranks.engine], ranks, as_json=as_json)
+    return _rank_job(lambda: _TRANSPORTS[ranks.engine](device), ranks, as_json=as_json)
 
 
 @contextmanager
@@ -101,7 +102,7 @@ def _rank_job(start: Callable[[], Transport], ranks: Ranks, *, as_json: bool) ->
     transport.close()
 
 
-def _mpi() -> Transport:
+def _mpi(_device: str) -> Transport:
     try:
         from ratrain.targets.runtime.mpi.transport import MpiTransport
     except (ImportError, RuntimeError) as error:  # RuntimeError: there is no MPI library to load
@@ -111,13 +112,13 @@ def _mpi() -> Transport:
     return MpiTransport()
 
 
-def _torch() -> Transport:
+def _torch(device: str) -> Transport:
     check_installed("torch", "torch", "--engine torch")
     from ratrain.targets.pytorch.place import TorchrunPlace
     from ratrain.targets.pytorch.transport import TorchTransport
 
-    return TorchTransport(TorchrunPlace.of_environment(os.environ))
+    return TorchTransport(TorchrunPlace.of_environment(os.environ), gpus=device != HOST_DEVICE)
 
 
-_TRANSPORTS: Mapping[str, Callable[[], Transport]] = {"mpi": _mpi, "torch": _torch}
+_TRANSPORTS: Mapping[str, Callable[[str], Transport]] = {"mpi": _mpi, "torch": _torch}
 """How a process joins the job, by `--engine`."""

@@ -26,6 +26,7 @@ from ratrain.ratrainc.commands.options import (
 from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs, Ranks, of_a_process
 from ratrain.targets.runtime.settings import (
     HOST_DEVICE,
+    TENSOR_KERNELS,
     Evaluation,
     Execution,
     OptimizerKeys,
@@ -388,7 +389,7 @@ def command(
         picture_kind(outputs.plot)
     with (
         saying_where("where the run is: it is starting, no step has begun"),
-        job_of(ranks, as_json=as_json) as job,
+        job_of(ranks, settings.execution.device, as_json=as_json) as job,
     ):
         if job.speaks:
             check_outputs(settings, outputs, job.count)
@@ -428,11 +429,16 @@ def _refuse_contradictions(settings: RunSettings, ranks: Ranks, threads: int | N
         raise click.UsageError("--eval-every says when to evaluate: it is missing")
     if ranks.engine == "local":
         refuse_idle("is for processes: it goes with --engine mpi", "ranks_order", "ranks_reduction")
-    if ranks.engine != "local" and (
-        settings.execution.device != HOST_DEVICE or settings.execution.kernels == "torch-device"
+    if ranks.engine == "mpi" and (
+        settings.execution.device != HOST_DEVICE or settings.execution.kernels in TENSOR_KERNELS
     ):
         raise click.UsageError(
-            "ranks of their own send from this processor's memory: arenas of a device are for --engine local"
+            "ranks over MPI send from arrays of this processor: arenas of tensors are for --engine local and torch"
+        )
+    if ranks.engine == "torch" and settings.execution.device not in (HOST_DEVICE, "cuda"):
+        raise click.UsageError(
+            f"--engine torch gives each process the GPU of its LOCAL_RANK: say --device cuda, not "
+            f"{settings.execution.device}"
         )
     if settings.execution.device != HOST_DEVICE:
         if threads is not None and threads > 1:

@@ -1,22 +1,24 @@
 """Process groups of torch.distributed as the communicators of ranks.
 
 Arena bytes go to the backend as tensors that share their memory: nothing is copied here. Backends may copy; gloo does in
-its gathers.
+its gathers. Memory of a GPU is moved by NCCL, that of the host by gloo, in groups that have both. A call of NCCL starts behind
+what the current stream was given before, and is done when the GPU is done with it: whoever goes on then, needs no event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from attrs import frozen
+from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 from torch.distributed import ProcessGroup
 
+from ratrain.targets.pytorch.channel_groups import own_channels
 from ratrain.targets.pytorch.requests import DONE, Calls, TorchRequest
 from ratrain.targets.runtime.ranks.communicator import Buffer, whole_bytes
 from ratrain.targets.runtime.ranks.waiting import finish
@@ -24,8 +26,11 @@ from ratrain.targets.runtime.ranks.waiting import finish
 if TYPE_CHECKING:
     from torch import Tensor
 
-BACKEND = "gloo"
-"""What moves host memory, in which all arenas are."""
+HOST_BACKEND = "gloo"
+"""What moves host memory: all of a run on the processor, and what ranks on GPUs tell one another beside tensors."""
+GPU_BACKEND = "nccl"
+BOTH_BACKENDS = f"cpu:{HOST_BACKEND},cuda:{GPU_BACKEND}"
+"""What moves what, by where it is."""
 TIMEOUT = timedelta(days=365)
 """Ranks wait for one another as long as the watchdog finds nothing wrong with that; a backend's own limit knows less."""
 
@@ -43,25 +48,51 @@ class TorchCommunicator:
     """their numbers in the group of all"""
     rank: int
     calls: Calls
+    backend: str = HOST_BACKEND
+    """of its groups"""
+    tagged: bool = True
+    """whether messages have tags: those of NCCL have none"""
+    channels: Mapping[int, ProcessGroup] = field(factory=dict)
+    """the groups of this rank's channels by tag, where messages have none"""
+
+    @property
+    def message_backend(self) -> str:
+        """Of groups of channels, on which nothing is sent but parts of arenas."""
+        return GPU_BACKEND if self.backend == BOTH_BACKENDS else self.backend
 
     @property
     def size(self) -> int:
         """How many there are."""
         return len(self.members)
 
+    def for_messages(self, channels: Sequence[tuple[int, int]]) -> TorchCommunicator:
+        """These ranks; where messages have no tags, with a group for each channel that this rank is an end of."""
+        if self.tagged:
+            return self
+        groups: dict[int, ProcessGroup] = {}
+        for tag, ends in own_channels(channels, self.rank):
+            members = [self.members[end] for end in ends]
+            groups[tag] = dist.new_group(
+                members, timeout=TIMEOUT, backend=self.message_backend, use_local_synchronization=True
+            )
+        return evolve(self, channels=groups)
+
     def isend(self, data: Buffer, to: int, tag: int) -> TorchRequest:
         """Send a message."""
-        if not data.size:  # gloo never ends a message without bytes
-            return DONE
-        tensor, peer = _tensor(data), self.members[to]
-        return self.calls.waited(lambda: dist.isend(tensor, peer, group=self.group, tag=tag))
+        return self._message(dist.isend, data, to, tag)
 
     def irecv(self, into: Buffer, source: int, tag: int) -> TorchRequest:
         """Receive a message."""
-        if not into.size:
+        return self._message(dist.irecv, into, source, tag)
+
+    def _message(self, post: Callable[..., Any], data: Buffer, other: int, tag: int) -> TorchRequest:
+        tensor, peer = _tensor(data), self.members[other]
+        if not tensor.numel():  # gloo never ends a message without bytes
             return DONE
-        tensor, peer = _tensor(into), self.members[source]
-        return self.calls.waited(lambda: dist.irecv(tensor, peer, group=self.group, tag=tag))
+        made = self.calls.polled if tensor.is_cuda else self.calls.waited
+        if self.tagged:
+            return made(lambda: post(tensor, peer, group=self.group, tag=tag))
+        return made(lambda: post(tensor, peer, group=self.channels[tag]))
 
     def iallgather(self, whole: Buffer, part: Buffer | None = None) -> TorchRequest:
         """Give every rank the parts of all."""
@@ -90,28 +121,30 @@ class TorchCommunicator:
 
     def ialltoall(self, gathered: Buffer, parts: Buffer) -> TorchRequest:
         """Send part r to rank r."""
-        if not parts.size:
-            return DONE
         out, source = _tensor(gathered), _tensor(parts)
+        if not source.numel():
+            return DONE
         return self.calls.polled(lambda: dist.all_to_all_single(out, source, group=self.group, async_op=True))
 
     def iallreduce_max(self, values: NDArray[np.uint8]) -> TorchRequest:
         """Make every value the greatest of all ranks'."""
-        if not values.size:
-            return DONE
         tensor = _tensor(values)
+        if not tensor.numel():
+            return DONE
         return self.calls.polled(lambda: dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group, async_op=True))
 
     def ireduce_scatter_block(self, total: NDArray[np.float32], whole: NDArray[np.float32]) -> TorchRequest:
         """Sum all ranks' `whole`; each gets its part. Gloo copies the sum out of a temporary only for who waits."""
-        if not whole.size:
+        out, source = (_tensor(each).view(torch.float32) for each in (total, whole))
+        if not source.numel():
             return DONE
-        out, source = torch.from_numpy(total.reshape(-1)), torch.from_numpy(whole.reshape(-1))
-        return self.calls.waited(lambda: _reduce_scatter(out, source, group=self.group, async_op=True))
+        made = self.calls.polled if source.is_cuda else self.calls.waited
+        return made(lambda: _reduce_scatter(out, source, group=self.group, async_op=True))
 
     def ibarrier(self) -> TorchRequest:
         """Done when all ranks have made the call."""
-        return self.calls.polled(lambda: dist.barrier(group=self.group, async_op=True))
+        nothing = torch.zeros(1)  # on the host, whatever else a barrier of the library would take for its device
+        return self.calls.polled(lambda: dist.all_reduce(nothing, group=self.group, async_op=True))
 
     def split(self, colour: int | None) -> TorchCommunicator | None:
         """The ranks that gave the same colour."""
@@ -123,10 +156,12 @@ class TorchCommunicator:
         numbers = [number for number, other in enumerate(colours.tolist()) if other == colour]
         members = [self.members[number] for number in numbers]
         # Only members make the call: a job of many ranks has many groups, and each has to do with few of them.
-        group = dist.new_group(members, timeout=TIMEOUT, backend=BACKEND, use_local_synchronization=True)
-        return TorchCommunicator(group, members, numbers.index(self.rank), self.calls)
+        group = dist.new_group(members, timeout=TIMEOUT, backend=self.backend, use_local_synchronization=True)
+        return evolve(self, group=group, members=members, rank=numbers.index(self.rank))
 
 
-def _tensor(buffer: Buffer) -> Tensor:
-    """The bytes of a buffer as a tensor, which shares its memory and keeps it alive."""
+def _tensor(buffer: Buffer | Tensor) -> Tensor:
+    """The bytes of a buffer as a tensor, which shares its memory and keeps it alive; of a tensor, if that is contiguous."""
+    if isinstance(buffer, torch.Tensor):
+        return buffer.view(-1).view(torch.uint8)
     return torch.from_numpy(whole_bytes(buffer))

@@ -41,6 +41,8 @@ def _refused_as_memory() -> Iterator[None]:
     except RuntimeError as error:
         raise MemoryError(str(error).splitlines()[0]) from error
 
+_NUMPY_TYPES = {ours: numpys for numpys, ours in TORCH_DTYPES.items()}
+
 
 @frozen(eq=False)
 class StagedFeed:
@@ -119,6 +121,10 @@ class DeviceMemory:
     def bytes_of(self, array: torch.Tensor) -> torch.Tensor:
         """The bytes of a contiguous tensor."""
         return array.view(-1).view(torch.uint8)
+
+    def element_type(self, array: torch.Tensor) -> np.dtype[Any]:
+        """The type of its elements, as numpy has it."""
+        return _NUMPY_TYPES[array.dtype]
 
     def empty_like(self, array: torch.Tensor) -> torch.Tensor:
         """A new tensor of the same shape and type."""

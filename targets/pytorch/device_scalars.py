@@ -170,6 +170,13 @@ class DeviceScalars:
             out.copy_(norm)
         self._has_norm = True
 
+    def squares_of(self, chunks: Chunks, *, scratch: Scratch) -> list[float]:
+        """The sum of the squares of each chunk, as `norm` has it."""
+        scratch.reset()
+        work = _Work.of(scratch)
+        *_, of_chunk, term = work.doubles
+        return [float(_add_squares([chunk], of_chunk, term, work.chunk)) for chunk in chunks]
+
     def update(self, update: Update, *, scratch: Scratch) -> None:
         """AdamW of which nothing is kept where the gradient is not finite; t counts what is."""
         scratch.reset()

@@ -22,6 +22,8 @@ class TorchrunPlace:
     attempt: str
     """of a launcher that starts a job again"""
     launcher_has_store: bool
+    local_number: int = 0
+    """among those of its machine"""
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> TorchrunPlace:
@@ -35,8 +37,9 @@ class TorchrunPlace:
                 help=f"start it as: {start_command('N')}, or: ratrainc launch -n N --engine torch FILE ...",
             )
         numbers = {}
-        for name, most in (("RANK", None), ("WORLD_SIZE", None), ("MASTER_PORT", (1 << 16) - 1)):
-            text = environment[name]
+        most_of = {"RANK": None, "WORLD_SIZE": None, "MASTER_PORT": (1 << 16) - 1, "LOCAL_RANK": None}
+        for name, most in most_of.items():
+            text = environment.get(name) or "0"
             if not text.isdecimal() or not text.isascii() or (most is not None and int(text) > most):
                 fail("RT093", f"{name}={text} is not a number that torchrun sets", help="unset it, and use torchrun")
             numbers[name] = int(text)
@@ -50,6 +53,7 @@ class TorchrunPlace:
             numbers["MASTER_PORT"],
             environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
             environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            numbers["LOCAL_RANK"],
         )
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.targets.pytorch.communicator import BACKEND, TIMEOUT, TorchCommunicator
+from ratrain.targets.pytorch.communicator import BOTH_BACKENDS, HOST_BACKEND, TIMEOUT, TorchCommunicator
 from ratrain.targets.pytorch.place import TorchrunPlace, start_command
 from ratrain.targets.pytorch.requests import Calls, reason_of
 from ratrain.targets.runtime.ranks.waiting import finish
@@ -37,9 +37,16 @@ class TorchTransport:
     engine: ClassVar[str] = "torch"
     launcher = "torchrun"
 
-    def __init__(self, place: TorchrunPlace) -> None:
-        """Meet the store of the job. Raises `DiagnosticError` RT093 where there is no way there."""
+    def __init__(self, place: TorchrunPlace, *, gpus: bool = False, tagged: bool | None = None) -> None:
+        """Meet the store of the job; with `gpus` take the one of this process. Whether messages have `tagged` is the backend's unless given.
+
+        Raises `DiagnosticError` RT093 where there is no way there, or no such GPU.
+        """
+        if gpus:
+            take_gpu(place)
         self.number, self.count = place.number, place.count
+        self._backend = BOTH_BACKENDS if gpus else HOST_BACKEND
+        self._tagged = not gpus if tagged is None else tagged
         self._store = _store_of(place, "groups")
         self._end = _End(place)
         self._calls = Calls()
@@ -49,7 +56,7 @@ class TorchTransport:
     @property
     def description(self) -> str:
         """The backend, and PyTorch's version."""
-        return f"torch.distributed ({BACKEND}, torch {torch.__version__})"
+        return f"torch.distributed ({self._backend}, torch {torch.__version__})"
 
     def start_command(self, processes: int) -> str:
         """The command of torchrun."""
@@ -64,7 +71,7 @@ class TorchTransport:
         self._worlds += 1
         store = dist.PrefixStore(f"world/{self._worlds}", self._store)
         try:
-            dist.init_process_group(BACKEND, store=store, rank=rank, world_size=self.count, timeout=TIMEOUT)
+            dist.init_process_group(self._backend, store=store, rank=rank, world_size=self.count, timeout=TIMEOUT)
         except RuntimeError as error:
             text = f"process {self.number} cannot reach all others: {reason_of(error)}"
             fail(
@@ -74,7 +81,8 @@ class TorchTransport:
             )
         group = dist.group.WORLD
         assert group is not None
-        self._world = TorchCommunicator(group, range(self.count), rank, self._calls)
+        members = range(self.count)
+        self._world = TorchCommunicator(group, members, rank, self._calls, self._backend, self._tagged)
         return self._world
 
     def abort(self, code: int) -> NoReturn:
@@ -98,6 +106,28 @@ class TorchTransport:
             finish(self._world.ibarrier())
             dist.destroy_process_group()
             self._world = None
+
+
+def take_gpu(place: TorchrunPlace) -> None:
+    """Make the GPU of a process, that of its number on its machine, the one that it means by 'cuda'.
+
+    Raises `DiagnosticError` RT093 where PyTorch finds none, has no NCCL, or the machine has fewer than processes.
+    """
+    torch_there = f"PyTorch {torch.__version__}"
+    if not torch.cuda.is_available():
+        why = "was built without CUDA" if torch.version.cuda is None else "finds no GPU of NVIDIA, or no driver"
+        fail("RT093", f"--device cuda: {torch_there} {why}", help="leave --device out to run on this processor")
+    if not dist.is_nccl_available():
+        fail("RT093", f"{torch_there} was built without NCCL, which moves what is on GPUs", help="use --engine local")
+    found = torch.cuda.device_count()
+    if place.local_number >= found:
+        fail(
+            "RT093",
+            f"process {place.number} is number {place.local_number} on its machine, where {torch_there} finds {found} "
+            f"GPU{'s' if found > 1 else ''}",
+            help="start at most one process for each GPU, or list more of them in CUDA_VISIBLE_DEVICES",
+        )
+    torch.cuda.set_device(place.local_number)
 
 
 class _End:

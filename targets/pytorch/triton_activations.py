@@ -76,7 +76,9 @@ def _value(u: tl.tensor, share: tl.tensor, kind: tl.constexpr) -> tl.tensor:
 
 
 @jit
-def gated_forward(gate: tl.tensor, up: tl.tensor, prod: tl.tensor, count: tl.tensor, kind: tl.constexpr, block: tl.constexpr) -> None:
+def gated_forward(
+    gate: tl.tensor, up: tl.tensor, prod: tl.tensor, count: tl.tensor, kind: tl.constexpr, block: tl.constexpr
+) -> None:
     """Prod = f(gate) * up."""
     at = own_elements(block)
     inside = at < count
@@ -114,7 +116,9 @@ def plain_forward(up: tl.tensor, act: tl.tensor, count: tl.tensor, kind: tl.cons
 
 
 @jit
-def plain_backward(up: tl.tensor, dact: tl.tensor, dup: tl.tensor, count: tl.tensor, kind: tl.constexpr, block: tl.constexpr) -> None:
+def plain_backward(
+    up: tl.tensor, dact: tl.tensor, dup: tl.tensor, count: tl.tensor, kind: tl.constexpr, block: tl.constexpr
+) -> None:
     """Its gradient."""
     at = own_elements(block)
     inside = at < count

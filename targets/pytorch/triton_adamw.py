@@ -148,9 +148,7 @@ class TritonAdamW:
         _update(master, m, v, grad, view, numbers, skip, betas, eps, decay)
 
 
-def _prepare(
-    numbers: F32, t: I64, multiplier: F32, lr: F32, betas: tuple[float, float], weight_decay: float
-) -> None:
+def _prepare(numbers: F32, t: I64, multiplier: F32, lr: F32, betas: tuple[float, float], weight_decay: float) -> None:
     one, other = map(_log, betas)
     constants = {"log_beta1": one, "log_beta2": other, "weight_decay": weight_decay}
     launch(prepare_numbers, (1,), numbers, t, multiplier, lr, **constants, warps=1)
@@ -169,7 +167,13 @@ def _update(
     decay: Sequence[tuple[int, int]],
 ) -> None:
     """All elements, by runs of those that are decayed and those that are not."""
-    constants = {"beta1": betas[0], "beta2": betas[1], "eps": eps, "skips": skip is not None, "views": view is not None}
+    constants: dict[str, Any] = {
+        "beta1": betas[0],
+        "beta2": betas[1],
+        "eps": eps,
+        "skips": skip is not None,
+        "views": view is not None,
+    }
     tensors = (master, m, v, grad, master if view is None else view)
     flag = numbers if skip is None else skip
     for start, stop, decayed in decay_segments(len(master), decay):

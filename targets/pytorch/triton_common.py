@@ -45,7 +45,7 @@ def warps_for(elements: int) -> int:
     return min(_MOST_WARPS, max(4, power_of_two(elements) // 512))
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, **constants: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, **constants: float | str) -> None:
     """Run a kernel by a grid of programs, on the device and the current stream of its first argument, a tensor.
 
     Products are never fused with sums: bits would depend on what the compiler fuses.

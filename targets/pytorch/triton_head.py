@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 import triton.language as tl
 
 from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.pytorch.device_common import chunk_rows
 from ratrain.targets.pytorch.device_head import DeviceHead, Head
-from ratrain.targets.pytorch.triton_common import BLOCK, jit, launch, programs, tanh
+from ratrain.targets.pytorch.triton_common import BLOCK, jit, launch, power_of_two, programs, tanh
 from ratrain.targets.runtime.kernels.scratch import Buffer
 from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE
 
@@ -158,7 +157,12 @@ class FusedHead(Head):
         if not self.normalise and self.scale == 1 and self.softcap is None:
             return
         count, columns = logits.numel(), logits.shape[1]
-        constants = {"scale": self.scale, "cap": self._cap, "normalise": self.normalise, "columns": columns}
+        constants: dict[str, Any] = {
+            "scale": self.scale,
+            "cap": self._cap,
+            "normalise": self.normalise,
+            "columns": columns,
+        }
         grid = (programs(count, BLOCK),)
         launch(shape_logits, grid, logits, self.buffers["inverse"], count, **constants, block=BLOCK)
 
@@ -167,7 +171,15 @@ class FusedHead(Head):
         count, columns = logits.shape
         losses = self.buffers["loss"]
         lines = (self.labels[rows], lse[rows], losses)
-        launch(losses_of_rows, (count,), logits, *lines, columns=columns, block=_COLUMNS, warps=8)
+        launch(
+            losses_of_rows,
+            (count,),
+            logits,
+            *lines,
+            columns=columns,
+            block=min(_COLUMNS, power_of_two(columns)),
+            warps=8,
+        )
         launch(add_losses, (1,), losses, loss, count, block=BLOCK)
 
     def slope(self, rows: slice, lse: F32, logits: F32, dlogits: F32) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from ratrain.targets.pytorch.triton_common import BLOCK, jit, launch, load_wide, power_of_two, programs, store_rounded
+from ratrain.targets.pytorch.triton_common import BLOCK, jit, launch, load_wide, own_elements, programs, store_rounded
 
 if TYPE_CHECKING:
     from ratrain.targets.pytorch.device_common import Array
@@ -19,6 +19,7 @@ def turn_pairs(
     cos: tl.tensor,
     sin: tl.tensor,
     documents: tl.tensor,
+    count: tl.tensor,
     first: tl.tensor,
     seq_len: tl.tensor,
     sign: tl.tensor,
@@ -29,13 +30,13 @@ def turn_pairs(
     pairs: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Turn some pairs of a token; those of all heads of a token have the angles of its position, in its document where `packed`."""
-    token = tl.program_id(0).to(tl.int64)
+    """Turn some pairs; those of all heads of a token have the angles of its position, in its document where `packed`."""
+    at = own_elements(block)
+    inside = at < count
+    token, number = at // (heads * pairs), at % (heads * pairs)
     position = first + token % seq_len
     if packed:
-        position -= tl.load(documents + token)
-    number = tl.program_id(1) * block + tl.arange(0, block)
-    inside = number < heads * pairs
+        position -= tl.load(documents + token, mask=inside, other=0)
     head, pair = number // pairs, number % pairs
     if interleaved:
         low, apart = head * head_dim + 2 * pair, 1
@@ -53,14 +54,15 @@ def rotate(x: Array, turn: Turn, *, heads: int, head_dim: int, seq_len: int) -> 
     """Turn x [tokens, heads * head_dim] in place."""
     pairs = turn.width // 2
     documents = x if turn.documents is None else turn.documents
-    block = min(BLOCK, power_of_two(heads * pairs))
+    count = x.shape[0] * heads * pairs
     launch(
         turn_pairs,
-        (x.shape[0], programs(heads * pairs, block)),
+        (programs(count, BLOCK),),
         x,
         turn.cos,
         turn.sin,
         documents,
+        count,
         turn.first,
         seq_len,
         -1.0 if turn.inverse else 1.0,
@@ -69,5 +71,5 @@ def rotate(x: Array, turn: Turn, *, heads: int, head_dim: int, seq_len: int) -> 
         heads=heads,
         head_dim=head_dim,
         pairs=pairs,
-        block=block,
+        block=BLOCK,
     )

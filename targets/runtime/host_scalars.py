@@ -90,6 +90,11 @@ class HostScalars:
         for out in outs:
             out[0] = self._norm
 
+    def squares_of(self, chunks: Chunks, *, scratch: Scratch) -> list[float]:
+        """The sum of the squares of each chunk."""
+        del scratch
+        return [HOST.sum_of_squares(chunk) for chunk in chunks]
+
     def update(self, update: Update, *, scratch: Scratch) -> None:
         """AdamW, unless the gradient is not finite."""
         views, settings = update.views, update.settings

@@ -18,6 +18,7 @@ from ratrain.targets.runtime.checkpoint_series import (
 from ratrain.targets.runtime.data import in_words
 from ratrain.targets.runtime.overrides import recorded
 from ratrain.targets.runtime.scalars import INITIAL_SCALE
+from ratrain.targets.runtime.settings import TENSOR_KERNELS
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -52,7 +53,7 @@ def run_manifest(
 
 def _torch_facts(execution: Execution) -> dict[str, Any]:
     """PyTorch's version and the device, of a run that has kernels of PyTorch; Triton's, of one that has its."""
-    if execution.kernels not in ("torch", "torch-device", "torch-triton"):
+    if execution.kernels not in ("torch", *TENSOR_KERNELS):
         return {}
     triton = {"triton": _version("triton")} if execution.kernels == "torch-triton" else {}
     return {"torch": _version("torch"), "device": execution.device, **triton}

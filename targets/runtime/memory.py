@@ -93,6 +93,9 @@ class Memory(Protocol):
     def bytes_of(self, array: Any) -> Any:
         """The bytes of a contiguous array."""
 
+    def element_type(self, array: Any) -> np.dtype[Any]:
+        """The type of its elements, as numpy has it."""
+
     def empty_like(self, array: Any) -> Any:
         """A new array of the same shape and type."""
 
@@ -180,6 +183,10 @@ class HostMemory:
     def bytes_of(self, array: NDArray[Any]) -> NDArray[np.uint8]:
         """The bytes of a contiguous array."""
         return array.reshape(-1).view(np.uint8)
+
+    def element_type(self, array: NDArray[Any]) -> np.dtype[Any]:
+        """The type of its elements."""
+        return array.dtype
 
     def empty_like(self, array: NDArray[Any]) -> NDArray[Any]:
         """A new array of the same shape and type."""

@@ -126,6 +126,9 @@ class Scalars(Protocol):
     ) -> None:
         """Set `outs` to the Euclidean norm of gradients by stage and block, both in forward order; to infinity where a flag is raised."""
 
+    def squares_of(self, chunks: Chunks, *, scratch: Any) -> list[float]:
+        """The sum of the squares of each chunk, on the host, which waits for them: of ranks that exchange them."""
+
     def update(self, update: Update, *, scratch: Any) -> None:
         """One block's update; a raised flag leaves everything as it was but the view, which is written all the same."""
 

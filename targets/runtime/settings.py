@@ -57,6 +57,10 @@ HOST_DEVICE = "cpu"
 """The processor of this process."""
 
 
+TENSOR_KERNELS = ("torch-device", "torch-triton")
+"""The kernel sets whose arenas are tensors, on whatever device."""
+
+
 def default_kernels(device: str) -> str:
     """The kernel set that a device is used with where none is named: fused kernels where Triton is installed."""
     if device == HOST_DEVICE:

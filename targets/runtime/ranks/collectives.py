@@ -21,11 +21,10 @@ from ratrain.ratrain_ir.ops import Engine, Group, Quantity
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.targets.runtime import collectives
 from ratrain.targets.runtime.host_scalars import any_raised, norm_of_stages
-from ratrain.targets.runtime.kernels import Scratch
-from ratrain.targets.runtime.memory import HOST
 from ratrain.targets.runtime.ranks.communicator import Request
 
 if TYPE_CHECKING:
+    from ratrain.targets.runtime.kernels import Scratch
     from ratrain.targets.program.program import Instruction, Program, ProgramStage
     from ratrain.targets.runtime.kernels import KernelSet
     from ratrain.targets.runtime.rank import Rank
@@ -57,8 +56,10 @@ class GroupCollectives:
         self.scalars = scalars
         self.scratch = scratch
         self.reduction = reduction
-        self.staging = Scratch(staging_bytes(rank, reduction))
-        """Where parts of other ranks arrive: transport memory outside the arena."""
+        self.staging: Scratch = kernels.memory.scratch(staging_bytes(rank, reduction))
+        """Where parts of other ranks arrive: transport memory outside the arena, of the same kind."""
+        self.squares = np.empty(sum(1 + sum(blocks.values()) for _, blocks in self.norm_counts))
+        """Where sums of squares of all ranks arrive: on the host, which adds them."""
         self.loss: float | None = None
         """The last step's loss over all its tokens, where this rank learned it."""
         self.norm: float | None = None
@@ -66,8 +67,10 @@ class GroupCollectives:
 
     @cached_property
     def norm_counts(self) -> list[tuple[int, dict[str, int]]]:
-        """For every rank in stage and replica order: its stage, and how many chunks it counts for the norm, by block."""
-        return _norm_counts(self.rank.program)
+        """For every rank in stage and replica order: its stage, and how many chunks it counts for the norm, by block; none without a norm."""
+        stream = self.rank.stage.streams[Engine.COLLECTIVE]
+        clips = any(instruction.variant == "norm" for instruction in stream)
+        return _norm_counts(self.rank.program) if clips else []
 
     def start(self, instruction: Instruction) -> Phases:
         """The phases of a collective that this rank has reached."""
@@ -131,18 +134,19 @@ class GroupCollectives:
     def _collect_parts(self, gradient: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], Request]:
         """Every replica's part of this rank's shard, in rank order."""
         replicas = self.communicators.replicas
-        parts = self.staging.take((replicas.size, gradient.size // replicas.size), gradient.dtype)
+        shape = replicas.size, len(gradient) // replicas.size
+        parts = self.staging.take(shape, self.kernels.memory.element_type(gradient))
         return list(parts), replicas.ialltoall(parts, gradient)
 
     def _sum_by_library(self, gradient: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], Request]:
         """The sum of this rank's shard over all replicas, in float32, in the order that the library likes."""
         replicas = self.communicators.replicas
         whole = gradient
-        if gradient.dtype != np.float32:
-            whole = self.staging.take(gradient.size, np.float32)
+        if self.kernels.memory.element_type(gradient) != np.float32:
+            whole = self.staging.take(len(gradient), np.float32)
             self.scratch.reset()
             self.kernels.cast(gradient, whole, scratch=self.scratch)
-        total = self.staging.take(gradient.size // replicas.size, np.float32)
+        total = self.staging.take(len(gradient) // replicas.size, np.float32)
         return [total], replicas.ireduce_scatter_block(total, whole)
 
     def _sum_ends(self, instruction: Instruction) -> Phases:
@@ -155,14 +159,15 @@ class GroupCollectives:
         views = self.rank.by_role(instruction)
         (block,) = instruction.blocks
         mine, flag = views[f"gs.{block}"], views[f"flag.{block}"]
-        shared = collectives.tied_elements(self.rank, mine.size)
-        theirs, flags = self.staging.take(shared, mine.dtype), self.staging.take(1, flag.dtype)
-        other = 1 - ends.rank
+        shared = collectives.tied_elements(self.rank, len(mine))
+        theirs = self.staging.take(shared, self.kernels.memory.element_type(mine))
+        flags = self.staging.take(1, np.uint8)
+        flags[0] = int(flag[0])
+        own, other = ends.rank, 1 - ends.rank
         yield [
-            ends.irecv(theirs, other, 0),
-            ends.irecv(flags, other, 1),
-            ends.isend(mine[:shared], other, 0),
-            ends.isend(flag, other, 1),
+            ends.irecv(theirs, other, other),
+            ends.isend(mine[:shared], other, own),
+            ends.iallreduce_max(flags),
         ]
         finite = True
         if shared:
@@ -171,7 +176,7 @@ class GroupCollectives:
             self.kernels.add(first, last, mine[:shared], scratch=self.scratch)
             self.scratch.reset()
             finite = self.kernels.all_finite(mine[:shared], scratch=self.scratch)
-        flag[0] = max(int(flag[0]), int(flags[0]), int(not finite))
+        flag[0] = max(int(flags[0]), int(not finite))
 
     def all_gather(self, instruction: Instruction) -> Phases:
         """Each rank rounds its shard into its place of its own view; the views then exchange places."""
@@ -204,9 +209,9 @@ class GroupCollectives:
         mine = [float(any_raised(collectives.block_flags(views, instruction)))]
         for block in instruction.blocks:
             chunks = collectives.gradient_chunks(self.rank, block, views[f"gs.{block}"])
-            mine.extend(map(HOST.sum_of_squares, chunks))
+            mine.extend(self.scalars.squares_of(chunks, scratch=self.scratch))
         sizes = [1 + sum(blocks.values()) for _, blocks in counts]
-        gathered = self.staging.take(sum(sizes), np.float64)
+        gathered = self.squares
         yield [everyone.iallgatherv(gathered, np.array(mine), sizes)]
         values = iter(gathered.tolist())
         overflow = False
@@ -241,12 +246,10 @@ def staging_bytes(rank: Rank, reduction: Reduction) -> int:
 
 
 def _staging_of(rank: Rank, instruction: Instruction, reduction: Reduction) -> int:
-    if instruction.variant == "norm":
-        return 8 * sum(1 + sum(blocks.values()) for _, blocks in _norm_counts(rank.program))
     total = 0
     for role, view in rank.by_role(instruction).items():
         if role.startswith("g.") and reduction == "fast":
-            total += 4 * (view.size + view.size // rank.program.plan.dp)
+            total += 4 * (len(view) + len(view) // rank.program.plan.dp)
         elif role.startswith("g.") or (role.startswith("gs.") and instruction.group == "ends"):
             total += view.nbytes
     return total + _SCALARS_BYTES * len(instruction.blocks)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Buffer: TypeAlias = NDArray[Any]
-"""Contiguous memory. It is read from or written to until the request that took it is done, and never copied by the caller."""
+"""Contiguous memory, of the host or of what the library can reach beside it. It is read from or written to until the request that took it is done, and never copied by the caller."""
 
 
 class Request(Protocol):
@@ -44,6 +44,12 @@ class Communicator(Protocol):
     def size(self) -> int:
         """How many there are."""
 
+    def for_messages(self, channels: Sequence[tuple[int, int]]) -> Self:
+        """These ranks, to send messages on channels: tag t is the one from rank `channels[t][0]` to rank `channels[t][1]`.
+
+        All make the call. A library whose messages have no tags may want to know beforehand what they would tell apart.
+        """
+
     def isend(self, data: Buffer, to: int, tag: int) -> Request:
         """Send a message. Messages of one tag between two ranks arrive in the order in which they are sent."""
 
@@ -54,7 +60,7 @@ class Communicator(Protocol):
         """Give every rank the parts of all, in rank order; None: this rank's part stands in its place in `whole`."""
 
     def iallgatherv(self, whole: Buffer, part: Buffer, counts: Sequence[int]) -> Request:
-        """The same for parts of unequal length: of rank r `counts[r]` elements."""
+        """The same for parts of unequal length, of the host: of rank r `counts[r]` elements."""
 
     def ialltoall(self, gathered: Buffer, parts: Buffer) -> Request:
         """Send part r of `parts` to rank r; what the ranks sent here goes to `gathered`, in rank order."""

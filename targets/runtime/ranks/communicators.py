@@ -33,9 +33,9 @@ class Communicators:
     replicas: Communicator
     """the replicas of this rank's stage"""
     pipeline: Communicator
-    """the stages of this rank's replica: messages only, tag = channel"""
+    """the stages of this rank's replica: messages only, tag = number of the channel"""
     ends: Communicator | None
-    """first and last stage of this rank's replica; None on stages between"""
+    """first and last stage of this rank's replica; None on stages between. Tag of a message = which of them sends it"""
 
     @classmethod
     def of_layout(cls, layout: Layout, transport: Transport) -> Communicators:
@@ -54,15 +54,15 @@ class Communicators:
         place = layout.place(transport.number)
         stage, replica, _ = place
         world = transport.world(mesh.ranks.index(place))
-        is_end = stage in mesh.stages_of(Group.ENDS, stage)
+        ends = world.split(replica if stage in mesh.stages_of(Group.ENDS, stage) else None)
         return cls(
             stage,
             replica,
             world,
             _own_part(world.split(0)),
             _own_part(world.split(stage)),
-            _own_part(world.split(replica)),
-            world.split(replica if is_end else None),
+            _own_part(world.split(replica)).for_messages([(hop.source, hop.target) for hop in mesh.hops]),
+            None if ends is None else ends.for_messages([(0, 1), (1, 0)] if ends.size > 1 else []),
         )
 
 

@@ -82,6 +82,7 @@ class RankEngine(ProgramEngine):
         """What moves the bytes, in words."""
         place = MeshRank(communicators.stage, communicators.replica)
         super().__init__(program, kernels, batches, [place])
+        self.order = kernels.memory.order()
         (self.rank,) = self.ranks[communicators.stage]
         self.collectives = GroupCollectives(
             self.rank, communicators, kernels, self.updater.scalars, self.scratch, reduction
@@ -115,7 +116,7 @@ class RankEngine(ProgramEngine):
     @property
     def peak_transport_bytes(self) -> int:
         """Bytes in which parts of other ranks' gradients arrive."""
-        return self.collectives.staging.capacity
+        return self.collectives.staging.capacity + self.collectives.squares.nbytes
 
     def agreed_stop(self, asked: Callable[[], int]) -> Callable[[], int]:
         """What all ranks ask between steps, given the signal that asks this process to end: they end after the same step."""
@@ -136,6 +137,7 @@ class RankEngine(ProgramEngine):
                 patience.wait()
             else:
                 self._hang(limit)
+        self.order.synchronize()
 
     def _advance(self, head: Head, limit: int) -> bool:
         """Complete what an engine has under way, or start its next instruction; whether anything happened."""

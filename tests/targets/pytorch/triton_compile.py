@@ -71,7 +71,7 @@ class Recorder:
             "atomic": bool(re.search(r"\b(atom|red)\.", text)),
             "fused": "fma.rn.f32" in text,
         }
-        print(json.dumps(self.found[key]), flush=True)
+        sys.stdout.write(f"{json.dumps(self.found[key])}\n")
 
 
 def main(capability: int, dtype: Any) -> None:

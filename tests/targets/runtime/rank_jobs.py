@@ -20,7 +20,7 @@ from tests.targets.runtime.torch_tools import run_by_torchrun
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
 
-START = {"mpi": run_ranks, "torch": run_by_torchrun}
+START = {"mpi": run_ranks, "torch": run_by_torchrun, "torch-untagged": run_by_torchrun}
 """Who starts the processes of an engine."""
 
 TIED = evolve(MODEL, tied_embeddings=True)
@@ -70,9 +70,9 @@ def as_read(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def local_reports(program: Program, steps: int = STEPS) -> list[dict[str, Any]]:
+def local_reports(program: Program, steps: int = STEPS, **settings: Any) -> list[dict[str, Any]]:
     """What the engine of one process reports of a training."""
-    return as_read([asdict(step.report) for step in train(program, steps).done])
+    return as_read([asdict(step.report) for step in train(program, steps, **settings).done])
 
 
 def chunked_programs() -> dict[tuple[str, str], Program]:

@@ -1,6 +1,6 @@
 """Run by every process of a job in rank_jobs.py: trains programs from files, and prints what process 0 saw as JSON.
 
-Arguments: the engine that moves the bytes, mpi or torch; a JSON list of {program, order, reduction, steps, settings}; what is printed is a list of {reports, events}, where events are
+Arguments: the engine that moves the bytes, mpi, torch or torch-untagged (messages of gloo without tags, as those of NCCL are); a JSON list of {program, order, reduction, steps, settings}; what is printed is a list of {reports, events}, where events are
 (engine, title, "begin" or "end") of process 0 in the order in which it met them.
 """
 
@@ -36,7 +36,8 @@ def transport_of(engine: str) -> Transport:
     from ratrain.targets.pytorch.place import TorchrunPlace
     from ratrain.targets.pytorch.transport import TorchTransport
 
-    return TorchTransport(TorchrunPlace.of_environment(os.environ))
+    tagged = False if engine == "torch-untagged" else None
+    return TorchTransport(TorchrunPlace.of_environment(os.environ), tagged=tagged)
 
 
 class Recorded(RankEngine):
@@ -65,7 +66,7 @@ def train(transport: Transport, task: dict[str, Any]) -> dict[str, Any]:
     program = read_program(task["program"])
     processes = RecordedProcesses(transport, Layout.of_plan(program.plan, task["order"]), task["reduction"])
     settings = run_settings(task["steps"], **task.get("settings", {}))
-    run = prepare(program, stream_for(program), settings, kernel_set("fast"), processes)
+    run = prepare(program, stream_for(program), settings, kernel_set(settings.execution.kernels), processes)
     list(run.steps())
     run.save()
     return {"reports": [asdict(step.report) for step in run.done], "events": run.engine.events}
