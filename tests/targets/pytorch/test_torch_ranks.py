@@ -234,3 +234,69 @@ def test_every_fault_has_the_outcome_that_it_has_over_mpi() -> None:
     assert {row["fault"] for row in rows} >= {"kill", "stop", "hang", "lose", "SIGTERM", "nan", "slow", "delay"}
     assert not [row for row in rows if not row["passed"]]
     assert result.returncode == 0
+
+
+UNTAGGED = ("2x2", "2x2-slices", "2x2-tied-clipped", "2x2-bf16-tied-clipped", "2x2-documents-slices-gpt2")
+
+
+@needs_torch
+@pytest.mark.full
+def test_messages_need_no_tags(tmp_path: Path) -> None:
+    """As over NCCL: all messages of a group are matched in the order in which they are posted."""
+    programs = {name: make_program(**PLANS[name]) for name in UNTAGGED}
+    tasks = [task_of(program, ORDERS[number % 2]) for number, program in enumerate(programs.values())]
+    found = trained_by_ranks("torch-untagged", tmp_path, tasks)
+    for (name, program), mine in zip(programs.items(), found, strict=True):
+        assert mine["reports"] == local_reports(program), name
+
+
+@needs_torch
+@pytest.mark.full
+def test_messages_of_several_chunks_need_no_tags(tmp_path: Path) -> None:
+    programs = chunked_programs()
+    found = trained_by_ranks("torch-untagged", tmp_path, [task_of(program) for program in programs.values()], ranks=2)
+    for (name, program), mine in zip(programs.items(), found, strict=True):
+        assert mine["reports"] == local_reports(program), name
+
+
+@needs_torch
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ["torch", "torch-untagged"])
+def test_ranks_whose_arenas_are_tensors_train_the_bits_of_one_process(engine: str, tmp_path: Path) -> None:
+    """Sums in rank order by the kernels of tensors; checkpoints too."""
+    programs = {name: make_program(**PLANS[name]) for name in (*IN_THE_GATE, "2x2-bf16", "2x2-f32", "1x4-tied")}
+    settings = {"kernels": "torch-device", "save_every": STEPS}
+    tasks = [task_of(program, save=str(tmp_path / name), **settings) for name, program in programs.items()]
+    found = trained_by_ranks(engine, tmp_path, tasks)
+    for (name, program), mine in zip(programs.items(), found, strict=True):
+        assert mine["reports"] == local_reports(program, kernels="torch-device"), name
+        train(program, STEPS, save=str(tmp_path / f"{name}-alone"), **settings).close()
+        assert checkpoint_bytes(tmp_path / name) == checkpoint_bytes(tmp_path / f"{name}-alone"), name
+
+
+@needs_torch
+@pytest.mark.full
+def test_the_library_sums_tensors_too(tmp_path: Path) -> None:
+    program = make_program(pp=1, dp=4, view_dtype="bf16")
+    task = task_of(program, reduction="fast", steps=8, kernels="torch-device")
+    (found,) = trained_by_ranks("torch", tmp_path, [task])
+    losses = [report["loss"] for report in found["reports"]]
+    alone = train(program, 8, kernels="torch-device")
+    np.testing.assert_allclose(losses, [step.report.loss for step in alone.done], rtol=1e-3)
+
+
+@needs_torch
+@pytest.mark.full
+def test_a_process_without_a_gpu_says_what_is_missing() -> None:
+    """Before it meets the others: of --device cuda on this machine."""
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    from ratrain.ratrain_ir.diagnostics import DiagnosticError
+    from ratrain.targets.pytorch.place import TorchrunPlace
+    from ratrain.targets.pytorch.transport import TorchTransport
+
+    place = TorchrunPlace(0, 1, "localhost", 1, "0", launcher_has_store=True)
+    with pytest.raises(DiagnosticError, match=r"RT093.*--device cuda: PyTorch .* (without CUDA|no GPU)"):
+        TorchTransport(place, gpus=True)
