@@ -7,18 +7,18 @@ what the current stream was given before, and is done when the GPU is done with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 from torch.distributed import ProcessGroup
 
-from ratrain.targets.pytorch.channel_groups import own_channels
+from ratrain.targets.pytorch.channel_groups import channel_groups
 from ratrain.targets.pytorch.requests import DONE, Calls, TorchRequest
 from ratrain.targets.runtime.ranks.communicator import Buffer, whole_bytes
 from ratrain.targets.runtime.ranks.waiting import finish
@@ -52,8 +52,8 @@ class TorchCommunicator:
     """of its groups"""
     tagged: bool = True
     """whether messages have tags: those of NCCL have none"""
-    channels: Mapping[int, ProcessGroup] = field(factory=dict)
-    """the groups of this rank's channels by tag, where messages have none"""
+    channels: Sequence[ProcessGroup] = ()
+    """the groups of channels by tag, where messages have none"""
 
     @property
     def message_backend(self) -> str:
@@ -66,16 +66,20 @@ class TorchCommunicator:
         return len(self.members)
 
     def for_messages(self, channels: Sequence[tuple[int, int]]) -> TorchCommunicator:
-        """These ranks; where messages have no tags, with a group for each channel that this rank is an end of."""
+        """These ranks; where messages have no tags, with a group for each channel."""
         if self.tagged:
             return self
-        groups: dict[int, ProcessGroup] = {}
-        for tag, ends in own_channels(channels, self.rank):
-            members = [self.members[end] for end in ends]
-            groups[tag] = dist.new_group(
-                members, timeout=TIMEOUT, backend=self.message_backend, use_local_synchronization=True
-            )
+        groups = [self._group(ends, self.message_backend) for ends in channel_groups(channels, self.rank)]
         return evolve(self, channels=groups)
+
+    def _group(self, numbers: Sequence[int], backend: str) -> ProcessGroup:
+        """A group of some of these ranks.
+
+        Only members make the call: a job of many ranks has many groups, and each has to do with few of them. But each rank makes as
+        many groups as the others: PyTorch names them by how many there are.
+        """
+        members = [self.members[number] for number in numbers]
+        return dist.new_group(members, timeout=TIMEOUT, backend=backend, use_local_synchronization=True)
 
     def isend(self, data: Buffer, to: int, tag: int) -> TorchRequest:
         """Send a message."""
@@ -152,12 +156,11 @@ class TorchCommunicator:
         colours[self.rank] = -1 if colour is None else colour
         finish(self.iallgather(colours))
         if colour is None:
+            self._group([self.rank], self.backend)
             return None
         numbers = [number for number, other in enumerate(colours.tolist()) if other == colour]
         members = [self.members[number] for number in numbers]
-        # Only members make the call: a job of many ranks has many groups, and each has to do with few of them.
-        group = dist.new_group(members, timeout=TIMEOUT, backend=self.backend, use_local_synchronization=True)
-        return evolve(self, group=group, members=members, rank=numbers.index(self.rank))
+        return evolve(self, group=self._group(numbers, self.backend), members=members, rank=numbers.index(self.rank))
 
 
 def _tensor(buffer: Buffer | Tensor) -> Tensor:

@@ -71,9 +71,9 @@ def update(
 ) -> None:
     """One update of some elements; none where it may be skipped and `skip` is not 0."""
     at = own_elements(block)
+    if skips:  # an update that is skipped is one of no elements
+        count = tl.where(tl.load(skip).to(tl.float32) == 0, count, 0)
     inside = at < count
-    if skips:
-        inside = inside & (tl.load(skip) == 0)
     gradient = load_wide(grad + at, inside) * tl.load(numbers)
     first, second = tl.load(m + at, mask=inside, other=0.0), tl.load(v + at, mask=inside, other=0.0)
     first = (gradient - first) * (1 - beta1) + first

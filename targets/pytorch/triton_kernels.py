@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.pytorch.device_kernels import DEVICE_PLANS, TorchDevice
@@ -17,6 +16,7 @@ from ratrain.targets.pytorch.triton_rope import rotate
 
 if TYPE_CHECKING:
     import torch
+
     from ratrain.targets.pytorch.device_common import Array
     from ratrain.targets.pytorch.device_rope import Turn
     from ratrain.targets.pytorch.tensor_scratch import TensorScratch as Scratch

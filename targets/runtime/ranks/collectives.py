@@ -24,9 +24,8 @@ from ratrain.targets.runtime.host_scalars import any_raised, norm_of_stages
 from ratrain.targets.runtime.ranks.communicator import Request
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.kernels import Scratch
     from ratrain.targets.program.program import Instruction, Program, ProgramStage
-    from ratrain.targets.runtime.kernels import KernelSet
+    from ratrain.targets.runtime.kernels import KernelSet, Scratch
     from ratrain.targets.runtime.rank import Rank
     from ratrain.targets.runtime.ranks.communicators import Communicators
     from ratrain.targets.runtime.ranks.layout import Reduction

@@ -54,6 +54,7 @@ class Communicators:
         place = layout.place(transport.number)
         stage, replica, _ = place
         world = transport.world(mesh.ranks.index(place))
+        # groups of the ends' messages are made last: a library may tell groups apart by how many a process has made
         ends = world.split(replica if stage in mesh.stages_of(Group.ENDS, stage) else None)
         return cls(
             stage,

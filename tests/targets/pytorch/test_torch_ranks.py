@@ -236,7 +236,15 @@ def test_every_fault_has_the_outcome_that_it_has_over_mpi() -> None:
     assert result.returncode == 0
 
 
-UNTAGGED = ("2x2", "2x2-slices", "2x2-tied-clipped", "2x2-bf16-tied-clipped", "2x2-documents-slices-gpt2")
+UNTAGGED = (
+    "2x2",
+    "2x2-slices",
+    "2x2-tied-clipped",
+    "2x2-bf16-tied-clipped",
+    "2x2-documents-slices-gpt2",
+    "4x1-tied",
+    "1x4-tied",
+)
 
 
 @needs_torch
