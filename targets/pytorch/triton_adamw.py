@@ -69,25 +69,24 @@ def update(
     views: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """One update of some elements; none where it may be skipped and `skip` is not 0."""
+    """One update of some elements; where it `skips` and `skip` is not 0, state keeps its bits. The view is the master's rounding."""
     at = own_elements(block)
-    if skips:  # an update that is skipped is one of no elements
-        count = tl.where(tl.load(skip).to(tl.float32) == 0, count, 0)
-    inside = at < count
+    there = inside = at < count
+    if skips:
+        inside = at < tl.where(tl.load(skip).to(tl.float32) == 0, count, 0)
     gradient = load_wide(grad + at, inside) * tl.load(numbers)
     first, second = tl.load(m + at, mask=inside, other=0.0), tl.load(v + at, mask=inside, other=0.0)
     first = (gradient - first) * (1 - beta1) + first
     second = second * beta2 + gradient * gradient * (1 - beta2)
     value = tl.div_rn(first, tl.div_rn(tl.sqrt_rn(second), tl.load(numbers + 2)) + eps) * tl.load(numbers + 1)
-    kept = tl.load(master + at, mask=inside, other=0.0)
-    if decayed:
-        kept *= tl.load(numbers + 3)
+    held = tl.load(master + at, mask=there, other=0.0)
+    kept = held * tl.load(numbers + 3) if decayed else held
     kept -= value
     tl.store(m + at, first, mask=inside)
     tl.store(v + at, second, mask=inside)
     tl.store(master + at, kept, mask=inside)
     if views:
-        store_rounded(view + at, kept, inside)
+        store_rounded(view + at, tl.where(inside, kept, held), there)
 
 
 def _log(beta: float) -> float:

@@ -225,13 +225,13 @@ def test_an_update_by_numbers_of_the_device_has_the_bits_of_that_by_the_hosts(
 
 @pytest.mark.parametrize("skip", [True, 1, 2.0])
 @pytest.mark.parametrize("view", [None, np.float16, ml_dtypes.bfloat16, np.float32])
-def test_nothing_changes_where_an_update_is_skipped(skip: Any, view: Any) -> None:
+def test_nothing_but_the_view_changes_where_an_update_is_skipped(skip: Any, view: Any) -> None:
     arrays = state(1, np.float16, view)
     arrays["grad"][5], arrays["grad"][6] = np.inf, np.nan
     before = {name: value.copy() for name, value in arrays.items()}
     update(arrays, "adamw_on_device", **numbers(3, 1.0, 1e-3, skip=skip, scalar=False))
     for name, value in arrays.items():
-        same_bits(value, before[name])
+        same_bits(value, before["master"].astype(view) if name == "view" else before[name])
     update(arrays, "adamw_on_device", **numbers(3, 1.0, 1e-3, skip=False, scalar=False))
     assert np.isnan(arrays["master"][5:7]).all()
     assert (arrays["master"][7:] != before["master"][7:]).any()
