@@ -71,7 +71,8 @@ def update(
 ) -> None:
     """One update of some elements; where it `skips` and `skip` is not 0, state keeps its bits. The view is the master's rounding."""
     at = own_elements(block)
-    there = inside = at < count
+    there = at < count
+    inside = there
     if skips:
         inside = at < tl.where(tl.load(skip).to(tl.float32) == 0, count, 0)
     gradient = load_wide(grad + at, inside) * tl.load(numbers)
