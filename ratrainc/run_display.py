@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrainc.console import errors, progress, say, size_text, unseen_progress
 from ratrain.targets.runtime.data import in_words
+from ratrain.targets.runtime.memory import HOST
 from ratrain.targets.runtime.overrides import words
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ def say_start(run: TrainingRun) -> None:
         told = (f"{name} {words(key.run)} (plan: {words(key.plan)})" for name, key in run.overrides.items())
         say(f"optimizer: {', '.join(told)}")
     say(run.engine.description)
+    kernels = run.engine.kernels
+    if kernels.memory.place != HOST.place:
+        say(f"kernels: {kernels.name}, arenas on {kernels.memory.place}")
     say(_memory_line(run.engine.memory_use()))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
+from ratrain.ratrainc.run_display import say_start
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_program, start, train
 from tests.end_to_end.toys import GEMMA3, GPT2, GRANITE, NEOX, OLMO2
 
@@ -119,3 +120,9 @@ def test_arenas_are_bytes_of_the_device_exactly_as_planned() -> None:
         for view, tensor in zip(rank.views, rank.stage.tensors, strict=True):
             assert view.data_ptr() == rank.arena.data_ptr() + tensor.offset
             assert view.nbytes == tensor.type.nbytes
+
+
+def test_a_run_says_which_kernels_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    for kernels, said in (("torch-device", True), ("fast", False)):
+        say_start(start(make_program(), 1, kernels=kernels))
+        assert ("kernels: torch-device, arenas on cpu" in capsys.readouterr().out) == said

@@ -237,11 +237,14 @@ def test_nothing_but_the_view_changes_where_an_update_is_skipped(skip: Any, view
     assert (arrays["master"][7:] != before["master"][7:]).any()
 
 
-@pytest.mark.parametrize(("dtype", "near"), [("f32", 2e-6), ("bf16", 4e-3)])
-@pytest.mark.parametrize("model", [MODEL, GPT2, GEMMA3], ids=["llama", "gpt2", "gemma3"])
+@pytest.mark.parametrize(
+    ("model", "dtype", "near"),
+    [(MODEL, "bf16", 4e-3), (GPT2, "f32", 2e-6), (GEMMA3, "f32", 2e-6)],
+    ids=["llama", "gpt2", "gemma3"],
+)
 def test_models_train_near_the_numpy_kernels(model: Any, dtype: str, near: float) -> None:
     program = make_program(model, view_dtype=dtype)
-    ours, fast = (losses(train(program, 3, kernels=kernels)) for kernels in ("torch-triton", "fast"))
+    ours, fast = (losses(train(program, 2, kernels=kernels)) for kernels in ("torch-triton", "fast"))
     np.testing.assert_allclose(ours, fast, rtol=near)
 
 
