@@ -41,6 +41,7 @@ def _refused_as_memory() -> Iterator[None]:
     except RuntimeError as error:
         raise MemoryError(str(error).splitlines()[0]) from error
 
+
 _NUMPY_TYPES = {ours: numpys for numpys, ours in TORCH_DTYPES.items()}
 
 
