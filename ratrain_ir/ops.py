@@ -626,7 +626,10 @@ OP_CLASSES: dict[str, type[Op]] = {
 PEER_OPS: tuple[type[Op], ...] = (GatherRows, ReduceRows, CombineLoss)
 """What tensor peers do together within the passes of a micro-batch."""
 
-COLLECTIVE_OPS: tuple[type[Op], ...] = (ReduceScatter, AllReduce, AllReduceScalar, AllGather, *PEER_OPS)
+STATE_OPS: tuple[type[Op], ...] = (ReduceScatter, AllReduce, AllReduceScalar, AllGather)
+"""What the members of a group do together about gradients, views and numbers of a step."""
+
+COLLECTIVE_OPS: tuple[type[Op], ...] = (*STATE_OPS, *PEER_OPS)
 """What the members of a group do together."""
 
 TensorCollective = ReduceScatter | AllReduce | AllGather

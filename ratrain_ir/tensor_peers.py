@@ -20,14 +20,18 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.plan import Plan
 
 
-@cache
 def peer_model(model: ModelConfig, plan: Plan) -> ModelConfig:
-    """What one tensor peer computes, as a model; the model itself where there is one peer.
+    """What one of a plan's tensor peers computes, as a model; the model itself where there is one peer."""
+    return model_of_peer(model, plan.tp)
+
+
+@cache
+def model_of_peer(model: ModelConfig, peers: int) -> ModelConfig:
+    """What one of so many tensor peers computes, as a model; the model itself where there is one.
 
     Where an MLP or a vocabulary does not divide evenly, all peers have as much as the first, and the last one's has padding. With more peers
     than heads of keys and values several peers have a copy of the same one.
     """
-    peers = plan.tp
     if peers == 1:
         return model
     return evolve(
@@ -73,6 +77,11 @@ def peer_part(model: ModelConfig, peers: int, peer: int, weight: str, shape: tup
     return tuple(cut if axis == share.axis else slice(0, size) for axis, size in enumerate(shape))
 
 
+def shares_heads(model: ModelConfig, peers: int) -> bool:
+    """Whether so many peers share out a model's heads evenly, and those of keys and values or copies of them."""
+    return not model.heads % peers and not (model.kv_heads % peers and peers % model.kv_heads)
+
+
 def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     """Why a model is not shared out to a plan's tensor peers, each with a way out."""
     peers = plan.tp
@@ -81,7 +90,7 @@ def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     if model.heads % peers:
         fits = [number for number in range(2, model.heads + 1) if not model.heads % number]
         yield f"{peers} tensor peers do not share out {model.heads} heads evenly", f"use tp = {_either(fits)}"
-    elif model.kv_heads % peers and peers % model.kv_heads:
+    elif not shares_heads(model, peers):
         yield (
             f"{peers} tensor peers neither share out {model.kv_heads} heads of keys and values evenly nor have copies of them evenly",
             f"use a tp that divides {model.kv_heads}, or that {model.kv_heads} divides",

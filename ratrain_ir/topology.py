@@ -83,9 +83,29 @@ class Mesh:
         """Number of ranks."""
         return self.stages * self.replicas * self.peers
 
+    @property
+    def lanes(self) -> int:
+        """Ranks of a stage."""
+        return self.replicas * self.peers
+
     def lane(self, rank: Rank) -> int:
         """The number of a rank among those of its stage, in rank order."""
         return rank.replica * self.peers + rank.peer
+
+    def in_lane(self, stage: int, lane: int) -> Rank:
+        """The rank of a stage that has a number among its ranks."""
+        return Rank(stage, *divmod(lane, self.peers))
+
+    def name(self, rank: Rank) -> str:
+        """A rank as messages call it."""
+        peer = f" peer {rank.peer}" if self.peers > 1 else ""
+        return f"stage @{rank.stage} replica {rank.replica}{peer}"
+
+    @property
+    def words(self) -> str:
+        """How many stages, replicas and, where there are any, tensor peers there are, as messages say it."""
+        peers = f" x {self.peers} tensor peers" if self.peers > 1 else ""
+        return f"{self.stages} stages x {self.replicas} replicas{peers}"
 
     # Chunks
 
@@ -183,10 +203,12 @@ class Mesh:
     def communicators(self, stage: int, *, tied: bool) -> int:
         """Communicators that a rank of a stage is a member of: groups of more than one rank, and a pair with each stage it has messages with.
 
-        All ranks are one; its replicas; its tensor peers; the ends, where first and last stage share a matrix (`tied`).
+        All ranks are one; its replicas; the ends, where first and last stage share a matrix (`tied`). Its tensor peers are two: their
+        activations and their gradients are under way at the same time.
         """
         ends = self.stages_of(Group.ENDS, stage)
-        groups = (self.size > 1) + (self.replicas > 1) + (self.peers > 1) + (tied and len(ends) > 1 and stage in ends)
+        peers = 2 * (self.peers > 1)
+        groups = (self.size > 1) + (self.replicas > 1) + peers + (tied and len(ends) > 1 and stage in ends)
         return groups + len(self._partners.get(stage, ()))
 
     def most_communicators(self, *, tied: bool) -> int:

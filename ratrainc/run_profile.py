@@ -13,6 +13,7 @@ from ratrain.targets.machine.timing import op_key
 from ratrain.targets.simulator.figures import timed_instruction
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.topology import Mesh, Rank
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.profile import Concurrency, Profile, RunSpan, StepSpan
 
@@ -41,25 +42,22 @@ def write_profile(
 
 
 def _names(program: Program) -> Iterator[dict[str, Any]]:
-    plan = program.plan
-    for stage in range(plan.pp):
-        for replica in range(plan.dp):
-            pid = stage * plan.dp + replica
-            name = f"stage @{stage} replica {replica} (measured)"
-            yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
-            for engine in ENGINES:
-                track = {"pid": pid, "tid": ENGINES.index(engine)}
-                yield {"ph": "M", "name": "thread_name", **track, "args": {"name": engine.value}}
+    for pid, rank in enumerate(program.topology.ranks):
+        name = f"{program.topology.name(rank)} (measured)"
+        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+        for engine in ENGINES:
+            track = {"pid": pid, "tid": ENGINES.index(engine)}
+            yield {"ph": "M", "name": "thread_name", **track, "args": {"name": engine.value}}
 
 
 def _spans(program: Program, profile: Profile) -> Iterator[dict[str, Any]]:
-    facts: dict[tuple[int, int, int], dict[str, Any]] = {}
+    facts: dict[tuple[Rank, int], dict[str, Any]] = {}
+    numbers = {rank: number for number, rank in enumerate(program.topology.ranks)}
     for span in profile.spans(program):
-        place = span.stage, span.replica, id(span.instruction)
+        place = span.rank, id(span.instruction)
         if place not in facts:
             facts[place] = _facts(program, span)
-        process = span.stage * program.plan.dp + span.replica
-        event = instruction_event(span.instruction, span.engine, process, *_event_times(profile, span))
+        event = instruction_event(span.instruction, span.engine, numbers[span.rank], *_event_times(profile, span))
         event["args"] |= facts[place] | {"step": span.step, "cpu": span.cpu_seconds * MICROSECONDS}
         yield event
 
@@ -73,25 +71,34 @@ def _event_times(profile: Profile, span: RunSpan | StepSpan) -> tuple[float, flo
 def _facts(program: Program, span: RunSpan) -> dict[str, Any]:
     """What the op is to a machine's table; of a routine, its number too."""
     instruction = span.instruction
-    timed = timed_instruction(program, span.stage, span.engine, instruction)
+    timed = timed_instruction(program, span.rank.stage, span.engine, instruction)
     members = program.topology.group_size(Group(instruction.group)) if instruction.group else 1
     return {
         "op": op_key(timed, program.plan),
         "bytes": timed.own_bytes,
         "members": members,
         "routine": instruction.routine,
-        "meeting": _meeting(span),
+        "meeting": _meeting(program.topology, span),
     }
 
 
-def _meeting(span: RunSpan) -> str | None:
+def _meeting(mesh: Mesh, span: RunSpan) -> str | None:
     """What the two ends of a message, or the members of a collective, have in common; None of an op that meets nobody.
 
     The k-th of each rank meet one another.
     """
-    instruction, stage, replica = span.instruction, span.stage, span.replica
-    ends = instruction.ends(stage)
+    instruction, rank = span.instruction, span.rank
+    stage, replica = f"stage @{rank.stage}", f"replica {rank.replica}"
+    peer = f" peer {rank.peer}" if mesh.peers > 1 else ""
+    ends = instruction.ends(rank.stage)
     if ends is not None:
-        return f"{instruction.variant} from stage @{ends[0]} to @{ends[1]} of replica {replica}"
-    where = {"replicas": f" of stage @{stage}", "ends": f" of replica {replica}"}.get(instruction.group, "")
-    return f"{instruction.title_without_blocks}{where}" if instruction.group else None
+        return f"{instruction.variant} from stage @{ends[0]} to @{ends[1]} of {replica}{peer}"
+    if not instruction.group:
+        return None
+    where = {
+        Group.REPLICAS: f" of {stage}{peer}",
+        Group.ENDS: f" of {replica}{peer}",
+        Group.TENSOR: f" of {stage} {replica}",
+        Group.ALL: "",
+    }
+    return f"{instruction.title_without_blocks}{where[Group(instruction.group)]}"

@@ -66,8 +66,7 @@ def command(
 
 
 def _program_lines(program: Program, only_stage: int | None, only_engine: str | None) -> Iterator[str]:
-    plan = program.plan
-    yield f"program {program.name}: {plan.pp} stages x {plan.dp} replicas, target {program.target}"
+    yield f"program {program.name}: {program.topology.words}, target {program.target}"
     yield f"pipeline {program.pipeline}"
     for index, stage in enumerate(program.stages):
         if only_stage not in (None, index):

@@ -224,4 +224,4 @@ class Program:
     @property
     def arena_bytes_of_all_ranks(self) -> int:
         """Bytes that all arenas of the job take together."""
-        return self.plan.dp * sum(stage.arena_bytes for stage in self.stages)
+        return self.topology.lanes * sum(stage.arena_bytes for stage in self.stages)

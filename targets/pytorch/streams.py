@@ -128,12 +128,12 @@ class StreamOrder:
         self._streams: dict[_Key, Any] = {}
         self._done: defaultdict[_Key, dict[int, Any]] = defaultdict(dict)
         """By engine: the event of each of its instructions of this step, by how many were done with it."""
-        self._sent: defaultdict[tuple[Hop, int], deque[Any]] = defaultdict(deque)
-        """By channel and replica: the events of messages on their way."""
+        self._sent: defaultdict[tuple[Hop, Rank], deque[Any]] = defaultdict(deque)
+        """By channel and the rank that sends: the events of messages on their way."""
         self._start: Any = None
         """What the caller had issued when a step began."""
-        self._received: dict[tuple[Hop, int], Any] = {}
-        """By channel and replica: the event of the last receipt. Its buffer the next message may use, of whichever channel: they share them."""
+        self._received: dict[tuple[Hop, Rank], Any] = {}
+        """By channel and the rank that sends: the event of the last receipt. Its buffer the next message may use, of whichever channel: they share them."""
 
     @contextmanager
     def joined(self) -> Iterator[None]:
@@ -158,7 +158,7 @@ class StreamOrder:
                 self._wait(stream, (issue.place, engine), count)
             if issue is not first:
                 self._wait(stream, (issue.place, issue.engine), issue.number)
-        channel = None if hop is None else (hop, first.place.replica)
+        channel = None if hop is None else (hop, first.place._replace(stage=hop.source))
         if channel is not None and not sends:
             device.wait(stream, self._sent[channel].popleft())
         elif channel is not None:

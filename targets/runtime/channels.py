@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Channels:
-    """A queue of messages for each channel of each replica. Ranks may send and receive side by side."""
+    """A queue of messages for each channel of each rank of a stage. Ranks may send and receive side by side."""
 
     def __init__(self, memory: Memory = HOST) -> None:
         self._memory = memory

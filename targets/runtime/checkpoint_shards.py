@@ -2,13 +2,17 @@
 
 The directory has a safetensors file for each rank that holds state of its own, `stage-S-replica-R.safetensors`, with flat f32
 pieces of blocks, `p/BLOCK`, `m1/BLOCK` and `m2/BLOCK`, and the manifest of `checkpoint.py`, which says for every file its
-size, its SHA-256 and its pieces: elements [start, stop) of a block and the updates applied to it. Padding is not kept, so the
+size, its SHA-256 and its pieces: elements [start, stop) of a block and the updates applied to it. Padding of shards is not kept, so the
 pieces of a block join to the same tensor whatever the plan was.
+
+A tensor peer's file, `stage-S-replica-R-peer-P.safetensors`, has pieces of the peer's own flat tensors; its entry in the manifest says
+`"peer": [P, T]`, which peer of how many it is. The pieces of each peer join to its tensors, and those of all peers to the whole ones'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +20,9 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.blocks import Block, block_chain, is_sharded, parameters
 from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.ratrain_ir.tensor_peers import model_of_peer, peer_model, shares_heads
 from ratrain.targets.runtime.checkpoint import (
     FORMAT,
     HashingStream,
@@ -29,16 +35,18 @@ from ratrain.targets.runtime.checkpoint import (
     sync_file,
     write_manifest,
 )
+from ratrain.targets.runtime.peer_state import whole_pieces
 from ratrain.targets.runtime.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
 from ratrain.targets.runtime.training_state import STATE_KINDS, BlockStates, TrainingState
 from ratrain.targets.runtime.weight_source import FlatPieces, WeightSource
 from ratrain.targets.runtime.weights import block_elements, named_parameters
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.targets.runtime.rank import Rank
 
 SHARDED_VERSION = 2
+
+_WHOLE = (0, 1)
 
 
 @frozen
@@ -59,6 +67,8 @@ class ShardFile:
     size: int
     sha256: str
     pieces: tuple[Piece, ...]
+    peer: tuple[int, int] = _WHOLE
+    """whose flat tensors the pieces are of: of which tensor peer, of how many"""
 
 
 def holds_own_state(rank: Rank) -> bool:
@@ -71,7 +81,9 @@ def write_shard(folder: Path, rank: Rank) -> ShardFile:
 
     Raises `DiagnosticError` RT002, naming the rank, where it cannot be written.
     """
-    name = f"stage-{rank.stage_index}-replica-{rank.replica}.safetensors"
+    peers = rank.program.plan.tp
+    suffix = f"-peer-{rank.peer}" if peers > 1 else ""
+    name = f"stage-{rank.stage_index}-replica-{rank.replica}{suffix}.safetensors"
     pieces = tuple(_pieces(rank))
     shapes = {f"{kind}/{piece.block}": (piece.stop - piece.start,) for piece in pieces for kind in STATE_KINDS}
     tensors = (
@@ -86,11 +98,11 @@ def write_shard(folder: Path, rank: Rank) -> ShardFile:
             sync_file(stream)
     except OSError as error:
         fail("RT002", f"{rank.name} cannot write '{folder / name}': {error.strerror or error}")
-    return ShardFile(name, hashing.size, hashing.sha256.hexdigest(), pieces)
+    return ShardFile(name, hashing.size, hashing.sha256.hexdigest(), pieces, (rank.peer, peers))
 
 
 def _pieces(rank: Rank) -> Iterator[Piece]:
-    model, topology = rank.program.model, rank.program.topology
+    model, topology = peer_model(rank.program.model, rank.program.plan), rank.program.topology
     for block in topology.stage_blocks[rank.stage_index]:
         shard = topology.shard_range(block, rank.replica)
         stop = min(shard.stop, block_elements(model, block))
@@ -113,6 +125,7 @@ def seal_shards(
             "bytes": file.size,
             "sha256": file.sha256,
             "pieces": [[piece.block, piece.start, piece.stop] for piece in file.pieces],
+            **({} if file.peer == _WHOLE else {"peer": list(file.peer)}),
         }
         for file in files
     }
@@ -162,30 +175,42 @@ class _ShardMasters(WeightSource):
 
     places: Mapping[str, tuple[Block, int]]
     """the block that holds a parameter, and where it begins there"""
-    stored: Mapping[Block, list[_StoredPiece]]
+    stored: _StoredPieces
 
     def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
         """Elements [start, stop) of a parameter's flat values."""
         block, offset = self.places[name]
-        return (piece for _, piece in _pieces_of(self.stored[block], "p", start + offset, stop + offset))
+        return (piece for _, piece in self.stored.read(block, "p", start + offset, stop + offset))
 
 
-def _checked_pieces(
-    directory: str, model: ModelConfig, files: object, share: tuple[int, int]
-) -> dict[Block, list[_StoredPiece]]:
+def _checked_pieces(directory: str, model: ModelConfig, files: object, share: tuple[int, int]) -> _StoredPieces:
     """The pieces of all blocks; of the files' contents, only a share is checked."""
-    if not isinstance(files, dict) or not all(map(_is_file_entry, files.items())):
+    if not isinstance(files, dict) or not files or not all(map(_is_file_entry, files.items())):
+        contradicts(directory, "files")
+    (peers, *others) = {_peer_of(entry)[1] for entry in files.values()}
+    if others or not shares_heads(model, peers):
         contradicts(directory, "files")
     for number, (name, entry) in enumerate(sorted(files.items())):
         if number % share[1] == share[0]:
             check_content(str(Path(directory) / name), entry)
-    return _stored_pieces(directory, model, files)
+    return _stored_pieces(directory, model, files, peers)
 
 
 def _is_file_entry(item: tuple[str, object]) -> bool:
     name, entry = item
     is_name = Path(name).name == name and name.isprintable()
-    return is_name and isinstance(entry, dict) and isinstance(entry.get("pieces"), list)
+    return is_name and isinstance(entry, dict) and isinstance(entry.get("pieces"), list) and _is_peer(_peer_of(entry))
+
+
+def _peer_of(entry: Mapping[str, Any]) -> Any:
+    """Whose pieces a file's entry says it has; those of whole tensors say nothing."""
+    return entry.get("peer", _WHOLE)
+
+
+def _is_peer(peer: object) -> bool:
+    if not isinstance(peer, list | tuple) or len(peer) != 2 or not all(type(number) is int for number in peer):
+        return False
+    return bool(0 <= peer[0] < peer[1])
 
 
 @frozen(eq=False)
@@ -196,10 +221,23 @@ class _StoredPiece:
     """by state kind"""
 
 
-def _stored_pieces(directory: str, model: ModelConfig, files: Mapping[str, Any]) -> dict[Block, list[_StoredPiece]]:
-    """The pieces of every block in ascending order; together they are the block."""
+@frozen(eq=False)
+class _StoredPieces:
+    """The pieces of every block of every tensor peer in ascending order; those of one peer together are its part of the block."""
+
+    model: ModelConfig
+    of_peers: Mapping[Block, Sequence[Sequence[_StoredPiece]]]
+
+    def read(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
+        """Elements [start, stop) of a block's whole tensor of a kind."""
+        readers = [partial(_pieces_of, pieces, kind) for pieces in self.of_peers[block]]
+        return whole_pieces(self.model, block, readers)(start, stop)
+
+
+def _stored_pieces(directory: str, model: ModelConfig, files: Mapping[str, Any], peers: int) -> _StoredPieces:
+    """The pieces in the files of so many tensor peers; none is missing."""
     blocks = {str(block): block for block in block_chain(model)}
-    pieces_of: dict[Block, list[_StoredPiece]] = {block: [] for block in blocks.values()}
+    pieces_of: dict[Block, list[list[_StoredPiece]]] = {block: [[] for _ in range(peers)] for block in blocks.values()}
     for name, entry in files.items():
         path = str(Path(directory) / name)
         stored = open_tensors(path, "RT092")
@@ -217,13 +255,19 @@ def _stored_pieces(directory: str, model: ModelConfig, files: Mapping[str, Any])
                 fail(
                     "RT092", f"'{path}' lacks elements {start} to {stop} of {shown(owner)}, or has them in another type"
                 )
-            pieces_of[blocks[owner]].append(_StoredPiece(start, stop, sound))
-    for block, pieces in pieces_of.items():
-        pieces.sort(key=lambda piece: piece.start)
-        ends = [0, *(piece.stop for piece in pieces)]
-        if [piece.start for piece in pieces] != ends[:-1] or ends[-1] != block_elements(model, block):
-            fail("RT092", f"the files of the checkpoint '{directory}' do not hold each element of {block} once")
-    return pieces_of
+            pieces_of[blocks[owner]][_peer_of(entry)[0]].append(_StoredPiece(start, stop, sound))
+    for block, parts in pieces_of.items():
+        for peer, pieces in enumerate(parts):
+            _check_whole(directory, block, pieces, model_of_peer(model, peers), f" of peer {peer}" if peers > 1 else "")
+    return _StoredPieces(model, pieces_of)
+
+
+def _check_whole(directory: str, block: Block, pieces: list[_StoredPiece], model: ModelConfig, whose: str) -> None:
+    """Put a block's pieces in their order. Raises RT092 where they are not the block, each element once."""
+    pieces.sort(key=lambda piece: piece.start)
+    ends = [0, *(piece.stop for piece in pieces)]
+    if [piece.start for piece in pieces] != ends[:-1] or ends[-1] != block_elements(model, block):
+        fail("RT092", f"the files of the checkpoint '{directory}' do not hold each element of {block}{whose} once")
 
 
 def _is_piece(piece: object, blocks: Mapping[str, Block]) -> bool:
@@ -241,12 +285,12 @@ def _is_piece(piece: object, blocks: Mapping[str, Block]) -> bool:
 class _ShardStates(BlockStates):
     """States of a sharded checkpoint."""
 
-    stored: Mapping[Block, list[_StoredPiece]]
+    stored: _StoredPieces
     updates_of: Mapping[str, int]
 
     def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
         """Elements [start, stop) of a block's tensor of a kind."""
-        return _pieces_of(self.stored[block], kind, start, stop)
+        return self.stored.read(block, kind, start, stop)
 
     def updates(self, block: Block) -> int:
         """Updates applied to a block."""

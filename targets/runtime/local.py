@@ -316,7 +316,7 @@ class LocalEngine(ProgramEngine):
         positions = []
         for number, rank in enumerate(rank for ranks in self.ranks for rank in ranks):
             engines = {engine: EnginePosition(rank.completed[engine], running=False, since=now) for engine in ENGINES}
-            place = (number, rank.stage_index, rank.replica, os.getpid(), socket.gethostname())
+            place = (number, *rank.place, os.getpid(), socket.gethostname())
             positions.append(RankPosition(*place, RankPhase.RUNNING, self.step, now, now, 0.0, engines))
         return positions
 

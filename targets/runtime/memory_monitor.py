@@ -25,7 +25,7 @@ POISON = 0xFF
 
 _FOR_EVER = -1
 Key = tuple[int, int]
-"""A rank: stage and replica."""
+"""A rank: its stage, and its number among the ranks of that."""
 
 
 @frozen

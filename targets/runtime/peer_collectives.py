@@ -6,9 +6,10 @@ Sums are made in rank order in float32 (the loss in float64) and rounded once, s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.blocks import parameters_within, parse_block, shares_rows
 from ratrain.ratrain_ir.tensor_peers import peer_model, share_of
@@ -17,8 +18,9 @@ from ratrain.targets.program.kernels import IGNORED_LABEL
 if TYPE_CHECKING:
     from ratrain.targets.runtime.collectives import Member
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
+    from ratrain.targets.runtime.memory import Memory
     from ratrain.targets.runtime.rank import Rank
-    from ratrain.targets.runtime.scalars import Scalars
+    from ratrain.targets.runtime.scalars import Flags, Scalars, Views
 
 
 def gather_rows(members: Sequence[Member], kernels: KernelSet) -> None:
@@ -39,31 +41,52 @@ def reduce_rows(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -
         rows = slice(number * length, (number + 1) * length) if shares else slice(0, length)
         stream = [mine["stream"]] if "stream" in mine else []
         parts = [each.reshape(-1) for each in (*stream, *(other["part"][rows] for other in views))]
-        scratch.reset()
-        scalars.mean_of_replicas(parts, mine["sum"].reshape(-1), (), scratch=scratch, accumulate=False, divisor=1.0)
+        summed(parts, mine["sum"].reshape(-1), (), scalars, scratch)
+
+
+def summed(parts: Sequence[NDArray[Any]], out: NDArray[Any], flags: Flags, scalars: Scalars, scratch: Scratch) -> None:
+    """Set `out` to the sum of parts, of which it may be the first; raise flags unless all of it is finite."""
+    scratch.reset()
+    scalars.mean_of_replicas(parts, out, flags, scratch=scratch, accumulate=False, divisor=1.0)
 
 
 def combine_loss(members: Sequence[Member]) -> None:
-    """Of each row the log of the sum of exponentials over the whole vocabulary, and the loss of the rows that count.
-
-    The loss of a peer's rows is the sum of (its log - logit of the label); so the logits of the labels are what its own logs have more.
-    """
+    """Of each row the log of the sum of exponentials over the whole vocabulary, and the loss of the rows that count."""
     views = [rank.by_role(instruction) for rank, instruction in members]
-    parts = np.stack([np.asarray(mine["lse_part"], np.float64) for mine in views])
+    memory = members[0][0].memory
+    parts = np.stack([np.asarray(memory.to_host(mine["lse_part"]), np.float64) for mine in views])
+    at_labels = [logits_of_labels(mine, memory) for mine in views]
+    total, loss = combined_loss(parts, at_labels, memory.to_host(views[0]["labels"]))
+    for (_, instruction), mine in zip(members, views, strict=True):
+        keep_loss(mine, memory, total, loss, accumulate=instruction.accumulates)
+
+
+def logits_of_labels(views: Views, memory: Memory) -> float:
+    """The sum of the logits of the labels that a peer has.
+
+    The loss of a peer's rows is the sum of (its log - logit of the label); so these logits are what its own logs have more.
+    """
+    part = np.asarray(memory.to_host(views["lse_part"]), np.float64)
+    own = np.asarray(memory.to_host(views["labels"])) >= 0
+    return float(part[own].sum()) - float(views["loss_part"][0])
+
+
+def combined_loss(
+    parts: NDArray[np.float64], at_labels: Sequence[float], labels: NDArray[np.int32]
+) -> tuple[NDArray[np.float32], float]:
+    """The log of the sum of exponentials of each row from those of all peers, shape [peers, rows]; and the loss of the rows that count."""
     peak = parts.max(axis=0)
     finite = np.isfinite(peak)
     safe = np.where(finite, peak, 0.0)
     total = np.where(finite, safe + np.log(np.exp(parts - safe).sum(axis=0)), peak).astype(np.float32)
-    own = [np.asarray(mine["labels"]) >= 0 for mine in views]
-    at_labels = sum(
-        float(part[mine].sum()) - float(view["loss_part"][0])
-        for part, mine, view in zip(parts, own, views, strict=True)
-    )
-    counted = np.asarray(views[0]["labels"]) != IGNORED_LABEL
-    loss = float(total[counted].astype(np.float64).sum()) - at_labels
-    for (_, instruction), mine in zip(members, views, strict=True):
-        mine["lse"][:] = total
-        mine["loss"][0] = (float(mine["loss"][0]) if instruction.accumulates else 0.0) + loss
+    counted = np.asarray(labels) != IGNORED_LABEL
+    return total, float(total[counted].astype(np.float64).sum()) - sum(at_labels)
+
+
+def keep_loss(views: Views, memory: Memory, total: NDArray[np.float32], loss: float, *, accumulate: bool) -> None:
+    """Write the logs of all rows, and the loss or what it grows by."""
+    memory.write(views["lse"], total)
+    views["loss"][0] = (float(views["loss"][0]) if accumulate else 0.0) + loss
 
 
 def all_reduce_shared(members: Sequence[Member], kernels: KernelSet, scalars: Scalars, scratch: Scratch) -> None:
@@ -75,8 +98,7 @@ def all_reduce_shared(members: Sequence[Member], kernels: KernelSet, scalars: Sc
         for copies, low, high in shared_ranges(ranks[0], name, len(gradients[0])):
             for first in range(0, len(members), copies):
                 parts = [gradient[low:high] for gradient in gradients[first : first + copies]]
-                scratch.reset()
-                scalars.mean_of_replicas(parts, parts[0], flags, scratch=scratch, accumulate=False, divisor=1.0)
+                summed(parts, parts[0], flags, scalars, scratch)
                 for other in parts[1:]:
                     kernels.memory.copy(other, parts[0])
         scalars.spread(flags, flags)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ratrain.ratrain_ir.blocks import Block, Parameter, parameters, parameters_within
-from ratrain.ratrain_ir.tensor_peers import peer_model, peer_part
+from ratrain.ratrain_ir.tensor_peers import model_of_peer, peer_model, peer_part
 from ratrain.targets.runtime import tensor_file
 
 if TYPE_CHECKING:
@@ -58,16 +58,18 @@ def _peer_values(
         yield begin, values.reshape(-1)[begin - low * width : end - low * width]
 
 
-def whole_pieces(model: ModelConfig, plan: Plan, owner: Block, peers: Sequence[FlatReader]) -> FlatReader:
+def whole_pieces(model: ModelConfig, owner: Block, peers: Sequence[FlatReader]) -> FlatReader:
     """Reads the whole model's flat tensor of a block out of those of its peers."""
-    mine = {parameter.weight: parameter for parameter in parameters(peer_model(model, plan), owner)}
+    if len(peers) == 1:
+        return peers[0]
+    mine = {parameter.weight: parameter for parameter in parameters(model_of_peer(model, len(peers)), owner)}
 
     def read(start: int, stop: int) -> FlatPieces:
         for parameter, low, high in parameters_within(model, owner, start, stop - start):
             first, last = start + low - parameter.offset, start + high - parameter.offset
             width = _width(parameter)
             for row, end in _runs(first // width, -(-last // width), width):
-                values = _whole_rows(model, plan, parameter, mine[parameter.weight], peers, row, end).reshape(-1)
+                values = _whole_rows(model, parameter, mine[parameter.weight], peers, row, end).reshape(-1)
                 begin, until = max(first, row * width), min(last, end * width)
                 yield parameter.offset + begin, values[begin - row * width : until - row * width]
 
@@ -76,7 +78,6 @@ def whole_pieces(model: ModelConfig, plan: Plan, owner: Block, peers: Sequence[F
 
 def _whole_rows(
     model: ModelConfig,
-    plan: Plan,
     parameter: Parameter,
     mine: Parameter,
     peers: Sequence[FlatReader],
@@ -87,7 +88,7 @@ def _whole_rows(
     values = np.empty((high - low, _width(parameter)), np.float32)
     width = _width(mine)
     for peer, reader in enumerate(peers):
-        part = peer_part(model, plan.tp, peer, parameter.weight, parameter.shape)
+        part = peer_part(model, len(peers), peer, parameter.weight, parameter.shape)
         rows = part[0]
         columns = part[1] if len(part) > 1 else slice(0, 1)
         first, last = max(low, rows.start), min(high, rows.stop)

@@ -16,22 +16,20 @@ import time
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.files import made_directory, opened_regular, replacing
 from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.topology import Rank
 from ratrain.targets.runtime.locks import Lock, hold
-
-if TYPE_CHECKING:
-    from ratrain.ratrain_ir.topology import Rank
 
 PROGRAM_FILE = "program.rtx"
 _LOST_FILE, _REPORT_FILE, _LOCK_FILE = "lost.json", "postmortem.txt", ".lock"
-_MAGIC = b"RTPOS\0\0\1"
-_IDENTITY = struct.Struct("<8sIIIII64s")  # magic, number, ranks, stage, replica, pid, host
+_MAGIC = b"RTPOS\0\0\2"
+_IDENTITY = struct.Struct("<8sIIIIII64s")  # magic, number, ranks, stage, replica, peer, pid, host
 _PHASE = struct.Struct("<Iqd")  # phase, step, since
 _BEAT = struct.Struct("<d")
 _LONGEST = struct.Struct("<d")
@@ -70,9 +68,10 @@ class RankPosition:
     """Where a rank is."""
 
     number: int
-    """of its process, as the launcher numbers them; of ranks in one process, by stage and replica"""
+    """of its process, as the launcher numbers them; of ranks in one process, in rank order"""
     stage: int
     replica: int
+    peer: int
     pid: int
     host: str
     phase: RankPhase
@@ -91,9 +90,9 @@ class RankPosition:
         return (self.phase, self.step, *((engine.completed, engine.running) for engine in self.engines.values()))
 
     @property
-    def name(self) -> str:
-        """The rank as messages call it."""
-        return f"stage @{self.stage} replica {self.replica}"
+    def place(self) -> Rank:
+        """Its point in the mesh."""
+        return Rank(self.stage, self.replica, self.peer)
 
 
 class PositionFile:
@@ -115,7 +114,7 @@ class PositionFile:
             with path.open("r+b") as stream:
                 self._data = mmap.mmap(stream.fileno(), _SIZE)
         host = socket.gethostname().encode()[:64]
-        _IDENTITY.pack_into(self._data, 0, _MAGIC, number, ranks, rank.stage, rank.replica, os.getpid(), host)
+        _IDENTITY.pack_into(self._data, 0, _MAGIC, number, ranks, *rank, os.getpid(), host)
         self.enter(RankPhase.STARTING, 0)
         self.beat()
         self._completed = completed
@@ -186,7 +185,7 @@ def _is_blank(data: bytes) -> bool:
 def _parse(path: Path, data: bytes) -> RankPosition:
     if len(data) != _SIZE or not data.startswith(_MAGIC):
         fail("RT092", f"'{path}' is not a rank's position")
-    _, number, _, stage, replica, pid, host = _IDENTITY.unpack_from(data, 0)
+    _, number, _, stage, replica, peer, pid, host = _IDENTITY.unpack_from(data, 0)
     phase, step, since = _PHASE.unpack_from(data, _PHASE_AT)
     (heartbeat,), (longest,) = _BEAT.unpack_from(data, _BEAT_AT), _LONGEST.unpack_from(data, _LONGEST_AT)
     engines = {}
@@ -196,7 +195,8 @@ def _parse(path: Path, data: bytes) -> RankPosition:
     if phase not in set(RankPhase):
         fail("RT092", f"'{path}' is not a rank's position")
     name = host.rstrip(b"\0").decode(errors="replace")
-    return RankPosition(number, stage, replica, pid, name, RankPhase(phase), step, since, heartbeat, longest, engines)
+    times = (since, heartbeat, longest)
+    return RankPosition(number, stage, replica, peer, pid, name, RankPhase(phase), step, *times, engines)
 
 
 class RunFolder:

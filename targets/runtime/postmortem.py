@@ -8,7 +8,7 @@ and did not arrive, an instruction that takes long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -23,9 +23,7 @@ from ratrain.targets.runtime.positions import RankPhase, RankPosition
 if TYPE_CHECKING:
     from ratrain.targets.program.program import CountWait, Instruction, Program
 
-Place: TypeAlias = tuple[int, int]
-"""Stage and replica."""
-Node: TypeAlias = tuple[Place, Engine]
+Node: TypeAlias = tuple[Rank, Engine]
 
 _NEVER_SO_LONG = 50.0
 """An instruction that takes this many times the longest before it does not come back: a rank slowed tenfold still does."""
@@ -59,7 +57,7 @@ class Cause:
 
     fault: Fault
     text: str
-    places: tuple[Place, ...]
+    places: tuple[Rank, ...]
     seconds: float
 
 
@@ -116,18 +114,18 @@ class _Inquiry:
     ) -> None:
         self.program = program
         self.now = max([now, *(position.heartbeat for position in positions)])
-        self.at: dict[Place, RankPosition] = {(position.stage, position.replica): position for position in positions}
+        self.at: dict[Rank, RankPosition] = {position.place: position for position in positions}
         self.states = {place: state_of(position) for place, position in self.at.items()}
         self.causes: dict[Node, Cause] = {}
         self.graph: nx.DiGraph[Node] = nx.DiGraph()
         for place in self.places():
             for engine in ENGINES:
-                if program.stages[place[0]].streams[engine]:
+                if program.stages[place.stage].streams[engine]:
                     self.visit((place, engine))
 
-    def places(self) -> Iterator[Place]:
+    def places(self) -> Iterable[Rank]:
         """All ranks of the program."""
-        return ((rank.stage, rank.replica) for rank in self.program.topology.ranks)
+        return self.program.topology.ranks
 
     # The graph
 
@@ -143,14 +141,14 @@ class _Inquiry:
             self.causes[node] = self.cause_of_instruction(node)
         self.graph.add_edges_from((node, target) for target in targets or ())
 
-    def cause_of_rank(self, place: Place) -> Cause | None:
+    def cause_of_rank(self, place: Rank) -> Cause | None:
         """Why a whole rank makes no progress, whatever its engines wait for."""
         position = self.at.get(place)
         if position is None:
-            text = f"stage @{place[0]} replica {place[1]} has left no position: its process never came so far"
+            text = f"{self.name(place)} has left no position: its process never came so far"
             return Cause(Fault.MISSING, text, (place,), 0.0)
         state = self.states[place]
-        where = f"{position.name} (process {position.number}, pid {position.pid} on {position.host})"
+        where = f"{self.name(place)} (process {position.number}, pid {position.pid} on {position.host})"
         if state is Liveness.GONE and position.phase is not RankPhase.ENDED:
             text = f"{where} is gone: it was killed, or ended without a word, {self.doing(place)}"
             return Cause(Fault.GONE, text, (place,), self.now - position.heartbeat)
@@ -185,9 +183,9 @@ class _Inquiry:
             return [(place, Engine.COMPUTE)]  # its thread looks after messages when it has computed
         return self.members_to_come(node) if instruction.group else self.partner(node)
 
-    def working(self, place: Place) -> list[Engine]:
+    def working(self, place: Rank) -> list[Engine]:
         """Engines of a rank that have not done all their instructions of the step."""
-        stage, position = self.program.stages[place[0]], self.at[place]
+        stage, position = self.program.stages[place.stage], self.at[place]
         steps = max(position.engines[e].completed // len(stage.streams[e]) for e in ENGINES if stage.streams[e])
         unfinished = [
             engine
@@ -208,12 +206,12 @@ class _Inquiry:
         instruction, _ = self.next_instruction(node)
         assert instruction.peer is not None
         other_engine = Engine.RECV if engine is Engine.SEND else Engine.SEND
-        other: Node = ((instruction.peer, place[1]), other_engine)
+        other: Node = (place._replace(stage=instruction.peer), other_engine)
         mine = self.messages(node, instruction.peer, instruction)
-        theirs = self.messages(other, place[0], instruction)
+        theirs = self.messages(other, place.stage, instruction)
         if theirs > mine:
             return None
-        met = theirs == mine and self.is_at(other, lambda head: _is_message(head, place[0], instruction))
+        met = theirs == mine and self.is_at(other, lambda head: _is_message(head, place.stage, instruction))
         return None if met else [other]
 
     def members_to_come(self, node: Node) -> list[Node] | None:
@@ -241,23 +239,23 @@ class _Inquiry:
         instruction, step = self.next_instruction(node)
         return matches(instruction) and all(self.is_met(place, wait, step) for wait in instruction.waits)
 
-    def members(self, place: Place, group: str) -> list[Place]:
+    def members(self, place: Rank, group: str) -> Sequence[Rank]:
         """The ranks of a rank's group."""
-        return [(rank.stage, rank.replica) for rank in self.program.topology.members(Group(group), Rank(*place))]
+        return self.program.topology.members(Group(group), place)
 
     # Counting
 
     def next_instruction(self, node: Node) -> tuple[Instruction, int]:
         """The instruction that heads an engine, and the step of the process it belongs to."""
-        (stage, _), engine = node
-        stream = self.program.stages[stage].streams[engine]
-        step, index = divmod(self.at[node[0]].engines[engine].completed, len(stream))
+        place, engine = node
+        stream = self.program.stages[place.stage].streams[engine]
+        step, index = divmod(self.at[place].engines[engine].completed, len(stream))
         return stream[index], step
 
-    def is_met(self, place: Place, wait: CountWait, step: int) -> bool:
+    def is_met(self, place: Rank, wait: CountWait, step: int) -> bool:
         """Whether what an instruction of a step waits for has completed."""
         at = step - 1 if wait.previous_step else step
-        length = len(self.program.stages[place[0]].streams[wait.engine])
+        length = len(self.program.stages[place.stage].streams[wait.engine])
         return at < 0 or self.at[place].engines[wait.engine].completed >= at * length + wait.count
 
     def messages(self, node: Node, peer: int, like: Instruction) -> int:
@@ -273,19 +271,19 @@ class _Inquiry:
         place, engine = node
         if place not in self.at:
             return 0
-        stream = self.program.stages[place[0]].streams[engine]
+        stream = self.program.stages[place.stage].streams[engine]
         if not stream:
             return 0
         steps, index = divmod(self.at[place].engines[engine].completed, len(stream))
         matching = [matches(instruction) for instruction in stream]
         return steps * sum(matching) + sum(matching[:index])
 
-    def are_one_process(self, one: Place, other: Place) -> bool:
+    def are_one_process(self, one: Rank, other: Rank) -> bool:
         """Whether two ranks run in the same process."""
         mine, theirs = self.at.get(one), self.at.get(other)
         return mine is not None and theirs is not None and (mine.host, mine.pid) == (theirs.host, theirs.pid)
 
-    def is_shared(self, place: Place) -> bool:
+    def is_shared(self, place: Rank) -> bool:
         """Whether a rank's process runs others too, and may be at work for one of them."""
         return any(other != place and self.are_one_process(place, other) for other in self.at)
 
@@ -296,7 +294,7 @@ class _Inquiry:
         place, engine = node
         position = self.at[place]
         seconds = self.now - position.engines[engine].since
-        text = f"{position.name} {self.doing_instruction(node)}"
+        text = f"{self.name(place)} {self.doing_instruction(node)}"
         if engine in (Engine.COMPUTE, Engine.HOST):
             longest = position.longest_compute
             has_its_turn = position.engines[engine].running or not self.is_shared(place)
@@ -306,17 +304,21 @@ class _Inquiry:
             return Cause(Fault.COMPUTING, text, (place,), seconds)
         instruction, _ = self.next_instruction(node)
         if engine is Engine.RECV and instruction.peer is not None:
-            sender: Node = ((instruction.peer, place[1]), Engine.SEND)
+            sender: Node = (place._replace(stage=instruction.peer), Engine.SEND)
             # Within a process nothing is under way: the message is there, and the receiver's turn comes.
             if not self.are_one_process(place, sender[0]) and self.messages(
-                sender, place[0], instruction
+                sender, place.stage, instruction
             ) > self.messages(node, instruction.peer, instruction):
-                text += f"; stage @{instruction.peer} replica {place[1]} has sent the message: it is lost or under way"
+                text += f"; {self.name(sender[0])} has sent the message: it is lost or under way"
                 return Cause(Fault.LOST_MESSAGE, text, (place, sender[0]), seconds)
         what = "all members are there" if instruction.group else "both ends are there"
         return Cause(Fault.TRANSFER, f"{text}; {what}", (place,), seconds)
 
-    def doing(self, place: Place) -> str:
+    def name(self, place: Rank) -> str:
+        """A rank as messages call it."""
+        return self.program.topology.name(place)
+
+    def doing(self, place: Rank) -> str:
         """What a rank does, or did last."""
         position = self.at[place]
         if position.phase is RankPhase.STARTING:
@@ -329,7 +331,7 @@ class _Inquiry:
             return f"at its end, after step {position.step}"
         return self.doing_instruction((place, self.shown_engine(place)))
 
-    def shown_engine(self, place: Place) -> Engine:
+    def shown_engine(self, place: Rank) -> Engine:
         """The engine that says best where a rank is: one that computes, else the one that has been under way longest."""
         position = self.at[place]
         engines = self.working(place)
@@ -351,12 +353,12 @@ class _Inquiry:
             f"{verb} '{instruction.title}' (step {position.step}{micro_batch}) for {max(0.0, self.now - since):.1f} s"
         )
 
-    def rank_line(self, place: Place) -> str:
+    def rank_line(self, place: Rank) -> str:
         """Where a rank is, and which ranks it waits for."""
         position = self.at.get(place)
         if position is None:
-            return f"stage @{place[0]} replica {place[1]}: no position"
-        line = f"{position.name} (process {position.number}): {self.doing(place)}"
+            return f"{self.name(place)}: no position"
+        line = f"{self.name(place)} (process {position.number}): {self.doing(place)}"
         if self.states[place] in (Liveness.STOPPED, Liveness.GONE) and position.phase is not RankPhase.ENDED:
             return f"{line}; {self.states[place].value}"
         others = {
@@ -366,7 +368,7 @@ class _Inquiry:
             for target in self.graph.successors((place, engine))
             if target[0] != place
         }
-        names = ", ".join(f"stage @{stage} replica {replica}" for stage, replica in sorted(others))
+        names = ", ".join(map(self.name, sorted(others)))
         return f"{line}; waits for {names}" if names else line
 
     # The verdict
@@ -408,7 +410,7 @@ class _Inquiry:
     def node_name(self, node: Node) -> str:
         """A rank's engine and its instruction."""
         place, engine = node
-        return f"{self.at[place].name} {engine.value} '{self.next_instruction(node)[0].title}'"
+        return f"{self.name(place)} {engine.value} '{self.next_instruction(node)[0].title}'"
 
 
 def only_gone(numbers: Collection[int]) -> Callable[[RankPosition], Liveness]:

@@ -13,6 +13,7 @@ from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.topology import Rank
 from ratrain.targets.program.program import Instruction
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ Concurrency: TypeAlias = Literal["ordered", "threads", "processes"]
 """What ran at a time: one instruction; the engines of all ranks, a thread each; the ranks, a process each."""
 CONCURRENCIES: tuple[Concurrency, ...] = get_args(Concurrency)
 EngineKey: TypeAlias = tuple[int, int, Engine]
-"""An engine: of which stage, which replica."""
+"""An engine: of which stage, and which of its ranks."""
 _NUMBERS = 4
 """Recorded of an instruction: CPU and wall time at its begin, wall and CPU time at its end."""
 _MOMENTS = slice(1, 3)
@@ -33,8 +34,7 @@ _TRIALS = 1000
 class RunSpan:
     """One instruction of one rank in one step; start and end in seconds of one clock."""
 
-    stage: int
-    replica: int
+    rank: Rank
     engine: Engine
     instruction: Instruction
     step: int
@@ -64,16 +64,16 @@ class Profile:
     steps: list[StepSpan] = field(factory=list)
     recorded: dict[EngineKey, array[float]] = field(factory=dict)
 
-    def begin(self, stage: int, replica: int, engine: Engine) -> None:
+    def begin(self, stage: int, lane: int, engine: Engine) -> None:
         """An engine of a rank starts its next instruction."""
-        numbers = self.recorded.setdefault((stage, replica, engine), array("d"))
+        numbers = self.recorded.setdefault((stage, lane, engine), array("d"))
         numbers.append(thread_time())
         numbers.append(self.clock())
 
-    def complete(self, stage: int, replica: int, engine: Engine) -> None:
+    def complete(self, stage: int, lane: int, engine: Engine) -> None:
         """It is done."""
         end = self.clock()
-        numbers = self.recorded[stage, replica, engine]
+        numbers = self.recorded[stage, lane, engine]
         numbers.append(end)
         numbers.append(thread_time())
 
@@ -101,9 +101,10 @@ class Profile:
 
     def spans(self, program: Program) -> Iterator[RunSpan]:
         """All instructions, engine by engine."""
-        for (stage, replica, engine), numbers in self.recorded.items():
+        for (stage, lane, engine), numbers in self.recorded.items():
+            rank = program.topology.in_lane(stage, lane)
             stream = program.stages[stage].streams[engine]
             for place in range(len(numbers) // _NUMBERS):
                 cpu_start, start, end, cpu_end = numbers[place * _NUMBERS : (place + 1) * _NUMBERS]
                 step, index = divmod(place, len(stream))
-                yield RunSpan(stage, replica, engine, stream[index], step, start, end, cpu_end - cpu_start)
+                yield RunSpan(rank, engine, stream[index], step, start, end, cpu_end - cpu_start)

@@ -70,8 +70,8 @@ class Rank:
 
         Raises OSError where it cannot be made.
         """
-        clusters = self.program.plan.clusters
-        return PositionFile(folder, self.place, number, ranks=clusters, completed=self.completed)
+        ranks = self.program.topology.size
+        return PositionFile(folder, self.place, number, ranks=ranks, completed=self.completed)
 
     @property
     def place(self) -> MeshRank:
@@ -86,8 +86,7 @@ class Rank:
     @property
     def name(self) -> str:
         """The rank as messages call it."""
-        peer = f" peer {self.peer}" if self.program.plan.tp > 1 else ""
-        return f"stage @{self.stage_index} replica {self.replica}{peer}"
+        return self.program.topology.name(self.place)
 
     def by_role(self, instruction: Instruction) -> dict[str, NDArray[Any]]:
         """Views of an instruction's operands by role."""

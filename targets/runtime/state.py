@@ -86,11 +86,8 @@ class _ArenaStates(BlockStates):
 
     def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
         """Elements [start, stop) of a block's tensor of a kind, as views of what the ranks hold."""
-        plan = self.engine.program.plan
-        if plan.tp == 1:
-            return self._of_peer(block, kind, 0, start, stop)
-        readers = [partial(self._of_peer, block, kind, peer) for peer in range(plan.tp)]
-        return whole_pieces(self.model, plan, block, readers)(start, stop)
+        readers = [partial(self._of_peer, block, kind, peer) for peer in range(self.engine.program.plan.tp)]
+        return whole_pieces(self.model, block, readers)(start, stop)
 
     def _of_peer(self, block: Block, kind: str, peer: int, start: int, stop: int) -> FlatPieces:
         """Elements [start, stop) of the tensor that the ranks of a tensor peer hold together."""

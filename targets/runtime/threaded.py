@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 _RankKey = tuple[int, int]
-"""A rank: stage and replica."""
+"""A rank: its stage, and its number among the ranks of that."""
 _Key = tuple[int, int, Engine]
-"""An engine: of which stage, which replica."""
+"""An engine: of which stage, and which of its ranks."""
 
 
 @define(eq=False)

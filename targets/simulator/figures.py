@@ -191,7 +191,7 @@ def one_core_step_seconds(program: Program, machine: Machine) -> float:
     for index, stage in enumerate(program.stages):
         for engine, stream in stage.streams.items():
             seconds += sum(works(index, engine, each).seconds + machine.engine_gap for each in stream)
-    return seconds * program.plan.dp
+    return seconds * program.topology.lanes
 
 
 def shared_cores_step_seconds(program: Program, machine: Machine, cores: int) -> float:

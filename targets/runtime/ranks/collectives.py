@@ -8,8 +8,9 @@ float32 copies in the order it likes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property
+from itertools import accumulate as running_sums
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.ops import Engine, Group, Quantity
 from ratrain.ratrain_ir.per_op import PerOp
-from ratrain.targets.runtime import collectives
+from ratrain.targets.runtime import collectives, peer_collectives
 from ratrain.targets.runtime.host_scalars import any_raised, norm_of_stages
 from ratrain.targets.runtime.ranks.communicator import Request
 
@@ -66,7 +67,7 @@ class GroupCollectives:
 
     @cached_property
     def norm_counts(self) -> list[tuple[int, dict[str, int]]]:
-        """For every rank in stage and replica order: its stage, and how many chunks it counts for the norm, by block; none without a norm."""
+        """For every rank in rank order: its stage, and how many chunks it counts for the norm, by block; none without a norm."""
         stream = self.rank.stage.streams[Engine.COLLECTIVE]
         clips = any(instruction.variant == "norm" for instruction in stream)
         return _norm_counts(self.rank.program) if clips else []
@@ -77,9 +78,8 @@ class GroupCollectives:
         return _PHASES[instruction.keyword](self, instruction)
 
     def all_reduce(self, instruction: Instruction) -> Phases:
-        """Sum gradients on all members: of the replicas, or of both ends."""
-        ends = Group(instruction.group) is Group.ENDS
-        return self._sum_ends(instruction) if ends else self._sum_replicas(instruction)
+        """Sum gradients on all members: of the replicas, of both ends, or what tensor peers share."""
+        return _ALL_REDUCES[Group(instruction.group)](self, instruction)
 
     def all_reduce_scalar(self, instruction: Instruction) -> Phases:
         """Combine losses, norms or flags."""
@@ -177,6 +177,35 @@ class GroupCollectives:
             finite = self.kernels.all_finite(mine[:shared], scratch=self.scratch)
         flag[0] = max(int(flags[0]), int(not finite))
 
+    def _sum_shared(self, instruction: Instruction) -> Phases:
+        """All tensor peers get the parts of what some of them share, and each adds those of its own."""
+        peers = self.communicators.peer_gradients
+        assert peers is not None  # only ranks with peers have the instruction
+        views, memory = self.rank.by_role(instruction), self.kernels.memory
+        ranges = {block: list(_shared(self.rank, block, len(views[f"gs.{block}"]))) for block in instruction.blocks}
+        arrived: dict[str, NDArray[Any]] = {}
+        requests = []
+        for block, shared in ranges.items():
+            gradient, elements = views[f"gs.{block}"], sum(high - low for _, low, high in shared)
+            mine = self.staging.take(elements, memory.element_type(gradient))
+            arrived[block] = self.staging.take((peers.size, elements), memory.element_type(gradient))
+            for (_, low, high), at in zip(shared, _starts(shared), strict=True):
+                memory.copy(mine[at : at + high - low], gradient[low:high])
+            requests.append(peers.iallgather(arrived[block], mine))
+        yield requests
+        flags = self.staging.take(len(ranges), np.uint8)
+        for index, (block, shared) in enumerate(ranges.items()):
+            flag = views[f"flag.{block}"]
+            for (copies, low, high), at in zip(shared, _starts(shared), strict=True):
+                first = peers.rank - peers.rank % copies
+                parts = [part[at : at + high - low] for part in arrived[block][first : first + copies]]
+                out = views[f"gs.{block}"][low:high]
+                peer_collectives.summed(parts, out, [flag], self.scalars, self.scratch)
+            flags[index] = int(flag[0])
+        yield [peers.iallreduce_max(flags)]
+        for index, block in enumerate(ranges):
+            views[f"flag.{block}"][0] = int(flags[index])
+
     def all_gather(self, instruction: Instruction) -> Phases:
         """Each rank rounds its shard into its place of its own view; the views then exchange places."""
         views = self.rank.by_role(instruction)
@@ -226,6 +255,12 @@ class GroupCollectives:
         views["norm"][0] = norm
 
 
+_ALL_REDUCES: dict[Group, Callable[[GroupCollectives, Instruction], Phases]] = {
+    Group.REPLICAS: GroupCollectives._sum_replicas,  # noqa: SLF001 - of this module
+    Group.ENDS: GroupCollectives._sum_ends,  # noqa: SLF001
+    Group.TENSOR: GroupCollectives._sum_shared,  # noqa: SLF001
+}
+
 _PHASES: PerOp[Callable[[GroupCollectives, Instruction], Phases]] = PerOp(
     "phases of collectives",
     {
@@ -251,16 +286,29 @@ def _staging_of(rank: Rank, instruction: Instruction, reduction: Reduction) -> i
             total += 4 * (len(view) + len(view) // rank.program.plan.dp)
         elif role.startswith("g.") or (role.startswith("gs.") and instruction.group == "ends"):
             total += view.nbytes
+        elif role.startswith("gs.") and instruction.group == "tensor":
+            shared = sum(high - low for _, low, high in _shared(rank, role.removeprefix("gs."), len(view)))
+            total += (1 + rank.program.plan.tp) * shared * view.itemsize
     return total + _SCALARS_BYTES * len(instruction.blocks)
+
+
+def _shared(rank: Rank, block: str, elements: int) -> Iterator[tuple[int, int, int]]:
+    return peer_collectives.shared_ranges(rank, block, elements)
+
+
+def _starts(shared: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Where ranges begin that stand one behind the other."""
+    return [0, *running_sums(high - low for _, low, high in shared)][:-1]
 
 
 def _norm_counts(program: Program) -> list[tuple[int, dict[str, int]]]:
     by_rank = []
     for index, stage in enumerate(program.stages):
         elements = _reduced_elements(stage)
-        for replica in range(program.plan.dp):
+        for lane in range(program.topology.lanes):
+            rank = program.topology.in_lane(index, lane)
             counts = {
-                block: sum(1 for _ in collectives.norm_chunks(program, block, replica, size))
+                block: sum(1 for _ in collectives.norm_chunks(program, block, rank.replica, size, rank.peer))
                 for block, size in elements.items()
             }
             by_rank.append((index, counts))

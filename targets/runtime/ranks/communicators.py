@@ -10,6 +10,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.ops import Group
+from ratrain.ratrain_ir.topology import Rank
 from ratrain.targets.runtime.ranks.communicator import Communicator
 from ratrain.targets.runtime.ranks.waiting import finish
 
@@ -22,20 +23,23 @@ T = TypeVar("T")
 
 @frozen(eq=False)
 class Communicators:
-    """Who a rank talks with. Ranks of each are numbered by replica, by stage, or by both, stages first."""
+    """Who a rank talks with. Ranks of each are numbered in rank order."""
 
-    stage: int
-    replica: int
+    place: Rank
     world: Communicator
-    """all ranks in stage and replica order, for what is no instruction: reports, checkpoints"""
+    """all ranks, for what is no instruction: reports, checkpoints"""
     everyone: Communicator
-    """all ranks in stage and replica order: collectives of the group `all`"""
+    """all ranks: collectives of the group `all`"""
     replicas: Communicator
-    """the replicas of this rank's stage"""
+    """the replicas of this rank's stage, of the same tensor peer"""
     pipeline: Communicator
-    """the stages of this rank's replica: messages only, tag = number of the channel"""
+    """the stages of this rank's replica, of the same tensor peer: messages only, tag = number of the channel"""
     ends: Communicator | None
-    """first and last stage of this rank's replica; None on stages between. Tag of a message = which of them sends it"""
+    """first and last stage of this rank's replica, of the same tensor peer; None on stages between. Tag of a message = which of them sends it"""
+    peers: Communicator | None = None
+    """this rank's tensor peers, for what the tensor engine does; None where it has none"""
+    peer_gradients: Communicator | None = None
+    """the same, for what the collective engine does beside it"""
 
     @classmethod
     def of_layout(cls, layout: Layout, transport: Transport) -> Communicators:
@@ -47,23 +51,26 @@ class Communicators:
         if transport.count != layout.size:
             fail(
                 "RT093",
-                f"the plan has {mesh.stages} stages x {mesh.replicas} replicas = {layout.size} ranks, "
+                f"the plan has {mesh.words} = {layout.size} ranks, "
                 f"but {transport.launcher} started {transport.count} process{'es' if transport.count > 1 else ''}",
                 help=f"start it as: {transport.start_command(layout.size)}",
             )
         place = layout.place(transport.number)
-        stage, replica, _ = place
         world = transport.world(mesh.ranks.index(place))
-        # groups of the ends' messages are made last: a library may tell groups apart by how many a process has made
-        ends = world.split(replica if stage in mesh.stages_of(Group.ENDS, stage) else None)
+        lane, is_end = mesh.lane(place), place.stage in mesh.stages_of(Group.ENDS, place.stage)
+        has_peers, team = mesh.peers > 1, place.stage * mesh.replicas + place.replica
+        # groups of messages are made last: a library may tell groups apart by how many a process has made
+        ends = world.split(lane if is_end else None)
+        peers, peer_gradients = (world.split(team) if has_peers else None for _ in range(2))
         return cls(
-            stage,
-            replica,
+            place,
             world,
             _own_part(world.split(0)),
-            _own_part(world.split(stage)),
-            _own_part(world.split(replica)).for_messages([(hop.source, hop.target) for hop in mesh.hops]),
+            _own_part(world.split(place.stage * mesh.peers + place.peer)),
+            _own_part(world.split(lane)).for_messages([(hop.source, hop.target) for hop in mesh.hops]),
             None if ends is None else ends.for_messages([(0, 1), (1, 0)] if ends.size > 1 else []),
+            peers,
+            peer_gradients,
         )
 
 

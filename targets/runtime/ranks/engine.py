@@ -21,13 +21,13 @@ from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.per_op import PerOp
-from ratrain.ratrain_ir.topology import Rank as MeshRank
 from ratrain.ratrain_ir.types import Dtype, StateKind
 from ratrain.targets.program.program import Instruction
 from ratrain.targets.runtime.engine import Head, ProgramEngine, StepTotals
 from ratrain.targets.runtime.rank import shape_only
 from ratrain.targets.runtime.ranks.collectives import GroupCollectives, Phases
 from ratrain.targets.runtime.ranks.communicator import Request
+from ratrain.targets.runtime.ranks.peer_collectives import PeerCollectives
 from ratrain.targets.runtime.ranks.stragglers import Stragglers
 from ratrain.targets.runtime.ranks.waiting import Patience, all_done, finish
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.ranks.communicators import Communicators
     from ratrain.targets.runtime.ranks.layout import Reduction
 
-_VISITED = (Engine.COLLECTIVE, Engine.RECV, Engine.SEND, Engine.HOST, Engine.COMPUTE)
+_VISITED = (Engine.TENSOR, Engine.COLLECTIVE, Engine.RECV, Engine.SEND, Engine.HOST, Engine.COMPUTE)
 """Communication first, so that it is under way while the rank computes."""
 
 
@@ -80,19 +80,19 @@ class RankEngine(ProgramEngine):
         self.reduction = reduction
         self.library = library
         """What moves the bytes, in words."""
-        place = MeshRank(communicators.stage, communicators.replica)
-        super().__init__(program, kernels, batches, [place])
+        super().__init__(program, kernels, batches, [communicators.place])
         self.order = kernels.memory.order()
-        (self.rank,) = self.ranks[communicators.stage]
-        self.collectives = GroupCollectives(
-            self.rank, communicators, kernels, self.updater.scalars, self.scratch, reduction
-        )
+        (self.rank,) = self.ranks[communicators.place.stage]
+        scalars, peers = self.updater.scalars, communicators.peers
+        self.collectives = GroupCollectives(self.rank, communicators, kernels, scalars, self.scratch, reduction)
+        self.exchanges = None if peers is None else PeerCollectives(self.rank, peers, kernels, scalars, self.scratch)
+        """With its tensor peers."""
         self.heads.sort(key=lambda head: _VISITED.index(head.engine))
         self.under_way: dict[Engine, _UnderWay] = {}
         self.stop_asked: Callable[[], int] = lambda: 0
         self.stop_agreed = 0
         """The signal that asked any process to end before its last step ended, or 0: the same on all ranks."""
-        self.stragglers = Stragglers()
+        self.stragglers = Stragglers(program.topology)
         self.compute_seconds = 0.0
         """Of this rank in its last step."""
 
@@ -115,8 +115,9 @@ class RankEngine(ProgramEngine):
 
     @property
     def peak_transport_bytes(self) -> int:
-        """Bytes in which parts of other ranks' gradients arrive."""
-        return self.collectives.staging.capacity + self.collectives.squares.nbytes
+        """Bytes in which parts of other ranks' gradients, and of sums of tensor peers, arrive."""
+        exchanges = 0 if self.exchanges is None else self.exchanges.staging.capacity
+        return self.collectives.staging.capacity + self.collectives.squares.nbytes + exchanges
 
     def agreed_stop(self, asked: Callable[[], int]) -> Callable[[], int]:
         """What all ranks ask between steps, given the signal that asks this process to end: they end after the same step."""
@@ -192,6 +193,11 @@ class RankEngine(ProgramEngine):
         """Take part in a collective."""
         return self.collectives.start(instruction)
 
+    def exchange(self, instruction: Instruction) -> Phases:
+        """Exchange rows or losses with tensor peers."""
+        assert self.exchanges is not None  # only ranks with peers have the instruction
+        return self.exchanges.start(instruction)
+
     def _hang(self, limit: int) -> None:
         heads = [head for head in self.heads if head.has_work(limit)]
         titles = [head.next_instruction()[0].title for head in heads]
@@ -202,12 +208,11 @@ class RankEngine(ProgramEngine):
 
     def step_totals(self, step: int) -> StepTotals:
         """What all ranks did in a step; the exchange is the only point where all of them meet without the program's asking."""
-        plan, place = self.program.plan, (self.communicators.stage, self.communicators.replica)
-        squares = self.updater.squares_of(*place)
+        topology, squares = self.program.topology, self.updater.squares_of(self.rank.stage_index, self.rank.lane)
         mine = [self._own_loss(), self.updater.log.skipped, self.stop_asked(), self.compute_seconds, squares]
         losses, skipped, stops, seconds, all_squares = self._of_all_ranks(mine)
         self.stop_agreed = int(stops.max())
-        for warning in self.stragglers.look(step, seconds.reshape(plan.pp, plan.dp)):
+        for warning in self.stragglers.look(step, seconds.reshape(topology.stages, topology.lanes)):
             if self.communicators.world.rank == 0:
                 self.tell(warning)
         norm = self.collectives.norm
@@ -222,14 +227,14 @@ class RankEngine(ProgramEngine):
 
     def _loss_of(self, losses: NDArray[np.float64]) -> float:
         """The one that the last stage knows, of those of all ranks."""
-        return float(losses[self.program.topology.last_stage * self.program.plan.dp])
+        return float(losses[self.program.topology.last_stage * self.program.topology.lanes])
 
     def _own_loss(self) -> float:
         """The last step's loss over all its tokens on ranks of the last stage; 0 on others."""
         return self.collectives.loss or 0.0
 
     def _of_all_ranks(self, values: list[float]) -> NDArray[np.float64]:
-        """Some values of every rank, shape [values, ranks], in stage and replica order."""
+        """Some values of every rank, shape [values, ranks], in rank order."""
         everyone = np.empty((self.program.plan.clusters, len(values)))
         finish(self.communicators.world.iallgather(everyone, np.array(values, np.float64)))
         return everyone.T
@@ -241,8 +246,9 @@ _PHASES: PerOp[Callable[[RankEngine, Instruction], Phases] | None] = PerOp(
         **dict.fromkeys(ops.LONE_OPS, None),
         ops.Send: RankEngine.send,
         ops.Recv: RankEngine.receive,
-        **dict.fromkeys((ops.ReduceScatter, ops.AllReduce, ops.AllReduceScalar, ops.AllGather), RankEngine.meet),
+        **dict.fromkeys(ops.STATE_OPS, RankEngine.meet),
+        **dict.fromkeys(ops.PEER_OPS, RankEngine.exchange),
     },
-    never=(*ops.PEER_OPS, ops.Release),
+    never=(ops.Release,),
 )
 """How an instruction communicates; None of those that a rank runs alone."""

@@ -1,4 +1,4 @@
-"""What is chosen about a job of many processes: which stage and replica each runs, and how sums are made."""
+"""What is chosen about a job of many processes: which rank each runs, and how sums are made."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.plan import Plan
 
 RankOrder: TypeAlias = Literal["pp-first", "dp-first", "mapping"]
-"""What consecutive processes are: the stages of one replica, the replicas of one stage, or the ranks of one tile of the plan's mapping."""
+"""What consecutive processes are: the stages of one replica, the replicas of one stage, or the ranks of one tile of the plan's mapping.
+
+Tensor peers follow one another in the first two.
+"""
 
 Reduction: TypeAlias = Literal["ordered", "fast"]
-"""How gradients are summed over replicas: in rank order, which gives the bits of the local engine, or by the library as it likes."""
+"""How gradients are summed over replicas: in rank order, which gives the bits of the local engine, or by the library as it likes.
+
+Tensor peers sum in rank order in either case.
+"""
 
 
 @frozen

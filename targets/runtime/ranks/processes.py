@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
-from ratrain.ratrain_ir.topology import Rank
 from ratrain.targets.runtime.processes import Processes
 from ratrain.targets.runtime.profile import Profile
 from ratrain.targets.runtime.ranks.clocks import ClockOffset, measured_offset
@@ -25,7 +24,7 @@ T = TypeVar("T")
 
 
 class RankProcesses(Processes):
-    """The processes of a job, numbered by stage, then by replica."""
+    """The processes of a job, numbered in rank order."""
 
     engine_class: ClassVar[type[RankEngine]] = RankEngine
     """What runs a rank."""
@@ -41,7 +40,7 @@ class RankProcesses(Processes):
         self.number = self.communicators.world.rank
         self.count = layout.size
         self.offsets: list[ClockOffset] = []
-        self.started_as = layout.process(Rank(self.communicators.stage, self.communicators.replica))
+        self.started_as = layout.process(self.communicators.place)
 
     def make_engine(
         self, program: Program, kernels: KernelSet, batches: Batches, interleave_seed: int | None, threads: int
