@@ -2,7 +2,7 @@
 
     python benchmarks/faulty_ranks.py '{"kind": "kill", ...}' run FILE.rtx --engine mpi ...
 
-A fault happens on one rank at one instruction: stage, replica, step, engine, and index into that engine's stream.
+A fault happens on one rank at one instruction: stage, replica, tensor peer, step, engine, and index into that engine's stream.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Fault:
     step: int
     engine: str = "compute"
     index: int = 0
+    peer: int = 0
     seconds: float = 0.0
     factor: float = 1.0
 
@@ -51,7 +52,7 @@ class FaultyEngine(RankEngine):
 
     def begin(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
         super().begin(rank, engine, instruction)
-        here = (rank.stage_index, rank.replica) == (FAULT.stage, FAULT.replica)
+        here = rank.place == (FAULT.stage, FAULT.replica, FAULT.peer)
         index = rank.completed[engine] % len(rank.stage.streams[engine])
         self.is_faulty = here and (self.step, engine.value, index) == (FAULT.step, FAULT.engine, FAULT.index)
         self.is_slow = here and FAULT.kind == "slow" and self.step >= FAULT.step

@@ -135,7 +135,7 @@ def state(run: TrainingRun) -> dict[str, npt.NDArray[Any]]:
         for rank in ranks:
             for number, tensor in enumerate(rank.stage.tensors):
                 if tensor.carried:
-                    found[f"{rank.stage_index}.{rank.replica}.{tensor.name}"] = rank.views[number]
+                    found[f"{rank.stage_index}.{rank.lane}.{tensor.name}"] = rank.views[number]
     return found
 
 

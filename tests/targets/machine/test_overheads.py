@@ -76,6 +76,12 @@ def test_communicators_are_groups_and_pairs(stages: int, replicas: int, tied: bo
     assert mesh.most_communicators(tied=tied) == max(expected)
 
 
+def test_tensor_peers_have_two_communicators() -> None:
+    """What the tensor engine and the collective engine do with them is under way at the same time."""
+    assert Mesh(1, 1, 2, (0,)).communicators(0, tied=False) == 1 + 2
+    assert Mesh(2, 2, 4, (0, 1)).most_communicators(tied=True) == 1 + 1 + 2 + 1 + 1
+
+
 def test_two_edges_between_two_stages_are_one_pair() -> None:
     assert Mesh(2, 1, 1, (0, 1, 0, 1)).communicators(0, tied=False) == 2
 

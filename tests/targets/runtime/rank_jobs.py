@@ -45,6 +45,18 @@ PLANS: dict[str, dict[str, Any]] = {
     "4x1-tied": {"model": evolve(TIED, layers=4), "pp": 4, "dp": 1},
 }
 
+PEER_PLANS: dict[str, dict[str, Any]] = {
+    "2x1x2-clipped": {"dp": 1, "tp": 2, "optimizer": CLIPPED},
+    "1x2x2": {"pp": 1, "tp": 2},
+    "2x1x2-tied": {"model": TIED, "dp": 1, "tp": 2},
+    "1x2x2-each-micro-batch": {"pp": 1, "tp": 2, "zero": 2, "reduce": "each-micro-batch", "optimizer": CLIPPED},
+    "2x1x2-overflow": {"dp": 1, "tp": 2, "loss_scale": 2.0**19},
+    "1x1x4-copied-heads": {"pp": 1, "dp": 1, "tp": 4, "zero": 0, "sequence_sharding": False, "optimizer": CLIPPED},
+    "1x2x2-bf16-whole-rows": {"pp": 1, "tp": 2, "zero": 3, "sequence_sharding": False, "view_dtype": "bf16"},
+    "2x1x2-documents": {"dp": 1, "tp": 2, "attention_mask": "document", "view_dtype": "f32"},
+}
+"""Of four ranks each, some of them tensor peers."""
+
 CHUNKED = {
     "interleaved": ("interleaved", PipelineShape(2, 4, 2)),
     "breadth-first": ("breadth-first", PipelineShape(2, 3, 2)),

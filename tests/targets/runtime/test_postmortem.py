@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, fail
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
+from ratrain.ratrain_ir.topology import Rank
 from ratrain.ratrainc.commands.launch import command as launch_command
 from ratrain.ratrainc.commands.postmortem import command as postmortem_command
 from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs
@@ -54,6 +55,8 @@ PROGRAMS = {
         evolve(MODEL, tied_embeddings=True), pp=3, zero=2, reduce="each-micro-batch"
     ),
     "1x3": make_program(pp=1, dp=3),
+    "2x1x2": make_program(dp=1, tp=2),
+    "1x2x2-each-micro-batch": make_program(pp=1, tp=2, zero=2, reduce="each-micro-batch"),
     "2x2-interleaved": program_of(evolve(MODEL, layers=4), "interleaved", PipelineShape(2, 3, 2)),
     "2x2-vee": program_of(evolve(MODEL, layers=4), "zb-v", PipelineShape(2, 3, 2, "vee")),
 }
@@ -64,10 +67,10 @@ def alive(position: RankPosition) -> Liveness:
     return Liveness.ALIVE
 
 
-def standstill(program: Program, stage: int, replica: int, computed: int) -> LocalEngine:
+def standstill(program: Program, place: Rank, computed: int) -> LocalEngine:
     """An engine that ran until one rank did not come back from a compute instruction, and all others wait."""
     engine = start(program, 2).engine
-    held, original = engine.ranks[stage][replica], engine._try_run
+    held, original = engine.ranks[place.stage][program.topology.lane(place)], engine._try_run
 
     def try_run(head: Any, limit: int) -> bool:
         is_there = held.completed[Engine.COMPUTE] == computed and held.is_ready(*held.head(Engine.COMPUTE))
@@ -79,12 +82,12 @@ def standstill(program: Program, stage: int, replica: int, computed: int) -> Loc
     return engine
 
 
-def seen(engine: LocalEngine, stage: int, replica: int, computed: int) -> list[RankPosition]:
+def seen(engine: LocalEngine, place: Rank, computed: int) -> list[RankPosition]:
     """The positions of a standstill, with that rank's compute engine running."""
     found = []
     for position in engine.positions():
         engines = dict(position.engines)
-        if (position.stage, position.replica) == (stage, replica):
+        if position.place == place:
             engines[Engine.COMPUTE] = EnginePosition(computed, running=True, since=time.time() - 100)
         found.append(evolve(position, engines=engines, longest_compute=0.01))
     return found
@@ -94,17 +97,17 @@ def seen(engine: LocalEngine, stage: int, replica: int, computed: int) -> list[R
 @given(st.sampled_from(sorted(PROGRAMS)), st.data())
 def test_the_rank_that_everyone_waits_for_is_found(name: str, data: Any) -> None:
     program = PROGRAMS[name]
-    stage = data.draw(st.integers(0, program.plan.pp - 1))
-    replica = data.draw(st.integers(0, program.plan.dp - 1))
-    stream = program.stages[stage].streams[Engine.COMPUTE]
+    place = data.draw(st.sampled_from(program.topology.ranks))
+    stream = program.stages[place.stage].streams[Engine.COMPUTE]
     computed = data.draw(st.integers(0, 2 * len(stream) - 1))
-    engine = standstill(program, stage, replica, computed)
-    positions = seen(engine, stage, replica, computed)
+    engine = standstill(program, place, computed)
+    positions = seen(engine, place, computed)
     title = stream[computed % len(stream)].title
 
     stuck = diagnose(program, positions, time.time(), alive)
     assert [cause.fault for cause in stuck.causes] == [Fault.STUCK]
-    assert stuck.causes[0].places == ((stage, replica),)
+    assert stuck.causes[0].text.startswith(program.topology.name(place))
+    assert stuck.causes[0].places == (place,)
     assert f"'{title}'" in stuck.causes[0].text
     assert "machine is at fault" in stuck.verdict
 
@@ -113,22 +116,22 @@ def test_the_rank_that_everyone_waits_for_is_found(name: str, data: Any) -> None
     assert not slow.is_conclusive
     assert Fault.COMPUTING in {cause.fault for cause in slow.causes}
 
-    number = next(found.number for found in positions if (found.stage, found.replica) == (stage, replica))
+    number = next(found.number for found in positions if found.place == place)
     gone = diagnose(
         program, positions, time.time(), lambda found: Liveness.GONE if found.number == number else Liveness.ALIVE
     )
-    assert [(cause.fault, cause.places) for cause in gone.causes] == [(Fault.GONE, ((stage, replica),))]
+    assert [(cause.fault, cause.places) for cause in gone.causes] == [(Fault.GONE, (place,))]
     assert f"'{title}'" in gone.causes[0].text
 
     missing = diagnose(program, [found for found in positions if found.number != number], time.time(), alive)
-    assert [(cause.fault, cause.places) for cause in missing.causes] == [(Fault.MISSING, ((stage, replica),))]
+    assert [(cause.fault, cause.places) for cause in missing.causes] == [(Fault.MISSING, (place,))]
 
 
 def test_micro_batch_step_and_who_waits_are_named() -> None:
     program = PROGRAMS["2x2"]
     stream = program.stages[1].streams[Engine.COMPUTE]
     index = next(i for i, found in enumerate(stream) if found.keyword == "backward" and found.micro_batch == 1)
-    positions = seen(standstill(program, 1, 0, index), 1, 0, index)
+    positions = seen(standstill(program, Rank(1, 0), index), Rank(1, 0), index)
     found = diagnose(program, positions, time.time(), alive)
     assert f"'{stream[index].title}' (step 0, micro-batch 1)" in found.causes[0].text
     assert "stage @1 replica 0 in" in found.causes[0].text
@@ -136,13 +139,24 @@ def test_micro_batch_step_and_who_waits_are_named() -> None:
     assert "waits for stage @1 replica 0" in waiting
 
 
+def test_a_peer_that_is_late_to_an_exchange_is_named() -> None:
+    """Its peer waits for it in the exchange, and the other stage's for theirs."""
+    program, late = PROGRAMS["2x1x2"], Rank(0, 0, 1)
+    stream = program.stages[0].streams[Engine.COMPUTE]
+    index = next(i for i, found in enumerate(stream) if found.keyword == "backward" and found.micro_batch == 1)
+    found = diagnose(program, seen(standstill(program, late, index), late, index), time.time(), alive)
+    assert found.causes[0].text.startswith("stage @0 replica 0 peer 1 in")
+    waiting = next(line for line in found.ranks if line.startswith("stage @0 replica 0 peer 0"))
+    assert "waits for stage @0 replica 0 peer 1" in waiting
+
+
 def test_a_rank_of_another_machine_is_judged_by_its_heartbeat() -> None:
     program = PROGRAMS["2x2"]
-    positions = seen(standstill(program, 1, 0, 3), 1, 0, 3)
+    positions = seen(standstill(program, Rank(1, 0), 3), Rank(1, 0), 3)
     now = time.time()
     silent = [evolve(found, heartbeat=now - 20 * (found.stage == 1 and found.replica == 0)) for found in positions]
     found = diagnose(program, silent, now, lambda _: Liveness.UNKNOWN)
-    assert [(cause.fault, cause.places) for cause in found.causes] == [(Fault.GONE, ((1, 0),))]
+    assert [(cause.fault, cause.places) for cause in found.causes] == [(Fault.GONE, (Rank(1, 0),))]
     assert "has given no sign for 20 s" in found.causes[0].text
     heard = [evolve(position, heartbeat=now) for position in positions]
     assert Fault.GONE not in {cause.fault for cause in diagnose(program, heard, now, lambda _: Liveness.UNKNOWN).causes}
@@ -216,7 +230,7 @@ def test_a_position_is_what_the_engine_did(tmp_path: Path) -> None:
     run = start(program, 2, run_folder=str(tmp_path / "run"))
     list(run.steps())
     found = read_positions(str(tmp_path / "run"))
-    assert [(position.stage, position.replica) for position in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [position.place for position in found] == list(program.topology.ranks)
     for position in found:
         stage = program.stages[position.stage]
         assert position.pid == os.getpid()
@@ -322,7 +336,7 @@ class Watching:
 def stuck_since(now: float) -> list[RankPosition]:
     """All ranks wait for an instruction that has begun at a moment."""
     found = []
-    for position in seen(standstill(PROGRAMS["2x2"], 1, 0, 3), 1, 0, 3):
+    for position in seen(standstill(PROGRAMS["2x2"], Rank(1, 0), 3), Rank(1, 0), 3):
         engines = {engine: evolve(at, since=now) for engine, at in position.engines.items()}
         found.append(evolve(position, engines=engines, heartbeat=now, since=now))
     return found
@@ -522,7 +536,7 @@ def test_a_position_file_is_small_and_made_new(tmp_path: Path) -> None:
     rank.new_position(tmp_path, 4)
     assert position_path(tmp_path, 4).stat().st_size < 4096
     (found,) = read_positions(str(tmp_path))
-    assert (found.number, found.stage, found.replica, found.phase) == (4, 0, 1, RankPhase.STARTING)
+    assert (found.number, found.place, found.phase) == (4, Rank(0, 1), RankPhase.STARTING)
 
 
 def test_a_position_or_report_that_never_ends_is_not_read(tmp_path: Path) -> None:
