@@ -56,15 +56,15 @@ class Updater:
     def gradient_norm(self) -> float | None:
         """The norm of the reduced gradient over this process's ranks in the last step: the program's, or that of what was updated.
 
-        Blocks in forward order within a rank, then ranks in stage and replica order.
+        Blocks in forward order within a rank, then ranks in rank order.
         """
         if self.log.norm is not None or not self.log.squares:
             return self.log.norm
         return sqrt(sum(self.squares_of(*place) for place in sorted(self.log.squares)))
 
-    def squares_of(self, stage: int, replica: int) -> float:
+    def squares_of(self, stage: int, lane: int) -> float:
         """What a rank contributes to the square of that norm, where the program has none."""
-        mine = self.log.squares.get((stage, replica), {})
+        mine = self.log.squares.get((stage, lane), {})
         return sum(mine[name] for block in block_chain(self.program.model) if (name := str(block)) in mine)
 
     def refresh_view(self, rank: Rank, instruction: Instruction, scratch: Scratch) -> None:
