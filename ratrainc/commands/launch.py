@@ -66,7 +66,13 @@ def _begins(word: str, names: Collection[str]) -> bool:
 @click.command(
     cls=_Launch, epilog=_EPILOG, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
-@click.option("-n", "ranks", type=click.IntRange(min=1), required=True, help="Processes: stages times replicas times tensor peers.")
+@click.option(
+    "-n",
+    "ranks",
+    type=click.IntRange(min=1),
+    required=True,
+    help="Processes: stages times replicas times tensor peers.",
+)
 @click.option(
     "--mpirun",
     type=Source("launcher"),

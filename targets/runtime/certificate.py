@@ -15,6 +15,7 @@ from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.memory import Work
 from ratrain.targets.runtime.messages_ahead import Form, messages_ahead
 from ratrain.targets.runtime.optimizer import update_scratch_bytes
+from ratrain.targets.runtime.peer_collectives import exchange_scratch_bytes
 from ratrain.targets.runtime.rank import DENOMINATOR, rope_tables, routine_scratch_bytes
 
 if TYPE_CHECKING:
@@ -101,19 +102,20 @@ def _types(stage: ProgramStage, item: Instruction) -> list[TensorType]:
 
 
 def scratch_capacities(program: Program, kernels: KernelSet, *, overlaps: bool) -> list[int]:
-    """Bytes of each scratch of a process that runs all ranks: one, or three of each rank where its engines may do several things at a time.
+    """Bytes of each scratch of a process that runs all ranks: one, or several of each rank where its engines may do several things at a time.
 
-    Of those of a rank the first is that of routines, the others those of reductions and of updates.
+    Of those of a rank the first is that of routines, the others those of reductions, of updates, and of exchanges with tensor peers.
     """
     updates = update_scratch_bytes(program, kernels)
     most = scratch_bytes(program, kernels)
-    return [most, updates, updates] * len(program.topology.ranks) if overlaps else [most]
+    exchanges = [exchange_scratch_bytes(program, kernels)] if program.plan.tp > 1 else []
+    return [most, updates, updates, *exchanges] * len(program.topology.ranks) if overlaps else [most]
 
 
 def scratch_bytes(program: Program, kernels: KernelSet) -> int:
     """Scratch that a kernel set needs for the largest step of a program."""
     routines = max((routine_scratch_bytes(routine, kernels) for routine in program.routines), default=0)
-    return max(routines, update_scratch_bytes(program, kernels))
+    return max(routines, update_scratch_bytes(program, kernels), exchange_scratch_bytes(program, kernels))
 
 
 def _sums_squares(item: Instruction) -> bool:

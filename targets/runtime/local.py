@@ -58,6 +58,8 @@ class LocalEngine(ProgramEngine):
             for rank in (rank for ranks in self.ranks for rank in ranks):  # all of it before the first step
                 self.scratch_of(rank, Engine.COLLECTIVE)
                 self.scratch_of(rank, Engine.HOST)
+                if program.plan.tp > 1:
+                    self.scratch_of(rank, Engine.TENSOR)
         self.choice = random.Random(interleave_seed) if interleave_seed is not None else None  # noqa: S311
         self.channels = Channels(kernels.memory)
         self._reserve_messages()
@@ -75,12 +77,15 @@ class LocalEngine(ProgramEngine):
             return self.scratch
         key = rank.stage_index, rank.lane, engine
         if key not in self._scratches:
-            needed = (
-                self.scratch.capacity if engine is Engine.COMPUTE else update_scratch_bytes(self.program, self.kernels)
-            )
-            made: Scratch = self.kernels.memory.scratch(needed)
+            made: Scratch = self.kernels.memory.scratch(self._scratch_capacity(engine))
             self._scratches[key] = made
         return self._scratches[key]
+
+    def _scratch_capacity(self, engine: Engine) -> int:
+        if engine is Engine.COMPUTE:
+            return self.scratch.capacity
+        needed = peer_collectives.exchange_scratch_bytes if engine is Engine.TENSOR else update_scratch_bytes
+        return needed(self.program, self.kernels)
 
     @property
     def scratch_bytes(self) -> int:

@@ -100,7 +100,7 @@ def _bytes_for(plan: Plan, kernels: KernelSet, elements: int) -> int:
     view = shape_only(Dtype(plan.view_dtype), (elements,))
     options: dict[str, Any] = {"step": 1, "grad_multiplier": 1.0, "lr": 1.0, "beta1": 0.9, "beta2": 0.9}
     options |= {"eps": 1.0, "weight_decay": 0.0, "decay": [(0, elements)]}
-    parts = [whole] * plan.dp
+    parts = [whole] * max(plan.dp, plan.tp)
     needs = [
         kernels.scratch_bytes("adamw", master=f32, m=f32, v=f32, grad=shard, view=view, **options),
         kernels.scratch_bytes("cast", src=f32, dst=view),

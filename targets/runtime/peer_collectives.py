@@ -12,10 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.blocks import parameters_within, parse_block, shares_rows
+from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.tensor_peers import peer_model, share_of
 from ratrain.targets.program.kernels import IGNORED_LABEL
+from ratrain.targets.runtime.rank import shape_only
 
 if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.collectives import Member
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
     from ratrain.targets.runtime.memory import Memory
@@ -48,6 +51,20 @@ def summed(parts: Sequence[NDArray[Any]], out: NDArray[Any], flags: Flags, scala
     """Set `out` to the sum of parts, of which it may be the first; raise flags unless all of it is finite."""
     scratch.reset()
     scalars.mean_of_replicas(parts, out, flags, scratch=scratch, accumulate=False, divisor=1.0)
+
+
+def exchange_scratch_bytes(program: Program, kernels: KernelSet) -> int:
+    """Scratch of the largest sum of rows of any stage."""
+    most = 0
+    for stage in program.stages:
+        for instruction in stage.streams[Engine.TENSOR]:
+            types = {operand.role: stage.tensors[operand.tensor].type for operand in instruction.operands}
+            if "sum" in types:
+                out = shape_only(types["sum"].dtype, (types["sum"].elements,))
+                parts = [out] * (1 + program.plan.tp)
+                needed = kernels.scratch_bytes("mean_of_replicas", parts=parts, out=out, accumulate=False, divisor=1.0)
+                most = max(most, needed + kernels.scalar_bytes)
+    return most
 
 
 def combine_loss(members: Sequence[Member]) -> None:

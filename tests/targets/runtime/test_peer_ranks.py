@@ -12,6 +12,7 @@ from attrs import asdict, evolve
 
 from ratrain.ratrain_ir.blocks import block_chain
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.types import StateKind
 from ratrain.ratrainc.run_profile import write_profile
 from ratrain.targets.runtime import checkpoint
 from ratrain.targets.runtime.checkpoint import MANIFEST_FILE
@@ -278,8 +279,20 @@ def test_threads_and_any_order_of_peers_give_the_same_bits() -> None:
     for settings in ({"threads": 2, "poison": True}, {"interleave_seed": 3, "poison": True}, {"check_memory": True}):
         other = train(program, 2, **settings)
         assert isinstance(other.engine, ThreadedEngine if "threads" in settings else LocalEngine)
+        assert other.engine.scratch_bytes == other.engine.certificate.scratch_bytes
         assert losses(other) == losses(ordered)
         same_bits(other, ordered)
+
+
+def test_sums_of_rows_that_are_larger_than_any_shard_have_scratch() -> None:
+    """Long sequences of a narrow model over replicas that share out its optimizer state."""
+    keys: dict[str, Any] = {"micro_batch_size": 8, "micro_batches": 1, "seq_len": 40, "sequence_sharding": False}
+    program = make_program(pp=1, tp=2, dp=2, **keys)
+    ordered, threaded = train(program, 1), train(program, 1, threads=2)
+    assert losses(threaded) == losses(ordered) == losses(trained_by_threads(program, 1)[0])
+    same_bits(threaded, ordered)
+    most = max(tensor.type.elements for tensor in program.stages[0].tensors if tensor.kind is StateKind.MASTER)
+    assert most < 8 * 40 * MODEL.hidden_size
 
 
 def test_a_profile_names_peers_and_who_meets_whom(tmp_path: Path) -> None:
