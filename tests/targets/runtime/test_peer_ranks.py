@@ -101,7 +101,7 @@ def test_what_arrives_from_peers_has_bytes_of_its_own_that_are_said() -> None:
     engine = run.engine
     exchanges = engine.exchanges.staging  # type: ignore[attr-defined]
     assert exchanges.high_water == exchanges.capacity > 0
-    gradients = engine.collectives.staging.capacity  # type: ignore[attr-defined]
+    gradients = engine.collectives.staging.capacity + engine.collectives.squares.nbytes  # type: ignore[attr-defined]
     assert engine.peak_transport_bytes == exchanges.capacity + gradients
 
 
