@@ -57,8 +57,8 @@ def _fitting_changes(setting: Setting, heaviest: int) -> list[Outcome]:
 def _planned(setting: Setting, strategy: Strategy, command: str | None, deadline: float) -> Iterator[Note]:
     yield Note("no single change and no pair of changes that was tried fits")
     plan = setting.plan
-    if plan.chunks > 1 or plan.slices:
-        return  # the planner's shapes have one chunk a stage, and whole micro-batches
+    if plan.chunks > 1 or plan.slices or plan.tp > 1:
+        return  # the planner's shapes have one chunk a stage, whole micro-batches and one tensor peer
     request = Request(
         setting.model,
         setting.machine,

@@ -54,7 +54,7 @@ def show_module(module: Module, machine: Machine) -> None:
         )
     model = module.model
     title = (
-        f"{model.name}: {model.parameters / 1e6:,.2f} M parameters, {plan.pp} stages x {plan.dp} replicas, "
+        f"{model.name}: {model.parameters / 1e6:,.2f} M parameters, {module.topology.words}, "
         f"{plan.micro_batches} micro-batches of {plan.micro_batch_size} x {plan.seq_len} tokens{in_slices(plan)}, "
         f"{module.level.value}"
     )

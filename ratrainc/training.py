@@ -49,7 +49,7 @@ def default_threads(program: Program) -> int:
         instruction.routine is not None for stage in program.stages for instruction in stage.streams[Engine.COMPUTE]
     )
     operations = model_flops_per_token(program.model, plan.seq_len) * plan.tokens_per_step
-    small = operations < LEAST_OPERATIONS * blocks * plan.dp
+    small = operations < LEAST_OPERATIONS * blocks * plan.dp * plan.tp
     return 1 if small else available_threads()
 
 

@@ -86,8 +86,18 @@ def planning_request(
 def _without_shape(plan: Plan, chosen: Strategy, path: str) -> Plan:
     """A plan without its schedule, chunks and slices, which are chosen anew among those of a strategy.
 
-    Raises `DiagnosticError` RT064 where it says others than the strategy has.
+    Raises `DiagnosticError` RT064 where it says others than the strategy has, or tensor peers, which no plan of the planner has.
     """
+    if plan.tp > 1:
+        at = place_in_plan(path, "tp")
+        text = f"the planner makes plans of one tensor peer, and this one has {plan.tp}"
+        fail(
+            "RT064",
+            text,
+            at.location,
+            source=at.source,
+            help="leave tp out; add it to the plan that is found, for tp times its clusters",
+        )
     wanted = chosen.schedule or default_schedule(PipelineShape(1, 1))
     by = f"the planner, for the strategy '{chosen.name}',"
     refuse_contradiction(plan, wanted, by, partial(place_in_plan, path, "schedule"))

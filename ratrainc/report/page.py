@@ -61,9 +61,10 @@ def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[s
 def _subtitle(timeline: Timeline) -> str:
     plan = timeline.program.plan
     sends = "rendezvous" if timeline.rendezvous else "buffered"
+    alike = "replicas" if plan.tp == 1 else "replicas and tensor peers"
     return (
-        f"All times are simulated, none is measured. {plan.pp} stages x {plan.dp} replicas, {plan.micro_batches} micro-batches of "
-        f"{plan.micro_batch_size} x {plan.seq_len} tokens{in_slices(plan)}; {sends} sends; replicas are alike, so one of each stage is shown."
+        f"All times are simulated, none is measured. {timeline.program.topology.words}, {plan.micro_batches} micro-batches of "
+        f"{plan.micro_batch_size} x {plan.seq_len} tokens{in_slices(plan)}; {sends} sends; {alike} are alike, so one of each stage is shown."
     )
 
 

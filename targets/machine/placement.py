@@ -156,9 +156,7 @@ def placement_of(plan: Plan, machine: Machine) -> Placement:
 def _placement(mesh: Mesh, mapping: RankMapping | None, groups: tuple[LinkGroup, ...], machine: str) -> Placement:
     most = groups[-1].clusters
     if most is not None and mesh.size > most:
-        peers = "" if mesh.peers == 1 else f" x {mesh.peers} tensor peers"
-        size = f"{mesh.stages} stages x {mesh.replicas} replicas{peers} are {mesh.size} clusters"
-        fail("RT064", f"{size}: the machine {machine} has {most}")
+        fail("RT064", f"{mesh.words} are {mesh.size} clusters: the machine {machine} has {most}")
     if mapping is None:
         return Placement(groups, mesh, None)
     wanted, given = [group.name for group in groups[:-1]], [tile.group for tile in mapping.tiles]

@@ -1,0 +1,147 @@
+"""Commands on plans with tensor peers, as a user gives them: each works, or refuses by name; no peer is lost on the way."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from ratrain import api
+from ratrain.ratrainc.cli import main
+from ratrain.targets.machine.machine import load_machine
+from ratrain.targets.simulator.figures import one_core_step_seconds
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 45,
+    "rms_norm_eps": 1e-5,
+}
+PLAN = """
+[parallel]
+pp = 2
+dp = {dp}
+tp = {tp}
+[batch]
+micro_batches = 2
+micro_batch_size = 1
+seq_len = 8
+[optimizer]
+warmup_steps = 2
+[state]
+view_dtype = "f32"
+grad_dtype = "f32"
+loss_scale = 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, plans of 1, 2 and 4 tensor peers, and their schedules and programs."""
+    made = tmp_path_factory.mktemp("peers")
+    (made / "m.json").write_text(json.dumps(CONFIG))
+    (made / "tokens.bin").write_bytes(
+        bytes(number * 7 % 61 if at == 0 else 0 for number in range(400) for at in (0, 1))
+    )
+    for tp in (1, 2, 4):
+        plan = made / f"t{tp}.toml"
+        plan.write_text(PLAN.format(tp=tp, dp=2 if tp == 2 else 1))
+        for kind in ("rtir", "rtx"):
+            words = ["compile", "--model", made / "m.json", "--plan", plan, "-o", made / f"t{tp}.{kind}"]
+            assert main([str(word) for word in words]) == 0
+    return made
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:
+    """Both outputs of a command."""
+    capsys.readouterr()
+    found = main([str(word) for word in words])
+    shown = capsys.readouterr()
+    assert found == code, shown.out + shown.err
+    return shown.out + shown.err
+
+
+def test_schedules_and_programs_are_proved_timed_explained_and_drawn(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "sound" in printed(capsys, "verify", folder / "t2.rtir")
+    assert "sound" in printed(capsys, "verify", folder / "t2.rtx")
+    figures = json.loads(printed(capsys, "simulate", folder / "t2.rtx", "--json"))
+    assert {"gather_rows", "reduce_rows", "combine_loss"} <= figures["collectives"].keys()
+    assert "gather_rows" in printed(capsys, "explain", folder / "t2.rtx", "--time")
+    assert "levers" in printed(capsys, "explain", folder / "t2.rtir", "--stage", 1, "--seconds", 3)
+    assert "2 stages x 2 replicas x 2 tensor peers" in printed(capsys, "disasm", folder / "t2.rtx")
+    assert "reduce_rows" in printed(capsys, "diff", folder / "t1.rtir", folder / "t2.rtir")
+    printed(capsys, "report", folder / "t2.rtx", "-o", folder / "r.html")
+    page = (folder / "r.html").read_text()
+    assert "2 stages x 2 replicas x 2 tensor peers" in page
+    assert "replicas and tensor peers are alike" in page
+    assert "0F0,0F1" in printed(capsys, "export", folder / "t2.rtir")
+
+
+def test_one_core_takes_the_ops_of_all_peers(folder: Path) -> None:
+    program = api.load(str(folder / "t2.rtx"))
+    machine = load_machine(None)
+    gaps = one_core_step_seconds(program, evolve(machine, engine_gap=1.0)) - one_core_step_seconds(
+        program, evolve(machine, engine_gap=0.0)
+    )
+    assert gaps == pytest.approx(4 * sum(stage.instructions for stage in program.stages))
+
+
+def test_a_profile_has_a_process_a_rank_and_tells_the_groups_apart(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = folder / "profile.json"
+    data = ("--data", folder / "tokens.bin", "--steps", 3)
+    printed(capsys, "run", folder / "t2.rtx", *data, "--threads", 1, "--profile", profile)
+    events = json.loads(profile.read_text())["traceEvents"]
+    names = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+    assert len(set(names.values())) == len(names) == 8
+    assert "stage @1 replica 1 peer 1 (measured)" in names
+    meetings = Counter(event["args"]["meeting"] for event in events if event["ph"] == "X" and event["args"]["meeting"])
+    forward = {name: count for name, count in meetings.items() if name.startswith("activation from")}
+    assert len(forward) == 4, "a channel of each replica and peer"
+    tensor = {name for name in meetings if name.startswith("reduce_rows activation tensor 0")}
+    assert len(tensor) == 4, "a group of each stage and replica"
+
+
+def test_a_checkpoint_of_peers_resumes_with_others_generates_and_is_exported(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ("--data", folder / "tokens.bin")
+    printed(capsys, "run", folder / "t2.rtx", *data, "--steps", 2, "--save", folder / "saved")
+    losses = {}
+    for name in ("t2.rtx", "t4.rtx", "t1.rtx"):
+        log = folder / f"{name}.jsonl"
+        words = ["run", folder / name, *data, "--steps", 2, "--resume", folder / "saved", "--log", log]
+        if name != "t2.rtx":
+            words.append("--new-data")  # half as many replicas: steps of half the data
+        printed(capsys, *words)
+        losses[name] = [json.loads(line)["loss"] for line in log.read_text().splitlines()]
+    assert losses["t1.rtx"] == pytest.approx(losses["t4.rtx"], rel=1e-6)
+    printed(capsys, "generate", folder / "saved", "--prompt-tokens", "3,4,5", "--tokens", 4)
+    printed(capsys, "export-weights", folder / "saved", "-o", folder / "weights")
+    printed(capsys, "run", folder / "t2.rtx", *data, "--steps", 1, "--init", folder / "weights")
+
+
+def test_the_planner_refuses_peers_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--model", folder / "m.json", "--clusters", 8, "--seq-len", 8, "--global-batch", 4, "--quick")
+    said = printed(capsys, "plan", *words, "--like", folder / "t2.toml", code=1)
+    assert "t2.toml:5:1: error[RT064]: the planner makes plans of one tensor peer, and this one has 2" in said
+    assert "help: leave tp out" in said
+
+
+def test_advice_plans_for_no_other_number_of_peers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--model", folder / "m.json", "--plan", folder / "t2.toml", "--capacity", "20KB")
+    said = printed(capsys, "compile", *words, code=1)
+    assert "no single change and no pair of changes" in said
+    assert "the planner's plan" not in said
