@@ -88,7 +88,7 @@ def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     if peers == 1:
         return
     if model.heads % peers:
-        fits = [number for number in range(2, model.heads + 1) if not model.heads % number]
+        fits = [number for number in range(2, model.heads + 1) if shares_heads(model, number)]
         yield f"{peers} tensor peers do not share out {model.heads} heads evenly", f"use tp = {_either(fits)}"
     elif not shares_heads(model, peers):
         yield (
