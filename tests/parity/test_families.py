@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from ratrain.ratrain_ir.blocks import block_chain
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrainc.weight_export import export_weights
 from ratrain.targets.runtime.data import Batches
+from ratrain.targets.runtime.state import training_state
 from ratrain.targets.runtime.weights import named_parameters_of, stored_layout
 from tests.end_to_end.tiny_runs import make_program, make_stream, start, state, train
 
@@ -129,6 +131,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+REFUSED = ("llama-biased", "gemma", "qwen3-biased", "olmo2", "gpt")
+"""How the names of those begin that tensor peers do not share out: post norms, biases of output projections, learned positions, side by side."""
+SHARED = [name for name in MODELS if not name.startswith(REFUSED)]
+
+
 def drawn(config: Any) -> Any:
     """A model of `transformers` with random weights, norms and biases included."""
     import torch
@@ -221,6 +228,36 @@ def test_loss_and_gradients_are_those_of_transformers(name: str, kernels: str, t
     for parameter, gradient in wanted.items():
         scale = np.abs(gradient).max()
         np.testing.assert_allclose(found[parameter], gradient, rtol=0, atol=GRADIENT * scale, err_msg=parameter)
+
+
+@pytest.mark.parametrize("peers", [2, 4])
+@pytest.mark.parametrize("name", SHARED)
+def test_loss_and_gradients_of_tensor_peers_are_those_of_transformers(name: str, peers: int, tmp_path: Path) -> None:
+    network = saved(name, tmp_path)
+    model = load_model(str(tmp_path))
+    program = program_of(model, tp=peers, sequence_sharding=peers == 2)
+    run = start(program, 1, init=str(tmp_path), order="sequential")
+    (step,) = run.steps()
+    loss, wanted = reference(network, program)
+    assert step.report.loss == pytest.approx(loss, rel=LOSS)
+    blocks = training_state(run.engine, 1).blocks
+    parts = {
+        name: np.asarray(part)
+        for block in blocks
+        for name, part in named_parameters_of(model, block, blocks[block].m1 / np.float32(1 - BETA1)).items()
+    }
+    for parameter, held in stored_layout(model).items():
+        gradient = wanted[parameter]
+        found = held.joined([parts[part.name] for part in held.parts])
+        np.testing.assert_allclose(found, gradient, rtol=0, atol=GRADIENT * np.abs(gradient).max(), err_msg=parameter)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in SHARED])
+def test_families_that_tensor_peers_do_not_share_out_are_refused(name: str, tmp_path: Path) -> None:
+    saved(name, tmp_path)
+    with pytest.raises(DiagnosticError, match=r"RT064.*which tensor peers do not share out") as refused:
+        program_of(load_model(str(tmp_path)), tp=2)
+    assert refused.value.diagnostics[0].help == "use tp = 1"
 
 
 @pytest.mark.parametrize("name", MODELS)
