@@ -46,13 +46,13 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 BASELINE = "place-1f1b,recompute{policy=full},allocate-ddr"
 
 
-def covering_rows() -> list[dict[str, Any]]:
+def covering_rows(factors: dict[str, tuple[Any, ...]] = FACTORS) -> list[dict[str, Any]]:
     """Rows such that each pair of values of two factors is in one, greedily and without chance."""
-    names = list(FACTORS)
+    names = list(factors)
     missing = {
         (a, i, b, j)
         for a, b in combinations(names, 2)
-        for i, j in product(range(len(FACTORS[a])), range(len(FACTORS[b])))
+        for i, j in product(range(len(factors[a])), range(len(factors[b])))
     }
     rows: list[dict[str, int]] = []
     while missing:
@@ -60,10 +60,10 @@ def covering_rows() -> list[dict[str, Any]]:
         row = {first[0]: first[1], first[2]: first[3]}
         for name in names:
             if name not in row:
-                row[name] = max(range(len(FACTORS[name])), key=lambda value: (_gain(row, name, value, missing), -value))
+                row[name] = max(range(len(factors[name])), key=lambda value: (_gain(row, name, value, missing), -value))
         rows.append(row)
         missing -= {(a, row[a], b, row[b]) for a, b in combinations(names, 2)}
-    return [{name: FACTORS[name][value] for name, value in row.items()} for row in rows]
+    return [{name: factors[name][value] for name, value in row.items()} for row in rows]
 
 
 def _gain(row: dict[str, int], name: str, value: int, missing: set[tuple[str, int, str, int]]) -> int:

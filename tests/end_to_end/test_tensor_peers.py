@@ -1,0 +1,150 @@
+"""Tensor peers train as one rank does: equal within a bound to one, and bit for bit among plans of as many peers.
+
+Configurations are a pairwise covering array of placements, state, types and models. Every run is verified before, and checked against the
+planned lives of its bytes, with freed bytes poisoned.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from ratrain.targets.runtime.state import training_state
+from tests.end_to_end.test_equivalence import covering_rows
+from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_program, same_bits, start, train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.training import TrainingRun
+
+STEPS = 3
+LAYERS4 = evolve(MODEL, layers=4, ffn_size=37)
+"""61 tokens and 37 rows of the MLP: neither is shared out evenly."""
+MODELS = {
+    "llama": LAYERS4,
+    "tied": evolve(LAYERS4, tied_embeddings=True),
+    "qwen2": evolve(LAYERS4, family="qwen2", qkv_bias=True),
+    "qwen3": evolve(LAYERS4, family="qwen3", qk_norm="head", kv_heads=4),
+    "window": evolve(LAYERS4, family="mistral", sliding_window=3),
+    "capped": evolve(LAYERS4, attention_softcap=2.0, logit_softcap=3.0),
+    "granite": evolve(
+        LAYERS4, family="granite", residual_scale=0.5, embedding_scale=2.0, logit_scale=0.5, attention_scale=0.3
+    ),
+}
+PLACEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ratrain": ("ratrain", {}),
+    "blocking": ("baseline-1f1b", {}),
+    "zb-h1": ("zb-h1", {}),
+    "interleaved": ("interleaved", {"chunks": 2, "cuts": (1, 2, 3)}),
+    "zb-v": ("zb-v", {"chunks": 2, "layout": "vee", "cuts": (1, 2, 3)}),
+    "slices": ("seq1f1b", {"slices": (4, 4)}),
+    "one-stage": ("ratrain", {"pp": 1, "cuts": ()}),
+}
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "placement": tuple(PLACEMENTS),
+    "peers": ((2, True), (4, True), (2, False), (4, False)),
+    "state": ((1, 0, "last"), (2, 0, "last"), (2, 1, "last"), (2, 2, "each-micro-batch"), (2, 3, "last")),
+    "model": tuple(MODELS),
+    "dtype": ("f32", "f16", "bf16"),
+    "clip": ("none", "global"),
+    "mask": ("causal", "document"),
+    "mlp_chunk": (None, 5),
+    "kernels": ("fast", "reference"),
+}
+BOUNDS = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}
+"""Of the loss, of plans of one peer and of several."""
+ROWS = covering_rows(FACTORS)
+
+
+def keys_of(row: dict[str, Any]) -> dict[str, Any]:
+    """What a plan of a row says, apart from peers and placement."""
+    dp, zero, reduce = row["state"]
+    if row["placement"] == "slices" and reduce != "last":
+        reduce, zero = "last", 1  # the slices of a micro-batch add to one gradient
+    keys = {"dp": dp, "zero": zero, "reduce": reduce, "view_dtype": row["dtype"], "mlp_chunk": row["mlp_chunk"]}
+    keys |= {"attention_mask": row["mask"], "seq_len": 8, "micro_batches": 4, "micro_batch_size": 1}
+    if row["dtype"] == "f16":
+        keys["loss_scale"] = 256.0
+    keys["optimizer"] = evolve(OPTIMIZER, eps=1e-5, clip=row["clip"], max_norm=0.3)
+    return keys
+
+
+def trained(row: dict[str, Any], peers: tuple[int, bool], placement: str = "", **settings: Any) -> TrainingRun:
+    """A run of a row under a number of peers, with every check."""
+    strategy, own = PLACEMENTS[placement or row["placement"]]
+    keys = {**keys_of(row), **own, "tp": peers[0]}
+    if peers[0] > 1:
+        keys["sequence_sharding"] = peers[1]
+    program = make_program(MODELS[row["model"]], strategy, **keys)
+    return train(program, STEPS, kernels=row["kernels"], check_memory=True, poison=True, **settings)
+
+
+def whole(run: TrainingRun) -> dict[str, bytes]:
+    """Masters and moments of the whole model, bit for bit, whatever its peers, stages and replicas."""
+    blocks = training_state(run.engine, STEPS).blocks
+    return {f"{b} {kind}": np.asarray(getattr(blocks[b], kind)).tobytes() for b in blocks for kind in ("p", "m1", "m2")}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row if number % 16 == 0 else pytest.param(row, marks=pytest.mark.full) for number, row in enumerate(ROWS)],
+    ids=lambda row: "-".join(str(value) for value in row.values()),
+)
+def test_peers_train_as_one_and_alike_under_all_placements(row: dict[str, Any]) -> None:
+    found = trained(row, row["peers"])
+    one = trained(row, (1, True))
+    assert losses(found) == pytest.approx(losses(one), rel=BOUNDS[row["dtype"]])
+    assert losses(one)[0] != losses(one)[-1]
+    if row["placement"] != "slices":  # slices round otherwise
+        other = trained(row, (row["peers"][0], not row["peers"][1]), "blocking")
+        assert losses(found) == losses(other)
+        assert whole(found) == whole(other)
+
+
+def peer_program(**keys: Any) -> Program:
+    defaults: dict[str, Any] = {"tp": 2, "seq_len": 8, "micro_batches": 4}
+    return make_program(MODELS["tied"], "ratrain", **(defaults | keys))
+
+
+@pytest.mark.parametrize("clip", [pytest.param("none", marks=pytest.mark.full), "global"])
+def test_a_step_that_overflows_is_skipped_by_all_peers(clip: str) -> None:
+    """The first steps of a dynamic scale that starts too high; with one peer as many blocks are skipped, on each peer."""
+    optimizer = evolve(OPTIMIZER, clip=clip, max_norm=0.3)
+    runs = [train(peer_program(tp=tp, optimizer=optimizer, loss_scale=None), 8, poison=True) for tp in (1, 2, 4)]
+    one = [step.report.skipped_blocks for step in runs[0].done]
+    assert any(one)
+    assert not all(one)
+    for run in runs[1:]:
+        tp = run.engine.program.plan.tp
+        assert [step.report.skipped_blocks for step in run.done] == [tp * blocks for blocks in one]
+        assert run.engine.loss_scale == runs[0].engine.loss_scale
+        assert losses(run) == pytest.approx(losses(runs[0]), rel=BOUNDS["f16"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sharding", [True, False])
+def test_no_order_of_work_changes_a_bit(sharding: bool) -> None:
+    program = peer_program(sequence_sharding=sharding, optimizer=evolve(OPTIMIZER, clip="global", max_norm=0.3))
+    plain = train(program, 2)
+    for seed in range(20):
+        same_bits(train(program, 2, interleave_seed=seed, poison=True), plain)
+    same_bits(train(program, 2, threads=4, poison=True), plain)
+
+
+def test_a_checkpoint_of_peers_goes_on_with_any_number_of_them(tmp_path: Path) -> None:
+    saved = str(tmp_path / "saved")
+    before = train(peer_program(view_dtype="f32"), 3, save=saved)
+    through = start(peer_program(view_dtype="f32"), 5)
+    list(through.steps())
+    for tp in (1, 2, 4):
+        run = start(peer_program(view_dtype="f32", tp=tp), 2, resume=saved)
+        assert whole(run) == whole(before), "what a checkpoint says does not ask how many peers read it"
+        list(run.steps())
+        if tp == 2:
+            same_bits(run, through)
+        assert losses(run) == pytest.approx(losses(through)[3:], rel=BOUNDS["f32"])
