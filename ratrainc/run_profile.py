@@ -68,7 +68,7 @@ def _event_times(profile: Profile, span: RunSpan | StepSpan) -> tuple[float, flo
     return (span.start - begin) * MICROSECONDS, (span.end - span.start) * MICROSECONDS
 
 
-def _facts(program: Program, rank: Rank, span: RunSpan) -> dict[str, Any]:
+def _facts(program: Program, span: RunSpan) -> dict[str, Any]:
     """What the op is to a machine's table; of a routine, its number too."""
     instruction = span.instruction
     timed = timed_instruction(program, span.rank.stage, span.engine, instruction)
