@@ -5,10 +5,11 @@ const GUTTER = 92, AXIS = 22, GAP = 2;
 const OP_COLOURS = {
   forward: "blue", backward: "teal", backward_input: "teal", backward_weight: "mint", recompute: "amber", send: "violet", recv: "lilac",
   reduce_scatter: "red", all_reduce: "red", all_gather: "rose", update: "brown",
+  gather_rows: "olive", reduce_rows: "moss", combine_loss: "moss",
 };
 const KIND_COLOURS = {
   master: "slate", moment: "steel", view: "blue", grad: "red", grad_shard: "rose", boundary: "violet", activation: "lilac",
-  checkpoint: "teal", saved: "amber", input: "brown", workspace: "olive", scalar: "grey",
+  checkpoint: "teal", saved: "amber", input: "brown", partial: "moss", workspace: "olive", scalar: "grey",
 };
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();

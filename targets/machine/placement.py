@@ -101,8 +101,10 @@ class Placement:
         apart = self.mesh.peers if of is Group.REPLICAS else 1
         counts = [1]
         for group in self.groups[:-1]:
-            size = max(1, (group.clusters or count * apart) // apart)
-            counts.append(count if size % count == 0 else size if count % size == 0 else counts[-1])
+            room = group.clusters or count * apart
+            size = room // apart if room % apart == 0 else int(apart % room == 0)
+            fills = size and (size % count == 0 or count % size == 0)
+            counts.append(min(size, count) if fills else counts[-1])
         return (*counts[1:], count)
 
     def senders(self, *, whole: bool = False) -> tuple[int, ...]:
