@@ -45,6 +45,8 @@ class Strategy:
     """the ZeRO level it sets in the plan"""
     note: str = ""
     """what to say where it is run on a given plan"""
+    needs_peers: bool = False
+    """whether it is about tensor peers, so that a plan without any is refused"""
 
     @property
     def schedule(self) -> str | None:
@@ -56,11 +58,19 @@ class Strategy:
         if self.schedule is not None:
             refuse_contradiction(plan, self.schedule, f"the strategy '{self.name}'", place)
 
+    def check_peers(self, plan: Plan) -> None:
+        """Raise `DiagnosticError` RT064 where the strategy is about tensor peers and the plan has none."""
+        if self.needs_peers and plan.tp == 1:
+            text = f"the strategy '{self.name}' is about tensor peers, and the plan has none: tp = 1"
+            fail("RT064", text, help="say tp in [parallel]: 2 or 4 tensor peers share a chip of the MT-3000")
+
     def adapted(self, plan: Plan, model: ModelConfig, machine: Machine) -> Plan:
         """The plan under this strategy: with its ZeRO level, and with chunks or slices where its schedule needs them and the plan has none.
 
-        Raises `DiagnosticError` RT064 where the plan has others than the schedule can have, or none can be made of it.
+        Raises `DiagnosticError` RT064 where the plan has others than the schedule can have, or none can be made of it, or where the
+        strategy is about tensor peers and the plan has none.
         """
+        self.check_peers(plan)
         leveled = plan if self.zero is None else evolve(plan, zero=self.zero)
         if self.schedule is None or SCHEDULES[self.schedule].problem(plan.shape) is None:
             return leveled
@@ -185,6 +195,13 @@ STRATEGIES = (
         "full-save",
         f"{_BLOCKING_BULK},recompute{{policy=none}},allocate-ddr",
         "baseline-1f1b that keeps every activation instead of recomputing it",
+    ),
+    Strategy(
+        "tp-heavy",
+        f"place-1f1b,{_BLOCKING_BULK},recompute{{policy=auto}},allocate-ddr",
+        "baseline-1f1b for plans with tensor peers: what they exchange stands where it is needed, beside no compute; the bytes that peers "
+        "save keep activations, and only what does not fit is recomputed, inline",
+        needs_peers=True,
     ),
     Strategy(
         "zero3",

@@ -57,8 +57,10 @@ class Request:
     def shapes(self) -> list[Shape]:
         """Every shape that is considered.
 
-        Raises `DiagnosticError` RT064 where there is none, or the machine has fewer clusters.
+        Raises `DiagnosticError` RT064 where there is none, or the machine has fewer clusters, or the strategy is about tensor peers,
+        which no shape has.
         """
+        self.strategy.check_peers(self.setting.template)
         return shapes(
             self.model,
             self.clusters,

@@ -329,6 +329,9 @@ class _RowReader:
     def check_strategy(self, plan: Plan, chosen: Strategy) -> None:
         """Raise `DiagnosticError` where the plan says another schedule or level than the strategy is named after."""
         chosen.check_schedule(plan, lambda: self.place("schedule"))
+        if chosen.needs_peers and plan.tp == 1:
+            text = f"the strategy '{chosen.name}' is about tensor peers, the plan has none"
+            self.cells.fail("strategy", text, code="RT064", help="say tp, or use another strategy")
         problem = None if chosen.schedule is None else SCHEDULES[chosen.schedule].problem(plan.shape)
         if problem is not None:
             text = f"the strategy '{chosen.name}' cannot have this plan: {problem}"

@@ -24,7 +24,7 @@ from ratrain.ratrainc.levers import Setting, levers_of
 from ratrain.ratrainc.strategies import STRATEGIES, strategy
 from ratrain.targets.machine.cost import weight_bound_rows
 from ratrain.targets.machine.machine import load_machine
-from tests.end_to_end.tiny_runs import make_plan
+from tests.end_to_end.tiny_runs import WITHOUT_PEERS, make_plan
 from tests.end_to_end.toys import UNEVEN as MODEL
 
 SHAPE = {"pp": 3, "dp": 1, "zero": 0, "micro_batches": 6, "micro_batch_size": 1, "seq_len": 4}
@@ -78,7 +78,7 @@ def schedule_in(path: Path) -> str | None:
 
 
 @pytest.mark.parametrize("said", SAID)
-@pytest.mark.parametrize("item", STRATEGIES, ids=lambda item: item.name)
+@pytest.mark.parametrize("item", WITHOUT_PEERS, ids=lambda item: item.name)
 def test_compile_places_what_the_plan_says_or_refuses(
     item, said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,9 +138,9 @@ def test_compare_has_the_strategies_that_go_with_the_plan(
 ) -> None:
     options = files(tmp_path, said)
     code, names, words = compared(options, capsys)
-    others = [item.name for item in STRATEGIES if said is not None and item.schedule not in (None, said)]
+    others = [item.name for item in WITHOUT_PEERS if said is not None and item.schedule not in (None, said)]
     assert code == 0
-    assert sorted([*names, *others]) == sorted(item.name for item in STRATEGIES)
+    assert sorted([*names, *others]) == sorted(item.name for item in WITHOUT_PEERS)
     assert all(name in words for name in others)
     for name in others:
         code, _, words = compared([*options, "--strategies", f"ratrain,{name}"], capsys)

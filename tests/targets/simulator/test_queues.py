@@ -18,12 +18,13 @@ from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.examples import example_path
 from ratrain.ratrainc.planner.machines import with_constants
-from ratrain.ratrainc.strategies import STRATEGIES, Strategy
+from ratrain.ratrainc.strategies import Strategy
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.machine.writer import machine_lines
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.figures import simulated
+from tests.end_to_end.tiny_runs import WITHOUT_PEERS
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -66,7 +67,7 @@ def queued_seconds(timeline: Timeline) -> Iterator[float]:
     ("strategy", "name"),
     [
         pytest.param(each, name, id=f"{each.name}-{name}", marks=[pytest.mark.full] * ((i + j) % 2))
-        for i, each in enumerate(each for each in STRATEGIES if each.zero is None)
+        for i, each in enumerate(each for each in WITHOUT_PEERS if each.zero is None)
         for j, name in enumerate(PLANS)
     ],
 )
