@@ -21,6 +21,7 @@ PASSES = Registry(
         "place-zb-h1": "ratrain.passes.placement.place_zb_h1:PlaceZbH1Pass",
         "place-schedule": "ratrain.passes.placement.place_schedule:PlaceSchedulePass",
         "place-from-file": "ratrain.passes.placement.place_from_file:PlaceFromFilePass",
+        "overlap-tensor": "ratrain.passes.placement.overlap_tensor:OverlapTensorPass",
         "lifetime": "ratrain.passes.memory.lifetime:LifetimePass",
         "recompute": "ratrain.passes.recovery.recompute:RecomputePass",
         "bucket-grad-sync": "ratrain.passes.state.bucket_grad_sync:BucketGradSyncPass",

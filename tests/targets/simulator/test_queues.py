@@ -18,7 +18,6 @@ from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.examples import example_path
 from ratrain.ratrainc.planner.machines import with_constants
-from ratrain.ratrainc.strategies import Strategy
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.machine.writer import machine_lines
 from ratrain.targets.program.rtx import write_program
@@ -29,6 +28,7 @@ from tests.end_to_end.tiny_runs import WITHOUT_PEERS
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrainc.strategies import Strategy
     from ratrain.targets.simulator.timeline import Timeline
 
 TINY = load_model(str(example_path("tiny.json")))

@@ -1,0 +1,183 @@
+"""`overlap-tensor{pieces=auto|apart|merged halves=auto|whole|split}`: what tensor peers exchange runs beside products that do not need it.
+
+Whatever a block reads was gathered or summed just before, so with one list after the other compute waits for every exchange. Three things
+hide them, none of which is a new op or changes a bit:
+
+- The input of a backward is gathered a block earlier, beside the input gradient of the block above; recovery from it then runs while
+  that block's gradient is exchanged.
+- `halves=split`: each backward is its two halves, one right after the other: the weight half runs while the gradient of the input is exchanged.
+- `pieces=merged`: neighbouring passes of different pieces (two slices, two micro-batches, a forward and a backward) are made one list, block by
+  block, in the order in which their ops could start (Domino, Wang et al., 2024).
+
+    backward mlp.1, reduce_rows, gather_rows, gather_rows, backward attention.1, ...      becomes, with halves,
+    gather_rows, backward_input mlp.1, [backward_weight mlp.1 | reduce_rows, gather_rows], backward_input attention.1, ...
+
+A merged pass takes as long as both, which the next stage waits for. So under `auto` what there is to choose is tried, the whole step simulated
+each time, and the fastest taken; where nothing is faster the module stays as it is. Halves and pieces hold more at once: what comes after, as
+`recompute{policy=auto}` or `joint-order`, keeps as much less; where recovery is placed already and the module fits, only what fits is taken.
+The order of the schedule stays what it was: two forwards, two backwards or a forward and the backward behind it are merged, never a
+backward and the forward behind it, which would be a piece more in flight.
+
+It comes after the order of the schedule, best before recovery, and before addresses. Without tensor peers it changes nothing.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from math import inf
+from typing import TYPE_CHECKING, ClassVar
+
+from attrs import field, frozen
+
+from ratrain.passes.memory.trial import Trials, step_seconds_at_own_addresses
+from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.passes.placement.split_backward import split_backwards
+from ratrain.passes.placement.tensor_merging import halves_behind_the_embedding, hoisted, merged
+from ratrain.passes.placement.work_groups import split_into_groups
+from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
+from ratrain.ratrain_ir.analysis.progress import blocking_cycle
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops import Op
+    from ratrain.ratrain_ir.schedules.action import Work
+
+PIECES = ("auto", "apart", "merged")
+HALVES = ("auto", "whole", "split")
+
+
+@frozen
+class _Run:
+    """Ops that follow one another and serve one pass of a piece; what serves none belongs to the run before it."""
+
+    is_forward: bool
+    work: Work
+    ops: tuple[Op, ...]
+
+    def goes_with(self, later: _Run) -> bool:
+        """Whether a later run may be merged with this one: of another piece, and with no more pieces in flight."""
+        return self.work != later.work and (self.is_forward or not later.is_forward)
+
+
+@frozen(eq=False)
+class _Way:
+    """A module rewritten in one way, and its simulated step, were no bytes used twice."""
+
+    words: str
+    seconds: float
+    module: Module
+    fits: bool
+    pairs: int = 0
+    makes_progress: bool = True
+
+
+@frozen
+class OverlapTensorPass(Pass):
+    """Run what tensor peers exchange beside products that do not need it."""
+
+    name: ClassVar[str] = "overlap-tensor"
+    pieces: str = field(default="auto", metadata={"choices": PIECES})
+    """Whether neighbouring passes of different pieces are merged."""
+    halves: str = field(default="auto", metadata={"choices": HALVES})
+    """Whether backwards are split, each right where it is."""
+
+    def run(self, module: Module, context: PassContext) -> None:
+        """Rewrite every stage in the fastest of the ways that are open, of those that fit where the module fitted before."""
+        if module.plan.tp == 1:
+            context.statistics["tensor peers"] = "none: nothing changed"
+            return
+        before = _Way("as it was", step_seconds_at_own_addresses(module, context), module, _fits(module, context))
+        apart = [self.rewritten(module, context, split, "none") for split in _open(self.halves, ("whole", "split"))]
+        apart = [way for way in apart if way.fits or not before.fits] or apart[:1]
+        tried = [before, *apart] if self.pieces == self.halves == "auto" else apart
+        if self.pieces != "apart":
+            split = "split" in min(apart, key=lambda way: way.seconds).words
+            together = [
+                self.rewritten(module, context, "split" if split else "whole", pairs) for pairs in ("alike", "all")
+            ]
+            able = [way for way in together if way.pairs and way.makes_progress and (way.fits or not before.fits)]
+            tried = able if able and self.pieces == "merged" else [*tried, *able]
+        best = min(tried, key=lambda way: way.seconds)
+        if best is not before:
+            module.adopt(best.module)
+        context.statistics["chosen"] = best.words
+        context.statistics["simulated step"] = f"{best.seconds:.6g} s, {before.seconds:.6g} s before"
+
+    def rewritten(self, module: Module, context: PassContext, halves: str, pairs: str) -> _Way:
+        """A draft of the module rewritten in one way. `pairs`: which passes are merged, none, those that are alike, or all that go together."""
+        draft = module.draft()
+        count = 0
+        for stage in draft.stages:
+            stage.ops = hoisted(stage.ops)
+            if halves == "split":
+                split_backwards(draft, stage)
+                stage.ops = halves_behind_the_embedding(stage.ops)
+            if pairs != "none":
+                count += _merge(draft, stage, Trials(draft, context), mixed=pairs == "all")
+        words = f"backwards {halves}, {count} pairs of passes merged"
+        progress = blocking_cycle(draft, rendezvous=True) is None
+        seconds = step_seconds_at_own_addresses(draft, context) if progress else inf
+        return _Way(words, seconds, draft, _fits(draft, context), count, progress)
+
+
+def _open(option: str, choices: tuple[str, ...]) -> tuple[str, ...]:
+    return choices if option == "auto" else (option,)
+
+
+def _fits(module: Module, context: PassContext) -> bool:
+    trials = Trials(module, context)
+    capacity = context.target.capacity(module).left
+    return not any(trials.excess_bytes(stage, 0.0, capacity) for stage in module.stages)
+
+
+def _merge(module: Module, stage: Stage, trials: Trials, *, mixed: bool) -> int:
+    """Merge the pairs of a stage's passes; how many."""
+    ends = {id(op) for op, _ in chunk_actions(module, stage)}
+    ops: list[Op] = []
+    count = 0
+    for run, partner in _pairs(_runs(module, stage), mixed=mixed):
+        if partner is None:
+            ops += run.ops
+            continue
+        one = merged(run.ops, partner.ops, _within(ends, run, partner), lambda op: trials.op_seconds(stage, op))
+        count += one != [*run.ops, *partner.ops]
+        ops += one
+    stage.ops = ops
+    return count
+
+
+def _within(ends: Collection[int], *runs: _Run) -> set[int]:
+    return {id(op) for run in runs for op in run.ops if id(op) in ends}
+
+
+def _runs(module: Module, stage: Stage) -> list[_Run]:
+    """The list of a stage, run by run."""
+    groups = split_into_groups(stage, module.topology)
+    served: dict[int, tuple[bool, Work]] = {}
+    for forward, passes in ((True, groups.forward), (False, groups.backward), (False, groups.weight)):
+        for work, ops in passes.items():
+            served |= dict.fromkeys(map(id, ops), (forward, work))
+    last: tuple[bool, Work] = (True, (-1, -1, -1))
+    keys = []
+    for op in stage.ops:
+        last = served.get(id(op), last)
+        keys.append(last)
+    places = iter(stage.ops)
+    return [_Run(*key, tuple(next(places) for _ in same)) for key, same in groupby(keys)]
+
+
+def _pairs(runs: Sequence[_Run], *, mixed: bool) -> Iterator[tuple[_Run, _Run | None]]:
+    """Runs with the one behind, where the two go together; where forwards may go with backwards (`mixed`), they do so first."""
+    at = 0
+    while at < len(runs):
+        here = runs[at]
+        behind, beyond = (runs[at + step] if at + step < len(runs) else None for step in (1, 2))
+        fits = behind is not None and here.goes_with(behind)
+        if fits and behind is not None and here.is_forward != behind.is_forward:
+            fits = mixed
+        elif fits and mixed and behind is not None and beyond is not None and behind.is_forward:
+            fits = beyond.is_forward or not behind.goes_with(beyond)
+        yield here, behind if fits else None
+        at += 1 + fits

@@ -1,0 +1,117 @@
+"""Exchanges of tensor peers beside other products: any plan still verifies and trains to the same bits, and what must be hidden is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ratrain import api
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.targets.program.program import Instruction, Program
+from ratrain.targets.simulator.bubbles import Bubbles, Cause
+from ratrain.targets.simulator.timed_run import simulate
+from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, train
+
+PLACED = {
+    "1f1b": "place-1f1b",
+    "gpipe": "place-gpipe",
+    "zb-h1": "place-zb-h1",
+    "seq1f1b": "place-schedule{kind=seq1f1b}",
+    "interleaved": "place-schedule{kind=interleaved}",
+}
+BEHIND = (
+    "recompute{policy=full}",
+    "joint-order",
+    "bucket-grad-sync{unit=stage blocking=true},insert-prefetch{depth-blocks=0 blocking=true},recompute{policy=mlp}",
+)
+
+
+@st.composite
+def overlapped(draw: st.DrawFn) -> tuple[dict[str, Any], str, str]:
+    """Keys of a plan with tensor peers, the passes before and after, and options of the pass."""
+    schedule = draw(st.sampled_from(sorted(PLACED)))
+    pp = draw(st.integers(2 if schedule == "interleaved" else 1, 2))
+    zero, reduce = draw(st.sampled_from([(0, "last"), (1, "last"), (2, "each-micro-batch"), (3, "last")]))
+    keys: dict[str, Any] = {"pp": pp, "dp": 2, "zero": zero, "reduce": reduce, "tp": 2, "schedule": schedule}
+    keys["micro_batches"] = 2 * draw(st.integers(1, 2)) if schedule == "interleaved" else draw(st.integers(1, 3))
+    keys["sequence_sharding"] = draw(st.booleans())
+    if schedule == "seq1f1b":
+        keys["slices"] = (4, 6)
+    if schedule == "interleaved":
+        keys |= {"chunks": 2, "cuts": (1, 2, 3)}
+    pieces, halves = (
+        draw(st.sampled_from(["auto", "apart", "merged"])),
+        draw(st.sampled_from(["auto", "whole", "split"])),
+    )
+    before = draw(st.booleans())
+    own, behind = f"overlap-tensor{{pieces={pieces} halves={halves}}}", draw(st.sampled_from(BEHIND))
+    order = [own, behind] if before else [behind, own]
+    return keys, f"{PLACED[schedule]},{behind},allocate-ddr", f"{PLACED[schedule]},{','.join(order)},allocate-ddr"
+
+
+def program(keys: dict[str, Any], passes: str) -> Program:
+    """Every pass verified."""
+    model = evolve(MODEL, layers=4) if "chunks" in keys else MODEL
+    module = api.lowered(model, make_plan(model, **keys))
+    api.run_passes(module, passes, verify_each=True)
+    return api.emit(module)
+
+
+def check(case: tuple[dict[str, Any], str, str]) -> None:
+    keys, without, passes = case
+    one, other = (train(program(keys, each), 2) for each in (without, passes))
+    assert losses(one) == losses(other)
+    same_bits(one, other)
+
+
+@given(overlapped())
+@settings(max_examples=4, suppress_health_check=[HealthCheck.too_slow])
+def test_any_plan_verifies_and_trains_to_the_same_bits(case: tuple[dict[str, Any], str, str]) -> None:
+    check(case)
+
+
+@pytest.mark.full
+@given(overlapped())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+def test_many_plans_verify_and_train_to_the_same_bits(case: tuple[dict[str, Any], str, str]) -> None:
+    check(case)
+
+
+F, C = 1.0, 0.125
+
+
+def seconds(_stage: int, instruction: Instruction) -> float:
+    """Whole backwards take as long as their halves; two exchanges and a gather are shorter than any product."""
+    if instruction.keyword in ("gather_rows", "reduce_rows"):
+        return C
+    return {"forward": F, "backward": 2 * F, "backward_input": F, "backward_weight": F}.get(instruction.keyword, 0.0)
+
+
+def exposed(passes: str, **keys: Any) -> float:
+    """Seconds of one cold step of one stage in which compute waits for peers."""
+    plan = {"pp": 1, "dp": 1, "tp": 2, "sequence_sharding": True, "micro_batches": 4, **keys}
+    found = simulate(program(plan, f"{passes},recompute{{policy=none}},allocate-ddr"), seconds)
+    return Bubbles(found, cold=True).idle_seconds(0, Engine.COMPUTE).get(Cause.PEERS, 0.0)
+
+
+def test_what_is_hidden_in_closed_form() -> None:
+    """Of L layers and M micro-batches, 2L + 1 blocks read rows: in each pass a sum and a gather, backward another gather."""
+    count, micro_batches = 2 * MODEL.layers + 1, 4
+    each = micro_batches * C
+    assert exposed("place-1f1b") == pytest.approx(5 * count * each)
+    # the head's own input alone is gathered behind the loss; all others beside the block above
+    assert exposed("place-1f1b,overlap-tensor{pieces=apart halves=whole}") == pytest.approx((4 * count + 1) * each)
+    # no weight half is left to the head and to the first attention, which the embedding's backward follows
+    left = 2 * count + 1 + 2 * 2
+    assert exposed("place-1f1b,overlap-tensor{pieces=apart halves=split}") == pytest.approx(left * each)
+
+
+@pytest.mark.parametrize("halves", ["whole", "split"])
+def test_merged_passes_hide_nearly_all(halves: str) -> None:
+    """Under GPipe every pass has a partner: what is left are the ends of the pairs, and the losses between forward and backward."""
+    pairs = exposed(f"place-gpipe,overlap-tensor{{pieces=merged halves={halves}}}", schedule="gpipe")
+    assert pairs < 0.35 * exposed("place-gpipe,overlap-tensor{pieces=apart halves=whole}", schedule="gpipe")
