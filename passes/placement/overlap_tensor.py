@@ -36,13 +36,14 @@ from ratrain.passes.placement.tensor_merging import halves_behind_the_embedding,
 from ratrain.passes.placement.work_groups import split_into_groups
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
+from ratrain.ratrain_ir.module import Module
+from ratrain.ratrain_ir.ops import Op
+from ratrain.ratrain_ir.schedules.action import Work
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops import Op
-    from ratrain.ratrain_ir.schedules.action import Work
+    from ratrain.ratrain_ir.module import Stage
 
 PIECES = ("auto", "apart", "merged")
 HALVES = ("auto", "whole", "split")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from attrs import evolve
@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.ratrain_ir.ops import Engine
-from ratrain.targets.program.program import Instruction, Program
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.timed_run import simulate
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, train
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Instruction, Program
 
 PLACED = {
     "1f1b": "place-1f1b",
