@@ -66,12 +66,14 @@ class _Run:
 class _Way:
     """A module rewritten in one way, and its simulated step, were no bytes used twice."""
 
-    words: str
     seconds: float
     module: Module
-    fits: bool
+    halves: str = ""
+    """how backwards are; empty where nothing is rewritten"""
     pairs: int = 0
-    makes_progress: bool = True
+
+    def __str__(self) -> str:
+        return f"backwards {self.halves}, {self.pairs} pairs of passes merged" if self.halves else "as it was"
 
 
 @frozen
@@ -89,25 +91,30 @@ class OverlapTensorPass(Pass):
         if module.plan.tp == 1:
             context.statistics["tensor peers"] = "none: nothing changed"
             return
-        before = _Way("as it was", step_seconds_at_own_addresses(module, context), module, _fits(module, context))
-        apart = [self.rewritten(module, context, split, "none") for split in _open(self.halves, ("whole", "split"))]
-        apart = [way for way in apart if way.fits or not before.fits] or apart[:1]
-        tried = [before, *apart] if self.pieces == self.halves == "auto" else apart
+        before = _Way(step_seconds_at_own_addresses(module, context), module)
+        fitted = _fits(module, context)
+
+        def usable(ways: list[_Way]) -> list[_Way]:
+            return [way for way in ways if way.seconds < inf and (not fitted or _fits(way.module, context))]
+
+        apart = [self.rewritten(module, context, halves, "none") for halves in _open(self.halves, ("whole", "split"))]
+        tried = usable(apart)
         if self.pieces != "apart":
-            split = "split" in min(apart, key=lambda way: way.seconds).words
-            together = [
-                self.rewritten(module, context, "split" if split else "whole", pairs) for pairs in ("alike", "all")
-            ]
-            able = [way for way in together if way.pairs and way.makes_progress and (way.fits or not before.fits)]
-            tried = able if able and self.pieces == "merged" else [*tried, *able]
-        best = min(tried, key=lambda way: way.seconds)
+            halves = min(tried or apart, key=lambda way: way.seconds).halves
+            together = usable([self.rewritten(module, context, halves, pairs) for pairs in ("alike", "all")])
+            tried = together if together and self.pieces == "merged" else [*tried, *together]
+        stays = [before] if self.pieces == self.halves == "auto" else []
+        best = min([*stays, *tried] or apart, key=lambda way: way.seconds)
         if best is not before:
             module.adopt(best.module)
-        context.statistics["chosen"] = best.words
+        context.statistics["chosen"] = str(best)
         context.statistics["simulated step"] = f"{best.seconds:.6g} s, {before.seconds:.6g} s before"
 
     def rewritten(self, module: Module, context: PassContext, halves: str, pairs: str) -> _Way:
-        """A draft of the module rewritten in one way. `pairs`: which passes are merged, none, those that are alike, or all that go together."""
+        """A draft of the module rewritten in one way. `pairs`: which passes are merged, none, those that are alike, or all that go together.
+
+        Where none are to be had, or the stages would then wait for one another in a circle, it takes infinitely long.
+        """
         draft = module.draft()
         count = 0
         for stage in draft.stages:
@@ -117,10 +124,9 @@ class OverlapTensorPass(Pass):
                 stage.ops = halves_behind_the_embedding(stage.ops)
             if pairs != "none":
                 count += _merge(draft, stage, Trials(draft, context), mixed=pairs == "all")
-        words = f"backwards {halves}, {count} pairs of passes merged"
-        progress = blocking_cycle(draft, rendezvous=True) is None
-        seconds = step_seconds_at_own_addresses(draft, context) if progress else inf
-        return _Way(words, seconds, draft, _fits(draft, context), count, progress)
+        if pairs != "none" and (not count or blocking_cycle(draft, rendezvous=True) is not None):
+            return _Way(inf, draft, halves, count)
+        return _Way(step_seconds_at_own_addresses(draft, context), draft, halves, count)
 
 
 def _open(option: str, choices: tuple[str, ...]) -> tuple[str, ...]:
@@ -130,6 +136,8 @@ def _open(option: str, choices: tuple[str, ...]) -> tuple[str, ...]:
 def _fits(module: Module, context: PassContext) -> bool:
     trials = Trials(module, context)
     capacity = context.target.capacity(module).left
+    if any(trials.occupancy(stage).peak_bytes(0.0) > capacity for stage in module.stages):
+        return False  # as long as nothing is recovered yet: no arena needs to be tried
     return not any(trials.excess_bytes(stage, 0.0, capacity) for stage in module.stages)
 
 
