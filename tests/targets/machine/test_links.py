@@ -83,19 +83,40 @@ def innermost(placement: Placement, one: int, other: int) -> int:
 def test_a_mapping_is_an_order_of_all_ranks(placement: Placement) -> None:
     """Every rank has one position, positions have ranks, and messages cross what lies between positions."""
     mapping, pp, dp = mapping_of(placement), placement.mesh.stages, placement.mesh.replicas
-    position = {(s, r): mapping.position(s, r, pp, dp) for s, r in product(range(pp), range(dp))}
+    whole = Tile("plan", pp, dp)
+    position = {(s, r): mapping.position(s, r, 0, whole) for s, r in product(range(pp), range(dp))}
     assert sorted(position.values()) == list(range(pp * dp))
-    assert all(mapping.place(at, pp, dp) == rank for rank, at in position.items())
+    assert all(mapping.place(at, whole) == (*rank, 0) for rank, at in position.items())
     assert RankMapping.parse(str(mapping)) == mapping
     for stage, other in pairwise(range(pp)):
         levels = {innermost(placement, position[stage, r], position[other, r]) for r in range(dp)}
         assert levels == {placement.level_between(stage, other)}
 
 
+@given(st.lists(st.tuples(*[st.integers(1, 3)] * 3), min_size=2, max_size=3))
+def test_a_mapping_with_tensor_peers_is_an_order_of_all_ranks(factors: list[tuple[int, int, int]]) -> None:
+    """Every rank has one position, and whoever shares a group of a level has its tile."""
+    tiles = [Tile("", 1, 1)]
+    for level, (stages, replicas, peers) in enumerate(factors):
+        below = tiles[-1]
+        tiles.append(Tile(f"g{level}", below.stages * stages, below.replicas * replicas, below.peers * peers))
+    *inner, whole = tiles[1:]
+    mapping = RankMapping(tuple(inner))
+    ranks = list(product(range(whole.stages), range(whole.replicas), range(whole.peers)))
+    position = {rank: mapping.position(*rank, whole) for rank in ranks}
+    assert sorted(position.values()) == list(range(whole.clusters))
+    assert all(mapping.place(at, whole) == rank for rank, at in position.items())
+    assert RankMapping.parse(str(mapping)) == mapping
+    for tile in inner:
+        for (s, r, p), at in position.items():
+            first = s // tile.stages * tile.stages, r // tile.replicas * tile.replicas, p // tile.peers * tile.peers
+            assert at // tile.clusters == position[first] // tile.clusters
+
+
 def crossings(placement: Placement, stage: int) -> list[float]:
     """Bytes that the members of a stage's ring, group by group and level by level, send over each level's links: of one byte each."""
     mapping, pp, dp = mapping_of(placement), placement.mesh.stages, placement.mesh.replicas
-    at = [mapping.position(stage, r, pp, dp) for r in range(dp)]
+    at = [mapping.position(stage, r, 0, Tile("plan", pp, dp)) for r in range(dp)]
     found = [0.0] * len(placement.groups)
     for level in range(len(placement.groups)):
         below = 1 if level == 0 else (placement.tiles or ())[level - 1].clusters
