@@ -232,4 +232,4 @@ def _torch() -> Fact:
         return Fact("PyTorch is not installed", f"{_OPTIONAL}; pip install 'ratrain[torch]'")
     from ratrain.targets.pytorch.availability import distributed_words
 
-    return Fact(distributed_words(), f"{_OPTIONAL}; --engine torch uses gloo")
+    return Fact(distributed_words(), f"{_OPTIONAL}; --engine torch uses gloo, and NCCL between GPUs")
