@@ -153,6 +153,25 @@ SUBJECTS: dict[str, Subject] = {
             {"dp": 1, "micro_batches": 3, "zero": 0, "attention_mask": "document"},
             "place-1f1b,recompute{policy=attention},allocate-ddr",
         ),
+        Subject(
+            "p2-d1-t2-tied",
+            {"dp": 1, "micro_batches": 2, "zero": 0, "tp": 2},
+            _RATRAIN,
+            evolve(TIED, ffn_size=47),
+        ),
+        Subject(
+            "p2-d2-t4-zero2-each-clip",
+            {
+                "micro_batches": 2,
+                "zero": 2,
+                "reduce": "each-micro-batch",
+                "tp": 4,
+                "sequence_sharding": False,
+                "optimizer": CLIPPED,
+            },
+            f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=attention}},allocate-ddr",
+        ),
+        Subject("p2-d2-t2-slices-placed", {"micro_batches": 2, "tp": 2, "slices": (8, 8)}, "place-schedule"),
         Subject("p2-d2-sized", {"micro_batches": 2}, "place-1f1b,insert-prefetch,legalise"),
         Subject("p2-d2-dataflow", {"micro_batches": 2}, ""),
     )

@@ -76,7 +76,7 @@ def test_subjects_train_so_that_equal_results_mean_something(name: str) -> None:
                     assert not np.array_equal(rank.carried(what, unit), start_rank.carried(what, unit)), (what, unit)
     assert [step.report.skipped_blocks for step in run.done] == [0] * judge.STEPS
     overflowing = original_behaviour(subject, overflows=True)
-    updates = sum(1 for _ in instructions(program, "update")) * program.plan.dp
+    updates = sum(1 for _ in instructions(program, "update")) * program.plan.dp * program.plan.tp
     assert 0 < overflowing.skipped[0] <= updates
     assert overflowing != original_behaviour(subject, overflows=False)
 
