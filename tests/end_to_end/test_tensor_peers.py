@@ -6,6 +6,7 @@ planned lives of its bytes, with freed bytes poisoned.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from attrs import evolve
 from ratrain.targets.runtime.state import training_state
 from tests.end_to_end.test_equivalence import covering_rows
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_program, same_bits, start, train
+from tests.mutation.judge import OVERFLOWING_SCALE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,9 +115,13 @@ def peer_program(**keys: Any) -> Program:
 
 @pytest.mark.parametrize("clip", [pytest.param("none", marks=pytest.mark.full), "global"])
 def test_a_step_that_overflows_is_skipped_by_all_peers(clip: str) -> None:
-    """The first steps of a dynamic scale that starts too high; with one peer as many blocks are skipped, on each peer."""
+    """The first steps of a dynamic scale that is too high; as many blocks are skipped on each peer as with one."""
     optimizer = evolve(OPTIMIZER, clip=clip, max_norm=0.3)
-    runs = [train(peer_program(tp=tp, optimizer=optimizer, loss_scale=None), 8, poison=True) for tp in (1, 2, 4)]
+    runs = [start(peer_program(tp=tp, optimizer=optimizer, loss_scale=None), 6, poison=True) for tp in (1, 2, 4)]
+    for run in runs:
+        for rank in chain.from_iterable(run.engine.ranks):
+            rank.fill("scale", "", (OVERFLOWING_SCALE, 0.0))
+        list(run.steps())
     one = [step.report.skipped_blocks for step in runs[0].done]
     assert any(one)
     assert not all(one)
