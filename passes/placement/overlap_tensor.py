@@ -10,7 +10,8 @@ hide them, none of which is a new op or changes a bit:
   block, in the order in which their ops could start (Domino, Wang et al., 2024).
 
     backward mlp.1, reduce_rows, gather_rows, gather_rows, backward attention.1, ...      becomes, with halves,
-    gather_rows, backward_input mlp.1, [backward_weight mlp.1 | reduce_rows, gather_rows], backward_input attention.1, ...
+    gather_rows, backward_input mlp.1, [backward_weight mlp.1 | reduce_rows, gather_rows],
+    backward_input attention.1, ...
 
 A merged pass takes as long as both, which the next stage waits for. So under `auto` what there is to choose is tried, the whole step simulated
 each time, and the fastest taken; where nothing is faster the module stays as it is. Halves and pieces hold more at once: what comes after, as
