@@ -35,6 +35,8 @@ def _names(timeline: Timeline) -> Iterator[dict[str, Any]]:
     for stage in range(len(timeline.spans)):
         yield {"ph": "M", "name": "process_name", "pid": stage, "args": {"name": f"stage @{stage} (simulated)"}}
         for engine in ENGINES:
+            if engine is Engine.TENSOR and timeline.program.plan.tp == 1:
+                continue
             track = {"pid": stage, "tid": ENGINES.index(engine)}
             yield {"ph": "M", "name": "thread_name", **track, "args": {"name": engine.value}}
 

@@ -23,6 +23,7 @@ OWNERS = {
     "part in evaluation": "ratrain.targets.runtime.evaluation",
     "execution by ranks": "ratrain.targets.runtime.ranks.engine",
     "phases of collectives": "ratrain.targets.runtime.ranks.collectives",
+    "phases of exchanges of tensor peers": "ratrain.targets.runtime.ranks.peer_collectives",
 }
 """What each layer knows of an op, and where."""
 

@@ -470,6 +470,8 @@ def test_strategies_are_pipelines_that_parse(cli: Cli) -> None:
     for item in found["strategies"]:
         assert item["name"] in text
         assert item["passes"] in text
+    plan = Path("plan.toml").read_text("utf-8")
+    Path("peers.toml").write_text(plan.replace("[parallel]", "[parallel]\ntp = 2"), "utf-8")
     Path("deeper.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 4}), "utf-8")  # two stages of two chunks
     for item in found["strategies"]:
         cli.good(
@@ -477,7 +479,7 @@ def test_strategies_are_pipelines_that_parse(cli: Cli) -> None:
             "--model",
             "deeper.json",
             "--plan",
-            "plan.toml",
+            "peers.toml" if item["name"] == "tp-heavy" else "plan.toml",
             "--strategy",
             item["name"],
             "-o",
