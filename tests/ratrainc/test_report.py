@@ -243,7 +243,14 @@ def test_the_plan_is_shown_in_the_words_of_a_plan_file(data: st.DataObject) -> N
     rows = dict(re.findall(r'<th scope="row">(\w+)</th><td>(.*?)</td>', shown))
     absent = re.findall(r"\w+", (re.search(r"Left out, as in a plan file: (.*?)\.</p>", shown) or [""] * 2)[1])
     keys = {attribute.name for attribute in (*fields(Plan), *fields(Optimizer))} - {"optimizer"}
-    unsaid = {"mapping", "chunks", "layout", "slices", "tp", "sequence_sharding"}  # a header has them only where they are not as usual
+    unsaid = {
+        "mapping",
+        "chunks",
+        "layout",
+        "slices",
+        "tp",
+        "sequence_sharding",
+    }  # a header has them only where they are not as usual
     assert {*rows, *absent} | unsaid == keys
     section_of: dict[str, str] = {}
     for block in plan_to_toml(program.plan).split("\n\n"):

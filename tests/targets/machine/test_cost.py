@@ -50,7 +50,12 @@ def work(kernel: str, options: dict[str, Any], on: Machine, storage: Dtype = Dty
 def block_options(first: int, last: int, start: int, stop: int, window: int | None) -> dict[str, Any]:
     options = {"batch": BATCH, "queries": last - first, "keys": stop - start, "first_query": first, "first_key": start}
     options |= {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "window": window, "alibi": False}
-    assert options.keys() == {each.name for each in fields(AttentionBlockSpec)} - {"scale", "softcap", "all_heads", "first_head"}
+    assert options.keys() == {each.name for each in fields(AttentionBlockSpec)} - {
+        "scale",
+        "softcap",
+        "all_heads",
+        "first_head",
+    }
     return {**options, "accumulate": True}
 
 
