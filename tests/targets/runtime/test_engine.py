@@ -277,7 +277,7 @@ def test_one_overflowing_block_is_skipped_alone_on_all_replicas() -> None:
             for what, unit in rank.stage.carried:
                 if what in ("p", "m1", "m2"):
                     name = rank.stage.tensors[rank.stage.carried[what, unit][0]].name
-                    same = before[f"{rank.stage_index}.{rank.replica}.{rank.peer}.{name}"].tobytes()
+                    same = before[f"{rank.stage_index}.{rank.lane}.{name}"].tobytes()
                     changed = rank.carried(what, unit).tobytes() != same
                     assert changed is ((rank.stage_index, unit) not in skipped)
     assert run.done[0].report.skipped_blocks == len(skipped) * program.plan.dp
