@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.targets.program.attention_spec import AttentionSpec
+from ratrain.targets.program.attention_spec import AttentionSpec, alibi_slopes
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.kernels.shared import alibi_slopes
 from tests.targets.runtime.kernels.kernels_oracle import DTYPES, at_other_addresses, call, same_bits
 
 pytestmark = pytest.mark.parity
