@@ -84,6 +84,16 @@ def next_block(model: ModelConfig, previous: Block) -> Block:
     return block("attention", previous.layer + 1) if previous.layer + 1 < model.layers else block("head")
 
 
+def previous_block(later: Block, model: ModelConfig) -> Block:
+    """The block before one in forward order, which is not the embedding."""
+    if later.kind == "head":
+        return block("mlp", model.layers - 1)
+    if later.kind == "mlp":
+        return block("attention", later.layer)
+    assert later.layer is not None
+    return block("mlp", later.layer - 1) if later.layer else block("embed")
+
+
 @frozen
 class Parameter:
     """One parameter of a block: its name in the Hugging Face layout, shape, place in the flat tensor, decay."""

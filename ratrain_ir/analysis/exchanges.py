@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.blocks import Block, block_chain
+from ratrain.ratrain_ir.blocks import Block, previous_block
 from ratrain.ratrain_ir.ops import CombineLoss, GatherRows, Payload, PeerOp, Phase
 
 if TYPE_CHECKING:
@@ -19,5 +19,4 @@ def exchanging_block(op: PeerOp, model: ModelConfig) -> tuple[Block, bool]:
     is_forward = op.phase is Phase.FORWARD if isinstance(op, GatherRows) else activation
     if isinstance(op, GatherRows) == activation:
         return op.block, is_forward
-    chain = block_chain(model)
-    return chain[chain.index(op.block) - 1], is_forward
+    return previous_block(op.block, model), is_forward

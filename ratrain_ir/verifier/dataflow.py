@@ -17,11 +17,11 @@ from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.blocks import (
     WEIGHT_HALF_SLOTS,
     Block,
-    block_chain,
     half_slots,
     is_sharded,
     next_block,
     pending_slots,
+    previous_block,
     reduces_each_micro_batch,
     saved_slots,
     shares_rows,
@@ -161,9 +161,10 @@ class _SymbolicRun(SymbolicUpdates):
         roles = self.roles(op)
         self.expect("RT033", op, roles["part"], f"part of {what}", block, m)
         if "stream" in roles:
-            chain = block_chain(self.module.model)
-            step = -1 if op.payload is Payload.ACTIVATION else 1
-            self.expect("RT033", op, roles["stream"], what, chain[chain.index(block) + step], m)
+            model = self.module.model
+            forward = op.payload is Payload.ACTIVATION
+            around = previous_block(block, model) if forward else next_block(model, block)
+            self.expect("RT033", op, roles["stream"], what, around, m)
         self.set(roles["sum"], what, block, m)
 
     def combine_loss(self, op: CombineLoss) -> None:

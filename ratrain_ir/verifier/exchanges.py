@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
+from ratrain.ratrain_ir.analysis.exchanges import exchanging_block
 from ratrain.ratrain_ir.blocks import block_chain, shares_rows
 from ratrain.ratrain_ir.ops import CombineLoss, GatherRows, Op, Payload, PeerOp
 
@@ -20,9 +23,12 @@ def check_exchange(module: Module, stage: Stage, op: Op, report: Reporter) -> bo
     if wrong is not None:
         report.at_op("RT026", f"'{op!r}': {wrong}", stage, op)
         return False
-    blocks = exchanged_blocks(module, stage, op)
-    if op.block in blocks:
-        return True
+    if op.block.kind != "embed" and (isinstance(op, CombineLoss) <= (op.block.kind == "head")):
+        owner, _ = exchanging_block(op, module.model)
+        chunk = module.topology.chunk_of.get(owner)
+        if chunk is not None and module.topology.chunk_stages[chunk] == stage.index:
+            return True
+    blocks = _exchanged_blocks(module, stage, op)
     ends = " or ".join(map(str, blocks)) if len(blocks) < 3 else f"{blocks[0]} to {blocks[-1]}"
     expected = f"expected {ends}" if blocks else "it has nothing to exchange there"
     report.at_op("RT027", f"'{op!r}' is not of stage @{stage.index}: {expected}", stage, op)
@@ -44,15 +50,10 @@ def _without_meaning(module: Module, op: PeerOp) -> str | None:
     return None
 
 
-def exchanged_blocks(module: Module, stage: Stage, op: PeerOp) -> list[Block]:
-    """The blocks whose inputs, or the gradients of whose inputs, such an op may exchange on a stage, in forward order.
-
-    What a block reads is gathered before it, what it writes is summed after it.
-    """
-    own = module.topology.stage_blocks[stage.index]
+def _exchanged_blocks(module: Module, stage: Stage, op: PeerOp) -> list[Block]:
+    """The blocks that such an op may name on a stage, in forward order: those whose exchange a block of the stage reads or has written."""
+    own = set(module.topology.stage_blocks[stage.index])
+    named = block_chain(module.model)[1:]
     if isinstance(op, CombineLoss):
-        return [block for block in own if block.kind == "head"]
-    chain = block_chain(module.model)
-    if isinstance(op, GatherRows) == (op.payload is Payload.ACTIVATION):
-        return [block for block in own if block is not chain[0]]
-    return [chain[chain.index(block) + 1] for block in own if block is not chain[-1]]
+        return [block for block in named if block.kind == "head" and block in own]
+    return [block for block in named if exchanging_block(evolve(op, block=block), module.model)[0] in own]
