@@ -95,7 +95,8 @@ class LocalEngine(ProgramEngine):
     @property
     def description(self) -> str:
         """Where the ranks run, in words."""
-        return f"{self.program.plan.clusters} ranks in this process"
+        count = self.program.plan.clusters
+        return f"{count} rank{'s' * (count > 1)} in this process"
 
     def needed_bytes(self, places: Sequence[MeshRank]) -> int:  # noqa: ARG002
         """All that the certificate says."""
