@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite the texts that tests expect with what they produce"
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as full what `sampled` leaves out of the gate: the same ones every time, before marks choose what is run."""
+    seen: Counter[tuple[str, bool]] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is None or item.get_closest_marker("full") is not None:
+            continue
+        (every,), first = mark.args, mark.kwargs.get("first", 0)
+        kind = item.nodeid.partition("[")[0], item.get_closest_marker("parity") is not None
+        if seen[kind] % every != first:
+            item.add_marker(pytest.mark.full)
+        seen[kind] += 1
 
 
 @pytest.fixture

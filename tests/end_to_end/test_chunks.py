@@ -73,6 +73,7 @@ def trains_as_the_reference(
 
 
 @pytest.mark.parametrize(("kind", "shape"), SMALL, ids=shape_name)
+@pytest.mark.sampled(3)
 def test_a_schedule_trains_what_gpipe_trains(kind: str, shape: PipelineShape) -> None:
     number = SMALL.index((kind, shape))
     dtype = DTYPES[number // 2 % len(DTYPES)]
@@ -94,6 +95,7 @@ def test_any_order_the_waits_allow_trains_the_same(kind: str, shape: PipelineSha
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.sampled(2)
 def test_clipping_is_the_same_under_every_schedule_of_a_layout(layout: str) -> None:
     """The norm adds up the squares of each stage's blocks, so schedules agree on it where stages hold the same."""
     clipped = evolve(OPTIMIZER, clip="global", max_norm=0.3)

@@ -61,6 +61,7 @@ def on_one_rank() -> list[float]:
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.sampled(3)
 def test_every_layout_trains_the_same(layout: str, kernels: str, on_one_rank: list[float]) -> None:
     run = trained(stream_of_pairs(), kernels=kernels, **LAYOUTS[layout], **F32)
     np.testing.assert_allclose(losses(run), on_one_rank, rtol=1e-5)

@@ -120,6 +120,7 @@ def test_the_array_covers_every_pair() -> None:
     [pytest.param(row, marks=pytest.mark.full) if number % 2 else row for number, row in enumerate(ROWS)],
     ids=lambda row: "-".join(str(v)[:24] for v in row.values()),
 )
+@pytest.mark.sampled(6)
 def test_training_is_the_same_bit_for_bit(row: dict[str, Any]) -> None:
     expected_losses, expected_state = _outcome(row, BASELINE)
     found_losses, found_state = _outcome(row, row["strategy"])

@@ -81,6 +81,7 @@ def test_a_checkpoint_in_bf16(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
+@pytest.mark.sampled(3)
 def test_the_likeliest_token_is_that_of_the_evaluation(
     name: str, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +126,7 @@ def test_exported_weights_say_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parity
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "alibi"])
+@pytest.mark.sampled(3)
 def test_transformers_says_the_same(name: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     import torch

@@ -108,6 +108,7 @@ def drawn(model: ModelConfig) -> Weights:
     ("name", "slices"), [("full-save", ()), ("ratrain", ()), ("zb-h1", ()), ("ratrain", (4, 1, 5))], ids=str
 )
 @pytest.mark.parametrize("model", [GPT2, UNTIED], ids=["tied", "untied"])
+@pytest.mark.sampled(3)
 def test_loss_and_gradients_are_those_of_the_formulas(
     model: ModelConfig, name: str, slices: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ def trained(model: ModelConfig, name: str) -> Any:
 
 @pytest.mark.parametrize("model", [GPT2, UNTIED], ids=["tied", "untied"])
 @pytest.mark.parametrize("name", ["baseline-1f1b", "zb-h1"])
+@pytest.mark.sampled(2)
 def test_it_learns_the_same_bits_under_every_strategy(model: ModelConfig, name: str) -> None:
     found = losses(trained(model, "ratrain"))
     assert found[-1] < found[0] - 0.3

@@ -106,6 +106,7 @@ LEGAL_ALLOCATED: dict[str, Edit] = {
 
 
 @pytest.mark.parametrize("name", LEGAL_ALLOCATED)
+@pytest.mark.sampled(2)
 def test_a_legal_move_in_an_allocated_schedule_trains_the_same(
     name: str, allocated: str, untouched: TrainingRun
 ) -> None:
@@ -130,6 +131,7 @@ LEGAL_PLACED: dict[str, Edit] = {
 
 
 @pytest.mark.parametrize("name", LEGAL_PLACED)
+@pytest.mark.sampled(2)
 def test_a_legal_move_before_allocation_trains_the_same(name: str, placed: str, untouched: TrainingRun) -> None:
     same_training(LEGAL_PLACED[name](placed), untouched)
 
@@ -348,6 +350,7 @@ SUSPICIOUS: dict[str, tuple[Edit, bool]] = {
 
 
 @pytest.mark.parametrize("name", SUSPICIOUS)
+@pytest.mark.sampled(3)
 def test_what_verify_accepts_is_compiled_verified_and_trained(
     name: str, allocated: str, untouched: TrainingRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

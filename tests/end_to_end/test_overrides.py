@@ -30,6 +30,7 @@ def of(**keys: Any) -> Any:
 
 
 @pytest.mark.parametrize("keys", KEYS, ids=lambda keys: next(iter(keys)))
+@pytest.mark.sampled(4)
 def test_a_run_trains_as_if_its_plan_said_it(keys: dict[str, Any]) -> None:
     told = train(make_program(), 5, **keys, **KERNELS)
     same_bits(told, train(of(**keys), 5, **KERNELS))

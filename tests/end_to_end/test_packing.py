@@ -136,6 +136,7 @@ COVERING = [
 
 
 @pytest.mark.parametrize(("name", "way", "kernels"), COVERING)
+@pytest.mark.sampled(3)
 def test_packed_documents_train_as_each_alone(name: str, way: str, kernels: str) -> None:
     check(name, way, kernels)
 

@@ -115,6 +115,7 @@ COVERING = [
 
 
 @pytest.mark.parametrize(("training", "slices", "policy"), COVERING, ids=str)
+@pytest.mark.sampled(6)
 def test_slices_train_like_whole_micro_batches(training: Training, slices: tuple[int, ...], policy: str) -> None:
     check_against_whole(training, training.program(POLICIES[policy], slices=slices))
 
@@ -179,6 +180,7 @@ def check_order(training: Training, chunks: int, slices: tuple[int, ...], halves
     ],
     ids=str,
 )
+@pytest.mark.sampled(4)
 def test_halves_and_chunks_of_slices_train_like_whole_micro_batches(
     training: Training, chunks: int, halves: str, policy: str
 ) -> None:
@@ -246,6 +248,7 @@ def test_a_program_is_the_same_from_its_file(state: str) -> None:
 
 
 @pytest.mark.parametrize("slices", [(4, 6), ()], ids=str)
+@pytest.mark.sampled(2)
 def test_a_run_goes_on_under_other_slices(slices: tuple[int, ...], tmp_path: Path) -> None:
     training, before = Training("learned-positions", "zero-1"), STEPS // 2
     train(training.program(POLICIES["joint"], slices=SLICES), before, save=str(tmp_path / "checkpoint"))

@@ -97,6 +97,7 @@ def whole(run: TrainingRun) -> dict[str, bytes]:
     [row if number % 16 == 0 else pytest.param(row, marks=pytest.mark.full) for number, row in enumerate(ROWS)],
     ids=lambda row: "-".join(str(value) for value in row.values()),
 )
+@pytest.mark.sampled(4)
 def test_peers_train_as_one_and_alike_under_all_placements(row: dict[str, Any]) -> None:
     found = trained(row, row["peers"])
     one = trained(row, (1, True))
@@ -114,6 +115,7 @@ def peer_program(**keys: Any) -> Program:
 
 
 @pytest.mark.parametrize("clip", [pytest.param("none", marks=pytest.mark.full), "global"])
+@pytest.mark.full
 def test_a_step_that_overflows_is_skipped_by_all_peers(clip: str) -> None:
     """The first steps of a dynamic scale that is too high; as many blocks are skipped on each peer as with one."""
     optimizer = evolve(OPTIMIZER, clip=clip, max_norm=0.3)

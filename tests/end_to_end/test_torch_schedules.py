@@ -79,6 +79,7 @@ def schedule_name(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", TABLES, ids=title)
+@pytest.mark.sampled(4)
 def test_a_table_is_placed_as_it_stands(path: Path) -> None:
     """What a rank computes, and every message of a lowered table, is in the module where the table has it."""
     table = read_torch_csv(str(path))
@@ -127,6 +128,7 @@ def gpipe(stages: int, **keys: Any) -> tuple[list[float], dict[str, bytes]]:
 @pytest.mark.parametrize(
     "path", [pytest.param(path, marks=() if quick(path) else pytest.mark.full) for path in TABLES], ids=title
 )
+@pytest.mark.sampled(4)
 def test_a_table_trains_like_gpipe_bit_for_bit(path: Path) -> None:
     module = placed(path, dp=1)
     assert result(trained(module, "allocate-ddr")) == gpipe(module.plan.pp, dp=1)
@@ -151,6 +153,7 @@ PIPELINES = ("joint-order,allocate-ddr", "bucket-grad-sync,insert-prefetch,recom
         ),
     ],
 )
+@pytest.mark.sampled(2)
 def test_with_replicas_and_the_passes_that_follow(stem: str, passes: str, zero: int) -> None:
     """Reductions and, of ZeRO 3, gathers of views where the table has them; messages stay there whatever follows."""
     module = placed(FOLDER / f"{stem}.csv", dp=2, zero=zero)

@@ -29,6 +29,7 @@ def no_holes(level: str, subject: str, each: int, operators: Iterable[str], leas
 
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.sampled(6)
 def test_every_mutant_is_refused_or_equivalent(level: str, subject: str) -> None:
     """Every operator on every second subject, every subject with every second operator."""
     first = list(SUBJECTS).index(subject) % 2
@@ -46,6 +47,7 @@ def test_every_one_of_many_mutants_is_refused_or_equivalent(level: str, subject:
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.sampled(2)
 def test_every_operator_changes_something_and_names_codes_there_are(level: str) -> None:
     for operator in OPERATORS[level].values():
         assert operator.codes <= set(CODES)
@@ -63,6 +65,7 @@ def test_mutants_are_the_same_every_time() -> None:
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.sampled(5)
 def test_subjects_train_so_that_equal_results_mean_something(name: str) -> None:
     """Every block is updated in the plain run; some are skipped in the one with overflows, and only some."""
     subject = SUBJECTS[name]
@@ -82,6 +85,7 @@ def test_subjects_train_so_that_equal_results_mean_something(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.sampled(8)
 def test_the_originals_are_equivalent_to_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = SUBJECTS[name]
     for found in (
@@ -95,6 +99,7 @@ def test_the_originals_are_equivalent_to_themselves(name: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("operator", ["drop-wait", "exchange-operands", "share-offset", "swap-operands"])
+@pytest.mark.sampled(3)
 def test_without_the_verifier_mutants_survive(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Execution tells a wrong program from a right one: otherwise 'equivalent' would mean nothing."""
     monkeypatch.setattr(judge, "check_program", lambda _program: None)

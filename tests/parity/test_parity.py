@@ -157,10 +157,12 @@ def joined_biases(arrays: Arrays) -> Arrays:
     return found
 
 
+@pytest.mark.sampled(7, first=3)
 def test_f32_losses(case: Case, kernels: str) -> None:
     assert case.deviation(kernels, "f32") <= F32_LOSS
 
 
+@pytest.mark.sampled(7, first=1)
 def test_f32_losses_of_slices(case: Case, kernels: str) -> None:
     """The window of one case spans slices, and is longer than one of them."""
     assert case.deviation(kernels, "f32", SLICED) <= F32_LOSS
@@ -172,6 +174,7 @@ def first_gradients(case: Case, kernels: str, layout: Layout, view_dtype: str) -
 
 
 @pytest.mark.parametrize("layout", [LAYOUT, SLICED], ids=["whole", "slices"])
+@pytest.mark.sampled(12, first=2)
 def test_f32_gradients(case: Case, kernels: str, layout: Layout) -> None:
     got = first_gradients(case, kernels, layout, "f32")
     expected = unpacked(case.reference[1])
@@ -187,15 +190,18 @@ def test_f32_gradients(case: Case, kernels: str, layout: Layout) -> None:
     assert {name: value for name, value in deviations.items() if not value <= F32_GRADIENT} == {}
 
 
+@pytest.mark.sampled(7, first=4)
 def test_f16_losses(case: Case, kernels: str) -> None:
     assert case.deviation(kernels, "f16") <= F16_LOSS
 
 
+@pytest.mark.sampled(7)
 def test_bf16_losses(case: Case, kernels: str) -> None:
     assert case.deviation(kernels, "bf16") <= BF16_LOSS
     assert case.deviation(kernels, "bf16", expected=case.bf16_reference[0]) <= BF16_LOSS
 
 
+@pytest.mark.sampled(7, first=5)
 def test_bf16_gradients(case: Case, kernels: str) -> None:
     """No farther from float32 than PyTorch's in bf16: norms of the deviations, as parts of those of the gradients, on average."""
     got, exact = first_gradients(case, kernels, LAYOUT, "bf16"), unpacked(case.reference[1])

@@ -110,6 +110,7 @@ def run(model: ModelConfig, passes: str, keys: dict[str, Any], **settings: Any) 
     ],
     ids=["llama", "qwen2-f32", "alibi-each", "neox"],
 )
+@pytest.mark.sampled(2)
 def test_training_is_the_same_bit_for_bit(kernels: str, model: ModelConfig, keys: dict[str, Any]) -> None:
     whole, split = (run(model, passes, keys, kernels=kernels) for passes in (WHOLE, SPLIT))
     assert losses(split) == losses(whole)

@@ -85,6 +85,7 @@ def before(pipeline: str, keys: dict) -> Module:
 
 
 @pytest.mark.parametrize(("first", "tried", "keys"), ASKING)
+@pytest.mark.sampled(2)
 def test_a_pass_that_raises_leaves_the_module_as_it_was(first: str, tried: str, keys: dict) -> None:
     unbroken = FailingTarget(float("inf"))
     PassManager(unbroken).run(before(first, keys), tried)

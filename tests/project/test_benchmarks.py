@@ -46,6 +46,7 @@ def run(name, capsys, *arguments):
 
 
 @pytest.mark.parametrize("clock", ["wall", "cpu"])
+@pytest.mark.sampled(2)
 def test_training_step(capsys, clock):
     size = ["--vocab", "64", "--layers", "1", "--seq-len", "32"]
     threads = "2" if clock == "wall" else "1"

@@ -37,6 +37,7 @@ def run(folder: Path, script: str, *words: str, **variables: str) -> subprocess.
     )
 
 
+@pytest.mark.full
 def test_a_compile_without_a_place_for_a_cache(tmp_path: Path) -> None:
     found = run(tmp_path, HOMELESS, "compile", "--model", MODEL, "--plan", PLAN, "-o", "a.rtx")
     assert found.returncode == 0, found.stderr
@@ -59,6 +60,7 @@ def test_workers_of_a_search_say_it_once(tmp_path: Path) -> None:
     assert found.stderr.startswith("warning: compiled loops")
 
 
+@pytest.mark.full
 def test_kernels_and_loops_import_and_agree_without_a_cache(tmp_path: Path) -> None:
     """Every module that has compiled functions; one kernel and one loop are run."""
     script = HOMELESS.replace("from ratrain.ratrainc.cli import main\nsys.exit(main(sys.argv[1:]))\n", "")
@@ -139,6 +141,7 @@ def test_one_helper_keeps_compiled_functions() -> None:
 
 
 @pytest.mark.parametrize("disabled", ["0", "1"])
+@pytest.mark.sampled(2)
 def test_doctor_says_where_kernels_are_kept(tmp_path: Path, disabled: str) -> None:
     found = run(tmp_path, HOMELESS, "doctor", NUMBA_DISABLE_JIT=disabled)
     assert "internal error" not in found.stderr

@@ -61,6 +61,7 @@ def test_commands_beside_files_of_the_same_names(
 
 @pytest.mark.parametrize("make", [module, package])
 @pytest.mark.parametrize("on_path", [True, False], ids=["on PYTHONPATH", "beside"])
+@pytest.mark.sampled(2)
 def test_the_api_beside_files_of_the_same_names(
     tmp_path: Path, make: Callable[[Path, str], Path], *, on_path: bool
 ) -> None:

@@ -61,6 +61,7 @@ def placed(target: Mt3000Target, passes: str, keys: dict, model: ModelConfig = L
 
 
 @pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.sampled(4)
 def test_together_is_never_slower_than_one_by_one(name: str) -> None:
     gains = []
     for engine, state in zip((Engine.COMPUTE, Engine.HOST, Engine.COMPUTE, Engine.HOST), STATES, strict=True):

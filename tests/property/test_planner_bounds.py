@@ -157,6 +157,7 @@ def test_weight_halves_may_leave_a_second_backward_without_gradients():
 
 @pytest.mark.parametrize("name", ["ratrain", "baseline-1f1b"])
 @pytest.mark.parametrize("shape", [Shape(2, 16, 1, 4, 0, "last"), Shape(1, 6, 1, 3, 3, "each-micro-batch")])
+@pytest.mark.sampled(2)
 def test_bounds_know_of_hosts_skew_jitter_and_shared_ports(shape, name):
     """They rise with what a message and the slowest rank cost, and stay below what is found."""
     model, named, layers = small_model(4, wide=True), strategy(name), (4,) if shape.pp == 1 else (2, 2)

@@ -59,6 +59,7 @@ BUDGETS = [max(FULL) + (max(NONE) - max(FULL)) * step // 8 for step in range(10)
 
 
 @pytest.mark.parametrize("placement", ["inline", "forward-side"])
+@pytest.mark.sampled(2)
 def test_recovered_seconds_never_fall_when_the_budget_falls(placement: str) -> None:
     found = []
     for budget in BUDGETS:

@@ -421,6 +421,7 @@ def test_a_pipeline_is_said_once_and_can_be_shown(text: str, code: str) -> None:
 
 
 @pytest.mark.parametrize("mark", ["}", "="])
+@pytest.mark.sampled(2)
 def test_any_mark_at_any_word_of_an_op_is_an_error_at_its_place(mark: str) -> None:
     """Also where the grammar's library has no example that goes on alike."""
     lines = sound("place-1f1b").splitlines()

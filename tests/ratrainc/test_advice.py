@@ -163,6 +163,7 @@ def test_why_not_says_does_not_fit_only_where_every_shape_lacks_bytes() -> None:
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.full
 def test_the_command_that_is_named_finds_a_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

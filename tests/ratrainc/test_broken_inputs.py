@@ -187,6 +187,7 @@ SOUND = {("text.txt", "cut-off"), ("text.txt", "zeros"), ("tokens.bin", "zeros")
 @pytest.mark.parametrize(
     ("name", "damage"), [(name, damage) for name in FILES for damage in DAMAGES if (name, damage) not in SOUND]
 )
+@pytest.mark.sampled(4)
 def test_damaged_files_are_refused(bench: Bench, name: str, damage: str) -> None:
     DAMAGES[damage](bench.folder / name)
     bench.refused(name, *FILES[name], "RT004")
@@ -205,6 +206,7 @@ TEXTS = {"a.rtir", "plan.toml", "tiny.json", "machine.toml", "text.txt", "checkp
         if name not in (other, "tokens.bin") and not (name == "text.txt" and other in TEXTS)
     ],
 )
+@pytest.mark.sampled(3)
 def test_files_of_another_kind_are_refused(bench: Bench, good: Path, name: str, other: str) -> None:
     """Any file in the place of any other: a program given as a schedule, a plan as a machine, and so on."""
     shutil.copy(good / other, bench.folder / name)
@@ -430,6 +432,7 @@ def manifest_digest(manifest: dict[str, Any]) -> str:
         ("format", "other"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_a_checkpoint_that_contradicts_itself(bench: Bench, key: str, value: object) -> None:
     """The digest is right: whoever wrote this meant it, or made a mistake."""
     path = bench.folder / "checkpoint" / "manifest.json"

@@ -332,6 +332,7 @@ def with_value(data: Any, path: tuple[Any, ...], value: Any) -> Any:
     return copy
 
 
+@pytest.mark.full
 def test_malformed_profiles_end_in_a_diagnostic_or_a_machine(
     profile: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

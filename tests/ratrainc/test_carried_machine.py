@@ -104,6 +104,7 @@ def test_the_table_of_commands_is_complete() -> None:
 
 
 @pytest.mark.parametrize(("words", "kind"), CASES)
+@pytest.mark.sampled(3)
 def test_no_command_needs_to_be_told_the_machine_again(
     files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], kind: str
 ) -> None:
@@ -243,6 +244,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("kind", ["rtir", "rtx"])
 @pytest.mark.parametrize("case", CONTRADICTIONS)
+@pytest.mark.sampled(2)
 def test_a_header_that_contradicts_itself_is_refused(
     files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, kind: str
 ) -> None:

@@ -207,6 +207,7 @@ def test_a_position_that_cannot_be_read_does_not_keep_the_supervisor_from_its_en
     assert watching._tell_ranks(signal.SIGKILL, (Liveness.ALIVE,)) == 0
 
 
+@pytest.mark.full
 def test_doctor_says_that_nothing_is_compiled() -> None:
     words = [sys.executable, "-m", "ratrain", "doctor", "--json"]
     variables = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
@@ -218,6 +219,7 @@ def test_doctor_says_that_nothing_is_compiled() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("words", [("strategies",), ("simulate", "--json")])
+@pytest.mark.sampled(3)
 def test_output_that_finds_no_room_is_no_internal_error(program: str, words: tuple[str, ...], unbuffered: str) -> None:
     env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     file = (program,) if words[0] == "simulate" else ()

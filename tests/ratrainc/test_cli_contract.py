@@ -521,6 +521,7 @@ def test_exit_codes_of_processes(files: Path) -> None:
 
 
 @pytest.mark.parametrize("presses", [1, 2])
+@pytest.mark.sampled(2)
 def test_ctrl_c_ends_a_run_after_its_step(files: Path, tmp_path: Path, presses: int) -> None:
     """Once: the step is finished, logged and saved, exit 130. Twice: it stops at once, and what was saved stays."""
     log, place = tmp_path / "losses.jsonl", tmp_path / "checkpoint"

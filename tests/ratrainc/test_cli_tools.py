@@ -265,6 +265,7 @@ def test_doctor_tries_the_kernel_cache(
 
 @pytest.mark.parametrize("command", ["doctor", "run", "simulate", "verify"])
 @pytest.mark.parametrize("part", ["steps", "formals", "intermediates", "parameters"])
+@pytest.mark.sampled(2)
 def test_a_refused_program_is_refused_by_every_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, part: str
 ) -> None:

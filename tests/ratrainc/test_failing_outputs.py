@@ -92,6 +92,7 @@ def test_a_failing_output_never_costs_the_state(
 
 
 @pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.sampled(2)
 def test_a_run_whose_reader_is_gone_goes_on_and_saves(as_json: bool, tmp_path: Path) -> None:
     place, file = tmp_path / "run1", tmp_path / "t.rtx"
     write_program(PROGRAM, str(file))

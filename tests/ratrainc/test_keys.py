@@ -159,6 +159,7 @@ def shown(seen: str, model: ModelConfig, of: Plan, on: str) -> object:
 
 
 @pytest.mark.parametrize("name", PLAN)
+@pytest.mark.sampled(7)
 def test_a_key_of_a_plan_changes_what_it_says(name: str) -> None:
     key, model = PLAN[name], config({"num_hidden_layers": 4})  # for two stages of two chunks
     on = machine_text({"link_group": True} if name == "parallel.mapping" else {})
@@ -210,6 +211,7 @@ def test_a_mapping_needs_a_machine_of_its_groups() -> None:
 @pytest.mark.parametrize(
     ("family", "name"), [*(("llama", name) for name in (*MODEL, *OTHERS)), *(("gpt2", name) for name in GPT2)]
 )
+@pytest.mark.sampled(3)
 def test_a_key_of_a_model_changes_what_it_says(family: str, name: str) -> None:
     key = {"llama": {**MODEL, **OTHERS}, "gpt2": GPT2}[family][name]
     before = config(key.given, family)
@@ -255,6 +257,7 @@ def test_a_key_that_must_be_switched_off_is_refused_otherwise(family: str, name:
 
 
 @pytest.mark.parametrize("name", [name for name in MACHINE if name not in ("op", "link_group")])
+@pytest.mark.sampled(5)
 def test_a_key_of_a_machine_changes_what_it_says(name: str) -> None:
     key, model = MACHINE[name], config({})
     large = key.given.get("large")

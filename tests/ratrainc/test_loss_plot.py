@@ -53,6 +53,7 @@ def drawn(root: ET.Element, name: str) -> list[tuple[float, float]]:
 
 @settings(max_examples=15)  # each takes a tenth of a second
 @given(st.lists(st.floats(0, 1e6) | st.just(math.nan), max_size=100))  # a line of 128 points and more is simplified
+@pytest.mark.full
 def test_any_losses_give_a_picture(losses):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "loss.svg"
@@ -80,6 +81,7 @@ def test_any_title_can_be_written(title, ending, tmp_path):
 
 
 @pytest.mark.parametrize("ending", sorted(pictures.PICTURES))
+@pytest.mark.sampled(2)
 def test_the_same_losses_give_the_same_bytes(ending, tmp_path):
     program = (
         "import sys; from ratrain.ratrainc.loss_plot import Curves, write_losses;"
@@ -126,6 +128,7 @@ def test_without_matplotlib_a_plot_is_refused_before_the_work(words, name, tmp_p
 
 
 @pytest.mark.parametrize("has_matplotlib", [True, False])
+@pytest.mark.sampled(2)
 def test_the_quickstart_draws_only_where_it_can(has_matplotlib, tmp_path, monkeypatch):
     if not has_matplotlib:
         monkeypatch.setattr(extras, "find_spec", lambda _: None)
@@ -135,6 +138,7 @@ def test_the_quickstart_draws_only_where_it_can(has_matplotlib, tmp_path, monkey
     assert kept == {"tiny.rtir", "tiny.rtx", "losses.jsonl", *(["loss.svg"] if has_matplotlib else [])}
 
 
+@pytest.mark.full
 def test_a_quickstart_that_keeps_nothing_imports_no_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["quickstart", "--steps", "2"]) == 0

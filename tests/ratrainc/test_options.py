@@ -145,6 +145,7 @@ def without_options() -> dict[Any, Any]:
 
 
 @pytest.mark.parametrize(("name", "flag"), ALL)
+@pytest.mark.sampled(6)
 def test_an_option_changes_what_it_says(
     name: str, flag: str, files: Path, without_options: dict[Any, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,6 +170,7 @@ def test_an_option_that_would_change_nothing_is_refused(
 
 
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.sampled(6)
 def test_what_a_command_prints_is_the_same_again(name: str, files: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Else a difference would say nothing of an option."""
     words = OPTIONS[name].words

@@ -85,6 +85,7 @@ def every_candidate(request: Request):
         pytest.param("v-half", 2, 4, 8e6, marks=pytest.mark.full),
     ],
 )
+@pytest.mark.sampled(3)
 def test_the_choice_is_that_of_brute_force(name, clusters, batch, capacity):
     request = small_request(name=name, clusters=clusters, batch=batch, capacity=capacity)
     answer = Search(request).run()
@@ -174,6 +175,7 @@ def test_shapes_share_out_the_batch_and_stay_within_the_clusters():
 
 @pytest.mark.parametrize("micro_batches", [10, 13])
 @pytest.mark.parametrize("name", ["ratrain", "baseline-1f1b", "seq1f1b"])
+@pytest.mark.sampled(2)
 def test_a_folded_step_says_what_the_whole_one_does(name, micro_batches):
     request = small_request(name=name)
     slices = 4 if name == "seq1f1b" else 1
@@ -658,6 +660,7 @@ def planned(capsys, *words: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("level", [(), ("--quick",)])
 @pytest.mark.parametrize("change", [None, "ddr=9MB", "link=37GB/s,latency=1us"])
+@pytest.mark.sampled(2)
 def test_the_plan_that_is_written_is_that_of_the_machine_asked_about(capsys, tmp_path, monkeypatch, level, change):
     """It has the shape and the peak that `--json` tells, and compiles for the machine beside it as its comments say."""
     monkeypatch.chdir(tmp_path)

@@ -127,6 +127,7 @@ def test_a_target_of_ones_own_sizes_the_workspace(tmp_path: Path) -> None:
         ("from ratrain.passes.registry import *\n@register_pass\nclass A: name = 'a'", "A' is no pass"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_what_is_wrong_with_a_plugin_is_told(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / "bad.py").write_text(text)
@@ -148,6 +149,7 @@ def test_a_module_that_is_a_file_here_is_told_apart(tmp_path: Path) -> None:
     ["numba.py", "a.b.py", "co:lon/p.py"]
     + [pytest.param(name, marks=pytest.mark.full) for name in ("json.py", "my-pass.py", "with space.py")],
 )
+@pytest.mark.sampled(3)
 def test_a_plugin_may_have_any_name(tmp_path: Path, schedule: str, name: str) -> None:
     """That of a library too, which stays what it is."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -174,6 +176,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sampled(3)
 def test_what_a_pass_does_wrong_is_told_as_its_fault(tmp_path: Path, schedule: str, fault: str) -> None:
     body, message = FAULTS[fault]
     (tmp_path / "mine.py").write_text(PASS.format(name="rename").replace("module.name = self.to", body))

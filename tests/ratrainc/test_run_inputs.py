@@ -123,6 +123,7 @@ def exported(model: ModelConfig) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.sampled(4)
 def test_weights_of_a_model_that_computes_another_thing_are_refused(name: str, tmp_path: Path) -> None:
     model, change = OTHERS[name]
     described = evolve(model, **change)
@@ -377,6 +378,7 @@ def test_a_checkpoint_from_before_data_had_a_name_is_resumed_by_its_content(plac
 @pytest.mark.parametrize(
     "where", ["stream", "stream.name", "stream.part", "stream.tokens", "stream.token", "plan.loss_scale"]
 )
+@pytest.mark.sampled(2)
 def test_records_of_a_run_that_are_not_whole_are_no_internal_error(place: Path, where: str, odd: object) -> None:
     checkpoint = place / "checkpoint"
     book, other = (DataChoice((str(place / f"{name}.txt"),)) for name in ("book", "other"))
@@ -425,6 +427,7 @@ UNSCALED = {"f32", "bf16"}
 
 
 @pytest.mark.parametrize(("then", "now"), [(then, now) for then in SCALES for now in SCALES])
+@pytest.mark.sampled(5)
 def test_a_loss_scale_goes_on_only_where_it_means_the_same(then: str, now: str, tmp_path: Path) -> None:
     place = str(tmp_path / "checkpoint")
     first = start(make_program(**SCALES[then]), 2, save=place)

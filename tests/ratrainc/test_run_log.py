@@ -62,6 +62,7 @@ def test_a_run_from_the_start_begins_its_log_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["a note\n", "a note", '{"step": 0}\n{"steps": 1}\n', '["step"]\n'])
 @pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.sampled(2)
 def test_a_file_that_is_no_log_is_left_alone(tmp_path: Path, place: str, text: str, *, resume: bool) -> None:
     if resume:
         logged(tmp_path / "before.jsonl", 1, place)

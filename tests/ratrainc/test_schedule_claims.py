@@ -79,6 +79,7 @@ def schedule_in(path: Path) -> str | None:
 
 @pytest.mark.parametrize("said", SAID)
 @pytest.mark.parametrize("item", WITHOUT_PEERS, ids=lambda item: item.name)
+@pytest.mark.sampled(4)
 def test_compile_places_what_the_plan_says_or_refuses(
     item, said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,6 +134,7 @@ def compared(options: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tupl
 
 
 @pytest.mark.parametrize("said", SAID)
+@pytest.mark.sampled(4)
 def test_compare_has_the_strategies_that_go_with_the_plan(
     said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

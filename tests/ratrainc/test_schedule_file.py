@@ -123,6 +123,7 @@ def test_a_plan_that_names_the_schedule_agrees_with_the_table(folder: Path, caps
     "name",
     ["a b.csv", "50 %, {both} \"'`\\.csv", "tab\t.csv", "größe\n.csv", b"\xff.csv".decode("utf-8", "surrogateescape")],
 )
+@pytest.mark.sampled(2)
 def test_a_path_of_any_characters_is_in_the_text_and_back(folder: Path, name: str) -> None:
     (folder / name).write_text(GPIPE)
     assert compiled(folder, "", "", "--schedule-file", name) == 0

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         (signal.SIGINT, True, 130),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_signal_ends_a_run_after_its_step(number: int, saves: bool, code: int, tmp_path: Path) -> None:
     program = make_program(evolve(MODEL, vocab_size=256))
     log, place = tmp_path / "losses.jsonl", tmp_path / "run"
@@ -129,6 +130,7 @@ def signalled(monkeypatch: pytest.MonkeyPatch, *at: int, number: int) -> None:
 
 
 @pytest.mark.parametrize("run_folder", [False, True])
+@pytest.mark.sampled(2)
 def test_who_asks_a_run_that_gets_on_hears_where_it_is_and_no_blame(
     run_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +172,7 @@ def _ctrl_c_as_before() -> Iterator[None]:
 
 @pytest.mark.parametrize("when", ["TrainingRun.save", "_draw"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75)])
+@pytest.mark.sampled(2)
 def test_a_signal_after_the_last_step_ends_with_its_code_when_all_is_written(
     when: str,
     number: int,
@@ -214,6 +217,7 @@ def test_only_what_this_run_wrote_is_called_saved(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("exchanging", [False, True])
+@pytest.mark.sampled(2)
 def test_a_key_that_is_held_loses_neither_the_undoing_nor_the_words(
     exchanging: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,6 +273,7 @@ PLACES: dict[str, dict[str, Any]] = {"nothing": {}, "single": {"save": True}, "s
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("during_save", [False, True])
+@pytest.mark.sampled(2)
 def test_a_second_ctrl_c_says_what_is_saved_and_what_is_lost(
     place: str, during_save: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

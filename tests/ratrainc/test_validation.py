@@ -298,6 +298,7 @@ def long_row(kind: str, pp: int, *, zero: int = 0, reduce: str = "last", passes:
 @pytest.mark.parametrize(
     "passes", ["ratrain", "baseline-1f1b", "full-save", "bucket-grad-sync{unit=block},insert-prefetch,allocate-ddr"]
 )
+@pytest.mark.sampled(4)
 def test_a_folded_row_says_what_the_whole_step_does(folder: Path, pp: int, passes: str) -> None:
     kinds = ("step-time", "memory", "out-of-memory") if passes != "ratrain" else ("step-time",)
     rows = [long_row(kind, pp, passes=passes) for kind in kinds]
@@ -328,6 +329,7 @@ def test_rows_that_a_folded_step_would_say_wrong_are_simulated_whole(folder: Pat
     assert [each.to_json()["folded"] for each in found] == [False, False, False, False, False, True]
 
 
+@pytest.mark.full
 def test_output_marks_folded_rows_and_says_what_the_mark_means(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

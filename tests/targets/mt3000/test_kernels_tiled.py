@@ -162,6 +162,7 @@ def test_nan_and_overflow_are_visible() -> None:
         pytest.param(MODEL, "document", "bf16", 1e-3, id="packed-bf16", marks=pytest.mark.full),
     ],
 )
+@pytest.mark.sampled(4)
 def test_training_is_that_of_the_fast_kernels(model: ModelConfig, mask: str, dtype: str, tolerance: float) -> None:
     program = make_program(model, machine="mt3000-tiles", view_dtype=dtype, attention_mask=mask)
     again = parse_program(program_bytes(program), "again.rtx")

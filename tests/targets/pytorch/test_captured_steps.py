@@ -98,6 +98,7 @@ def same(kind: str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["zero1 clipped", "documents"])
+@pytest.mark.sampled(2)
 def test_a_repeated_step_has_the_bits_of_one_that_is_issued(kind: str) -> None:
     run = same(kind)
     assert all(

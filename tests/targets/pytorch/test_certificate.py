@@ -151,6 +151,7 @@ def _long_tables(kernels: Any) -> None:
 
 
 @pytest.mark.parametrize("mutant", [_leaking, _wasting, _long_tables])
+@pytest.mark.sampled(3)
 def test_a_tensor_more_is_noticed(mutant: Any) -> None:
     """One of 64 bytes, in a run of megabytes."""
     program = make_program(evolve(MODEL, layers=1), pp=1, micro_batches=2)
@@ -213,6 +214,7 @@ def in_what_was_said(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts what is mapped on Linux")
+@pytest.mark.full
 def test_a_process_limited_to_what_was_said_trains_and_with_less_is_refused() -> None:
     done = in_what_was_said("--spare", "0")
     assert done.returncode == 0, done.stderr

@@ -61,6 +61,7 @@ def test_every_kernel_is_called() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.sampled(2)
 def test_no_kernel_asks_for_memory(kernels: TorchDevice, dtype: Any, variant: str) -> None:
     """Every result is in the arena, in scratch or in a table; and the allocator hands out nothing meanwhile."""
     tables = [each for pair in kernels._rope.values() for each in pair]

@@ -35,6 +35,7 @@ SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.sampled(4, first=3)
 def test_every_schedule_trains_near_the_numpy_kernels(kind: str) -> None:
     name, keys = SCHEDULES[kind]
     program = make_program(evolve(MODEL, layers=4, tied_embeddings=kind == "zero3"), name, view_dtype="f32", **keys)
@@ -92,6 +93,7 @@ class _Outside(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.sampled(4)
 def test_a_step_asks_no_allocator_for_tensors(model: Any) -> None:
     """After the first step, everything is in arenas, scratch, tables, messages, inputs and single numbers that are there."""
     program = make_program(model, view_dtype="bf16", zero=2, reduce="each-micro-batch")

@@ -129,6 +129,7 @@ def test_every_family_and_schedule_is_here() -> None:
 
 
 @pytest.mark.parametrize(("family", "kernels", "dtype"), _grid(MODELS, gate=True))
+@pytest.mark.sampled(3, first=1)
 def test_every_family_trains_near_the_reference_kernels(family: str, kernels: str, dtype: str) -> None:
     trains_near(_of_family(family, dtype), kernels, dtype)
 

@@ -59,6 +59,7 @@ def within(actual: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> None:
     flags=st.tuples(*[st.booleans()] * 5),
     seed=st.integers(0, 99),
 )
+@pytest.mark.full
 def test_products_of_bf16_are_within_one_more_rounding(dtypes, shape, flags, seed):
     (m, n, k), (trans_a, trans_b, accumulate, with_bias, with_residual) = shape, flags
     rng = np.random.default_rng(seed)
@@ -159,6 +160,7 @@ def test_other_types_have_the_bits_of_fast(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.sampled(2, first=1)
 def test_every_family_trains_near_fast_in_bf16(model: Any) -> None:
     program = make_program(model, view_dtype="bf16")
     torch, fast = (losses(train(program, 12, kernels=kernels)) for kernels in ("torch", "fast"))
@@ -183,6 +185,7 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.sampled(2, first=1)
 def test_bits_do_not_depend_on_threads_or_order(kind: str) -> None:
     name, keys = SCHEDULES[kind]
     program = make_program(evolve(MODEL, layers=4), name, view_dtype="bf16", grad_dtype="f32", **keys)

@@ -156,6 +156,7 @@ def launched(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
 
 @needs_torch
 @pytest.mark.parity
+@pytest.mark.full
 def test_a_wrong_number_of_processes_is_refused_once(program: str) -> None:
     done = launched(3, program, "--steps", "1")
     assert done.returncode == 1

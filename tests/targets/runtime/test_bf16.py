@@ -43,6 +43,7 @@ def test_every_element_type_has_a_numpy_dtype_of_its_size() -> None:
         pytest.param(TIED, "reference", id="tied-reference", marks=pytest.mark.full),
     ],
 )
+@pytest.mark.sampled(3)
 def test_bf16_trains_near_f32(model: Any, kernels: str) -> None:
     bf16, f32 = (
         losses(train(make_program(model, view_dtype=dtype), STEPS, kernels=kernels)) for dtype in ("bf16", "f32")

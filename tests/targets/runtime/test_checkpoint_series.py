@@ -45,6 +45,7 @@ def names(place: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.sampled(2)
 def test_going_on_from_any_checkpoint_is_never_having_stopped(name: str, place: str) -> None:
     program = make_program(**LAYOUTS[name])
     whole = train(program, 5, save=place, save_every=1, keep_last=9)
@@ -116,6 +117,7 @@ DAMAGE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.sampled(3)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(damage: str, place: str) -> None:
     program = make_program()
     whole = train(program, 4, save=place, save_every=1, keep_last=4)
@@ -182,6 +184,7 @@ def lead_outside(manifest: dict[str, Any]) -> None:
         lambda manifest: manifest.__setitem__("run", []),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_manifest_that_contradicts_itself_is_refused(change: Any, place: str) -> None:
     train(make_program(), 1, save=place, save_every=1)
     folder = Path(place) / "step-00000001"
@@ -211,6 +214,7 @@ def test_processes_check_their_share_of_the_files(place: str) -> None:
 
 
 @pytest.mark.parametrize("call", range(9))
+@pytest.mark.sampled(2)
 def test_a_full_disk_leaves_the_checkpoints_before(call: int, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = make_program()
     run = start(program, 3, save=place, save_every=1)

@@ -34,6 +34,7 @@ EACH = 2
 @pytest.mark.parametrize(
     ("model", "every"), [(LLAMA, 0), (evolve(GPT2, layers=4), 1)], ids=["llama-whole", "gpt2-tied-sharded"]
 )
+@pytest.mark.sampled(2)
 def test_a_run_goes_on_across_layouts_and_chunk_counts(model: ModelConfig, every: int, tmp_path: Path) -> None:
     """Moments, update counts and the loss scale among what goes on."""
     expected = outcome(program_of(model, *SHAPES["one-chunk"], zero=2), EACH * len(SHAPES))

@@ -59,6 +59,7 @@ def updates_on_the_host() -> Program:
 
 
 @pytest.mark.parametrize("name", [*LAYOUTS, "host-updates"])
+@pytest.mark.sampled(3)
 def test_every_order_the_waits_allow_gives_the_same_bits(name: str) -> None:
     program = make_program(**LAYOUTS[name]) if name in LAYOUTS else updates_on_the_host()
     ordered = train(program, 3)
@@ -101,6 +102,7 @@ def resumed(program: Program, tmp_path: Any, first: int, second: int, other: Pro
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.sampled(2)
 def test_a_resumed_run_is_the_run_that_never_stopped(name: str, tmp_path: Any) -> None:
     program = make_program(**LAYOUTS[name])
     whole = train(program, 5)
@@ -137,6 +139,7 @@ def test_loss_scale_and_update_counts_go_on_after_an_overflow(tmp_path: Any) -> 
     [{"dp": 1, "micro_batches": 6}, {"pp": 3}, {"pp": 1, "dp": 3, "micro_batches": 2}, {"zero": 0}],
     ids=["one-replica", "three-stages", "one-stage-three-replicas", "nothing-sharded"],
 )
+@pytest.mark.sampled(2)
 def test_a_checkpoint_resumes_under_another_plan(keys: dict[str, Any], tmp_path: Any) -> None:
     whole = train(make_program(**F32), 6)
     rest = resumed(make_program(**F32), tmp_path, 3, 3, make_program(**F32, **keys))
@@ -174,6 +177,7 @@ def test_a_checkpoint_with_an_impossible_loss_scale_is_refused(scale: tuple[floa
         *(pytest.param(*others, marks=pytest.mark.full) for others in (("f16", 3), ("bf16", 2), ("f32", 3))),
     ],
 )
+@pytest.mark.sampled(3)
 def test_zero_levels_train_the_same(view_dtype: str, dp: int) -> None:
     steps = 10
     keys = {"view_dtype": view_dtype, "dp": dp}
@@ -203,6 +207,7 @@ def test_kernel_sets_agree(model: ModelConfig) -> None:
     [*((TIED, pp, dp) for pp, dp in ((1, 1), (1, 2), (2, 1), (2, 3), (3, 2))), (GPT2, 1, 2), (GPT2, 2, 3)],
     ids=str,
 )
+@pytest.mark.sampled(4)
 def test_both_copies_of_a_tied_matrix_stay_equal(model: ModelConfig, pp: int, dp: int, zero: int) -> None:
     program = make_program(model, pp=pp, dp=dp, zero=zero, reduce="each-micro-batch" if zero == 2 else "last")
     run = start(program, 5)
@@ -340,6 +345,7 @@ def test_arenas_have_exactly_the_bytes_the_program_says(name: str) -> None:
         {"model": evolve(MODEL, family="qwen2", qkv_bias=True, sliding_window=4)},
     ],
 )
+@pytest.mark.sampled(2)
 def test_scratch_sized_before_the_first_step_suffices(keys: dict[str, Any], kernels: str) -> None:
     run = start(make_program(**keys), 2, kernels=kernels)
     sized = run.engine.scratch.capacity

@@ -51,6 +51,7 @@ def program_of(case: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(7)
 def test_no_bit_of_the_training_changes(name: str) -> None:
     program = program_of(CASES[name])
     alone, evaluated = (start(program, STEPS, order="sequential", poison=True) for _ in range(2))

@@ -35,6 +35,7 @@ def norms(**keys: Any) -> list[float | None]:
 
 @pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
 @pytest.mark.parametrize("name", KEYS)
+@pytest.mark.sampled(4)
 def test_the_norm_does_not_depend_on_clipping(name: str, *, tied: bool) -> None:
     model = evolve(KEYS[name].get("model", MODEL), tied_embeddings=tied)
     keys = {"loss_scale": 256.0, **KEYS[name], "model": model}

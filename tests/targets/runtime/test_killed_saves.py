@@ -140,6 +140,7 @@ def problems_of(script: str, *words: str | Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(("how", "what"), [("exchange", "old"), ("renames", "old"), ("exchange", "new")])
+@pytest.mark.sampled(3)
 def test_a_save_killed_at_any_call_leaves_a_whole_checkpoint(how: str, what: str, tmp_path: Path) -> None:
     calls, problems = problems_of(EVERY_CALL, tmp_path, how, what)
     assert not problems

@@ -146,6 +146,7 @@ def files(place: str) -> dict[str, bytes]:
     ],
 )
 @pytest.mark.parametrize("save_every", [1, None], ids=["sharded", "whole"])
+@pytest.mark.sampled(4)
 def test_any_number_of_peers_reads_the_same_state(
     before: dict[str, Any], after: dict[str, Any], save_every: int | None, tmp_path: Path
 ) -> None:
@@ -240,6 +241,7 @@ def edited(folder: Path, change: Any) -> None:
         (lambda files: [files.pop(name) for name in list(files)], "no sound entry 'files'"),
     ],
 )
+@pytest.mark.sampled(4)
 def test_pieces_of_peers_that_are_not_whole_are_refused(change: Any, said: str, tmp_path: Path) -> None:
     place = str(tmp_path / "run")
     train(make_program(pp=1, dp=1, tp=2), 1, save=place, save_every=1).close()

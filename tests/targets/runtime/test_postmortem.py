@@ -95,6 +95,7 @@ def seen(engine: LocalEngine, place: Rank, computed: int) -> list[RankPosition]:
 
 @settings(max_examples=40)
 @given(st.sampled_from(sorted(PROGRAMS)), st.data())
+@pytest.mark.full
 def test_the_rank_that_everyone_waits_for_is_found(name: str, data: Any) -> None:
     program = PROGRAMS[name]
     place = data.draw(st.sampled_from(program.topology.ranks))

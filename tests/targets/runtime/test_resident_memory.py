@@ -88,6 +88,7 @@ def beyond(folder: Path, *options: str) -> int:
     return int(peak - said["arena_bytes"] - said["scratch_bytes"] - said["constant_bytes"])
 
 
+@pytest.mark.full
 def test_a_large_vocabulary_is_drawn_where_it_stays(tmp_path: Path) -> None:
     assert beyond(tmp_path) < BEYOND
 

@@ -22,6 +22,7 @@ from tests.targets.runtime.test_engine import LAYOUTS, updates_on_the_host
     ("name", "kernels"),
     [*((name, "fast") for name in [*LAYOUTS, "host-updates"]), ("2-stages-2-replicas", "reference")],
 )
+@pytest.mark.sampled(3)
 def test_the_same_bits_as_in_order(name: str, kernels: str) -> None:
     program = make_program(**LAYOUTS[name]) if name in LAYOUTS else updates_on_the_host()
     ordered = train(program, 3, kernels=kernels)

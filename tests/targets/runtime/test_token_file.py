@@ -127,6 +127,7 @@ def write_inside(path: Path) -> None:
 @pytest.mark.parametrize("change", [cut, grow, write_inside])
 @pytest.mark.parametrize("name", ["t.bin", "t.txt"])
 @pytest.mark.parametrize(("evaluated", "threads"), [(False, 1), (True, 1), (False, 4)])
+@pytest.mark.sampled(4)
 def test_a_file_that_changes_ends_the_run(
     tmp_path: Path, name: str, change: Callable[[Path], None], *, evaluated: bool, threads: int
 ) -> None:

@@ -32,6 +32,7 @@ F, B = 1.0, 2.0
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), SHAPES)
+@pytest.mark.sampled(2)
 def test_the_bubble_of_equal_stages(stages: int, micro_batches: int) -> None:
     """(p - 1) / (m + p - 1) of every stage's time: fill s F, drain s B, and the way to the last stage and back between."""
     found = simulate(pipeline(stages, micro_batches), layers_only(lambda _: F, lambda _: B))

@@ -48,6 +48,7 @@ def exactly(expected: float) -> object:
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize(("stages", "micro_batches"), SHAPES)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.sampled(2)
 def test_whole_backwards(
     schedule: str, stages: int, micro_batches: int, times: tuple[float, float, float], layers: int
 ) -> None:
@@ -64,6 +65,7 @@ def test_whole_backwards(
 
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize(("stages", "micro_batches"), SHAPES)
+@pytest.mark.sampled(2)
 def test_zb_h1(stages: int, micro_batches: int, times: tuple[float, float, float]) -> None:
     """The bubble of Qi et al. (2023), (P - 1)(T_F + T_B - T_W), where there are micro-batches enough to fill it: M >= P."""
     found = figures(pipeline("zb-h1", stages, micro_batches), GivenTimes.textbook(*times, 0.0))

@@ -46,6 +46,7 @@ def check(name: str, count: int, nbytes: float, ways: tuple[str, ...] = ("",)) -
 
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.sampled(3)
 def test_prices_are_those_of_all_messages(name: str, count: int) -> None:
     """Ports that are shared evenly make the price exact; such as serve in turn let one member's latency hide behind another's bytes."""
     check(name, count, 1 << 20)
@@ -53,6 +54,7 @@ def test_prices_are_those_of_all_messages(name: str, count: int) -> None:
 
 @pytest.mark.parametrize("count", LARGE)
 @pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.sampled(4)
 def test_prices_of_many_members(name: str, count: int) -> None:
     check(name, count, 1 << 26, ("recursive", "tree", "hierarchical (recursive"))
 

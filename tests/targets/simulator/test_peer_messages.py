@@ -87,6 +87,7 @@ def check(placement: Placement, group: str, machine: Machine) -> None:
 @pytest.mark.parametrize("replicas", [1, 4, 16])
 @pytest.mark.parametrize("peers", [2, 4, 8])
 @pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.sampled(2)
 def test_prices_are_those_of_all_messages_of_all_groups(name: str, peers: int, replicas: int, group: str) -> None:
     if group == "replicas" and replicas == 1:
         return

@@ -71,6 +71,7 @@ def queued_seconds(timeline: Timeline) -> Iterator[float]:
         for j, name in enumerate(PLANS)
     ],
 )
+@pytest.mark.sampled(10)
 def test_no_strategy_lets_compute_wait_behind_what_it_does_not_need(strategy: Strategy, name: str) -> None:
     machine = with_constants(load_machine(None), SLOW_LINK)
     try:

@@ -185,6 +185,7 @@ GRID = attention_grid({case: cut.spec.softcap is not None for case, cut in CASES
 
 @pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
 @pytest.mark.parametrize(("name", "dtype", "case"), GRID)
+@pytest.mark.sampled(3)
 def test_blocks_of_several_tiles(name: str, dtype: Any, case: str, packed: bool) -> None:
     cut = CASES[case]
     check(name, evolve(cut, documents=packed_starts(cut.spec)) if packed else cut, dtype, seed=1)

@@ -415,6 +415,7 @@ def big_calls() -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("kernel", sorted(KERNELS.keys() - {"attention_forward", "attention_backward"}))
+@pytest.mark.sampled(2)
 def test_fast_allocates_nothing_of_tensor_size(kernel):
     arguments = big_calls()[kernel]
     kernels = kernel_set("fast")

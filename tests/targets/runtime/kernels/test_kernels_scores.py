@@ -86,6 +86,7 @@ def test_scores(name: str, dtype: type, spec: AttentionSpec) -> None:
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SETS)
+@pytest.mark.sampled(2, first=1)
 def test_softmax(name: str, dtype: type, spec: AttentionSpec, in_place: bool, packed: bool) -> None:
     of = Whole(spec, dtype, packed=packed)
     scores = of.stored(3 * of.exact.q @ of.exact.k.swapaxes(2, 3))
@@ -122,6 +123,7 @@ def test_values(name: str, dtype: type, spec: AttentionSpec) -> None:
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SETS)
+@pytest.mark.sampled(2)
 def test_softmax_gradient(name: str, dtype: type, spec: AttentionSpec, in_place: bool, packed: bool) -> None:
     of = Whole(spec, dtype, packed=packed)
     probs = of.stored(of.exact.prob)

@@ -210,6 +210,7 @@ def results(arguments, kernel, threads):
     ("made", "kernel"), [*((cases, kernel) for kernel in cases()), *((capped, kernel) for kernel in capped())]
 )
 @pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.sampled(2)
 def test_results_do_not_depend_on_the_threads(made, kernel, threads):
     expected, arrays = results(made()[kernel], kernel, 1)
     value, others = results(made()[kernel], kernel, threads)
