@@ -3,7 +3,8 @@
 The ranks of a stage and replica that share out its blocks are tensor peers (Shoeybi et al., "Megatron-LM", 2019). A peer has some heads
 with their rows of the projections and their columns of the output matrix, some rows of the MLP and the columns that go with them, and some
 rows of the vocabulary. So what a peer computes is a model of its own, with fewer heads, a narrower MLP and a smaller vocabulary, whose
-blocks give sums of which each peer has a part. What is no matrix of a head, of the MLP or of the vocabulary (norms) every peer has whole.
+blocks give sums of which each peer has a part. What is no matrix of a head, of the MLP or of the vocabulary (norms) every peer has whole;
+of that, what is added to such a sum (biases of output projections, learned positions) the first peer adds.
 """
 
 from __future__ import annotations
@@ -65,6 +66,10 @@ def share_of(model: ModelConfig, peers: int, weight: str) -> Share:
     return Share(None, peers)
 
 
+ADDED_ONCE = frozenset({"o_bias", "down_bias", "positions"})
+"""Parameters that are added to a sum of which each peer has a part. The first peer adds them and has their gradient; that of others is zero."""
+
+
 def peer_part(model: ModelConfig, peers: int, peer: int, weight: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
     """What of a whole parameter of that shape a peer has, as a slice of each axis; shorter than the peer's own, or empty, where that has padding."""
     share = share_of(model, peers, weight)
@@ -104,10 +109,8 @@ def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     for unbuilt, what in (
         (model.has_post_norm, "norms of what blocks add"),
         (model.parallel_residual, "attention and MLP side by side"),
-        (model.o_bias or model.mlp_bias, "biases of the output projections"),
         (model.qk_norm == "whole", "norms over all queries of a token"),
         (model.normalised_head, "a head whose rows are normed"),
-        (model.position == "learned", "learned positions"),
     ):
         if unbuilt:
             yield f"{model.name} has {what}, which tensor peers do not share out in this version", "use tp = 1"

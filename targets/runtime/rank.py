@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.tensor_peers import ADDED_ONCE
 from ratrain.ratrain_ir.topology import Rank as MeshRank
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import parse_reference
@@ -177,7 +178,7 @@ def bind_steps(
     """The kernel calls of a routine, bound to its operands by role; `workspace` has the bytes of its intermediates.
 
     Of a `peer`, one of several tensor peers, tables have the rows of its vocabulary, and behind them padding that no kernel sees but to
-    clear its gradient; where all heads have numbers, its own begin at one.
+    clear its gradient; where all heads have numbers, its own begin at one. What is added to a sum of all peers the first adds alone.
     """
     calls: list[_Call] = []
     for step in routine.steps:
@@ -200,6 +201,13 @@ def _bind_step(
         name: resolve(routine, reference, operands, kernels.memory) for name, reference in step.operands.items()
     }
     chosen = _set_for(step, kernels)
+    once = _added_once(step) if peer is not None and peer.peer else {}
+    if once:
+        kernel = KERNELS[step.kernel]
+        cleared = [arguments[name] for name in once.keys() & {*kernel.outputs} if not _adds_to(step, name)]
+        if cleared or not all(once.values()):
+            return [(chosen.zero, {"a": gradient, "scratch": scratch}) for gradient in cleared]
+        arguments = {name: array for name, array in arguments.items() if name not in once}
     numbered = {"first_head": peer.peer * step.options["heads"]} if peer and "all_heads" in step.options else {}
     options = KERNELS[step.kernel].arguments({**step.options, **numbered})
     calls: list[_Call] = []
@@ -207,8 +215,19 @@ def _bind_step(
         padding = _without_padding(arguments, len(peer.vocabulary))
         if padding is not None and not options.get("accumulate"):
             calls.append((chosen.zero, {"a": padding, "scratch": scratch}))
-    kernel = getattr(chosen, step.kernel)
-    return [*calls, (kernel, {**arguments, **options, "scratch": scratch})]
+    return [*calls, (getattr(chosen, step.kernel), {**arguments, **options, "scratch": scratch})]
+
+
+def _added_once(step: Step) -> dict[str, bool]:
+    """What the first of several tensor peers alone adds, or has the gradient of: operands of a step, and whether it works without them."""
+    parts = {name: parse_reference(reference).part for name, reference in step.operands.items()}
+    operands = KERNELS[step.kernel].operands
+    return {each.name: each.optional for each in operands if parts.get(each.name) in ADDED_ONCE}
+
+
+def _adds_to(step: Step, output: str) -> bool:
+    """Whether a step adds to what it writes: as an option, or as one of its operands."""
+    return bool(step.options.get("accumulate")) or list(step.operands.values()).count(step.operands[output]) > 1
 
 
 def _without_padding(arguments: dict[str, NDArray[Any]], rows: int) -> NDArray[Any] | None:

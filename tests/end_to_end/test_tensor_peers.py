@@ -15,6 +15,7 @@ from attrs import evolve
 
 from ratrain.targets.runtime.state import training_state
 from tests.end_to_end.test_equivalence import covering_rows
+from tests.end_to_end.toys import GPT2
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_program, same_bits, start, train
 from tests.mutation.judge import OVERFLOWING_SCALE
 
@@ -37,6 +38,7 @@ MODELS = {
     "granite": evolve(
         LAYERS4, family="granite", residual_scale=0.5, embedding_scale=2.0, logit_scale=0.5, attention_scale=0.3
     ),
+    "gpt2": evolve(GPT2, layers=4, ffn_size=37),
 }
 PLACEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ratrain": ("ratrain", {}),

@@ -131,8 +131,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-REFUSED = ("llama-biased", "gemma", "qwen3-biased", "olmo2", "gpt")
-"""How the names of those begin that tensor peers do not share out: post norms, biases of output projections, learned positions, side by side."""
+REFUSED = ("gemma", "olmo2", "gpt-neox")
+"""How the names of those begin that tensor peers do not share out: post norms, attention and MLP side by side."""
 SHARED = [name for name in MODELS if not name.startswith(REFUSED)]
 
 
