@@ -418,28 +418,29 @@ def exchanged_type(model: ModelConfig, plan: Plan) -> TensorType:
     return tensor_type(Dtype(plan.view_dtype), (rows // plan.tp if shares_rows(plan) else rows, model.hidden_size))
 
 
-def takes_pair(model: ModelConfig, block: Block) -> bool:
+def takes_pair(model: ModelConfig, plan: Plan, block: Block) -> bool:
     """Whether the input of a block is a pair, one above the other: what its mlp is computed of, and what that is added to.
 
     With attention and mlp side by side these are the input of the layer and its sum with what attention adds. The gradient of a pair has
-    that of the input on all ways but through attention above, and that of what attention adds below.
+    that of the input on all ways but through attention above, and that of what attention adds below. Tensor peers do without it
+    (`peer_blocks.stands_beside`).
     """
-    return model.parallel_residual and block.kind == "mlp"
+    return plan.tp == 1 and model.parallel_residual and block.kind == "mlp"
 
 
 def activation_type(model: ModelConfig, plan: Plan, block: Block) -> TensorType:
     """Type of the input of a block, which is the output of the one before, or of its gradient, between blocks: the stream, or a pair of two."""
-    return _or_pair(model, block, exchanged_type(model, plan))
+    return _or_pair(model, plan, block, exchanged_type(model, plan))
 
 
 def computed_type(model: ModelConfig, plan: Plan, block: Block) -> TensorType:
     """Type of the input of a block, or of its gradient, as the block computes with it: with all its rows."""
-    return _or_pair(model, block, stream_type(model, plan))
+    return _or_pair(model, plan, block, stream_type(model, plan))
 
 
-def _or_pair(model: ModelConfig, block: Block, stream: TensorType) -> TensorType:
+def _or_pair(model: ModelConfig, plan: Plan, block: Block, stream: TensorType) -> TensorType:
     rows, hidden = stream.shape
-    return tensor_type(stream.dtype, (2 * rows, hidden)) if takes_pair(model, block) else stream
+    return tensor_type(stream.dtype, (2 * rows, hidden)) if takes_pair(model, plan, block) else stream
 
 
 def token_type(plan: Plan) -> TensorType:

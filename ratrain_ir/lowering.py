@@ -65,6 +65,7 @@ from ratrain.ratrain_ir.ops import (
     piece_fields,
     piece_name,
 )
+from ratrain.ratrain_ir.peer_blocks import source_block, stands_beside, sum_block
 from ratrain.ratrain_ir.topology import Topology, topology_of
 from ratrain.ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
 
@@ -175,6 +176,8 @@ class _StageLowering:
         if not shares_rows(self.plan):
             return own
         name = f"{'dx' if gradient else 'x'}_whole.{block}.{piece_name(piece)}{f'.{phase.value}' if phase else ''}"
+        if name in self.stage.tensors:  # gathered for the other of an attention and an mlp side by side
+            return self.named(name)
         whole = self.tensor(StateKind.ACTIVATION, name, computed_type(self.model, self.plan_of(piece), block))
         payload = Payload.GRADIENT if gradient else Payload.ACTIVATION
         fields = {"payload": payload, "block": block, **piece_fields(piece), "phase": phase}
@@ -187,6 +190,12 @@ class _StageLowering:
             return self.activation(block, piece, gradient=gradient)
         name = f"{'dx' if gradient else 'x'}_part.{block}.{piece_name(piece)}"
         return self.tensor(StateKind.PARTIAL, name, computed_type(self.model, self.plan_of(piece), block))
+
+    def beside(self, mlp: Block, piece: Piece, *, gradient: bool = False) -> tuple[Tensor, ...]:
+        """What attention has made of the sum that the mlp beside it adds to, or that mlp of the gradient of their input."""
+        if not stands_beside(self.model, self.plan, mlp):
+            return ()
+        return (self.written_activation(mlp, piece, gradient=gradient),)
 
     def sum_parts(self, block: Block, piece: Piece, around: Block | None, *, gradient: bool = False) -> None:
         """Sum the parts of the input of a block, or of its gradient, and the stream that goes around."""
@@ -260,8 +269,9 @@ class _StageLowering:
             self.emit(self.forward(block, piece))
             if block.kind == "head":
                 self.combine_loss(block, piece)
-            else:
-                self.sum_parts(next_block(self.model, block), piece, None if block.kind == "embed" else block)
+            elif not stands_beside(self.model, self.plan, next_block(self.model, block)):
+                around = None if block.kind == "embed" else source_block(self.model, self.plan, block)
+                self.sum_parts(next_block(self.model, block), piece, around)
         if after is not None:
             sent = self.activation(next_block(self.model, blocks[-1]), piece)
             self.emit(Send(**self.message(Payload.ACTIVATION, piece, chunk + 1, after), reads=(sent,)))
@@ -279,7 +289,7 @@ class _StageLowering:
         if block.kind == "embed":
             source = self.input(Part.TOKENS, piece)
         else:
-            source = self.read_activation(block, piece, phase=Phase.FORWARD)
+            source = self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.FORWARD)
         if block.kind == "head":
             inputs = (source, view, self.input(Part.LABELS, piece))
             loss = self.scalar("loss", Dtype.F64)
@@ -290,7 +300,8 @@ class _StageLowering:
             writes, updates = self.with_loss(saved, loss, piece)
             return Forward(block=block, **fields, reads=inputs, writes=writes, updates=updates)
         output = self.written_activation(next_block(self.model, block), piece)
-        reads = (source, view, *self.documents(block, piece), *self.seen_keys(block, piece))
+        beside = self.beside(block, piece)
+        reads = (source, view, *self.documents(block, piece), *self.seen_keys(block, piece), *beside)
         return Forward(block=block, **fields, reads=reads, writes=(output, *self.saved(block, piece)))
 
     def with_loss(
@@ -323,8 +334,8 @@ class _StageLowering:
         reduces = reduces_each_micro_batch(self.plan) and self.is_last_share(piece)
         for block in reversed(blocks):
             self.emit(self.backward(block, piece))
-            if block.kind != "embed":
-                around = None if block.kind == "head" else next_block(self.model, block)
+            if block.kind != "embed" and not stands_beside(self.model, self.plan, block):
+                around = None if block.kind == "head" else sum_block(self.model, self.plan, block)
                 self.sum_parts(block, piece, around, gradient=True)
             if reduces:
                 self.emit(self.reduce_scatter(block, piece if isinstance(piece, int) else piece.micro_batch))
@@ -355,13 +366,15 @@ class _StageLowering:
             source = self.read_activation(block, piece, phase=Phase.BACKWARD)
             inputs = (source, *saved, view, self.input(Part.LABELS, piece), self.named("scale"))
         else:
-            dy = self.read_activation(next_block(self.model, block), piece)
+            dy = self.read_activation(sum_block(self.model, self.plan, block), piece)
             if block.kind == "embed":
                 inputs = (dy, self.input(Part.TOKENS, piece), *self.documents(block, piece))
             else:
                 others = (*self.documents(block, piece), *self.seen_keys(block, piece), *self.sums(block, piece))
+                others += self.beside(next_block(self.model, block), piece, gradient=True)
                 view = self.view(block, piece, Phase.BACKWARD)
-                source = self.read_activation(block, piece, phase=Phase.BACKWARD)
+                source_of = source_block(self.model, self.plan, block)
+                source = self.read_activation(source_of, piece, phase=Phase.BACKWARD)
                 inputs = (dy, source, *saved, view, *others)
         begun, added = (self.seen_sums(block, piece, first=first) for first in (True, False))
         fields = piece_fields(piece)

@@ -33,6 +33,7 @@ from ratrain.ratrain_ir.blocks import (
     saved_slots,
     seen_slices,
     shard_elements,
+    stream_type,
     sum_slots,
     token_type,
     tokens_per_micro_batch,
@@ -66,6 +67,7 @@ from ratrain.ratrain_ir.ops import (
     Tensors,
     Update,
 )
+from ratrain.ratrain_ir.peer_blocks import stands_beside
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
 
@@ -200,6 +202,11 @@ def _input_gradient(model: ModelConfig, plan: Plan, block: Block) -> Role:
     return Role("dx", _PARTIAL if plan.tp > 1 else ACTIVATIONS, computed_type(model, plan, block))
 
 
+def _beside(model: ModelConfig, plan: Plan, beside: bool) -> Roles:
+    """What the other of an attention and an mlp side by side has made of the same sum of tensor peers' parts."""
+    return (Role("beside", _PARTIAL, stream_type(model, plan)),) if beside else ()
+
+
 def _exchanged(name: str, model: ModelConfig, plan: Plan, block: Block) -> Role:
     """The input of a block, or its gradient, as it is between blocks."""
     return Role(name, ACTIVATIONS, activation_type(model, plan, block))
@@ -308,7 +315,8 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
             return [(False, Signature(reads, (*_parts_of_loss(plan), *(role for role in saved if role.name != "lse"))))]
         return [(False, Signature(reads, (*saved, loss))), (True, Signature(reads, saved, (loss,)))]
     saved = _saved(model, plan, block, optional=True, needed=kept_in_forward(model, plan, block))
-    reads = (source, view, *documents, *_seen_keys(model, plan, block))
+    beside = _beside(model, plan, stands_beside(model, plan, block))
+    reads = (source, view, *documents, *_seen_keys(model, plan, block), *beside)
     return [(False, Signature(reads, (_after("y", model, plan, block), *saved)))]
 
 
@@ -337,6 +345,7 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         reads = (source, *saved, view, _input("labels", plan), _scale())
     else:
         others = (*documents, *_seen_keys(model, plan, block), *_own_sums(model, plan, block))
+        others += _beside(model, plan, stands_beside(model, plan, next_block(model, block)))
         reads = (_after("dy", model, plan, block), source, *saved, view, *others)
     gradient = _gradient(model, plan, block)
     begun, added = (_seen_sums(model, plan, block, first=first) for first in (True, False))
@@ -366,6 +375,7 @@ def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         *_documents(model, plan, block),
         *_seen_keys(model, plan, block),
         *_own_sums(model, plan, block),
+        *_beside(model, plan, stands_beside(model, plan, next_block(model, block))),
     )
     ends = (_after("dy", model, plan, block), _before("x", model, plan, block))
     reads = (*ends, *saved, _view(model, plan, block), *others)

@@ -108,7 +108,6 @@ def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
             )
     for unbuilt, what in (
         (model.has_post_norm, "norms of what blocks add"),
-        (model.parallel_residual, "attention and MLP side by side"),
         (model.qk_norm == "whole", "norms over all queries of a token"),
         (model.normalised_head, "a head whose rows are normed"),
     ):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.passes.recovery.rewriting import LEAN_SLOTS, NOTHING, LayerChoice
 from ratrain.ratrain_ir.blocks import activation_type, block, exchanged_type, kept_in_forward, saved_slots
+from ratrain.ratrain_ir.peer_blocks import stands_beside
 from ratrain.ratrain_ir.types import aligned
 
 if TYPE_CHECKING:
@@ -18,9 +19,15 @@ def recovers_whole_layer(plan: Plan, choice: LayerChoice) -> bool:
     return choice == NOTHING and plan.tp == 1
 
 
+def mlp_input_bytes(model: ModelConfig, plan: Plan) -> int:
+    """Bytes of the input of an mlp, which is none of its own beside an attention of tensor peers."""
+    mlp = block("mlp", 0)
+    return 0 if stands_beside(model, plan, mlp) else aligned(activation_type(model, plan, mlp).nbytes)
+
+
 def kept_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:
     """Bytes a layer keeps beyond its checkpoint: the saved slots of the choice, what is always kept, and the mlp's input unless nothing is kept."""
-    nbytes = 0 if recovers_whole_layer(plan, choice) else aligned(activation_type(model, plan, block("mlp", 0)).nbytes)
+    nbytes = 0 if recovers_whole_layer(plan, choice) else mlp_input_bytes(model, plan)
     for unit in (block("attention", 0), block("mlp", 0)):
         kept = choice.kept(unit.kind)
         always = kept_in_forward(model, plan, unit)

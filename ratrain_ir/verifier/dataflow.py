@@ -59,6 +59,7 @@ from ratrain.ratrain_ir.ops import (
     piece_of,
     piece_text,
 )
+from ratrain.ratrain_ir.peer_blocks import source_block, sum_block
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.signatures import attends
 from ratrain.ratrain_ir.types import StateKind
@@ -125,6 +126,7 @@ class _SymbolicRun(SymbolicUpdates):
             for name in _PARTS_OF_LOSS if self.module.plan.tp > 1 else ():
                 self.set(roles[name], f"part of {name}", m)
         else:
+            self.beside(op, roles, "x", block, m)
             self.set(roles["y"], self.written("x"), next_block(self.module.model, block), m)
         self.documents(op, roles, m)
         self.see_keys(op, roles, block, m)
@@ -145,6 +147,11 @@ class _SymbolicRun(SymbolicUpdates):
         """What a block reads of an activation, or of the gradient of one: all its rows, where peers have some each."""
         return f"whole {what}" if shares_rows(self.module.plan) else what
 
+    def beside(self, op: BlockOp, roles: dict[str, Tensor], what: str, mlp: Block, m: Piece) -> None:
+        """What an attention has made of the sum that the mlp beside it adds to, or that mlp of the gradient of their input."""
+        if "beside" in roles:
+            self.expect("RT033", op, roles["beside"], f"part of {what}", mlp, m)
+
     def gather_rows(self, op: GatherRows) -> None:
         what, m = _EXCHANGED[op.payload], piece_of(op)
         self.once(op, "RT033", "gather_rows", op.payload, op.block, m, op.phase)
@@ -161,9 +168,9 @@ class _SymbolicRun(SymbolicUpdates):
         roles = self.roles(op)
         self.expect("RT033", op, roles["part"], f"part of {what}", block, m)
         if "stream" in roles:
-            model = self.module.model
+            model, plan = self.module.model, self.module.plan
             forward = op.payload is Payload.ACTIVATION
-            around = previous_block(block, model) if forward else next_block(model, block)
+            around = source_block(model, plan, previous_block(block, model)) if forward else sum_block(model, plan, block)
             self.expect("RT033", op, roles["stream"], what, around, m)
         self.set(roles["sum"], what, block, m)
 
@@ -201,8 +208,12 @@ class _SymbolicRun(SymbolicUpdates):
         if block.kind == "embed":
             self.expect("RT030", op, roles["tokens"], "tokens", m)
         else:
-            self.expect("RT030", op, roles["x"], self.read("x"), block, m)
+            self.expect("RT030", op, roles["x"], self.read("x"), self.source(block), m)
             self.serves_phase(op, roles["x"])
+
+    def source(self, block: Block) -> Block:
+        """The block whose input a block is computed of."""
+        return source_block(self.module.model, self.module.plan, block)
 
     def set_saved(self, op: Op, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         for name, tensor in roles.items():
@@ -224,7 +235,7 @@ class _SymbolicRun(SymbolicUpdates):
         roles = self.roles(op)
         self.once(op, "RT032", "recompute", block, m)
         self.view(op, roles, block)
-        self.expect("RT032", op, roles["x"], self.read("x"), block, m)
+        self.expect("RT032", op, roles["x"], self.read("x"), self.source(block), m)
         self.serves_phase(op, roles["x"])
         self.expect_saved(op, roles, block, m)
         self.documents(op, roles, m)
@@ -257,7 +268,9 @@ class _SymbolicRun(SymbolicUpdates):
 
     def output_gradient(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         """What comes back to a block from the one after it."""
-        self.expect("RT030", op, roles["dy"], self.read("dx"), next_block(self.module.model, block), m)
+        model = self.module.model
+        self.expect("RT030", op, roles["dy"], self.read("dx"), sum_block(model, self.module.plan, block), m)
+        self.beside(op, roles, "dx", next_block(model, block), m)
 
     def backward_input(self, op: BackwardInput) -> None:
         """One of the two ways to do a micro-batch's backward, which then has a weight half too."""

@@ -9,6 +9,7 @@ from attrs import evolve
 from ratrain.ratrain_ir.analysis.exchanges import exchanging_block
 from ratrain.ratrain_ir.blocks import block_chain, shares_rows
 from ratrain.ratrain_ir.ops import CombineLoss, GatherRows, Op, Payload, PeerOp
+from ratrain.ratrain_ir.peer_blocks import source_block, stands_beside
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.blocks import Block
@@ -39,6 +40,8 @@ def _without_meaning(module: Module, op: PeerOp) -> str | None:
     plan = module.plan
     if plan.tp == 1:
         return "the plan has no tensor peers (tp = 1)"
+    if stands_beside(module.model, plan, op.block):
+        return f"attention and mlp of a layer are side by side: {op.block} has no input of its own"
     if not isinstance(op, GatherRows):
         return None
     if not shares_rows(plan):
@@ -53,7 +56,7 @@ def _without_meaning(module: Module, op: PeerOp) -> str | None:
 def _exchanged_blocks(module: Module, stage: Stage, op: PeerOp) -> list[Block]:
     """The blocks that such an op may name on a stage, in forward order: those whose exchange a block of the stage reads or has written."""
     own = set(module.topology.stage_blocks[stage.index])
-    named = block_chain(module.model)[1:]
+    named = [each for each in block_chain(module.model)[1:] if source_block(module.model, module.plan, each) is each]
     if isinstance(op, CombineLoss):
         return [block for block in named if block.kind == "head" and block in own]
     return [block for block in named if exchanging_block(evolve(op, block=block), module.model)[0] in own]

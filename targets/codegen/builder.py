@@ -104,7 +104,7 @@ class Builder:
     @property
     def gives_pair(self) -> bool:
         """Whether the output of the block is a pair (`takes_pair`): the input of its layer above, and what its mlp is added to below."""
-        return self.block.kind != "head" and takes_pair(self.model, next_block(self.model, self.block))
+        return self.block.kind != "head" and takes_pair(self.model, self.plan, next_block(self.model, self.block))
 
     def above(self, name: str) -> str:
         """The upper half of a pair."""
@@ -117,17 +117,19 @@ class Builder:
     @property
     def source(self) -> str:
         """The input of the block, or the half of it that the block is computed of."""
-        return self.above("x") if takes_pair(self.model, self.block) else "x"
+        return self.above("x") if takes_pair(self.model, self.plan, self.block) else "x"
 
     @property
     def stream(self) -> str:
-        """What the block adds to."""
-        return self.below("x") if takes_pair(self.model, self.block) else "x"
+        """What the block adds to: its input, or the half of it that is meant, or what tensor peers have of the sum already."""
+        if self.has("beside"):
+            return "beside"
+        return self.below("x") if takes_pair(self.model, self.plan, self.block) else "x"
 
     @property
     def residual(self) -> dict[str, str]:
         """The operand of a product that adds to the stream; tensor peers give parts, and the stream is added where these meet."""
-        return {} if self.plan.tp > 1 else {"residual": self.stream}
+        return {} if self.plan.tp > 1 and not self.has("beside") else {"residual": self.stream}
 
     @property
     def total(self) -> str:
@@ -141,13 +143,15 @@ class Builder:
 
     @property
     def bypassing_gradient(self) -> str:
-        """The gradient of the input of the block on all ways around what it computes."""
+        """The gradient of the input of the block on all ways around what it computes, or what tensor peers have of it already."""
+        if self.has("beside"):
+            return "beside"
         return self.above("dy") if self.gives_pair else "dy"
 
     @property
     def source_gradient(self) -> str:
         """Where the gradient of `source` goes, which in a pair is that on all ways but through attention."""
-        return self.above("dx") if takes_pair(self.model, self.block) else "dx"
+        return self.above("dx") if takes_pair(self.model, self.plan, self.block) else "dx"
 
     def pass_input_on(self) -> None:
         """With a pair behind the block: the input of the layer, which its mlp is computed of too."""
@@ -156,7 +160,7 @@ class Builder:
 
     def pass_gradient_on(self) -> None:
         """With a pair before the block: the gradient of what its attention adds, which is added to the same sum."""
-        if takes_pair(self.model, self.block):
+        if takes_pair(self.model, self.plan, self.block):
             self.step("cast", {"src": "dy", "dst": self.below("dx")})
 
     @property
@@ -300,6 +304,7 @@ class Builder:
         known |= dict.fromkeys(("x", "dx"), self.input_of(self.block))
         if self.block.kind != "head":
             known |= dict.fromkeys(("y", "dy"), self.input_of(next_block(self.model, self.block)))
+        known["beside"] = (self.act, (self.rows, self.model.hidden_size))
         known |= dict.fromkeys(("tokens", "labels", "documents"), (Dtype.I32, (self.rows,)))
         known |= {
             "w": (self.act, flat),

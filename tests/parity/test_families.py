@@ -131,8 +131,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-REFUSED = ("gemma", "olmo2", "gpt-neox")
-"""How the names of those begin that tensor peers do not share out: post norms, attention and MLP side by side."""
+REFUSED = ("gemma", "olmo2")
+"""How the names of those begin that tensor peers do not share out: those with norms of what blocks add."""
 SHARED = [name for name in MODELS if not name.startswith(REFUSED)]
 
 
