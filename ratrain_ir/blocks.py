@@ -16,7 +16,7 @@ from attrs import field, frozen
 
 from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.parameter_names import parameter_name
-from ratrain.ratrain_ir.tensor_peers import peer_model
+from ratrain.ratrain_ir.tensor_peers import adds_branches_apart, peer_model
 from ratrain.ratrain_ir.types import Dtype, TensorType, tensor_type
 
 if TYPE_CHECKING:
@@ -226,6 +226,7 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
     whole, model = model, peer_model(model, plan)
     rows = tokens_per_micro_batch(plan)
     act = Dtype(plan.view_dtype)
+    branch = () if adds_branches_apart(model, plan) else branch_slots(model, plan)
     if block.kind == "attention":
         widths = {"q": model.q_size, "k": model.kv_size, "v": model.kv_size, "o": model.q_size}
         return (
@@ -233,7 +234,7 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
             *_projected_slots(model, plan),
             *(Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items()),
             *_softmax_slots(whole, plan),
-            *_branch_slots(model, plan),
+            *branch,
             *_statistics_slots(model, plan, "") * model.has_pre_norm,
         )
     if block.kind == "mlp":
@@ -242,7 +243,7 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
         return (
             *_normed_slots(model, plan),
             *(Slot(name, wide) for name in names),
-            *_branch_slots(model, plan),
+            *branch,
             *_statistics_slots(model, plan, "") * model.has_pre_norm,
         )
     if block.kind == "head":
@@ -257,9 +258,9 @@ def _normed_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
     return (Slot("xn", stream_type(model, plan)),) if model.has_pre_norm else ()
 
 
-def _statistics_slots(model: ModelConfig, plan: Plan, of: str) -> tuple[Slot, ...]:
+def _statistics_slots(model: ModelConfig, plan: Plan, of: str, rows: int | None = None) -> tuple[Slot, ...]:
     """What a norm keeps of each row; `of` stands before the names of those that are not of the norm of the input."""
-    line = tensor_type(Dtype.F32, (tokens_per_micro_batch(plan),))
+    line = tensor_type(Dtype.F32, (rows or tokens_per_micro_batch(plan),))
     names = ("mean", "rstd") if model.has_layer_norm else ("rstd",)
     return tuple(Slot(f"{of}{name}", line) for name in names)
 
@@ -276,11 +277,12 @@ def _projected_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
     return tuple(slots)
 
 
-def _branch_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
-    """What a block adds to the stream, before the norm of that, and its statistics."""
+def branch_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
+    """What an attention or mlp block adds to the stream, before the norm of that, and its statistics: of the rows that a rank has between blocks."""
     if not model.has_post_norm:
         return ()
-    return (Slot("branch", stream_type(model, plan)), *_statistics_slots(model, plan, "branch_"))
+    type_ = exchanged_type(model, plan)
+    return (Slot("branch", type_), *_statistics_slots(model, plan, "branch_", type_.shape[0]))
 
 
 def scores_type(model: ModelConfig, plan: Plan) -> TensorType:
@@ -338,9 +340,22 @@ def pending_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
     else:
         return ()
     products = [Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items()]
-    branch = [Slot("dbranch", stream_type(model, plan))] if model.has_post_norm else []
-    sums = [Slot(name, tensor_type(Dtype.F32, (width,))) for name, _, width in norm_sums(model, block)]
+    apart = adds_branches_apart(model, plan)
+    branch = [Slot("dbranch", stream_type(model, plan))] if model.has_post_norm and not apart else []
+    left = branch_sums(model, plan, block)
+    sums = [slot for slot in _sum_slots(model, block) if slot not in left]
     return (*products, *branch, *sums)
+
+
+def branch_sums(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
+    """The sums of the norm of what a block adds, where an op of its own adds it and leaves them for the block's backward."""
+    if block.kind not in SPLIT_KINDS or not adds_branches_apart(model, plan):
+        return ()
+    return tuple(slot for slot in _sum_slots(model, block) if slot.name.startswith("dpost_"))
+
+
+def _sum_slots(model: ModelConfig, block: Block) -> tuple[Slot, ...]:
+    return tuple(Slot(name, tensor_type(Dtype.F32, (width,))) for name, _, width in norm_sums(model, block))
 
 
 def norm_sums(model: ModelConfig, block: Block) -> tuple[tuple[str, str, int], ...]:

@@ -19,12 +19,16 @@ from ratrain.ratrain_ir.blocks import (
     Block,
     Slot,
     activation_type,
+    branch_slots,
+    branch_sums,
     computed_type,
+    exchanged_type,
     flat_elements,
     gathers_within_step,
     is_sharded,
     last_viewer,
     next_block,
+    previous_block,
     reads_documents,
     reduces_each_micro_batch,
     saved_slots,
@@ -39,6 +43,8 @@ from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import (
+    AddBranch,
+    AddBranchBackward,
     AllGather,
     AllReduce,
     AllReduceScalar,
@@ -65,7 +71,7 @@ from ratrain.ratrain_ir.ops import (
     piece_fields,
     piece_name,
 )
-from ratrain.ratrain_ir.peer_blocks import source_block, stands_beside, sum_block
+from ratrain.ratrain_ir.peer_blocks import adds_branch_apart, source_block, stands_beside, sum_block
 from ratrain.ratrain_ir.topology import Topology, topology_of
 from ratrain.ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
 
@@ -169,13 +175,21 @@ class _StageLowering:
         type_ = activation_type(self.model, self.plan_of(piece), block)
         return self.tensor(kind, f"{prefix}.{block}.{piece_name(piece)}", type_)
 
+    def adds_apart(self, block: Block) -> bool:
+        """Whether what a block gives is normed and added to the stream by an op of its own."""
+        return adds_branch_apart(self.model, self.plan, block)
+
     def read_activation(self, block: Block, piece: Piece, *, phase: Phase | None = None) -> Tensor:
         """The input of a block as the block reads it in a phase, or, without one, the gradient of it as the block before does: all its rows."""
         gradient = phase is None
-        own = self.activation(block, piece, gradient=gradient)
+        before = previous_block(block, self.model) if gradient else None
+        if before is not None and self.adds_apart(before):
+            what, own = f"dbranch_whole.{before}", self.branch_gradient(before, piece)
+        else:
+            what, own = f"{'dx' if gradient else 'x'}_whole.{block}", self.activation(block, piece, gradient=gradient)
         if not shares_rows(self.plan):
             return own
-        name = f"{'dx' if gradient else 'x'}_whole.{block}.{piece_name(piece)}{f'.{phase.value}' if phase else ''}"
+        name = f"{what}.{piece_name(piece)}{f'.{phase.value}' if phase else ''}"
         if name in self.stage.tensors:  # gathered for the other of an attention and an mlp side by side
             return self.named(name)
         whole = self.tensor(StateKind.ACTIVATION, name, computed_type(self.model, self.plan_of(piece), block))
@@ -188,8 +202,40 @@ class _StageLowering:
         """What the block before writes of the input of a block, or the block itself of its gradient: a part, where there are tensor peers."""
         if self.plan.tp == 1:
             return self.activation(block, piece, gradient=gradient)
-        name = f"{'dx' if gradient else 'x'}_part.{block}.{piece_name(piece)}"
+        what = f"{'dx' if gradient else 'x'}_part.{block}"
+        if not gradient and self.adds_apart(before := previous_block(block, self.model)):
+            what = f"branch_part.{before}"
+        name = f"{what}.{piece_name(piece)}"
         return self.tensor(StateKind.PARTIAL, name, computed_type(self.model, self.plan_of(piece), block))
+
+    def add_branch(self, block: Block, piece: Piece) -> None:
+        """Sum the parts of what a block gives, and add that to the stream, normed."""
+        branch, *statistics = self.slots(block, piece, branch_slots(self.model, self.plan_of(piece)))
+        after, fields = next_block(self.model, block), {**piece_fields(piece)}
+        part = self.written_activation(after, piece)
+        self.emit(ReduceRows(payload=Payload.ACTIVATION, block=after, **fields, reads=(part,), writes=(branch,)))
+        reads = (self.activation(block, piece), branch, self.view(block, piece, Phase.FORWARD))
+        writes = (self.activation(after, piece), *statistics)
+        self.emit(AddBranch(block=block, **fields, reads=reads, writes=writes))
+
+    def branch_gradient(self, block: Block, piece: Piece) -> Tensor:
+        """The gradient of what a block gives, of the rows that a rank has between blocks."""
+        type_ = exchanged_type(self.model, self.plan_of(piece))
+        return self.tensor(StateKind.ACTIVATION, f"dbranch.{block}.{piece_name(piece)}", type_)
+
+    def branch_sums(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
+        """What the norm of a branch leaves for the backward of its block."""
+        slots = branch_sums(self.model, self.plan_of(piece), block)
+        names = f"d.{block}.{piece_name(piece)}"
+        return tuple(self.tensor(StateKind.SAVED, f"{names}.{slot.name}", slot.type) for slot in slots)
+
+    def add_branch_backward(self, block: Block, piece: Piece) -> None:
+        """From the gradient of the stream behind a block to that of what the block gives."""
+        saved = self.slots(block, piece, branch_slots(self.model, self.plan_of(piece)))
+        dsum = self.activation(next_block(self.model, block), piece, gradient=True)
+        reads = (dsum, *saved, self.view(block, piece, Phase.BACKWARD))
+        writes = (self.branch_gradient(block, piece), *self.branch_sums(block, piece))
+        self.emit(AddBranchBackward(block=block, **piece_fields(piece), reads=reads, writes=writes))
 
     def beside(self, mlp: Block, piece: Piece, *, gradient: bool = False) -> tuple[Tensor, ...]:
         """What attention has made of the sum that the mlp beside it adds to, or that mlp of the gradient of their input."""
@@ -269,6 +315,8 @@ class _StageLowering:
             self.emit(self.forward(block, piece))
             if block.kind == "head":
                 self.combine_loss(block, piece)
+            elif self.adds_apart(block):
+                self.add_branch(block, piece)
             elif not stands_beside(self.model, self.plan, next_block(self.model, block)):
                 around = None if block.kind == "embed" else source_block(self.model, self.plan, block)
                 self.sum_parts(next_block(self.model, block), piece, around)
@@ -333,6 +381,8 @@ class _StageLowering:
             self.emit(Recv(**self.message(Payload.GRADIENT, piece, chunk + 1, after), writes=(received,)))
         reduces = reduces_each_micro_batch(self.plan) and self.is_last_share(piece)
         for block in reversed(blocks):
+            if self.adds_apart(block):
+                self.add_branch_backward(block, piece)
             self.emit(self.backward(block, piece))
             if block.kind != "embed" and not stands_beside(self.model, self.plan, block):
                 around = None if block.kind == "head" else sum_block(self.model, self.plan, block)
@@ -372,6 +422,7 @@ class _StageLowering:
             else:
                 others = (*self.documents(block, piece), *self.seen_keys(block, piece), *self.sums(block, piece))
                 others += self.beside(next_block(self.model, block), piece, gradient=True)
+                others += self.branch_sums(block, piece)
                 view = self.view(block, piece, Phase.BACKWARD)
                 source_of = source_block(self.model, self.plan, block)
                 source = self.read_activation(source_of, piece, phase=Phase.BACKWARD)

@@ -351,6 +351,38 @@ class BackwardWeight(Op):
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class AddBranch(Op):
+    """Adds what a block of tensor peers gives to the residual stream, normed, which takes the whole sum.
+
+    On the rows that a peer has. Of attention and mlp blocks whose model norms what they add.
+    """
+
+    keyword = "add_branch"
+    default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class AddBranchBackward(Op):
+    """The gradient of what a block of tensor peers gives, from that of the stream it is added to behind a norm.
+
+    The gradients of the norm's weights (and biases), as f32 sums over the rows that a peer has, are left for the block's backward.
+    """
+
+    keyword = "add_branch_backward"
+    default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Send(Op):
     """Sends an activation to the stage of the next chunk, or a gradient back."""
 
@@ -435,7 +467,7 @@ class ReduceRows(Op):
     """Sums what tensor peers have of the input of a block, or of its gradient.
 
     In f32 in rank order, rounded once. The residual stream is added once, where there is one: the input of the block before, or the gradient of its output. Each peer has
-    the rows that are its own, or all of them where rows are not sharded.
+    the rows that are its own, or all of them where rows are not sharded. Where a model norms what blocks add, it sums what the block before adds.
     """
 
     keyword = "reduce_rows"
@@ -542,7 +574,7 @@ class Release(Op):
     alike_on_all_stages = True
 
 
-BlockOp = Forward | Recompute | Backward | BackwardInput | BackwardWeight
+BlockOp = Forward | Recompute | Backward | BackwardInput | BackwardWeight | AddBranch | AddBranchBackward
 BLOCK_OPS: tuple[type[Op], ...] = get_args(BlockOp)
 """What computes on one block of one micro-batch: the ops that run a routine."""
 
@@ -608,6 +640,8 @@ OP_CLASSES: dict[str, type[Op]] = {
         Backward,
         BackwardInput,
         BackwardWeight,
+        AddBranch,
+        AddBranchBackward,
         Send,
         Recv,
         ReduceScatter,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.blocks import next_block, previous_block
+from ratrain.ratrain_ir.blocks import SPLIT_KINDS, next_block, previous_block
+from ratrain.ratrain_ir.tensor_peers import adds_branches_apart
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.blocks import Block
@@ -29,3 +30,8 @@ def sum_block(model: ModelConfig, plan: Plan, owner: Block) -> Block:
     """The block whose input is the sum that a block adds to: the one after it, or after the mlp that stands beside it."""
     after = next_block(model, owner)
     return next_block(model, after) if stands_beside(model, plan, after) else after
+
+
+def adds_branch_apart(model: ModelConfig, plan: Plan, owner: Block) -> bool:
+    """Whether what tensor peers compute of a block is summed alone, and added to the stream by an op of its own, behind a norm."""
+    return owner.kind in SPLIT_KINDS and adds_branches_apart(model, plan)

@@ -6,7 +6,7 @@ routines their operands by these names. Collectives take several blocks; their r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,8 +18,11 @@ from ratrain.ratrain_ir.blocks import (
     SPLIT_KINDS,
     WEIGHT_HALF_SLOTS,
     Block,
+    Slot,
     activation_type,
     block_chain,
+    branch_slots,
+    branch_sums,
     computed_type,
     exchanged_type,
     flat_elements,
@@ -29,6 +32,7 @@ from ratrain.ratrain_ir.blocks import (
     last_viewer,
     next_block,
     pending_slots,
+    previous_block,
     reads_documents,
     saved_slots,
     seen_slices,
@@ -42,6 +46,8 @@ from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.ops import (
     BLOCK_OPS,
     PEER_OPS,
+    AddBranch,
+    AddBranchBackward,
     AllGather,
     AllReduce,
     AllReduceScalar,
@@ -67,7 +73,7 @@ from ratrain.ratrain_ir.ops import (
     Tensors,
     Update,
 )
-from ratrain.ratrain_ir.peer_blocks import stands_beside
+from ratrain.ratrain_ir.peer_blocks import adds_branch_apart, stands_beside
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
 
@@ -192,7 +198,7 @@ def _before(name: str, model: ModelConfig, plan: Plan, block: Block) -> Role:
 
 
 def _after(name: str, model: ModelConfig, plan: Plan, block: Block, *, optional: bool = False) -> Role:
-    """The output of a block, or its gradient; of several tensor peers each has a part of the output."""
+    """The output of a block, or its gradient; of several tensor peers each has a part of the output, or of what is to be normed and added."""
     kinds = _PARTIAL if plan.tp > 1 and name == "y" else ACTIVATIONS
     return Role(name, kinds, computed_type(model, plan, next_block(model, block)), optional)
 
@@ -346,6 +352,7 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     else:
         others = (*documents, *_seen_keys(model, plan, block), *_own_sums(model, plan, block))
         others += _beside(model, plan, stands_beside(model, plan, next_block(model, block)))
+        others += _branch_sums(model, plan, block)
         reads = (_after("dy", model, plan, block), source, *saved, view, *others)
     gradient = _gradient(model, plan, block)
     begun, added = (_seen_sums(model, plan, block, first=first) for first in (True, False))
@@ -363,9 +370,39 @@ def _half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str,
     return tuple(role for role in _saved(model, plan, block, optional=False) if role.name in wanted)
 
 
+def _slots(slots: Iterable[Slot]) -> Roles:
+    return tuple(Role(slot.name, _SAVED, slot.type, slot=slot.name) for slot in slots)
+
+
 def _pending(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    kinds = frozenset({StateKind.SAVED})
-    return tuple(Role(s.name, kinds, s.type, slot=s.name) for s in pending_slots(model, plan, block))
+    return _slots(pending_slots(model, plan, block))
+
+
+def _branch_sums(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """What the norm of the block's branch leaves for its backward, where an op of its own adds the branch."""
+    return _slots(branch_sums(model, plan, block))
+
+
+def _branch_slots(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """What a block adds, and the statistics of its norm."""
+    if not adds_branch_apart(model, plan, block):
+        raise SignatureError(f"what {block} gives is not normed behind a sum of tensor peers: nothing is added apart")
+    return _slots(branch_slots(model, plan))
+
+
+@cache
+def _add_branch(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    branch, *statistics = _branch_slots(model, plan, block)
+    reads = (_exchanged("stream", model, plan, block), branch, _view(model, plan, block))
+    return [(False, Signature(reads, (_exchanged("sum", model, plan, next_block(model, block)), *statistics)))]
+
+
+@cache
+def _add_branch_backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    after = next_block(model, block)
+    slots = _branch_slots(model, plan, block)
+    reads = (_exchanged("dsum", model, plan, after), *slots, _view(model, plan, block))
+    return [(False, Signature(reads, (_exchanged("dbranch", model, plan, after), *_branch_sums(model, plan, block))))]
 
 
 @cache
@@ -388,7 +425,8 @@ def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
 def _backward_weight(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     saved = _half_slots(model, plan, block, WEIGHT_HALF_SLOTS)
     source = () if model.has_pre_norm else (_before("x", model, plan, block),)
-    reads = (_after("dy", model, plan, block), *source, *saved, *_pending(model, plan, block))
+    pending = (*_pending(model, plan, block), *_branch_sums(model, plan, block))
+    reads = (_after("dy", model, plan, block), *source, *saved, *pending)
     gradient = (_gradient(model, plan, block),)
     return [(False, Signature(reads, gradient)), (True, Signature(reads, (), gradient))]
 
@@ -441,6 +479,9 @@ def _reduce_rows(model: ModelConfig, plan: Plan, block: Block, payload: Payload)
     """The residual stream goes around all blocks but the embedding, and back around all but the head."""
     part = Role("part", _PARTIAL, computed_type(model, plan, block))
     activation = payload is Payload.ACTIVATION
+    if activation and block is not block_chain(model)[0] and adds_branch_apart(model, plan, previous_block(block, model)):
+        branch = branch_slots(model, plan)[0]
+        return [(False, Signature((part,), (Role("sum", _SAVED, branch.type, slot=branch.name),)))]
     alone = block is block_chain(model)[1] if activation else block.kind == "head"
     around = () if alone else (_exchanged("stream", model, plan, block),)
     return [(False, Signature((part, *around), (_exchanged("sum", model, plan, block),)))]
@@ -519,6 +560,8 @@ _MAKERS: PerOp[Callable[[Any, ModelConfig, Plan], Candidates]] = PerOp(
         Backward: lambda op, model, plan: _backward(model, plan, op.block),
         BackwardInput: lambda op, model, plan: _backward_input(model, plan, op.block),
         BackwardWeight: lambda op, model, plan: _backward_weight(model, plan, op.block),
+        AddBranch: lambda op, model, plan: _add_branch(model, plan, op.block),
+        AddBranchBackward: lambda op, model, plan: _add_branch_backward(model, plan, op.block),
         Send: lambda _op, model, plan: _send(model, plan),
         Recv: lambda _op, model, plan: _recv(model, plan),
         ReduceScatter: lambda op, model, plan: _reduce_scatter(model, plan, op.blocks),

@@ -66,8 +66,18 @@ def share_of(model: ModelConfig, peers: int, weight: str) -> Share:
     return Share(None, peers)
 
 
+def adds_branches_apart(model: ModelConfig, plan: Plan) -> bool:
+    """Whether what attention and mlp blocks give is added to the stream by an op of its own: a norm of it takes the sum of all peers."""
+    return plan.tp > 1 and model.has_post_norm
+
+
 ADDED_ONCE = frozenset({"o_bias", "down_bias", "positions"})
 """Parameters that are added to a sum of which each peer has a part. The first peer adds them and has their gradient; that of others is zero."""
+
+
+def gradients_made_whole(plan: Plan) -> frozenset[str]:
+    """Parameters whose whole gradient each peer has: the first peer's counts. With sharded rows each has that of its rows."""
+    return ADDED_ONCE if plan.sequence_sharding else ADDED_ONCE | {"post_norm", "post_norm_bias"}
 
 
 def peer_part(model: ModelConfig, peers: int, peer: int, weight: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
@@ -107,7 +117,7 @@ def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
                 "use another micro_batch_size, seq_len or slices, or sequence_sharding = false",
             )
     for unbuilt, what in (
-        (model.has_post_norm, "norms of what blocks add"),
+        (model.has_post_norm and model.parallel_residual, "norms of what attention and MLP side by side add"),
         (model.qk_norm == "whole", "norms over all queries of a token"),
         (model.normalised_head, "a head whose rows are normed"),
     ):

@@ -9,6 +9,7 @@ from ratrain.ratrain_ir.blocks import (
     INPUT_HALF_SLOTS,
     SPLIT_KINDS,
     WEIGHT_HALF_SLOTS,
+    branch_sums,
     half_slots,
     pending_slots,
     saved_slots,
@@ -50,7 +51,8 @@ def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, 
         for slots in (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS)
     )
     source = () if module.model.has_pre_norm else (role["x"],)
-    own = {role["dy"], role["x"], role["w"], *(role[slot.name] for slot in saved_slots(module.model, plan, block))}
+    sums = tuple(role[slot.name] for slot in branch_sums(module.model, plan, block))
+    own = {*sums, role["dy"], role["x"], role["w"], *(role[slot.name] for slot in saved_slots(module.model, plan, block))}
     of_slices = tuple(tensor for tensor in op.reads if tensor not in own)
     begun = tuple(t for t in op.writes if t.kind is StateKind.SAVED)
     added = tuple(t for t in op.updates if t.kind is StateKind.SAVED)
@@ -64,7 +66,7 @@ def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, 
     second = BackwardWeight(
         block=block,
         **piece_fields(piece),
-        reads=(role["dy"], *source, *kept, *pending),
+        reads=(role["dy"], *source, *kept, *pending, *sums),
         writes=tuple(t for t in op.writes if t.kind is StateKind.GRAD),
         updates=tuple(t for t in op.updates if t.kind is StateKind.GRAD),
     )

@@ -9,6 +9,8 @@ from attrs import define, field
 from ratrain.ratrain_ir.analysis.exchanges import exchanging_block
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.ops import (
+    AddBranch,
+    AddBranchBackward,
     AllGather,
     Backward,
     BackwardInput,
@@ -65,14 +67,14 @@ def split_into_groups(stage: Stage, topology: Topology) -> WorkGroups:
     chunk_of = topology.chunk_of
     last = len(topology.chunk_stages) - 1
     for op in stage.ops:
-        if isinstance(op, Forward):
+        if isinstance(op, Forward | AddBranch):
             side, chunk = groups.forward, chunk_of[op.block]
         elif isinstance(op, LoadInput):
             chunks = {Part.TOKENS: 0, Part.LABELS: last, Part.DOCUMENTS: topology.chunks_of(stage.index)[0]}
             side, chunk = groups.forward, chunks[op.part]
         elif isinstance(op, BackwardWeight):
             side, chunk = groups.weight, chunk_of[op.block]
-        elif isinstance(op, Backward | BackwardInput | Recompute):
+        elif isinstance(op, Backward | BackwardInput | AddBranchBackward | Recompute):
             side, chunk = groups.backward, chunk_of[op.block]
         elif isinstance(op, Send | Recv):
             side = groups.forward if op.payload is Payload.ACTIVATION else groups.backward

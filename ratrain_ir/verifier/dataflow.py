@@ -17,6 +17,8 @@ from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.blocks import (
     WEIGHT_HALF_SLOTS,
     Block,
+    branch_slots,
+    branch_sums,
     half_slots,
     is_sharded,
     next_block,
@@ -29,6 +31,8 @@ from ratrain.ratrain_ir.blocks import (
 from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
 from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.ops import (
+    AddBranch,
+    AddBranchBackward,
     AllGather,
     AllReduce,
     AllReduceScalar,
@@ -59,7 +63,7 @@ from ratrain.ratrain_ir.ops import (
     piece_of,
     piece_text,
 )
-from ratrain.ratrain_ir.peer_blocks import source_block, sum_block
+from ratrain.ratrain_ir.peer_blocks import adds_branch_apart, source_block, sum_block
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.signatures import attends
 from ratrain.ratrain_ir.types import StateKind
@@ -96,7 +100,7 @@ class _SymbolicRun(SymbolicUpdates):
         gather = self.gathers.get(view)
         if self.module.level is not Level.DATAFLOW or gather is None or gather.phase is None:
             return
-        phase = Phase.FORWARD if type(op) is Forward else Phase.BACKWARD
+        phase = Phase.FORWARD if isinstance(op, Forward | AddBranch) else Phase.BACKWARD
         assert gather.micro_batch is not None  # the structure of a sound module
         served = gather.micro_batch if gather.slice is None else Slice(gather.micro_batch, gather.slice)
         if (served, gather.phase) != (piece_of(op), phase):
@@ -127,7 +131,10 @@ class _SymbolicRun(SymbolicUpdates):
                 self.set(roles[name], f"part of {name}", m)
         else:
             self.beside(op, roles, "x", block, m)
-            self.set(roles["y"], self.written("x"), next_block(self.module.model, block), m)
+            if self.adds_apart(block):
+                self.set(roles["y"], "part of branch", block, m)
+            else:
+                self.set(roles["y"], self.written("x"), next_block(self.module.model, block), m)
         self.documents(op, roles, m)
         self.see_keys(op, roles, block, m)
         self.set_saved(op, roles, block, m)
@@ -155,10 +162,13 @@ class _SymbolicRun(SymbolicUpdates):
     def gather_rows(self, op: GatherRows) -> None:
         what, m = _EXCHANGED[op.payload], piece_of(op)
         self.once(op, "RT033", "gather_rows", op.payload, op.block, m, op.phase)
-        self.expect("RT033", op, op.reads[0], what, op.block, m)
+        owner = op.block
+        if op.payload is Payload.GRADIENT and self.adds_apart(before := previous_block(owner, self.module.model)):
+            what, owner = "dbranch", before
+        self.expect("RT033", op, op.reads[0], what, owner, m)
         if op.phase is Phase.FORWARD:
             self.expect_made_forward("RT033", op, op.reads[0])
-        self.set(op.writes[0], f"whole {what}", op.block, m)
+        self.set(op.writes[0], f"whole {what}", owner, m)
         self.row_gathers[op.writes[0]] = op
 
     def reduce_rows(self, op: ReduceRows) -> None:
@@ -166,6 +176,12 @@ class _SymbolicRun(SymbolicUpdates):
         what, m, block = _EXCHANGED[op.payload], piece_of(op), op.block
         self.once(op, "RT033", "reduce_rows", op.payload, block, m)
         roles = self.roles(op)
+        if roles["sum"].kind is StateKind.SAVED:
+            before = previous_block(block, self.module.model)
+            self.expect("RT033", op, roles["part"], "part of branch", before, m)
+            self.once(op, "RT032", "saved", before, m, roles["sum"].slot)
+            self.set(roles["sum"], "saved", before, m, roles["sum"].slot)
+            return
         self.expect("RT033", op, roles["part"], f"part of {what}", block, m)
         if "stream" in roles:
             model, plan = self.module.model, self.module.plan
@@ -173,6 +189,37 @@ class _SymbolicRun(SymbolicUpdates):
             around = source_block(model, plan, previous_block(block, model)) if forward else sum_block(model, plan, block)
             self.expect("RT033", op, roles["stream"], what, around, m)
         self.set(roles["sum"], what, block, m)
+
+    def adds_apart(self, block: Block) -> bool:
+        """Whether what a block gives is normed and added to the stream by an op of its own."""
+        return adds_branch_apart(self.module.model, self.module.plan, block)
+
+    def add_branch(self, op: AddBranch) -> None:
+        block, m, roles = op.block, piece_of(op), self.roles(op)
+        self.once(op, "RT030", "add_branch", block, m)
+        self.view(op, roles, block)
+        self.expect("RT030", op, roles["stream"], "x", block, m)
+        self.expect_made_forward("RT030", op, roles["stream"])
+        self.expect("RT032", op, roles["branch"], "saved", block, m, "branch")
+        self.set(roles["sum"], "x", next_block(self.module.model, block), m)
+        self.set_saved(op, roles, block, m)
+
+    def add_branch_backward(self, op: AddBranchBackward) -> None:
+        block, m, roles = op.block, piece_of(op), self.roles(op)
+        model, plan = self.module.model, self.plan_of(op)
+        self.once(op, "RT030", "add_branch_backward", block, m)
+        self.view(op, roles, block)
+        self.expect("RT030", op, roles["dsum"], "dx", next_block(model, block), m)
+        for slot in branch_slots(model, plan):
+            self.expect("RT032", op, roles[slot.name], "saved", block, m, slot.name)
+        self.set(roles["dbranch"], "dbranch", block, m)
+        for slot in branch_sums(model, plan, block):
+            self.set(roles[slot.name], "pending", block, m, slot.name)
+
+    def take_branch_sums(self, op: Backward | BackwardWeight, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
+        """What the norm of the branch of a block has left for its gradient."""
+        for slot in branch_sums(self.module.model, self.plan_of(op), block):
+            self.expect("RT030", op, roles[slot.name], "pending", block, m, slot.name)
 
     def combine_loss(self, op: CombineLoss) -> None:
         roles, m = self.roles(op), piece_of(op)
@@ -262,6 +309,7 @@ class _SymbolicRun(SymbolicUpdates):
         self.expect_saved(op, roles, block, m)
         self.documents(op, roles, m)
         self.add_up_sums(op, roles, block, m)
+        self.take_branch_sums(op, roles, block, m)
         if "dx" in roles:
             self.set(roles["dx"], self.written("dx"), block, m)
         self.contribute(op, roles["g"], block, m)
@@ -269,7 +317,10 @@ class _SymbolicRun(SymbolicUpdates):
     def output_gradient(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         """What comes back to a block from the one after it."""
         model = self.module.model
-        self.expect("RT030", op, roles["dy"], self.read("dx"), sum_block(model, self.module.plan, block), m)
+        if self.adds_apart(block):
+            self.expect("RT030", op, roles["dy"], self.read("dbranch"), block, m)
+        else:
+            self.expect("RT030", op, roles["dy"], self.read("dx"), sum_block(model, self.module.plan, block), m)
         self.beside(op, roles, "dx", next_block(model, block), m)
 
     def backward_input(self, op: BackwardInput) -> None:
@@ -300,6 +351,7 @@ class _SymbolicRun(SymbolicUpdates):
             self.expect("RT032", op, roles[name], "saved", block, m, name)
         for slot in pending_slots(self.module.model, self.plan_of(op), block):
             self.expect("RT030", op, roles[slot.name], "pending", block, m, slot.name)
+        self.take_branch_sums(op, roles, block, m)
         self.contribute(op, roles["g"], block, m)
 
     def contribute(self, op: Backward | BackwardWeight, gradient: Tensor, block: Block, m: Piece) -> None:
@@ -425,6 +477,8 @@ _VISITS: PerOp[Callable[[_SymbolicRun, Any], None]] = PerOp(
         Backward: _SymbolicRun.backward,
         BackwardInput: _SymbolicRun.backward_input,
         BackwardWeight: _SymbolicRun.backward_weight,
+        AddBranch: _SymbolicRun.add_branch,
+        AddBranchBackward: _SymbolicRun.add_branch_backward,
         Send: _SymbolicRun.send,
         Recv: _SymbolicRun.recv,
         ReduceScatter: _SymbolicRun.reduce_scatter,

@@ -10,6 +10,7 @@ from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.blocks import Block, gathers_within_step, is_sharded, reads_documents
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import (
+    BLOCK_OPS,
     COLLECTIVE_OPS,
     PEER_OPS,
     AllGather,
@@ -78,7 +79,7 @@ def has_all_releases(module: Module) -> bool:
 _SCALAR_GROUPS = {Quantity.LOSS: Group.REPLICAS, Quantity.FLAGS: Group.ALL, Quantity.NORM: Group.ALL}
 """The loss is known to the last stage only; every rank needs the flags of all."""
 
-_ONE_BLOCK = frozenset({Forward, Recompute, Backward, BackwardInput, BackwardWeight, Update})
+_ONE_BLOCK = frozenset({*BLOCK_OPS, Update})
 _PEERS = frozenset(PEER_OPS)
 _BLOCKS = frozenset({ReduceScatter, AllReduce, AllGather, AllReduceScalar})
 

@@ -10,7 +10,10 @@ from ratrain.passes.memory.allocation import AllocationProblem, allocate
 from ratrain.ratrain_ir.blocks import (
     KEY_SLOTS,
     Block,
+    branch_slots,
+    branch_sums,
     computed_type,
+    exchanged_type,
     flat_elements,
     next_block,
     parameters,
@@ -23,6 +26,7 @@ from ratrain.ratrain_ir.blocks import (
 )
 from ratrain.ratrain_ir.frontend.model_config import LayerKind, ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
+from ratrain.ratrain_ir.peer_blocks import adds_branch_apart
 from ratrain.ratrain_ir.signatures import of_slice
 from ratrain.ratrain_ir.tensor_peers import peer_model
 from ratrain.ratrain_ir.types import Dtype, aligned, tensor_type
@@ -130,6 +134,16 @@ class Builder:
     def residual(self) -> dict[str, str]:
         """The operand of a product that adds to the stream; tensor peers give parts, and the stream is added where these meet."""
         return {} if self.plan.tp > 1 and not self.has("beside") else {"residual": self.stream}
+
+    @property
+    def adds_apart(self) -> bool:
+        """Whether what the block gives is normed and added to the stream by an op of its own, behind a sum of tensor peers."""
+        return adds_branch_apart(self.whole, self.plan, self.block)
+
+    @property
+    def norms_branch(self) -> bool:
+        """Whether the block itself norms what it adds."""
+        return self.model.has_post_norm and not self.adds_apart
 
     @property
     def total(self) -> str:
@@ -300,7 +314,7 @@ class Builder:
             for slots in (saved_slots, pending_slots)
             for slot in slots(self.whole, self.plan, self.block)
         }
-        known |= self.slots_of_other_slices()
+        known |= self.slots_of_other_slices() | self.operands_of_branches()
         known |= dict.fromkeys(("x", "dx"), self.input_of(self.block))
         if self.block.kind != "head":
             known |= dict.fromkeys(("y", "dy"), self.input_of(next_block(self.model, self.block)))
@@ -318,6 +332,15 @@ class Builder:
         """Dtype and shape of the input of a block."""
         type_ = computed_type(self.whole, self.plan, block)
         return type_.dtype, type_.shape
+
+    def operands_of_branches(self) -> dict[str, tuple[Dtype, Shape]]:
+        """Dtype and shape of what is normed and added to the stream apart, of the rows that a tensor peer has."""
+        if not self.adds_apart:
+            return {}
+        slots = (*branch_slots(self.model, self.plan), *branch_sums(self.model, self.plan, self.block))
+        stream = exchanged_type(self.model, self.plan)
+        between = dict.fromkeys(("stream", "sum", "dsum", "dbranch"), (stream.dtype, stream.shape))
+        return between | {slot.name: (slot.type.dtype, slot.type.shape) for slot in slots}
 
     def slots_of_other_slices(self) -> dict[str, tuple[Dtype, Shape]]:
         """Dtype and shape of what a slice of an attention reads and adds to of other slices, and finds of its own."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ratrain.ratrain_ir.signatures import is_of_other_slice
 from ratrain.ratrain_ir.types import StateKind
 from ratrain.targets.codegen.builder import mlp_chunk_starts
-from ratrain.targets.codegen.routines import RoutineForm, derived_routine, representative
+from ratrain.targets.codegen.routines import OF_BRANCHES, RoutineForm, derived_routine, representative
 from ratrain.targets.program.program import Access
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def form_of(block: Block, instruction: Instruction, stage: ProgramStage, model: 
 
 def derivation_problem(routine: Routine, form: RoutineForm, model: ModelConfig, plan: Plan) -> str | None:
     """In what a routine differs from the one that a model and a plan give an op of this form, or None."""
-    chunks = len(mlp_chunk_starts(plan)) if form.block.kind == "mlp" else 1
+    chunks = len(mlp_chunk_starts(plan)) if form.block.kind == "mlp" and form.keyword not in OF_BRANCHES else 1
     if chunks > len(routine.steps):  # a number in a header must not make the derivation work for ever
         return f"it has {len(routine.steps)} steps, and the plan cuts a micro-batch into {chunks} chunks of rows"
     derived = derived_routine(form, model, plan)

@@ -11,6 +11,7 @@ from ratrain.targets.codegen.norms import (
     branch_gradient,
     branch_of,
     has_plain_branch,
+    input_gradient,
     norm,
     norm_or_its_weights,
 )
@@ -33,8 +34,8 @@ _KERNELS = {
 def mlp_forward(builder: Builder) -> None:
     """The forward, and all that it saves."""
     model, source = builder.model, norm(builder)
-    plain = has_plain_branch(model)
-    adds = builder.has("y") or model.has_post_norm
+    plain = has_plain_branch(builder)
+    adds = builder.has("y") or builder.norms_branch
     branch = builder.total if plain else branch_of(builder) if adds else ""
     for chunk in builder.chunks():
         product = _activated(builder, chunk, source)
@@ -69,18 +70,18 @@ def _bias(model: ModelConfig, name: str) -> dict[str, str]:
 
 def mlp_backward(builder: Builder) -> None:
     """The backward, or the half of it that the builder is for."""
-    builder.temporary("dxn", builder.rows, builder.model.hidden_size)
+    dxn = input_gradient(builder)
     above = branch_gradient(builder)
     if builder.model.mlp_bias:
         builder.bias_gradient(above, "down_bias")
     for chunk in builder.chunks():
-        _chunk_backward(builder, chunk, above)
+        _chunk_backward(builder, chunk, above, dxn)
     norm_or_its_weights(builder)
 
 
-def _chunk_backward(builder: Builder, chunk: Chunk, above: str) -> None:
+def _chunk_backward(builder: Builder, chunk: Chunk, above: str, below: str) -> None:
     model, first = builder.model, chunk.start == 0
-    dy, source, dxn = (chunk.of(name) for name in (above, block_source(builder), "dxn"))
+    dy, source, dxn = (chunk.of(name) for name in (above, block_source(builder), below))
     *inputs, product = _slots(model)
     builder.linear_gradients(dy, chunk.of(product), "down_proj", first=first)
     dproduct = builder.chunk_temporary(f"d{product}", chunk, model.ffn_size)

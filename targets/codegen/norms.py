@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.blocks import norm_sums
+from ratrain.ratrain_ir.blocks import exchanged_type, norm_sums
 from ratrain.targets.codegen.builder import INPUT, WEIGHT
 
 if TYPE_CHECKING:
@@ -106,19 +106,25 @@ def head_norm_backward(builder: Builder) -> None:
 def norm_or_its_weights(builder: Builder) -> None:
     """The end of a block's backward: `dx` from `dxn`; in a weight half, what the input half has summed, added to the gradient, rounded once.
 
-    Without a norm of the input `dxn` is the gradient of the input, beside the stream's own.
+    Without a norm of the input `dxn` is the gradient of the input, beside the stream's own (`input_gradient`).
     """
     if INPUT in builder.halves:
         around = builder.bypassing_gradient if builder.residual else None
         dx = builder.source_gradient
         if builder.model.has_pre_norm:
             _norm_backward(builder, of_input(builder), "dxn", dx, around)
-        else:
-            assert around is not None  # models without that norm are not shared out to tensor peers
+        elif around is not None:
             builder.step("add", {"a": around, "b": "dxn", "out": dx})
         builder.pass_gradient_on()
-        return
+    if WEIGHT in builder.halves:
+        add_pending_sums(builder)
+
+
+def add_pending_sums(builder: Builder) -> None:
+    """Add to the gradient what other ops have left for it: the input half, and what norms the branch apart."""
     for pending, parameter, _ in norm_sums(builder.model, builder.block):
+        if not builder.has(pending):
+            continue
         operands = {"a": pending, "b": f"g.{parameter}", "out": f"g.{parameter}"}
         if builder.accumulates:
             builder.step("add", operands)
@@ -126,12 +132,35 @@ def norm_or_its_weights(builder: Builder) -> None:
             builder.step("cast", {"src": pending, "dst": f"g.{parameter}"})
 
 
+def input_gradient(builder: Builder) -> str:
+    """Where the gradient of what the linear layers of a block read goes: `dx` itself where that is all there is of it."""
+    if builder.model.has_pre_norm or builder.residual:
+        return builder.temporary("dxn", builder.rows, builder.model.hidden_size)
+    return builder.source_gradient
+
+
 # what a block adds to the stream
 
 
-def has_plain_branch(model: ModelConfig) -> bool:
-    """Whether what a block computes is added to the stream as it is, by the product itself."""
-    return not model.has_post_norm and model.residual_scale == 1
+def has_plain_branch(builder: Builder) -> bool:
+    """Whether what a block computes is added to the stream as it is, by the product itself, or is given to be normed and added apart."""
+    return builder.adds_apart or (not builder.model.has_post_norm and builder.model.residual_scale == 1)
+
+
+def add_branch_forward(builder: Builder) -> None:
+    """`sum` = `stream` + residual_scale * norm of `branch`, on the rows that a tensor peer has."""
+    normed = builder.temporary("normed_branch", *exchanged_type(builder.model, builder.plan).shape)
+    norm_steps(builder, OF_BRANCH)
+    builder.step("add", {"a": "stream", "b": normed, "out": "sum"}, **_scaled(builder.model))
+
+
+def add_branch_backward(builder: Builder) -> None:
+    """`dbranch` and the sums of the norm's parameters from `dsum`."""
+    model, above = builder.model, "dsum"
+    if model.residual_scale != 1:
+        above = builder.temporary("dnormed", *exchanged_type(model, builder.plan).shape)
+        builder.step("scale", {"a": "dsum", "out": above}, scale=model.residual_scale)
+    _norm_backward(builder, OF_BRANCH, above, "dbranch", None)
 
 
 def branch_of(builder: Builder) -> str:
@@ -166,7 +195,7 @@ def _scaled(model: ModelConfig) -> dict[str, float]:
 def branch_gradient(builder: Builder) -> str:
     """The gradient of the last product of a block: that of the sum where it is added to the stream as it is."""
     model, above = builder.model, builder.total_gradient
-    if has_plain_branch(model):
+    if has_plain_branch(builder):
         return above
     if not model.has_post_norm:
         scaled = builder.temporary("dbranch", builder.rows, model.hidden_size)

@@ -21,11 +21,14 @@ from ratrain.targets.codegen.builder import INPUT, WEIGHT, Builder
 from ratrain.targets.codegen.mlp_routines import mlp_backward, mlp_forward
 from ratrain.targets.codegen.norms import (
     add_branch,
+    add_branch_backward,
+    add_branch_forward,
     block_source,
     branch_gradient,
     branch_of,
     has_plain_branch,
     head_norm_backward,
+    input_gradient,
     norm,
     norm_or_its_weights,
     norm_steps,
@@ -111,7 +114,7 @@ def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routin
     backward = form.keyword in _BACKWARDS
     halves = _BACKWARDS.get(form.keyword, frozenset())
     builder = Builder(model, plan, form.block, form.roles, form.accumulates, halves)
-    recipe = {
+    recipe = OF_BRANCHES.get(form.keyword) or {
         ("embed", False): _embed_forward,
         ("attention", False): _attention_forward,
         ("mlp", False): mlp_forward,
@@ -133,8 +136,13 @@ _BACKWARDS = {
     "backward": frozenset({INPUT, WEIGHT}),
     "backward_input": frozenset({INPUT}),
     "backward_weight": frozenset({WEIGHT}),
+    "add_branch_backward": frozenset({INPUT}),
 }
 """The halves of a backward that each op runs."""
+
+
+OF_BRANCHES = {"add_branch": add_branch_forward, "add_branch_backward": add_branch_backward}
+"""The ops that norm and add what blocks give."""
 
 
 def attention_options(builder: Builder) -> dict[str, Any]:
@@ -212,10 +220,10 @@ def _attention_forward(builder: Builder) -> None:
     _rope(builder, "q", model.heads, inverse=False)
     _rope(builder, "k", model.kv_heads, inverse=False)
     _softmax_forward(builder)
-    if not builder.has("y") and not model.has_post_norm:
+    if not builder.has("y") and not builder.norms_branch:
         return
     bias = {"bias": "w.o_bias"} if model.o_bias else {}
-    if has_plain_branch(model):
+    if has_plain_branch(builder):
         operands = {"a": "o", "b": "w.o_proj", "out": builder.total, **builder.residual, **bias}
         builder.step("gemm", operands, trans_b=True)
     else:
@@ -283,12 +291,12 @@ def _attention_backward(builder: Builder) -> None:
         _rope(builder, "dq", model.heads, inverse=True)
         _rope(builder, "dk", model.kv_heads, inverse=True)
         qk_norms_backward(builder)
-    builder.temporary("dxn", rows, model.hidden_size)
+    dxn = input_gradient(builder)
     for index, name in enumerate(("q", "k", "v")):
         builder.linear_gradients(f"d{name}", block_source(builder), f"{name}_proj")
         if model.qkv_bias:
             builder.bias_gradient(f"d{name}", f"{name}_bias")
-        operands = {"a": f"d{name}", "b": f"w.{name}_proj", "out": "dxn"}
+        operands = {"a": f"d{name}", "b": f"w.{name}_proj", "out": dxn}
         builder.step_of(INPUT, "gemm", operands, accumulate=index > 0)
     norm_or_its_weights(builder)
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.ops import ENGINES, Engine
-from ratrain.ratrain_ir.tensor_peers import ADDED_ONCE
+from ratrain.ratrain_ir.tensor_peers import ADDED_ONCE, gradients_made_whole
 from ratrain.ratrain_ir.topology import Rank as MeshRank
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import parse_reference
@@ -201,7 +201,7 @@ def _bind_step(
         name: resolve(routine, reference, operands, kernels.memory) for name, reference in step.operands.items()
     }
     chosen = _set_for(step, kernels)
-    once = _added_once(step) if peer is not None and peer.peer else {}
+    once = _added_once(step, peer) if peer is not None and peer.peer else {}
     if once:
         kernel = KERNELS[step.kernel]
         cleared = [arguments[name] for name in once.keys() & {*kernel.outputs} if not _adds_to(step, name)]
@@ -218,11 +218,16 @@ def _bind_step(
     return [*calls, (getattr(chosen, step.kernel), {**arguments, **options, "scratch": scratch})]
 
 
-def _added_once(step: Step) -> dict[str, bool]:
+def _added_once(step: Step, peer: Rank) -> dict[str, bool]:
     """What the first of several tensor peers alone adds, or has the gradient of: operands of a step, and whether it works without them."""
-    parts = {name: parse_reference(reference).part for name, reference in step.operands.items()}
-    operands = KERNELS[step.kernel].operands
-    return {each.name: each.optional for each in operands if parts.get(each.name) in ADDED_ONCE}
+    whole = gradients_made_whole(peer.program.plan)
+    found = {}
+    for operand in KERNELS[step.kernel].operands:
+        if operand.name in step.operands:
+            named = parse_reference(step.operands[operand.name])
+            if named.part in ADDED_ONCE or (named.base == "g" and named.part in whole):
+                found[operand.name] = operand.optional
+    return found
 
 
 def _adds_to(step: Step, output: str) -> bool:

@@ -46,11 +46,7 @@ _TAIL = (Cause.GRAD_SYNC, Cause.UPDATE, Cause.PREFETCH, Cause.BARRIER, Cause.QUE
 _KINDS = PerOp(
     "cause of waiting",
     {
-        ops.Forward: idle_walk.COMPUTE,
-        ops.Recompute: idle_walk.COMPUTE,
-        ops.Backward: idle_walk.COMPUTE,
-        ops.BackwardInput: idle_walk.COMPUTE,
-        ops.BackwardWeight: idle_walk.COMPUTE,
+        **dict.fromkeys(ops.BLOCK_OPS, idle_walk.COMPUTE),
         ops.Send: idle_walk.LINK,
         ops.Recv: idle_walk.LINK,
         ops.ReduceScatter: idle_walk.GRAD_SYNC,
