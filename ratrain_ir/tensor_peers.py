@@ -119,7 +119,6 @@ def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     for unbuilt, what in (
         (model.has_post_norm and model.parallel_residual, "norms of what attention and MLP side by side add"),
         (model.qk_norm == "whole", "norms over all queries of a token"),
-        (model.normalised_head, "a head whose rows are normed"),
     ):
         if unbuilt:
             yield f"{model.name} has {what}, which tensor peers do not share out in this version", "use tp = 1"

@@ -11,7 +11,6 @@ from ratrain.targets.codegen.norms import (
     branch_gradient,
     branch_of,
     has_plain_branch,
-    input_gradient,
     norm,
     norm_or_its_weights,
 )
@@ -70,18 +69,18 @@ def _bias(model: ModelConfig, name: str) -> dict[str, str]:
 
 def mlp_backward(builder: Builder) -> None:
     """The backward, or the half of it that the builder is for."""
-    dxn = input_gradient(builder)
+    builder.temporary("dxn", builder.rows, builder.model.hidden_size)
     above = branch_gradient(builder)
     if builder.model.mlp_bias:
         builder.bias_gradient(above, "down_bias")
     for chunk in builder.chunks():
-        _chunk_backward(builder, chunk, above, dxn)
+        _chunk_backward(builder, chunk, above)
     norm_or_its_weights(builder)
 
 
-def _chunk_backward(builder: Builder, chunk: Chunk, above: str, below: str) -> None:
+def _chunk_backward(builder: Builder, chunk: Chunk, above: str) -> None:
     model, first = builder.model, chunk.start == 0
-    dy, source, dxn = (chunk.of(name) for name in (above, block_source(builder), below))
+    dy, source, dxn = (chunk.of(name) for name in (above, block_source(builder), "dxn"))
     *inputs, product = _slots(model)
     builder.linear_gradients(dy, chunk.of(product), "down_proj", first=first)
     dproduct = builder.chunk_temporary(f"d{product}", chunk, model.ffn_size)

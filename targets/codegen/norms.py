@@ -106,14 +106,15 @@ def head_norm_backward(builder: Builder) -> None:
 def norm_or_its_weights(builder: Builder) -> None:
     """The end of a block's backward: `dx` from `dxn`; in a weight half, what the input half has summed, added to the gradient, rounded once.
 
-    Without a norm of the input `dxn` is the gradient of the input, beside the stream's own (`input_gradient`).
+    Without a norm of the input `dxn` is the gradient of the input, beside the stream's own.
     """
     if INPUT in builder.halves:
         around = builder.bypassing_gradient if builder.residual else None
         dx = builder.source_gradient
         if builder.model.has_pre_norm:
             _norm_backward(builder, of_input(builder), "dxn", dx, around)
-        elif around is not None:
+        else:
+            assert around is not None  # models without that norm also norm whole queries, which are not shared out to tensor peers
             builder.step("add", {"a": around, "b": "dxn", "out": dx})
         builder.pass_gradient_on()
     if WEIGHT in builder.halves:
@@ -130,13 +131,6 @@ def add_pending_sums(builder: Builder) -> None:
             builder.step("add", operands)
         else:
             builder.step("cast", {"src": pending, "dst": f"g.{parameter}"})
-
-
-def input_gradient(builder: Builder) -> str:
-    """Where the gradient of what the linear layers of a block read goes: `dx` itself where that is all there is of it."""
-    if builder.model.has_pre_norm or builder.residual:
-        return builder.temporary("dxn", builder.rows, builder.model.hidden_size)
-    return builder.source_gradient
 
 
 # what a block adds to the stream

@@ -28,7 +28,6 @@ from ratrain.targets.codegen.norms import (
     branch_of,
     has_plain_branch,
     head_norm_backward,
-    input_gradient,
     norm,
     norm_or_its_weights,
     norm_steps,
@@ -291,12 +290,12 @@ def _attention_backward(builder: Builder) -> None:
         _rope(builder, "dq", model.heads, inverse=True)
         _rope(builder, "dk", model.kv_heads, inverse=True)
         qk_norms_backward(builder)
-    dxn = input_gradient(builder)
+    builder.temporary("dxn", rows, model.hidden_size)
     for index, name in enumerate(("q", "k", "v")):
         builder.linear_gradients(f"d{name}", block_source(builder), f"{name}_proj")
         if model.qkv_bias:
             builder.bias_gradient(f"d{name}", f"{name}_bias")
-        operands = {"a": f"d{name}", "b": f"w.{name}_proj", "out": dxn}
+        operands = {"a": f"d{name}", "b": f"w.{name}_proj", "out": "dxn"}
         builder.step_of(INPUT, "gemm", operands, accumulate=index > 0)
     norm_or_its_weights(builder)
 

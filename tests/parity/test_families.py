@@ -131,8 +131,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-REFUSED = ("gemma", "olmo2")
-"""How the names of those begin that tensor peers do not share out: those with norms of what blocks add."""
+REFUSED = ("olmo2",)
+"""How the names of those begin that tensor peers do not share out: those with norms over all queries of a token."""
 SHARED = [name for name in MODELS if not name.startswith(REFUSED)]
 
 

@@ -53,6 +53,13 @@ CASES = {
         position_embedding="alibi",
         normalised_head=False,
     ),
+    "baichuan2-normed-head": tiny_config(
+        **{**WIDE, "num_key_value_heads": None, "head_dim": None},
+        hidden_size=48,
+        model_type="baichuan",
+        position_embedding="alibi",
+        normalised_head=True,
+    ),
 }
 GATE = ("grouped-queries", 4, "f32")
 
