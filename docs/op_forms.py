@@ -82,12 +82,16 @@ CLIPPING = {"without clipping": "none", "with clipping": "global"}
 TYING = {"embeddings not tied": False, "embeddings tied": True}
 MASKING = {"a causal mask": "causal", "documents kept apart": "document"}
 
-PEERS = {"one tensor peer": 1, "tensor peers": 2}
+NORMED = "tensor peers, where what blocks add is normed"
+PEERS = {"one tensor peer": 1, "tensor peers": 2, NORMED: 2}
 
 _TOGETHER = {
     frozenset({"a causal mask"}): "",
     frozenset({"one tensor peer"}): "",
     frozenset({"tensor peers"}): "with tensor peers",
+    frozenset({"tensor peers", NORMED}): "with tensor peers",
+    frozenset({NORMED}): f"with {NORMED}",
+    frozenset({"one tensor peer", "tensor peers"}): "",
     frozenset({"ZeRO 1", "ZeRO 3"}): "ZeRO 1 to 3, reduced once a step",
     frozenset({"ZeRO 2, each micro-batch", "ZeRO 3, each micro-batch"}): "ZeRO 2 and 3, reduced each micro-batch",
     frozenset({"ZeRO 1", "ZeRO 2, each micro-batch"}): "ZeRO 1 and 2",
@@ -139,7 +143,7 @@ def plans() -> Iterator[tuple[Conditions, ModelConfig, Plan]]:
         if tp > 1 and mask != "causal":
             continue
         optimizer = evolve(PLAN.optimizer, clip=clip)
-        model = evolve(MODEL, tied_embeddings=tied)
+        model = evolve(MODEL, tied_embeddings=tied, norm_placement="both" if peers == NORMED else "pre")
         plan = evolve(PLAN, optimizer=optimizer, attention_mask=mask, tp=tp, **keys)
         yield Conditions(sharding, clipping, tying, masking, peers), model, plan
 

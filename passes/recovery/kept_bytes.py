@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.passes.recovery.rewriting import LEAN_SLOTS, NOTHING, LayerChoice
-from ratrain.ratrain_ir.blocks import activation_type, block, exchanged_type, kept_in_forward, saved_slots
+from ratrain.ratrain_ir.blocks import activation_type, block, branch_slots, exchanged_type, kept_in_forward, saved_slots
 from ratrain.ratrain_ir.peer_blocks import stands_beside
+from ratrain.ratrain_ir.tensor_peers import adds_branches_apart
 from ratrain.ratrain_ir.types import aligned
 
 if TYPE_CHECKING:
@@ -34,7 +35,13 @@ def kept_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:
         for slot in saved_slots(model, plan, unit):
             if kept == "all" or slot.name in always or (kept == "lean" and slot.name in LEAN_SLOTS[unit.kind]):
                 nbytes += aligned(slot.type.nbytes)
-    return nbytes
+    return nbytes + branch_bytes(model, plan)
+
+
+def branch_bytes(model: ModelConfig, plan: Plan) -> int:
+    """Bytes of what the blocks of a layer add, which tensor peers have summed to norm it: as it takes collectives to make, it is always kept."""
+    slots = branch_slots(model, plan) if adds_branches_apart(model, plan) else ()
+    return 2 * sum(aligned(slot.type.nbytes) for slot in slots)
 
 
 def kept_with_checkpoint_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:

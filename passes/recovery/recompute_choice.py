@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ratrain.passes.recovery.kept_bytes import mlp_input_bytes, recovers_whole_layer
+from ratrain.passes.recovery.kept_bytes import branch_bytes, mlp_input_bytes, recovers_whole_layer
 from ratrain.passes.recovery.rewriting import CHOICES, LEAN_SLOTS, LayerChoice, recovery_op, rewritten
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.blocks import Block, Slot, block, kept_in_forward, saved_slots
@@ -156,7 +156,7 @@ def _options(stage: Stage, trials: Trials, layer: int) -> list[Option]:
     options = []
     for choice in CHOICES["auto"]:
         whole_layer = recovers_whole_layer(trials.module.plan, choice)
-        nbytes = 0 if whole_layer else _mlp_input_bytes(trials)
+        nbytes = _between_blocks(trials, whole_layer=whole_layer)
         seconds = 0.0
         for half in (block("attention", layer), block("mlp", layer)):
             kept, dropped = _split_slots(trials.module, half, choice.kept(half.kind))
@@ -185,9 +185,10 @@ def _forward_of(stage: Stage, trials: Trials, half: Block) -> Forward:
     return next(op for op in stage.ops if type(op) is Forward and op.block is half and op.slice == number)
 
 
-def _mlp_input_bytes(trials: Trials) -> int:
-    module = trials.module
-    return mlp_input_bytes(module.model, slice_plan(module.plan, _typical_slice(module.plan)))
+def _between_blocks(trials: Trials, *, whole_layer: bool) -> int:
+    """Bytes of what is between the blocks of a layer, kept unless the layer is recovered as a whole."""
+    model, plan = trials.module.model, slice_plan(trials.module.plan, _typical_slice(trials.module.plan))
+    return 0 if whole_layer else mlp_input_bytes(model, plan) + branch_bytes(model, plan)
 
 
 def _recovery_seconds(stage: Stage, trials: Trials, half: Block, dropped: list[Slot], *, whole_layer: bool) -> float:

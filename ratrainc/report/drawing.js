@@ -5,7 +5,7 @@ const GUTTER = 92, AXIS = 22, GAP = 2;
 const OP_COLOURS = {
   forward: "blue", backward: "teal", backward_input: "teal", backward_weight: "mint", recompute: "amber", send: "violet", recv: "lilac",
   reduce_scatter: "red", all_reduce: "red", all_gather: "rose", update: "brown",
-  gather_rows: "olive", reduce_rows: "moss", combine_loss: "moss",
+  add_branch: "blue", add_branch_backward: "teal", gather_rows: "olive", reduce_rows: "moss", combine_loss: "moss",
 };
 const KIND_COLOURS = {
   master: "slate", moment: "steel", view: "blue", grad: "red", grad_shard: "rose", boundary: "violet", activation: "lilac",

@@ -28,6 +28,8 @@ COLOURS = {
     "recompute": ("#8a63b8", "#c9b3e3"),
 }
 """Of a pass: through the first chunk of a stage, and through later ones."""
+_PARTS = {"add_branch": "forward", "add_branch_backward": "backward"}
+"""What is part of a pass under another name."""
 _WORDS = {
     "forward": "forward",
     "backward": "backward, or its input half",
@@ -67,9 +69,10 @@ def boxes(timeline: Timeline, stage: int) -> list[Box]:
     count = len(program.stages[stage].streams[Engine.COMPUTE])
     for span in timeline.spans[stage][Engine.COMPUTE][:count]:
         item = span.instruction
-        if item.keyword not in COLOURS or span.end <= span.start:
+        keyword = _PARTS.get(item.keyword, item.keyword)
+        if keyword not in COLOURS or span.end <= span.start:
             continue
-        box = Box(item.keyword, _label(item), turns[chunk_of[item.blocks[0]]], span.start, span.end)
+        box = Box(keyword, _label(item), turns[chunk_of[item.blocks[0]]], span.start, span.end)
         last = found[-1] if found else None
         if last is not None and (last.keyword, last.piece, last.turn) == (box.keyword, box.piece, box.turn):
             found[-1] = Box(box.keyword, box.piece, box.turn, last.start, box.end)
