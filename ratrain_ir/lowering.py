@@ -210,13 +210,17 @@ class _StageLowering:
 
     def add_branch(self, block: Block, piece: Piece) -> None:
         """Sum the parts of what a block gives, and add that to the stream, normed."""
-        branch, *statistics = self.slots(block, piece, branch_slots(self.model, self.plan_of(piece)))
+        branch, *statistics = self.branch(block, piece)
         after, fields = next_block(self.model, block), {**piece_fields(piece)}
         part = self.written_activation(after, piece)
         self.emit(ReduceRows(payload=Payload.ACTIVATION, block=after, **fields, reads=(part,), writes=(branch,)))
         reads = (self.activation(block, piece), branch, self.view(block, piece, Phase.FORWARD))
         writes = (self.activation(after, piece), *statistics)
         self.emit(AddBranch(block=block, **fields, reads=reads, writes=writes))
+
+    def branch(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
+        """What a block gives, and the statistics of its norm: no slots of the block's own ops."""
+        return self.slots(block, piece, branch_slots(self.model, self.plan_of(piece)), "b")
 
     def branch_gradient(self, block: Block, piece: Piece) -> Tensor:
         """The gradient of what a block gives, of the rows that a rank has between blocks."""
@@ -225,15 +229,12 @@ class _StageLowering:
 
     def branch_sums(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
         """What the norm of a branch leaves for the backward of its block."""
-        slots = branch_sums(self.model, self.plan_of(piece), block)
-        names = f"d.{block}.{piece_name(piece)}"
-        return tuple(self.tensor(StateKind.SAVED, f"{names}.{slot.name}", slot.type) for slot in slots)
+        return self.slots(block, piece, branch_sums(self.model, self.plan_of(piece), block), "b")
 
     def add_branch_backward(self, block: Block, piece: Piece) -> None:
         """From the gradient of the stream behind a block to that of what the block gives."""
-        saved = self.slots(block, piece, branch_slots(self.model, self.plan_of(piece)))
         dsum = self.activation(next_block(self.model, block), piece, gradient=True)
-        reads = (dsum, *saved, self.view(block, piece, Phase.BACKWARD))
+        reads = (dsum, *self.branch(block, piece), self.view(block, piece, Phase.BACKWARD))
         writes = (self.branch_gradient(block, piece), *self.branch_sums(block, piece))
         self.emit(AddBranchBackward(block=block, **piece_fields(piece), reads=reads, writes=writes))
 
@@ -258,8 +259,8 @@ class _StageLowering:
         """The plan as it is for a piece."""
         return slice_plan(self.plan, None if isinstance(piece, int) else piece.number)
 
-    def slots(self, block: Block, piece: Piece, slots: Iterable[Slot]) -> tuple[Tensor, ...]:
-        names = f"s.{block}.{piece_name(piece)}"
+    def slots(self, block: Block, piece: Piece, slots: Iterable[Slot], group: str = "s") -> tuple[Tensor, ...]:
+        names = f"{group}.{block}.{piece_name(piece)}"
         return tuple(self.tensor(StateKind.SAVED, f"{names}.{slot.name}", slot.type) for slot in slots)
 
     def saved(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:

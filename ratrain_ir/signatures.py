@@ -479,7 +479,11 @@ def _reduce_rows(model: ModelConfig, plan: Plan, block: Block, payload: Payload)
     """The residual stream goes around all blocks but the embedding, and back around all but the head."""
     part = Role("part", _PARTIAL, computed_type(model, plan, block))
     activation = payload is Payload.ACTIVATION
-    if activation and block is not block_chain(model)[0] and adds_branch_apart(model, plan, previous_block(block, model)):
+    if (
+        activation
+        and block is not block_chain(model)[0]
+        and adds_branch_apart(model, plan, previous_block(block, model))
+    ):
         branch = branch_slots(model, plan)[0]
         return [(False, Signature((part,), (Role("sum", _SAVED, branch.type, slot=branch.name),)))]
     alone = block is block_chain(model)[1] if activation else block.kind == "head"

@@ -52,7 +52,13 @@ def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, 
     )
     source = () if module.model.has_pre_norm else (role["x"],)
     sums = tuple(role[slot.name] for slot in branch_sums(module.model, plan, block))
-    own = {*sums, role["dy"], role["x"], role["w"], *(role[slot.name] for slot in saved_slots(module.model, plan, block))}
+    own = {
+        *sums,
+        role["dy"],
+        role["x"],
+        role["w"],
+        *(role[slot.name] for slot in saved_slots(module.model, plan, block)),
+    }
     of_slices = tuple(tensor for tensor in op.reads if tensor not in own)
     begun = tuple(t for t in op.writes if t.kind is StateKind.SAVED)
     added = tuple(t for t in op.updates if t.kind is StateKind.SAVED)

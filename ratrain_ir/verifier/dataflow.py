@@ -186,7 +186,9 @@ class _SymbolicRun(SymbolicUpdates):
         if "stream" in roles:
             model, plan = self.module.model, self.module.plan
             forward = op.payload is Payload.ACTIVATION
-            around = source_block(model, plan, previous_block(block, model)) if forward else sum_block(model, plan, block)
+            around = (
+                source_block(model, plan, previous_block(block, model)) if forward else sum_block(model, plan, block)
+            )
             self.expect("RT033", op, roles["stream"], what, around, m)
         self.set(roles["sum"], what, block, m)
 

@@ -114,7 +114,9 @@ def norm_or_its_weights(builder: Builder) -> None:
         if builder.model.has_pre_norm:
             _norm_backward(builder, of_input(builder), "dxn", dx, around)
         else:
-            assert around is not None  # models without that norm also norm whole queries, which are not shared out to tensor peers
+            assert (
+                around is not None
+            )  # models without that norm also norm whole queries, which are not shared out to tensor peers
             builder.step("add", {"a": around, "b": "dxn", "out": dx})
         builder.pass_gradient_on()
     if WEIGHT in builder.halves:

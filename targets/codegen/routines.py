@@ -113,16 +113,19 @@ def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routin
     backward = form.keyword in _BACKWARDS
     halves = _BACKWARDS.get(form.keyword, frozenset())
     builder = Builder(model, plan, form.block, form.roles, form.accumulates, halves)
-    recipe = OF_BRANCHES.get(form.keyword) or {
-        ("embed", False): _embed_forward,
-        ("attention", False): _attention_forward,
-        ("mlp", False): mlp_forward,
-        ("head", False): _head_forward,
-        ("embed", True): _embed_backward,
-        ("attention", True): _attention_backward,
-        ("mlp", True): mlp_backward,
-        ("head", True): _head_backward,
-    }[form.block.kind, backward]
+    recipe = (
+        OF_BRANCHES.get(form.keyword)
+        or {
+            ("embed", False): _embed_forward,
+            ("attention", False): _attention_forward,
+            ("mlp", False): mlp_forward,
+            ("head", False): _head_forward,
+            ("embed", True): _embed_backward,
+            ("attention", True): _attention_backward,
+            ("mlp", True): mlp_backward,
+            ("head", True): _head_backward,
+        }[form.block.kind, backward]
+    )
     recipe(builder)
     if form.keyword == "recompute":
         builder.keep_what_yields({role for role in form.roles if role not in (*form.given, "x", "w")}, form.given)

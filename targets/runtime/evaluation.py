@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 _SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
     "part in evaluation",
     {
-        **dict.fromkeys((ops.LoadInput, ops.Forward, ops.AddBranch, ops.AllGather, ops.Update, ops.CombineLoss), lambda _: True),
+        **dict.fromkeys(
+            (ops.LoadInput, ops.Forward, ops.AddBranch, ops.AllGather, ops.Update, ops.CombineLoss), lambda _: True
+        ),
         **dict.fromkeys((ops.Recompute, ops.Backward, ops.BackwardInput, ops.BackwardWeight), lambda _: False),
         **dict.fromkeys((ops.AddBranchBackward, ops.ReduceScatter, ops.AllReduce, ops.ScaleUpdate), lambda _: False),
         **dict.fromkeys((ops.Send, ops.Recv), lambda item: item.variant == Payload.ACTIVATION.value),

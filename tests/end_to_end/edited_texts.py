@@ -17,11 +17,16 @@ from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.verifier import verify
 from tests.end_to_end.toys import TOY as MODEL
 
 TIED = attrs.evolve(MODEL, tied_embeddings=True)
+NORMED = in_family(MODEL, "gemma2", attention_scale=0.5, embedding_scale=8**0.5)
+"""Norms of what blocks add."""
+BESIDE = in_family(MODEL, "gpt_neox", kv_heads=2)
+"""Attention and MLP side by side."""
 DEEP = attrs.evolve(MODEL, layers=3)
 PLAN = Plan(2, 2, (1,), 1, 2, 4)
 EACH = attrs.evolve(PLAN, zero=2, reduce="each-micro-batch")
@@ -48,6 +53,8 @@ def sound(base: str) -> str:
         "packed": (MODEL, PACKED, ""),
         "tied": (TIED, PLAN, ""),
         "peers": (MODEL, PEERS, ""),
+        "normed": (NORMED, PEERS, ""),
+        "beside": (BESIDE, PEERS, ""),
         "clipped": (MODEL, CLIPPED, ""),
         "placed": (MODEL, PLAN, "place-1f1b"),
         "three": (DEEP, THREE, "place-1f1b"),

@@ -120,8 +120,8 @@ def test_peers_train_as_one_and_alike_under_all_placements(row: dict[str, Any]) 
 
 
 def peer_program(**keys: Any) -> Program:
-    defaults: dict[str, Any] = {"tp": 2, "seq_len": 8, "micro_batches": 4}
-    return make_program(MODELS["tied"], "ratrain", **(defaults | keys))
+    defaults: dict[str, Any] = {"tp": 2, "seq_len": 8, "micro_batches": 4, "model": MODELS["tied"]}
+    return make_program(name="ratrain", **(defaults | keys))
 
 
 @pytest.mark.parametrize("clip", [pytest.param("none", marks=pytest.mark.full), "global"])
@@ -145,22 +145,28 @@ def test_a_step_that_overflows_is_skipped_by_all_peers(clip: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("model", ["tied", "gemma3", "neox"])
 @pytest.mark.parametrize("sharding", [True, False])
-def test_no_order_of_work_changes_a_bit(sharding: bool) -> None:
-    program = peer_program(sequence_sharding=sharding, optimizer=evolve(OPTIMIZER, clip="global", max_norm=0.3))
+def test_no_order_of_work_changes_a_bit(sharding: bool, model: str) -> None:
+    optimizer = evolve(OPTIMIZER, clip="global", max_norm=0.3)
+    program = peer_program(model=MODELS[model], sequence_sharding=sharding, optimizer=optimizer)
     plain = train(program, 2)
     for seed in range(20):
         same_bits(train(program, 2, interleave_seed=seed, poison=True), plain)
     same_bits(train(program, 2, threads=4, poison=True), plain)
 
 
-def test_a_checkpoint_of_peers_goes_on_with_any_number_of_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "model", ["tied", *(pytest.param(name, marks=pytest.mark.full) for name in ("gpt2", "gemma3", "neox"))]
+)
+def test_a_checkpoint_of_peers_goes_on_with_any_number_of_them(model: str, tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"view_dtype": "f32", "model": MODELS[model], "optimizer": evolve(OPTIMIZER, eps=1e-5)}
     saved = str(tmp_path / "saved")
-    before = train(peer_program(view_dtype="f32"), 3, save=saved)
-    through = start(peer_program(view_dtype="f32"), 5)
+    before = train(peer_program(**keys), 3, save=saved)
+    through = start(peer_program(**keys), 5)
     list(through.steps())
     for tp in (1, 2, 4):
-        run = start(peer_program(view_dtype="f32", tp=tp), 2, resume=saved)
+        run = start(peer_program(**keys, tp=tp), 2, resume=saved)
         assert whole(run) == whole(before), "what a checkpoint says does not ask how many peers read it"
         list(run.steps())
         if tp == 2:

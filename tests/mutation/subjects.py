@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MODEL = evolve(UNEVEN, hidden_size=32, layers=2, head_dim=8, ffn_size=48)
 NEOX = in_family(MODEL, "gpt_neox", kv_heads=4)
+GEMMA2 = in_family(MODEL, "gemma2", attention_scale=0.5, embedding_scale=MODEL.hidden_size**0.5)
 TIED = evolve(MODEL, tied_embeddings=True)
 DEEP = evolve(MODEL, layers=3)
 DEEPER = evolve(MODEL, layers=4)
@@ -171,7 +172,7 @@ SUBJECTS: dict[str, Subject] = {
             },
             f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=attention}},allocate-ddr",
         ),
-        Subject("p2-d2-t2-slices-placed", {"micro_batches": 2, "tp": 2, "slices": (8, 8)}, "place-schedule"),
+        Subject("p2-d2-t2-slices-placed", {"micro_batches": 2, "tp": 2, "slices": (8, 8)}, "place-schedule", GEMMA2),
         Subject("p2-d2-sized", {"micro_batches": 2}, "place-1f1b,insert-prefetch,legalise"),
         Subject("p2-d2-dataflow", {"micro_batches": 2}, ""),
     )

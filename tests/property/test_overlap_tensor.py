@@ -14,6 +14,7 @@ from ratrain.ratrain_ir.ops import Engine
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.timed_run import simulate
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, train
+from tests.end_to_end.toys import GEMMA3, NEOX
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction, Program
@@ -45,6 +46,7 @@ def overlapped(draw: st.DrawFn) -> tuple[dict[str, Any], str, str]:
         keys["slices"] = (4, 6)
     if schedule == "interleaved":
         keys |= {"chunks": 2, "cuts": (1, 2, 3)}
+    keys["model"] = draw(st.sampled_from((MODEL, GEMMA3, NEOX)))
     pieces, halves = (
         draw(st.sampled_from(["auto", "apart", "merged"])),
         draw(st.sampled_from(["auto", "whole", "split"])),
@@ -57,7 +59,10 @@ def overlapped(draw: st.DrawFn) -> tuple[dict[str, Any], str, str]:
 
 def program(keys: dict[str, Any], passes: str) -> Program:
     """Every pass verified."""
-    model = evolve(MODEL, layers=4) if "chunks" in keys else MODEL
+    keys = {"model": MODEL, **keys}
+    model = keys.pop("model")
+    if "chunks" in keys:
+        model = evolve(model, layers=4, layer_kinds="wfwf" if model.layer_kinds else "")
     module = api.lowered(model, make_plan(model, **keys))
     api.run_passes(module, passes, verify_each=True)
     return api.emit(module)

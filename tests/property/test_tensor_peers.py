@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import evolve
@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.blocks import Block, block_chain, flat_elements, parameters
+from ratrain.ratrain_ir.frontend.families import FAMILY
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
 from ratrain.ratrain_ir.tensor_peers import peer_model, peer_part, problems, share_of
+from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.targets.runtime.peer_state import FlatReader, peer_pieces, whole_pieces
 from tests.end_to_end.toys import UNEVEN
 
@@ -25,6 +27,13 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 
 Shared = tuple["ModelConfig", Plan]
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "gpt2": {"learned_positions": 31},
+    "gemma2": {},
+    "gpt_neox": {},
+}
+"""What models of families have beside what they imply: each has something else that every tensor peer has whole."""
 
 
 @st.composite
@@ -35,6 +44,7 @@ def shared_models(draw: st.DrawFn) -> Shared:
     kv_heads = draw(
         st.sampled_from([n for n in range(1, heads + 1) if not heads % n and (not n % peers or not peers % n)])
     )
+    family = draw(st.sampled_from(sorted(FAMILIES)))
     model = evolve(
         UNEVEN,
         layers=1,
@@ -48,6 +58,9 @@ def shared_models(draw: st.DrawFn) -> Shared:
         qk_norm=draw(st.sampled_from(("none", "head"))),
         tied_embeddings=draw(st.booleans()),
     )
+    if family != model.family:
+        chosen = {"qkv_bias": False, "qk_norm": "none", **FAMILIES[family]}
+        model = in_family(model, family, **{key: chosen[key] for key in chosen.keys() - FAMILY[family].implied.keys()})
     replicas = draw(st.integers(1, 3))
     plan = Plan(pp=1, dp=replicas, cuts=(), micro_batch_size=1, micro_batches=1, seq_len=24, tp=peers)
     assert not [*problems(model, plan)]

@@ -73,7 +73,8 @@ def every_op():
     """Yield ops of every kind, of sharded and unsharded plans, tied and recovered, with tensor peers and without."""
     model = ModelConfig("toy", "llama", 16, 8, 2, 2, 1, 4, 8, 1e-5, tied_embeddings=True)
     for zero, reduce, tp in ((0, "last", 1), (1, "last", 2), (2, "each-micro-batch", 1)):
-        module = lower(model, Plan(2, 2, (1,), 1, 2, 4, zero=zero, reduce=reduce, tp=tp))
+        shown = attrs.evolve(model, norm_placement="both" if tp > 1 else "pre")
+        module = lower(shown, Plan(2, 2, (1,), 1, 2, 4, zero=zero, reduce=reduce, tp=tp))
         PassManager(FakeTarget()).run(module, "place-zb-h1,recompute,allocate-ddr")
         for stage in module.stages:
             yield from stage.ops

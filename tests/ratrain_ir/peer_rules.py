@@ -137,4 +137,87 @@ PEERS = [
         "%x.mlp.0.m0 = reduce_rows activation",
         "is not of stage @0: expected attention.0 to attention.1",
     ),
+    Broken(
+        "RT032",
+        "the branch of another micro-batch added to the stream",
+        "normed",
+        (
+            change(
+                "%x.mlp.0.m1, %b.attention.0.m1.branch_rstd = add_branch",
+                "%b.attention.0.m1.branch,",
+                "%b.attention.0.m0.branch,",
+            ),
+        ),
+        "%x.mlp.0.m1, %b.attention.0.m1.branch_rstd = add_branch",
+        "needs saved attention.0 m1 branch in %b.attention.0.m0.branch",
+        underlined="%b.attention.0.m0.branch",
+    ),
+    Broken(
+        "RT030",
+        "a branch added to the stream of another micro-batch",
+        "normed",
+        (
+            change(
+                "%x.mlp.0.m1, %b.attention.0.m1.branch_rstd = add_branch", "(%x.attention.0.m1", "(%x.attention.0.m0"
+            ),
+        ),
+        "%x.mlp.0.m1, %b.attention.0.m1.branch_rstd = add_branch",
+        "needs the input of attention.0 m1 in %x.attention.0.m0",
+        underlined="%x.attention.0.m0",
+    ),
+    Broken(
+        "RT033",
+        "the gradient of the stream gathered for that of what is added behind a norm",
+        "normed",
+        (change("%dbranch_whole.attention.0.m0 = gather_rows", "(%dbranch.attention.0.m0)", "(%dx.mlp.0.m0)"),),
+        "%dbranch_whole.attention.0.m0 = gather_rows gradient",
+        "needs the gradient of what is added by attention.0 m0 in %dx.mlp.0.m0",
+        underlined="%dx.mlp.0.m0",
+    ),
+    Broken(
+        "RT030",
+        "the sums of a norm of another micro-batch",
+        "normed",
+        (change("%dx_part.mlp.0.m1 = %g.mlp.0 += backward", "%b.mlp.0.m1.dpost_gamma", "%b.mlp.0.m0.dpost_gamma"),),
+        "%dx_part.mlp.0.m1 = %g.mlp.0 += backward",
+        "needs pending mlp.0 m1 dpost_gamma in %b.mlp.0.m0.dpost_gamma",
+        underlined="%b.mlp.0.m0.dpost_gamma",
+    ),
+    Broken(
+        "RT025",
+        "a branch added apart by a model that does not norm it",
+        "peers",
+        (
+            insert("activation %again : f16[2, 8]", after="activation %x.mlp.0.m0"),
+            insert(
+                "%again = add_branch attention.0 m0 (%x.attention.0.m0, %x.mlp.0.m0, %w.attention.0)",
+                after="%x.mlp.0.m0 = reduce_rows",
+            ),
+        ),
+        "%again = add_branch",
+        "what attention.0 gives is not normed behind a sum of tensor peers",
+    ),
+    Broken(
+        "RT033",
+        "an MLP that adds to the attention of another micro-batch",
+        "beside",
+        (change("%x_part.attention.1.m1, %s.mlp.0.m1.* = forward", "%x_part.mlp.0.m1)", "%x_part.mlp.0.m0)"),),
+        "%x_part.attention.1.m1, %s.mlp.0.m1.* = forward",
+        "needs one peer's part of the input of mlp.0 m1 in %x_part.mlp.0.m0",
+        underlined="%x_part.mlp.0.m0",
+    ),
+    Broken(
+        "RT026",
+        "a sum between attention and MLP side by side",
+        "beside",
+        (
+            insert("activation %again : f16[2, 8]", after="partial %x_part.mlp.0.m0"),
+            insert(
+                "%again = reduce_rows activation mlp.0 m0 (%x_part.mlp.0.m0, %x.attention.0.m0)",
+                after="%x_part.mlp.0.m0, %s.attention.0.m0.* = forward",
+            ),
+        ),
+        "%again = reduce_rows",
+        "attention and mlp of a layer are side by side: mlp.0 has no input of its own",
+    ),
 ]

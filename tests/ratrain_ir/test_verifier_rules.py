@@ -63,6 +63,8 @@ BASES = (
     "whole",
     "tied",
     "peers",
+    "normed",
+    "beside",
     "placed",
     "three",
     "released",
