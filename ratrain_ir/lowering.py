@@ -4,7 +4,8 @@ Per stage: all forwards, micro-batch by micro-batch; all backwards, ascending to
 is part of the semantics); where micro-batches are cut into slices, these pass one by one, ascending forward and descending backward; then gradient reduction block by block in backward order, and the scalars of all ranks; then, in
 forward order, the update of each block and, where state is sharded, the gather of its view; at last the next step's scale.
 Where tensor peers share out blocks, each block's input is made whole before it and what it gives is summed after it, forward and backward;
-an input is gathered anew for the backward. Passes reorder and merge, they never add or drop mathematics.
+an input is gathered anew for the backward. Where they norm what a block gives, that is summed alone, and normed and added by an op of
+its own. Passes reorder and merge, they never add or drop mathematics.
 """
 
 from __future__ import annotations

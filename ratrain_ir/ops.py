@@ -352,9 +352,9 @@ class BackwardWeight(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AddBranch(Op):
-    """Adds what a block of tensor peers gives to the residual stream, normed, which takes the whole sum.
+    """Norms what tensor peers have summed of a block, and adds it to the stream.
 
-    On the rows that a peer has. Of attention and mlp blocks whose model norms what they add.
+    On the rows that a peer has, as the norm takes the whole sum. Of attention and mlp blocks whose model norms what they add.
     """
 
     keyword = "add_branch"
@@ -368,7 +368,7 @@ class AddBranch(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AddBranchBackward(Op):
-    """The gradient of what a block of tensor peers gives, from that of the stream it is added to behind a norm.
+    """The gradient of what `add_branch` norms and adds, from that of the stream.
 
     The gradients of the norm's weights (and biases), as f32 sums over the rows that a peer has, are left for the block's backward.
     """
