@@ -273,9 +273,9 @@ def _goes_forward(channel: Channel) -> bool:
 
 
 @cache
-def grid(stages: int, replicas: int) -> Mesh:
-    """The mesh of so many stages with one chunk each, and replicas without tensor peers."""
-    return Mesh(stages, replicas, 1, tuple(range(stages)))
+def grid(stages: int, replicas: int, peers: int = 1) -> Mesh:
+    """The mesh of so many stages with one chunk each, replicas and tensor peers."""
+    return Mesh(stages, replicas, peers, tuple(range(stages)))
 
 
 @cache

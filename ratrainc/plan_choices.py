@@ -23,8 +23,10 @@ class PlanChoice:
     strategy: str | None = None
     """by name; None: the default one"""
     zero_levels: tuple[int, ...] = (0, 1, 2, 3)
+    peers: tuple[int, ...] | None = None
+    """numbers of tensor peers; None: as `like` says where it has several, else one and all that share out the model"""
     like: str | None = None
-    """a plan file whose dtypes, chunks, keys of [compute] and optimizer all plans take"""
+    """a plan file whose dtypes, chunks, keys of [compute] and optimizer all plans take, and its tensor peers where it has several"""
     attention: str | None = None
     """how all plans compute attention; None: as `like` says, else fused"""
     attention_mask: str | None = None

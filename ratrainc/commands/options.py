@@ -276,14 +276,23 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     return tuple(int(word) for word in words)
 
 
+def _peers(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    words = text.split(",")
+    if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 1 << 16 for word in words):
+        raise click.BadParameter(f"'{text}' is not a list of numbers of tensor peers like 1,2,4")
+    return tuple(sorted({int(word) for word in words}))
+
+
 def plan_choice_options(function: F) -> F:
-    """`--strategy`, `--zero` and `--like`, the group `plans`: a `PlanChoice`."""
+    """`--strategy`, `--zero`, `--tp` and `--like`, the group `plans`: a `PlanChoice`."""
     like = click.option(
         "--like",
         "plans_like",
         type=Source("plan"),
         metavar="P.toml",
-        help="Take dtypes, chunks and the optimizer from this plan.",
+        help="Take dtypes, chunks, the optimizer and several tensor peers from this plan.",
     )
     zero = click.option(
         "--zero",
@@ -294,8 +303,15 @@ def plan_choice_options(function: F) -> F:
         metavar="0,1,...",
         help="ZeRO levels to choose from.",
     )
+    peers = click.option(
+        "--tp",
+        "plans_peers",
+        callback=_peers,
+        metavar="1,2,...",
+        help="Numbers of tensor peers to choose from. Default: as --like says, else all that share out the model.",
+    )
     name = click.option("--strategy", "plans_strategy", metavar="S", help="Plan for this strategy. Default: ratrain.")
-    return name(zero(like(function)))
+    return name(zero(peers(like(function))))
 
 
 def refuse_idle_levels(strategy: Strategy) -> None:

@@ -105,7 +105,7 @@ def command(
 
     if plan is not None:
         refuse_idle("does not go with --plan: the plan says it", "seq_len")
-        idle = ("plans_zero_levels", "plans_like", "effort_seconds", "effort_jobs", "effort_exhaustive")
+        idle = ("plans_zero_levels", "plans_peers", "plans_like", "effort_seconds", "effort_jobs", "effort_exhaustive")
         refuse_idle("is for a search: with --plan there is none", *idle)
     if effort.exhaustive:
         refuse_idle("ends a search that --exhaustive does not end", "effort_seconds")

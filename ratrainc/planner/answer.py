@@ -11,6 +11,7 @@ from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.schedules.named import default_schedule
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrainc.planner.evaluation import Evaluation
+from ratrain.ratrainc.planner.peers import choose_peers, with_whole_rows
 from ratrain.ratrainc.planner.setting import Setting
 from ratrain.ratrainc.planner.space import STATE_MODES, Shape, shapes, template
 from ratrain.ratrainc.planner.variants import recompute_policy
@@ -35,6 +36,8 @@ class Request:
     """go on until the bounds prove that nothing is left to gain; nothing is folded"""
     zero_levels: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO levels to choose from, where the strategy does not fix one; level 2 with `reduce = "last"` counts as 1"""
+    peers: tuple[int, ...] | None = None
+    """numbers of tensor peers to choose from; None: one, and all others that divide the clusters and share out the model"""
     robust: bool = False
     """say how the best plans bear a slow stage and jitter"""
     plan_template: Plan | None = None
@@ -57,11 +60,10 @@ class Request:
     def shapes(self) -> list[Shape]:
         """Every shape that is considered.
 
-        Raises `DiagnosticError` RT064 where there is none, or the machine has fewer clusters, or the strategy is about tensor peers,
-        which no shape has.
+        Raises `DiagnosticError` RT064 where there is none, or the machine has fewer clusters, or tensor peers are asked for, or needed by
+        the strategy, that do not share out the model.
         """
-        self.strategy.check_peers(self.setting.template)
-        return shapes(
+        space = shapes(
             self.model,
             self.clusters,
             self.global_batch,
@@ -69,7 +71,9 @@ class Request:
             self.machine.link_groups,
             schedule=self.schedule,
             seq_len=self.seq_len,
+            peers=choose_peers(self.setting, self.clusters, self.peers, self.strategy),
         )
+        return with_whole_rows(self.setting, space)
 
     @property
     def setting(self) -> Setting:

@@ -11,7 +11,14 @@ a message, and D the seconds from the end of a forward on s to the arrival of it
 - *round trips*: forward m + k comes after backward m, so every k-th micro-batch makes a chain: ceil(M / k)(f + D + b).
 - *state*: the first block of a stage is used in the next step only after its reduction, update and gather, which follow the window.
 - *stages before s* are passed on the way down before the window, and up after it.
-- *collectives*: their engine works one after another.
+- *collectives*: their engine works one after another, and so does that of tensor peers' exchanges.
+
+With tensor peers a micro-batch's way through a stage takes f' forward and b' back: its compute, of backwards that may be in halves the input
+halves alone, and what is exchanged for it, which nothing hides from the micro-batch itself. D is of such ways, and a round trip takes
+f' + D + max(b, b'), the last one b'. Passes of different micro-batches may be merged where one follows the other in the order, but never a
+backward with the forward behind it. So before the first backward there are still only k forwards, and the last forward of a stage where k = 1
+stands alone: its f' - f are waited for each time. Weight halves of two micro-batches may follow when the last gradient has left, so the window
+may be shorter by these (of one layer where k = 1); and when a backward begins, only k - 1 micro-batches are sure to be in flight where k > 1.
 
 R follows from bytes. When a backward begins, all k micro-batches in flight hold what they keep, beside the state, the gradients and what this
 backward itself needs. What is left of the capacity, shared evenly by all layers in flight, gives least recovery on the convex hull of all choices
@@ -33,8 +40,10 @@ from ratrain.ratrainc.planner.columns import (
     Columns,
     Numbers,
     least_recovery,
+    left_behind,
     stage_numbers,
     state_bytes,
+    surely_held,
     unit_sum,
 )
 from ratrain.ratrainc.planner.placed_bounds import PlacedMemory, placed_shape_seconds, placed_time
@@ -74,38 +83,44 @@ def _time(c: Columns, memory: _Memory | PlacedMemory, before: Numbers) -> Number
     work = unit_sum(m * (c.forward + c.backward), layers)
     work += memory.recovery()
     outside = _way_up(c, before, stage_numbers(layers))
+    after = left_behind(c, layers)
     if isinstance(memory, _Memory):
         window = _window_in_order(c, memory, c.there_and_back - outside, work)
         outside += c.tail[EMBED]
         np.maximum(outside[1:], c.tail[LAYER], out=outside[1:])  # a later stage's first block is an attention
     else:
         window = unit_sum(m * c.forward, layers)  # weight halves may run while earlier stages go on
-        window[0] = work[0]
+        window[0] = (work - after)[0]
         outside += c.tail[EMBED]
     longest = outside + window
     work += unit_sum(c.update, layers)
     np.maximum(longest, work, out=longest)
+    np.maximum(longest, unit_sum(m * c.exchange, layers), out=longest)
     return np.maximum(longest, unit_sum(c.link + m * c.link_each, layers), out=longest)
 
 
 def _way_up(c: Columns, before: Numbers, stage: Numbers) -> Numbers:
     """Seconds of one micro-batch in the stages before each: both ways in order, else one."""
-    columns = c.forward + c.backward if c.in_order else c.forward
+    columns = c.forward_way + c.backward_way if c.in_order else c.forward_way
     up: Numbers = stage * (2 * c.message) + (columns[EMBED] + before * columns[LAYER])
     up[0] = 0.0
     return up
 
 
 def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) -> Numbers:
-    """Seconds from the first forward to the last backward of stages that follow 1F1B: their work and waits, and the round trips.
+    """Seconds from the first forward until the last gradient leaves stages that follow 1F1B: their work and waits, and the round trips.
 
-    A round trip takes `trip` = f + D + b seconds.
+    A round trip takes `trip` = f' + D + b' seconds.
     """
     f, b = unit_sum(c.forward, memory.layers), unit_sum(c.backward, memory.layers)
     others = memory.flight - 1
+    exchanged = unit_sum(c.forward_way, memory.layers) - f  # for a micro-batch on its way forward
+    way_back = unit_sum(c.backward_way, memory.layers)
     down = trip - f
-    down -= b
+    down -= exchanged
+    down -= way_back
     window = down - others * f  # the wait before the first backward
+    window += exchanged
     np.maximum(window, 0.0, out=window)
     window += work
     at_the_end = np.subtract(down, others * b, out=down)
@@ -113,8 +128,12 @@ def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) 
     np.maximum(at_the_end, 0.0, out=at_the_end)
     at_the_end *= np.minimum(memory.windows, 1.0)  # where all are in flight together the last forward waits for nothing
     window += at_the_end
+    alone = others == 0
+    window += alone * (c.micro_batches - 1) * exchanged
+    window -= np.where(alone, c.weight_half[LAYER], left_behind(c, memory.layers))
     trips = (memory.windows + 1) * trip
-    trips = trips + (memory.rest - 1) * f
+    trips = trips + memory.windows * np.maximum(b - way_back, 0.0)
+    trips += np.maximum((memory.rest - 1) * f - exchanged, 0.0)
     return np.maximum(window, trips, out=window)
 
 
@@ -130,6 +149,8 @@ class _Memory:
     layers: Numbers
     flight: Numbers
     """micro-batches in flight"""
+    held: Numbers
+    """of these, those that are sure to hold what they keep when a backward begins"""
     windows: Numbers
     """whole groups of micro-batches in flight together, after the first"""
     rest: Numbers
@@ -145,22 +166,23 @@ class _Memory:
         m = c.micro_batches
         places = len(layers) - stage_numbers(layers)
         flight = np.minimum(places, m)
+        sure = surely_held(c, flight)
         windows = np.floor((m - 1) / flight)
         held = layers * c.activation + c.documents  # by a micro-batch in flight, whatever is kept
         held[0] += c.inputs  # labels are read by the head alone
         own = c.mlp_scratch + c.mlp_saved + c.mlp_ends + c.mlp_gradient + c.mlp_view
         free = c.capacity - ALIGNMENT_BYTES - own - unit_sum(c.carried, layers)  # the loss scale takes an alignment
-        head = c.head_scratch + 2 * c.activation + c.head_gradient + c.inputs
+        head = c.head_scratch + c.head_ends + c.head_gradient + c.inputs
         free[-1] -= np.maximum(head - own, 0.0)
         most, ended = np.maximum(own, head), own - c.head_view  # nobody reads it after the head's last backward
         updated = most - np.maximum(ended - c.gradients[HEAD], head)
-        early = free - flight * held
+        early = free - sure * held
         early[0] += np.where(windows[0] > 0, 0.0, c.embed_view)  # nobody reads it after the last forward
         early[-1] += np.where(m > 1, 0.0, most - np.maximum(ended, head))
         late = free
-        late -= np.minimum(places, m - 1) * held
+        late -= surely_held(c, np.minimum(places, m - 1)) * held
         late -= unit_sum(c.gradients, layers)
-        return cls(c, layers, flight, windows, m - windows * flight, early, late, updated)
+        return cls(c, layers, flight, sure, windows, m - windows * flight, early, late, updated)
 
     def peak_bytes(self) -> Numbers:
         m = self.c.micro_batches
@@ -168,6 +190,7 @@ class _Memory:
         late[0] += np.where(m - self.flight[0] >= 2, 0.0, self.c.embed_view)
         late[-1] += np.where(m > 2, 0.0, self.updated)
         late[..., m == 1] = np.inf  # the only backward is the first
+        late[np.broadcast_to((m == 2) & (self.c.merged > 0) & (self.flight > 1), late.shape)] = np.inf  # the second is merged with it
         np.minimum(late, self.early, out=late)
         return np.subtract(self.c.capacity, late, out=late)
 
@@ -189,14 +212,18 @@ class _Memory:
         return self.of_window(self.flight, late)
 
     def of_window(self, count: Numbers, free: Numbers) -> Numbers:
-        """Least seconds of recovery of `count` micro-batches, of those in flight together; one layer, which begins its backward, is whole."""
+        """Least seconds of recovery of `count` micro-batches, of those in flight together; one layer, which begins its backward, is whole.
+
+        Those that are not sure to be held then take the least there is.
+        """
         c = self.c
-        layers = count * self.layers
+        sure = np.minimum(count, self.held)
+        layers = sure * self.layers
         layers -= 1
         share = free / np.maximum(layers, 1.0)
         seconds = least_recovery(c, share)
         seconds *= layers
-        seconds += c.recovery_least
+        seconds += ((count - sure) * self.layers + 1) * c.recovery_least
         return seconds
 
 
@@ -229,17 +256,22 @@ def shape_bounds(c: Columns) -> Numbers:
     """Lower bounds of the step seconds of shapes under any cuts; infinite where the state alone exceeds all memory.
 
     With a seconds of forward and backward for the whole model: behind any stage the pipeline drains, so the step is at least
-    a + (M - 1) times the heaviest stage, and some stage has a P-th of the work.
+    a + (M - 1) times the heaviest stage, and some stage has a P-th of the work. With tensor peers it is only known that stages are passed before
+    a stage's work and after it, as `placed_shape_seconds` has it, and that every P-th micro-batch's round trip makes a chain.
     """
     m, p = c.micro_batches, c.pp
     everything = np.array([1.0, c.layers, 1.0])
     both, backward = everything @ (c.forward + c.backward), everything @ c.backward
     if c.in_order:
         drained = both + (m - 1) * np.where(m > p, both, backward) / p + 2 * c.message * (p - 1) + c.tail[EMBED]
+        trips = np.ceil(m / p) * c.there_and_back + c.tail[EMBED]
+        drained = np.where(c.merged > 0, np.maximum(placed_shape_seconds(c), trips), drained)
     else:
         drained = m * both / p if c.is_one_chunk_order else placed_shape_seconds(c)
     recovery = c.layers * c.slices * c.recovery_least
     updates = everything @ c.update
     busy = (m * (both + recovery) + updates) / p
     link = (everything @ c.link + m * (everything @ c.link_each)) / p
-    return np.where(state_bytes(c) <= c.capacity, np.maximum(np.maximum(drained, busy), link), np.inf)
+    tensor = m * (everything @ c.exchange) / p
+    longest = np.maximum(np.maximum(drained, busy), np.maximum(link, tensor))
+    return np.where(state_bytes(c) <= c.capacity, longest, np.inf)

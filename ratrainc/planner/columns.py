@@ -37,6 +37,7 @@ class Columns:
     backward: Numbers
     activation: Numbers
     mlp_ends: Numbers
+    head_ends: Numbers
     inputs: Numbers
     documents: Numbers
     mlp_saved: Numbers
@@ -60,8 +61,17 @@ class Columns:
     link_each: Numbers
     tail: Numbers
     first_forward: Numbers
-    """of the first slice of a micro-batch; of all of it where it passes whole"""
+    """the way of the first slice of a micro-batch, or of all of it where it passes whole: its compute and what tensor peers exchange for it"""
     first_backward: Numbers
+    forward_way: Numbers
+    """the way of a whole micro-batch: with tensor peers longer than its compute, else that"""
+    backward_way: Numbers
+    weight_half: Numbers
+    """seconds of backward that may follow when the gradient has passed; 0 where backwards are whole"""
+    exchange: Numbers
+    """seconds of the tensor engine for a micro-batch"""
+    merged: Numbers
+    """1 where passes may be merged with the one behind them, as those of tensor peers may, else 0"""
     always_kept: Numbers
     """bytes that a layer of a pass holds beside its input, whatever is recovered"""
     chunks: Numbers
@@ -87,16 +97,24 @@ class Columns:
     @classmethod
     def of(cls, profiles: Profiles, shapes: Sequence[Shape], *, schedule: str = "1f1b") -> Columns:
         """The columns of some shapes of a schedule; profiles are made once for each micro-batch size, number of slices and state."""
-        sizes, size = _grouped(shapes, "micro_batch_size", "slices")
+        sizes, size = _grouped(shapes, "micro_batch_size", "slices", "tp")
         pipelines = np.array([shape.pipeline for shape in shapes], object)
-        states, state = _grouped(shapes, "dp", "zero", "reduce", "tiles")
-        ways, way = _grouped(shapes, "pp", "dp", "tiles", "micro_batch_size", "slices")
-        meshes, mesh = _grouped(shapes, "pp", "dp")
-        works = [profiles.work(shape.micro_batch_size, shape.slices) for shape in sizes]
+        states, state = _grouped(shapes, "dp", "zero", "reduce", "tiles", "tp")
+        ways, way = _grouped(shapes, "pp", "dp", "tiles", "micro_batch_size", "slices", "tp")
+        meshes, mesh = _grouped(shapes, "pp", "dp", "tp")
+        works = [profiles.work(shape.micro_batch_size, shape.slices, shape.tp) for shape in sizes]
         of_size = _table(works, _WORK_COLUMNS) | _recovery_lines([(work.kept_bytes, work.recovery) for work in works])
         jitter = profiles.setting.machine.rank_jitter
-        slowest = np.array([slowest_rank(jitter, shape.pp * shape.dp) for shape in meshes])[mesh]
+        slowest = np.array([slowest_rank(jitter, shape.clusters) for shape in meshes])[mesh]
         of_state = _table([profiles.state(state_key(shape)) for shape in states], _STATE_COLUMNS)
+        of_work = {
+            name: column.take(size, axis=-1) * (slowest if name in _COMPUTE_COLUMNS else 1.0)
+            for name, column in of_size.items()
+        }
+        exchanges = [profiles.exchange(shape) for shape in ways]
+        exchanged = {name: column[:, way] for name, column in _table(exchanges, _EXCHANGE_COLUMNS).items()}
+        of_work["first_forward"] += exchanged["first_forward"]
+        of_work["first_backward"] += exchanged["first_backward"]
         return cls(
             pp=np.fromiter((s.pp for s in shapes), float, len(shapes)),
             micro_batches=np.fromiter((s.micro_batches for s in shapes), float, len(shapes)),
@@ -109,10 +127,11 @@ class Columns:
             has_halves=has_halves(schedule, attrs.evolve(pipelines[0], stages=2, micro_batches=4)),
             head_stage=pipelines[0].chunk_stages[-1] if shapes[0].layout == "vee" else -1,
             message=np.array([profiles.message(shape) for shape in ways])[way],
-            **{
-                name: column.take(size, axis=-1) * (slowest if name in _COMPUTE_COLUMNS else 1.0)
-                for name, column in of_size.items()
-            },
+            forward_way=of_work["forward"] + exchanged["forward"],
+            backward_way=of_work.pop("passed_back") + exchanged["backward"],
+            exchange=exchanged["engine"],
+            merged=np.array([float(shape.tp > 1) for shape in sizes])[size],
+            **of_work,
             **{name: column.take(state, axis=-1) for name, column in of_state.items()},
         )
 
@@ -120,7 +139,7 @@ class Columns:
     def there_and_back(self) -> Numbers:
         """Seconds of one micro-batch through all stages and back."""
         everything = np.array([1.0, self.layers, 1.0])
-        return everything @ (self.forward + self.backward) + 2 * self.message * (self.pp - 1)
+        return everything @ (self.forward_way + self.backward_way) + 2 * self.message * (self.pp - 1)
 
     def rows(self, index: slice | NDArray[np.intp]) -> Columns:
         """Some of the shapes."""
@@ -136,6 +155,7 @@ _WORK_COLUMNS = (
     "backward",
     "activation",
     "mlp_ends",
+    "head_ends",
     "inputs",
     "documents",
     "mlp_saved",
@@ -143,6 +163,8 @@ _WORK_COLUMNS = (
     "head_scratch",
     "first_forward",
     "first_backward",
+    "passed_back",
+    "weight_half",
     "always_kept",
 )
 _COMPUTE_COLUMNS = (
@@ -150,11 +172,14 @@ _COMPUTE_COLUMNS = (
     "backward",
     "first_forward",
     "first_backward",
+    "passed_back",
+    "weight_half",
     "recovery_slope",
     "recovery_intercept",
     "recovery_least",
 )
 """Seconds of the compute engine, which are those of the slowest rank."""
+_EXCHANGE_COLUMNS = ("engine", "forward", "backward", "first_forward", "first_backward")
 _STATE_COLUMNS = (
     "carried",
     "gradients",
@@ -212,6 +237,17 @@ def least_recovery(c: Columns, share: Numbers) -> Numbers:
         line = slope * share
         line += intercept
         np.maximum(seconds, line, out=seconds)
+    return seconds
+
+
+def surely_held(c: Columns, passes: Numbers) -> Numbers:
+    """Passes that a stage holds when a backward begins, of those that its order says: merged with that backward, the last forward is not done."""
+    return np.where(passes > 1, passes - c.merged, passes)
+
+
+def left_behind(c: Columns, layers: Numbers) -> Numbers:
+    """The most seconds of a stage's backwards that may follow when its last gradient has left: weight halves of two merged passes."""
+    seconds: Numbers = 2 * layers * c.weight_half[LAYER]
     return seconds
 
 

@@ -6,11 +6,14 @@ M micro-batches and R seconds of recovery:
 - *work*: the compute engine does M (f + b) + R and the updates.
 - *stages before s* are passed by the first slice of the first micro-batch on its way to the first chunk of s, and by its gradients' way back.
   Where backwards are whole, all work of s lies between; where weight halves may come later, only its forwards are known to.
-- *collectives*: their engine works one after another.
+- *collectives*: their engine works one after another, and so does that of tensor peers' exchanges.
 - *bytes*: at an instant that the order has, so many passes are held, each with the inputs of its layers, and keys and values where
   micro-batches pass in slices.
 - *recovery*: what is free at that instant, shared by the layers of the passes held, gives their least recovery. Instants that hold no pass in
   common add up; all other passes take the least there is.
+
+With tensor peers a pass may be merged with the one behind it, and backwards may be in halves: an instant holds a pass less, weight halves
+of two passes may follow when the last gradient has left, and no instant is known at which all chunks have gradients.
 
 Of slices, which differ, each figure is that of the least one, and the hull is that of all.
 """
@@ -30,7 +33,9 @@ from ratrain.ratrainc.planner.columns import (
     Columns,
     Numbers,
     least_recovery,
+    left_behind,
     stage_numbers,
+    surely_held,
     unit_sum,
 )
 from ratrain.ratrainc.planner.placements import stage_placements
@@ -61,6 +66,8 @@ class PlacedMemory:
     def of(cls, c: Columns, layers: Numbers) -> PlacedMemory:
         """The bytes of stages; arguments as for `stage_bounds`."""
         early_held, late_held, windows = (_of_stages(c, name, layers) for name in ("early", "late", "windows"))
+        early_held = surely_held(c, early_held)
+        late_held, windows = late_held * (1 - c.merged), windows * (1 - c.merged)
         pass_layers = np.floor(layers / c.chunks)
         held = pass_layers * (c.activation + c.always_kept)
         own = c.mlp_saved + c.mlp_ends + c.mlp_view
@@ -109,9 +116,10 @@ def placed_time(c: Columns, memory: PlacedMemory, before: Numbers) -> Numbers:
     m, layers = c.micro_batches, memory.layers
     work = unit_sum(m * (c.forward + c.backward), layers, c.head_stage)
     work += memory.recovery()
-    window = unit_sum(m * c.forward, layers, c.head_stage) if c.has_halves else work
+    window = unit_sum(m * c.forward, layers, c.head_stage) if c.has_halves else work - left_behind(c, layers)
     longest: Numbers = window + _way_up(c, before, stage_numbers(layers)) + c.tail[EMBED]
     np.maximum(longest, work + unit_sum(c.update, layers, c.head_stage), out=longest)
+    np.maximum(longest, unit_sum(m * c.exchange, layers, c.head_stage), out=longest)
     return np.maximum(longest, unit_sum(c.link + m * c.link_each, layers, c.head_stage), out=longest)
 
 
@@ -128,8 +136,9 @@ def _way_up(c: Columns, before: Numbers, stage: Numbers) -> Numbers:
 def placed_shape_seconds(c: Columns) -> Numbers:
     """Seconds of shapes under any cuts: some stage has a P-th of the work, and where backwards are whole the pipeline fills and drains.
 
-    With one chunk a stage, x seconds of a first slice there and back on a stage and r M x of work, T >= r M x + what the stages before it
-    have of such x. The largest is least where all are equal: T = X / (1 - (1 - 1 / (r M))^P), of X seconds in all.
+    With one chunk a stage, x seconds of a first slice there and back on a stage and r M x of work before the last gradient leaves it,
+    T >= r M x + what the stages before it have of such x. The largest is least where all are equal: T = X / (1 - (1 - 1 / (r M))^P), of X
+    seconds in all.
     """
     m, p = c.micro_batches, c.pp
     everything = np.array([1.0, c.layers, 1.0])
@@ -137,7 +146,8 @@ def placed_shape_seconds(c: Columns) -> Numbers:
     if c.has_halves or (c.chunks > 1).any():
         return busy
     first = c.first_forward + c.first_backward
-    ratio = np.maximum(m * ((c.forward + c.backward) / first).min(axis=0), 1.0)
+    before = m * (c.forward + c.backward) - 2 * c.weight_half
+    ratio = np.maximum((before / first).min(axis=0), 1.0)
     filled = everything @ first / (1 - (1 - 1 / ratio) ** p)
     longest: Numbers = np.maximum(busy, filled + c.tail[EMBED])
     return longest

@@ -15,18 +15,21 @@ from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.passes.pass_base import PassContext
+from ratrain.passes.placement.split_backward import split_backwards
 from ratrain.passes.recovery.kept_bytes import kept_bytes
 from ratrain.passes.recovery.rewriting import CHOICES, LayerChoice, rewritten, same_for_all
 from ratrain.ratrain_ir.blocks import (
     Block,
-    activation_type,
     block,
+    computed_type,
+    exchanged_type,
     flat_elements,
     gathers_within_step,
     kept_in_forward,
     reduces_each_micro_batch,
     saved_slots,
     shard_elements,
+    shares_rows,
     stream_type,
     token_type,
 )
@@ -40,6 +43,9 @@ from ratrain.ratrain_ir.ops import (
     Backward,
     BlockOp,
     Forward,
+    Group,
+    BackwardInput,
+    BackwardWeight,
     Recompute,
     ReduceScatter,
     Tensor,
@@ -48,11 +54,12 @@ from ratrain.ratrain_ir.ops import (
 )
 from ratrain.ratrain_ir.topology import grid
 from ratrain.ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
+from ratrain.ratrainc.planner.exchanges import NO_EXCHANGES, ExchangeProfile, exchange_profile
 from ratrain.ratrainc.planner.setting import Setting
 from ratrain.ratrainc.planner.tilings import Tiles
 from ratrain.targets.machine.capacity import mesh_capacity
 from ratrain.targets.machine.link_groups import Link
-from ratrain.targets.machine.placement import Placement
+from ratrain.targets.machine.placement import Members, Placement
 from ratrain.targets.target import MachineTarget, target_of
 
 if TYPE_CHECKING:
@@ -86,7 +93,9 @@ class WorkProfile:
     activation: int
     """bytes of a layer's input, or of the head's"""
     mlp_ends: int
-    """bytes of an mlp's input, of the gradient of that, and of the gradient of its output"""
+    """bytes of an mlp's input, of the gradient of that, and of the gradient of its output; of tensor peers, whole ones"""
+    head_ends: int
+    """bytes of the head's input, and of the gradient of that"""
     inputs: int
     """bytes of the tokens, or of the labels, of a micro-batch"""
     documents: int
@@ -94,7 +103,7 @@ class WorkProfile:
     mlp_saved: int
     """bytes of all an mlp's backward reads beside its input"""
     mlp_scratch: int
-    """workspace of an mlp's backward"""
+    """workspace of an mlp's backward; 0 with tensor peers, where a half of it may come apart"""
     head_scratch: int
     """workspace of the head's backward, and what it reads that its forward saved"""
     boundary: int
@@ -102,6 +111,11 @@ class WorkProfile:
     first_forward: Vector
     """seconds of a unit's forward of the first slice, or of all where there are none"""
     first_backward: Vector
+    """seconds of compute until the first slice's gradient has passed a unit"""
+    passed_back: Vector
+    """the same of a micro-batch: with tensor peers, whose backwards may be in halves, the input halves alone"""
+    weight_half: Vector
+    """seconds of a unit's backward that may follow when the gradient has passed; 0 where backwards are whole"""
     always_kept: int
     """bytes that a layer holds beside its input, whatever is recovered: keys and values that later slices attend to"""
 
@@ -115,7 +129,7 @@ class StateProfile:
     gradients: Vector
     """bytes of gradients, or of shards where each micro-batch is reduced, that are live while micro-batches are in flight"""
     mlp_gradient: int
-    """bytes of an mlp's full gradient where each micro-batch is reduced, else 0"""
+    """bytes of an mlp's full gradient where each micro-batch is reduced, else 0; with tensor peers its weight half may come later, so 0"""
     head_gradient: int
     mlp_view: int
     """bytes of an mlp's view where views are gathered within the step, else 0"""
@@ -138,30 +152,42 @@ class Profiles:
     """The profiles of a setting, each made once."""
 
     setting: Setting
-    works: dict[tuple[int, int], WorkProfile] = field(factory=dict)
+    works: dict[tuple[int, int, int], WorkProfile] = field(factory=dict)
     states: dict[StateKey, StateProfile] = field(factory=dict)
-    crossed: dict[tuple[int, int, Tiles], frozenset[Link]] = field(factory=dict)
+    crossed: dict[tuple[int, int, int, Tiles], frozenset[Link]] = field(factory=dict)
+    exchanged: dict[tuple[int, int, int, Members], ExchangeProfile] = field(factory=dict)
 
-    def work(self, micro_batch_size: int, slices: int = 1) -> WorkProfile:
-        """The profile of one micro-batch size and number of slices, from a module of one layer."""
-        key = micro_batch_size, slices
+    def work(self, micro_batch_size: int, slices: int = 1, tp: int = 1) -> WorkProfile:
+        """The profile of one micro-batch size and numbers of slices and tensor peers, from a module of one layer."""
+        key = micro_batch_size, slices, tp
         if key not in self.works:
             self.works[key] = _work_profile(self.setting, *key)
         return self.works[key]
 
     def state(self, key: StateKey) -> StateProfile:
-        """The profile of a number of replicas, a ZeRO level and a reduce mode under a mapping of the replicas."""
+        """The profile of numbers of replicas and tensor peers, a ZeRO level and a reduce mode under a mapping of the replicas."""
         if key not in self.states:
             self.states[key] = _state_profile(self.setting, *key)
         return self.states[key]
 
     def message(self, shape: Shape) -> float:
         """Seconds of a boundary's way to the next stage, the quickest of all stages."""
-        key = (shape.pp, shape.dp, shape.tiles)
+        key = (shape.pp, shape.dp, shape.tp, shape.tiles)
         if key not in self.crossed:
             self.crossed[key] = _links_between_stages(self.setting.machine, *key)
-        target, nbytes = target_of(self.setting.machine), self.work(shape.micro_batch_size, shape.slices).boundary
+        target, nbytes = target_of(self.setting.machine), self.work(shape.micro_batch_size, shape.slices, shape.tp).boundary
         return min(target.message_seconds(nbytes, link) for link in self.crossed[key])
+
+    def exchange(self, shape: Shape) -> ExchangeProfile:
+        """What the tensor peers of a shape exchange; shapes whose peers are equally near each other have the same."""
+        if shape.tp == 1:
+            return NO_EXCHANGES
+        tiles = tuple(evolve(tile, stages=1) for tile in shape.tiles)
+        placement = Placement(self.setting.machine.link_groups, grid(1, shape.dp, shape.tp), tiles or None)
+        key = shape.micro_batch_size, shape.slices, shape.tp, placement.members(Group.TENSOR.value)
+        if key not in self.exchanged:
+            self.exchanged[key] = exchange_profile(self.setting, shape)
+        return self.exchanged[key]
 
     def capacity(self, shape: Shape) -> int:
         """Bytes that a rank of a shape has left for tensors."""
@@ -170,30 +196,31 @@ class Profiles:
 
 def rank_capacity(model: ModelConfig, machine: Machine, shape: Shape) -> Capacity:
     """The DDR of a rank of a shape, and what is left of it for tensors."""
-    return mesh_capacity(machine, grid(shape.pp, shape.dp), tied=model.tied_embeddings)
+    return mesh_capacity(machine, grid(shape.pp, shape.dp, shape.tp), tied=model.tied_embeddings)
 
 
-StateKey = tuple[int, int, str, tuple[Tile, ...]]
-"""Replicas, ZeRO level, reduce mode, and tiles of a single stage."""
+StateKey = tuple[int, int, int, str, tuple[Tile, ...]]
+"""Replicas, tensor peers, ZeRO level, reduce mode, and tiles of a single stage."""
 
 
 def state_key(shape: Shape) -> StateKey:
     """What the state of a shape's stages depends on: of the mapping, how many replicas of a stage are near."""
-    return shape.dp, shape.zero, shape.reduce, tuple(evolve(tile, stages=1) for tile in shape.tiles)
+    return shape.dp, shape.tp, shape.zero, shape.reduce, tuple(evolve(tile, stages=1) for tile in shape.tiles)
 
 
-def _links_between_stages(machine: Machine, pp: int, dp: int, tiles: Tiles) -> frozenset[Link]:
-    placement = Placement(machine.link_groups, grid(pp, dp), tiles or None)
+def _links_between_stages(machine: Machine, pp: int, dp: int, tp: int, tiles: Tiles) -> frozenset[Link]:
+    placement = Placement(machine.link_groups, grid(pp, dp, tp), tiles or None)
     hops = placement.mesh.hops
     levels = {placement.level_between(hop.source, hop.target) for hop in hops} or {placement.outermost}
     return frozenset(placement.message_link(level) for level in levels)
 
 
-def _work_profile(setting: Setting, micro_batch_size: int, slices: int) -> WorkProfile:
+def _work_profile(setting: Setting, micro_batch_size: int, slices: int, tp: int) -> WorkProfile:
     small = setting.model.with_one_layer()
     shape: dict[str, Any] = {
         "pp": 1,
         "dp": 1,
+        "tp": tp,
         "cuts": (),
         "micro_batches": 2,
         "micro_batch_size": micro_batch_size,
@@ -205,8 +232,9 @@ def _work_profile(setting: Setting, micro_batch_size: int, slices: int) -> WorkP
     target = target_of(setting.machine)
     context = PassContext(target)  # it knows ops that take equal time
     chosen = [(choice, rewritten(module.stages[0], same_for_all(choice))) for choice in CHOICES[setting.policy]]
+    halves = _in_halves(module) if tp > 1 else None
     parts = [
-        _part_profile(small, slice_plan(plan, number), module, chosen, context, number)
+        _part_profile(small, slice_plan(plan, number), module, chosen, halves, context, number)
         for number in (range(slices) if plan.slices else (None,))
     ]
     kept_bytes, recovery = _lower_hull([point for part in parts for point in part.extra])
@@ -217,14 +245,17 @@ def _work_profile(setting: Setting, micro_batch_size: int, slices: int) -> WorkP
         recovery=recovery,
         activation=min(part.activation for part in parts),
         mlp_ends=min(part.mlp_ends for part in parts),
+        head_ends=min(part.head_ends for part in parts),
         inputs=min(part.inputs for part in parts),
         documents=min(part.documents for part in parts),
         mlp_saved=min(part.mlp_saved for part in parts),
-        mlp_scratch=_scratch_bytes(module, target, "mlp"),
+        mlp_scratch=_scratch_bytes(module, target, "mlp") if halves is None else 0,
         head_scratch=_scratch_bytes(module, target, "head") + min(part.head_saved for part in parts),
         boundary=min(part.boundary for part in parts),
         first_forward=parts[0].forward,
-        first_backward=parts[0].backward,
+        first_backward=parts[0].passed_back,
+        passed_back=np.sum([part.passed_back for part in parts], axis=0),
+        weight_half=np.sum([part.weight_half for part in parts], axis=0),
         always_kept=min(part.always_kept for part in parts),
     )
 
@@ -235,10 +266,13 @@ class _PartProfile:
 
     forward: Vector
     backward: Vector
+    passed_back: Vector
+    weight_half: Vector
     extra: list[tuple[int, float]]
     """bytes that each choice keeps beyond what is always kept, and seconds beyond the least"""
     activation: int
     mlp_ends: int
+    head_ends: int
     inputs: int
     documents: int
     mlp_saved: int
@@ -252,10 +286,11 @@ def _part_profile(
     plan: Plan,
     module: Module,
     chosen: Sequence[tuple[LayerChoice, Stage]],
+    halves: Stage | None,
     context: PassContext,
     number: int | None,
 ) -> _PartProfile:
-    """The profile of one slice by its number, `plan` being that of the slice."""
+    """The profile of one slice by its number, `plan` being that of the slice. `halves`: the stage with its backwards in halves, if they may be so."""
     whole = _Ops.of(module, module.stages[0], context, number)
     always_kept = _always_kept_bytes(model, plan)
     options = [
@@ -265,18 +300,29 @@ def _part_profile(
     layer_forward = min(ops.seconds(Forward, "layer") for _, ops in options)
     layer_backward = min(ops.seconds(Backward, "layer") for _, ops in options)
     least = layer_forward + layer_backward
-    stream = aligned(stream_type(model, plan).nbytes)
+    stream, whole_stream = aligned(exchanged_type(model, plan).nbytes), aligned(stream_type(model, plan).nbytes)
+    ends = aligned(computed_type(model, plan, block("mlp", 0)).nbytes)
+    gathered = ends if shares_rows(plan) else 0  # beside them live the rows of the gradient of the output, which a sum then adds
+    backward = np.array([whole.seconds(Backward, "embed"), layer_backward, whole.seconds(Backward, "head")])
+    passed_back, weight_half = backward, np.zeros(3)
+    if halves is not None:
+        split = _Ops.of(module, halves, context, number)
+        passed_back = np.minimum(backward, [split.seconds((Backward, BackwardInput), unit) for unit in UNITS])
+        weight_half = np.array([split.seconds(BackwardWeight, unit) for unit in UNITS])
     return _PartProfile(
         forward=np.array([whole.seconds(Forward, "embed"), layer_forward, whole.seconds(Forward, "head")]),
-        backward=np.array([whole.seconds(Backward, "embed"), layer_backward, whole.seconds(Backward, "head")]),
+        backward=backward,
+        passed_back=passed_back,
+        weight_half=weight_half,
         extra=[(kept, ops.seconds((Forward, Recompute, Backward), "layer") - least) for kept, ops in options],
         activation=stream,
-        mlp_ends=stream + 2 * aligned(activation_type(model, plan, block("mlp", 0)).nbytes),
+        mlp_ends=stream + gathered + 2 * ends,
+        head_ends=2 * whole_stream,
         inputs=aligned(token_type(plan).nbytes),
         documents=aligned(token_type(plan).nbytes) if plan.keeps_documents_apart else 0,
         mlp_saved=_saved_bytes(model, plan, block("mlp", 0)),
         head_saved=_saved_bytes(model, plan, block("head")),
-        boundary=stream_type(model, plan).nbytes,
+        boundary=exchanged_type(model, plan).nbytes,
         always_kept=always_kept,
     )
 
@@ -305,6 +351,13 @@ class _Ops:
 def _saved_bytes(model: ModelConfig, plan: Plan, owner: Block) -> int:
     """All that a block's forward saves for its backward."""
     return sum(aligned(slot.type.nbytes) for slot in saved_slots(model, plan, owner))
+
+
+def _in_halves(module: Module) -> Stage:
+    """The one stage of a module with its backwards in halves."""
+    draft = module.draft()
+    split_backwards(draft, draft.stages[0])
+    return draft.stages[0]
 
 
 def _scratch_bytes(module: Module, target: MachineTarget, kind: str) -> int:
@@ -338,16 +391,16 @@ def _lower_hull(points: Iterable[tuple[int, float]]) -> tuple[Vector, Vector]:
     return np.array([x for x, _ in hull], float), np.array([y for _, y in hull], float)
 
 
-def _state_profile(setting: Setting, dp: int, zero: int, reduce: str, tiles: Tiles) -> StateProfile:
+def _state_profile(setting: Setting, dp: int, tp: int, zero: int, reduce: str, tiles: Tiles) -> StateProfile:
     mapping = RankMapping(tiles) if tiles else None
-    shape: dict[str, Any] = {"pp": 1, "dp": dp, "cuts": (), "micro_batches": 1, "zero": zero, "reduce": reduce}
-    state = _State.of(setting, setting.shaped(**shape, mapping=mapping))
+    shape: dict[str, Any] = {"pp": 1, "dp": dp, "tp": tp, "cuts": (), "micro_batches": 1, "zero": zero}
+    state = _State.of(setting, setting.shaped(**shape, reduce=reduce, mapping=mapping))
     plan = state.plan
     each = reduces_each_micro_batch(plan)
     return StateProfile(
         carried=_by_unit(state.carried_bytes),
         gradients=_by_unit(state.shard_bytes if each else state.gradient_bytes),
-        mlp_gradient=state.gradient_bytes("mlp") if each else 0,
+        mlp_gradient=state.gradient_bytes("mlp") if each and tp == 1 else 0,
         head_gradient=state.gradient_bytes("head") if each else 0,
         mlp_view=state.view_bytes("mlp") if gathers_within_step(plan) else 0,
         embed_view=0 if gathers_within_step(plan) else state.view_bytes("embed"),

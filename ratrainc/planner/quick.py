@@ -13,6 +13,7 @@ from ratrain.ratrainc.planner.columns import Columns, state_bytes
 from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of, partition_count
 from ratrain.ratrainc.planner.estimates import plan_estimates
 from ratrain.ratrainc.planner.profile import Profiles
+from ratrain.ratrainc.planner.variants import pipeline_for
 
 SECONDS = 3.0
 """of computing for the cuts of shapes, once one fits; what is left then is covered by its bound. Others' work changes no answer"""
@@ -40,9 +41,8 @@ def quick_answer(request: Request) -> Answer:
             continue
         estimate = float(plan_estimates(row, np.array([cuts.layers], float))[0])
         plan = space[at].plan(profiles.setting, cuts_of(cuts.layers, space[at]))
-        candidates.append(
-            Candidate(space[at], plan, request.strategy.passes, cuts.seconds, None, estimate, cuts.peak_bytes)
-        )
+        pipeline = pipeline_for(request.strategy.passes, plan)
+        candidates.append(Candidate(space[at], plan, pipeline, cuts.seconds, None, estimate, cuts.peak_bytes))
         least = min(least, estimate)
     if not candidates and not rejected:  # the state alone is too large for every shape
         smallest = int(np.argmin(state_bytes(columns)))

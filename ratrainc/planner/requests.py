@@ -72,6 +72,7 @@ def planning_request(
         exhaustive=effort.exhaustive,
         robust=robust,
         zero_levels=plans.zero_levels,
+        peers=plans.peers or ((template.tp,) if template is not None and template.tp > 1 else None),
         plan_template=template,
     )
     check_plan(request.setting.template, model)
@@ -86,18 +87,8 @@ def planning_request(
 def _without_shape(plan: Plan, chosen: Strategy, path: str) -> Plan:
     """A plan without its schedule, chunks and slices, which are chosen anew among those of a strategy.
 
-    Raises `DiagnosticError` RT064 where it says others than the strategy has, or tensor peers, which no plan of the planner has.
+    Raises `DiagnosticError` RT064 where it says others than the strategy has.
     """
-    if plan.tp > 1:
-        at = place_in_plan(path, "tp")
-        text = f"the planner makes plans of one tensor peer, and this one has {plan.tp}"
-        fail(
-            "RT064",
-            text,
-            at.location,
-            source=at.source,
-            help="leave tp out; add it to the plan that is found, for tp times its clusters",
-        )
     wanted = chosen.schedule or default_schedule(PipelineShape(1, 1))
     by = f"the planner, for the strategy '{chosen.name}',"
     refuse_contradiction(plan, wanted, by, partial(place_in_plan, path, "schedule"))

@@ -34,7 +34,7 @@ from ratrain.ratrainc.planner.evaluation import Evaluation, Task, folded_micro_b
 from ratrain.ratrainc.planner.losers import losers
 from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.space import Shape
-from ratrain.ratrainc.planner.variants import variants
+from ratrain.ratrainc.planner.variants import pipeline_for, variants
 from ratrain.ratrainc.planner.workers import Runner, workers
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Search:
         request = self.request
         assert node.layers is not None
         plan = node.shape.plan(self.profiles.setting, cuts_of(node.layers, node.shape))
-        pipeline = node.pipeline or request.strategy.passes
+        pipeline = node.pipeline or pipeline_for(request.strategy.passes, plan)
         folded = not request.exhaustive and folded_micro_batches(plan) < plan.micro_batches
         return Task(request.model, plan, pipeline, request.machine, folded)
 
@@ -227,7 +227,7 @@ class Search:
         assert node.layers is not None
         own = node.pipeline is None
         if own and (fits or self.request.exhaustive):
-            for pipeline in variants(candidate.pipeline, node.shape.zero, node.shape.pp):
+            for pipeline in variants(self.request.strategy.passes, candidate.plan):
                 self.push(ratio * node.bound, node.bound, node.shape, node.layers, pipeline)
         if own:
             self.branch_cuts(node.shape, node.layers, ratio)

@@ -20,7 +20,7 @@ class Setting:
     model: ModelConfig
     machine: Machine
     template: Plan
-    """dtypes, chunks and the optimizer of every plan; its shape does not matter"""
+    """dtypes, chunks, the optimizer and, where there are tensor peers, `sequence_sharding` of every plan; its shape does not matter"""
     policy: str
     """of `recompute`"""
 
@@ -33,7 +33,12 @@ class Setting:
         """Tokens of each of so many slices of even work; none where micro-batches pass whole."""
         return even_work_lengths(self.model, self.template.seq_len, count) if count > 1 else ()
 
+    def shards_sequences(self, peers: int) -> bool:
+        """Whether so many tensor peers share out the rows of activations between blocks; one has nobody to share with."""
+        return peers == 1 or self.template.sequence_sharding
+
     def shaped(self, **shape: Any) -> Plan:
-        """The template with another shape, of one chunk a stage and whole micro-batches unless it says otherwise."""
-        usual: dict[str, Any] = {"chunks": 1, "layout": "loop", "slices": ()}
-        return evolve(self.template, **usual | shape)
+        """The template with another shape: one tensor peer, one chunk a stage and whole micro-batches unless it says otherwise."""
+        usual: dict[str, Any] = {"tp": 1, "chunks": 1, "layout": "loop", "slices": ()}
+        said = usual | shape
+        return evolve(self.template, **said, sequence_sharding=self.shards_sequences(said["tp"]))

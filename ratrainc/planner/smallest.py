@@ -12,6 +12,7 @@ from ratrain.ratrainc.planner.answer import Candidate
 from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of
 from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
 from ratrain.ratrainc.planner.search import Search
+from ratrain.ratrainc.planner.variants import pipeline_for
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.answer import Request
@@ -66,7 +67,7 @@ def _fitting(request: Request) -> tuple[Candidate | None, bool]:
             roomy.append((cuts.peak_bytes, shape, cuts))
     for _, shape, cuts in sorted(roomy, key=lambda item: item[:2])[:_TRIED]:
         plan = shape.plan(search.profiles.setting, cuts_of(cuts.layers, shape))
-        pipeline = request.strategy.passes
+        pipeline = pipeline_for(request.strategy.passes, plan)
         folded = folded_micro_batches(plan) < plan.micro_batches
         evaluation = evaluate(Task(request.model, plan, pipeline, request.machine, folded))
         if evaluation.step_seconds is not None:

@@ -47,11 +47,12 @@ class Shape:
     layout: str = "loop"
     slices: int = 1
     """of even work"""
+    tp: int = 1
 
     @property
     def clusters(self) -> int:
         """Clusters it occupies."""
-        return self.pp * self.dp
+        return self.pp * self.dp * self.tp
 
     @property
     def pipeline(self) -> PipelineShape:
@@ -77,6 +78,8 @@ class Shape:
             chunks=self.chunks,
             layout=self.layout,
             slices=setting.slice_lengths(self.slices),
+            tp=self.tp,
+            sequence_sharding=setting.shards_sequences(self.tp),
         )
 
 
@@ -89,10 +92,12 @@ def shapes(
     *,
     schedule: str = "1f1b",
     seq_len: int = 1,
+    peers: tuple[int, ...] = (1,),
 ) -> list[Shape]:
     """Every shape on at most `clusters` clusters whose replicas share the global batch evenly, under every mapping to groups of clusters.
 
-    Chunks and slices are those of the schedule (`divisions`), as many as there are layers and tokens for. Raises `DiagnosticError` RT064
+    Chunks and slices are those of the schedule (`divisions`), as many as there are layers and tokens for; tensor peers are as many as one
+    of the numbers of `peers`, whether they share out the model or not. Raises `DiagnosticError` RT064
     where there is no shape, or the machine has fewer clusters.
     """
     most = groups[-1].clusters
@@ -100,7 +105,8 @@ def shapes(
         fail("RT064", f"the machine has {most} clusters, {clusters} are asked for")
     space = [
         divided
-        for shape in _shapes(model, clusters, global_batch, modes, groups)
+        for tp in peers
+        for shape in _shapes(model, clusters, global_batch, modes, groups, tp)
         for divided in _divided(shape, divisions(schedule), model.layers, seq_len)
     ]
     if not space and schedule != "1f1b" and clusters >= 1 <= global_batch:
@@ -137,15 +143,16 @@ def _shapes(
     global_batch: int,
     modes: tuple[tuple[int, str], ...],
     groups: tuple[LinkGroup, ...],
+    tp: int,
 ) -> Iterator[Shape]:
-    replicas = [d for d in divisors(global_batch) if d <= clusters]
+    replicas = [d for d in divisors(global_batch) if d * tp <= clusters]
     for dp in replicas:
         sizes = [size for size in divisors(global_batch // dp) if size <= _MOST_SEQUENCES]
-        for pp in range(1, min(model.layers, clusters // dp) + 1):
-            mapped = tilings(pp, dp, clusters, groups)
+        for pp in range(1, min(model.layers, clusters // (dp * tp)) + 1):
+            mapped = tilings(pp, dp, clusters, groups, tp)
             states = modes if dp > 1 else ((0, "last"),)
             for size, (zero, reduce), tiles in product(sizes, states, mapped):
-                yield Shape(pp, dp, size, global_batch // dp // size, zero, reduce, tiles)
+                yield Shape(pp, dp, size, global_batch // dp // size, zero, reduce, tiles, tp=tp)
 
 
 def template(seq_len: int) -> Plan:

@@ -1,4 +1,7 @@
-"""The mappings that are considered for a plan's ranks: for each group of clusters the largest tiles of stages x replicas that fill it evenly."""
+"""The mappings that are considered for a plan's ranks: for each group of clusters the largest tiles of stages x replicas that fill it evenly.
+
+Tensor peers, who exchange most, sit together first: of each group a tile has as many of them as fit, and stages x replicas share what is left.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ if TYPE_CHECKING:
 Tiles = tuple[Tile, ...]
 
 
-def tilings(pp: int, dp: int, clusters: int, groups: Sequence[LinkGroup]) -> list[Tiles]:
-    """The tiles of each mapping of `pp` stages x `dp` replicas to a machine of so many clusters.
+def tilings(pp: int, dp: int, clusters: int, groups: Sequence[LinkGroup], tp: int = 1) -> list[Tiles]:
+    """The tiles of each mapping of `pp` stages x `dp` replicas x `tp` tensor peers to a machine of so many clusters.
 
     A tile that is part of a larger one for the same group is left out. Where links are equal, or no tiles fill the groups that there
     are, the only entry is empty: no mapping.
@@ -23,31 +26,33 @@ def tilings(pp: int, dp: int, clusters: int, groups: Sequence[LinkGroup]) -> lis
     if are_uniform(groups):
         return [()]
     all_tiles: list[Tiles] = [()]
+    whole = Tile("plan", pp, dp, tp)
     for level in range(len(groups) - 1):
         all_tiles = [
-            (*tiles, tile) for tiles in all_tiles for tile in _next_tiles(tiles, pp, dp, clusters, groups[: level + 1])
+            (*tiles, tile) for tiles in all_tiles for tile in _next_tiles(tiles, whole, clusters, groups[: level + 1])
         ]
     return all_tiles or [()]
 
 
-def _next_tiles(inner: Tiles, pp: int, dp: int, clusters: int, groups: Sequence[LinkGroup]) -> list[Tile]:
+def _next_tiles(inner: Tiles, whole: Tile, clusters: int, groups: Sequence[LinkGroup]) -> list[Tile]:
     """The tiles for the last of some groups, each of whole tiles of the group before."""
     below = inner[-1] if inner else Tile("", 1, 1)
     size, name = groups[-1].clusters or clusters, groups[-1].name
     room = size // (groups[-2].clusters or 1) if inner else size
     there = max(1, clusters // size)
+    peers = max(number for number in divisors(whole.peers // below.peers) if number <= room)
     fitting = {
         (below.stages * stages, below.replicas * replicas)
-        for stages in divisors(pp // below.stages)
-        for replicas in divisors(dp // below.replicas)
-        if stages * replicas <= room and pp * dp <= there * below.clusters * stages * replicas
+        for stages in divisors(whole.stages // below.stages)
+        for replicas in divisors(whole.replicas // below.replicas)
+        if stages * replicas * peers <= room and whole.clusters <= there * below.clusters * stages * replicas * peers
     }
     largest = [
         (stages, replicas)
         for stages, replicas in fitting
         if not any(s % stages == r % replicas == 0 and (s, r) != (stages, replicas) for s, r in fitting)
     ]
-    return [Tile(name, stages, replicas) for stages, replicas in sorted(largest)]
+    return [Tile(name, stages, replicas, below.peers * peers) for stages, replicas in sorted(largest)]
 
 
 def divisors(number: int) -> list[int]:

@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
+from ratrain.passes.placement.overlap_tensor import HALVES, PIECES, OverlapTensorPass
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK
 from ratrain.ratrain_ir.testing.families import in_family
@@ -45,9 +46,18 @@ def small_model(layers: int, *, wide: bool) -> ModelConfig:
 
 
 @st.composite
-def planned(draw):
-    """A shape, cuts, a strategy and a machine, small enough to be compiled at once."""
-    named = strategy(draw(st.sampled_from([s.name for s in STRATEGIES if not s.needs_peers])))
+def planned(draw, peers=st.sampled_from([1, 1, 2, 4])):
+    """A shape, cuts, a strategy and a machine, small enough to be compiled at once.
+
+    Of several tensor peers the strategy hides what they exchange in any way that `overlap-tensor` has, or not at all.
+    """
+    tp = draw(peers)
+    named = strategy(draw(st.sampled_from([s.name for s in STRATEGIES if tp > 1 or not s.needs_peers])))
+    if tp > 1 and draw(st.booleans()):
+        hiding = OverlapTensorPass(draw(st.sampled_from(PIECES)), draw(st.sampled_from(HALVES)))
+        passes = parse_pipeline(named.passes)
+        at = sum(item.name.startswith("place-") for item in passes)
+        named = evolve(named, passes=pipeline_text([*passes[:at], hiding, *passes[at:]]))
     chunks, layout, slices = draw(st.sampled_from(divisions(named.schedule or "1f1b")))
     fewest = 2 if chunks > 1 else 1
     layers = draw(st.integers(fewest * chunks, max(6, fewest * chunks)))
@@ -56,12 +66,12 @@ def planned(draw):
     modes = [(0, "last")] if dp == 1 else [m for m in STATE_MODES if named.zero in (None, m[0])]
     zero, reduce = draw(st.sampled_from(modes))
     near = draw(st.none() | far_groups())
-    tiles = () if near is None else draw(st.sampled_from(tilings(pp, dp, 2 * pp * dp, near.link_groups)))
+    tiles = () if near is None else draw(st.sampled_from(tilings(pp, dp, 2 * pp * dp * tp, near.link_groups, tp)))
     shape = Shape(pp, dp, draw(st.integers(1, 2)), draw(st.integers(1, 9)), zero, reduce, tiles)
-    shape = evolve(shape, chunks=chunks, layout=layout, slices=slices)
+    shape = evolve(shape, chunks=chunks, layout=layout, slices=slices, tp=tp)
     cuts = draw(st.sampled_from(list(partitions(layers, pp, chunks))))
     model = small_model(layers, wide=draw(st.booleans()))
-    if draw(st.booleans()):
+    if tp == 1 and draw(st.booleans()):
         model = in_family(model, "gpt_neox", kv_heads=4)
     links = {
         "link_bandwidth": draw(st.sampled_from([1e8, 3.7e9])),

@@ -102,6 +102,7 @@ NO_PATHS |= {
     "prompt_text",
     "prompt_tokens",
     "plans_zero_levels",
+    "plans_peers",
     "questions_what_ifs",
     "clusters",
     "engine",

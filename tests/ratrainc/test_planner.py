@@ -33,7 +33,7 @@ from ratrain.ratrainc.planner.quick import quick_answer
 from ratrain.ratrainc.planner.report import plan_file
 from ratrain.ratrainc.planner.search import Search
 from ratrain.ratrainc.planner.space import Shape, divisions, shapes
-from ratrain.ratrainc.planner.variants import variants
+from ratrain.ratrainc.planner.variants import pipeline_for, variants
 from ratrain.ratrainc.planner.workers import Runner
 from ratrain.ratrainc.slices_note import slices_note
 from ratrain.ratrainc.strategies import strategy
@@ -67,7 +67,7 @@ def every_candidate(request: Request):
         own = request.strategy.passes
         for layers in partitions(request.model.layers, shape.pp, shape.chunks):
             plan = shape.plan(request.setting, cuts_of(layers, shape))
-            for pipeline in (own, *variants(own, shape.zero, shape.pp)):
+            for pipeline in (pipeline_for(own, plan), *variants(own, plan)):
                 yield Task(request.model, plan, pipeline, request.machine)
 
 
