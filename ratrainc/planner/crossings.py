@@ -1,4 +1,4 @@
-"""Which groups of clusters the traffic of a plan crosses: the messages between stages, and the collectives of a layer."""
+"""Which groups of clusters the traffic of a plan crosses: the messages between stages, the collectives of a layer, what tensor peers exchange."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import AllGather, AllReduce, Payload, ReduceScatter
+from ratrain.ratrain_ir.ops import AllGather, AllReduce, GatherRows, Group, Op, Payload, ReduceRows, ReduceScatter
 from ratrain.ratrainc.console import size_text
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.timing import collective_way
@@ -65,16 +65,26 @@ def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Cross
     single = evolve(plan, pp=1, cuts=(), micro_batches=1, mapping=mapping)
     module = lower(model.with_one_layer(), single)
     target = target_of(machine)
-    by_keyword: dict[str, Crossing] = {}
+    by_kind: dict[tuple[str, str], Crossing] = {}
     for op in module.stages[0].ops:
-        if not isinstance(op, ReduceScatter | AllReduce | AllGather) or {unit.kind for unit in op.blocks} != {"mlp"}:
+        if not _is_of_mlp(op):
             continue
         timed = target.timed(module, module.stages[0], op)
         way = collective_way(timed, single, machine)
-        if way is None or op.keyword in by_keyword:
+        if way is None or (op.keyword, timed.group) in by_kind:
             continue
         used = [level for level in range(len(machine.link_groups)) if way.bytes_at(level)]
         sent = ", ".join(f"{machine.link_groups[level].name} {size_text(int(way.bytes_at(level)))}" for level in used)
-        what = f"{op.keyword} of an mlp, {size_text(timed.payload_bytes)}"
-        by_keyword[op.keyword] = Crossing(what, machine.link_groups[used[-1]].name, f"{way.name}: {sent} a cluster")
-    return list(by_keyword.values())
+        among = " among tensor peers" if timed.group == Group.TENSOR.value else ""
+        what = f"{op.keyword} of an mlp{among}, {size_text(timed.payload_bytes)}"
+        by_kind[op.keyword, timed.group] = Crossing(
+            what, machine.link_groups[used[-1]].name, f"{way.name}: {sent} a cluster"
+        )
+    return list(by_kind.values())
+
+
+def _is_of_mlp(op: Op) -> bool:
+    """Whether a collective, or an exchange of tensor peers, is for an mlp alone."""
+    if isinstance(op, GatherRows | ReduceRows):
+        return op.block.kind == "mlp"
+    return isinstance(op, ReduceScatter | AllReduce | AllGather) and {unit.kind for unit in op.blocks} == {"mlp"}

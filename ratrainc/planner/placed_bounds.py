@@ -138,7 +138,8 @@ def placed_shape_seconds(c: Columns) -> Numbers:
 
     With one chunk a stage, x seconds of a first slice there and back on a stage and r M x of work before the last gradient leaves it,
     T >= r M x + what the stages before it have of such x. The largest is least where all are equal: T = X / (1 - (1 - 1 / (r M))^P), of X
-    seconds in all.
+    seconds in all. So it is of all units, with the least r of them, and of layers alone: a gather of the embedding may take longer than it
+    computes.
     """
     m, p = c.micro_batches, c.pp
     everything = np.array([1.0, c.layers, 1.0])
@@ -146,8 +147,8 @@ def placed_shape_seconds(c: Columns) -> Numbers:
     if c.has_halves or (c.chunks > 1).any():
         return busy
     first = c.first_forward + c.first_backward
-    before = m * (c.forward + c.backward) - 2 * c.weight_half
-    ratio = np.maximum((before / first).min(axis=0), 1.0)
-    filled = everything @ first / (1 - (1 - 1 / ratio) ** p)
-    longest: Numbers = np.maximum(busy, filled + c.tail[EMBED])
+    ratios = np.maximum((m * (c.forward + c.backward) - 2 * c.weight_half) / first, 1.0)
+    longest = busy
+    for passed, ratio in ((everything @ first, ratios.min(axis=0)), (c.layers * first[LAYER], ratios[LAYER])):
+        longest = np.maximum(longest, passed / (1 - (1 - 1 / ratio) ** p) + c.tail[EMBED])
     return longest

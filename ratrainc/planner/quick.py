@@ -21,11 +21,12 @@ SECONDS = 3.0
 
 def quick_answer(request: Request) -> Answer:
     """An answer without compiling anything: its times are estimates, its peaks lower bounds."""
-    begin, computed = time.monotonic(), time.process_time()
+    begin = time.monotonic()
     profiles = Profiles(request.setting)
     space = request.shapes()
     columns = Columns.of(profiles, space, schedule=request.schedule)
     bounds = shape_bounds(columns)
+    computed = time.process_time()
     candidates: list[Candidate] = []
     rejected: list[Rejected] = []
     least, open_bound = float("inf"), float("inf")

@@ -49,6 +49,7 @@ def candidate_json(candidate: Candidate, clusters: int, tokens: float | None) ->
     data: dict[str, Any] = {
         "pp": plan.pp,
         "dp": plan.dp,
+        "tp": plan.tp,
         "micro_batch_size": plan.micro_batch_size,
         "micro_batches": plan.micro_batches,
         "zero": plan.zero,
@@ -261,7 +262,9 @@ def plan_text(candidate: Candidate, model: str, head: Sequence[str], target: Mac
 _COMMENTS = {
     "pp": "pipeline stages",
     "dp": "replicas of the whole pipeline",
-    "mapping": "stages x replicas that share a group; start ranks so with --rank-order mapping",
+    "tp": "tensor peers, which share out every block of a stage",
+    "sequence_sharding": "whether they share out the rows of activations between blocks too",
+    "mapping": "stages x replicas, and x tensor peers, that share a group; start ranks so with --rank-order mapping",
     "cuts": "the layer where each later stage starts",
     "micro_batch_size": "sequences that go through a stage together",
     "micro_batches": "of each replica in a step",
@@ -282,7 +285,7 @@ def nearest_text(answer: Answer) -> str:
     nearest = min(answer.rejected, key=lambda r: r.short_bytes)
     shape = nearest.shape
     return (
-        f"nearest: P={shape.pp} D={shape.dp} b={shape.micro_batch_size}, ZeRO {shape.zero} {shape.reduce}: stage "
+        f"nearest: P={shape.pp} D={shape.dp}{f' T={shape.tp}' if shape.tp > 1 else ''} b={shape.micro_batch_size}, ZeRO {shape.zero} {shape.reduce}: stage "
         f"@{nearest.stage} lacks at least {size_text(int(nearest.short_bytes))}"
     )
 

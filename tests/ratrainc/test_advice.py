@@ -144,8 +144,8 @@ def test_words_about_idle_clusters_and_other_plans_are_those_of_what_was_proved(
     assert any("stay idle" in line for line in lines)
 
 
-def families_of(plan: Plan) -> tuple[str, str]:
-    return f"P = {plan.pp}", f"P = {plan.pp}, ZeRO {plan.zero}, reduce {plan.reduce}"
+def families_of(plan: Plan) -> tuple[str, str, str]:
+    return f"P = {plan.pp}", f"T = {plan.tp}", f"P = {plan.pp}, ZeRO {plan.zero}, reduce {plan.reduce}"
 
 
 def test_why_not_says_does_not_fit_only_where_every_shape_lacks_bytes() -> None:
