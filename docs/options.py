@@ -267,6 +267,7 @@ OPTIONS = {
             ),
             "--strategy": Option("the passes that plans are judged by", "--strategy zb-h1"),
             "--zero": Option("levels to choose from", "--zero 3", idle=(f"{_SEARCH} --quick --strategy zero3",)),
+            "--tp": Option("numbers of tensor peers to choose from", "--tp 2"),
             "--like": Option("dtypes, chunks and the optimizer", "--like p2.toml", f"{_SEARCH} --quick -o best.toml"),
             "--attention": Option(
                 "whether attention holds its scores, in all plans",
@@ -360,6 +361,13 @@ OPTIONS = {
                 "--model m.json --clusters 2",
                 REQUEST,
                 ("--model m.json --clusters 2 --plan p.toml", "--model m.json --clusters 2 --strategy zero3"),
+            ),
+            "--tp": Option(
+                "numbers of tensor peers to choose from",
+                "--tp 2",
+                "--model m.json --clusters 2",
+                REQUEST,
+                ("--model m.json --clusters 2 --plan p.toml",),
             ),
             "--like": Option(
                 "dtypes, chunks and the optimizer",

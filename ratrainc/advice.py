@@ -57,8 +57,8 @@ def _fitting_changes(setting: Setting, heaviest: int) -> list[Outcome]:
 def _planned(setting: Setting, strategy: Strategy, command: str | None, deadline: float) -> Iterator[Note]:
     yield Note("no single change and no pair of changes that was tried fits")
     plan = setting.plan
-    if plan.chunks > 1 or plan.slices or plan.tp > 1:
-        return  # the planner's shapes have one chunk a stage, whole micro-batches and one tensor peer
+    if plan.chunks > 1 or plan.slices:
+        return  # the planner's shapes have one chunk a stage and whole micro-batches
     request = Request(
         setting.model,
         setting.machine,
@@ -66,6 +66,7 @@ def _planned(setting: Setting, strategy: Strategy, command: str | None, deadline
         plan.global_batch,
         plan.seq_len,
         strategy,
+        peers=(plan.tp,) if plan.tp > 1 else None,
         plan_template=plan,
     )
     try:

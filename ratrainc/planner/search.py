@@ -84,6 +84,8 @@ class Search:
     queue: list[_Node] = field(factory=list)
     numbers: Iterator[int] = field(factory=count)
     evaluations: int = 0
+    tried_one_peer: bool = False
+    """whether a plan of one tensor peer was evaluated"""
 
     def __attrs_post_init__(self) -> None:
         self.profiles = Profiles(self.request.setting)
@@ -148,10 +150,21 @@ class Search:
         """Queue a node: for a whole shape, for cuts of it, or for cuts under another pipeline."""
         heapq.heappush(self.queue, _Node(expected, next(self.numbers), bound, shape, layers, pipeline))
 
-    def next_leaf(self) -> _Node | None:
-        """The next plan worth evaluating; shapes on the way to it get their cuts."""
+    def next_leaf(self, *, of_one_peer: bool = False) -> _Node | None:
+        """The next plan worth evaluating, or the next of one tensor peer; shapes on the way to it get their cuts."""
+        others: list[_Node] = []
+        leaf = self.pop_leaf(others if of_one_peer else None)
+        for node in others:
+            heapq.heappush(self.queue, node)
+        return leaf
+
+    def pop_leaf(self, others: list[_Node] | None) -> _Node | None:
+        """The next plan worth evaluating; nodes with tensor peers are put into `others` where there is such a list."""
         while self.queue:
             node = heapq.heappop(self.queue)
+            if others is not None and node.shape.tp > 1:
+                others.append(node)
+                continue
             hopeless = not self.request.exhaustive and node.expected > self.best * _WORTH_TRYING
             if (
                 node.bound >= self.best or hopeless
@@ -184,10 +197,13 @@ class Search:
         """Evaluate leaves, as many at a time as there are workers."""
         running: dict[Future[Evaluation], _Node] = {}
         while True:
-            while len(running) < run.width and self.may_go_on(time.monotonic() - begin):
-                node = self.next_leaf()
+            while len(running) < run.width:
+                late = not self.may_go_on(time.monotonic() - begin)
+                # a plan of one tensor peer is tried whatever the time: with more the answer is none the worse
+                node = None if late and self.tried_one_peer else self.next_leaf(of_one_peer=late)
                 if node is None:
                     break
+                self.tried_one_peer |= node.shape.tp == 1
                 running[run.submit(self.task(node))] = node
             if not running:
                 break

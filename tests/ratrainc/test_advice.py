@@ -148,12 +148,13 @@ def families_of(plan: Plan) -> tuple[str, str, str]:
     return f"P = {plan.pp}", f"T = {plan.tp}", f"P = {plan.pp}, ZeRO {plan.zero}, reduce {plan.reduce}"
 
 
-def test_why_not_says_does_not_fit_only_where_every_shape_lacks_bytes() -> None:
-    search = Search(request_of(CAPACITIES[-1], seconds=math.inf))
+@pytest.mark.parametrize("peers", [(1,), pytest.param((1, 2), marks=pytest.mark.full)])
+def test_why_not_says_does_not_fit_only_where_every_shape_lacks_bytes(peers: tuple[int, ...]) -> None:
+    search = Search(request_of(CAPACITIES[-1], seconds=math.inf, peers=peers))
     best = search.run().best
     assert best is not None
     found = {loser.text: loser.reason for loser in losers(search, best)}
-    assert any("does not fit" in reason for reason in found.values())
+    assert any("does not fit" in reason for reason in found.values()) == (peers == (1,))
     for text, reason in found.items():
         tasks = [t for t in every_candidate(search.request) if text in families_of(t.plan)]
         assert tasks

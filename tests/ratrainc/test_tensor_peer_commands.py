@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from ratrain import api
+from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.plan_choices import PlanChoice
+from ratrain.ratrainc.planner.requests import planning_request
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.simulator.figures import one_core_step_seconds
 
@@ -132,15 +135,67 @@ def test_a_checkpoint_of_peers_resumes_with_others_generates_and_is_exported(
     printed(capsys, "run", folder / "t2.rtx", *data, "--steps", 1, "--init", folder / "weights")
 
 
-def test_the_planner_refuses_peers_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--model", folder / "m.json", "--clusters", 8, "--seq-len", 8, "--global-batch", 4, "--quick")
-    said = printed(capsys, "plan", *words, "--like", folder / "t2.toml", code=1)
-    assert "t2.toml:5:1: error[RT064]: the planner makes plans of one tensor peer, and this one has 2" in said
-    assert "help: leave tp out" in said
+PLANNING = ("--clusters", 8, "--seq-len", 8, "--global-batch", 4)
 
 
-def test_advice_plans_for_no_other_number_of_peers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--model", folder / "m.json", "--plan", folder / "t2.toml", "--capacity", "20KB")
-    said = printed(capsys, "compile", *words, code=1)
+@pytest.mark.parametrize(
+    ("peers", "like", "numbers"), [(None, 1, {1, 2, 4}), ((2,), 1, {2}), (None, 2, {2}), ((1, 4), 2, {1, 4})]
+)
+def test_plans_have_the_peers_that_are_asked_for(
+    peers: tuple[int, ...] | None, like: int, numbers: set[int], folder: Path
+) -> None:
+    """Else those of the plan to be like, where it has several, else all that share out the model."""
+    choice = PlanChoice(peers=peers, like=str(folder / f"t{like}.toml"))
+    request = planning_request(load_model(str(folder / "m.json")), 8, 4, 8, plans=choice)
+    assert {shape.tp for shape in request.shapes()} == numbers
+    assert all(shape.clusters <= 8 for shape in request.shapes())
+
+
+def test_the_option_fixes_the_peers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = printed(capsys, "plan", "--model", folder / "m.json", *PLANNING, "--quick", "--tp", "2,4", "--json")
+    assert {plan["tp"] for plan in json.loads(said)["plans"]} <= {2, 4}
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--tp", "3"), "3 tensor peers do not share out 4 heads evenly"),
+        (("--tp", "1,16"), "16 tensor peers take more than the 8 clusters"),
+        (("--tp", "1", "--strategy", "tp-heavy"), "the strategy 'tp-heavy' is about tensor peers"),
+    ],
+)
+def test_peers_that_no_plan_can_have_are_refused(
+    words: tuple[str, ...], reason: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reason in printed(capsys, "plan", "--model", folder / "m.json", *PLANNING, "--quick", *words, code=1)
+
+
+def test_the_plan_that_is_written_compiles_with_its_peers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Under the passes in its comments, which hide what peers exchange."""
+    search = ("--tp", "2", "--seconds", 0, "--jobs", 1, "-o", folder / "best.toml", "--json")
+    found = json.loads(printed(capsys, "plan", "--model", folder / "m.json", *PLANNING, *search))
+    first, text = found["plans"][0], (folder / "best.toml").read_text()
+    assert first["tp"] == 2
+    assert "tp = 2  # tensor peers" in text
+    assert "overlap-tensor" in first["passes"]
+    assert f'--passes "{first["passes"]}"' in text
+    assert any(loser["plan"].startswith("P = ") for loser in found["losers"])
+    words = ("--model", folder / "m.json", "--plan", folder / "best.toml", "--passes", first["passes"])
+    stages = json.loads(printed(capsys, "compile", *words, "-o", folder / "best.rtx", "--json"))["stages"]
+    assert max(stage["peak_live_bytes"] for stage in stages) == first["peak_bytes"]
+
+
+def test_why_other_numbers_of_peers_lost(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = printed(capsys, "plan", "--model", folder / "m.json", *PLANNING, "--seconds", 0, "--jobs", 1, "--json")
+    found = json.loads(said)
+    best = found["plans"][0]["tp"]
+    reasons = {loser["plan"]: loser["reason"] for loser in found["losers"] if loser["plan"].startswith("T = ")}
+    assert reasons.keys() == {f"T = {tp}" for tp in (1, 2, 4) if tp != best}
+    assert all("tensor peers: exchanges" in reason and "bubble" in reason for reason in reasons.values())
+
+
+def test_advice_plans_for_the_same_number_of_peers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--model", folder / "m.json", "--plan", folder / "t2.toml", "--capacity")
+    said = printed(capsys, "compile", *words, "20KB", code=1)
     assert "no single change and no pair of changes" in said
-    assert "the planner's plan" not in said
+    assert "bounds on bytes rule out all of them" in said
