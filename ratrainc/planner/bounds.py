@@ -95,7 +95,8 @@ def _time(c: Columns, memory: _Memory | PlacedMemory, before: Numbers) -> Number
     longest = outside + window
     work += unit_sum(c.update, layers)
     np.maximum(longest, work, out=longest)
-    np.maximum(longest, unit_sum(m * c.exchange, layers), out=longest)
+    if c.has_peers:
+        np.maximum(longest, unit_sum(m * c.exchange, layers), out=longest)
     return np.maximum(longest, unit_sum(c.link + m * c.link_each, layers), out=longest)
 
 
@@ -110,17 +111,15 @@ def _way_up(c: Columns, before: Numbers, stage: Numbers) -> Numbers:
 def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) -> Numbers:
     """Seconds from the first forward until the last gradient leaves stages that follow 1F1B: their work and waits, and the round trips.
 
-    A round trip takes `trip` = f' + D + b' seconds.
+    A round trip takes `trip` = f + D + b seconds, with tensor peers f' + D + b'.
     """
     f, b = unit_sum(c.forward, memory.layers), unit_sum(c.backward, memory.layers)
     others = memory.flight - 1
-    exchanged = unit_sum(c.forward_way, memory.layers) - f  # for a micro-batch on its way forward
-    way_back = unit_sum(c.backward_way, memory.layers)
+    if c.has_peers:
+        return _window_of_peers(c, memory, trip, work)
     down = trip - f
-    down -= exchanged
-    down -= way_back
+    down -= b
     window = down - others * f  # the wait before the first backward
-    window += exchanged
     np.maximum(window, 0.0, out=window)
     window += work
     at_the_end = np.subtract(down, others * b, out=down)
@@ -128,12 +127,26 @@ def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) 
     np.maximum(at_the_end, 0.0, out=at_the_end)
     at_the_end *= np.minimum(memory.windows, 1.0)  # where all are in flight together the last forward waits for nothing
     window += at_the_end
+    trips = (memory.windows + 1) * trip
+    trips = trips + (memory.rest - 1) * f
+    return np.maximum(window, trips, out=window)
+
+
+def _window_of_peers(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) -> Numbers:
+    """The same where some shapes have several tensor peers: a way, f' or b', differs from the work, f or b."""
+    f, b = unit_sum(c.forward, memory.layers), unit_sum(c.backward, memory.layers)
+    exchanged = unit_sum(c.forward_way, memory.layers) - f  # for a micro-batch on its way forward
+    way_back = unit_sum(c.backward_way, memory.layers)
+    others = memory.flight - 1
+    down = trip - f - exchanged - way_back
+    window = work + np.maximum(down + exchanged - others * f, 0.0)
+    waits = np.maximum(down - others * b - memory.window_recovery, 0.0)
+    window += waits * np.minimum(memory.windows, 1.0)
     alone = others == 0
     window += alone * (c.micro_batches - 1) * exchanged
     window -= np.where(alone, c.weight_half[LAYER], left_behind(c, memory.layers))
-    trips = (memory.windows + 1) * trip
-    trips = trips + memory.windows * np.maximum(b - way_back, 0.0)
-    trips += np.maximum((memory.rest - 1) * f - exchanged, 0.0)
+    trips = (memory.windows + 1) * trip + memory.windows * np.maximum(b - way_back, 0.0)
+    trips = trips + np.maximum((memory.rest - 1) * f - exchanged, 0.0)
     return np.maximum(window, trips, out=window)
 
 
@@ -190,7 +203,8 @@ class _Memory:
         late[0] += np.where(m - self.flight[0] >= 2, 0.0, self.c.embed_view)
         late[-1] += np.where(m > 2, 0.0, self.updated)
         late[..., m == 1] = np.inf  # the only backward is the first
-        late[np.broadcast_to((m == 2) & (self.c.merged > 0) & (self.flight > 1), late.shape)] = np.inf  # the second is merged with it
+        if self.c.has_peers:  # the second may be merged with it
+            late[np.broadcast_to((m == 2) & (self.c.merged > 0) & (self.flight > 1), late.shape)] = np.inf
         np.minimum(late, self.early, out=late)
         return np.subtract(self.c.capacity, late, out=late)
 
@@ -217,13 +231,15 @@ class _Memory:
         Those that are not sure to be held then take the least there is.
         """
         c = self.c
-        sure = np.minimum(count, self.held)
+        sure = np.minimum(count, self.held) if c.has_peers else count
         layers = sure * self.layers
         layers -= 1
         share = free / np.maximum(layers, 1.0)
         seconds = least_recovery(c, share)
         seconds *= layers
-        seconds += ((count - sure) * self.layers + 1) * c.recovery_least
+        seconds += c.recovery_least
+        if c.has_peers:
+            seconds += (count - sure) * self.layers * c.recovery_least
         return seconds
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ Numbers = NDArray[np.float64]
 EMBED, LAYER, HEAD = range(3)
 
 
-@frozen(eq=False)
+@frozen(eq=False, slots=False)  # for its cached property
 class Columns:
     """What the bounds need of many shapes, which are along the last axis of each column; units (embed, layer, head) or lines along the first."""
 
@@ -83,6 +84,11 @@ class Columns:
     """whether weight halves may come later than the gradients of inputs"""
     head_stage: int
     """the stage of the head: the last or, in a vee, the first"""
+
+    @cached_property
+    def has_peers(self) -> bool:
+        """Whether some shape has several tensor peers; where none has, what only concerns them is left out, for speed."""
+        return bool(self.merged.any())
 
     @property
     def in_order(self) -> bool:
@@ -242,12 +248,12 @@ def least_recovery(c: Columns, share: Numbers) -> Numbers:
 
 def surely_held(c: Columns, passes: Numbers) -> Numbers:
     """Passes that a stage holds when a backward begins, of those that its order says: merged with that backward, the last forward is not done."""
-    return np.where(passes > 1, passes - c.merged, passes)
+    return np.where(passes > 1, passes - c.merged, passes) if c.has_peers else passes
 
 
 def left_behind(c: Columns, layers: Numbers) -> Numbers:
     """The most seconds of a stage's backwards that may follow when its last gradient has left: weight halves of two merged passes."""
-    seconds: Numbers = 2 * layers * c.weight_half[LAYER]
+    seconds: Numbers = 2 * layers * c.weight_half[LAYER] if c.has_peers else np.zeros(1)
     return seconds
 
 

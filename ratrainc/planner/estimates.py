@@ -25,7 +25,9 @@ def plan_estimates(c: Columns, layers: Numbers) -> Numbers:
     fits = np.isfinite(plan_bounds(usable, layers).seconds)
     by_stage = layers.T
     stages, m = len(by_stage), c.micro_batches
-    each = unit_sum(c.forward + c.backward + c.exchange, by_stage, c.head_stage) + recovery_seconds(usable, by_stage) / m
+    each = (
+        unit_sum(c.forward + c.backward + c.exchange, by_stage, c.head_stage) + recovery_seconds(usable, by_stage) / m
+    )
     pipeline = each.sum(axis=0) + (m - 1) * each.max(axis=0)
     pipeline -= (each.sum(axis=0) - each.max(axis=0)) * (1 - 1 / (c.chunks * c.slices))
     messages = 2 * c.message * (stages - 1) * (1 + np.ceil(m / stages))

@@ -102,9 +102,7 @@ def _difference(search: Searched, shape: Shape, best: Shape) -> str:
     """What a shape with another number of tensor peers pays and saves against the best one."""
     pairs = zip(astuple(_shares(search, shape)), astuple(_shares(search, best)), strict=True)
     exchanges, compute, bubble = (seconds - reference for seconds, reference in pairs)
-    return (
-        f"; tensor peers: exchanges {_signed(exchanges)}, compute {_signed(compute)}, bubble {_signed(bubble)}"
-    )
+    return f"; tensor peers: exchanges {_signed(exchanges)}, compute {_signed(compute)}, bubble {_signed(bubble)}"
 
 
 def _signed(seconds: float) -> str:

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.strategies import Strategy
 
 
-def choose_peers(
-    setting: Setting, clusters: int, asked: Sequence[int] | None, strategy: Strategy
-) -> tuple[int, ...]:
+def choose_peers(setting: Setting, clusters: int, asked: Sequence[int] | None, strategy: Strategy) -> tuple[int, ...]:
     """The numbers of tensor peers to choose from: those that are asked for, else all that divide the clusters and share out the model.
 
     A strategy that is about tensor peers has two at least. Raises `DiagnosticError` RT064 where one that is asked for does not share out the
@@ -26,7 +24,11 @@ def choose_peers(
     known = {number: _problem(setting, number) for number in asked or divisors(clusters)}
     for number in asked or ():
         if number > clusters:
-            fail("RT064", f"{number} tensor peers take more than the {clusters} clusters", help="use more clusters, or fewer peers (--tp)")
+            fail(
+                "RT064",
+                f"{number} tensor peers take more than the {clusters} clusters",
+                help="use more clusters, or fewer peers (--tp)",
+            )
         if (problem := known[number]) is not None:
             text, help_text = problem
             fail("RT064", text, help=help_text.replace("use tp = ", "use --tp "))

@@ -67,7 +67,8 @@ class PlacedMemory:
         """The bytes of stages; arguments as for `stage_bounds`."""
         early_held, late_held, windows = (_of_stages(c, name, layers) for name in ("early", "late", "windows"))
         early_held = surely_held(c, early_held)
-        late_held, windows = late_held * (1 - c.merged), windows * (1 - c.merged)
+        if c.has_peers:
+            late_held, windows = late_held * (1 - c.merged), windows * (1 - c.merged)
         pass_layers = np.floor(layers / c.chunks)
         held = pass_layers * (c.activation + c.always_kept)
         own = c.mlp_saved + c.mlp_ends + c.mlp_view
@@ -119,7 +120,8 @@ def placed_time(c: Columns, memory: PlacedMemory, before: Numbers) -> Numbers:
     window = unit_sum(m * c.forward, layers, c.head_stage) if c.has_halves else work - left_behind(c, layers)
     longest: Numbers = window + _way_up(c, before, stage_numbers(layers)) + c.tail[EMBED]
     np.maximum(longest, work + unit_sum(c.update, layers, c.head_stage), out=longest)
-    np.maximum(longest, unit_sum(m * c.exchange, layers, c.head_stage), out=longest)
+    if c.has_peers:
+        np.maximum(longest, unit_sum(m * c.exchange, layers, c.head_stage), out=longest)
     return np.maximum(longest, unit_sum(c.link + m * c.link_each, layers, c.head_stage), out=longest)
 
 

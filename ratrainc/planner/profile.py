@@ -175,7 +175,10 @@ class Profiles:
         key = (shape.pp, shape.dp, shape.tp, shape.tiles)
         if key not in self.crossed:
             self.crossed[key] = _links_between_stages(self.setting.machine, *key)
-        target, nbytes = target_of(self.setting.machine), self.work(shape.micro_batch_size, shape.slices, shape.tp).boundary
+        target, nbytes = (
+            target_of(self.setting.machine),
+            self.work(shape.micro_batch_size, shape.slices, shape.tp).boundary,
+        )
         return min(target.message_seconds(nbytes, link) for link in self.crossed[key])
 
     def exchange(self, shape: Shape) -> ExchangeProfile:
@@ -302,7 +305,9 @@ def _part_profile(
     least = layer_forward + layer_backward
     stream, whole_stream = aligned(exchanged_type(model, plan).nbytes), aligned(stream_type(model, plan).nbytes)
     ends = aligned(computed_type(model, plan, block("mlp", 0)).nbytes)
-    gathered = ends if shares_rows(plan) else 0  # beside them live the rows of the gradient of the output, which a sum then adds
+    gathered = (
+        ends if shares_rows(plan) else 0
+    )  # beside them live the rows of the gradient of the output, which a sum then adds
     backward = np.array([whole.seconds(Backward, "embed"), layer_backward, whole.seconds(Backward, "head")])
     passed_back, weight_half = backward, np.zeros(3)
     if halves is not None:
