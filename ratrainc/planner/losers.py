@@ -121,9 +121,9 @@ def _reason(search: Searched, best: Candidate, family: list[Shape]) -> tuple[str
     least: tuple[float, Shape] | None = None
     short: tuple[float, int, Shape] | None = None
     rest = np.inf
-    for tried, at in enumerate(np.argsort(bounds, kind="stable")):
+    for number, at in enumerate(np.argsort(bounds, kind="stable")):
         shape, rest = family[at], float(bounds[at])
-        if tried == _TRIED or (least is not None and rest >= least[0]):
+        if number == _TRIED or (least is not None and rest >= least[0]):
             break
         rest = np.inf
         cuts = best_cuts(search.columns_of(shape))

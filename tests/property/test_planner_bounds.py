@@ -46,8 +46,11 @@ def small_model(layers: int, *, wide: bool) -> ModelConfig:
     )
 
 
+ANY_PEERS = st.sampled_from([1, 1, 2, 4])
+
+
 @st.composite
-def planned(draw, peers=st.sampled_from([1, 1, 2, 4])):
+def planned(draw, peers=ANY_PEERS):
     """A shape, cuts, a strategy and a machine, small enough to be compiled at once.
 
     Of several tensor peers the strategy hides what they exchange in any way that `overlap-tensor` has, or not at all.
