@@ -14,6 +14,7 @@ from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.placement.overlap_tensor import HALVES, PIECES, OverlapTensorPass
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK
+from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.tensor_peers import problems
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrainc.planner.bounds import plan_bounds, shape_bounds
@@ -25,8 +26,9 @@ from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.setting import Setting
 from ratrain.ratrainc.planner.space import STATE_MODES, Shape, divisions, template
 from ratrain.ratrainc.planner.tilings import tilings
-from ratrain.ratrainc.planner.variants import recompute_policy
+from ratrain.ratrainc.planner.variants import pipeline_for, recompute_policy
 from ratrain.ratrainc.strategies import STRATEGIES, strategy
+from ratrain.ratrainc.timed_plan import time_plan
 from ratrain.targets.machine.machine import load_machine
 from tests.targets.machine.test_links import group
 from tests.targets.machine.test_links import machine as grouped_machine
@@ -191,6 +193,35 @@ def test_bounds_know_of_hosts_skew_jitter_and_shared_ports(shape, name):
     assert min(bounds[1:]) >= bounds[0] * (1 - ROUNDING)
     assert bounds[1] > 1.1 * bounds[0]
     assert shape.zero == 3 or bounds[3] > 1.1 * bounds[0], "compute takes as long as the slowest of all ranks"
+
+
+@pytest.mark.parametrize("sharded", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", ["tp-heavy", pytest.param("ratrain", marks=pytest.mark.full)])
+@pytest.mark.parametrize("pp", [pytest.param(1, marks=pytest.mark.full), 2])
+def test_bounds_of_tensor_peers_are_near_what_is_found(pp, name, sharded):
+    """Where exchanges take as long as compute: no more of them is counted than the engine has, and hardly less."""
+    constants = {
+        "link_bandwidth": 1e8,
+        "link_latency": 0.0,
+        "launch": 0.0,
+        "fp16_peak": 1e11,
+        "collective_chunk": 4096.0,
+    }
+    machine = with_constants(load_machine(None), constants)
+    model, named, layers = small_model(4, wide=True), strategy(name), (4,) if pp == 1 else (2, 2)
+    shape = Shape(pp, 1, 2, 16, 0, "last", tp=2)
+    setting = setting_of(model, named, machine)
+    setting = evolve(setting, template=evolve(setting.template, sequence_sharding=sharded))
+    plan = shape.plan(setting, cuts_of(layers))
+    timed = time_plan(model, plan, pipeline_for(named.passes, plan), machine)
+    profiles = Profiles(setting)
+    columns = Columns.of(profiles, [shape])
+    engine = shape.micro_batches * (np.array([1, model.layers, 1]) @ profiles.exchange(shape).engine)
+    busy = sum(timed.timeline.busy_seconds(stage, Engine.TENSOR) for stage in range(pp))
+    assert 0.95 * busy < engine <= busy * (1 + ROUNDING)
+    bound = plan_bounds(columns, np.array([layers], float)).seconds[0]
+    assert bound <= timed.figures.step_seconds * (1 + ROUNDING)
+    assert bound > (0.6 if name == "tp-heavy" else 0.75) * timed.figures.step_seconds
 
 
 def check(model, shape, layers, named, machine, found):

@@ -100,6 +100,17 @@ def test_the_choice_is_that_of_brute_force(name, clusters, batch, capacity):
     assert (None in every) == (capacity < 8e6)
 
 
+def test_a_search_without_time_tries_a_plan_of_one_peer_too():
+    """Peers with bounds below it come first; where links make them slower than that, the answer is none the worse for them."""
+    request = evolve(small_request(capacity=2.6e6, clusters=4, batch=4), seconds=0.0, exhaustive=False)
+    assert {shape.tp for shape in request.shapes()} == {1, 2, 4}
+    alone, both = (Search(evolve(request, peers=peers)).run() for peers in ((1,), None))
+    assert both.best.seconds <= alone.best.seconds
+    tried = {candidate.shape.tp for candidate in both.candidates + both.refused}
+    assert 1 in tried or both.bound_seconds >= both.best.seconds
+    assert alone.best.shape.tp == 1
+
+
 def test_bounds_leave_most_of_a_space_untried():
     request = small_request(name="baseline-1f1b", clusters=4, batch=8)
     answer = Search(request).run()

@@ -68,6 +68,47 @@ def test_tilings_are_all_largest_tiles_that_fit(pp: int, dp: int, idle: int) -> 
     assert {*found} == (every_tiling(pp, dp, pp * dp + idle) or {()})
 
 
+@given(st.integers(1, 4), st.integers(1, 6), st.sampled_from([2, 3, 4, 8]), st.integers(0, 9))
+def test_tensor_peers_sit_together_first(pp: int, dp: int, tp: int, idle: int) -> None:
+    """As many of them as fit a group; what is left of it has the largest tiles of stages and replicas."""
+    clusters = pp * dp * tp + idle
+    for tiles in tilings(pp, dp, clusters, LINKS, tp):
+        if not tiles:
+            continue
+        assert RankMapping(tiles).error(pp, dp, tp) is None
+        assert overfull(LINKS, tiles) is None
+        assert tiles[0].peers == max(peers for peers in (1, 2) if tp % peers == 0)
+        there = [max(1, clusters // (each.clusters or 1)) for each in LINKS]
+        assert all(pp * dp * tp <= tile.clusters * count for tile, count in zip(tiles, there, strict=False))
+        for peers in (2, 4):
+            if tp % peers == 0 and tiles[0].peers in (1, peers // 2, peers):
+                assert tiles[1].peers >= min(peers, tp)
+    assert tilings(pp, dp, clusters, LINKS, 1) == tilings(pp, dp, clusters, LINKS)
+
+
+@pytest.mark.full
+def test_the_mapping_of_tensor_peers_is_that_of_brute_force() -> None:
+    asked = evolve(request(slow_machine(), clusters=4, batch=2), peers=(2,))
+    answer = Search(asked).run()
+    tasks = [
+        Task(MODEL, shape.plan(asked.setting, cuts_of(layers)), asked.strategy.passes, asked.machine)
+        for shape in asked.shapes()
+        for layers in partitions(MODEL.layers, shape.pp)
+    ]
+    times = {str(task.plan): evaluate(task).step_seconds for task in tasks}
+    assert answer.best is not None
+    assert answer.best.seconds == min(seconds for seconds in times.values() if seconds is not None)
+    assert answer.best.plan.mapping is not None
+    assert answer.best.plan.mapping.tiles[0].peers == 2
+    apart = evolve(answer.best.plan, mapping=None)
+    far = evaluate(Task(MODEL, apart, asked.strategy.passes, asked.machine)).step_seconds
+    assert far is not None
+    assert answer.best.seconds <= far
+    found = crossings(answer.best.plan, MODEL, asked.machine)
+    near = {c.group for c in found if "tensor peers" in c.what}
+    assert near == {"chip"}
+
+
 def test_uniform_links_are_one_mapping() -> None:
     uniform = load_machine(None)
     assert tilings(4, 8, 32, uniform.link_groups) == [()]
