@@ -114,7 +114,7 @@ WHOLE_MATRICES = (
 """What a plan may say of attention and the head, which the planner does not choose."""
 
 
-@settings(max_examples=6)
+@settings(max_examples=5)
 @given(planned(), st.sampled_from(WHOLE_MATRICES))
 def test_bounds_of_whole_matrices_are_never_above_what_is_found(case, compute):
     model, shape, layers, named, machine, _ = case
@@ -134,7 +134,7 @@ def test_bounds_of_whole_matrices_are_never_above_what_is_found(case, compute):
         )
 
 
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(planned())
 def test_bounds_are_never_above_what_is_found(case):
     model, shape, layers, named, machine, room = case

@@ -47,9 +47,11 @@ def test_a_plan_without_peers_is_refused_by_name(tmp_path: Path, capsys: pytest.
         error = capsys.readouterr().err
         assert refused in error
         assert "say tp in [parallel]" in error
-    sizes = ["--clusters", "4", "--global-batch", "8", "--seq-len", "8", "--strategy", "tp-heavy"]
-    assert main(["plan", *files(tmp_path, 1)[:2], *sizes]) == 1
+    sizes = ["--global-batch", "8", "--seq-len", "8", "--strategy", "tp-heavy", "--quick", "--json"]
+    assert main(["plan", *files(tmp_path, 1)[:2], *sizes, "--clusters", "1"]) == 1
     assert refused in capsys.readouterr().err
+    assert main(["plan", *files(tmp_path, 1)[:2], *sizes, "--clusters", "4"]) == 0
+    assert {plan["tp"] for plan in json.loads(capsys.readouterr().out)["plans"]} <= {2, 4}
     with pytest.raises(DiagnosticError, match="tensor peers"):
         strategy("tp-heavy").adapted(make_plan(MODEL), MODEL, load_machine(None))
 

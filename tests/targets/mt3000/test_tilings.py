@@ -131,7 +131,7 @@ def request(on: Machine, *, clusters: int = 4, batch: int = 4) -> Request:
 
 @pytest.mark.parametrize("uplink", [None, 4e7])
 def test_the_mapping_is_that_of_brute_force(uplink: float | None) -> None:
-    asked = request(slow_machine(uplink=uplink), batch=2)
+    asked = evolve(request(slow_machine(uplink=uplink), batch=2), peers=(1,))
     answer = Search(asked).run()
     times: dict[str, float] = {}
     for plain in shapes(asked.model, asked.clusters, asked.global_batch, asked.modes):
