@@ -1,7 +1,8 @@
 """GPT blocks for timing only: the kernels of a training framework on a GPU, as shapes that the cost model prices.
 
-A block is never lowered, allocated or run. Attention is unfused (scores in memory, as frameworks did before fused attention), every
-layer recomputes its forward before its backward, the schedule is 1F1B, gradients are reduced after the last backward.
+A block is never lowered, allocated or run. Attention is unfused (scores in memory, as frameworks did before fused attention). Of T tensor
+peers each has 1/T of the heads, of the MLP and of the vocabulary, and the rest whole (Shoeybi et al., "Megatron-LM", 2019): norms, dropouts
+and residuals are of whole activations, which four all-reduces a layer make, two in each direction.
 """
 
 from __future__ import annotations
@@ -12,44 +13,81 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.types import Dtype
-from ratrain.targets.machine.collective_cost import all_reduces, cheapest
-from ratrain.targets.machine.cost import message_work, routine_work, update_work
-from ratrain.targets.machine.placement import Members
+from ratrain.targets.machine.cost import kernel_work
 from ratrain.targets.program.routine import Formal, Routine, Shape, Step
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
 
-VOCAB = 51_200
-"""50,257 words, padded."""
+VOCAB = 50_257
+"""Words, of which each of T tensor peers has VOCAB // T: what vTrain's own model has, not padded."""
 _FFN = 4
-_GRADIENT_BYTES = 2
-_UPDATE_BYTES = 30
-"""Of AdamW a parameter: f32 master and two moments read and written, an f32 gradient read, an f16 weight written."""
-_DIRECTIONS = 2
-"""The pipeline fills with activations and drains with gradients."""
+ACTIVATION_BYTES = 2
+_REDUCED = 2
+"""All-reduces of a layer in one direction: behind the attention and behind the MLP, or before them."""
 
 
 @frozen
-class GptRun:
-    """A GPT under a parallel plan, as a measurement names it. `micro_batch` in sequences, without tensor parallelism."""
+class BlockShape:
+    """What the kernels of a layer depend on. `micro_batch` in sequences, `peers` that share out a layer."""
 
     hidden: int
     heads: int
-    layers: int
     seq_len: int
-    pp: int
-    dp: int
     micro_batch: int
-    micro_batches: int
+    peers: int
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.micro_batch * self.seq_len
+
+    @property
+    def words(self) -> int:
+        """Rows of the embedding table that a peer has."""
+        return VOCAB // self.peers
+
+    @property
+    def activation(self) -> int:
+        """Elements between two layers, of a micro-batch: what every peer has, and what an all-reduce sums."""
+        return self.rows * self.hidden
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of a layer, on a peer: matrices and their biases are shared out, but for the biases behind sums; norms are whole."""
+        return (12 * self.hidden + 7) * self.hidden // self.peers + 6 * self.hidden
 
 
 @frozen
-class _Blocks:
-    forward: Routine
-    backward: Routine
-    head: Routine
-    embedding: Routine
+class Work:
+    """Kernels of one direction of a block, and the sums over tensor peers among them."""
+
+    routine: Routine
+    all_reduces: int
+    """of whole activations"""
+    row_sums: int = 0
+    """of one f32 number a row"""
+
+    @property
+    def collectives(self) -> int:
+        """All sums over tensor peers."""
+        return self.all_reduces + self.row_sums
+
+    def seconds(self, machine: Machine, all_reduce: float, row_sum: float) -> float:
+        """Kernels one after the other and the sums that they wait for; no faster than the host can issue both."""
+        busy = sum(kernel_work(self.routine, step, machine).seconds for step in self.routine.steps)
+        busy += self.all_reduces * all_reduce + self.row_sums * row_sum
+        return max(busy, machine.dispatch * (len(self.routine.steps) + self.collectives))
+
+
+@frozen
+class Blocks:
+    """A layer, the head and the embedding in both directions, of one micro-batch."""
+
+    forward: Work
+    backward: Work
+    head: Work
+    embedding: Work
 
 
 class _Builder:
@@ -70,75 +108,123 @@ class _Builder:
         a, b = self.operand(times * rows, inner), self.operand(times * inner, columns)
         self.steps.append(Step("gemm", {"a": a, "b": b, "out": self.operand(times * rows, columns)}, {"batch": times}))
 
-    def passes(self, count: int, *shape: int, dtype: Dtype = Dtype.F16) -> None:
-        """`count` element-wise kernels that read and write an array: each takes as long as a copy."""
-        operand = self.operand(*shape, dtype=dtype)
-        self.steps += [Step("cast", {"src": operand, "dst": operand}, {})] * count
+    def kernel(self, arrays: int, *shape: int, masks: int = 0) -> None:
+        """An element-wise kernel that reads and writes so many arrays of a shape and so many masks of bytes: it takes as long as copying them."""
+        operands = {f"array{i}": self.operand(*shape) for i in range(arrays)}
+        operands |= {f"mask{i}": self.operand(*shape, dtype=Dtype.U8) for i in range(masks)}
+        self.steps.append(Step("cast", operands, {}))
 
-    def routine(self) -> Routine:
-        return Routine(self.key, tuple(self.formals.values()), (), (), 0, tuple(self.steps))
+    def work(self, all_reduces: int = 0, row_sums: int = 0) -> Work:
+        routine = Routine(self.key, tuple(self.formals.values()), (), (), 0, tuple(self.steps))
+        return Work(routine, all_reduces, row_sums)
 
 
 @cache
-def _blocks(hidden: int, heads: int, seq_len: int, micro_batch: int) -> _Blocks:
-    rows, ffn, pairs = micro_batch * seq_len, _FFN * hidden, micro_batch * heads
-    width = hidden // heads
-    products = ((hidden, 3 * hidden), (hidden, hidden), (hidden, ffn), (ffn, hidden))
-    forward = _Builder("gpt-forward")
-    for inner, columns in products:
-        forward.product(rows, inner, columns)
-    forward.product(seq_len, width, seq_len, pairs)
-    forward.product(seq_len, seq_len, width, pairs)
-    forward.passes(2, pairs * seq_len, seq_len)  # scale, mask and softmax; dropout
-    forward.passes(6, rows, hidden)  # two norms, two of bias, dropout and residual, two transpositions of heads
-    forward.passes(1, rows, ffn)  # bias and GELU
-    backward = _Builder("gpt-backward")
-    for inner, columns in products:
-        backward.product(rows, columns, inner)
-        backward.product(inner, rows, columns)
+def blocks_of(shape: BlockShape) -> Blocks:
+    """The kernels of a layer, the head and the embedding, as Megatron-LM issues them."""
+    return Blocks(_forward(shape), _backward(shape), _head(shape), _embedding(shape))
+
+
+def _products(shape: BlockShape) -> tuple[tuple[int, int], ...]:
+    """Inner extent and columns of a layer's products with its weights, on a peer."""
+    hidden, part, ffn = shape.hidden, shape.hidden // shape.peers, _FFN * shape.hidden // shape.peers
+    return (hidden, 3 * part), (part, hidden), (hidden, ffn), (ffn, hidden)
+
+
+def _pairs(shape: BlockShape) -> tuple[int, int, int]:
+    """Scores of a micro-batch on a peer: how many matrices, and rows of all of them; and the width of a head."""
+    matrices = shape.micro_batch * shape.heads // shape.peers
+    return matrices, matrices * shape.seq_len, shape.hidden // shape.heads
+
+
+def _forward(shape: BlockShape) -> Work:
+    rows, hidden, seq_len, part = shape.rows, shape.hidden, shape.seq_len, shape.hidden // shape.peers
+    matrices, score_rows, width = _pairs(shape)
+    made = _Builder("gpt-forward")
+    for inner, columns in _products(shape):
+        made.product(rows, inner, columns)
+    made.product(seq_len, width, seq_len, matrices)
+    made.kernel(2, score_rows, seq_len)  # scale, mask and softmax
+    made.kernel(2, score_rows, seq_len, masks=1)  # dropout
+    made.product(seq_len, seq_len, width, matrices)
+    made.kernel(2, rows, part)  # heads side by side
+    made.kernel(2, rows, _FFN * part)  # bias and GELU
     for _ in range(2):
-        backward.product(seq_len, width, seq_len, pairs)
-        backward.product(seq_len, seq_len, width, pairs)
-    backward.passes(2, pairs * seq_len, seq_len)
-    backward.passes(10, rows, hidden)  # as forward, and sums over rows for biases and norms
-    backward.passes(2, rows, ffn)
-    head = _Builder("gpt-head")
-    table, normed = head.operand(VOCAB, hidden), head.operand(rows, hidden)
-    for kernel in ("head_forward", "head_backward"):
-        head.steps.append(Step(kernel, {"table": table, "xn": normed, "logits": head.operand(rows, VOCAB)}, {}))
-    head.passes(4, rows, VOCAB, dtype=Dtype.F32)  # cast, maximum, exponent and sum, gradient
-    embedding = _Builder("gpt-embedding")
-    embedding.passes(4, rows, hidden)
-    return _Blocks(forward.routine(), backward.routine(), head.routine(), embedding.routine())
+        made.kernel(2, rows, hidden)  # norm
+        made.kernel(3, rows, hidden, masks=1)  # bias, dropout and residual
+    return made.work(_REDUCED if shape.peers > 1 else 0)
 
 
-@frozen
-class BlockSeconds:
-    """Seconds of one micro-batch: a layer forward twice and backward, the head both ways, the embedding both ways."""
+def _backward(shape: BlockShape) -> Work:
+    rows, hidden, seq_len, part = shape.rows, shape.hidden, shape.seq_len, shape.hidden // shape.peers
+    matrices, score_rows, width = _pairs(shape)
+    made = _Builder("gpt-backward")
+    for inner, columns in _products(shape):
+        made.product(rows, columns, inner)
+        made.product(inner, rows, columns)
+        made.kernel(_ACCUMULATED, inner, columns)  # the gradient of a weight joins those of other micro-batches
+    for _ in range(2):
+        made.product(seq_len, width, seq_len, matrices)
+        made.product(seq_len, seq_len, width, matrices)
+    made.kernel(2, score_rows, seq_len, masks=1)  # dropout
+    made.kernel(3, score_rows, seq_len)  # softmax
+    made.kernel(2, rows, part)  # heads apart
+    made.kernel(2, rows, 3 * part)  # gradients of queries, keys and values side by side
+    made.kernel(1, rows, 3 * part)  # sum over rows for their bias
+    made.kernel(3, rows, _FFN * part)  # GELU
+    made.kernel(1, rows, _FFN * part)  # sum over rows for its bias
+    for _ in range(2):
+        made.kernel(2, rows, hidden, masks=1)  # dropout
+        made.kernel(1, rows, hidden)  # sum over rows for a bias
+        made.kernel(3, rows, hidden)  # norm
+        made.kernel(2, rows, hidden)  # sums over rows for its weights
+        made.kernel(3, rows, hidden)  # the residual's gradient added
+    return made.work(_REDUCED if shape.peers > 1 else 0)
 
-    layer: float
-    head: float
-    embedding: float
+
+_ACCUMULATED = 3
+"""Arrays: a gradient and the sum of those before are read, the sum is written."""
+_WORDS_ALIGNED = 2
+"""Elements: a product whose extent is an odd number of f16 cannot load two at once."""
 
 
-def block_seconds(hidden: int, heads: int, seq_len: int, micro_batch: int, machine: Machine) -> BlockSeconds:
-    """What the blocks of a shape take."""
-    blocks = _blocks(hidden, heads, seq_len, micro_batch)
-    forward, backward = routine_work(blocks.forward, machine).seconds, routine_work(blocks.backward, machine).seconds
-    head, embedding = routine_work(blocks.head, machine).seconds, routine_work(blocks.embedding, machine).seconds
-    return BlockSeconds(2 * forward + backward, head, embedding)
+def _head(shape: BlockShape) -> Work:
+    """Norm, logits, loss and back: by the head's own efficiency where its words are an odd number, else as other products."""
+    rows, hidden, words = shape.rows, shape.hidden, shape.words
+    made = _Builder("gpt-head")
+    if words % _WORDS_ALIGNED:
+        table, normed, logits = made.operand(words, hidden), made.operand(rows, hidden), made.operand(rows, words)
+        for kernel in ("head_forward", "head_backward_from_logits"):
+            made.steps.append(Step(kernel, {"table": table, "xn": normed, "logits": logits}, {}))
+    else:
+        made.product(rows, hidden, words)
+        made.product(rows, words, hidden)
+        made.product(words, rows, hidden)
+    made.kernel(_ACCUMULATED, words, hidden)
+    made.kernel(2, rows, hidden)  # norm
+    made.kernel(3, rows, hidden)
+    made.kernel(2, rows, hidden)
+    made.kernel(1, rows, words)  # maximum
+    made.kernel(2, rows, words)  # less the maximum
+    made.kernel(2, rows, words)  # exponents
+    made.kernel(1, rows, words)  # their sum
+    made.kernel(2, rows, words)  # divided by it
+    made.kernel(2, rows, words)  # times the gradient of the loss
+    return made.work(1, _LOSS_SUMS) if shape.peers > 1 else made.work()
 
 
-def iteration_seconds(run: GptRun, blocks: BlockSeconds, machine: Machine) -> float:
-    """Seconds of one iteration: 1F1B over equal stages of layers, the head on the last one, then gradients and the update."""
-    stages = [run.layers / run.pp * blocks.layer] * run.pp
-    stages[0] += blocks.embedding
-    stages[-1] += blocks.head
-    link = machine.link_groups[-1].link
-    message = message_work(2 * run.micro_batch * run.seq_len * run.hidden, link, 0, machine).seconds
-    seconds = sum(stages) + (run.micro_batches - 1) * max(stages) + _DIRECTIONS * (run.pp - 1) * message
-    parameters = (12 * run.hidden + 13) * run.hidden * run.layers // run.pp + (VOCAB + run.seq_len) * run.hidden
-    if run.dp > 1:
-        ways = all_reduces(parameters, _GRADIENT_BYTES, Members((run.dp,), (link,)), machine)
-        seconds += cheapest(ways, machine).seconds(machine)
-    return seconds + update_work(_UPDATE_BYTES * parameters, machine, on_host=False).seconds
+_LOSS_SUMS = 3
+"""Over peers, of each row: the maximum, the label's logit, the sum of exponents."""
+
+
+def _embedding(shape: BlockShape) -> Work:
+    rows, hidden, words = shape.rows, shape.hidden, shape.words
+    made = _Builder("gpt-embedding")
+    made.kernel(2, rows, hidden)  # rows of words
+    made.kernel(3, rows, hidden)  # positions added
+    made.kernel(2, rows, hidden, masks=1)  # dropout
+    made.kernel(2, rows, hidden, masks=1)
+    made.kernel(1, words, hidden)  # a gradient of zeros
+    made.kernel(2, rows, hidden)  # to which rows are added
+    made.kernel(_ACCUMULATED, words, hidden)
+    return made.work(1 if shape.peers > 1 else 0)

@@ -1,19 +1,19 @@
 """Measured iterations of GPT models as CSV, in the columns of vTrain's ground truth.
 
-gpus, global_batch, micro_batch (sequences), hidden, heads, layers, seq, tp, dp, pp, iter_ms (milliseconds); source_row, if there.
+gpus, global_batch, micro_batch (sequences), hidden, heads, layers, seq, tp, dp, pp, iter_ms (milliseconds); if there, source_row, and
+recompute: 1 where every layer is recomputed, as in all rows of a table without it, 0 where none is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
-from ratrain.ratrainc.calibration.gpt_block import BlockSeconds, GptRun, block_seconds, iteration_seconds
+from ratrain.ratrainc.calibration.gpt_iteration import GptRun, GptTimes
 from ratrain.ratrainc.calibration.tables import TableLine, read_table
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _COUNTS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "tp", "dp", "pp")
 _MEASURE = "iter_ms"
 _NUMBER = "source_row"
+_RECOMPUTE = "recompute"
+_OPTIONAL = (_NUMBER, _RECOMPUTE)
 _MOST_ERRORS = 100
 _MOST = 1 << 30
 
@@ -37,20 +39,12 @@ class GptRow:
     """of the row where the table was taken from, or its line"""
 
 
-@frozen
-class GptTable:
-    """The rows that can be timed, and how many are left out because they are tensor-parallel."""
-
-    rows: tuple[GptRow, ...]
-    tensor_parallel: int
-
-
 def is_gpt_header(header: Sequence[str]) -> bool:
     """Whether a table is one of GPT iterations."""
     return _MEASURE in header
 
 
-def read_gpt_rows(path: str) -> GptTable:
+def read_gpt_rows(path: str) -> list[GptRow]:
     """The rows of a table of GPT iterations.
 
     Raises `DiagnosticError` RT002, RT004, RT005 with line and field of everything that is wrong.
@@ -59,29 +53,24 @@ def read_gpt_rows(path: str) -> GptTable:
     head = lines[0]
     header = head.cells
     for index, name in enumerate(header):
-        if name not in (*_COUNTS, _MEASURE, _NUMBER):
-            place, help_text = head.place_of(index), nearest(name, _COUNTS)
+        if name not in (*_COUNTS, _MEASURE, *_OPTIONAL):
+            place, help_text = head.place_of(index), nearest(name, (*_COUNTS, *_OPTIONAL))
             fail("RT004", f"there is no column '{name}'", place, help=help_text, source=head.text)
     for name in (*_COUNTS, _MEASURE):
         if header.count(name) != 1:
             fail("RT002", f"the header needs the column '{name}' once", head.place, source=head.text)
     diagnostics = Diagnostics()
     rows: list[GptRow] = []
-    left_out = 0
     for line in lines[1:]:
         if len(diagnostics.items) >= _MOST_ERRORS:
             break
         values = _values(line, header, diagnostics)
-        if values is None:
-            continue
-        if values["tp"] > 1:
-            left_out += 1
-        else:
+        if values is not None:
             rows.append(_row(values, line.number))
     diagnostics.check()
     if not rows:
-        fail("RT002", "no row of the table can be timed: all are tensor-parallel, or there are none", Location(path, 1))
-    return GptTable(tuple(rows), left_out)
+        fail("RT002", "the table has no rows", Location(path, 1))
+    return rows
 
 
 def _values(line: TableLine, header: Sequence[str], diagnostics: Diagnostics) -> dict[str, float] | None:
@@ -92,13 +81,15 @@ def _values(line: TableLine, header: Sequence[str], diagnostics: Diagnostics) ->
         return None
     values: dict[str, float] = {}
     for index, (name, cell) in enumerate(zip(header, line.cells, strict=True)):
-        least = 0 if name in (_NUMBER, _MEASURE) else 1
+        least = 0 if name in (*_OPTIONAL, _MEASURE) else 1
+        most = 1 if name == _RECOMPUTE else _MOST
         try:
             value = float(cell) if name == _MEASURE else int(cell[:20])
         except ValueError:
             value = -1
-        if not least <= value <= _MOST or (name == _MEASURE and value == 0):
+        if not least <= value <= most or (name == _MEASURE and value == 0):
             what = "a positive number" if name == _MEASURE else f"a whole number from {least}"
+            what = "0 or 1" if name == _RECOMPUTE else what
             text = f"{name} is {what}, got '{cell[:40]}'"
             diagnostics.error("RT005", text, line.place_of(index), source=line.text)
             return None
@@ -108,6 +99,9 @@ def _values(line: TableLine, header: Sequence[str], diagnostics: Diagnostics) ->
         diagnostics.error("RT005", "gpus is not tp * dp * pp", line.place, source=line.text)
     elif batch % replicas or values["layers"] % values["pp"] or values["hidden"] % values["heads"]:
         text = "the batch, the layers or the heads do not divide evenly"
+        diagnostics.error("RT005", text, line.place, source=line.text)
+    elif values["heads"] % values["tp"]:
+        text = f"{values['tp']:.0f} tensor peers do not share out {values['heads']:.0f} heads evenly"
         diagnostics.error("RT005", text, line.place, source=line.text)
     else:
         return values
@@ -121,24 +115,17 @@ def _row(values: dict[str, float], line: int) -> GptRow:
         heads=count["heads"],
         layers=count["layers"],
         seq_len=count["seq"],
+        tp=count["tp"],
         pp=count["pp"],
         dp=count["dp"],
         micro_batch=count["micro_batch"],
         micro_batches=count["global_batch"] // (count["dp"] * count["micro_batch"]),
+        recompute=bool(values.get(_RECOMPUTE, 1)),
     )
     return GptRow(run, values[_MEASURE] / 1e3, int(values.get(_NUMBER, line)))
 
 
 def predicted_gpt(rows: Sequence[GptRow], machine: Machine) -> Seconds:
-    """Seconds of every row on a machine; blocks are priced once a distinct shape."""
-
-    @cache
-    def blocks(hidden: int, heads: int, seq_len: int, micro_batch: int) -> BlockSeconds:
-        return block_seconds(hidden, heads, seq_len, micro_batch, machine)
-
-    return np.array(
-        [
-            iteration_seconds(run, blocks(run.hidden, run.heads, run.seq_len, run.micro_batch), machine)
-            for run in (row.run for row in rows)
-        ]
-    )
+    """Seconds of every row on a machine."""
+    times = GptTimes(machine)
+    return np.array([times.iteration(row.run) for row in rows])

@@ -116,7 +116,7 @@ def calibrate(
 
 
 def _calibrate_gpt(path: str, machine: Machine, names: Sequence[str], every: int) -> Calibration:
-    rows = read_gpt_rows(path).rows
+    rows = read_gpt_rows(path)
     held = [bool(every) and i % every == 0 for i in range(1, len(rows) + 1)]
     kept = [row for row, each in zip(rows, held, strict=True) if not each]
     measured = np.array([row.seconds for row in rows])

@@ -1,0 +1,126 @@
+"""Iterations of GPT models in closed form: 1F1B over equal stages, whose blocks `gpt_block` has, on the links that ranks sit on.
+
+Gradients are summed over replicas after the last backward, in one piece. Tensor peers are neighbours, then the replicas of a stage, then
+stages, as Megatron-LM numbers ranks.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import gcd
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.frontend.rank_mapping import Tile
+from ratrain.ratrain_ir.topology import Mesh
+from ratrain.ratrainc.calibration.gpt_block import ACTIVATION_BYTES, BlockShape, blocks_of
+from ratrain.targets.machine.collective_cost import all_reduces, cheapest
+from ratrain.targets.machine.cost import message_work, update_work
+from ratrain.targets.machine.placement import Placement
+
+if TYPE_CHECKING:
+    from ratrain.targets.machine.link_groups import LinkGroup
+    from ratrain.targets.machine.machine import Machine
+
+_GRADIENT_BYTES = 2
+_SUM_BYTES = 4
+_UPDATE_BYTES = 30
+"""Of AdamW a parameter: f32 master and two moments read and written, an f32 gradient read, an f16 weight written."""
+_DIRECTIONS = 2
+"""The pipeline fills with activations and drains with gradients."""
+_OWN_PASSES = 2
+"""A sum is read and written."""
+
+
+@frozen
+class GptRun:
+    """A GPT under a parallel plan, as a measurement names it. `micro_batch` in sequences."""
+
+    hidden: int
+    heads: int
+    layers: int
+    seq_len: int
+    tp: int
+    pp: int
+    dp: int
+    micro_batch: int
+    micro_batches: int
+    recompute: bool
+    """every layer's forward is done again before its backward"""
+
+    @property
+    def shape(self) -> BlockShape:
+        """What the kernels of its blocks depend on."""
+        return BlockShape(self.hidden, self.heads, self.seq_len, self.micro_batch, self.tp)
+
+
+@frozen
+class BlockSeconds:
+    """Seconds of one micro-batch: a layer forward and backward, the head both ways, the embedding both ways."""
+
+    forward: float
+    backward: float
+    head: float
+    embedding: float
+
+
+class GptTimes:
+    """Iterations on one machine. Blocks are priced once a distinct shape and place."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._blocks = cache(self._block_seconds)
+
+    def blocks(self, run: GptRun) -> BlockSeconds:
+        """What the blocks of a run take."""
+        return self._blocks(run.shape, placement_of_run(run.tp, run.dp, run.pp, self.machine.link_groups))
+
+    def _block_seconds(self, shape: BlockShape, placement: Placement) -> BlockSeconds:
+        whole = self._sum_seconds(placement, "tensor", shape.activation, ACTIVATION_BYTES)
+        rows = self._sum_seconds(placement, "tensor", shape.rows, _SUM_BYTES)
+        blocks = blocks_of(shape)
+        each = (blocks.forward, blocks.backward, blocks.head, blocks.embedding)
+        return BlockSeconds(*(work.seconds(self.machine, whole, rows) for work in each))
+
+    def _sum_seconds(self, placement: Placement, group: str, elements: float, itemsize: int) -> float:
+        """Of an all-reduce in a group of ranks; none where one rank is all of it."""
+        members = placement.members(group)
+        if members.count == 1:
+            return 0.0
+        own = _OWN_PASSES * elements * itemsize
+        way = cheapest(all_reduces(elements, itemsize, members, self.machine), self.machine, own)
+        return way.work(self.machine, own).seconds
+
+    def iteration(self, run: GptRun) -> float:
+        """Seconds of one iteration: all stages in turn, the slowest again for every further micro-batch, then gradients and the update."""
+        machine, shape, blocks = self.machine, run.shape, self.blocks(run)
+        placement = placement_of_run(run.tp, run.dp, run.pp, machine.link_groups)
+        layer = blocks.forward * (2 if run.recompute else 1) + blocks.backward
+        stages = [run.layers / run.pp * layer] * run.pp
+        stages[0] += blocks.embedding
+        stages[-1] += blocks.head
+        seconds = sum(stages) + (run.micro_batches - 1) * max(stages)
+        for stage in range(run.pp - 1):
+            level = placement.level_between(stage, stage + 1)
+            nbytes = ACTIVATION_BYTES * shape.activation
+            seconds += _DIRECTIONS * message_work(nbytes, placement.message_link(level), level, machine).seconds
+        table = shape.words * run.hidden
+        parameters = shape.layer_parameters * run.layers // run.pp + table
+        seconds += self._sum_seconds(placement, "replicas", parameters, _GRADIENT_BYTES)
+        if run.pp > 1:
+            seconds += self._sum_seconds(placement, "ends", table, _GRADIENT_BYTES)
+        return seconds + update_work(_UPDATE_BYTES * parameters, machine, on_host=False).seconds
+
+
+@cache
+def placement_of_run(tp: int, dp: int, pp: int, groups: tuple[LinkGroup, ...]) -> Placement:
+    """Where ranks sit: tensor peers fill a group first, then replicas, then stages."""
+    tiles = []
+    for group in groups[:-1]:
+        room = group.clusters or tp * dp * pp
+        peers = gcd(tp, room)
+        replicas = gcd(dp, room // peers) if peers == tp else 1
+        stages = gcd(pp, room // (peers * replicas)) if (peers, replicas) == (tp, dp) else 1
+        tiles.append(Tile(group.name, stages, replicas, peers))
+    return Placement(groups, Mesh(pp, dp, tp, tuple(range(pp))), tuple(tiles))
