@@ -32,6 +32,8 @@ class Calibration:
     measured: Seconds
     predicted: Seconds
     is_held_out: list[bool]
+    peers: list[int]
+    """tensor peers of each row"""
 
     @property
     def errors(self) -> list[tuple[str, Errors]]:
@@ -46,6 +48,12 @@ class Calibration:
         )
         return [(name, each) for name, each in groups if each is not None]
 
+    @property
+    def errors_by_peers(self) -> list[tuple[int, Errors]]:
+        """Errors of the rows that were held out, by how many tensor peers they have."""
+        signed, held, peers = self.predicted / self.measured - 1, np.array(self.is_held_out), np.array(self.peers)
+        return [(int(count), Errors.of(signed[held & (peers == count)])) for count in np.unique(peers[held])]
+
     def to_json(self) -> dict[str, Any]:
         """The calibration as `--json` prints it."""
         rows = zip(self.labels, self.measured, self.predicted, self.is_held_out, strict=True)
@@ -56,6 +64,7 @@ class Calibration:
                 for name, start in self.start.items()
             },
             "errors": {name.replace(" ", "_"): each.to_json() for name, each in self.errors},
+            "held_out_by_tp": {str(count): each.to_json() for count, each in self.errors_by_peers},
             "rows": [
                 {"label": label, "measured_seconds": float(m), "predicted_seconds": float(p), "held_out": held}
                 for label, m, p, held in rows
@@ -112,7 +121,8 @@ def calibrate(
             break
     again = predicted(compiled(rows, result, passes), result)
     start = {name: machine[name] for name in names}
-    return Calibration(result, start, [row.label for row in rows], measured, again, held)
+    peers = [row.plan.tp for row in rows]
+    return Calibration(result, start, [row.label for row in rows], measured, again, held, peers)
 
 
 def _calibrate_gpt(path: str, machine: Machine, names: Sequence[str], every: int) -> Calibration:
@@ -125,4 +135,5 @@ def _calibrate_gpt(path: str, machine: Machine, names: Sequence[str], every: int
     result = fitted(machine, names, predict, measured[~np.array(held)], source=source, place=Location(path, 1))
     start = {name: machine[name] for name in names}
     labels = [f"row {row.number}" for row in rows]
-    return Calibration(result, start, labels, measured, predicted_gpt(rows, result), held)
+    peers = [row.run.tp for row in rows]
+    return Calibration(result, start, labels, measured, predicted_gpt(rows, result), held, peers)

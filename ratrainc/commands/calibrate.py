@@ -267,10 +267,10 @@ def _show(calibration: Calibration) -> None:
         for name, start in calibration.start.items()
     ]
     table("constants fitted", ("constant", "start", "fitted", "unit"), constants)
-    lines = [
-        [name, str(e.count), *(f"{100 * v:.2f} %" for v in (e.mean, e.median, e.largest))]
-        for name, e in calibration.errors
-    ]
+    parts = calibration.errors
+    if len({*calibration.peers}) > 1:
+        parts += [(f"held out, tp = {count}", each) for count, each in calibration.errors_by_peers]
+    lines = [[name, str(e.count), *(f"{100 * v:.2f} %" for v in (e.mean, e.median, e.largest))] for name, e in parts]
     table("error of simulated against measured step times", ("rows", "count", "mean", "median", "largest"), lines)
     if "held out" not in dict(calibration.errors):
         echo("no row was held out: nothing says how well other rows are predicted")

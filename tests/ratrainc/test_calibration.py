@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,8 +19,6 @@ from ratrain.ratrainc import extras
 from ratrain.ratrainc.calibration import fitting
 from ratrain.ratrainc.calibration.fitting import fitted, with_values
 from ratrain.ratrainc.calibration.from_profile import machine_from_profile
-from ratrain.ratrainc.calibration.gpt_block import GptRun, block_seconds, iteration_seconds
-from ratrain.ratrainc.calibration.gpt_rows import predicted_gpt, read_gpt_rows
 from ratrain.ratrainc.calibration.report import calibrate_rows
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
@@ -197,17 +194,6 @@ def test_no_constant_runs_away() -> None:
     assert start["ddr_bandwidth"] < found["ddr_bandwidth"] <= 1.001e4 * start["ddr_bandwidth"]
 
 
-def test_two_fits_of_the_same_rows_are_equal() -> None:
-    kept = read_gpt_rows(str(VTRAIN)).rows
-    measured = np.array([row.seconds for row in kept])
-    names = ["gemm_efficiency", "launch", "dispatch"]
-    found = [
-        fitted(load_machine(str(A100)), names, lambda m: predicted_gpt(kept, m), measured, source="test")
-        for _ in range(2)
-    ]
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize("words", [("--rows", "rows.csv", "--fit", "launch"), ("--profile", "p.json")])
 def test_without_scipy_a_fit_is_refused_before_the_work(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -236,61 +222,6 @@ def test_contradicting_machine_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(DiagnosticError):
         write_machine(machine, str(tmp_path / "m.toml"))
     assert not (tmp_path / "m.toml").exists()
-
-
-VTRAIN = Path(__file__).parents[1] / "data" / "vtrain" / "single_node.csv"
-A100 = Path(__file__).parents[2] / "benchmarks" / "a100.toml"
-
-
-def test_gpt_rows_predict_rows_held_out(capsys: pytest.CaptureFixture[str]) -> None:
-    names = "gemm_efficiency,gemm_half_extent,head_efficiency,ddr_bandwidth,launch,dispatch"
-    assert (
-        main(["calibrate", "--rows", str(VTRAIN), "--machine", str(A100), "--fit", names, "--hold-out", "4", "--json"])
-        == 0
-    )
-    found = json.loads(capsys.readouterr().out)
-    assert found["errors"]["held_out"]["rows"] >= 4
-    assert found["errors"]["held_out"]["mean"] < 0.06
-
-
-def test_iteration_grows_with_what_it_does() -> None:
-    machine = load_machine(str(A100))
-    run = GptRun(hidden=1024, heads=16, layers=8, seq_len=512, pp=2, dp=2, micro_batch=1, micro_batches=4)
-
-    def seconds(**changes: int) -> float:
-        changed = evolve(run, **changes)
-        blocks = block_seconds(changed.hidden, changed.heads, changed.seq_len, changed.micro_batch, machine)
-        return iteration_seconds(changed, blocks, machine)
-
-    assert seconds() < min(seconds(hidden=2048), seconds(layers=12), seconds(micro_batches=5), seconds(dp=4))
-    blocks = block_seconds(1024, 16, 512, 1, machine)
-    assert seconds(micro_batches=5) - seconds() == pytest.approx(4 * blocks.layer + max(blocks.head, blocks.embedding))
-
-
-@pytest.mark.parametrize(
-    ("cell", "value", "words"),
-    [
-        ("hidden", "wide", "whole number"),
-        ("iter_ms", "0", "positive number"),
-        ("gpus", "3", "tp * dp * pp"),
-        ("layers", "13", "evenly"),
-    ],
-)
-def test_bad_gpt_rows_are_diagnosed(tmp_path: Path, cell: str, value: str, words: str) -> None:
-    names = "gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp,iter_ms"
-    cells = dict(
-        zip(names.split(","), ["4", "16", "4", "2048", "16", "24", "1024", "1", "2", "2", "410.5"], strict=True)
-    ) | {cell: value}
-    path = table(tmp_path / "rows.csv", [names, ",".join(cells.values())])
-    with pytest.raises(DiagnosticError) as raised:
-        calibrate_rows(path, load_machine(str(A100)), ["launch"], every=0, passes=PASSES)
-    found = raised.value.diagnostics[0]
-    assert words in found.message
-    assert found.location is not None
-    assert found.location.line == 2
-    assert found.source is not None
-    underlined = found.source[found.location.column - 1 :][: found.location.length]
-    assert underlined == (value if "number" in words else found.source)
 
 
 VALUES: tuple[Any, ...] = (None, "", "x", -1, 0, 1e300, 10**30, math.nan, [], {}, [1], {"a": 1})
