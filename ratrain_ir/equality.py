@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.ops import Op, Tensor
 
-_TENSOR_FIELDS = ("name", "kind", "type", "carried", "offset")
+_TENSOR_FIELDS = ("name", "kind", "type", "carried", "home", "offset")
 _OPERANDS = ("reads", "writes", "updates", "scratch")
 
 

@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.ops import Op, Tensor
 from ratrain.ratrain_ir.topology import Topology, topology_of
-from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrain_ir.types import Home, aligned
 
 
 class Level(Enum):
@@ -80,10 +80,15 @@ class Stage:
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of the stage's arena: the highest end of an allocated tensor."""
-        return max(
-            (t.offset + aligned(t.type.nbytes) for t in self.tensors.values() if t.offset is not None), default=0
+        """Bytes of the stage's arena: the highest end of a tensor that is allocated in DDR."""
+        return self.bytes_in(Home.DDR)
+
+    def bytes_in(self, home: Home) -> int:
+        """Bytes the stage takes of a memory: the highest end of a tensor that is allocated there."""
+        ends = (
+            t.offset + aligned(t.type.nbytes) for t in self.tensors.values() if t.offset is not None and t.home is home
         )
+        return max(ends, default=0)
 
     def __repr__(self) -> str:
         return f"Stage(@{self.index}, {len(self.tensors)} tensors, {len(self.ops)} ops)"
@@ -108,7 +113,13 @@ class TargetInfo:
     """of what the machine is, 64 hexadecimal digits; empty where a text does not say it"""
     machine: str = field(default="", repr=False)
     """the machine in its target's own words, any number of lines; empty where its name says it all"""
+    stores: tuple[tuple[Home, int], ...] = ()
+    """the other memories that a stage may use, and how many bytes of each"""
     line: int = field(default=0, eq=False, repr=False)
+
+    def capacity_of(self, home: Home) -> int:
+        """Bytes that a stage may use of a memory; none of one that the machine does not have."""
+        return self.capacity_bytes if home is Home.DDR else dict(self.stores).get(home, 0)
 
 
 @define(eq=False, repr=False)

@@ -22,7 +22,7 @@ import attrs
 from attrs import define, field
 
 from ratrain.ratrain_ir.blocks import Block, parse_block
-from ratrain.ratrain_ir.types import StateKind, TensorType
+from ratrain.ratrain_ir.types import Home, StateKind, TensorType
 
 
 class Engine(Enum):
@@ -33,13 +33,24 @@ class Engine(Enum):
     RECV = "recv"
     COLLECTIVE = "collective"
     TENSOR = "tensor"
+    STORE = "store"
+    FETCH = "fetch"
     HOST = "host"
     NONE = "none"
 
     __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
 
 
-ENGINES = (Engine.COMPUTE, Engine.SEND, Engine.RECV, Engine.COLLECTIVE, Engine.TENSOR, Engine.HOST)
+ENGINES = (
+    Engine.COMPUTE,
+    Engine.SEND,
+    Engine.RECV,
+    Engine.COLLECTIVE,
+    Engine.TENSOR,
+    Engine.STORE,
+    Engine.FETCH,
+    Engine.HOST,
+)
 """The engines that execute something, in the order streams are stored."""
 
 
@@ -99,7 +110,7 @@ _UNTIMED = {TIME: NOTHING}
 class Tensor:
     """A named piece of training state of one stage. Compared by identity.
 
-    `carried` tensors live across the step's end. `offset` is bytes into the stage's arena, once allocated.
+    `carried` tensors live across the step's end. `offset` is bytes into the stage's part of the memory that is its home, once allocated.
     """
 
     name: str = field(metadata=_UNTIMED)
@@ -108,6 +119,7 @@ class Tensor:
     carried: bool = field(default=False, metadata=_UNTIMED)
     offset: int | None = field(default=None, metadata=_UNTIMED)
     line: int = field(default=0, metadata=_UNTIMED)
+    home: Home = Home.DDR
 
     @property
     def slot(self) -> str:
@@ -497,6 +509,32 @@ class CombineLoss(Op):
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Store(Op):
+    """Copies what a block needs later of a piece into another memory, so that its bytes in DDR are free."""
+
+    keyword = "store"
+    default_engine = Engine.STORE
+    alike_on_all_stages = True
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Fetch(Op):
+    """Copies what was stored of a block and a piece back into DDR."""
+
+    keyword = "fetch"
+    default_engine = Engine.FETCH
+    alike_on_all_stages = True
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AllReduceScalar(Op):
     """Combines scalars of a group: the loss, overflow flags or the gradient's norm.
 
@@ -602,8 +640,11 @@ Piece = int | Slice
 
 PeerOp = GatherRows | ReduceRows | CombineLoss
 
+MemoryOp = Store | Fetch
+"""What moves tensors between DDR and another memory."""
 
-def piece_of(op: LoadInput | BlockOp | Send | Recv | PeerOp) -> Piece:
+
+def piece_of(op: LoadInput | BlockOp | Send | Recv | PeerOp | MemoryOp) -> Piece:
     """The piece that an op works on."""
     return op.micro_batch if op.slice is None else Slice(op.micro_batch, op.slice)
 
@@ -628,7 +669,9 @@ def piece_name(piece: Piece) -> str:
 MESSAGE_OPS: tuple[type[Op], ...] = (Send, Recv)
 """What one rank does with a partner on another stage."""
 
-LONE_OPS: tuple[type[Op], ...] = (LoadInput, *BLOCK_OPS, Update, ScaleUpdate)
+MEMORY_OPS: tuple[type[Op], ...] = get_args(MemoryOp)
+
+LONE_OPS: tuple[type[Op], ...] = (LoadInput, *BLOCK_OPS, *MEMORY_OPS, Update, ScaleUpdate)
 """What one rank does by itself. Named one by one: a new kind of op is not among them unless somebody says so."""
 
 OP_CLASSES: dict[str, type[Op]] = {
@@ -652,6 +695,8 @@ OP_CLASSES: dict[str, type[Op]] = {
         GatherRows,
         ReduceRows,
         CombineLoss,
+        Store,
+        Fetch,
         ScaleUpdate,
         Release,
     )

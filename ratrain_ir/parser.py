@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.module import Level, Module, SourceText, Stage, TargetIn
 from ratrain.ratrain_ir.ops import OP_CLASSES, FieldError, Op, Tensor, Tensors, read_fields
 from ratrain.ratrain_ir.quick_syntax import UnusualTextError, quick_records
 from ratrain.ratrain_ir.syntax import DeclarationRecord, HeaderRecord, ModuleRecord, OpRecord, explain, parse_records
-from ratrain.ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
+from ratrain.ratrain_ir.types import STORES, Dtype, Home, StateKind, TensorType, tensor_type
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.plan import Plan
@@ -36,6 +36,7 @@ _MAX_HEAD = 1 << 19
 _MAX_NESTING = 16
 _NESTED = re.compile(rf"\[(?:[ \t\r]*\[){{{_MAX_NESTING}}}")
 _STATE_KINDS = {kind.value: kind for kind in StateKind}
+_STORES = {home.value: home for home in STORES}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TYPE = re.compile(r"([a-z]+[0-9]+)\[([0-9, ]*)\]")
 
@@ -206,15 +207,17 @@ class _Builder:
                 self.error("RT005", "a machine is given, but no 'target' that is for it", line, "machine")
             return None
         name, capacity, digest = (header.values.get(key) for key in ("name", "capacity", "digest"))
-        extra = set(header.values) - {"name", "capacity", "digest"}
+        stores = {home: header.values[word] for word, home in _STORES.items() if word in header.values}
+        extra = set(header.values) - {"name", "capacity", "digest", *_STORES}
+        extra |= {home.value for home, nbytes in stores.items() if type(nbytes) is not int or nbytes <= 0}
         known = digest is None or (isinstance(digest, str) and _DIGEST.fullmatch(digest))
         if not isinstance(name, str) or type(capacity) is not int or capacity <= 0 or not known or extra:
-            text = 'a target is { name = "...", capacity = BYTES, digest = "64 hexadecimal digits" }'
+            text = 'a target is { name = "...", capacity = BYTES, host = BYTES, file = BYTES, digest = "64 hexadecimal digits" }'
             self.error("RT005", text, header.line, "target")
             return None
         if machine and digest is None:
             self.error("RT005", "a machine is given, so 'target' must have its digest", header.line, "target")
-        return TargetInfo(name, capacity, digest or "", machine, header.line)
+        return TargetInfo(name, capacity, digest or "", machine, tuple(stores.items()), header.line)
 
     def pipeline(self) -> str:
         """The passes that made the module; empty where it says none."""
@@ -277,7 +280,19 @@ class _Builder:
         if offset is not None and offset > _MAX_TENSOR_BYTES:
             self.error("RT051", f"offset {record.offset} is beyond any arena", record.line, record.offset)
             return
-        stage.add(Tensor(record.name, kind, type_, record.carried, offset, record.line))
+        home = self.home(record)
+        if home is not None:
+            stage.add(Tensor(record.name, kind, type_, record.carried, offset, record.line, home))
+
+    def home(self, record: DeclarationRecord) -> Home | None:
+        """The memory of a declaration that may name one."""
+        if record.home is None:
+            return Home.DDR
+        if record.home in _STORES:
+            return _STORES[record.home]
+        text = f"'{record.home}' is not a memory; the memories beside DDR are {', '.join(_STORES)}"
+        self.error("RT004", text, record.line, record.home, help=nearest(record.home, _STORES))
+        return None
 
     def type(self, record: DeclarationRecord) -> TensorType | None:
         if record.type not in self.types:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.ops import Op, Tensor, field_texts
 from ratrain.ratrain_ir.parser import FORMAT_VERSION
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.types import Home, StateKind
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage, TargetInfo
@@ -35,7 +35,8 @@ def module_lines(module: Module) -> Iterator[str]:
 
 def _target_lines(target: TargetInfo) -> Iterator[str]:
     digest = {"digest": target.digest} if target.digest else {}
-    yield _header("target", {"name": target.name, "capacity": target.capacity_bytes, **digest})
+    stores = {home.value: nbytes for home, nbytes in target.stores}
+    yield _header("target", {"name": target.name, "capacity": target.capacity_bytes, **stores, **digest})
     if target.machine:
         yield "  machine {"
         yield from (f"    | {line}" if line else "    |" for line in target.machine.split("\n"))
@@ -58,8 +59,9 @@ def stage_lines(stage: Stage) -> Iterator[str]:
 def declaration_text(tensor: Tensor) -> str:
     """One declaration, as in the text."""
     carried = " carried" if tensor.carried else ""
+    home = "" if tensor.home is Home.DDR else f" in {tensor.home.value}"
     offset = "" if tensor.offset is None else f" at {tensor.offset:#x}"
-    return f"{tensor.kind.value} %{tensor.name} : {tensor.type}{carried}{offset}"
+    return f"{tensor.kind.value} %{tensor.name} : {tensor.type}{carried}{home}{offset}"
 
 
 Groups = dict[str, tuple[Tensor, ...]]

@@ -51,6 +51,7 @@ def _patterns() -> _Patterns:
         end=re.compile(rf"[ \t]*\}}{rest}"),
         declaration=re.compile(
             rf"[ \t]*(?P<kind>{name}) (?P<name>{tensor}) : (?P<type>{patterns['TYPE']})(?P<carried> carried)?"
+            rf"(?: in (?P<home>{name}))?"
             rf"(?: at (?P<offset>{patterns['HEX']}))?{rest}"
         ),
         op=re.compile(
@@ -102,8 +103,8 @@ def _statements(lines: Sequence[str], body: range) -> list[StatementRecord]:
     for index in body:
         line = lines[index]
         if match := declaration(line):
-            kind, name, type_, carried, offset = match.group("kind", "name", "type", "carried", "offset")
-            statements.append(DeclarationRecord(kind, name[1:], type_, carried is not None, offset, index + 1))
+            kind, name, type_, carried, home, offset = match.group("kind", "name", "type", "carried", "home", "offset")
+            statements.append(DeclarationRecord(kind, name[1:], type_, carried is not None, home, offset, index + 1))
         elif match := op(line):
             keyword, words, *operands = match.group("keyword", "words", "writes", "updates", "reads", "scratch")
             writes, updates, reads, scratch = [text[1:].split(", %") if text else [] for text in operands]

@@ -45,6 +45,7 @@ from ratrain.ratrain_ir.blocks import (
 from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.ops import (
     BLOCK_OPS,
+    MEMORY_OPS,
     PEER_OPS,
     AddBranch,
     AddBranchBackward,
@@ -55,6 +56,7 @@ from ratrain.ratrain_ir.ops import (
     BackwardInput,
     BackwardWeight,
     CombineLoss,
+    Fetch,
     Forward,
     GatherRows,
     Group,
@@ -69,6 +71,7 @@ from ratrain.ratrain_ir.ops import (
     Release,
     ScaleUpdate,
     Send,
+    Store,
     Tensor,
     Tensors,
     Update,
@@ -82,6 +85,8 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.plan import Plan
 
 ACTIVATIONS = frozenset({StateKind.ACTIVATION, StateKind.BOUNDARY, StateKind.CHECKPOINT})
+STORABLE = frozenset({*ACTIVATIONS, StateKind.SAVED})
+"""What may be stored in another memory until it is used."""
 
 
 class Role(NamedTuple):
@@ -499,6 +504,30 @@ def _combine_loss(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     return [(False, Signature(reads, (*lse, loss))), (True, Signature(reads, lse, (loss,)))]
 
 
+def _copies(op: Store | Fetch) -> Candidates:
+    """As many operands as there are, each with its copy; a copy of a saved slot is one of the same slot."""
+    if not op.reads:
+        raise SignatureError(f"'{op!r}' copies nothing")
+    for tensor in op.reads:
+        if tensor.kind not in STORABLE:
+            raise SignatureError(
+                f"%{tensor.name} is {tensor.kind.value}, which is not stored in another memory", tensor
+            )
+    return _copies_of(tuple((t.kind is StateKind.SAVED, t.type, t.slot) for t in op.reads))
+
+
+@cache
+def _copies_of(tensors: tuple[tuple[bool, TensorType, str], ...]) -> Candidates:
+    sides: list[Roles] = []
+    for side in ("from", "to"):
+        roles = (
+            Role(f"{side}.{place}", _SAVED if saved else ACTIVATIONS, type_, slot=slot if saved else None)
+            for place, (saved, type_, slot) in enumerate(tensors)
+        )
+        sides.append(tuple(roles))
+    return [(False, Signature(sides[0], sides[1]))]
+
+
 @cache
 def _all_reduce(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], group: Group) -> Candidates:
     if group in (Group.ENDS, Group.TENSOR):
@@ -552,7 +581,7 @@ def attends(op: Recompute) -> bool:
     return any(tensor.kind is not StateKind.SAVED or tensor.slot in ("o", "lse", "probs") for tensor in op.writes)
 
 
-_OF_SLICES = frozenset({LoadInput, *BLOCK_OPS, *PEER_OPS, Send, Recv})
+_OF_SLICES = frozenset({LoadInput, *BLOCK_OPS, *PEER_OPS, *MEMORY_OPS, Send, Recv})
 """What works on one slice where micro-batches are cut."""
 
 _MAKERS: PerOp[Callable[[Any, ModelConfig, Plan], Candidates]] = PerOp(
@@ -579,6 +608,8 @@ _MAKERS: PerOp[Callable[[Any, ModelConfig, Plan], Candidates]] = PerOp(
         GatherRows: lambda op, model, plan: _gather_rows(model, plan, op.block),
         ReduceRows: lambda op, model, plan: _reduce_rows(model, plan, op.block, op.payload),
         CombineLoss: lambda op, model, plan: _combine_loss(model, plan, op.block),
+        Store: lambda op, _model, _plan: _copies(op),
+        Fetch: lambda op, _model, _plan: _copies(op),
         Update: lambda op, model, plan: _update(model, plan, op.block),
         ScaleUpdate: lambda _op, _model, _plan: _scale_update(),
     },

@@ -45,12 +45,13 @@ class PipelineRecord:
 
 @define
 class DeclarationRecord:
-    """`kind %name : type [carried] [at offset]`."""
+    """`kind %name : type [carried] [in home] [at offset]`."""
 
     kind: str
     name: str
     type: str
     carried: bool
+    home: str | None
     offset: str | None
     line: int
 
@@ -156,9 +157,11 @@ class _Records(Transformer[Token, ModuleRecord]):
     def offset(self, children: list[Any]) -> str | None:
         return None if children[0] is None else str(children[0])
 
+    home = offset
+
     def declaration(self, children: list[Any]) -> DeclarationRecord:
-        kind, name, type_text, carried, offset = children
-        return DeclarationRecord(str(kind), str(name)[1:], str(type_text), carried, offset, kind.line)
+        kind, name, type_text, carried, home, offset = children
+        return DeclarationRecord(str(kind), str(name)[1:], str(type_text), carried, home, offset, kind.line)
 
     def tensors(self, children: list[Any]) -> list[str]:
         return [str(token)[1:] for token in children]

@@ -5,8 +5,12 @@ from __future__ import annotations
 from enum import Enum
 from functools import cache
 from math import prod
+from typing import TYPE_CHECKING
 
 from attrs import field, frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ALIGNMENT_BYTES = 64
 """Every tensor starts at a multiple of this many bytes (SIMD width, and bit-identical BLAS: facts on determinism)."""
@@ -45,6 +49,28 @@ _ITEMSIZE = {
 
 STORAGE_DTYPES = (Dtype.F16, Dtype.BF16, Dtype.F32)
 """In which parameters, activations and gradients can be stored."""
+
+
+class Home(Enum):
+    """The memory that holds a tensor of a rank; the value is the word used in the text."""
+
+    DDR = "ddr"
+    """the one that ops compute in"""
+    HOST = "host"
+    """what the host of an accelerator has beside it"""
+    FILE = "file"
+    """a file, on the fastest storage that a rank has"""
+
+    __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
+
+
+STORES = (Home.HOST, Home.FILE)
+"""The memories in which nothing is computed: what is there was stored, and is fetched before its use."""
+
+
+def other_home(homes: Iterable[Home]) -> Home:
+    """The memory beside DDR among some; DDR where there is none."""
+    return next((home for home in homes if home is not Home.DDR), Home.DDR)
 
 
 class StateKind(Enum):

@@ -13,12 +13,14 @@ from ratrain.ratrain_ir.ops import (
     BlockOp,
     Engine,
     Group,
+    MemoryOp,
     Op,
     Recv,
     ReduceScatter,
     Send,
 )
 from ratrain.ratrain_ir.target import WorkspaceRequest
+from ratrain.ratrain_ir.types import Home, other_home
 from ratrain.targets.codegen.emitter import emit
 from ratrain.targets.codegen.routines import routine_of
 from ratrain.targets.machine.capacity import capacity_of
@@ -104,7 +106,8 @@ class MachineTarget:
         moved += [(t.kind, t.type, Access.WRITE) for t in op.writes]
         moved += [(t.kind, t.type, Access.UPDATE) for t in op.updates]
         hop = (stage.index, op.peer) if isinstance(op, Send | Recv) else None
-        return timed_op(op.keyword, group_name(op), op.engine, routine, moved, hop)
+        home = other_home(t.home for t in op.operands) if isinstance(op, MemoryOp) else Home.DDR
+        return timed_op(op.keyword, group_name(op), op.engine, routine, moved, hop, home)
 
     def message_seconds(self, nbytes: int, link: Link) -> float:
         """Seconds of a message between stages that has its link to itself."""

@@ -1,4 +1,4 @@
-"""`allocate-ddr{capacity=...}`: gives every tensor its bytes in the stage's arena, under the capacity.
+"""`allocate-ddr{capacity=...}`: gives every tensor its bytes in the stage's arena, under the capacity; and what is stored in other memories its bytes there.
 
 When the live bytes alone exceed the capacity no allocation can help: the refusal names the op at the peak, who holds the bytes
 there, and what would free some.
@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.analysis.progress import blocking_cycle
 from ratrain.ratrain_ir.diagnostics import Note, fail
 from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.ops import Forward, Op
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.types import STORES, Home, StateKind
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.lifetime import Lifetimes
@@ -58,6 +58,8 @@ class AllocateDdrPass(Pass):
         for occupied, placement in zip(occupancies, placed, strict=True):
             _check_arena(occupied.lives, placement, capacity, found, context, module)
         context.diagnostics.check()
+        for home in STORES:
+            _place_stored(module, home, context)
         module.level = Level.ALLOCATED
         module.target = evolve(context.target.info(module), capacity_bytes=capacity)
 
@@ -108,9 +110,31 @@ def _place(occupied: Occupancy, capacity: int, *, keep: bool, apart: bool) -> Al
         if excess <= 0 or lag <= 0:
             break
         room -= excess
-    for tensor, offset in zip(occupied.lives.stage.tensors.values(), placement.offsets, strict=True):
+    for tensor, offset in zip(occupied.lives.intervals, placement.offsets, strict=True):
         tensor.offset = offset
     return placement
+
+
+def _place_stored(module: Module, home: Home, context: PassContext) -> None:
+    """Place what every stage has in another memory; report RT053 or RT052 where that memory has no room for it."""
+    capacity = context.target.info(module).capacity_of(home)
+    for stage in module.stages:
+        occupied = occupancy(stage, partial(context.op_seconds, module), home)
+        if not occupied.lives.intervals:
+            continue
+        peak = occupied.lives.peak_bytes
+        placement = _place(occupied, capacity, keep=True, apart=False) if peak <= capacity else None
+        if placement is not None and placement.arena_bytes <= capacity:
+            context.statistics[f"stage {stage.index} {home.value}"] = f"{placement.arena_bytes} bytes, {peak} live"
+            continue
+        needed, code = (peak, "RT053") if placement is None else (placement.arena_bytes, "RT052")
+        has = f"the machine's {capacity} of it" if capacity else "the machine has none of it"
+        context.diagnostics.error(
+            code,
+            f"stage @{stage.index} stores {needed} bytes in the memory '{home.value}': {has}",
+            help=f"store less, or give a machine file with a larger {home.value}_capacity with --machine",
+        )
+    context.diagnostics.check()
 
 
 def _account(found: Capacity) -> list[Note]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import Engine, Op, Release, Tensor, is_blocking
-from ratrain.ratrain_ir.types import StateKind, aligned
+from ratrain.ratrain_ir.types import Home, StateKind, aligned
 
 _HALVINGS = 12
 
@@ -152,10 +152,10 @@ class Occupancy:
         return low
 
 
-def occupancy(stage: Stage, op_seconds: OpSeconds) -> Occupancy:
-    """The occupancy of a stage whose ops have their workspace."""
+def occupancy(stage: Stage, op_seconds: OpSeconds, home: Home = Home.DDR) -> Occupancy:
+    """The occupancy of a memory by a stage whose ops have their workspace."""
     times = list_times(stage, op_seconds)
-    lives = lifetimes(stage)
+    lives = lifetimes(stage, home)
     completions = _completions(stage, times)
     sizes, starts, stops, limits, completed, apart = [], [], [], [], [], []
     for tensor, spans in lives.intervals.items():

@@ -17,7 +17,7 @@ from ratrain.passes.pass_base import PassContext
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import Op, Recv, Send, Tensor, Update
-from ratrain.ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
+from ratrain.ratrain_ir.types import Dtype, Home, StateKind, aligned, tensor_type
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.lifetime import Lifetimes
@@ -103,17 +103,17 @@ def at_own_addresses(module: Module) -> Module:
     """A copy of a module whose every tensor has bytes that no other has, however many that takes."""
     copy = copy_module(module)
     for stage in copy.stages:
-        end = 0
+        ends = dict.fromkeys(Home, 0)
         for tensor in stage.tensors.values():
-            tensor.offset = end
-            end += aligned(tensor.type.nbytes)
+            tensor.offset = ends[tensor.home]
+            ends[tensor.home] += aligned(tensor.type.nbytes)
     return copy
 
 
 def allocation_problem(lives: Lifetimes, *, apart: bool = False) -> AllocationProblem:
-    """The placement problem of a stage's tensors, in declaration order; `apart`: what is received takes no bytes of what is sent."""
+    """The placement problem of a stage's tensors in a memory, in declaration order; `apart`: what is received takes no bytes of what is sent."""
     stage = lives.stage
-    tensors = list(stage.tensors.values())
+    tensors = list(lives.intervals)
     sides: dict[Tensor, int] = {}
     if apart:
         sides = dict.fromkeys((t for op in stage.ops if type(op) is Recv for t in op.writes), 1)

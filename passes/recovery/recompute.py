@@ -18,6 +18,7 @@ after the passes that change how long gradients and views live.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from attrs import field, frozen
@@ -27,13 +28,18 @@ from ratrain.passes.pass_base import Pass, PassContext
 from ratrain.passes.recovery.recompute_choice import choose
 from ratrain.passes.recovery.recompute_placement import idle_windows, recover_forward_side
 from ratrain.passes.recovery.rewriting import CHOICES, ChoiceOf, mark_checkpoints, rewrite, same_for_all
+from ratrain.passes.recovery.storing import store_kept
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.ops import Recompute, Tensor
+from ratrain.ratrain_ir.ops import Piece, Recompute, Tensor
+from ratrain.ratrain_ir.types import STORES, Home
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
 
 POLICIES = ("full", "none", "attention", "mlp", "auto")
+NOWHERE = "nowhere"
+_HOMES = {home.value: home for home in STORES}
+STORE_CHOICES = (NOWHERE, *_HOMES)
 
 
 @frozen
@@ -45,6 +51,8 @@ class RecomputePass(Pass):
     budget: int | None = field(default=None, metadata={"unit": "bytes"})
     """Bytes a stage may use, for `auto` and `forward-side`; None: what the machine has."""
     placement: str = field(default="inline", metadata={"choices": ("inline", "forward-side")})
+    store: str = field(default="nowhere", metadata={"choices": STORE_CHOICES})
+    """The memory in which layers may wait for their backward, for `auto`."""
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage under the policy.
@@ -52,11 +60,12 @@ class RecomputePass(Pass):
         Raises `DiagnosticError` RT071 where recovery is placed already.
         """
         refuse_second_recovery(module)
+        refuse_missing_memory(self.store, self.policy, module, context)
         mark_checkpoints(self.rewrite(module, context))
 
     def rewrite(self, module: Module, context: PassContext) -> list[Tensor]:
         """Rewrite the lists of every stage; the tensors that recovery starts from, to be marked once the module is final."""
-        recovered = moved = 0
+        recovered = moved = stored = 0
         starts: list[Tensor] = []
         windows = idle_windows(module) if self.placement == "forward-side" else []
         for stage in module.stages:
@@ -66,10 +75,13 @@ class RecomputePass(Pass):
                 context.statistics[f"stage {stage.index}"] = summary
             recovery = rewrite(stage, choice_of)
             recovered += recovery.ops
+            stored += store_kept(stage, trials, partial(_home, choice_of))
             starts += recovery.starts
             if self.placement == "forward-side":
                 moved += recover_forward_side(stage, trials, self.budget_within(trials), windows[stage.index])
         context.statistics["recompute ops"] = recovered
+        if self.store != NOWHERE:
+            context.statistics["store ops"] = stored
         context.statistics["moved to the forward side"] = moved
         return starts
 
@@ -81,8 +93,13 @@ class RecomputePass(Pass):
         """What to keep of each layer and micro-batch of a stage, and under `auto` the same in words."""
         if self.policy != "auto":
             return same_for_all(*CHOICES[self.policy]), ""
-        chosen = choose(stage, trials, self.budget_within(trials))
+        home = _HOMES.get(self.store, Home.DDR)
+        chosen = choose(stage, trials, self.budget_within(trials), home)
         return chosen.choice_of, chosen.summary
+
+
+def _home(choice_of: ChoiceOf, layer: int, piece: Piece) -> Home:
+    return choice_of(layer, piece).home
 
 
 def refuse_second_recovery(module: Module) -> None:
@@ -90,3 +107,17 @@ def refuse_second_recovery(module: Module) -> None:
     if any(type(op) is Recompute for stage in module.stages for op in stage.ops):
         message = "'recompute' cannot run twice: what the first run dropped is not there to be kept or dropped again"
         fail("RT071", message, help="give one 'recompute' with the policy you want")
+
+
+def refuse_missing_memory(store: str, policy: str, module: Module, context: PassContext) -> None:
+    """Raise `DiagnosticError` RT071 where nothing is chosen that could be stored, RT065 where the machine does not have the memory."""
+    if store == NOWHERE:
+        return
+    if policy != "auto":
+        text = f"'store={store}' is for policy=auto, which chooses what is kept, stored and recovered; the policy is '{policy}'"
+        fail("RT071", text, help="leave one of them out")
+    info = context.target.info(module)
+    if not info.capacity_of(_HOMES[store]):
+        text = f"the machine '{info.name}' has no memory '{store}' to store in"
+        way_out = f"say [{store}_capacity], [{store}_store] and [{store}_fetch] in its file (--machine)"
+        fail("RT065", text, help=way_out)

@@ -17,19 +17,28 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
 from ratrain.passes.recovery.kept_bytes import branch_bytes, mlp_input_bytes, recovers_whole_layer
-from ratrain.passes.recovery.rewriting import CHOICES, LEAN_SLOTS, LayerChoice, recovery_op, rewritten
+from ratrain.passes.recovery.rewriting import (
+    CHOICES,
+    EVERYTHING,
+    LEAN_SLOTS,
+    LayerChoice,
+    recovery_op,
+    rewritten,
+)
+from ratrain.passes.recovery.storing import store_kept
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.blocks import Block, Slot, block, kept_in_forward, saved_slots
 from ratrain.ratrain_ir.frontend.plan import slice_plan
 from ratrain.ratrain_ir.ops import Forward, Piece, Tensor
-from ratrain.ratrain_ir.types import StateKind, aligned
+from ratrain.ratrain_ir.types import Home, StateKind, aligned
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.overlap import Occupancy
@@ -81,40 +90,147 @@ class Chosen:
         kind = next(kind for kind in self.kinds if layer in kind.layers)
         return kind.choice_of(kind.layers.index(layer) * self.in_flight + number % self.in_flight)
 
+    def home_of(self, layer: int, piece: Piece) -> Home:
+        """Where what is kept of a layer and a micro-batch waits for its backward."""
+        return self.choice_of(layer, piece).home
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether nothing is recovered or stored."""
+        return all(set(kind.counts) <= {EVERYTHING} for kind in self.kinds)
+
     @property
     def summary(self) -> str:
         """The counts in words."""
         counts: Counter[LayerChoice] = Counter()
         for kind in self.kinds:
             counts.update(kind.counts)
-        names = [f"{count} x attention {c.attention}, mlp {c.mlp}" for c, count in counts.items() if count]
+        names = [f"{count} x {_words(choice)}" for choice, count in counts.items() if count]
         layers = sum(len(kind.layers) for kind in self.kinds)
         return f"kept, of {layers} layers x {self.in_flight} in flight: {'; '.join(names)}"
 
 
-def choose(stage: Stage, trials: Trials, capacity: int) -> Chosen:
-    """The cheapest choice that fits; full recovery where not even that does (allocation then says what is missing)."""
-    plan = trials.module.plan
-    slices = plan.shape.slices
-    in_flight = min(ceil(most_in_flight_on(trials.module, stage) / plan.chunks), plan.micro_batches * slices)
-    kinds = _kinds_of_layers(stage, trials.module)
-    options = [_pareto(_options(stage, trials, layers[0])) for layers in kinds]
-    front = _front_of_kinds([(each, len(layers) * in_flight) for each, layers in zip(options, kinds, strict=True)])
+def _words(choice: LayerChoice) -> str:
+    if choice.home is not Home.DDR:
+        return f"all in '{choice.home.value}'"
+    return f"attention {choice.attention}, mlp {choice.mlp}"
+
+
+def choose(stage: Stage, trials: Trials, capacity: int, store: Home = Home.DDR) -> Chosen:
+    """The cheapest choice that fits; full recovery where not even that does (allocation then says what is missing).
+
+    With another memory to store in, as many layers of micro-batches are stored there, whole, as make the stage's own period from step to
+    step shortest: those of the first layers, which wait longest. What stays is chosen for the bytes that this leaves.
+    """
+    shape = _Shape.of(stage, trials)
+    best = _kept_in_ddr(stage, trials, capacity, shape, shape.none_stored)
+    if store is Home.DDR or best.keeps_everything:
+        return best
+    room = trials.context.target.info(trials.module).capacity_of(store)
+
+    @cache
+    def found(count: int) -> tuple[float, Chosen]:
+        if not count:
+            return trials.period(as_chosen(stage, trials, best)), best
+        chosen = _kept_in_ddr(stage, trials, capacity, shape, shape.stored(count, store))
+        draft = as_chosen(stage, trials, chosen)
+        fits = lifetimes(draft, store).peak_bytes <= room
+        return trials.period(draft) if fits else inf, chosen
+
+    return found(_shortest(shape.items, lambda count: found(count)[0]))[1]
+
+
+def as_chosen(stage: Stage, trials: Trials, chosen: Chosen) -> Stage:
+    """A draft of a stage under a choice."""
+    draft = rewritten(stage, chosen.choice_of)
+    store_kept(draft, trials, chosen.home_of)
+    return draft
+
+
+def _shortest(most: int, seconds: Callable[[int], float]) -> int:
+    """The number from 0 to `most` of least seconds, where these fall and then rise; the least such number.
+
+    Of few numbers all are tried; of many, those between three points that close in on the least.
+    """
+    low, high = 0, most
+    while high - low > _FEW:
+        step = (high - low) // 3
+        first, second = low + step, high - step
+        if seconds(first) <= seconds(second) * (1 + _WORTH_STORING):
+            high = second
+        else:
+            low = first
+    best = min((0, *range(low, high + 1)), key=lambda count: (seconds(count), count))
+    enough = (count for count in range(best + 1) if low <= count or not count)
+    return next(count for count in enough if seconds(count) <= seconds(best) * (1 + _WORTH_STORING))
+
+
+_FEW = 6
+_WORTH_STORING = 1e-4
+"""What one more stored layer must gain: traffic that wins nothing is left out."""
+
+
+@frozen
+class _Shape:
+    """The layers of a stage by kind, and how many of each are in flight."""
+
+    kinds: tuple[tuple[int, ...], ...]
+    in_flight: int
+    slices: int
+    options: tuple[tuple[Option, ...], ...]
+    """of a layer of each kind"""
+
+    @classmethod
+    def of(cls, stage: Stage, trials: Trials) -> _Shape:
+        plan = trials.module.plan
+        slices = plan.shape.slices
+        in_flight = min(ceil(most_in_flight_on(trials.module, stage) / plan.chunks), plan.micro_batches * slices)
+        kinds = _kinds_of_layers(stage, trials.module)
+        options = (tuple(_pareto(_options(stage, trials, layers[0]))) for layers in kinds)
+        return cls(tuple(kinds), in_flight, slices, tuple(options))
+
+    @property
+    def items(self) -> int:
+        """Layers of micro-batches in flight."""
+        return self.in_flight * sum(map(len, self.kinds))
+
+    @property
+    def none_stored(self) -> tuple[dict[LayerChoice, int], ...]:
+        """Of each kind, no items."""
+        return tuple({} for _ in self.kinds)
+
+    def stored(self, count: int, home: Home) -> tuple[dict[LayerChoice, int], ...]:
+        """Of each kind its part of so many items, which are stored."""
+        choice = LayerChoice("all", "all", home)
+        return tuple({choice: len(layers) * self.in_flight * count // self.items} for layers in self.kinds)
+
+
+def _kept_in_ddr(
+    stage: Stage, trials: Trials, capacity: int, shape: _Shape, stored: Sequence[Mapping[LayerChoice, int]]
+) -> Chosen:
+    """The cheapest choice that fits for what is not stored."""
+    left = [
+        len(layers) * shape.in_flight - sum(counts.values()) for layers, counts in zip(shape.kinds, stored, strict=True)
+    ]
+    front = _front_of_kinds(list(zip(shape.options, left, strict=True)))
 
     def chosen(index: int) -> Chosen:
         counts = iter(front[index][2])
-        each = [{option.choice: count for option in own if (count := next(counts))} for own in options]
-        return Chosen(tuple(map(ChosenOfKind, kinds, each)), in_flight, slices)
+        each = [
+            {**taken, **{option.choice: count for option in own if (count := next(counts))}}
+            for own, taken in zip(shape.options, stored, strict=True)
+        ]
+        return Chosen(tuple(map(ChosenOfKind, shape.kinds, each)), shape.in_flight, shape.slices)
 
     @cache
     def occupied(index: int) -> Occupancy:
-        return trials.occupancy(rewritten(stage, chosen(index).choice_of))
+        return trials.occupancy(as_chosen(stage, trials, chosen(index)))
 
     lag = occupied(0).lag_within(capacity)
     sizes = [point[0] for point in front]
     best = _last_that_fits(sizes, lambda index: capacity - occupied(index).peak_bytes(lag))
     for _ in range(_MAX_TRIALS):
-        trial = rewritten(stage, chosen(best).choice_of)
+        trial = as_chosen(stage, trials, chosen(best))
         excess = trials.excess_bytes(trial, lag, capacity) if best else 0
         if not excess:
             break
@@ -216,7 +332,7 @@ def _pareto(options: list[Option]) -> list[Option]:
 Point = tuple[int, float, tuple[int, ...]]
 
 
-def _front(options: list[Option], items: int) -> list[Point]:
+def _front(options: Sequence[Option], items: int) -> list[Point]:
     """The Pareto front of `items` items: (bytes, seconds, how many take each option), bytes ascending.
 
     Fronts of 1, 2, 4, ... items are joined pairwise, so the work is logarithmic in the number of items.
@@ -236,7 +352,7 @@ def _front(options: list[Option], items: int) -> list[Point]:
     return total
 
 
-def _front_of_kinds(kinds: Sequence[tuple[list[Option], int]]) -> list[Point]:
+def _front_of_kinds(kinds: Sequence[tuple[Sequence[Option], int]]) -> list[Point]:
     """The Pareto front of items of several kinds, each with its options and how many there are; counts by kind, one behind the other."""
     total = _front(*kinds[0])
     for options, items in kinds[1:]:

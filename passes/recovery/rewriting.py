@@ -29,7 +29,7 @@ from ratrain.ratrain_ir.ops import (
     piece_of,
 )
 from ratrain.ratrain_ir.signatures import attends
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.types import Home, StateKind
 
 LEAN_SLOTS = {
     "attention": ("q_in", "k_in", "q", "k", "v", "o", "lse", "branch"),
@@ -44,6 +44,8 @@ class LayerChoice:
 
     attention: str
     mlp: str
+    home: Home = Home.DDR
+    """where what is kept waits for the backward"""
 
     def kept(self, kind: str) -> str:
         """What is kept of one of the layer's blocks."""

@@ -22,7 +22,14 @@ from attrs import define, field, frozen
 
 from ratrain.passes.memory.trial import Trials, step_seconds_at_own_addresses
 from ratrain.passes.pass_base import Pass, PassContext
-from ratrain.passes.recovery.recompute import POLICIES, RecomputePass, refuse_second_recovery
+from ratrain.passes.recovery.recompute import (
+    NOWHERE,
+    POLICIES,
+    STORE_CHOICES,
+    RecomputePass,
+    refuse_missing_memory,
+    refuse_second_recovery,
+)
 from ratrain.passes.recovery.rewriting import mark_checkpoints
 from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
 from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
@@ -73,6 +80,8 @@ class JointOrderPass(Pass):
     """The largest buckets that are tried."""
     reduction: str = field(default="buckets", metadata={"choices": ("buckets", "bulk", "blocking-bulk")})
     state: str = field(default="ordered", metadata={"choices": ("ordered", "bulk", "blocking-bulk")})
+    store: str = field(default=NOWHERE, metadata={"choices": STORE_CHOICES})
+    """The memory in which layers may wait for their backward (`recompute`)."""
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage.
@@ -80,6 +89,7 @@ class JointOrderPass(Pass):
         Raises `DiagnosticError` RT071 where recovery is placed already.
         """
         refuse_second_recovery(module)
+        refuse_missing_memory(self.store, self.policy, module, context)
         depths = self.depths(module, context)
         chosen = self.choose(module, context, depths)
         default = [self.orders(depth)[0] for depth in depths]
@@ -100,7 +110,7 @@ class JointOrderPass(Pass):
     @property
     def recovery(self) -> RecomputePass:
         """The pass that chooses what is recovered."""
-        return RecomputePass(self.policy, self.budget, self.placement)
+        return RecomputePass(self.policy, self.budget, self.placement, self.store)
 
     def depths(self, module: Module, context: PassContext) -> list[int]:
         """How many blocks ahead each stage gathers views that are sharded within the step; like stages take the same."""

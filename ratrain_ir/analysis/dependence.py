@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Op, Release, Tensor, is_blocking
-from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrain_ir.types import Home, aligned
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage
@@ -45,7 +45,7 @@ class _Life:
 
 @define(eq=False)
 class _Bytes:
-    """Which life last held each byte of the arena: disjoint segments, sorted by start."""
+    """Which life last held each byte of a memory: disjoint segments, sorted by start."""
 
     starts: list[int] = field(factory=list)
     stops: list[int] = field(factory=list)
@@ -82,7 +82,7 @@ def raw_dependences(stage: Stage) -> list[list[int]]:
 @define(eq=False)
 class _Sweep:
     lives: dict[Tensor, _Life] = field(factory=dict)
-    arena: _Bytes = field(factory=_Bytes)
+    memories: dict[Home, _Bytes] = field(factory=lambda: {home: _Bytes() for home in Home})
     computed: int = _NONE
     """the last compute op so far"""
     blocking: int = _NONE
@@ -125,7 +125,7 @@ class _Sweep:
         life = self.lives[tensor] = _Life()
         if tensor.offset is not None:
             end = tensor.offset + aligned(tensor.type.nbytes)
-            for former in self.arena.take(tensor.offset, end, life):
+            for former in self.memories[tensor.home].take(tensor.offset, end, life):
                 _need_all(needs, former)
         return life
 

@@ -153,7 +153,7 @@ def _accesses_of_shared_bytes(stage: Stage) -> Iterator[list[_Access]]:
 
 
 def _share_a_byte(one: Tensor, other: Tensor) -> bool:
-    if one.offset is None or other.offset is None:
+    if one.home is not other.home or one.offset is None or other.offset is None:
         return False
     return one.offset < other.offset + other.type.nbytes and other.offset < one.offset + one.type.nbytes
 

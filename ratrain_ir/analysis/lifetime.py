@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import Release, Tensor
-from ratrain.ratrain_ir.types import StateKind, aligned
+from ratrain.ratrain_ir.types import Home, StateKind, aligned
 
 Interval = tuple[int, int]
 
@@ -32,7 +32,7 @@ class _Life:
 
 @frozen(eq=False)
 class Lifetimes:
-    """Live intervals of a stage's tensors, in declaration order, and the live-byte curve they make."""
+    """Live intervals of a stage's tensors in a memory, in declaration order, and the live-byte curve they make."""
 
     stage: Stage
     intervals: dict[Tensor, tuple[Interval, ...]]
@@ -67,8 +67,8 @@ class Lifetimes:
         return int(_live_bytes(some, len(self.live_bytes)).max(initial=0))
 
 
-def lifetimes(stage: Stage) -> Lifetimes:
-    """The lifetimes of one stage, in one sweep over its ops."""
+def lifetimes(stage: Stage, home: Home = Home.DDR) -> Lifetimes:
+    """The lifetimes of one stage's tensors in a memory, in one sweep over its ops."""
     count = len(stage.ops)
     lives: dict[Tensor, _Life] = {}
     for position, op in enumerate(stage.ops):
@@ -90,12 +90,14 @@ def lifetimes(stage: Stage) -> Lifetimes:
                 if earlier.start is not None:
                     earlier.intervals.append((earlier.start, earlier.last + 1))
                 earlier.start = earlier.last = position
-    return _finished(stage, lives, count)
+    return _finished(stage, home, lives, count)
 
 
-def _finished(stage: Stage, lives: dict[Tensor, _Life], count: int) -> Lifetimes:
+def _finished(stage: Stage, home: Home, lives: dict[Tensor, _Life], count: int) -> Lifetimes:
     intervals: dict[Tensor, tuple[Interval, ...]] = {}
     for tensor in stage.tensors.values():
+        if tensor.home is not home:
+            continue
         life = lives.get(tensor)
         if life is None:
             spans: list[Interval] = [(0, count)] if tensor.carried else []

@@ -41,6 +41,7 @@ from ratrain.ratrain_ir.ops import (
     BackwardWeight,
     BlockOp,
     CombineLoss,
+    Fetch,
     Forward,
     GatherRows,
     Group,
@@ -58,6 +59,7 @@ from ratrain.ratrain_ir.ops import (
     ScaleUpdate,
     Send,
     Slice,
+    Store,
     Tensor,
     Update,
     piece_of,
@@ -387,6 +389,23 @@ class _SymbolicRun(SymbolicUpdates):
             if step.after is not None:
                 self.set(roles[step.role], *step.after)
 
+    # other memories
+
+    def copy(self, op: Store | Fetch) -> None:
+        """What is copied is what the op says: something of its block and piece, wherever it came from."""
+        block, m = op.block, piece_of(op)
+        for tensor, copied in zip(op.reads, op.writes, strict=True):
+            held = self.values.get(tensor)
+            if held is None or held[1:3] != (block, m):
+                words = words_of(held) if held else "nothing"
+                text = f"'{op!r}' copies %{tensor.name}, which holds {words}, and nothing of {block} {word_of(m)}"
+                self.report.at_op("RT034", text, self.stage, op, tensor)
+                continue
+            recovered = self.recovered.get(tensor)
+            self.set(copied, *held)
+            if recovered is not None:
+                self.recovered[copied] = recovered
+
     # messages
 
     def send(self, op: Send) -> None:
@@ -489,6 +508,8 @@ _VISITS: PerOp[Callable[[_SymbolicRun, Any], None]] = PerOp(
         GatherRows: _SymbolicRun.gather_rows,
         ReduceRows: _SymbolicRun.reduce_rows,
         CombineLoss: _SymbolicRun.combine_loss,
+        Store: _SymbolicRun.copy,
+        Fetch: _SymbolicRun.copy,
         Update: _SymbolicRun.update,
         AllGather: _SymbolicRun.all_gather,
         ScaleUpdate: _SymbolicRun.scale_update,

@@ -11,7 +11,7 @@ from ratrain.ratrain_ir.diagnostics import Note
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import Release, Tensor
 from ratrain.ratrain_ir.printer import declaration_text
-from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, aligned
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Home, aligned
 from ratrain.ratrain_ir.verifier.report import Reporter
 
 
@@ -45,50 +45,58 @@ def check_offsets(stage: Stage, report: Reporter) -> bool:
 
 
 def check_capacity(module: Module, stage: Stage, report: Reporter) -> None:
-    """RT052: the arena fits the capacity of the target."""
-    if module.target is not None and stage.arena_bytes > module.target.capacity_bytes:
-        excess = stage.arena_bytes - module.target.capacity_bytes
-        text = f"the arena of stage @{stage.index} has {stage.arena_bytes} bytes, {excess} more than the capacity"
-        report.at_stage("RT052", text, stage)
+    """RT052: the arena, and what is stored in other memories, fit the capacities of the target."""
+    if module.target is None:
+        return
+    for home in Home:
+        nbytes = stage.bytes_in(home)
+        excess = nbytes - module.target.capacity_of(home)
+        if excess > 0:
+            what = "the arena" if home is Home.DDR else f"what is stored in '{home.value}'"
+            text = f"{what} of stage @{stage.index} has {nbytes} bytes, {excess} more than the capacity"
+            report.at_stage("RT052", text, stage)
 
 
 def check_peak(module: Module, stage: Stage, report: Reporter) -> None:
     """RT053: where workspace has been sized, what is live at once fits the capacity: more than that no allocation can do."""
     if module.target is None:
         return
-    peak = lifetimes(stage).peak_bytes
-    if peak > module.target.capacity_bytes:
-        excess = peak - module.target.capacity_bytes
-        report.at_stage(
-            "RT053", f"stage @{stage.index} has {peak} bytes live at once, {excess} more than the capacity", stage
-        )
+    for home in Home:
+        peak = lifetimes(stage, home).peak_bytes
+        excess = peak - module.target.capacity_of(home)
+        if excess > 0:
+            where = "" if home is Home.DDR else f" in the memory '{home.value}'"
+            text = f"stage @{stage.index} has {peak} bytes live at once{where}, {excess} more than the capacity"
+            report.at_stage("RT053", text, stage)
 
 
 def check_no_shared_byte(stage: Stage, report: Reporter) -> None:
-    """RT050: no two tensors that are live together share a byte.
+    """RT050: no two tensors that are live together share a byte of a memory.
 
     A backward liveness sweep (what is carried is live at the end; a use makes live, a definition ends that) keeps the occupied
     ranges sorted by address, and compares every range that enters with its neighbours.
     """
-    occupied = _Occupied(stage, report)
+    memories = {home: _Occupied(stage, report) for home in Home}
     for tensor in stage.tensors.values():
         if tensor.carried:
-            occupied.enter(tensor, len(stage.ops) - 1)
+            memories[tensor.home].enter(tensor, len(stage.ops) - 1)
     for position in range(len(stage.ops) - 1, -1, -1):
         op = stage.ops[position]
         if type(op) is Release:
             continue
         for tensor in op.operands:
+            occupied = memories[tensor.home]
             if tensor not in occupied.live:
                 occupied.enter(tensor, position)
         for tensor in op.writes + op.scratch:
+            occupied = memories[tensor.home]
             if tensor in occupied.live and tensor not in op.reads:
                 occupied.leave(tensor)
 
 
 @define(eq=False)
 class _Occupied:
-    """Ranges of live tensors, sorted by address."""
+    """Ranges of live tensors of a memory, sorted by address."""
 
     stage: Stage
     report: Reporter

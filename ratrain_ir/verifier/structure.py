@@ -17,8 +17,14 @@ from ratrain.ratrain_ir.ops import (
     AllReduce,
     AllReduceScalar,
     BlockOp,
+<<<<<<< HEAD
+=======
+    Fetch,
+    Forward,
+>>>>>>> 665d26c (Other memories: tensors at home in the host's memory or a file, stored and fetched by ops of their own engines)
     Group,
     LoadInput,
+    MemoryOp,
     Op,
     Part,
     PeerOp,
@@ -27,11 +33,12 @@ from ratrain.ratrain_ir.ops import (
     ReduceScatter,
     Release,
     Send,
+    Store,
     Tensor,
     Update,
 )
 from ratrain.ratrain_ir.signatures import SignatureError, bind
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.types import Home, StateKind
 from ratrain.ratrain_ir.verifier.exchanges import check_exchange
 from ratrain.ratrain_ir.verifier.report import Reporter
 
@@ -46,6 +53,7 @@ def check_structure(module: Module, report: Reporter) -> None:
             if check_names_exist(module, stage, owned, op, report) and type(op) is not Release:
                 check_operands(module, stage, op, report)
             check_scratch(stage, op, report)
+            check_homes(stage, op, report)
     if report.diagnostics.errors:
         return  # what an op touches is not known where its operands are wrong
     has_releases = has_all_releases(module)
@@ -74,13 +82,19 @@ def has_all_releases(module: Module) -> bool:
 _SCALAR_GROUPS = {Quantity.LOSS: Group.REPLICAS, Quantity.FLAGS: Group.ALL, Quantity.NORM: Group.ALL}
 """The loss is known to the last stage only; every rank needs the flags of all."""
 
+<<<<<<< HEAD
 _ONE_BLOCK = frozenset({*BLOCK_OPS, Update})
+=======
+_ONE_BLOCK = frozenset({Forward, Recompute, Backward, BackwardInput, BackwardWeight, Update, Store, Fetch})
+>>>>>>> 665d26c (Other memories: tensors at home in the host's memory or a file, stored and fetched by ops of their own engines)
 _PEERS = frozenset(PEER_OPS)
 _BLOCKS = frozenset({ReduceScatter, AllReduce, AllGather, AllReduceScalar})
 
 
 def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
     """RT026: releases and workspace belong to later levels than `dataflow`; collectives fit the plan and the model."""
+    if module.level is Level.DATAFLOW and isinstance(op, MemoryOp):
+        report.at_op("RT026", f"'{op.keyword}' is not allowed at level dataflow, where no order is claimed", stage, op)
     if module.level is Level.DATAFLOW and (type(op) is Release or op.scratch):
         what = "a release" if type(op) is Release else "workspace"
         report.at_op("RT026", f"{what} is not allowed at level dataflow, where no order is claimed", stage, op)
@@ -220,6 +234,25 @@ def check_scratch(stage: Stage, op: Op, report: Reporter) -> None:
             report.at_op(
                 "RT025", f"%{tensor.name} is {tensor.kind.value}, but 'using' takes workspace", stage, op, tensor
             )
+
+
+def check_homes(stage: Stage, op: Op, report: Reporter) -> None:
+    """RT034: what is in another memory than DDR is only stored there and fetched from there; its life may end anywhere."""
+    if type(op) is Release:
+        return
+    stored = {Store: op.writes, Fetch: op.reads}.get(type(op), ())
+    for tensor in op.operands:
+        if tensor.home is not Home.DDR and tensor not in stored:
+            text = f"'{op!r}' works in DDR, and %{tensor.name} is in the memory '{tensor.home.value}'"
+            report.at_op("RT034", text, stage, op, tensor, help="fetch it into a tensor in DDR, and use that")
+        elif tensor.home is Home.DDR and tensor in stored:
+            text = f"'{op!r}' moves %{tensor.name}, which is in DDR, to where it is"
+            report.at_op("RT034", text, stage, op, tensor, help="declare it in another memory: 'in host' or 'in file'")
+    for tensor in stored:
+        if tensor.home is not stored[0].home:
+            text = f"'{op!r}' is of one memory, and %{tensor.name} is in '{tensor.home.value}'"
+            report.at_op("RT034", text, stage, op, tensor, help="store and fetch by ops of each memory")
+            return
 
 
 def _blocks_of(op: Any) -> tuple[Block, ...]:

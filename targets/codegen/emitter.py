@@ -57,6 +57,7 @@ def emit(module: Module, target: EmittingTarget) -> Program:
         stages,
         module.target.digest,
         module.target.machine,
+        module.target.stores,
     )
 
 
@@ -118,4 +119,4 @@ class _StageEmission:
 
 def _program_tensor(tensor: Tensor) -> ProgramTensor:
     assert tensor.offset is not None
-    return ProgramTensor(tensor.name, tensor.kind, tensor.type, tensor.carried, tensor.offset)
+    return ProgramTensor(tensor.name, tensor.kind, tensor.type, tensor.carried, tensor.offset, tensor.home)

@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.plugins import WAY_OUT
 from ratrain.ratrain_ir.quantities import SCALES, QuantityError, parse_quantity, quantity_text
 from ratrain.ratrain_ir.registry import Registry
 from ratrain.ratrain_ir.target import Capacity
+from ratrain.ratrain_ir.types import STORES, Home
 from ratrain.targets.machine.link_groups import (
     CHIP_KEYS,
     GROUP_UNITS,
@@ -70,6 +71,12 @@ KERNEL_COSTS = Registry(
 _PEAK_SLACK = 0.01
 _HALF_FLOPS_A_CYCLE = 2 * 3 * 64
 """Of a core on float16: three multiply-add units of 64 lanes."""
+STORE_UNITS = {
+    f"{home.value}_{name}": unit
+    for home in STORES
+    for name, unit in {"capacity": "bytes", "store": "bytes/s", "fetch": "bytes/s", "latency": "s"}.items()
+}
+"""Of each memory beside DDR: the bytes that a rank may use of it, how fast it takes and gives them, and what each transfer takes beside."""
 _OPTIONAL_UNITS = {
     "host_bandwidth": "bytes/s",
     "host_handover": "s",
@@ -88,6 +95,7 @@ _OPTIONAL_UNITS = {
     "transport_overhead": "bytes",
     "transport_overhead_per_group": "bytes",
     "allocator_slack": "fraction of ddr_capacity",
+    **STORE_UNITS,
 }
 _ALL_UNITS = _UNITS | TILE_UNITS | _OPTIONAL_UNITS
 _WHOLE = (
@@ -102,6 +110,7 @@ _WHOLE = (
     "runtime_overhead",
     "transport_overhead",
     "transport_overhead_per_group",
+    *(f"{home.value}_capacity" for home in STORES),
 )
 _LEAST, _MOST = 1e-15, 1e30
 """Bounds far beyond any machine, so that no sum or quotient of times overflows."""
@@ -111,6 +120,7 @@ NO_SOURCE = "not said"
 """Source of a constant whose file says none."""
 _MAY_BE_ZERO = (
     "latency",
+    *(f"{home.value}_latency" for home in STORES),
     "link_latency",
     "launch",
     "host_handover",
@@ -226,6 +236,27 @@ class Machine:
     def head_efficiency(self) -> float:
         """Fraction of the peak of the head's products: as of others where the file does not say."""
         return self._optional("head_efficiency", self["gemm_efficiency"])
+
+    @property
+    def stores(self) -> tuple[tuple[Home, int], ...]:
+        """The memories beside DDR that a rank has, and the bytes that it may use of each."""
+        keys = ((home, f"{home.value}_capacity") for home in STORES)
+        return tuple((home, self.whole(key)) for home, key in keys if key in self.constants)
+
+    def store_bandwidth(self, home: Home, *, fetches: bool) -> float:
+        """Bytes per second from a memory beside DDR, or to it. Raises `DiagnosticError` RT065 where the machine does not have that memory."""
+        key = f"{home.value}_{'fetch' if fetches else 'store'}"
+        if key not in self.constants:
+            text = f"the machine '{self.name}' has no memory '{home.value}', and there is something to be stored in it"
+            way_out = (
+                f"say [{home.value}_capacity], [{home.value}_store] and [{home.value}_fetch] in its file (--machine)"
+            )
+            fail("RT065", text, help=way_out)
+        return self[key]
+
+    def store_latency(self, home: Home) -> float:
+        """Seconds that each transfer to or from a memory takes beside its bytes; none where the file does not say."""
+        return self._optional(f"{home.value}_latency", 0.0)
 
     def capacity(self, communicators: int) -> Capacity:
         """The DDR of a rank that is a member of so many communicators, and what takes some of it before tensors do.
@@ -394,6 +425,10 @@ class _Reader:
         if not isinstance(cost, str) or KERNEL_COSTS.place(cost) is None:
             self.error("cost", f"cost is one of {', '.join(KERNEL_COSTS.names())}, got {cost!r}")
         wanted = _UNITS | TILE_UNITS if cost == "tiles" else _UNITS
+        for home in STORES:
+            keys = [f"{home.value}_{name}" for name in ("capacity", "store", "fetch")]
+            if any(key.startswith(f"{home.value}_") and key in STORE_UNITS for key in data):
+                wanted = wanted | {key: STORE_UNITS[key] for key in keys}
         if "link_group" in data:
             wanted = {key: unit for key, unit in wanted.items() if key not in SHORT_KEYS}
         constants = {key: self.constant(key, data.get(key)) for key in _ALL_UNITS if key in wanted or key in data}

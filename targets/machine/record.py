@@ -61,7 +61,7 @@ def machine_info(machine: Machine) -> TargetInfo:
     """What is carried of a machine whatever is made for it, with all its memory; no text of one that is built in."""
     digest = machine_digest(machine)
     text = "" if digest == _built_in_digest(machine.name) else "\n".join(machine_lines(machine))
-    return TargetInfo(machine.name, machine.whole("ddr_capacity"), digest, text)
+    return TargetInfo(machine.name, machine.whole("ddr_capacity"), digest, text, machine.stores)
 
 
 def compiled_for(info: TargetInfo) -> Machine:
@@ -124,6 +124,11 @@ def _check_capacity(info: TargetInfo, machine: Machine, topology: Topology) -> N
         has = has if capacity.account is None else f"{has}: {capacity.account}"
         message = f"the target may use {info.capacity_bytes} bytes; its machine {has}"
         fail("RT065", message, help=f"lower the capacity to {capacity.left} or less")
+    has_stores = dict(machine.stores)
+    for home, nbytes in info.stores:
+        if nbytes > has_stores.get(home, 0):
+            message = f"the target may use {nbytes} bytes of the memory '{home.value}'; its machine has {has_stores.get(home, 0)}"
+            fail("RT065", message, help=f"lower the number of '{home.value}', or leave it out")
 
 
 def check_on_machine(program: Program, file: str) -> None:

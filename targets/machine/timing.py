@@ -12,7 +12,7 @@ from ratrain.ratrain_ir.blocks import shares_rows
 from ratrain.ratrain_ir.ops import Engine, Group
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.topology import mesh_of
-from ratrain.ratrain_ir.types import StateKind, TensorType
+from ratrain.ratrain_ir.types import Home, StateKind, TensorType
 from ratrain.targets.machine.collective_cost import (
     all_gathers,
     all_reduces,
@@ -20,7 +20,7 @@ from ratrain.targets.machine.collective_cost import (
     reduce_scatters,
     scalar_all_reduces,
 )
-from ratrain.targets.machine.cost import copy_work, host_work, message_work, routine_work, update_work
+from ratrain.targets.machine.cost import copy_work, host_work, message_work, routine_work, transfer_work, update_work
 from ratrain.targets.machine.measured_kernels import call_sizes, digest
 from ratrain.targets.machine.op_table import MEMBERS_MARK, SHAPES_MARK
 from ratrain.targets.machine.placement import placement_of
@@ -58,6 +58,8 @@ class TimedOp:
     """bytes of its tensors that it reads and writes; what it updates counts twice"""
     hop: tuple[int, int] | None = None
     """of a message: the stages it goes from and to, in ascending order"""
+    home: Home = Home.DDR
+    """of what is stored or fetched: the other memory"""
 
 
 def timed_op(
@@ -67,8 +69,9 @@ def timed_op(
     routine: Routine | None,
     tensors: Iterable[tuple[StateKind, TensorType, Access]],
     hop: tuple[int, int] | None = None,
+    home: Home = Home.DDR,
 ) -> TimedOp:
-    """What the time of an op depends on, given the tensors it accesses and, of a message, the stages at its ends."""
+    """What the time of an op depends on, given the tensors it accesses; of a message, the stages at its ends; of what is stored, where."""
     carries = (Access.WRITE,) if keyword in _WRITTEN_PAYLOAD else (Access.READ, Access.UPDATE)
     if keyword == "reduce_scatter":  # the shards it adds to stay where they are
         carries = (Access.READ,)
@@ -82,7 +85,7 @@ def timed_op(
             elements += type_.elements
         own += type_.nbytes * _PASSES[access]
     ends = None if hop is None else (min(hop), max(hop))
-    return TimedOp(keyword, group, engine, routine, nbytes, elements, own, ends)
+    return TimedOp(keyword, group, engine, routine, nbytes, elements, own, ends, home)
 
 
 def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
@@ -151,6 +154,10 @@ def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
     return way.work(machine, op.own_bytes)
 
 
+def _transfer_work(op: TimedOp, _plan: Plan, machine: Machine) -> ResourceWork:
+    return transfer_work(op.payload_bytes, op.home, machine, fetches=op.keyword == ops.Fetch.keyword)
+
+
 def _update_work(op: TimedOp, _plan: Plan, machine: Machine) -> ResourceWork:
     return update_work(op.own_bytes, machine, on_host=op.engine is Engine.HOST)
 
@@ -175,6 +182,7 @@ _WORKS: PerOp[Callable[[TimedOp, Plan, Machine], ResourceWork]] = PerOp(
         ops.AllGather: _collective_work,
         ops.AllReduceScalar: _collective_work,
         **dict.fromkeys(ops.PEER_OPS, _collective_work),
+        **dict.fromkeys(ops.MEMORY_OPS, _transfer_work),
         ops.ScaleUpdate: _host_work,
     },
     never=(*ops.BLOCK_OPS, ops.Release),

@@ -27,6 +27,7 @@ from ratrain.ratrain_ir.ops import (
     GatherRows,
     Group,
     LoadInput,
+    MemoryOp,
     Op,
     Part,
     Payload,
@@ -110,7 +111,7 @@ def group_name(op: Op) -> str:
 
 
 def _blocks(op: Op) -> tuple[str, ...]:
-    if isinstance(op, BlockOp | Update | PeerOp):
+    if isinstance(op, BlockOp | Update | PeerOp | MemoryOp):
         return (str(op.block),)
     if isinstance(op, ReduceScatter | AllReduce | AllGather | AllReduceScalar):
         return tuple(map(str, op.blocks))
@@ -177,7 +178,7 @@ class _LiftedStage:
         self.number = number
         self.source = stage
         self.diagnostics = diagnostics
-        self.tensors = [Tensor(t.name, t.kind, t.type, t.carried) for t in stage.tensors]
+        self.tensors = [Tensor(t.name, t.kind, t.type, t.carried, home=t.home) for t in stage.tensors]
         self.index = {tensor: i for i, tensor in enumerate(self.tensors)}
 
     def lift(self) -> Stage:

@@ -1,11 +1,11 @@
-"""How many bytes of a stage are live at each instruction of its step, from the program alone."""
+"""How many bytes of a stage's arena are live at each instruction of its step, from the program alone."""
 
 from __future__ import annotations
 
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrain_ir.types import Home, aligned
 from ratrain.targets.program.program import Access, ProgramStage
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ _BEGINS = (Access.WRITE, Access.SCRATCH)
 
 
 def live_bytes(stage: ProgramStage) -> dict[tuple[Engine, int], int]:
-    """Live bytes while an instruction, (engine, position in its stream), runs, in the stage's execution order.
+    """Live bytes in DDR while an instruction, (engine, position in its stream), runs, in the stage's execution order.
 
     A tensor lives from the instruction that writes it to the last one that accesses it; a carried one across the step's end too.
     """
@@ -25,7 +25,8 @@ def live_bytes(stage: ProgramStage) -> dict[tuple[Engine, int], int]:
     """The first and the last place in the order of each tensor's present life; before the step is place 0."""
 
     def end_life(tensor: int, last: int) -> None:
-        size = aligned(stage.tensors[tensor].type.nbytes)
+        held = stage.tensors[tensor]
+        size = aligned(held.type.nbytes) if held.home is Home.DDR else 0
         changes[lives[tensor][0]] += size
         changes[last + 1] -= size
 

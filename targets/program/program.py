@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.messages import DIRECTIONS, Direction
 from ratrain.ratrain_ir.module import TargetInfo
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Piece, Slice
 from ratrain.ratrain_ir.topology import Topology, topology_of
-from ratrain.ratrain_ir.types import StateKind, TensorType, aligned
+from ratrain.ratrain_ir.types import Home, StateKind, TensorType, aligned
 from ratrain.targets.program.routine import Routine
 
 
@@ -32,13 +32,14 @@ class Access(Enum):
 
 @frozen
 class ProgramTensor:
-    """A tensor with its place in the stage's arena."""
+    """A tensor with its place in the stage's part of a memory."""
 
     name: str
     kind: StateKind
     type: TensorType
     carried: bool
     offset: int
+    home: Home = Home.DDR
 
     @property
     def end(self) -> int:
@@ -180,8 +181,12 @@ class ProgramStage:
 
     @cached_property
     def arena_bytes(self) -> int:
-        """Bytes of the stage's arena."""
-        return max((t.end for t in self.tensors), default=0)
+        """Bytes of the stage's arena, which is in DDR."""
+        return self.bytes_in(Home.DDR)
+
+    def bytes_in(self, home: Home) -> int:
+        """Bytes the stage takes of a memory."""
+        return max((t.end for t in self.tensors if t.home is home), default=0)
 
     @property
     def instructions(self) -> int:
@@ -210,11 +215,13 @@ class Program:
     """of the machine it was compiled for; empty where the program does not say it"""
     machine_text: str = ""
     """that machine in its own words; empty where its name, `target`, says it all"""
+    stores: tuple[tuple[Home, int], ...] = ()
+    """the other memories that a stage may use, and how many bytes of each"""
 
     @property
     def info(self) -> TargetInfo:
         """What the program says of the machine it was compiled for."""
-        return TargetInfo(self.target, self.capacity_bytes, self.machine_digest, self.machine_text)
+        return TargetInfo(self.target, self.capacity_bytes, self.machine_digest, self.machine_text, self.stores)
 
     @property
     def topology(self) -> Topology:

@@ -21,7 +21,7 @@ from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops import BLOCK_OPS, Engine
 from ratrain.ratrain_ir.tensor_peers import peer_model
-from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrain_ir.types import Home, aligned
 from ratrain.ratrain_ir.verifier import verify
 from ratrain.ratrain_ir.verifier.memory import check_memory
 from ratrain.ratrain_ir.verifier.report import Reporter
@@ -77,7 +77,7 @@ def _check_sizes(program: Program, diagnostics: Diagnostics) -> None:
 
 def _least_live_bytes(stage: ProgramStage) -> int:
     """Bytes that are live at once in any order: what the largest instruction touches."""
-    sizes = [aligned(tensor.type.nbytes) for tensor in stage.tensors]
+    sizes = [aligned(tensor.type.nbytes) if tensor.home is Home.DDR else 0 for tensor in stage.tensors]
     return max(
         (
             sum(sizes[number] for number in {operand.tensor for operand in instruction.operands})

@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostics, Note
 from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.types import Home
 from ratrain.targets.program.program import Access, Instruction, Program, ProgramStage
 
 _COMPUTE, _COLLECTIVE = ENGINES.index(Engine.COMPUTE), ENGINES.index(Engine.COLLECTIVE)
@@ -36,6 +37,8 @@ class Race:
     second: tuple[Engine, int, int]
     start: int
     stop: int
+    home: Home = Home.DDR
+    """the memory whose bytes they are"""
 
 
 def check_races(program: Program, diagnostics: Diagnostics) -> None:
@@ -58,7 +61,8 @@ def _later(race: Race) -> str:
 def _reason(race: Race) -> str:
     if race.start == race.stop:
         return "must not run at once, since one is a blocking collective and the other computes"
-    return f"both touch the bytes {race.start:#x} to {race.stop:#x}, one writes"
+    where = "" if race.home is Home.DDR else f" of the memory '{race.home.value}'"
+    return f"both touch the bytes {race.start:#x} to {race.stop:#x}{where}, one writes"
 
 
 def _instruction(stage: ProgramStage, place: tuple[Engine, int, int]) -> Instruction:
@@ -96,9 +100,14 @@ class _Sweep:
     races: list[Race] = field(factory=list)
     seen: set[tuple[tuple[Engine, int], tuple[Engine, int], int]] = field(factory=set)
     """Pairs found, and how many steps they are apart."""
+    begins: dict[Home, int] = field(factory=dict)
+    """Where the bytes of each memory begin, one memory behind the other."""
 
     def run(self) -> list[Race]:
-        size = self.stage.arena_bytes
+        size = 0
+        for home in Home:
+            self.begins[home] = size
+            size += self.stage.bytes_in(home)
         self.starts, self.segments = [0], [_Segment(0, size, None, {})]
         streams = [self.stage.streams[engine] for engine in ENGINES]
         done = [0] * len(ENGINES)
@@ -154,7 +163,9 @@ class _Sweep:
         for operand in instruction.operands:
             tensor = self.stage.tensors[operand.tensor]
             if tensor.end > tensor.offset:
-                self.touch(me, tensor.offset, tensor.end, clock, reads=operand.access is Access.READ)
+                begin = self.begins[tensor.home]
+                span = begin + tensor.offset, begin + tensor.end
+                self.touch(me, *span, clock, reads=operand.access is Access.READ)
 
     def touch(self, me: tuple[int, int], start: int, stop: int, clock: list[int], *, reads: bool) -> None:
         """Check an access against the history of its bytes, and enter it there."""
@@ -181,7 +192,9 @@ class _Sweep:
         pair = (first[:2], second[:2], second[2] - first[2])
         if pair not in self.seen and len(self.races) < _MAX_REPORTS:
             self.seen.add(pair)
-            self.races.append(Race(first, second, start, stop))
+            home = max((each for each in Home if self.begins[each] <= start), key=lambda each: self.begins[each])
+            begin = self.begins[home]
+            self.races.append(Race(first, second, start - begin, stop - begin, home))
 
     def place(self, event: tuple[int, int]) -> tuple[Engine, int, int]:
         engine = ENGINES[event[0]]

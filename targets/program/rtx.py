@@ -23,7 +23,7 @@ from ratrain.ratrain_ir.files import read_bytes, replacing
 from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
 from ratrain.ratrain_ir.frontend.plan_text import plan_from_fields
 from ratrain.ratrain_ir.ops import ENGINES, FIELDS, OP_CLASSES
-from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
+from ratrain.ratrain_ir.types import STORES, Dtype, Home, StateKind, tensor_type
 from ratrain.targets.program.json_values import shown, text, whole, word
 from ratrain.targets.program.on_chip import on_chip_form
 from ratrain.targets.program.program import (
@@ -38,7 +38,7 @@ from ratrain.targets.program.program import (
 from ratrain.targets.program.routine import SCHEDULES_KEY, OnChipSchedule, routine_from_json
 
 MAGIC = b"RATRAINX"
-VERSION = 3
+VERSION = 4
 _PREFIX = struct.Struct("<8sIQ")
 _DIGEST_BYTES = 32
 _INSTRUCTION_COLUMNS = 10
@@ -79,6 +79,7 @@ def program_bytes(program: Program) -> bytes:
         "plan": program.plan.to_fields(),
         "target": program.target,
         "capacity_bytes": program.capacity_bytes,
+        "stores": {home.value: nbytes for home, nbytes in program.stores},
         "machine_digest": program.machine_digest,
         "machine": program.machine_text.split("\n") if program.machine_text else [],
         "pipeline": program.pipeline,
@@ -123,7 +124,7 @@ class _Writer:
             "peak_live_bytes": stage.peak_live_bytes,
             "streams": [len(stage.streams[engine]) for engine in ENGINES],
             "tensors": [
-                [t.name, t.kind.value, t.type.dtype.value, list(t.type.shape), t.carried, t.offset]
+                [t.name, t.kind.value, t.type.dtype.value, list(t.type.shape), t.carried, t.home.value, t.offset]
                 for t in stage.tensors
             ],
         }
@@ -250,13 +251,17 @@ class _Reader:
         if any(self.at[name] != column.size for name, column in self.columns.items()):
             raise ValueError("the columns are longer than the instructions use")
         capacity = header["capacity_bytes"]
-        if type(capacity) is not int or capacity <= 0:
-            raise ValueError(f"expected a capacity in bytes, got {capacity!r}")
+        stores = tuple((Home(name), nbytes) for name, nbytes in header["stores"].items())
+        for nbytes in (capacity, *dict(stores).values()):
+            if type(nbytes) is not int or nbytes <= 0:
+                raise ValueError(f"expected a capacity in bytes, got {nbytes!r}")
+        if any(home not in STORES for home, _ in stores):
+            raise ValueError("the capacity of DDR is no other memory's")
         names = word(header["name"]), word(header["target"])
         digest, lines = text(header.get("machine_digest", "")), header.get("machine", [])  # older files have neither
         machine = "\n".join([shown(line) for line in lines])
         pipeline = text(header["pipeline"])
-        return Program(names[0], model, plan, names[1], capacity, pipeline, routines, stages, digest, machine)
+        return Program(names[0], model, plan, names[1], capacity, pipeline, routines, stages, digest, machine, stores)
 
     def stage(self, item: dict[str, Any]) -> ProgramStage:
         stage = ProgramStage([_tensor(entry) for entry in item["tensors"]])
@@ -305,13 +310,13 @@ def _wait(row: list[int], counts: list[int]) -> CountWait:
 
 
 def _tensor(entry: list[Any]) -> ProgramTensor:
-    name, kind, dtype, shape, carried, offset = entry
+    name, kind, dtype, shape, carried, home, offset = entry
     type_ = tensor_type(Dtype(dtype), tuple(whole(extent) for extent in shape))
     if type(carried) is not bool or not _TENSOR_NAME.fullmatch(text(name)):
         raise ValueError(f"'{name}' is not the name of a tensor, or it does not say whether it is carried")
     if type_.nbytes > _MAX_TENSOR_BYTES or not type_.shape:
         raise ValueError(f"%{name} cannot be {type_}")
-    return ProgramTensor(name, StateKind(kind), type_, carried, whole(offset))
+    return ProgramTensor(name, StateKind(kind), type_, carried, whole(offset), Home(home))
 
 
 def _index(value: int, size: int) -> int:

@@ -318,6 +318,18 @@ class ProgramEngine(ABC):
         if rank.vocabulary is not None and part is not Part.DOCUMENTS:
             number_within(feed.values, rank.vocabulary)
 
+    def store(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+        """Copy tensors into another memory."""
+        for source, target in rank.copies(instruction):
+            held = rank.stage.tensors[target]
+            rank.stores[held.home].put(held.offset, rank.memory.bytes_of(rank.views[source]))
+
+    def fetch(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+        """Copy tensors from another memory."""
+        for source, target in rank.copies(instruction):
+            held = rank.stage.tensors[source]
+            rank.stores[held.home].get(held.offset, rank.memory.bytes_of(rank.views[target]))
+
     def update(self, rank: Rank, instruction: Instruction, _step: int) -> None:
         """Update a block on the host's scratch: an engine of its own in a machine that updates beside its compute engine."""
         update = self.updater.update if self.evaluated is None else self.updater.refresh_view
@@ -394,6 +406,8 @@ _ALONE: PerOp[_Alone] = PerOp(
     {
         **dict.fromkeys(ops.BLOCK_OPS, ProgramEngine.call_routine),
         ops.LoadInput: ProgramEngine.load_input,
+        ops.Store: ProgramEngine.store,
+        ops.Fetch: ProgramEngine.fetch,
         ops.Update: ProgramEngine.update,
         ops.ScaleUpdate: ProgramEngine.update_scale,
     },

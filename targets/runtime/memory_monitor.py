@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.types import aligned
-from ratrain.targets.program.program import Access, Instruction, ProgramStage
+from ratrain.ratrain_ir.types import Home, aligned
+from ratrain.targets.program.program import Access, Instruction, ProgramStage, ProgramTensor
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.rank import Rank
@@ -67,9 +67,10 @@ class _Live:
 
     remaining: dict[int, int] = field(factory=dict)
     """accesses still to come, by tensor"""
-    ranges: list[tuple[int, int, int]] = field(factory=list)
-    """(first byte, end, tensor), sorted"""
+    ranges: dict[Home, list[tuple[int, int, int]]] = field(factory=lambda: {home: [] for home in Home})
+    """(first byte, end, tensor), sorted, of each memory"""
     live_bytes: int = 0
+    """in DDR"""
     peak_bytes: int = 0
 
 
@@ -121,22 +122,28 @@ class MemoryMonitor:
         live = self.live[rank.stage_index, rank.lane]
         held = rank.stage.tensors[tensor]
         start, end, _ = entry = (held.offset, held.end, tensor)
-        at = bisect_left(live.ranges, entry)
-        for other_start, other_end, other in live.ranges[max(0, at - 1) : at + 1]:
+        ranges = live.ranges[held.home]
+        at = bisect_left(ranges, entry)
+        for other_start, other_end, other in ranges[max(0, at - 1) : at + 1]:
             if other_start < end and start < other_end:
                 title = instruction.title if instruction else "the start"
                 names = f"%{held.name} and %{rank.stage.tensors[other].name}"
                 fail("RT093", f"{rank.name}: at '{title}' the live tensors {names} share bytes")
-        insort(live.ranges, entry)
+        insort(ranges, entry)
         live.remaining[tensor] = count
-        live.live_bytes += aligned(held.type.nbytes)
+        live.live_bytes += _bytes_in_ddr(held)
         live.peak_bytes = max(live.peak_bytes, live.live_bytes)
 
     def _end(self, rank: Rank, tensor: int) -> None:
         live = self.live[rank.stage_index, rank.lane]
         held = rank.stage.tensors[tensor]
         del live.remaining[tensor]
-        del live.ranges[bisect_left(live.ranges, (held.offset, held.end, tensor))]
-        live.live_bytes -= aligned(held.type.nbytes)
+        ranges = live.ranges[held.home]
+        del ranges[bisect_left(ranges, (held.offset, held.end, tensor))]
+        live.live_bytes -= _bytes_in_ddr(held)
         if self.poison:
-            rank.arena[held.offset : held.end] = POISON
+            rank.poison(tensor, POISON)
+
+
+def _bytes_in_ddr(held: ProgramTensor) -> int:
+    return aligned(held.type.nbytes) if held.home is Home.DDR else 0

@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrain_ir.tensor_peers import ADDED_ONCE, gradients_made_whole
 from ratrain.ratrain_ir.topology import Rank as MeshRank
+from ratrain.ratrain_ir.types import STORES, Home
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import parse_reference
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.kernels import KernelSet, OnChipKernels, Scratch
 from ratrain.targets.runtime.memory import HOST, Memory
 from ratrain.targets.runtime.positions import PositionFile
+from ratrain.targets.runtime.stores import open_store
 from ratrain.targets.runtime.streams import Issue
 
 if TYPE_CHECKING:
@@ -34,10 +36,22 @@ DENOMINATOR = "denominator"
 """The option of kernels whose gradients are of a mean over labels."""
 
 
+_NOWHERE: NDArray[Any] = np.empty(0, np.uint8)
+"""In place of a view of what is in another memory than DDR."""
+
+
 class Rank:
     """A stage of one replica, or what one of its tensor peers has of it, ready to execute block ops."""
 
-    def __init__(self, program: Program, stage: int, replica: int, memory: Memory = HOST, peer: int = 0) -> None:
+    def __init__(
+        self,
+        program: Program,
+        stage: int,
+        replica: int,
+        memory: Memory = HOST,
+        peer: int = 0,
+        folder: Path | None = None,
+    ) -> None:
         self.program = program
         self.memory = memory
         self.stage_index = stage
@@ -50,8 +64,13 @@ class Rank:
             memory.typed(
                 self.arena[tensor.offset : tensor.offset + tensor.type.nbytes], tensor.type.dtype, tensor.type.shape
             )
+            if tensor.home is Home.DDR
+            else _NOWHERE
             for tensor in self.stage.tensors
         ]
+        """Of every tensor in DDR."""
+        self.stores = {home: open_store(home, count, folder) for home in STORES if (count := self.stage.bytes_in(home))}
+        """The other memories that it uses; their files are in the folder."""
         self.completed = dict.fromkeys(ENGINES, 0)
         """Instructions each engine has completed, over all steps."""
         self.position: PositionFile | None = None
@@ -92,6 +111,20 @@ class Rank:
     def by_role(self, instruction: Instruction) -> dict[str, NDArray[Any]]:
         """Views of an instruction's operands by role."""
         return {operand.role: self.views[operand.tensor] for operand in instruction.operands}
+
+    def copies(self, instruction: Instruction) -> list[tuple[int, int]]:
+        """What a store or a fetch copies: the numbers of each tensor and of its copy."""
+        numbers = [operand.tensor for operand in instruction.operands]
+        half = len(numbers) // 2
+        return list(zip(numbers[:half], numbers[half:], strict=True))
+
+    def poison(self, tensor: int, value: int) -> None:
+        """Set all bytes of a tensor, wherever they are, to a value."""
+        held = self.stage.tensors[tensor]
+        if held.home is Home.DDR:
+            self.arena[held.offset : held.end] = value
+        else:
+            self.stores[held.home].fill(held.offset, held.end - held.offset, value)
 
     def carried(self, what: str, block: str = "") -> NDArray[Any]:
         """View of a carried tensor by what it holds of which block: p, m1, m2, t or w; `scale` is of no block.

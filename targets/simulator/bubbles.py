@@ -28,6 +28,7 @@ class Cause(Enum):
     LINK = "link"
     BYTE_REUSE = "byte reuse"
     PEERS = "tensor peers"
+    MEMORY = "memory"
     GRAD_SYNC = "GradSync"
     UPDATE = "UpdateShard"
     PREFETCH = "PrefetchW"
@@ -55,6 +56,7 @@ _KINDS = PerOp(
         ops.AllGather: idle_walk.PREFETCH,
         ops.AllReduceScalar: idle_walk.BARRIER,
         **dict.fromkeys(ops.PEER_OPS, idle_walk.PEERS),
+        **dict.fromkeys(ops.MEMORY_OPS, idle_walk.MEMORY),
         ops.ScaleUpdate: idle_walk.BARRIER,
         ops.LoadInput: idle_walk.INPUT,
     },

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.model_flops import model_flops_per_token
-from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.ops import MEMORY_OPS, Engine
+from ratrain.ratrain_ir.types import Home, other_home
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import Bandwidths, ResourceWork
@@ -170,6 +171,9 @@ class _Works:
         return ResourceWork(self(stage, engine, instruction).seconds)
 
 
+_MEMORY_OPS = frozenset(op.keyword for op in MEMORY_OPS)
+
+
 def timed_instruction(program: Program, stage: int, engine: Engine, instruction: Instruction) -> TimedOp:
     """What the time of an instruction depends on."""
     if instruction.routine is not None:
@@ -177,7 +181,9 @@ def timed_instruction(program: Program, stage: int, engine: Engine, instruction:
     tensors = program.stages[stage].tensors
     accesses = [(tensors[o.tensor].kind, tensors[o.tensor].type, o.access) for o in instruction.operands]
     hop = None if instruction.peer is None else (stage, instruction.peer)
-    return timed_op(instruction.keyword, instruction.group, engine, None, accesses, hop)
+    moves = instruction.keyword in _MEMORY_OPS
+    home = other_home(tensors[o.tensor].home for o in instruction.operands) if moves else Home.DDR
+    return timed_op(instruction.keyword, instruction.group, engine, None, accesses, hop, home)
 
 
 def one_core_step_seconds(program: Program, machine: Machine) -> float:

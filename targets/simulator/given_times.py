@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _OF_A_STAGE: PerOp[bool] = PerOp(
     "unit of a given time",
     dict.fromkeys(ops.BLOCK_OPS, True)
-    | dict.fromkeys((*ops.MESSAGE_OPS, ops.LoadInput, ops.Update, ops.ScaleUpdate), False)
+    | dict.fromkeys((*ops.MESSAGE_OPS, *ops.MEMORY_OPS, ops.LoadInput, ops.Update, ops.ScaleUpdate), False)
     | dict.fromkeys(ops.COLLECTIVE_OPS, False),
     never=(ops.Release,),
 )

@@ -11,7 +11,9 @@ import numpy as np
 from ratrain.passes.memory.allocation.compiled import kernel
 from ratrain.targets.simulator.flat_program import RECV, SEND, STREAMS, TOGETHER, FlatProgram, Float64s, Int64s
 
-FILL, DRAIN, STAGE, LINK, BYTE_REUSE, PEERS, GRAD_SYNC, UPDATE, PREFETCH, BARRIER, INPUT, QUEUE, COMPUTE = range(13)
+FILL, DRAIN, STAGE, LINK, BYTE_REUSE, PEERS, MEMORY, GRAD_SYNC, UPDATE, PREFETCH, BARRIER, INPUT, QUEUE, COMPUTE = (
+    range(14)
+)
 """What an engine waits for. COMPUTE is its own stage's compute engine, STAGE anything on another stage.
 
 QUEUE: what it waits for stood behind an op of another kind that it does not need.

@@ -39,7 +39,16 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.ranks.communicators import Communicators
     from ratrain.targets.runtime.ranks.layout import Reduction
 
-_VISITED = (Engine.TENSOR, Engine.COLLECTIVE, Engine.RECV, Engine.SEND, Engine.HOST, Engine.COMPUTE)
+_VISITED = (
+    Engine.TENSOR,
+    Engine.COLLECTIVE,
+    Engine.RECV,
+    Engine.SEND,
+    Engine.STORE,
+    Engine.FETCH,
+    Engine.HOST,
+    Engine.COMPUTE,
+)
 """Communication first, so that it is under way while the rank computes."""
 
 

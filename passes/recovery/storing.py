@@ -1,0 +1,161 @@
+"""Storing written into a stage's lists: what a layer keeps for its backward leaves DDR behind its forward, and comes back before it is used.
+
+    %x.mlp.0.m0, %s.attention.0.m0.* = forward attention.0 m0 (%x.attention.0.m0, %w.attention.0)
+  becomes
+    %x.mlp.0.m0, %s.attention.0.m0.* = forward attention.0 m0 (%x.attention.0.m0, %w.attention.0)
+    %host.x.attention.0.m0, %host.s.attention.0.m0.* = store attention.0 m0 (%x.attention.0.m0, %s.attention.0.m0.*)
+    ...
+    %back.x.attention.0.m0, %back.s.attention.0.m0.* = fetch attention.0 m0 (%host.x.attention.0.m0, %host.s.attention.0.m0.*)
+
+A fetch stands as late in the list as still gives it the time it takes, by the stage's own times, before the first op that needs what it brings;
+fetches that follow each other share that time. What stands earlier would hold its bytes longer for nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+import attrs
+from attrs import frozen
+
+from ratrain.ratrain_ir.ops import (
+    Fetch,
+    Forward,
+    Op,
+    Piece,
+    Release,
+    Store,
+    Tensor,
+    Tensors,
+    piece_fields,
+    piece_of,
+)
+from ratrain.ratrain_ir.types import Home, StateKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ratrain.passes.memory.trial import Trials
+    from ratrain.ratrain_ir.module import Stage
+
+
+@frozen
+class _Stored:
+    """What is stored of a block and a piece: where in the list, and by what."""
+
+    position: int
+    """of the forward behind which it is stored"""
+    store: Store
+    fetch: Fetch
+
+
+def store_kept(stage: Stage, trials: Trials, home_of: Callable[[int, Piece], Home]) -> int:
+    """Rewrite a stage's list; its ops and tensors, which others may have too, stay as they are. The number of stores."""
+    kept = _kept(stage)
+    stored = [
+        _stored(stage, position, op, tensors, home)
+        for position, (op, tensors) in kept.items()
+        if op.block.layer is not None and (home := home_of(op.block.layer, piece_of(op))) is not Home.DDR and tensors
+    ]
+    if stored:
+        stage.ops = _rewritten(stage, trials, stored)
+    return len(stored)
+
+
+def _kept(stage: Stage) -> dict[int, tuple[Forward, Tensors]]:
+    """By the position of each layer's forward: what it reads or saves that only ops of its backward use after it.
+
+    Not what later slices of its micro-batch see, nor what another block reads too.
+    """
+    forwards = {position: op for position, op in enumerate(stage.ops) if type(op) is Forward}
+    mine = {
+        tensor: position
+        for position, op in forwards.items()
+        for tensor in (*op.reads, *op.writes)
+        if tensor.kind is StateKind.SAVED or (tensor is op.reads[0] and op.block.kind != "embed")
+    }
+    later: set[Tensor] = set()
+    for position, op in enumerate(stage.ops):
+        if type(op) is Release:
+            continue
+        for tensor in op.reads:
+            at = mine.get(tensor)
+            if at is None:
+                continue
+            if position > at and (type(op) is Forward or not hasattr(op, "block")):
+                del mine[tensor]
+            elif position > at:
+                later.add(tensor)
+    kept: dict[int, list[Tensor]] = {position: [] for position in forwards}
+    for tensor, position in mine.items():
+        if tensor in later:
+            kept[position].append(tensor)
+    return {position: (forwards[position], tuple(tensors)) for position, tensors in kept.items()}
+
+
+def _stored(stage: Stage, position: int, op: Forward, tensors: Tensors, home: Home) -> _Stored:
+    fields = {"block": op.block, **piece_fields(piece_of(op))}
+    there = tuple(_copy(stage, tensor, home.value, home) for tensor in tensors)
+    back = tuple(_copy(stage, tensor, "back", Home.DDR) for tensor in tensors)
+    return _Stored(position, Store(**fields, reads=tensors, writes=there), Fetch(**fields, reads=there, writes=back))
+
+
+def _copy(stage: Stage, tensor: Tensor, prefix: str, home: Home) -> Tensor:
+    """A tensor that holds the same elsewhere; the slot, which is the last part of its name, stays."""
+    name = stage.free_name(f"{prefix}.{tensor.name}")
+    return stage.add(attrs.evolve(tensor, name=name, home=home, offset=None, line=0))
+
+
+def _rewritten(stage: Stage, trials: Trials, stored: list[_Stored]) -> list[Op]:
+    """The list with stores behind forwards, fetches in time, and later ops reading what was fetched."""
+    back: dict[Tensor, Tensor] = {}
+    after: dict[int, Store] = {}
+    for each in stored:
+        back |= dict(zip(each.store.reads, each.fetch.writes, strict=True))
+        after[each.position] = each.store
+    before = _fetch_positions(stage, trials, stored)
+    ops: list[Op] = []
+    gone: set[Tensor] = set()
+    for position, op in enumerate(stage.ops):
+        ops += before.get(position, ())
+        ops.append(
+            op if gone.isdisjoint(op.reads) else _reading(op, tuple(back[t] if t in gone else t for t in op.reads))
+        )
+        if position in after:
+            ops.append(after[position])
+            gone.update(after[position].reads)
+    return ops
+
+
+def _reading(op: Op, reads: Tensors) -> Op:
+    """The same op on other inputs."""
+    return attrs.evolve(op, reads=reads)
+
+
+def _fetch_positions(stage: Stage, trials: Trials, stored: list[_Stored]) -> dict[int, list[Fetch]]:
+    """Fetches by the position before which they stand."""
+    times = trials.times(stage)
+    needs = _first_uses(stage, stored)
+    issued = times.issued.tolist()
+    placed: dict[int, list[Fetch]] = {}
+    free = float("inf")
+    """when the fetch after this one has to start"""
+    for each, need in sorted(zip(stored, needs, strict=True), key=lambda pair: -pair[1]):
+        end = min(issued[need], free)
+        free = end - trials.op_seconds(stage, each.fetch)
+        position = min(need, max(each.position + 1, bisect_right(issued, free) - 1))
+        placed.setdefault(position, []).insert(0, each.fetch)
+    return placed
+
+
+def _first_uses(stage: Stage, stored: list[_Stored]) -> list[int]:
+    """The position of the first op that needs what is fetched."""
+    owner: dict[Tensor, int] = {t: number for number, each in enumerate(stored) for t in each.store.reads}
+    first: dict[int, int] = {}
+    for position, op in enumerate(stage.ops):
+        for tensor in op.reads:
+            number = owner.get(tensor)
+            if number is not None and position > stored[number].position:
+                first.setdefault(number, position)
+    return [first[number] for number in range(len(stored))]
