@@ -7,15 +7,17 @@ there, and what would free some.
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
 from attrs import evolve, field, frozen
 
 from ratrain.passes.memory.allocation import Allocation, allocate
 from ratrain.passes.memory.overlap import Occupancy, occupancy
-from ratrain.passes.memory.trial import allocation_problem
+from ratrain.passes.memory.trial import Trials, allocation_problem
 from ratrain.passes.pass_base import Fact, Pass, PassContext
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
+from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.diagnostics import Note, fail
 from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.ops import Forward, Op
@@ -113,6 +115,26 @@ def _place(occupied: Occupancy, capacity: int, *, keep: bool, apart: bool) -> Al
     for tensor, offset in zip(occupied.lives.intervals, placement.offsets, strict=True):
         tensor.offset = offset
     return placement
+
+
+def step_seconds_placed(module: Module, context: PassContext, capacity: int) -> float:
+    """Simulated seconds of a step of a placed module, were it sized for the target and allocated now; infinite where it does not fit."""
+    trials = Trials(module, context)
+    copy = copy_module(evolve(module, stages=[trials.with_workspace(stage) for stage in module.stages]))
+    op_seconds = partial(context.op_seconds, copy)
+    info = context.target.info(module)
+    for home in Home:
+        room = capacity if home is Home.DDR else info.capacity_of(home)
+        occupancies = [occupancy(stage, op_seconds, home) for stage in copy.stages]
+        if any(occupied.lives.peak_bytes > room for occupied in occupancies):
+            return inf
+        if home is Home.DDR:
+            placed = _place_without_hangs(copy, occupancies, room, context, keep=True)
+        else:
+            placed = [_place(occupied, room, keep=True, apart=False) for occupied in occupancies]
+        if any(placement.arena_bytes > room for placement in placed):
+            return inf
+    return context.target.step_seconds(evolve(copy, level=Level.ALLOCATED, target=info))
 
 
 def _place_stored(module: Module, home: Home, context: PassContext) -> None:

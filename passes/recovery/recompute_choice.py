@@ -37,7 +37,7 @@ from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.blocks import Block, Slot, block, kept_in_forward, saved_slots
 from ratrain.ratrain_ir.frontend.plan import slice_plan
-from ratrain.ratrain_ir.ops import Forward, Piece, Tensor
+from ratrain.ratrain_ir.ops import Engine, Fetch, Forward, Piece, Store, Tensor
 from ratrain.ratrain_ir.types import Home, StateKind, aligned
 
 if TYPE_CHECKING:
@@ -100,6 +100,11 @@ class Chosen:
         return all(set(kind.counts) <= {EVERYTHING} for kind in self.kinds)
 
     @property
+    def recovers_nothing(self) -> bool:
+        """Whether all is kept, here or in another memory."""
+        return all(choice.attention == choice.mlp == "all" for kind in self.kinds for choice in kind.counts)
+
+    @property
     def summary(self) -> str:
         """The counts in words."""
         counts: Counter[LayerChoice] = Counter()
@@ -137,7 +142,43 @@ def choose(stage: Stage, trials: Trials, capacity: int, store: Home = Home.DDR) 
         fits = lifetimes(draft, store).peak_bytes <= room
         return trials.period(draft) if fits else inf, chosen
 
-    return found(_shortest(shape.items, lambda count: found(count)[0]))[1]
+    def keeps_the_rest(count: int) -> bool:
+        return found(count)[1].recovers_nothing
+
+    most = min(shape.items, _most_hidden(stage, trials, shape, store))
+    if most > _FEW:
+        enough = _least(most, keeps_the_rest)
+        counts = {0, *(enough * share // _FEW for share in range(1 if enough == most else _FEW // 2, _FEW + 1))}
+    else:
+        counts = set(range(most + 1))
+    return found(min(sorted(counts), key=lambda count: found(count)[0]))[1]
+
+
+_FEW = 8
+"""Layers of micro-batches up to which every number that may be stored is tried; of more, so many parts."""
+
+
+def _least(most: int, holds: Callable[[int], bool]) -> int:
+    """The least number of which something holds that goes on holding, or `most`."""
+    if not holds(most):
+        return most
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _most_hidden(stage: Stage, trials: Trials, shape: _Shape, store: Home) -> int:
+    """How many layers of micro-batches in flight can go to another memory, or come back, in the time that a step computes anyway."""
+    everything = rewritten(stage, lambda _layer, _piece: EVERYTHING)
+    computes = sum(trials.op_seconds(everything, op) for op in everything.ops if op.engine is Engine.COMPUTE)
+    store_kept(everything, trials, lambda _layer, _piece: store)
+    moved = [
+        [trials.op_seconds(everything, op) for op in everything.ops if type(op) is kind] for kind in (Store, Fetch)
+    ]
+    longest = max(map(sum, moved))
+    return int(shape.items * computes / longest) if longest else 0
 
 
 def as_chosen(stage: Stage, trials: Trials, chosen: Chosen) -> Stage:
@@ -145,29 +186,6 @@ def as_chosen(stage: Stage, trials: Trials, chosen: Chosen) -> Stage:
     draft = rewritten(stage, chosen.choice_of)
     store_kept(draft, trials, chosen.home_of)
     return draft
-
-
-def _shortest(most: int, seconds: Callable[[int], float]) -> int:
-    """The number from 0 to `most` of least seconds, where these fall and then rise; the least such number.
-
-    Of few numbers all are tried; of many, those between three points that close in on the least.
-    """
-    low, high = 0, most
-    while high - low > _FEW:
-        step = (high - low) // 3
-        first, second = low + step, high - step
-        if seconds(first) <= seconds(second) * (1 + _WORTH_STORING):
-            high = second
-        else:
-            low = first
-    best = min((0, *range(low, high + 1)), key=lambda count: (seconds(count), count))
-    enough = (count for count in range(best + 1) if low <= count or not count)
-    return next(count for count in enough if seconds(count) <= seconds(best) * (1 + _WORTH_STORING))
-
-
-_FEW = 6
-_WORTH_STORING = 1e-4
-"""What one more stored layer must gain: traffic that wins nothing is left out."""
 
 
 @frozen

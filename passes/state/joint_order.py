@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ratrain.passes.memory.trial import Trials, step_seconds_at_own_addresses
 from ratrain.passes.pass_base import Pass, PassContext
@@ -29,6 +29,7 @@ from ratrain.passes.recovery.recompute import (
     RecomputePass,
     refuse_missing_memory,
     refuse_second_recovery,
+    take_the_shorter,
 )
 from ratrain.passes.recovery.rewriting import mark_checkpoints
 from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
@@ -90,22 +91,28 @@ class JointOrderPass(Pass):
         """
         refuse_second_recovery(module)
         refuse_missing_memory(self.store, self.policy, module, context)
+        if self.store == NOWHERE:
+            mark_checkpoints(self.rewrite(module, context))
+        else:
+            take_the_shorter(module, context, evolve(self, store=NOWHERE), self, self.budget)
+
+    def rewrite(self, module: Module, context: PassContext) -> list[Tensor]:
+        """Rewrite the lists of every stage; the tensors that recovery starts from."""
         depths = self.depths(module, context)
         chosen = self.choose(module, context, depths)
         default = [self.orders(depth)[0] for depth in depths]
         if chosen == default:
-            mark_checkpoints(self.rewrite(module, context, default))
-            return
+            return self.ordered(module, context, default)
         joint = _Ordered(self, module.draft(), chosen, context)
         separate = _Ordered(self, module.draft(), default, context)
         best = joint if joint.seconds < separate.seconds else separate
         module.adopt(best.module)
-        mark_checkpoints(best.starts)
         context.statistics |= best.statistics
         context.statistics["simulated step"] = (
             f"{joint.seconds:.6g} s ordered jointly, {separate.seconds:.6g} s one by one, "
             f"{separate.seconds / best.seconds - 1:.3%} gained"
         )
+        return best.starts
 
     @property
     def recovery(self) -> RecomputePass:
@@ -169,7 +176,7 @@ class JointOrderPass(Pass):
                 best, best_seconds = order, seconds
         return best
 
-    def rewrite(self, module: Module, context: PassContext, orders: list[_StateOrder]) -> list[Tensor]:
+    def ordered(self, module: Module, context: PassContext, orders: list[_StateOrder]) -> list[Tensor]:
         """Give each stage its order, then choose what is recovered; the tensors that recovery starts from."""
         for stage, order in zip(module.stages, orders, strict=True):
             order.rewrite(stage, Trials(module, context))
@@ -201,6 +208,6 @@ class _Ordered:
     statistics: dict[str, int | float | str] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.starts = self.joint_order.rewrite(self.module, self.context, self.orders)
+        self.starts = self.joint_order.ordered(self.module, self.context, self.orders)
         self.statistics = dict(self.context.statistics)
         self.seconds = step_seconds_at_own_addresses(self.module, self.context)
