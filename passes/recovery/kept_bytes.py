@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.passes.recovery.rewriting import LEAN_SLOTS, NOTHING, LayerChoice
+from ratrain.passes.recovery.rewriting import LEAN_SLOTS, LayerChoice
 from ratrain.ratrain_ir.blocks import activation_type, block, branch_slots, exchanged_type, kept_in_forward, saved_slots
 from ratrain.ratrain_ir.peer_blocks import stands_beside
 from ratrain.ratrain_ir.tensor_peers import adds_branches_apart
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def recovers_whole_layer(plan: Plan, choice: LayerChoice) -> bool:
     """Whether a layer is recovered from its input alone. What tensor peers exchange within it is kept, as it is small, and takes collectives to make."""
-    return choice == NOTHING and plan.tp == 1
+    return choice.keeps_nothing and plan.tp == 1
 
 
 def mlp_input_bytes(model: ModelConfig, plan: Plan) -> int:

@@ -61,7 +61,7 @@ class RecomputePass(Pass):
     """Bytes a stage may use, for `auto` and `forward-side`; None: what the machine has."""
     placement: str = field(default="inline", metadata={"choices": ("inline", "forward-side")})
     store: str = field(default="nowhere", metadata={"choices": STORE_CHOICES})
-    """The memory in which layers may wait for their backward, for `auto`."""
+    """The memory in which what is kept waits for its backward: all of it; or, under `auto`, that of the layers that are worth it."""
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage under the policy.
@@ -69,8 +69,13 @@ class RecomputePass(Pass):
         Raises `DiagnosticError` RT071 where recovery is placed already.
         """
         refuse_second_recovery(module)
-        refuse_missing_memory(self.store, self.policy, module, context)
-        if self.store == NOWHERE:
+        refuse_missing_memory(self.store, module, context)
+        if self.store != NOWHERE and self.policy != "auto" and self.placement == "forward-side":
+            text = (
+                f"with policy={self.policy} all that recovery reads is stored, and comes back where it is needed inline"
+            )
+            fail("RT071", text, help="use policy=auto, which recovers what it does not store, or placement=inline")
+        if self.store == NOWHERE or self.policy != "auto":
             mark_checkpoints(self.rewrite(module, context))
         else:
             take_the_shorter(module, context, evolve(self, store=NOWHERE), self, self.budget)
@@ -103,9 +108,10 @@ class RecomputePass(Pass):
 
     def choice(self, stage: Stage, trials: Trials) -> tuple[ChoiceOf, str]:
         """What to keep of each layer and micro-batch of a stage, and under `auto` the same in words."""
-        if self.policy != "auto":
-            return same_for_all(*CHOICES[self.policy]), ""
         home = _HOMES.get(self.store, Home.DDR)
+        if self.policy != "auto":
+            (choice,) = CHOICES[self.policy]
+            return same_for_all(evolve(choice, home=home)), ""
         chosen = choose(stage, trials, self.budget_within(trials), home)
         return chosen.choice_of, chosen.summary
 
@@ -139,13 +145,10 @@ def refuse_second_recovery(module: Module) -> None:
         fail("RT071", message, help="give one 'recompute' with the policy you want")
 
 
-def refuse_missing_memory(store: str, policy: str, module: Module, context: PassContext) -> None:
-    """Raise `DiagnosticError` RT071 where nothing is chosen that could be stored, RT065 where the machine does not have the memory."""
+def refuse_missing_memory(store: str, module: Module, context: PassContext) -> None:
+    """Raise `DiagnosticError` RT065 where the machine does not have the memory."""
     if store == NOWHERE:
         return
-    if policy != "auto":
-        text = f"'store={store}' is for policy=auto, which chooses what is kept, stored and recovered; the policy is '{policy}'"
-        fail("RT071", text, help="leave one of them out")
     info = context.target.info(module)
     if not info.capacity_of(_HOMES[store]):
         text = f"the machine '{info.name}' has no memory '{store}' to store in"

@@ -47,6 +47,11 @@ class LayerChoice:
     home: Home = Home.DDR
     """where what is kept waits for the backward"""
 
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether the layer is recovered from its input, or from that of each of its blocks, alone."""
+        return self.attention == self.mlp == "none"
+
     def kept(self, kind: str) -> str:
         """What is kept of one of the layer's blocks."""
         return self.attention if kind == "attention" else self.mlp
@@ -168,7 +173,7 @@ class _Rewriter:
         assert layer is not None
         # what tensor peers exchange within a layer is small, and kept: each block is recovered from its own input
         in_parts = self.forwards[op.block, m].writes[0].kind is StateKind.PARTIAL
-        if self.choice_of(layer, m) == NOTHING and not in_parts:
+        if self.choice_of(layer, m).keeps_nothing and not in_parts:
             return self.with_whole_layer(op) if op.block.kind == "mlp" else [op]
         return [self.recompute(op.block, m), op] if self.dropped(op.block, m) else [op]
 

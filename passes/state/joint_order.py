@@ -38,6 +38,7 @@ from ratrain.passes.state.prefetch_depth import prefetch_depth
 from ratrain.passes.state.schedule_update import ScheduleUpdatePass
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.blocks import gathers_within_step
+from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Tensor
 
@@ -90,7 +91,12 @@ class JointOrderPass(Pass):
         Raises `DiagnosticError` RT071 where recovery is placed already.
         """
         refuse_second_recovery(module)
-        refuse_missing_memory(self.store, self.policy, module, context)
+        refuse_missing_memory(self.store, module, context)
+        if self.store != NOWHERE and self.policy != "auto":
+            text = (
+                f"'store={self.store}' is for policy=auto, which chooses what is stored; the policy is '{self.policy}'"
+            )
+            fail("RT071", text, help="leave one of them out; 'recompute' stores all that another policy keeps")
         if self.store == NOWHERE:
             mark_checkpoints(self.rewrite(module, context))
         else:

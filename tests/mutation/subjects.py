@@ -13,8 +13,9 @@ from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.testing.families import in_family
+from ratrain.ratrain_ir.types import STORES
 from ratrain.ratrainc.strategies import strategy
-from ratrain.targets.machine.machine import Machine, load_machine
+from ratrain.targets.machine.machine import Machine, load_machine, parse_machine
 from ratrain.targets.program.program import Program, ProgramStage
 from tests.end_to_end.tiny_runs import OPTIMIZER, make_plan
 from tests.end_to_end.toys import UNEVEN
@@ -42,6 +43,23 @@ def _machine(**numbers: float) -> Machine:
 
 MACHINE = _machine(collective_chunk=1024.0)
 """The MT-3000 with small staging chunks: megabytes of workspace would leave room everywhere, and byte reuse nowhere."""
+
+
+UNITS = {"capacity": "bytes", "store": "bytes/s", "fetch": "bytes/s"}
+STORE_NUMBERS = {"capacity": 1e6, "store": 1e9, "fetch": 1e9}
+"""Of each memory beside DDR: bytes, and bytes a second."""
+WITH_STORES = parse_machine(
+    "\n".join(
+        ['base = "mt3000"', 'name = "mt3000-stores"', "collective_chunk = { value = 1024, unit = 'bytes' }"]
+        + [
+            f"{home.value}_{key} = {{ value = {value:.0f}, unit = '{UNITS[key]}' }}"
+            for home in STORES
+            for key, value in STORE_NUMBERS.items()
+        ]
+    ),
+    file="stores.toml",
+)
+"""The same with memory of a host, and a file."""
 
 
 @frozen(eq=False)
@@ -173,6 +191,20 @@ SUBJECTS: dict[str, Subject] = {
             f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=attention}},allocate-ddr",
         ),
         Subject("p2-d2-t2-slices-placed", {"micro_batches": 2, "tp": 2, "slices": (8, 8)}, "place-schedule", GEMMA2),
+        Subject(
+            "p2-d2-zero1-host-memory",
+            {"micro_batches": 3},
+            f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=none store=host}},allocate-ddr",
+            MODEL,
+            WITH_STORES,
+        ),
+        Subject(
+            "p2-d1-slices-file",
+            {"dp": 1, "micro_batches": 2, "zero": 0, "slices": (8, 8)},
+            "place-schedule,recompute{policy=attention store=file},allocate-ddr",
+            MODEL,
+            WITH_STORES,
+        ),
         Subject("p2-d2-sized", {"micro_batches": 2}, "place-1f1b,insert-prefetch,legalise"),
         Subject("p2-d2-dataflow", {"micro_batches": 2}, ""),
     )
