@@ -72,7 +72,7 @@ def _kept(stage: Stage) -> dict[int, tuple[Forward, Tensors]]:
     mine = {
         tensor: position
         for position, op in forwards.items()
-        for tensor in (*op.reads, *op.writes)
+        for tensor in (*op.writes, op.reads[0])
         if tensor.kind is StateKind.SAVED or (tensor is op.reads[0] and op.block.kind != "embed")
     }
     later: set[Tensor] = set()

@@ -12,16 +12,13 @@ from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import (
     BLOCK_OPS,
     COLLECTIVE_OPS,
+    MEMORY_OPS,
     PEER_OPS,
     AllGather,
     AllReduce,
     AllReduceScalar,
     BlockOp,
-<<<<<<< HEAD
-=======
     Fetch,
-    Forward,
->>>>>>> 665d26c (Other memories: tensors at home in the host's memory or a file, stored and fetched by ops of their own engines)
     Group,
     LoadInput,
     MemoryOp,
@@ -82,11 +79,7 @@ def has_all_releases(module: Module) -> bool:
 _SCALAR_GROUPS = {Quantity.LOSS: Group.REPLICAS, Quantity.FLAGS: Group.ALL, Quantity.NORM: Group.ALL}
 """The loss is known to the last stage only; every rank needs the flags of all."""
 
-<<<<<<< HEAD
-_ONE_BLOCK = frozenset({*BLOCK_OPS, Update})
-=======
-_ONE_BLOCK = frozenset({Forward, Recompute, Backward, BackwardInput, BackwardWeight, Update, Store, Fetch})
->>>>>>> 665d26c (Other memories: tensors at home in the host's memory or a file, stored and fetched by ops of their own engines)
+_ONE_BLOCK = frozenset({*BLOCK_OPS, *MEMORY_OPS, Update})
 _PEERS = frozenset(PEER_OPS)
 _BLOCKS = frozenset({ReduceScatter, AllReduce, AllGather, AllReduceScalar})
 

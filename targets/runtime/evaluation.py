@@ -30,11 +30,9 @@ _SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
             (ops.LoadInput, ops.Forward, ops.AddBranch, ops.AllGather, ops.Update, ops.CombineLoss), lambda _: True
         ),
         **dict.fromkeys((ops.Recompute, ops.Backward, ops.BackwardInput, ops.BackwardWeight), lambda _: False),
-<<<<<<< HEAD
-        **dict.fromkeys((ops.AddBranchBackward, ops.ReduceScatter, ops.AllReduce, ops.ScaleUpdate), lambda _: False),
-=======
-        **dict.fromkeys((ops.ReduceScatter, ops.AllReduce, ops.ScaleUpdate, *ops.MEMORY_OPS), lambda _: False),
->>>>>>> 665d26c (Other memories: tensors at home in the host's memory or a file, stored and fetched by ops of their own engines)
+        **dict.fromkeys(
+            (ops.AddBranchBackward, ops.ReduceScatter, ops.AllReduce, ops.ScaleUpdate, *ops.MEMORY_OPS), lambda _: False
+        ),
         **dict.fromkeys((ops.Send, ops.Recv), lambda item: item.variant == Payload.ACTIVATION.value),
         ops.GatherRows: lambda item: item.variant.endswith(f".{Phase.FORWARD.value}"),
         ops.ReduceRows: lambda item: item.variant == Payload.ACTIVATION.value,
