@@ -504,6 +504,10 @@ def _combine_loss(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     return [(False, Signature(reads, (*lse, loss))), (True, Signature(reads, lse, (loss,)))]
 
 
+COPY_SIDES = ("from", "to")
+"""What the roles of a tensor that is stored or fetched, and of its copy, begin with; behind the dot is their number."""
+
+
 def _copies(op: Store | Fetch) -> Candidates:
     """As many operands as there are, each with its copy; a copy of a saved slot is one of the same slot."""
     if not op.reads:
@@ -519,7 +523,7 @@ def _copies(op: Store | Fetch) -> Candidates:
 @cache
 def _copies_of(tensors: tuple[tuple[bool, TensorType, str], ...]) -> Candidates:
     sides: list[Roles] = []
-    for side in ("from", "to"):
+    for side in COPY_SIDES:
         roles = (
             Role(f"{side}.{place}", _SAVED if saved else ACTIVATIONS, type_, slot=slot if saved else None)
             for place, (saved, type_, slot) in enumerate(tensors)

@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.ops import (
     Update,
 )
 from ratrain.ratrain_ir.target import Capacity, WorkspaceRequest
+from ratrain.ratrain_ir.types import Home
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
@@ -41,6 +42,8 @@ class FakeTarget:
     seconds_per_byte: float = 1e-9
     machine: str = ""
     """any text: what modules carry of this target"""
+    stores: tuple[tuple[Home, int], ...] = ()
+    """other memories, and the bytes of each"""
 
     def capacity(self, module: Module) -> Capacity:
         """As many bytes for every module; nothing takes any of them."""
@@ -51,7 +54,7 @@ class FakeTarget:
         """Name and capacity; the text, and a digest of it, where there is one."""
         del module
         digest = sha256(self.machine.encode()).hexdigest() if self.machine else ""
-        return TargetInfo(self.name, self.capacity_bytes, digest, self.machine)
+        return TargetInfo(self.name, self.capacity_bytes, digest, self.machine, self.stores)
 
     def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
         """Scratch of a few rows of the largest operand; none for messages, inputs and scalars."""

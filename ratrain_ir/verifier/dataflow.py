@@ -400,6 +400,7 @@ class _SymbolicRun(SymbolicUpdates):
                 words = words_of(held) if held else "nothing"
                 text = f"'{op!r}' copies %{tensor.name}, which holds {words}, and nothing of {block} {word_of(m)}"
                 self.report.at_op("RT034", text, self.stage, op, tensor)
+            if held is None:
                 continue
             recovered = self.recovered.get(tensor)
             self.set(copied, *held)

@@ -11,6 +11,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.ops import Quantity
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Home
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.memory import Work
 from ratrain.targets.runtime.messages_ahead import Form, messages_ahead
@@ -93,7 +94,9 @@ def constants_of(
         ranks=len(places),
         blocks=sum(len(program.topology.stage_blocks[place.stage]) for place in places),
     )
-    return {"rotary tables": tables, **kernels.memory.constants(work)}
+    stored = sum(program.stages[place.stage].bytes_in(Home.HOST) for place in places)
+    in_host = {"stored in 'host'": stored + ALIGNMENT_BYTES * len(places)} if stored else {}
+    return {"rotary tables": tables, **in_host, **kernels.memory.constants(work)}
 
 
 def _types(stage: ProgramStage, item: Instruction) -> list[TensorType]:

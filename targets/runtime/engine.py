@@ -18,7 +18,7 @@ from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Part, Payload
 from ratrain.ratrain_ir.per_op import PerOp
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.types import STORES, Dtype
 from ratrain.targets.runtime.certificate import constants_of, scratch_bytes
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.evaluation import serves_the_loss
@@ -104,6 +104,9 @@ class ProgramEngine(ABC):
         if program.plan.tp > 1 and kernels.on_devices:
             text = f"the kernel set '{kernels.name}' does not combine what tensor peers have of a loss"
             fail("RT004", text, help="use --kernels fast, or a plan of one tensor peer (tp = 1)")
+        if kernels.on_devices and any(stage.bytes_in(home) for stage in program.stages for home in STORES):
+            text = f"the kernel set '{kernels.name}' works on a device, from which nothing is stored in other memories in this version"
+            fail("RT004", text, help="use --kernels fast, or compile without 'store'")
         _load_kernels(program, kernels)
         self.constant_bytes = resident_bytes()
         """Resident bytes of this process before its arenas; None where the system does not say."""

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.signatures import COPY_SIDES
 from ratrain.ratrain_ir.tensor_peers import ADDED_ONCE, gradients_made_whole
 from ratrain.ratrain_ir.topology import Rank as MeshRank
 from ratrain.ratrain_ir.types import STORES, Home
@@ -114,9 +115,11 @@ class Rank:
 
     def copies(self, instruction: Instruction) -> list[tuple[int, int]]:
         """What a store or a fetch copies: the numbers of each tensor and of its copy."""
-        numbers = [operand.tensor for operand in instruction.operands]
-        half = len(numbers) // 2
-        return list(zip(numbers[:half], numbers[half:], strict=True))
+        sides = (
+            [operand.tensor for operand in instruction.operands if operand.role.startswith(f"{side}.")]
+            for side in COPY_SIDES
+        )
+        return list(zip(*sides, strict=True))
 
     def poison(self, tensor: int, value: int) -> None:
         """Set all bytes of a tensor, wherever they are, to a value."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -15,7 +17,6 @@ from ratrain.targets.runtime.memory import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 _PIECE = 1 << 24
 """Bytes that are written at a time where nothing has to be kept of them."""
@@ -73,8 +74,10 @@ class FileBytes:
     def __init__(self, count: int, folder: Path | None) -> None:
         self._folder = str(folder or tempfile.gettempdir())
         try:
-            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - it lives as long as the rank
-            os.posix_fallocate(self._file.fileno(), 0, count)
+            self._file, name = tempfile.mkstemp(prefix="ratrain-", dir=self._folder)
+            weakref.finalize(self, os.close, self._file)
+            Path(name).unlink()
+            os.posix_fallocate(self._file, 0, count)
         except OSError as error:
             text = f"{count} bytes cannot be had in a file in '{self._folder}': {error.strerror}"
             fail("RT093", text, help="name a folder with more room: --scratch DIR")
@@ -97,7 +100,7 @@ class FileBytes:
         view, done = data.data, 0
         while done < len(view):
             try:
-                moved = move(self._file.fileno(), view[done:], offset + done)
+                moved = move(self._file, view[done:], offset + done)
             except OSError as error:
                 fail("RT093", f"the file in '{self._folder}' in which a rank stores bytes fails: {error.strerror}")
             if not moved:

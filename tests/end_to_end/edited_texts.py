@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.families import in_family
+from ratrain.ratrain_ir.types import Home
 from ratrain.ratrain_ir.verifier import verify
 from tests.end_to_end.toys import TOY as MODEL
 
@@ -61,8 +62,10 @@ def sound(base: str) -> str:
         "released": (MODEL, PLAN, "insert-release"),
         "sized": (MODEL, PLAN, "legalise"),
         "allocated": (MODEL, PLAN, "allocate-ddr"),
+        "stored": (MODEL, PLAN, "place-1f1b,recompute{policy=none store=host}"),
     }[base]
-    return print_module(PassManager(FakeTarget()).run(lower(model, plan), pipeline))
+    stores = ((Home.HOST, 1 << 40),) if base == "stored" else ()
+    return print_module(PassManager(FakeTarget(stores=stores)).run(lower(model, plan), pipeline))
 
 
 def problems(text: str) -> list[Diagnostic]:

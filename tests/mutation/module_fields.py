@@ -107,7 +107,7 @@ def change_block(module: Module, random: Random) -> str | None:
     return None if unit is None else put(place, block=unit)
 
 
-@operator("RT025 RT027 RT031 RT033 RT043")
+@operator("RT025 RT027 RT031 RT033 RT034 RT043")
 def change_blocks(module: Module, random: Random) -> str | None:
     """A collective covers one block less, one twice, or has two in the other order."""
     place = pick(module, random, lambda op: bool(getattr(op, "blocks", ())))
@@ -125,7 +125,7 @@ def change_blocks(module: Module, random: Random) -> str | None:
     return put(place, blocks=tuple(blocks))
 
 
-@operator("RT025 RT026 RT027 RT030 RT031 RT033 RT043 RT040")
+@operator("RT025 RT026 RT027 RT030 RT031 RT033 RT034 RT043 RT040")
 def change_word(module: Module, random: Random) -> str | None:
     """Tokens for labels, activation for gradient, another group, another quantity, another phase."""
     place = pick(module, random, is_kind(LoadInput, Send, Recv, AllReduce, AllReduceScalar, AllGather))
@@ -201,7 +201,7 @@ def swap_operands(module: Module, random: Random) -> str | None:
     return f"{before}: %{first.name} and %{second.name}"
 
 
-@operator(LIFE, VALUES, MESSAGES, BYTES, "RT042")
+@operator(LIFE, VALUES, MESSAGES, BYTES, OPERANDS, "RT042")
 def exchange_operands(module: Module, random: Random) -> str | None:
     """Two ops of one kind exchange one operand of equal type: each gets the other's."""
     place = pick(module, random, is_work)
@@ -264,7 +264,7 @@ def change_access(module: Module, random: Random) -> str | None:
     return put(place, **moved)
 
 
-@operator(OPERANDS, "RT020 RT022 RT030 RT031 RT033 RT032 RT080")
+@operator(OPERANDS, "RT020 RT022 RT030 RT031 RT033 RT034 RT032 RT080")
 def drop_operand(module: Module, random: Random) -> str | None:
     place = pick(module, random, is_work)
     assert place is not None

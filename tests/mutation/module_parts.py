@@ -22,11 +22,11 @@ operator: Registry[Module] = Registry()
 
 # What a change can cause, by cause. A later cause is seen only where the earlier ones are absent.
 LIFE = "RT020 RT021 RT022 RT023 RT024 RT028"
-VALUES = "RT030 RT031 RT033 RT032 RT024"
+VALUES = "RT030 RT031 RT033 RT034 RT032 RT024"
 MESSAGES = "RT040 RT041"
 ORDER = "RT042 RT043 RT044"
 BYTES = "RT050"
-OPERANDS = "RT025"
+OPERANDS = "RT025 RT034"
 
 Place = tuple[Stage, int]
 GROUPS = ("reads", "writes", "updates", "scratch")

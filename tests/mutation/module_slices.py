@@ -239,7 +239,7 @@ def leave_a_sum_out(module: Module, random: Random) -> str | None:
     return put(place, **{group: tuple(t for t in tensors if t not in gone)})
 
 
-@operator("RT025 RT027 RT030 RT031 RT033 RT044")
+@operator("RT025 RT027 RT030 RT031 RT033 RT034 RT044")
 def change_lengths(module: Module, random: Random) -> str | None:
     """The plan cuts elsewhere, or otherwise often, than the ops under it."""
     before = module.plan.slices

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.copying import copy_op
 from ratrain.ratrain_ir.module import Level, Module, Stage, TargetInfo
 from ratrain.ratrain_ir.ops import Release, Tensor
-from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype, StateKind, aligned, tensor_type
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype, Home, StateKind, aligned, tensor_type
 from tests.mutation.module_parts import (
     BYTES,
     LIFE,
@@ -94,6 +94,15 @@ def change_kind(module: Module, random: Random) -> str | None:
     assert tensor is not None
     tensor.kind = other_of(random, list(StateKind), tensor.kind)
     return f"%{tensor.name} becomes {tensor.kind.value}"
+
+
+@operator(OPERANDS, BYTES, "RT052 RT053 RT042")
+def change_home(module: Module, random: Random) -> str | None:
+    """A tensor in another memory, where the target has none, or where other tensors are."""
+    tensor = _tensor(module, random)
+    assert tensor is not None
+    tensor.home = other_of(random, list(Home), tensor.home)
+    return f"%{tensor.name} in {tensor.home.value}"
 
 
 @operator(LIFE, VALUES, BYTES)

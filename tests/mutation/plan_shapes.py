@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
 
-SCHEDULE_CODES = "RT025 RT026 RT027 RT028 RT020 RT030 RT031 RT033 RT032 RT040 RT041 RT042 RT044"
+SCHEDULE_CODES = "RT025 RT026 RT027 RT028 RT020 RT030 RT031 RT033 RT034 RT032 RT040 RT041 RT042 RT044"
 """Blocks, messages and their order are then those of another plan."""
 
 

@@ -195,7 +195,7 @@ def change_peer(program: Program, random: Random) -> str | None:
     return _change(program, random, "peer", lambda _i: (None, *range(len(program.stages) + 1)), lambda _i: True)
 
 
-@operator(NO_OP, "RT026 RT027 RT030 RT031 RT033 RT043 RT040")
+@operator(NO_OP, "RT026 RT027 RT030 RT031 RT033 RT034 RT043 RT040")
 def change_variant(program: Program, random: Random) -> str | None:
     words = ("", "tokens", "labels", "activation", "gradient", "loss", "flags", "norm", "forward", "backward")
     return _change(
@@ -203,7 +203,7 @@ def change_variant(program: Program, random: Random) -> str | None:
     )
 
 
-@operator(NO_OP, "RT026 RT043 RT031 RT033")
+@operator(NO_OP, "RT026 RT043 RT031 RT033 RT034")
 def change_group(program: Program, random: Random) -> str | None:
     words = ("", "replicas", "ends", "all")
     return _change(program, random, "group", lambda _i: words, lambda item: bool(item.group) or random.random() < 0.1)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype, StateKind, aligned, tensor_type
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype, Home, StateKind, aligned, tensor_type
 from tests.mutation.program_parts import (
     BYTES,
     NO_OP,
     RACE,
     VALUES,
     operator,
+    other_of,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +49,11 @@ def shift_offset(program: Program, random: Random) -> str | None:
 @operator(BYTES, RACE, "RT080")  # RT080: what is live no longer fits the arena the header states
 def share_offset(program: Program, random: Random) -> str | None:
     return _change_tensor(program, random, lambda stage, t: evolve(t, offset=random.choice(stage.tensors).offset))
+
+
+@operator(NO_OP, BYTES, RACE, "RT034 RT052")
+def change_home(program: Program, random: Random) -> str | None:
+    return _change_tensor(program, random, lambda _s, t: evolve(t, home=other_of(random, list(Home), t.home)))
 
 
 @operator(NO_OP, BYTES, RACE)

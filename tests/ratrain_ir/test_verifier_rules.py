@@ -8,11 +8,12 @@ from ratrain.ratrain_ir.diagnostics import CODES, Diagnostics
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.verifier import verify
 from tests.end_to_end.edited_texts import MODEL, PLAN, change, drop, problems, repeat, sound, stage_of
+from tests.ratrain_ir.memory_rules import MEMORIES
 from tests.ratrain_ir.peer_rules import PEERS
 from tests.ratrain_ir.schedule_rules import SCHEDULES
 from tests.ratrain_ir.structure_rules import STRUCTURE
 
-RULES = [*STRUCTURE, *SCHEDULES, *PEERS]
+RULES = [*STRUCTURE, *SCHEDULES, *PEERS, *MEMORIES]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.code} {rule.what}")
