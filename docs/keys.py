@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.frontend.plan import KEYS
 DOCS = Path(__file__).resolve().parent
 
 SCHEDULE, TIMES, NUMBERS, REFUSED = "the schedule", "simulated times", "the numbers trained", "what is refused"
+STORED = "times with `store =`"
 """Where a change shows: in the ops, tensors and addresses of a `.rtir`; in what `simulate` says; in losses and weights; nowhere else
 than in a refusal."""
 
@@ -162,6 +163,23 @@ GPT2 = {
 _TILES = {"cost": "tiles"}
 _HOST = {"update_engine": "host"}
 _CHIP = {"clusters_per_chip": 2}
+_OF_A_STORE = {
+    "capacity": ("bytes that a rank may store in the memory", 4096),
+    "store": ("bytes a second to the memory", 1e6),
+    "fetch": ("bytes a second from the memory", 1e6),
+    "latency": ("seconds of a transfer to or from the memory, bytes apart", 1e-2),
+}
+
+
+def _usual(home: str) -> dict[str, float]:
+    """What a file says of a memory."""
+    return {f"{home}_{key}": 1e9 for key in ("capacity", "store", "fetch")}
+
+
+def _other_keys(home: str, name: str) -> dict[str, float]:
+    """What a file says of a memory whose one key is changed."""
+    return {key: value for key, value in _usual(home).items() if key != f"{home}_{name}"}
+
 
 MACHINE = {
     "base": Key("the built-in machine that says what the file does not", "mt3000-1.2ghz", TIMES),
@@ -221,6 +239,11 @@ MACHINE = {
     "transport_overhead": Key("bytes of communication buffers of a rank that talks to others", 1e9),
     "transport_overhead_per_group": Key("the same for each communicator that it is a member of", 1e9),
     "allocator_slack": Key("the part of `ddr_capacity` that a caching allocator loses", 0.1),
+    **{
+        f"{home}_{name}": Key(f"{what} '{home}'", value, f"{STORED} {home}", _other_keys(home, name), _usual(home))
+        for home in ("host", "file")
+        for name, (what, value) in _OF_A_STORE.items()
+    },
 }
 
 GROUP = {

@@ -39,7 +39,7 @@ from ratrain.ratrain_ir.ops import (
 from ratrain.ratrain_ir.printer import declaration_text, op_text
 from ratrain.ratrain_ir.signatures import bind, signatures
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.types import Home, StateKind
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
@@ -136,6 +136,10 @@ class Form:
         return [declaration_text(tensor) for tensor in dict.fromkeys((*slots, *self.op.operands))]
 
 
+STORES = ((Home.HOST, 1 << 40),)
+STORING = "place-gpipe,recompute{policy=none store=host}"
+
+
 def plans() -> Iterator[tuple[Conditions, ModelConfig, Plan]]:
     """Every kind of plan that changes what ops there are; documents make no difference to what tensor peers exchange."""
     kinds = (kind.items() for kind in (SHARDING, CLIPPING, TYING, MASKING, PEERS))
@@ -158,6 +162,8 @@ def changed(model: ModelConfig, plan: Plan) -> Iterator[Module]:
     yield PassManager(FakeTarget()).run(lower(model, plan), "place-zb-h1{delay=1}")
     yield PassManager(FakeTarget()).run(lower(model, plan), BLOCKING)
     yield PassManager(FakeTarget(update_engine=Engine.HOST)).run(lower(model, plan), "insert-release,legalise")
+    if plan.tp == 1:
+        yield PassManager(FakeTarget(stores=STORES)).run(lower(model, plan), STORING)
 
 
 @cache

@@ -612,6 +612,12 @@ OPTIONS = {
                 "x.rtx --steps 2 --threads 1 --log l.jsonl --data other.txt --resume ckpt",
                 idle=("x.rtx",),
             ),
+            "--scratch": Option(
+                "where the files are in which tensors are stored",
+                "--scratch w",
+                "filed.rtx --steps 1 --threads 1",
+                idle=("x.rtx",),
+            ),
             "--run-dir": Option("where ranks say where they are", "--run-dir where"),
             "--hang-timeout": Option("how long no progress is borne", "--hang-timeout 3", None, SETTINGS),
             "--log": Option("a line a step", "--log m.jsonl"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ratrain.ratrain_ir.types import Home
 from ratrain.ratrainc.console import errors, progress, say, size_text, unseen_progress
 from ratrain.targets.runtime.data import in_words
 from ratrain.targets.runtime.memory import HOST
@@ -36,6 +38,10 @@ def say_start(run: TrainingRun) -> None:
     if kernels.memory.place != HOST.place:
         say(f"kernels: {kernels.name}, arenas on {kernels.memory.place}")
     say(_memory_line(run.engine.memory_use()))
+    in_files = sum(rank.stage.bytes_in(Home.FILE) for ranks in run.engine.ranks for rank in ranks)
+    if in_files:
+        folder = run.settings.execution.store_folder or tempfile.gettempdir()
+        say(f"stored in files: {size_text(in_files)} in {folder}")
 
 
 def _memory_line(memory: MemoryUse) -> str:

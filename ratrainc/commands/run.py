@@ -195,6 +195,13 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     help="Fill freed bytes with NaNs, so that a use after release shows; checks memory too.",
 )
 @click.option(
+    "--scratch",
+    "settings_execution_store_folder",
+    type=Source("folder"),
+    metavar="DIR",
+    help="Where a program that stores tensors in files has them, which go with the run. Default: where this system has temporary files.",
+)
+@click.option(
     "--init",
     "settings_start_weights",
     type=Source("weights"),
@@ -379,6 +386,7 @@ def command(
             "is for whole texts: --train-on completion takes --prompt-key and --completion-key", "data_text_key"
         )
     from ratrain import api
+    from ratrain.ratrain_ir.types import Home
     from ratrain.ratrainc.job import job_of
     from ratrain.ratrainc.pictures import picture_kind
     from ratrain.ratrainc.signals import saying_where
@@ -395,6 +403,10 @@ def command(
             check_outputs(settings, outputs, job.count)
         program = api.load(file, machine=machine)
         check_program(program)
+        if settings.execution.store_folder and not any(stage.bytes_in(Home.FILE) for stage in program.stages):
+            raise click.UsageError(
+                "--scratch says where files of stored tensors are: this program stores nothing in a file"
+            )
         sums = "rank order" if ranks.reduction == "ordered" else ranks.engine
         most = default_threads(program) if settings.execution.device == HOST_DEVICE else 1
         execution = evolve(settings.execution, threads=threads or most, sums=sums)

@@ -31,6 +31,8 @@ from ratrain.targets.runtime.profile import StepSpan
 from ratrain.targets.runtime.rank import BoundRoutine, Rank, bind_routine, prepare_tables
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ratrain.ratrain_ir.topology import Hop
     from ratrain.ratrain_ir.topology import Rank as MeshRank
     from ratrain.targets.program.program import Instruction, Program
@@ -362,6 +364,12 @@ class ProgramEngine(ABC):
         """Raise `DiagnosticError` RT093 for steps that cannot be recorded."""
         text = f"a step of this run cannot be captured: {why}"
         fail("RT093", text, help="leave --graph out, or run all ranks in one process, in a fixed order: --device cuda")
+
+    def open_stores(self, folder: Path | None) -> None:
+        """Have all other memories that the ranks store in, their files in a folder, before the first step. Raises `DiagnosticError` RT093."""
+        for rank in (rank for ranks in self.ranks for rank in ranks):
+            rank.store_folder = folder
+            _ = rank.stores
 
     def watch_memory(self, *, poison: bool) -> None:
         """Hold every access against the program's lives from here on; with `poison`, freed bytes become NaNs."""

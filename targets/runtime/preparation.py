@@ -109,6 +109,7 @@ def _begun(
         source = read_weights(start.weights, program.model) if start.weights else random_weights(program.model, seed)
         engine = processes.make_engine(program, kernels, batches, execution.interleave_seed, execution.threads)
         start_from_weights(engine, source)
+    engine.open_stores(Path(execution.store_folder) if execution.store_folder else None)
     if execution.check_memory or execution.poison:
         engine.watch_memory(poison=execution.poison)
     if execution.graph:

@@ -7,6 +7,7 @@ wrong loss. Block ops are bound to kernels once, before the first step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,7 +25,7 @@ from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.kernels import KernelSet, OnChipKernels, Scratch
 from ratrain.targets.runtime.memory import HOST, Memory
 from ratrain.targets.runtime.positions import PositionFile
-from ratrain.targets.runtime.stores import open_store
+from ratrain.targets.runtime.stores import StoredBytes, open_store
 from ratrain.targets.runtime.streams import Issue
 
 if TYPE_CHECKING:
@@ -44,15 +45,7 @@ _NOWHERE: NDArray[Any] = np.empty(0, np.uint8)
 class Rank:
     """A stage of one replica, or what one of its tensor peers has of it, ready to execute block ops."""
 
-    def __init__(
-        self,
-        program: Program,
-        stage: int,
-        replica: int,
-        memory: Memory = HOST,
-        peer: int = 0,
-        folder: Path | None = None,
-    ) -> None:
+    def __init__(self, program: Program, stage: int, replica: int, memory: Memory = HOST, peer: int = 0) -> None:
         self.program = program
         self.memory = memory
         self.stage_index = stage
@@ -70,8 +63,8 @@ class Rank:
             for tensor in self.stage.tensors
         ]
         """Of every tensor in DDR."""
-        self.stores = {home: open_store(home, count, folder) for home in STORES if (count := self.stage.bytes_in(home))}
-        """The other memories that it uses; their files are in the folder."""
+        self.store_folder: Path | None = None
+        """Where it has the files in which it stores; None: where this system has temporary files."""
         self.completed = dict.fromkeys(ENGINES, 0)
         """Instructions each engine has completed, over all steps."""
         self.position: PositionFile | None = None
@@ -112,6 +105,12 @@ class Rank:
     def by_role(self, instruction: Instruction) -> dict[str, NDArray[Any]]:
         """Views of an instruction's operands by role."""
         return {operand.role: self.views[operand.tensor] for operand in instruction.operands}
+
+    @cached_property
+    def stores(self) -> dict[Home, StoredBytes]:
+        """The other memories that it uses. Raises `DiagnosticError` RT093 where there is no room for them."""
+        counts = ((home, self.stage.bytes_in(home)) for home in STORES)
+        return {home: open_store(home, count, self.store_folder) for home, count in counts if count}
 
     def copies(self, instruction: Instruction) -> list[tuple[int, int]]:
         """What a store or a fetch copies: the numbers of each tensor and of its copy."""

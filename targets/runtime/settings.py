@@ -87,6 +87,8 @@ class Execution:
     """hold every access against the program's lives"""
     poison: bool = False
     """fill freed bytes with NaNs; implies `check_memory`"""
+    store_folder: str | None = None
+    """where ranks have the files in which they store tensors; None: where this system has temporary files"""
 
     def kernel_threads(self, ranks: int) -> int:
         """Threads that share the work of one kernel, where so many ranks compute in this process."""

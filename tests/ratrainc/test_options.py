@@ -64,6 +64,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         given = "compile --model m.json --plan p.toml"
         call(f"{given} -o x.rtir")
         call(f"{given} -o x.rtx")
+        filed = ["file_capacity = '1 GB'", "file_store = '1 GB/s'", "file_fetch = '1 GB/s'"]
+        (folder / "filed.toml").write_text("\n".join(['base = "mt3000"', 'name = "filed"', *filed]))
+        storing = "recompute{policy=none store=file},allocate-ddr"
+        call(f"{given} --machine filed.toml --passes '{storing}' -o filed.rtx")
         (folder / "clip.toml").write_text(PLAN + '[optimizer]\nclip = "global"\n')
         call("compile --model m.json --plan clip.toml -o clip.rtx")
         call(f"{given} -o other.rtir --strategy full-save")
