@@ -137,7 +137,7 @@ class Form:
 
 
 STORES = ((Home.HOST, 1 << 40),)
-STORING = "place-gpipe,recompute{policy=none store=host}"
+STORING = "place-gpipe,recompute{policy=full store=host}"
 
 
 def plans() -> Iterator[tuple[Conditions, ModelConfig, Plan]]:

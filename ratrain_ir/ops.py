@@ -510,7 +510,7 @@ class CombineLoss(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Store(Op):
-    """Copies what a block needs later of a piece into another memory, so that its bytes in DDR are free."""
+    """Copies what a block needs later of a piece into another memory: its bytes in DDR are free then."""
 
     keyword = "store"
     default_engine = Engine.STORE

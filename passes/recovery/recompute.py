@@ -121,8 +121,10 @@ def take_the_shorter(
 ) -> None:
     """Rewrite a module by a pass that stores, or by the same that does not where that makes the shorter step, bytes that are used twice included."""
     capacity = context.target.capacity(module).left if budget is None else budget
-    found = []
+    found, before = [], dict(context.statistics)
     for each in (without, storing):
+        context.statistics.clear()
+        context.statistics |= before
         draft = module.draft()
         starts = each.rewrite(draft, context)
         found.append((step_seconds_placed(draft, context, capacity), draft, starts, dict(context.statistics)))
@@ -130,6 +132,7 @@ def take_the_shorter(
     _, draft, starts, statistics = found[seconds[1] < seconds[0]]
     module.adopt(draft)
     mark_checkpoints(starts)
+    context.statistics.clear()
     context.statistics |= statistics
     context.statistics["simulated step, storing"] = f"{seconds[1]:.6g} s, and {seconds[0]:.6g} s with nothing stored"
 

@@ -11,7 +11,7 @@
 
 The first line names the pass with its options, the comment says what is shown. The input is a toy, lowered and taken
 through the passes of BEFORE. What a case is about stands in MODEL (`layers = 2`; else one layer a stage), PLAN (else
-one stage, one replica, one micro-batch) and TARGET (fields of `FakeTarget`), as TOML pairs. Then
+one stage, one replica, one micro-batch) and TARGET (fields of `FakeTarget`, and bytes of other memories: `host = 4096`), as TOML pairs. Then
 `MOVE: @0 update embed BEFORE update head`, any number of times, changes a stage's order by hand. Each `TABLE: 0F0,0B0` is
 a row of the schedule table that passes find as `table.csv`. Where all that does not lead to the schedule a case needs, a
 whole module's text follows `// INPUT:` instead. The rest, after `// EXPECT:`, is what came of it: the diagnostics of a
@@ -52,7 +52,7 @@ from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import names_text, saved_groups
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
-from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrain_ir.types import STORES, aligned
 from ratrain.ratrain_ir.verifier import verify
 from tests.end_to_end.toys import TOY
 from tests.passes.differences import header_changes, named_ops, stage_changes
@@ -242,7 +242,8 @@ def _target(case: PassFile) -> FakeTarget:
     try:
         if "update_engine" in values:
             values["update_engine"] = Engine(values["update_engine"])
-        return evolve(FakeTarget(), **values)
+        stores = {home: values.pop(home.value) for home in STORES if home.value in values}
+        return evolve(FakeTarget(), **values, stores=tuple(stores.items()))
     except (TypeError, ValueError) as error:
         raise BadFileError(f"TARGET: {error}") from None
 

@@ -116,6 +116,8 @@ def test_what_is_not_shown_is_named(tmp_path):
         "policy=attention",
         "policy=auto",
         "placement=forward-side",
+        "store=host",
+        "store=file",
     ]
 
 

@@ -85,7 +85,7 @@ def test_a_machine_that_is_not_there_is_refused(
 INPUTS = {
     *("--model", "--plan", "--machine", "--data", "--eval-data", "--tokenizer", "--init", "--resume"),
     *("--rows", "--mpirun", "--like", "--times", "--schedule-file", "--links"),
-    *("calibrate --profile", "plan --what-if"),
+    *("calibrate --profile", "plan --what-if", "run --scratch"),
 }
 """Options that look as if they named a place to write to and do not, of any command or of one."""
 PLACE = re.compile(r"DIR|FILE|PATH|\.\w")
