@@ -9,6 +9,7 @@ from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.frontend.hf_keys import DROPOUT
 from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.ratrain_ir.types import STORES
 from ratrain.ratrainc.console import capacity_text, say, seconds_text, size_text, table
 from ratrain.targets.machine.capacity import capacity_of
 
@@ -64,6 +65,12 @@ def show_module(module: Module, machine: Machine) -> None:
         account = capacity_of(machine, module.topology).account
         if account is not None:
             say(f"  {account}")
+        assert module.target is not None
+        for home in STORES:
+            most = max(stage.bytes_in(home) for stage in module.stages)
+            if most:
+                words = f"at most {size_text(most)} of {size_text(module.target.capacity_of(home))} on a stage"
+                say(f"stored in the memory '{home.value}': {words}")
     dropout = [f"{key} {shown(model.inert[key])}" for key in DROPOUT.get(model.family, ()) if model.inert.get(key)]
     if dropout:
         say(f"{', '.join(dropout)} of its config.json: without effect, training here has no dropout")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.ratrain_ir.frontend.text import Place
-    from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrainc.levers import Setting
     from ratrain.ratrainc.strategies import Strategy
     from ratrain.targets.machine.machine import Machine
@@ -271,7 +271,8 @@ def summary(module: Module, machine: Machine) -> dict[str, Any]:
     stages = []
     for stage in module.stages:
         peak = lifetimes(stage).peak_bytes
-        stages.append({"peak_live_bytes": peak, "arena_bytes": stage.arena_bytes, "ops": len(stage.ops)})
+        figures = {"peak_live_bytes": peak, "arena_bytes": stage.arena_bytes, "ops": len(stage.ops)}
+        stages.append({**figures, **stored_figures(stage)})
     return {
         "name": module.name,
         "level": module.level.value,
@@ -279,6 +280,14 @@ def summary(module: Module, machine: Machine) -> dict[str, Any]:
         **capacity_figures(module, machine),
         "stages": stages,
     }
+
+
+def stored_figures(stage: Stage) -> dict[str, Any]:
+    """What a stage stores in other memories, where it does."""
+    from ratrain.ratrain_ir.types import STORES
+
+    stored = {home.value: stage.bytes_in(home) for home in STORES if stage.bytes_in(home)}
+    return {"stored_bytes": stored} if stored else {}
 
 
 def capacity_figures(module: Module, machine: Machine) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def _check_stage(stage: int | None, stages: int) -> None:
 def _facts(module: Module, stage: Stage, machine: Machine) -> dict[str, Any]:
     from ratrain.ratrain_ir.analysis.lifetime import lifetimes
     from ratrain.ratrain_ir.types import aligned
-    from ratrain.ratrainc.commands.compile import capacity_figures
+    from ratrain.ratrainc.commands.compile import capacity_figures, stored_figures
 
     lives = lifetimes(stage)
     position = lives.peak_position
@@ -124,6 +124,7 @@ def _facts(module: Module, stage: Stage, machine: Machine) -> dict[str, Any]:
         "peak_live_bytes": lives.peak_bytes,
         "peak_op": repr(stage.ops[position]) if stage.ops else "",
         "arena_bytes": stage.arena_bytes,
+        **stored_figures(stage),
         **capacity_figures(module, machine),
         "by_kind": {kind.value: size for kind, size in lives.bytes_by_kind(position).items()},
         "by_owner": dict(sorted(owners.items(), key=lambda item: -item[1])),
@@ -216,6 +217,8 @@ def _show(facts: dict[str, Any]) -> None:
         )
     if facts["capacity_bytes"] and arena:
         say(f"capacity {facts['capacity_bytes']} bytes: {facts['capacity_bytes'] - arena} free")
+    for home, nbytes in facts.get("stored_bytes", {}).items():
+        say(f"stored in the memory '{home}': {nbytes} bytes ({size_text(nbytes)})")
     if overheads := facts.get("overhead_bytes"):
         rows = [[name, str(nbytes), size_text(nbytes)] for name, nbytes in overheads.items()]
         table("taken of the memory before any tensor has a place", ("overhead", "bytes", ""), rows)

@@ -1,4 +1,4 @@
-"""Live bytes over simulated time: from when a tensor's first write starts until its last access has ended."""
+"""Live bytes in DDR over simulated time: from when a tensor's first write starts until its last access has ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ratrain.ratrain_ir.ops import ENGINES
-from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrain_ir.types import Home, aligned
 from ratrain.targets.program.program import Access
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class LiveIntervals(NamedTuple):
 
 
 def live_intervals(timeline: Timeline, stage: int) -> LiveIntervals:
-    """The live intervals of a stage's tensors in all timed steps; tensors that no instruction accesses have none.
+    """The live intervals of a stage's tensors in DDR in all timed steps; tensors that no instruction accesses have none.
 
     A carried tensor is live from the start until its last access before it is written anew, and from its last writing to the end.
     """
@@ -89,6 +89,7 @@ def _operands_in_order(timeline: Timeline, held: ProgramStage, stage: int) -> li
         (firsts[engine] + position, operand.tensor, operand.access in _DEFINING)
         for engine, position in held.execution_order()
         for operand in held.streams[engine][position].operands
+        if held.tensors[operand.tensor].home is Home.DDR
     ]
 
 
