@@ -10,7 +10,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 try:
@@ -36,12 +38,49 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     njit: Any = nb.njit
     options = {"nogil": True, "error_model": "numpy"} | options
     try:
-        return _by_one_process(njit(cache=True, **options)(function))
+        return _by_one_process(_with_what_it_freezes(njit(cache=True, **options)(function)))
     except RuntimeError as error:  # numba has tried to write in each of these
         if "cannot cache" not in str(error):
             raise
     _warn()
     return njit(**options)(function)
+
+
+def _with_what_it_freezes(function: Any) -> Any:
+    """A function that numba has made, kept for the numbers that it compiles in and the functions that it calls, besides its own file.
+
+    Numba looks at the time of that file alone: a constant that changed in another one would go on with its old value.
+    """
+    kept = getattr(getattr(function, "_cache", None), "_cache_file", None)
+    if kept is not None:  # without its compiler, numba leaves functions as they are
+        kept._source_stamp = kept._source_stamp, _frozen(function.py_func, set())  # noqa: SLF001
+    return function
+
+
+def _frozen(function: Any, seen: set[Any]) -> tuple[str, ...]:
+    """Globals that a function compiles in, and of those that are compiled themselves their code and globals."""
+    found: list[str] = []
+    for name in sorted(_names(function.__code__)):
+        value = function.__globals__.get(name)
+        if isinstance(value, bool | int | float | str | tuple):
+            found.append(f"{name} = {value!r}")
+        called = getattr(value, "py_func", None)
+        if called is not None and called not in seen:
+            seen.add(called)
+            found += [name, _digest(called.__code__), *_frozen(called, seen)]
+    return tuple(found)
+
+
+def _digest(code: CodeType) -> str:
+    """Of what a function does, the same in every process."""
+    constants = [_digest(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return sha256(code.co_code + repr(constants).encode()).hexdigest()
+
+
+def _names(code: CodeType) -> set[str]:
+    """Names that a function, and those within it, look up elsewhere."""
+    inner = (_names(each) for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def _by_one_process(function: Any) -> Any:

@@ -126,6 +126,36 @@ if __name__ == "__main__":
     assert found == ["0 1\n", "1 0\n"]
 
 
+def test_a_constant_of_another_file_is_not_kept_with_its_old_value(tmp_path: Path) -> None:
+    """Nor what a function calls: numba itself looks at the time of the function's own file alone."""
+    (tmp_path / "sums.py").write_text("""
+import terms
+from terms import FIRST
+from ratrain.ratrain_ir.loops import compiled
+
+term = terms.term
+
+@compiled
+def total(n):
+    return FIRST + term(n)
+
+print(total(3))
+""")
+    printed = []
+    for first, factor in ((1, 1), (1, 1), (5, 1), (5, 2)):
+        (tmp_path / "terms.py").write_text(f"""
+from ratrain.ratrain_ir.loops import compiled
+
+FIRST = {first}
+
+@compiled
+def term(n):
+    return {factor} * n
+""")
+        printed.append(run(tmp_path, "import sums", PYTHONDONTWRITEBYTECODE="1"))
+    assert [int(found.stdout) for found in printed] == [4, 4, 8, 11], printed[-1].stderr
+
+
 def test_one_helper_keeps_compiled_functions() -> None:
     """Nothing else asks numba to cache: that raises where there is no place."""
     paths = [
