@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
@@ -13,11 +15,13 @@ from ratrain.passes.pass_base import PassContext
 from ratrain.passes.recovery import recompute_choice as chosen_by
 from ratrain.passes.recovery.recompute_choice import as_chosen, choose
 from ratrain.ratrain_ir.diagnostics import Diagnostics
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.types import Home
 from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 from tests.mutation.subjects import WITH_STORES
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 
 DEEP = evolve(MODEL, layers=5)
 
