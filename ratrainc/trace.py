@@ -31,11 +31,15 @@ def write_trace(timeline: Timeline, path: str) -> None:
     write_lines(path, ['{"displayTimeUnit":"ms","traceEvents":[', *body, "]}"])
 
 
+_NOT_EVERYWHERE = (Engine.TENSOR, Engine.STORE, Engine.FETCH)
+"""Engines that most programs have nothing for, which then have no track."""
+
+
 def _names(timeline: Timeline) -> Iterator[dict[str, Any]]:
     for stage in range(len(timeline.spans)):
         yield {"ph": "M", "name": "process_name", "pid": stage, "args": {"name": f"stage @{stage} (simulated)"}}
         for engine in ENGINES:
-            if engine is Engine.TENSOR and timeline.program.plan.tp == 1:
+            if engine in _NOT_EVERYWHERE and not timeline.program.stages[stage].streams[engine]:
                 continue
             track = {"pid": stage, "tid": ENGINES.index(engine)}
             yield {"ph": "M", "name": "thread_name", **track, "args": {"name": engine.value}}

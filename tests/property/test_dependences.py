@@ -281,4 +281,5 @@ def test_a_graph_with_a_cycle_has_no_critical_path():
 
 
 def test_the_fast_analysis_knows_every_engine():
-    assert {engine.value for engine in ENGINES} == {"compute", "send", "recv", "collective", "tensor", "host"}
+    named = {"compute", "send", "recv", "collective", "tensor", "store", "fetch", "host"}
+    assert {engine.value for engine in ENGINES} == named

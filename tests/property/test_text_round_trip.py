@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.printer import module_lines, print_module
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.invariants import text_round_trip_is_exact
 from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines, targets
-from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
+from ratrain.ratrain_ir.types import Dtype, Home, StateKind, tensor_type
 
 PASSES = (
     ("place-zb-h1", {}),
@@ -75,7 +75,8 @@ def every_op():
     for zero, reduce, tp in ((0, "last", 1), (1, "last", 2), (2, "each-micro-batch", 1)):
         shown = attrs.evolve(model, norm_placement="both" if tp > 1 else "pre")
         module = lower(shown, Plan(2, 2, (1,), 1, 2, 4, zero=zero, reduce=reduce, tp=tp))
-        PassManager(FakeTarget()).run(module, "place-zb-h1,recompute,allocate-ddr")
+        target = FakeTarget(stores=((Home.HOST, 1 << 40),))
+        PassManager(target).run(module, "place-zb-h1,recompute{store=host},allocate-ddr")
         for stage in module.stages:
             yield from stage.ops
 
