@@ -26,6 +26,7 @@ from ratrain.targets.codegen.routines import routine_of
 from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.machine.record import machine_info
+from ratrain.targets.machine.shared_gradients import most_shared
 from ratrain.targets.machine.timing import TimedOp, message_seconds, op_work, timed_op
 from ratrain.targets.program.lifting import group_name
 from ratrain.targets.program.program import Access
@@ -107,7 +108,10 @@ class MachineTarget:
         moved += [(t.kind, t.type, Access.UPDATE) for t in op.updates]
         hop = (stage.index, op.peer) if isinstance(op, Send | Recv) else None
         home = other_home(t.home for t in op.operands) if isinstance(op, MemoryOp) else Home.DDR
-        return timed_op(op.keyword, group_name(op), op.engine, routine, moved, hop, home)
+        shared = None
+        if isinstance(op, AllReduce) and op.group is Group.TENSOR:
+            shared = most_shared(module.model, module.plan, op.blocks)
+        return timed_op(op.keyword, group_name(op), op.engine, routine, moved, hop, home, shared)
 
     def message_seconds(self, nbytes: int, link: Link) -> float:
         """Seconds of a message between stages that has its link to itself."""

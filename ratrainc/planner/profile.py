@@ -484,12 +484,18 @@ class _State:
         return sum(map(self.marginal, chosen))
 
     def marginal(self, op: StateOp) -> float:
-        """Seconds that a collective adds to one that already moves very much: in no bucket can it take less."""
+        """Seconds that a collective adds to one that already moves very much: in no bucket can it take less.
+
+        What tensor peers share is in no bucket: only collectives over replicas are joined.
+        """
+        if isinstance(op, AllReduce) and op.group is Group.TENSOR:
+            return self.of_op(op)
         return (self.of_op(_scaled(op, 2 * _MANY)) - self.of_op(_scaled(op, _MANY))) / _MANY
 
     def tail_seconds(self, kind: str) -> float:
-        """A block's reduction, update and gather, one after another."""
-        return sum(self.seconds(op, kind) for op in (ReduceScatter, AllReduce, Update, AllGather))
+        """A block's reduction, update and gather, one after another; with tensor peers the sum of what they share is one more of them."""
+        reductions = sum(map(self.of_op, self.ops.get((AllReduce, kind), ())))
+        return reductions + sum(self.seconds(op, kind) for op in (ReduceScatter, Update, AllGather))
 
 
 _MANY = 4096

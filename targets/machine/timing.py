@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ratrain.targets.machine.collective_cost import Algorithm
     from ratrain.targets.machine.link_groups import Link
     from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.machine.shared_gradients import SharedElements
 
 _SCALAR_BYTES = 8
 _WRITTEN_PAYLOAD = ("all_gather", "gather_rows", "load_input", "recv")
@@ -70,8 +71,12 @@ def timed_op(
     tensors: Iterable[tuple[StateKind, TensorType, Access]],
     hop: tuple[int, int] | None = None,
     home: Home = Home.DDR,
+    shared: SharedElements | None = None,
 ) -> TimedOp:
-    """What the time of an op depends on, given the tensors it accesses; of a message, the stages at its ends; of what is stored, where."""
+    """What the time of an op depends on, given the tensors it accesses; of a message, the stages at its ends; of what is stored, where.
+
+    Of an `all_reduce` over tensor peers: `shared`, what it exchanges of its gradients.
+    """
     carries = (Access.WRITE,) if keyword in _WRITTEN_PAYLOAD else (Access.READ, Access.UPDATE)
     if keyword == "reduce_scatter":  # the shards it adds to stay where they are
         carries = (Access.READ,)
@@ -84,8 +89,17 @@ def timed_op(
             nbytes += type_.nbytes
             elements += type_.elements
         own += type_.nbytes * _PASSES[access]
+    if shared is not None:
+        itemsize = nbytes // max(1, elements)
+        nbytes, elements = shared.given * itemsize, shared.given
+        own = (shared.added + shared.given) * itemsize
     ends = None if hop is None else (min(hop), max(hop))
     return TimedOp(keyword, group, engine, routine, nbytes, elements, own, ends, home)
+
+
+def sums_shared(keyword: str, group: str) -> bool:
+    """Whether an op sums what tensor peers share of gradients: only that of its tensors moves."""
+    return keyword == ops.AllReduce.keyword and group == Group.TENSOR.value
 
 
 def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
@@ -210,6 +224,8 @@ def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | Non
         return cheapest(scalar_all_reduces(_SCALAR_BYTES, members, machine), machine)
     if op.keyword in ("all_gather", "gather_rows"):
         return cheapest(all_gathers(op.payload_bytes, members, machine), machine, op.own_bytes)
+    if sums_shared(op.keyword, op.group):  # everyone gets what all give, and adds it up
+        return cheapest(all_gathers(op.payload_bytes * members.count, members, machine), machine, op.own_bytes)
     itemsize = op.payload_bytes / max(1, op.payload_elements)
     shares = op.keyword == "reduce_scatter" or (op.keyword == "reduce_rows" and shares_rows(plan))
     kinds = reduce_scatters if shares else all_reduces

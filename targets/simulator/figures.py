@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
+from ratrain.ratrain_ir.blocks import parse_block
 from ratrain.ratrain_ir.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.ops import MEMORY_OPS, Engine
 from ratrain.ratrain_ir.types import Home, other_home
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import Bandwidths, ResourceWork
-from ratrain.targets.machine.timing import TimedOp, collective_names, op_work, timed_op
+from ratrain.targets.machine.shared_gradients import most_shared
+from ratrain.targets.machine.timing import TimedOp, collective_names, op_work, sums_shared, timed_op
 from ratrain.targets.program.program import Instruction, Program
 from ratrain.targets.simulator.timed_run import STEPS, UNLIMITED, simulate_work
 
@@ -181,9 +183,12 @@ def timed_instruction(program: Program, stage: int, engine: Engine, instruction:
     tensors = program.stages[stage].tensors
     accesses = [(tensors[o.tensor].kind, tensors[o.tensor].type, o.access) for o in instruction.operands]
     hop = None if instruction.peer is None else (stage, instruction.peer)
-    moves = instruction.keyword in _MEMORY_OPS
+    moves, shared = instruction.keyword in _MEMORY_OPS, None
     home = other_home(tensors[o.tensor].home for o in instruction.operands) if moves else Home.DDR
-    return timed_op(instruction.keyword, instruction.group, engine, None, accesses, hop, home)
+    if sums_shared(instruction.keyword, instruction.group):
+        blocks = [owner for name in instruction.blocks if (owner := parse_block(name)) is not None]
+        shared = most_shared(program.model, program.plan, blocks)
+    return timed_op(instruction.keyword, instruction.group, engine, None, accesses, hop, home, shared)
 
 
 def one_core_step_seconds(program: Program, machine: Machine) -> float:

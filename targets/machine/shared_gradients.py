@@ -1,0 +1,69 @@
+"""What an `all_reduce` over tensor peers moves: of whole gradients only the elements of parameters that several peers have.
+
+Every peer gives all others its elements, and adds up, of each parameter, the parts of those that have the same. The shards of
+replicas hold different parameters, so replicas move different amounts: a norm that stands first in its block is the first one's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.blocks import block, is_sharded, parameters, shard_elements
+from ratrain.ratrain_ir.tensor_peers import peer_model, share_of
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.blocks import Block
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
+
+
+@frozen
+class SharedElements:
+    """Elements of gradients that a tensor peer exchanges."""
+
+    given: int
+    """to every other peer; as many are written, each a sum"""
+    added: int
+    """parts of sums, its own among them"""
+
+    def times(self, factor: int) -> SharedElements:
+        """Those of so many like blocks."""
+        return SharedElements(self.given * factor, self.added * factor)
+
+
+NONE_SHARED = SharedElements(0, 0)
+
+
+def most_shared(model: ModelConfig, plan: Plan, blocks: Iterable[Block]) -> SharedElements:
+    """What of the gradients of some blocks is exchanged by the replica whose peers give, and by the one whose peers add, most."""
+    total: dict[int, SharedElements] = {}
+    for kind, count in Counter(each.kind for each in blocks).items():
+        for replica, shared in shared_of_kind(model, plan, kind).items():
+            before = total.get(replica, NONE_SHARED)
+            total[replica] = SharedElements(before.given + count * shared.given, before.added + count * shared.added)
+    given = max((shared.given for shared in total.values()), default=0)
+    return SharedElements(given, max((shared.added for shared in total.values()), default=0))
+
+
+@cache
+def shared_of_kind(model: ModelConfig, plan: Plan, kind: str) -> Mapping[int, SharedElements]:
+    """What of the gradient of a block of a kind is exchanged, by replica; without those that exchange nothing."""
+    owner = block(kind, 0 if kind in ("attention", "mlp") else None)
+    shard = shard_elements(model, plan, owner)
+    found: dict[int, SharedElements] = {}
+    for parameter in parameters(peer_model(model, plan), owner):
+        copies = share_of(model, plan.tp, parameter.weight).copies
+        if copies == 1:
+            continue
+        low, high = parameter.offset, parameter.offset + parameter.elements
+        for holder in range(low // shard, -(-high // shard)):
+            elements = min(high, (holder + 1) * shard) - max(low, holder * shard)
+            before = found.get(holder, NONE_SHARED)
+            found[holder] = SharedElements(before.given + elements, before.added + copies * elements)
+    assert is_sharded(plan) or found.keys() <= {0}  # what is not sharded every replica exchanges alike
+    return found
