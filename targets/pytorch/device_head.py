@@ -68,9 +68,9 @@ class Head:
             "spare": elements,
             **dict.fromkeys(("inverse", "pull", "column"), column),
             "constant": Buffer((vocab,), np.bool_),
-            **dict.fromkeys(("peak", "at_label"), row),
+            **dict.fromkeys(("peak", "at_label", "held"), row),
             "label": Buffer((rows,), np.int64),
-            "ignored": Buffer((rows,), np.bool_),
+            **dict.fromkeys(("ignored", "absent"), Buffer((rows,), np.bool_)),
             **dict.fromkeys(("loss", "of_label"), Buffer((rows,), np.float64)),
             "double": Buffer((1,), np.float64),
             "factor": Buffer((1,)),
@@ -126,10 +126,10 @@ class Head:
             logits.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def mark(self, rows: slice) -> tuple[I64, Array]:
-        """The labels of some rows as indices [rows, 1], 0 where there is none, and which have none."""
+        """The labels of some rows as indices [rows, 1], 0 where the table has none, and where that is: others have it, or nobody."""
         labels = self.labels[rows]
-        ignored = torch.eq(labels, IGNORED_LABEL, out=self.buffers["ignored"][: len(labels)])
-        return self.buffers["label"][: len(labels)].copy_(labels).clamp_(min=0)[:, None], ignored
+        absent = torch.lt(labels, 0, out=self.buffers["absent"][: len(labels)])
+        return self.buffers["label"][: len(labels)].copy_(labels).clamp_(min=0)[:, None], absent
 
     def add_loss(self, rows: slice, logits: F32, lse: F32, loss: F64) -> None:
         """Set lse of some rows, and add their losses."""
@@ -139,10 +139,10 @@ class Head:
             torch.amax(part, dim=1, out=peak)
             weights = torch.sub(part, peak[:, None], out=shaped(self.buffers["spare"], part.shape)).exp_()
             torch.sum(weights, dim=1, out=total).log_().add_(peak)
-        index, ignored = self.mark(rows)
+        index, absent = self.mark(rows)
         at_label = torch.gather(logits, 1, index, out=self.buffers["at_label"][: len(logits), None])
         losses = self.buffers["loss"][: len(logits)].copy_(lse[rows])
-        losses.sub_(self.buffers["of_label"][: len(logits)].copy_(at_label[:, 0])).masked_fill_(ignored, 0)
+        losses.sub_(self.buffers["of_label"][: len(logits)].copy_(at_label[:, 0])).masked_fill_(absent, 0)
         loss.add_(torch.sum(losses, dim=0, keepdim=True, out=self.buffers["double"]))
 
     def set_factor(self, scale: F32, denominator: SupportsFloat) -> None:
@@ -156,7 +156,9 @@ class Head:
 
     def slope(self, rows: slice, lse: F32, logits: F32, dlogits: F32) -> None:
         """From logits to the gradient of the products of some rows; both may be the same bytes."""
-        index, ignored = self.mark(rows)
+        index, absent = self.mark(rows)
+        held = self.buffers["held"][: len(absent)].copy_(absent).neg_().add_(1)[:, None]
+        ignored = torch.eq(self.labels[rows], IGNORED_LABEL, out=self.buffers["ignored"][: len(absent)])
         shapes = self.normalise or self.softcap is not None
         pull = self.buffers["pull"].zero_()
         for some in row_chunks(*logits.shape):
@@ -164,7 +166,7 @@ class Head:
             logit = wide(self.buffers["spare"], logits[some]) if shapes else logits[some]
             torch.sub(logit, lse[rows][some, None], out=gradient).exp_()
             at_label = self.buffers["at_label"][: len(gradient), None]
-            gradient.scatter_(1, index[some], torch.gather(gradient, 1, index[some], out=at_label).sub_(1))
+            gradient.scatter_(1, index[some], torch.gather(gradient, 1, index[some], out=at_label).sub_(held[some]))
             gradient.mul_(self.buffers["factor"]).masked_fill_(ignored[some, None], 0)
             if self.softcap is not None:
                 gradient.mul_(complement(logit.div_(self.softcap).square_(), logit))

@@ -21,7 +21,13 @@ from ratrain.targets.pytorch.device_common import check_documents
 from ratrain.targets.pytorch.device_head import DeviceHead, head_plan
 from ratrain.targets.pytorch.device_memory import DeviceMemory
 from ratrain.targets.pytorch.device_rope import Turn, rope_plan
-from ratrain.targets.pytorch.device_scalars import SCALARS_PLAN, DeviceScalars, ScalarKernels
+from ratrain.targets.pytorch.device_scalars import (
+    SCALARS_PLAN,
+    DeviceScalars,
+    ScalarKernels,
+    combined_logs_plan,
+    label_logits_plan,
+)
 from ratrain.targets.runtime.kernels.scratch import plan_bytes
 from ratrain.targets.runtime.kernels.shared import KernelSetBase, rope_table
 
@@ -105,6 +111,10 @@ class TorchDevice(
             torch.backends.cuda.matmul.allow_tf32 = False
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+    def combined_loss_bytes(self, rows: int) -> int:
+        """The temporaries of both methods."""
+        return plan_bytes([*label_logits_plan(rows), *combined_logs_plan(rows)])
 
     def scalars(self, blocks: Mapping[Place, Sequence[str]]) -> DeviceScalars:
         """Numbers of the device."""

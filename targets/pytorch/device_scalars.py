@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.pytorch.device_adamw import DeviceAdamW
 from ratrain.targets.pytorch.device_common import F32, F64, I64, Array
 from ratrain.targets.pytorch.device_flat import DeviceFlat
@@ -22,7 +23,8 @@ from ratrain.targets.runtime.scalars import GROWTH_INTERVAL, LARGEST_SCALE, Step
 
 if TYPE_CHECKING:
     from ratrain.targets.pytorch.tensor_scratch import TensorScratch as Scratch
-    from ratrain.targets.runtime.scalars import Chunks, Flags, Place, Update
+    from ratrain.targets.runtime.kernels.scratch import Plan
+    from ratrain.targets.runtime.scalars import Chunks, Flags, Place, Update, Views
 
 SCALARS_PLAN = [
     *[Buffer((1,), np.float64)] * 4,
@@ -33,6 +35,18 @@ SCALARS_PLAN = [
     Buffer((SQUARES_CHUNK,), np.float64),
 ]
 """Temporaries of every method: numbers of each type, and a chunk whose squares are summed."""
+
+
+def label_logits_plan(rows: int) -> Plan:
+    """Temporaries of `logits_of_labels`: of each row a term and whether it is left out, and their sum."""
+    return [Buffer((rows,), np.float64), Buffer((rows,), np.bool_), Buffer((1,), np.float64)]
+
+
+def combined_logs_plan(rows: int) -> Plan:
+    """Temporaries of `combine_losses`: of each row the peak and the log, then the peak, a sum and a term, a mask; and the loss."""
+    single, double = Buffer((rows,)), Buffer((rows,), np.float64)
+    return [single, single, double, double, double, Buffer((rows,), np.bool_), Buffer((1,), np.float64)]
+
 
 _LOSS, _NORM, _OTHERS = 0, 1, 2
 """Places in the log."""
@@ -144,6 +158,37 @@ class DeviceScalars:
         total = self._at(_LOSS).zero_()
         for loss in losses:
             total.add_(loss)
+
+    def logits_of_labels(self, peers: Sequence[Views], out: F64, *, scratch: Scratch) -> None:
+        """In float64."""
+        term, left_out, total = scratch.take_all(label_logits_plan(len(peers[0]["labels"])))
+        for number, mine in enumerate(peers):
+            torch.lt(mine["labels"], 0, out=left_out)
+            torch.sum(term.copy_(mine["lse_part"]).masked_fill_(left_out, 0), dim=0, keepdim=True, out=total)
+            out[number : number + 1].copy_(total.sub_(mine["loss_part"]))
+
+    def combine_losses(
+        self, parts: Sequence[F32], at_labels: F64, peers: Sequence[Views], *, scratch: Scratch, accumulate: bool
+    ) -> None:
+        """In float64, peer by peer."""
+        labels = peers[0]["labels"]
+        peak, log, safe, acc, term, mask, loss = scratch.take_all(combined_logs_plan(len(labels)))
+        peak.copy_(parts[0])
+        for part in parts[1:]:
+            torch.maximum(peak, part, out=peak)
+        torch.ne(torch.sub(peak, peak, out=log), 0, out=mask)  # an infinity less itself is NaN
+        safe.copy_(peak).masked_fill_(mask, 0)
+        acc.zero_()
+        for part in parts:
+            acc.add_(term.copy_(part).sub_(safe).exp_())
+        torch.where(mask, peak, log.copy_(acc.log_().add_(safe)), out=log)
+        torch.eq(labels, IGNORED_LABEL, out=mask)
+        torch.sum(term.copy_(log).masked_fill_(mask, 0), dim=0, keepdim=True, out=loss)
+        for number in range(len(parts)):
+            loss.sub_(at_labels[number : number + 1])
+        for mine in peers:
+            mine["lse"].copy_(log)
+            (mine["loss"].add_ if accumulate else mine["loss"].copy_)(loss)
 
     def norm(
         self,

@@ -29,10 +29,11 @@ def _padded(count: int) -> int:
 
 
 def keyed_sum_plan(rows: int, width: int) -> Plan:
-    """Keys and two halves of them; of each row the table's, its own and the first with its key; whether neighbours differ; columns."""
+    """Keys and two halves of them; of each row the table's, its own and the first with its key; whether neighbours differ, and rows are absent; columns."""
     line, half = Buffer((rows,), np.int64), Buffer((max(1, _padded(rows) // 2),), np.int64)
     keys = Buffer((_padded(rows),), np.int64)
-    return [keys, half, half, line, line, line, Buffer((rows,), np.bool_), *chunk_buffers(3, width, rows)]
+    flags = Buffer((rows,), np.bool_)
+    return [keys, half, half, line, line, line, flags, flags, *chunk_buffers(3, width, rows)]
 
 
 def add_rows(
@@ -40,9 +41,10 @@ def add_rows(
 ) -> None:
     """table[indices[t]] = [table[indices[t]] +] scale * source[t], summed over t and rounded once; zero in rows without any.
 
-    `indices` [T] are rows of the table; `source` is [T, width]; buffers are those of `keyed_sum_plan`.
+    `indices` [T] are rows of the table, or negative: of rows that other tensor peers have nothing is added. `source` is [T, width]; buffers
+    are those of `keyed_sum_plan`.
     """
-    keys, low, high, of_table, order, first, differ, of_rows, spare, raw = buffers
+    keys, low, high, of_table, order, first, differ, absent, of_rows, spare, raw = buffers
     count = len(indices)
     # row of the table << 32 | t: all are distinct, those of one row together and in order; then padding
     keys[:count].copy_(indices).mul_(1 << _KEY_BITS).add_(torch.arange(count, out=order))
@@ -50,6 +52,8 @@ def add_rows(
     _sort(keys, low, high)
     torch.bitwise_right_shift(keys[:count], _KEY_BITS, out=of_table)
     torch.bitwise_and(keys[:count], (1 << _KEY_BITS) - 1, out=order)
+    torch.lt(of_table, 0, out=absent)
+    of_table.clamp_(min=0)  # these stand first: zeros before the rows of key 0
     torch.searchsorted(of_table, of_table, out=first)
     if not accumulate:
         table.zero_()
@@ -58,7 +62,7 @@ def add_rows(
         # gathered, then widened: an operation has operands of one type
         gathered = torch.index_select(source[:, columns], 0, order, out=stored(raw, shape, source.dtype))
         sums, term = wide(of_rows, gathered), shaped(spare, shape)
-        _add_neighbours(sums, term, of_table, differ)
+        _add_neighbours(sums.masked_fill_(absent[:, None], 0), term, of_table, differ)
         torch.index_select(sums, 0, first, out=term).mul_(scale)
         held = stored(raw, shape, table.dtype)
         if accumulate:

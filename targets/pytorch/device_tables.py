@@ -23,8 +23,8 @@ from ratrain.targets.pytorch.device_common import (
     wide,
 )
 from ratrain.targets.pytorch.device_sums import add_rows, keyed_sum_plan
+from ratrain.targets.runtime.kernels import shared
 from ratrain.targets.runtime.kernels.scratch import Buffer
-from ratrain.targets.runtime.kernels.shared import check_indices
 
 if TYPE_CHECKING:
     from ratrain.targets.pytorch.device_common import I32, Array
@@ -33,14 +33,15 @@ if TYPE_CHECKING:
 
 
 def check_tokens(tokens: I32, rows: int) -> None:
-    """`check_indices` on the CPU; a GPU would have to be waited for, so there tokens are not looked at."""
+    """`shared.check_tokens` on the CPU; a GPU would have to be waited for, so there tokens are not looked at."""
     if tokens.device.type == "cpu":
-        check_indices(tokens.numpy(), rows)
+        shared.check_tokens(tokens.numpy(), rows)
 
 
 def embedding_forward_plan(y: Array, *, scale: float = 1.0, **_: object) -> Plan:
-    """Some rows, where they are scaled."""
-    return [] if scale == 1 else chunk_buffers(1, size(y))
+    """Rows of the table, and whether it lacks them; some rows, where they are scaled."""
+    rows = len(y)
+    return [Buffer((rows,), np.int32), Buffer((rows,), np.bool_), *(() if scale == 1 else chunk_buffers(1, size(y)))]
 
 
 def embedding_backward_plan(dy: Array, **_: object) -> Plan:
@@ -71,8 +72,10 @@ class DeviceTables:
     def embedding_forward(self, tokens: I32, table: Array, y: Array, *, scratch: Scratch, scale: float = 1.0) -> None:
         """See `KERNELS["embedding_forward"]`. Tokens are checked on the CPU alone."""
         check_tokens(tokens, len(table))
-        buffers = scratch.take_all(embedding_forward_plan(y, scale=scale))
-        torch.index_select(table, 0, tokens, out=y)
+        held, absent, *buffers = scratch.take_all(embedding_forward_plan(y, scale=scale))
+        torch.lt(tokens, 0, out=absent)  # rows that other tensor peers have
+        torch.index_select(table, 0, torch.clamp(tokens, min=0, out=held), out=y)
+        y.masked_fill_(absent[:, None], 0)
         for buffer in buffers:
             for (part,) in flat_chunks(y):
                 part.copy_(wide(buffer, part).mul_(scale))

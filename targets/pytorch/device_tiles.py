@@ -106,11 +106,12 @@ def all_heads(spec: AttentionBlockSpec, shape: TileShape) -> Iterator[Heads]:
 
 
 def mask_plan(spec: AttentionBlockSpec, shape: TileShape) -> Plan:
-    """Slopes, twice; positions of queries, keys, starts; distances; which keys are hidden, and a part of that."""
+    """Slopes of all heads, twice; positions of queries, keys, starts; distances; which keys are hidden, and a part of that."""
     tile = (shape.queries * shape.keys,)
+    heads = spec.all_heads or spec.heads
     return [
-        Buffer((spec.heads,), np.float64),
-        Buffer((spec.heads,)),
+        Buffer((heads,), np.float64),
+        Buffer((heads,)),
         Buffer((shape.queries,)),
         Buffer((shape.keys,)),
         Buffer((shape.queries,)),
@@ -137,10 +138,12 @@ class Mask:
     """What becomes of the scores of tiles by where their queries and keys stand."""
 
     def __init__(self, spec: AttentionBlockSpec, buffers: list[Array], documents: I32 | None) -> None:
-        double, self.slopes, self.rows, self.columns, self.starts, self.distances, self.hides, self.part = buffers
+        double, slopes, self.rows, self.columns, self.starts, self.distances, self.hides, self.part = buffers
         self.spec, self.documents = spec, documents
+        self.slopes = slopes[spec.first_head or 0 :][: spec.heads]
+        """of these heads, which may be a run of all"""
         if spec.alibi:
-            put_slopes(spec.heads, double, self.slopes)
+            put_slopes(spec.all_heads or spec.heads, double, slopes)
 
     def sees(self, queries: slice, keys: slice) -> bool:
         """Whether one of the queries sees one of the keys."""

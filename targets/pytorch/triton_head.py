@@ -70,7 +70,7 @@ def losses_of_rows(
     result = tl.log(total) + peak
     tl.store(lse + row, result)
     label = tl.load(labels + row)
-    counts = label != _IGNORED
+    counts = label >= 0  # not where other tensor peers have it, or nobody
     at_label = tl.load(logits + row * columns + tl.where(counts, label, 0))
     tl.store(losses + row, tl.where(counts, result.to(tl.float64) - at_label.to(tl.float64), 0.0))
 

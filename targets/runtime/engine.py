@@ -103,9 +103,6 @@ class ProgramEngine(ABC):
         self.kernels = kernels
         self.batches = batches
         _check_memory(program, places, self.needed_bytes(places), kernels.memory)
-        if program.plan.tp > 1 and kernels.on_devices:
-            text = f"the kernel set '{kernels.name}' does not combine what tensor peers have of a loss"
-            fail("RT004", text, help="use --kernels fast, or a plan of one tensor peer (tp = 1)")
         if kernels.on_devices and any(stage.bytes_in(home) for stage in program.stages for home in STORES):
             text = f"the kernel set '{kernels.name}' works on a device, from which nothing is stored in other memories in this version"
             fail("RT004", text, help="use --kernels fast, or compile without 'store'")

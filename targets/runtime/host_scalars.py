@@ -7,8 +7,10 @@ from math import inf, isfinite, sqrt
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.runtime.memory import HOST
 from ratrain.targets.runtime.scalars import LossScale, StepLog
 
@@ -74,6 +76,31 @@ class HostScalars:
         """The step's loss is the sum of these, in order."""
         del scratch
         self._loss = float(sum(float(loss[0]) for loss in losses))
+
+    def logits_of_labels(self, peers: Sequence[Views], out: NDArray[np.float64], *, scratch: Scratch) -> None:
+        """In float64."""
+        del scratch
+        for number, mine in enumerate(peers):
+            part = np.asarray(mine["lse_part"], np.float64)
+            out[number] = float(part[mine["labels"] >= 0].sum()) - float(mine["loss_part"][0])
+
+    def combine_losses(
+        self,
+        parts: Sequence[NDArray[np.float32]],
+        at_labels: NDArray[np.float64],
+        peers: Sequence[Views],
+        *,
+        scratch: Scratch,
+        accumulate: bool,
+    ) -> None:
+        """In float64, peer by peer."""
+        del scratch
+        total = _combined_logs(np.stack([np.asarray(part, np.float64) for part in parts]))
+        counted = peers[0]["labels"] != IGNORED_LABEL
+        loss = float(total[counted].astype(np.float64).sum()) - sum(at_labels.tolist())
+        for mine in peers:
+            mine["lse"][:] = total
+            mine["loss"][0] = (float(mine["loss"][0]) if accumulate else 0.0) + loss
 
     def norm(
         self,
@@ -145,6 +172,17 @@ class HostScalars:
         """The loss scale of the next step."""
         del scratch
         LossScale(scale).advance(overflow=bool(overflow[0]))
+
+
+def _combined_logs(parts: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The log of the sum of exponentials of each row from those of all peers, shape [peers, rows]."""
+    peak = parts.max(axis=0)
+    finite = np.isfinite(peak)
+    safe = np.where(finite, peak, 0.0)
+    logs: NDArray[np.float32] = np.where(finite, safe + np.log(np.exp(parts - safe).sum(axis=0)), peak).astype(
+        np.float32
+    )
+    return logs
 
 
 def any_raised(flags: Iterable[NDArray[Any]]) -> bool:

@@ -303,7 +303,8 @@ class LocalEngine(ProgramEngine):
 
     def combine_loss(self, members: list[Member], _step: int) -> None:
         """The loss of a micro-batch from the parts of tensor peers."""
-        peer_collectives.combine_loss(members)
+        scratch = self.scratch_of(members[0][0], Engine.TENSOR)
+        peer_collectives.combine_loss(members, self.updater.scalars, scratch)
 
     def all_reduce_scalar(self, members: list[Member], _step: int) -> None:
         """Combine losses, norms or flags."""

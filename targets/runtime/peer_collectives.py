@@ -14,16 +14,15 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.blocks import parameters_within, parse_block, shares_rows
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.tensor_peers import peer_model, share_of
-from ratrain.targets.program.kernels import IGNORED_LABEL
+from ratrain.targets.runtime.kernels.scratch import Buffer, plan_bytes
 from ratrain.targets.runtime.rank import shape_only
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.collectives import Member
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
-    from ratrain.targets.runtime.memory import Memory
     from ratrain.targets.runtime.rank import Rank
-    from ratrain.targets.runtime.scalars import Flags, Scalars, Views
+    from ratrain.targets.runtime.scalars import Flags, Scalars
 
 
 def gather_rows(members: Sequence[Member], kernels: KernelSet) -> None:
@@ -54,7 +53,7 @@ def summed(parts: Sequence[NDArray[Any]], out: NDArray[Any], flags: Flags, scala
 
 
 def exchange_scratch_bytes(program: Program, kernels: KernelSet) -> int:
-    """Scratch of the largest sum of rows of any stage."""
+    """Scratch of the largest sum of rows of any stage, or of the loss of most rows."""
     most = 0
     for stage in program.stages:
         for instruction in stage.streams[Engine.TENSOR]:
@@ -64,46 +63,25 @@ def exchange_scratch_bytes(program: Program, kernels: KernelSet) -> int:
                 parts = [out] * (1 + program.plan.tp)
                 needed = kernels.scratch_bytes("mean_of_replicas", parts=parts, out=out, accumulate=False, divisor=1.0)
                 most = max(most, needed + kernels.scalar_bytes)
+            if "lse_part" in types:
+                needed = plan_bytes([at_labels_buffer(program.plan.tp)])
+                most = max(most, needed + kernels.combined_loss_bytes(types["lse_part"].elements))
     return most
 
 
-def combine_loss(members: Sequence[Member]) -> None:
+def at_labels_buffer(peers: int) -> Buffer:
+    """Of each peer the sum of the logits of the labels that it has."""
+    return Buffer((peers,), np.float64)
+
+
+def combine_loss(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
     """Of each row the log of the sum of exponentials over the whole vocabulary, and the loss of the rows that count."""
     views = [rank.by_role(instruction) for rank, instruction in members]
-    memory = members[0][0].memory
-    parts = np.stack([np.asarray(memory.to_host(mine["lse_part"]), np.float64) for mine in views])
-    at_labels = [logits_of_labels(mine, memory) for mine in views]
-    total, loss = combined_loss(parts, at_labels, memory.to_host(views[0]["labels"]))
-    for (_, instruction), mine in zip(members, views, strict=True):
-        keep_loss(mine, memory, total, loss, accumulate=instruction.accumulates)
-
-
-def logits_of_labels(views: Views, memory: Memory) -> float:
-    """The sum of the logits of the labels that a peer has.
-
-    The loss of a peer's rows is the sum of (its log - logit of the label); so these logits are what its own logs have more.
-    """
-    part = np.asarray(memory.to_host(views["lse_part"]), np.float64)
-    own = np.asarray(memory.to_host(views["labels"])) >= 0
-    return float(part[own].sum()) - float(views["loss_part"][0])
-
-
-def combined_loss(
-    parts: NDArray[np.float64], at_labels: Sequence[float], labels: NDArray[np.int32]
-) -> tuple[NDArray[np.float32], float]:
-    """The log of the sum of exponentials of each row from those of all peers, shape [peers, rows]; and the loss of the rows that count."""
-    peak = parts.max(axis=0)
-    finite = np.isfinite(peak)
-    safe = np.where(finite, peak, 0.0)
-    total = np.where(finite, safe + np.log(np.exp(parts - safe).sum(axis=0)), peak).astype(np.float32)
-    counted = np.asarray(labels) != IGNORED_LABEL
-    return total, float(total[counted].astype(np.float64).sum()) - sum(at_labels)
-
-
-def keep_loss(views: Views, memory: Memory, total: NDArray[np.float32], loss: float, *, accumulate: bool) -> None:
-    """Write the logs of all rows, and the loss or what it grows by."""
-    memory.write(views["lse"], total)
-    views["loss"][0] = (float(views["loss"][0]) if accumulate else 0.0) + loss
+    scratch.reset()
+    (at_labels,) = scratch.take_all([at_labels_buffer(len(views))])
+    scalars.logits_of_labels(views, at_labels, scratch=scratch)
+    parts = [mine["lse_part"] for mine in views]
+    scalars.combine_losses(parts, at_labels, views, scratch=scratch, accumulate=members[0][1].accumulates)
 
 
 def all_reduce_shared(members: Sequence[Member], kernels: KernelSet, scalars: Scalars, scratch: Scratch) -> None:

@@ -116,6 +116,22 @@ class Scalars(Protocol):
     def sum_losses(self, losses: Sequence[Any], *, scratch: Any) -> None:
         """The step's loss is the sum of these, in order."""
 
+    def logits_of_labels(self, peers: Sequence[Views], out: Any, *, scratch: Any) -> None:
+        """Set `out`, float64 [peers], to the sum of the logits of the labels that each of some tensor peers has.
+
+        A peer has `lse_part` and `loss_part` of its words, and `labels` as rows of its table. The loss of its rows is the sum of (its log -
+        logit of the label); so these logits are what its own logs have more.
+        """
+
+    def combine_losses(
+        self, parts: Sequence[Any], at_labels: Any, peers: Sequence[Views], *, scratch: Any, accumulate: bool
+    ) -> None:
+        """The loss of a micro-batch from what all tensor peers know of its rows' logits, for some of them.
+
+        `parts` are the logs of all in rank order, `at_labels` the sums of the logits of their labels. A peer's `lse` becomes the log of each
+        row's sum of exponentials over all words; `loss` becomes, or grows by, the sum over the rows whose `labels` count.
+        """
+
     def norm(
         self,
         stages: Sequence[Mapping[str, Chunks]],

@@ -49,6 +49,9 @@ class KernelSet(Protocol):
     def scalar_bytes(self) -> int:
         """Bytes of scratch that `scalars` take beside those of the kernels that they call."""
 
+    def combined_loss_bytes(self, rows: int) -> int:
+        """Bytes of scratch that `scalars` take to combine the loss of so many rows."""
+
     def scalars(self, blocks: Mapping[Place, Sequence[str]]) -> Scalars:
         """What computes the single numbers of steps of ranks that hold these blocks, with these kernels."""
 

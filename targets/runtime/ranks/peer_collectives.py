@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.per_op import PerOp
@@ -37,7 +35,7 @@ class PeerCollectives:
         self.scalars = scalars
         self.scratch = scratch
         stream = rank.stage.streams[Engine.TENSOR]
-        needed = max((plan_bytes([buffer]) for each in stream for buffer in _arriving(rank, each)), default=0)
+        needed = max((plan_bytes(_arriving(rank, each)) for each in stream), default=0)
         self.staging: Scratch = kernels.memory.scratch(needed)
         """Where parts of other peers arrive: transport memory outside the arena, of the same kind."""
 
@@ -68,14 +66,15 @@ class PeerCollectives:
 
     def combine_loss(self, instruction: Instruction) -> Phases:
         """Everyone gets the logs of all, and the sums of the logits of their labels, and adds them in rank order."""
-        views, memory = self.rank.by_role(instruction), self.kernels.memory
-        (logs,) = self.staging.take_all(_arriving(self.rank, instruction))
-        at_labels = np.zeros(self.peers.size)
-        at_labels[self.peers.rank] = peer_collectives.logits_of_labels(views, memory)
+        views, own = self.rank.by_role(instruction), self.peers.rank
+        logs, at_labels = self.staging.take_all(_arriving(self.rank, instruction))
+        self.scratch.reset()
+        self.scalars.logits_of_labels([views], at_labels[own : own + 1], scratch=self.scratch)
         yield [self.peers.iallgather(logs, views["lse_part"]), self.peers.iallgather(at_labels)]
-        parts = np.asarray(memory.to_host(logs), np.float64)
-        combined = peer_collectives.combined_loss(parts, at_labels.tolist(), memory.to_host(views["labels"]))
-        peer_collectives.keep_loss(views, memory, *combined, accumulate=instruction.accumulates)
+        self.scratch.reset()
+        self.scalars.combine_losses(
+            list(logs), at_labels, [views], scratch=self.scratch, accumulate=instruction.accumulates
+        )
 
 
 _PHASES: PerOp[Callable[[PeerCollectives, Instruction], Phases]] = PerOp(
@@ -90,7 +89,7 @@ _PHASES: PerOp[Callable[[PeerCollectives, Instruction], Phases]] = PerOp(
 
 
 def _arriving(rank: Rank, instruction: Instruction) -> list[Buffer]:
-    """What of an exchange arrives outside the arena, a row from each peer: parts of this one's run of a sum, or logs of all rows.
+    """What of an exchange arrives outside the arena, a row from each peer: parts of this one's run of a sum, or logs of all rows, and a number.
 
     Of sums that do not divide evenly everyone gets all parts.
     """
@@ -101,4 +100,5 @@ def _arriving(rank: Rank, instruction: Instruction) -> list[Buffer]:
         return []
     is_cut = "part" in tensors and not arriving.elements % peers
     elements = arriving.elements // peers if is_cut else arriving.elements
-    return [Buffer((peers, elements), NUMPY_DTYPES[arriving.dtype])]
+    numbers = [] if "part" in tensors else [peer_collectives.at_labels_buffer(peers)]
+    return [Buffer((peers, elements), NUMPY_DTYPES[arriving.dtype]), *numbers]

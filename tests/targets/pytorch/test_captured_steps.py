@@ -39,6 +39,8 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "zero3": ("zero3", {"zero": 3, **DYNAMIC}),
     "chunked": ("interleaved", {"chunks": 2, "micro_batches": 4, "cuts": (1, 2, 3), **DYNAMIC}),
     "sliced clipped": ("seq1f1b", {"slices": (5, 5), "loss_scale": None, "optimizer": CLIPPED}),
+    "peers clipped": ("ratrain", {"tp": 2, "dp": 1, "zero": 0, "loss_scale": None, "optimizer": CLIPPED}),
+    "peers zero3": ("zero3", {"tp": 2, "pp": 1, "zero": 3, **DYNAMIC}),
     "documents": ("ratrain", {"zero": 1, "attention_mask": "document", **DYNAMIC}),
 }
 
@@ -138,7 +140,7 @@ def test_evaluation_between_repeated_steps_changes_no_bit() -> None:
         assert states(run.engine) == before == states(plain.engine)
 
 
-@pytest.mark.parametrize("kind", ["zero1 clipped", "documents"])
+@pytest.mark.parametrize("kind", ["zero1 clipped", "peers clipped", "documents"])
 def test_no_step_is_read_by_the_host_before_it_has_ended(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither one that is issued, which `RecordingDevice` would find too."""
     run, _ = begun(kind, captured=False)

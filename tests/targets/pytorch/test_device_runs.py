@@ -53,6 +53,14 @@ def test_order_and_poison_change_no_bit_and_every_access_is_planned() -> None:
     assert losses(train(program, 3, kernels="torch-device", threads=2)) == plain
 
 
+@pytest.mark.full
+def test_order_and_threads_change_no_bit_of_tensor_peers() -> None:
+    program = make_program(view_dtype="bf16", zero=0, dp=1, tp=2, optimizer=evolve(OPTIMIZER, clip="global"))
+    plain = losses(train(program, 3, kernels="torch-device"))
+    assert losses(train(program, 3, kernels="torch-device", interleave_seed=4, poison=True)) == plain
+    assert losses(train(program, 3, kernels="torch-device", threads=2)) == plain
+
+
 def test_an_overflow_is_skipped_on_a_device_too() -> None:
     engine: Any = start(make_program(loss_scale=None), 1, kernels="torch-device").engine
     for rank in (rank for ranks in engine.ranks for rank in ranks):
@@ -95,8 +103,17 @@ class _Outside(TorchDispatchMode):
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.sampled(4)
 def test_a_step_asks_no_allocator_for_tensors(model: Any) -> None:
+    check_allocator(make_program(model, view_dtype="bf16", zero=2, reduce="each-micro-batch"))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("granite", "olmo2")])
+@pytest.mark.sampled(4)
+def test_a_step_of_tensor_peers_asks_no_allocator_for_tensors(name: str) -> None:
+    check_allocator(make_program(MODELS[name], view_dtype="bf16", pp=1, tp=2))
+
+
+def check_allocator(program: Any) -> None:
     """After the first step, everything is in arenas, scratch, tables, messages, inputs and single numbers that are there."""
-    program = make_program(model, view_dtype="bf16", zero=2, reduce="each-micro-batch")
     engine: Any = start(program, 3, kernels="torch-device").engine
     engine.run_step(0)
     ranks = [rank for ranks in engine.ranks for rank in ranks]

@@ -74,6 +74,20 @@ STATES: dict[str, dict[str, Any]] = {
     "scores": {"attention": "scores-kept"},
 }
 """What a plan may say beside its schedule."""
+PEERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "tied-clipped": (
+        evolve(MODEL, tied_embeddings=True),
+        {"tp": 2, "dp": 1, "zero": 0, "optimizer": evolve(OPTIMIZER, clip="global", max_norm=0.3)},
+    ),
+    "copied-heads": (MODEL, {"tp": 4, "pp": 1, "dp": 1, "zero": 0, "sequence_sharding": False}),
+    "each-micro-batch": (MODEL, {"tp": 2, "pp": 1, "zero": 2, "reduce": "each-micro-batch"}),
+    "zero3-documents": (MODEL, {"tp": 2, "pp": 1, "zero": 3, "attention_mask": "document"}),
+    "gpt2": (GPT2, {"tp": 2, "pp": 1, "dp": 1, "zero": 0}),
+    "gemma3": (GEMMA3, {"tp": 2, "dp": 1, "zero": 0}),
+    "neox": (NEOX, {"tp": 4, "pp": 1, "dp": 1, "zero": 0, "sequence_sharding": False}),
+    "baichuan": (MODELS["baichuan"], {"tp": 2, "pp": 1, "dp": 1, "zero": 0}),
+}
+"""Models that tensor peers share out, with plans."""
 
 
 def _grid(names: Any, *, gate: bool) -> list[Any]:
@@ -114,6 +128,12 @@ def _of_state(name: str, dtype: str) -> Program:
     return make_program(view_dtype=dtype, **STATES[name])
 
 
+@cache
+def _of_peers(name: str, dtype: str) -> Program:
+    model, keys = PEERS[name]
+    return make_program(model, view_dtype=dtype, **keys)
+
+
 def trains_near(program: Program, kernels: str, dtype: str) -> None:
     """Fail unless losses, and in float32 norms, are those of the reference kernels, nearly."""
     ours, reference = train(program, STEPS, kernels=kernels), _expected(program)
@@ -142,3 +162,9 @@ def test_every_schedule_trains_near_the_reference_kernels(shape: str, kernels: s
 @pytest.mark.parametrize(("state", "kernels", "dtype"), _grid(STATES, gate=False))
 def test_every_kind_of_state_trains_near_the_reference_kernels(state: str, kernels: str, dtype: str) -> None:
     trains_near(_of_state(state, dtype), kernels, dtype)
+
+
+@pytest.mark.parametrize(("peers", "kernels", "dtype"), _grid(PEERS, gate=True))
+@pytest.mark.sampled(len(PEERS))
+def test_tensor_peers_train_near_the_reference_kernels(peers: str, kernels: str, dtype: str) -> None:
+    trains_near(_of_peers(peers, dtype), kernels, dtype)

@@ -16,7 +16,7 @@ from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.checkpoint_series import saved_steps
 from tests.end_to_end.tiny_runs import MODEL, make_program, start, state, train
 from tests.targets.runtime.mpi_tools import ROOT, needs_mpi
-from tests.targets.runtime.rank_jobs import PLANS, STEPS, chunked_programs, local_reports, trained_by_ranks
+from tests.targets.runtime.rank_jobs import PEER_PLANS, PLANS, STEPS, chunked_programs, local_reports, trained_by_ranks
 from tests.targets.runtime.torch_tools import needs_torch, run_by_torchrun
 
 if TYPE_CHECKING:
@@ -243,6 +243,9 @@ OF_TENSORS = (
     "2x2-bf16-tied-clipped",
     "2x2-overflow",
     "2x2-slices",
+    "1x2x2-each-micro-batch",
+    "1x1x4-copied-heads",
+    "2x1x2-documents",
 )
 UNTAGGED = (
     "2x2",
@@ -280,7 +283,7 @@ def test_messages_of_several_chunks_need_no_tags(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["torch", "torch-untagged"])
 def test_ranks_whose_arenas_are_tensors_train_the_bits_of_one_process(engine: str, tmp_path: Path) -> None:
     """Sums in rank order by the kernels of tensors; checkpoints too."""
-    programs = {name: make_program(**PLANS[name]) for name in OF_TENSORS}
+    programs = {name: make_program(**{**PLANS, **PEER_PLANS}[name]) for name in OF_TENSORS}
     settings = {"kernels": "torch-device", "save_every": STEPS}
     tasks = [task_of(program, save=str(tmp_path / name), **settings) for name, program in programs.items()]
     found = trained_by_ranks(engine, tmp_path, tasks)
