@@ -121,6 +121,22 @@ def test_peak_is_what_was_said_over_fifty_random_plans(group: int) -> None:
     seed(group)(_over_random_plans(10, steps=2, max_layers=4, max_micro_batches=4))()
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"pp": 1, "dp": 1, "tp": 2, "zero": 0, "micro_batches": 1},
+        pytest.param({"tp": 2, "zero": 2, "reduce": "each-micro-batch"}, marks=pytest.mark.full),
+        pytest.param({"tp": 4, "sequence_sharding": False, "zero": 3}, marks=pytest.mark.full),
+        pytest.param({"dp": 1, "tp": 2, "head_chunk": 2, "view_dtype": "bf16"}, marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_peak_of_tensor_peers_is_what_was_said(keys: Any) -> None:
+    program = make_program(**keys)
+    said, found = measured(program, TorchDevice(), evaluates=True, steps=1)
+    assert is_kept(said, found), (said, found)
+
+
 def _leaking(kernels: Any) -> None:
     """Each update keeps one more tensor."""
     update = kernels.adamw_on_device

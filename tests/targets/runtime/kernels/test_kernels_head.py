@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ratrain.targets.runtime.kernels import fast_head
+from ratrain.targets.runtime.kernels.shared import number_within
 from tests.targets.runtime.kernels.kernels_oracle import (
     DTYPES,
     EPS,
@@ -243,6 +244,34 @@ def test_rows_without_a_label_are_as_if_they_were_not_there(name, chunk, options
     dxn, dtable = backward(name, xn, table, nothing, lse, chunk=chunk, **options)
     assert not dxn.any()
     assert not dtable.any()
+
+
+@pytest.mark.parametrize(("normalise", "softcap"), [(False, None), (True, 5.0)])
+@pytest.mark.parametrize("name", SETS)
+def test_words_of_tensor_peers_make_up_the_head(name, normalise, softcap):
+    """Labels that another peer has are in no sum of this one, though its logits pull at their rows; rows without any are in none."""
+    xn, table, labels = inputs(np.float32, seed=8)
+    labels[[7, 20]] = -1
+    options = {"chunk": 8, "normalise": normalise, "softcap": softcap}
+    lse, loss = forward(name, xn, table, labels, **options)
+    dxn, dtable = backward(name, xn, table, labels, lse, **options)
+    of_x, of_table, logs, at_labels = np.zeros_like(xn), [], [], 0.0
+    for words in (range(200), range(200, VOCAB)):
+        mine, own = labels.copy(), table[words.start : words.stop]
+        number_within(mine, words)
+        assert {-1, -2} < set(mine)
+        part, own_loss = forward(name, xn, own, mine, **options)
+        logs.append(part)
+        at_labels += part[mine >= 0].sum(dtype=np.float64) - own_loss[0]
+        of_rows, of_words = backward(name, xn, own, mine, lse, **options)
+        of_x += of_rows
+        of_table.append(of_words)
+    total = np.logaddexp(*f64(*logs))
+    np.testing.assert_allclose(total, lse, rtol=1e-6)
+    assert total[labels >= 0].sum() - at_labels == pytest.approx(loss[0], rel=1e-6)
+    np.testing.assert_allclose(of_x, dxn, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(np.concatenate(of_table), dtable, rtol=1e-4, atol=1e-6)
+    assert not of_x[[7, 20]].any()
 
 
 @pytest.mark.parametrize("label", [-3, VOCAB])  # -2 is a word of another tensor peer

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
+from ratrain.targets.runtime.kernels.shared import number_within
 from tests.targets.runtime.kernels.kernels_oracle import (
     DTYPES,
     HOST_SETS,
@@ -245,6 +246,29 @@ def test_embedding_backward_sums_in_float32_in_token_order(name):
     call(name, "embedding_backward", tokens=tokens, dy=rows, dtable=wide, accumulate=False)
     # ((1e8 + 1) - 1e8) + 1, or, pair by pair, (1e8 + 1) + (-1e8 + 1)
     assert (wide[1] == (1 if name in HOST_SETS else 0)).all()
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("name", SETS)
+def test_tensor_peers_embed_the_words_that_they_have(name, accumulate):
+    """Sums of whole numbers, which are exact in any order: y of all peers adds up, and rows of the table are those of one of them."""
+    rng = np.random.default_rng(11)
+    tokens = rng.integers(0, 30, 70).astype(np.int32)
+    table, dy, start = (rng.integers(-9, 9, (rows, 33)).astype(np.float32) for rows in (30, 70, 30))
+    dy[3], tokens[3] = np.inf, 29
+    whole, dtable, y = np.full_like(dy, np.nan), start.copy(), np.zeros_like(dy)
+    call(name, "embedding_forward", tokens=tokens, table=table, y=whole, scale=2.0)
+    call(name, "embedding_backward", tokens=tokens, dy=dy, dtable=dtable, accumulate=accumulate)
+    for words in (range(20), range(20, 30)):
+        mine, part = tokens.copy(), np.full_like(dy, np.nan)
+        number_within(mine, words)
+        assert -2 in mine
+        call(name, "embedding_forward", tokens=mine, table=table[words.start : words.stop], y=part, scale=2.0)
+        y += part
+        own = start[words.start : words.stop].copy()
+        call(name, "embedding_backward", tokens=mine, dy=dy, dtable=own, accumulate=accumulate)
+        np.testing.assert_array_equal(own, dtable[words.start : words.stop])
+    np.testing.assert_array_equal(y, whole)
 
 
 @pytest.mark.parametrize("token", [-1, 30])
