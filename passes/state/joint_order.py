@@ -130,10 +130,11 @@ class JointOrderPass(Pass):
         if self.state != "ordered" or not gathers_within_step(module.plan):
             return [InsertPrefetchPass().depth_blocks] * len(module.stages)
 
+        recovery = evolve(self.recovery, store=NOWHERE)  # what is stored only leaves more bytes for views
         known: dict[object, int] = {}
         for key, stage in zip(_likenesses(module), module.stages, strict=True):
             if key not in known:
-                known[key] = prefetch_depth(stage, Trials(module, context), self.recovery, self.give_order)
+                known[key] = prefetch_depth(stage, Trials(module, context), recovery, self.give_order)
         return [known[key] for key in _likenesses(module)]
 
     def give_order(self, stage: Stage, trials: Trials, depth: int) -> None:
