@@ -83,6 +83,12 @@ class Stage:
         """Bytes of the stage's arena: the highest end of a tensor that is allocated in DDR."""
         return self.bytes_in(Home.DDR)
 
+    @property
+    def homes(self) -> tuple[Home, ...]:
+        """The memories that its tensors are in."""
+        found = {tensor.home for tensor in self.tensors.values()}
+        return tuple(home for home in Home if home in found)
+
     def bytes_in(self, home: Home) -> int:
         """Bytes the stage takes of a memory: the highest end of a tensor that is allocated there."""
         ends = (

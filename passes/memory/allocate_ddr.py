@@ -125,7 +125,7 @@ def step_seconds_placed(module: Module, context: PassContext, capacity: int) -> 
     info = context.target.info(module)
     for home in Home:
         room = capacity if home is Home.DDR else info.capacity_of(home)
-        occupancies = [occupancy(stage, op_seconds, home) for stage in copy.stages]
+        occupancies = [occupancy(stage, op_seconds, home) for stage in copy.stages if home in stage.homes]
         if any(occupied.lives.peak_bytes > room for occupied in occupancies):
             return inf
         if home is Home.DDR:
@@ -141,9 +141,9 @@ def _place_stored(module: Module, home: Home, context: PassContext) -> None:
     """Place what every stage has in another memory; report RT053 or RT052 where that memory has no room for it."""
     capacity = context.target.info(module).capacity_of(home)
     for stage in module.stages:
-        occupied = occupancy(stage, partial(context.op_seconds, module), home)
-        if not occupied.lives.intervals:
+        if home not in stage.homes:
             continue
+        occupied = occupancy(stage, partial(context.op_seconds, module), home)
         peak = occupied.lives.peak_bytes
         placement = _place(occupied, capacity, keep=True, apart=False) if peak <= capacity else None
         if placement is not None and placement.arena_bytes <= capacity:

@@ -92,7 +92,8 @@ class RecomputePass(Pass):
                 context.statistics[f"stage {stage.index}"] = summary
             recovery = rewrite(stage, choice_of)
             recovered += recovery.ops
-            stored += store_kept(stage, trials, partial(_home, choice_of))
+            if self.store != NOWHERE:
+                stored += store_kept(stage, trials, partial(_home, choice_of))
             starts += recovery.starts
             if self.placement == "forward-side":
                 moved += recover_forward_side(stage, trials, self.budget_within(trials), windows[stage.index])

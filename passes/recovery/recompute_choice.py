@@ -95,6 +95,11 @@ class Chosen:
         return self.choice_of(layer, piece).home
 
     @property
+    def stores(self) -> bool:
+        """Whether anything waits in another memory than DDR."""
+        return any(choice.home is not Home.DDR for kind in self.kinds for choice in kind.counts)
+
+    @property
     def keeps_everything(self) -> bool:
         """Whether nothing is recovered or stored."""
         return all(set(kind.counts) <= {EVERYTHING} for kind in self.kinds)
@@ -184,7 +189,8 @@ def _most_hidden(stage: Stage, trials: Trials, shape: _Shape, store: Home) -> in
 def as_chosen(stage: Stage, trials: Trials, chosen: Chosen) -> Stage:
     """A draft of a stage under a choice."""
     draft = rewritten(stage, chosen.choice_of)
-    store_kept(draft, trials, chosen.home_of)
+    if chosen.stores:
+        store_kept(draft, trials, chosen.home_of)
     return draft
 
 

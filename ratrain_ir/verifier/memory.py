@@ -48,7 +48,7 @@ def check_capacity(module: Module, stage: Stage, report: Reporter) -> None:
     """RT052: the arena, and what is stored in other memories, fit the capacities of the target."""
     if module.target is None:
         return
-    for home in Home:
+    for home in stage.homes:
         nbytes = stage.bytes_in(home)
         excess = nbytes - module.target.capacity_of(home)
         if excess > 0:
@@ -61,7 +61,7 @@ def check_peak(module: Module, stage: Stage, report: Reporter) -> None:
     """RT053: where workspace has been sized, what is live at once fits the capacity: more than that no allocation can do."""
     if module.target is None:
         return
-    for home in Home:
+    for home in stage.homes:
         peak = lifetimes(stage, home).peak_bytes
         excess = peak - module.target.capacity_of(home)
         if excess > 0:
@@ -76,7 +76,7 @@ def check_no_shared_byte(stage: Stage, report: Reporter) -> None:
     A backward liveness sweep (what is carried is live at the end; a use makes live, a definition ends that) keeps the occupied
     ranges sorted by address, and compares every range that enters with its neighbours.
     """
-    memories = {home: _Occupied(stage, report) for home in Home}
+    memories = {home: _Occupied(stage, report) for home in stage.homes}
     for tensor in stage.tensors.values():
         if tensor.carried:
             memories[tensor.home].enter(tensor, len(stage.ops) - 1)

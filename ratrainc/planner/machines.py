@@ -8,7 +8,7 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail, nearest
 from ratrain.ratrain_ir.quantities import SCALES, QuantityError, parse_quantity
-from ratrain.targets.machine.machine import Constant, Machine, optional_constants, parse_machine, unit_of
+from ratrain.targets.machine.machine import STORE_UNITS, Constant, Machine, optional_constants, parse_machine, unit_of
 from ratrain.targets.machine.writer import machine_lines
 
 _SHORT = {
@@ -43,6 +43,9 @@ def parse_changes(text: str, machine: Machine) -> dict[str, float]:
     for part in text.split(","):
         name, _, value = (word.strip() for word in part.partition("="))
         constant = _SHORT.get(name, name.replace("-", "_"))
+        if constant in STORE_UNITS:
+            text = f"'{name}' changes nothing: plans of the planner store nothing in other memories"
+            fail("RT065", text, help="leave it out; 'compile --passes' has passes that store (docs/memories.md)")
         if constant not in constants:
             known = {*_SHORT, *constants}
             fail(

@@ -341,8 +341,8 @@ def unit_of(key: str) -> str:
 
 
 def optional_constants(machine: Machine) -> list[str]:
-    """Constants that a machine's file may have, and that simulated times or the capacity then depend on."""
-    named = [key for key in _OPTIONAL_UNITS if key != "engine_gap"]
+    """Constants that a machine's file may have, and that simulated times or the capacity of plans that store nothing then depend on."""
+    named = [key for key in _OPTIONAL_UNITS if key != "engine_gap" and key not in STORE_UNITS]
     return named + [f"{group}.{key}" for group in machine.group_names for key in GROUP_UNITS]
 
 

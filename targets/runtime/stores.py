@@ -25,10 +25,6 @@ _PIECE = 1 << 24
 class StoredBytes(Protocol):
     """So many bytes of a memory in which nothing is computed."""
 
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of it that this process holds in its own memory."""
-
     def put(self, offset: int, data: NDArray[np.uint8]) -> None:
         """Copy bytes there."""
 
@@ -44,11 +40,6 @@ class HostBytes:
 
     def __init__(self, count: int) -> None:
         self._bytes = HOST.allocate(count)
-
-    @property
-    def resident_bytes(self) -> int:
-        """All of them."""
-        return self._bytes.nbytes
 
     def put(self, offset: int, data: NDArray[np.uint8]) -> None:
         """Copy bytes there."""
@@ -68,8 +59,6 @@ class FileBytes:
 
     Raises `DiagnosticError` RT093 where the folder has no room for all of them.
     """
-
-    resident_bytes = 0
 
     def __init__(self, count: int, folder: Path | None) -> None:
         self._folder = str(folder or tempfile.gettempdir())

@@ -369,7 +369,7 @@ def test_changes_of_a_machine():
 
 
 @pytest.mark.parametrize(
-    "text", ["ddr", "ddr=", "lnik=1GB/s", "link=-3GB/s", "link=7parsec", "link=7e999GB/s", "ddr=0"]
+    "text", ["ddr", "ddr=", "lnik=1GB/s", "link=-3GB/s", "link=7parsec", "link=7e999GB/s", "ddr=0", "host_store=2GB/s"]
 )
 def test_wrong_changes_are_refused(text):
     with pytest.raises(DiagnosticError) as caught:
