@@ -20,10 +20,17 @@ import attrs
 from attrs import frozen
 
 from ratrain.ratrain_ir.ops import (
+    PEER_OPS,
+    AddBranch,
+    AddBranchBackward,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
     Fetch,
     Forward,
     Op,
     Piece,
+    Recompute,
     Release,
     Store,
     Tensor,
@@ -34,10 +41,26 @@ from ratrain.ratrain_ir.ops import (
 from ratrain.ratrain_ir.types import Home, StateKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container, Mapping
 
     from ratrain.passes.memory.trial import Trials
     from ratrain.ratrain_ir.module import Stage
+
+
+_OF_BACKWARD = (Recompute, Backward, BackwardInput, BackwardWeight, AddBranchBackward)
+"""Ops that use what a forward keeps."""
+_OF_PEERS = (*PEER_OPS, AddBranch)
+"""Ops that use, right behind a forward of tensor peers, what that has used."""
+
+
+@frozen
+class _Kept:
+    """What a forward keeps for its backward."""
+
+    owner: Forward
+    tensors: Tensors
+    position: int
+    """of the last op of the forward pass that uses any of them"""
 
 
 @frozen
@@ -45,28 +68,28 @@ class _Stored:
     """What is stored of a block and a piece: where in the list, and by what."""
 
     position: int
-    """of the forward behind which it is stored"""
+    """of the op behind which it is stored"""
     store: Store
     fetch: Fetch
 
 
 def store_kept(stage: Stage, trials: Trials, home_of: Callable[[int, Piece], Home]) -> int:
     """Rewrite a stage's list; its ops and tensors, which others may have too, stay as they are. The number of stores."""
-    kept = _kept(stage)
     stored = [
-        _stored(stage, position, op, tensors, home)
-        for position, (op, tensors) in kept.items()
-        if op.block.layer is not None and (home := home_of(op.block.layer, piece_of(op))) is not Home.DDR and tensors
+        _stored(stage, kept, home)
+        for kept in _kept(stage)
+        if kept.owner.block.layer is not None
+        and (home := home_of(kept.owner.block.layer, piece_of(kept.owner))) is not Home.DDR
     ]
     if stored:
         stage.ops = _rewritten(stage, trials, stored)
     return len(stored)
 
 
-def _kept(stage: Stage) -> dict[int, tuple[Forward, Tensors]]:
-    """By the position of each layer's forward: what it reads or saves that only ops of its backward use after it.
+def _kept(stage: Stage) -> list[_Kept]:
+    """What each forward keeps, where that is something: what it reads or saves that ops of its backward use.
 
-    Not what later slices of its micro-batch see, nor what another block reads too.
+    Not what later slices of its micro-batch see, or anyone else; tensor peers add to the stream before it can go.
     """
     forwards = {position: op for position, op in enumerate(stage.ops) if type(op) is Forward}
     mine = {
@@ -76,29 +99,33 @@ def _kept(stage: Stage) -> dict[int, tuple[Forward, Tensors]]:
         if tensor.kind is StateKind.SAVED or (tensor is op.reads[0] and op.block.kind != "embed")
     }
     later: set[Tensor] = set()
+    free = {position: position for position in forwards}
     for position, op in enumerate(stage.ops):
         if type(op) is Release:
             continue
         for tensor in op.reads:
             at = mine.get(tensor)
-            if at is None:
+            if at is None or position <= at:
                 continue
-            if position > at and (type(op) is Forward or not hasattr(op, "block")):
-                del mine[tensor]
-            elif position > at:
+            if isinstance(op, _OF_BACKWARD):
                 later.add(tensor)
-    kept: dict[int, list[Tensor]] = {position: [] for position in forwards}
+            elif isinstance(op, _OF_PEERS):
+                free[at] = position
+            else:
+                del mine[tensor]
+    kept: dict[int, list[Tensor]] = {}
     for tensor, position in mine.items():
         if tensor in later:
-            kept[position].append(tensor)
-    return {position: (forwards[position], tuple(tensors)) for position, tensors in kept.items()}
+            kept.setdefault(position, []).append(tensor)
+    return [_Kept(forwards[position], tuple(tensors), free[position]) for position, tensors in kept.items()]
 
 
-def _stored(stage: Stage, position: int, op: Forward, tensors: Tensors, home: Home) -> _Stored:
-    fields = {"block": op.block, **piece_fields(piece_of(op))}
-    there = tuple(_copy(stage, tensor, home.value, home) for tensor in tensors)
-    back = tuple(_copy(stage, tensor, "back", Home.DDR) for tensor in tensors)
-    return _Stored(position, Store(**fields, reads=tensors, writes=there), Fetch(**fields, reads=there, writes=back))
+def _stored(stage: Stage, kept: _Kept, home: Home) -> _Stored:
+    fields = {"block": kept.owner.block, **piece_fields(piece_of(kept.owner))}
+    there = tuple(_copy(stage, tensor, home.value, home) for tensor in kept.tensors)
+    back = tuple(_copy(stage, tensor, "back", Home.DDR) for tensor in kept.tensors)
+    store = Store(**fields, reads=kept.tensors, writes=there)
+    return _Stored(kept.position, store, Fetch(**fields, reads=there, writes=back))
 
 
 def _copy(stage: Stage, tensor: Tensor, prefix: str, home: Home) -> Tensor:
@@ -119,18 +146,16 @@ def _rewritten(stage: Stage, trials: Trials, stored: list[_Stored]) -> list[Op]:
     gone: set[Tensor] = set()
     for position, op in enumerate(stage.ops):
         ops += before.get(position, ())
-        ops.append(
-            op if gone.isdisjoint(op.reads) else _reading(op, tuple(back[t] if t in gone else t for t in op.reads))
-        )
+        ops.append(op if gone.isdisjoint(op.reads) else _reading(op, back, gone))
         if position in after:
             ops.append(after[position])
             gone.update(after[position].reads)
     return ops
 
 
-def _reading(op: Op, reads: Tensors) -> Op:
-    """The same op on other inputs."""
-    return attrs.evolve(op, reads=reads)
+def _reading(op: Op, back: Mapping[Tensor, Tensor], gone: Container[Tensor]) -> Op:
+    """The same op on what was fetched in place of what is gone."""
+    return attrs.evolve(op, reads=tuple(back[tensor] if tensor in gone else tensor for tensor in op.reads))
 
 
 def _fetch_positions(stage: Stage, trials: Trials, stored: list[_Stored]) -> dict[int, list[Fetch]]:

@@ -10,14 +10,14 @@ from attrs import evolve
 from ratrain import api
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.equality import first_difference
-from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.ops import Engine, Fetch, Forward, Store
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrain_ir.types import STORES, Home
 from ratrain.targets.program.races import stage_races
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from tests.end_to_end.tiny_runs import MODEL, instructions, losses, make_plan, same_bits, train
-from tests.mutation.subjects import WITH_STORES
+from tests.mutation.subjects import GEMMA2, WITH_STORES
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
@@ -55,6 +55,17 @@ def test_what_is_stored_trains_the_same_bits(plan: str, policy: str) -> None:
         watched = train(parse_program(program_bytes(stored), "stored.rtx"), 3, check_memory=True, poison=True)
         assert losses(watched) == losses(plain)
         same_bits(watched, plain)
+
+
+def test_nothing_is_stored_that_its_own_forward_pass_still_needs() -> None:
+    """Of tensor peers with whole rows, the stream goes around each block: what was stored of it would come back at once."""
+    for model in (MODEL, GEMMA2):
+        plan = make_plan(model, tp=2, sequence_sharding=False, pp=1)
+        module = api.compile(model, plan, passes="place-gpipe,recompute{policy=none store=host}", machine=WITH_STORES)
+        ops = module.stages[0].ops
+        last_forward = max(place for place, op in enumerate(ops) if type(op) is Forward)
+        assert any(type(op) is Store for op in ops)
+        assert not any(type(op) is Fetch for op in ops[:last_forward])
 
 
 def test_what_is_stored_leaves_its_bytes() -> None:
