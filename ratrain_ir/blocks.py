@@ -192,8 +192,13 @@ def is_sharded(plan: Plan) -> bool:
 
 
 def gathers_within_step(plan: Plan) -> bool:
-    """Whether views are sharded too and gathered for each use (ZeRO 3), instead of once a step."""
-    return plan.zero == 3 and is_sharded(plan)
+    """Whether views are gathered for each use (ZeRO 3), instead of once a step; of one replica from its own masters alone."""
+    return plan.zero == 3
+
+
+def keeps_views(plan: Plan) -> bool:
+    """Whether every rank has its views whole from step to step, written by its own updates."""
+    return not is_sharded(plan) and not gathers_within_step(plan)
 
 
 def reduces_each_micro_batch(plan: Plan) -> bool:

@@ -27,6 +27,7 @@ from ratrain.ratrain_ir.blocks import (
     flat_elements,
     gathers_within_step,
     is_sharded,
+    keeps_views,
     last_viewer,
     next_block,
     previous_block,
@@ -509,5 +510,5 @@ class _StageLowering:
         norm = (self.named("norm"),) if self.plan.optimizer.clip == "global" else ()
         reads = (self.reduced(block), self.named(f"flag.{block}"), self.named("scale"), *norm)
         state = tuple(self.named(f"{prefix}.{block}") for prefix in ("p", "m1", "m2", "t"))
-        writes = () if is_sharded(self.plan) else (self.named(f"w.{block}"),)
+        writes = (self.named(f"w.{block}"),) if keeps_views(self.plan) else ()
         return Update(block=block, reads=reads, writes=writes, updates=state)

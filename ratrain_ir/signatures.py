@@ -28,6 +28,7 @@ from ratrain.ratrain_ir.blocks import (
     flat_elements,
     half_slots,
     is_sharded,
+    keeps_views,
     kept_in_forward,
     last_viewer,
     next_block,
@@ -571,7 +572,7 @@ def _update(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         _state(model, plan, block, "m2", StateKind.MOMENT),
         _scalar("t", Dtype.I64),
     )
-    writes = () if is_sharded(plan) else (_view(model, plan, block),)
+    writes = (_view(model, plan, block),) if keeps_views(plan) else ()
     return [(True, Signature(reads, writes, state))]
 
 

@@ -36,9 +36,9 @@ def check_state_actions(table: ActionTable, plan: Plan) -> None:
             refuse_action(table, action, text, 'write reduce = "last", or delete every REDUCE_GRAD from the table')
         if action.kind is ActionKind.UNSHARD and not gathers_within_step(plan):
             if action.stage in gathered:
-                why = f"with zero = {plan.zero} and dp = {plan.dp} parameters stay whole throughout the step"
+                why = f"with zero = {plan.zero} parameters stay whole throughout the step"
                 text = f"'{action}' gathers stage {action.stage} a second time, but {why}"
-                way_out = "use zero = 3 and dp = 2 or more, or leave one UNSHARD and one RESHARD a stage in the table"
+                way_out = "use zero = 3, or leave one UNSHARD and one RESHARD a stage in the table"
                 refuse_action(table, action, text, way_out)
             gathered.add(action.stage)
 

@@ -7,7 +7,7 @@ from typing import Any
 from attrs import define, field
 
 from ratrain.ratrain_ir.analysis.progress import hop_of
-from ratrain.ratrain_ir.blocks import Block, gathers_within_step, is_sharded, reads_documents
+from ratrain.ratrain_ir.blocks import Block, gathers_within_step, is_sharded, keeps_views, reads_documents
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import (
     BLOCK_OPS,
@@ -97,13 +97,10 @@ def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter)
 
 def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
     """RT026: a collective has a meaning under this plan, for this model."""
-    if isinstance(op, ReduceScatter | AllGather) and not is_sharded(module.plan):
-        report.at_op(
-            "RT026",
-            f"'{op.keyword}' needs sharded state: the plan has zero = {module.plan.zero} and dp = {module.plan.dp}",
-            stage,
-            op,
-        )
+    plan = module.plan
+    if (type(op) is ReduceScatter and not is_sharded(plan)) or (type(op) is AllGather and keeps_views(plan)):
+        text = f"'{op.keyword}' needs sharded state: the plan has zero = {plan.zero} and dp = {plan.dp}"
+        report.at_op("RT026", text, stage, op)
     within_step = gathers_within_step(module.plan)
     if type(op) is AllGather and {op.phase is not None, op.micro_batch is not None} != {within_step}:
         wanted = (
