@@ -28,6 +28,7 @@ PASSES = Registry(
         "schedule-update": "ratrain.passes.state.schedule_update:ScheduleUpdatePass",
         "insert-prefetch": "ratrain.passes.state.insert_prefetch:InsertPrefetchPass",
         "joint-order": "ratrain.passes.state.joint_order:JointOrderPass",
+        "offload-state": "ratrain.passes.state.offload_state:OffloadStatePass",
         "insert-release": "ratrain.passes.memory.insert_release:InsertReleasePass",
         "legalise": "ratrain.passes.memory.legalise:LegalisePass",
         "allocate-ddr": "ratrain.passes.memory.allocate_ddr:AllocateDdrPass",

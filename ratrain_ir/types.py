@@ -5,12 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from functools import cache
 from math import prod
-from typing import TYPE_CHECKING
 
 from attrs import field, frozen
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 ALIGNMENT_BYTES = 64
 """Every tensor starts at a multiple of this many bytes (SIMD width, and bit-identical BLAS: facts on determinism)."""
@@ -66,11 +62,6 @@ class Home(Enum):
 
 STORES = (Home.HOST, Home.FILE)
 """The memories in which nothing is computed: what is there was stored, and is fetched before its use."""
-
-
-def other_home(homes: Iterable[Home]) -> Home:
-    """The memory beside DDR among some; DDR where there is none."""
-    return next((home for home in homes if home is not Home.DDR), Home.DDR)
 
 
 class StateKind(Enum):

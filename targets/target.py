@@ -13,20 +13,22 @@ from ratrain.ratrain_ir.ops import (
     BlockOp,
     Engine,
     Group,
-    MemoryOp,
     Op,
     Recv,
     ReduceScatter,
     Send,
+    Update,
 )
+from ratrain.ratrain_ir.state_homes import LEAST_STAGING, STREAMS_OF_UPDATE, streamed_state
 from ratrain.ratrain_ir.target import WorkspaceRequest
-from ratrain.ratrain_ir.types import Home, other_home
+from ratrain.ratrain_ir.types import aligned
 from ratrain.targets.codegen.emitter import emit
 from ratrain.targets.codegen.routines import routine_of
 from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.machine.record import machine_info
 from ratrain.targets.machine.shared_gradients import most_shared
+from ratrain.targets.machine.store_cost import Elsewhere
 from ratrain.targets.machine.timing import TimedOp, message_seconds, op_work, timed_op
 from ratrain.targets.program.lifting import group_name
 from ratrain.targets.program.program import Access
@@ -80,12 +82,18 @@ class MachineTarget:
         return routine_of(op, module.model, module.plan)
 
     def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
-        """Intermediates of a routine; two staging chunks for a gradient reduction."""
+        """Intermediates of a routine; two staging chunks for a gradient reduction, and for each tensor of state that streams."""
         if isinstance(op, BlockOp):
             routine = self.routine(module, op)
             return WorkspaceRequest(routine.key, routine.workspace_bytes)
         if isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group is Group.REPLICAS):
             return WorkspaceRequest("grad-sync", 2 * self.machine.whole("collective_chunk"))
+        streamed = streamed_state(op)
+        if streamed and not self.machine.updates_in(streamed[0].home):
+            kinds = STREAMS_OF_UPDATE if isinstance(op, Update) else 1
+            most = 2 * kinds * self.machine.whole("collective_chunk")
+            staging = max(LEAST_STAGING, min(most, aligned(sum(tensor.type.nbytes for tensor in streamed))))
+            return WorkspaceRequest(f"state-{op.keyword}-{staging}", staging)
         return None
 
     def step_seconds(self, module: Module) -> float:
@@ -107,11 +115,11 @@ class MachineTarget:
         moved += [(t.kind, t.type, Access.WRITE) for t in op.writes]
         moved += [(t.kind, t.type, Access.UPDATE) for t in op.updates]
         hop = (stage.index, op.peer) if isinstance(op, Send | Recv) else None
-        home = other_home(t.home for t in op.operands) if isinstance(op, MemoryOp) else Home.DDR
+        elsewhere = Elsewhere.of((t.home, t.type) for t in op.operands)
         shared = None
         if isinstance(op, AllReduce) and op.group is Group.TENSOR:
             shared = most_shared(module.model, module.plan, op.blocks)
-        return timed_op(op.keyword, group_name(op), op.engine, routine, moved, hop, home, shared)
+        return timed_op(op.keyword, group_name(op), op.engine, routine, moved, hop, elsewhere, shared)
 
     def message_seconds(self, nbytes: int, link: Link) -> float:
         """Seconds of a message between stages that has its link to itself."""

@@ -12,6 +12,7 @@ from attrs import frozen
 
 from ratrain.passes.pass_base import Fact, Pass, PassContext
 from ratrain.ratrain_ir.ops import Op, Tensor, Tensors, Update
+from ratrain.ratrain_ir.state_homes import engine_of_update
 from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class LegalisePass(Pass):
         for op, workspace in workspaces:  # no op is changed before the target has answered for all
             op.scratch = workspace
             if type(op) is Update:
-                op.placement = target.update_engine
+                op.placement = engine_of_update(op, target.update_engine)
         module.target = target.info(module)
         context.statistics["largest workspace bytes"] = largest
 

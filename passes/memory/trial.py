@@ -16,7 +16,8 @@ from ratrain.passes.memory.overlap import ListTimes, Occupancy, list_times, occu
 from ratrain.passes.pass_base import PassContext
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops import Op, Recv, Send, Tensor, Update
+from ratrain.ratrain_ir.ops import Engine, Op, Recv, Send, Tensor, Update
+from ratrain.ratrain_ir.state_homes import engine_of_update
 from ratrain.ratrain_ir.types import Dtype, Home, StateKind, aligned, tensor_type
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Trials:
 
     def _made_legal(self, stage: Stage, op: Op) -> Op:
         target = self.context.target
+        if type(op) is Update:
+            op = _on_its_engine(op, engine_of_update(op, target.update_engine))
         request = target.workspace(self.module, op)
         if request is not None and request.nbytes:
             key = stage.index, request.key
@@ -60,8 +63,6 @@ class Trials:
                 name, type_ = stage.free_name(f"ws.{request.key}"), tensor_type(Dtype.U8, (request.nbytes,))
                 tensor = self._workspace[key] = Tensor(name, StateKind.WORKSPACE, type_)
             return attrs.evolve(op, scratch=(tensor,))
-        if type(op) is Update and op.placement is not target.update_engine:
-            return attrs.evolve(op, placement=target.update_engine)
         return op
 
     def op_seconds(self, stage: Stage, op: Op) -> float:
@@ -89,6 +90,10 @@ class Trials:
         enough = Effort(gap=max(0.0, capacity / max(1, occupied.peak_bytes(lag)) - 1))
         placement = allocate(allocation_problem(occupied.within(lag)), effort=enough, search=False)
         return max(0, placement.arena_bytes - capacity)
+
+
+def _on_its_engine(op: Update, engine: Engine) -> Update:
+    return op if op.placement is engine else attrs.evolve(op, placement=engine)
 
 
 def step_seconds_at_own_addresses(module: Module, context: PassContext) -> float:

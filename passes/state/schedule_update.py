@@ -33,6 +33,7 @@ from ratrain.passes.pass_base import Pass, PassContext
 from ratrain.ratrain_ir.blocks import Block
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Engine, Op, Tensor, Update
+from ratrain.ratrain_ir.state_homes import engine_of_update
 
 
 @frozen
@@ -80,13 +81,16 @@ class _Rescheduling:
 
     def run(self) -> int:
         """Rewrite the stage; the number of updates that overtake that of an earlier block."""
-        free, position = self.engine_is_free()
         placed: dict[int, list[Op]] = {}
-        ranks = []
-        for window in self.in_order(free):
-            position = min(max(position, window.first), window.last)
-            placed.setdefault(position, []).append(window.update)
-            ranks.append(self.rank[window.update.block])
+        ranks: list[int] = []
+        windows = list(self.windows())
+        for engine in (Engine.COMPUTE, Engine.HOST):
+            mine = [window for window in windows if self.engine_of(window.update) is engine]
+            free, position = self.is_free(engine)
+            for window in self.in_order(mine, free):
+                position = min(max(position, window.first), window.last)
+                placed.setdefault(position, []).append(window.update)
+                ranks.append(self.rank[window.update.block])
         self.stage.ops = []
         for at, op in enumerate(self.rest):
             self.stage.ops += [*placed.pop(at, ()), op]
@@ -94,16 +98,20 @@ class _Rescheduling:
         lowest_from = list(accumulate(reversed(ranks), min))[::-1]
         return sum(lowest < rank for lowest, rank in zip(lowest_from, ranks, strict=True))
 
-    def engine_is_free(self) -> tuple[float, int]:
-        """When and where the engine that updates has done everything else."""
-        if self.trials.context.target.update_engine is Engine.HOST:
+    def engine_of(self, update: Update) -> Engine:
+        """The engine that an update will be on."""
+        return engine_of_update(update, self.trials.context.target.update_engine)
+
+    def is_free(self, engine: Engine) -> tuple[float, int]:
+        """When and where an engine that updates has done everything else."""
+        if engine is Engine.HOST:
             return 0.0, 0
         compute = [at for at, op in enumerate(self.rest) if op.engine is Engine.COMPUTE]
         return (float(self.times.ends[compute[-1]]), compute[-1] + 1) if compute else (0.0, 0)
 
-    def in_order(self, now: float) -> list[_Window]:
-        """The windows in the order in which an engine that is free from `now` on takes their updates."""
-        coming = sorted(self.windows(), key=lambda window: window.final_seconds, reverse=True)
+    def in_order(self, given: list[_Window], now: float) -> list[_Window]:
+        """Windows in the order in which an engine that is free from `now` on takes their updates."""
+        coming = sorted(given, key=lambda window: window.final_seconds, reverse=True)
         ready: list[tuple[int, int]] = []
         """blocks by rank, and their places among the windows"""
         windows = list(coming)

@@ -32,9 +32,11 @@ from ratrain.ratrain_ir.ops import (
     Send,
     Store,
     Tensor,
+    Tensors,
     Update,
 )
 from ratrain.ratrain_ir.signatures import SignatureError, bind
+from ratrain.ratrain_ir.state_homes import LEAST_STAGING, streamed_state
 from ratrain.ratrain_ir.types import Home, StateKind
 from ratrain.ratrain_ir.verifier.exchanges import check_exchange
 from ratrain.ratrain_ir.verifier.report import Reporter
@@ -50,7 +52,7 @@ def check_structure(module: Module, report: Reporter) -> None:
             if check_names_exist(module, stage, owned, op, report) and type(op) is not Release:
                 check_operands(module, stage, op, report)
             check_scratch(stage, op, report)
-            check_homes(stage, op, report)
+            check_homes(module, stage, op, report)
     if report.diagnostics.errors:
         return  # what an op touches is not known where its operands are wrong
     has_releases = has_all_releases(module)
@@ -226,16 +228,22 @@ def check_scratch(stage: Stage, op: Op, report: Reporter) -> None:
             )
 
 
-def check_homes(stage: Stage, op: Op, report: Reporter) -> None:
-    """RT034: what is in another memory than DDR is only stored there and fetched from there; its life may end anywhere."""
+def check_homes(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
+    """RT034: what is in another memory than DDR is only stored there and fetched from there; its life may end anywhere.
+
+    Masters and moments alone are worked on where they are: an update or a gather streams them through its workspace.
+    """
     if type(op) is Release:
         return
-    stored = {Store: op.writes, Fetch: op.reads}.get(type(op), ())
+    streamed = streamed_state(op)
+    stored = streamed or {Store: op.writes, Fetch: op.reads}.get(type(op), ())
+    if streamed:
+        check_staging(module, stage, op, streamed, report)
     for tensor in op.operands:
         if tensor.home is not Home.DDR and tensor not in stored:
             text = f"'{op!r}' works in DDR, and %{tensor.name} is in the memory '{tensor.home.value}'"
             report.at_op("RT034", text, stage, op, tensor, help="fetch it into a tensor in DDR, and use that")
-        elif tensor.home is Home.DDR and tensor in stored:
+        elif tensor.home is Home.DDR and tensor in stored and not streamed:
             text = f"'{op!r}' moves %{tensor.name}, which is in DDR, to where it is"
             report.at_op("RT034", text, stage, op, tensor, help="declare it in another memory: 'in host' or 'in file'")
     for tensor in stored:
@@ -243,6 +251,17 @@ def check_homes(stage: Stage, op: Op, report: Reporter) -> None:
             text = f"'{op!r}' is of one memory, and %{tensor.name} is in '{tensor.home.value}'"
             report.at_op("RT034", text, stage, op, tensor, help="store and fetch by ops of each memory")
             return
+
+
+def check_staging(module: Module, stage: Stage, op: Op, streamed: Tensors, report: Reporter) -> None:
+    """RT034: where workspace has been sized, what streams state from a file has some to stream it through."""
+    held = sum(tensor.type.nbytes for tensor in op.scratch)
+    if module.target is None or held >= LEAST_STAGING or all(tensor.home is Home.HOST for tensor in streamed):
+        return
+    text = f"'{op!r}' streams %{streamed[0].name} through a workspace of {held} bytes"
+    report.at_op(
+        "RT034", text, stage, op, streamed[0], help=f"give it 'using' a workspace of {LEAST_STAGING} bytes or more"
+    )
 
 
 def _blocks_of(op: Any) -> tuple[Block, ...]:

@@ -21,7 +21,6 @@ from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.program.routine import Routine, Step
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.types import Home
     from ratrain.targets.machine.link_groups import Link
 
 KernelCost: TypeAlias = "Callable[[Routine, Step, Machine], ResourceWork]"
@@ -226,13 +225,6 @@ def update_work(nbytes: float, machine: Machine, *, on_host: bool) -> ResourceWo
 def host_work(nbytes: float, machine: Machine) -> ResourceWork:
     """Something the host's cores do that is bound by DDR."""
     return ResourceWork(machine.host_handover + nbytes / machine.host_bandwidth, nbytes)
-
-
-def transfer_work(nbytes: float, home: Home, machine: Machine, *, fetches: bool) -> ResourceWork:
-    """Moving bytes between DDR and another memory: by that memory's own path, and through DDR once."""
-    bandwidth = machine.store_bandwidth(home, fetches=fetches)
-    seconds = machine.store_latency(home) + max(nbytes / bandwidth, copy_seconds(nbytes, machine))
-    return ResourceWork(seconds, nbytes)
 
 
 def copy_work(nbytes: float, machine: Machine) -> ResourceWork:

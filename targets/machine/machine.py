@@ -96,6 +96,7 @@ _OPTIONAL_UNITS = {
     "transport_overhead_per_group": "bytes",
     "allocator_slack": "fraction of ddr_capacity",
     **STORE_UNITS,
+    "host_update": "bytes/s",
 }
 _ALL_UNITS = _UNITS | TILE_UNITS | _OPTIONAL_UNITS
 _WHOLE = (
@@ -257,6 +258,10 @@ class Machine:
     def store_latency(self, home: Home) -> float:
         """Seconds that each transfer to or from a memory takes beside its bytes; none where the file does not say."""
         return self._optional(f"{home.value}_latency", 0.0)
+
+    def updates_in(self, home: Home) -> bool:
+        """Whether there is a processor beside a memory that updates state where it is."""
+        return home is Home.HOST and "host_update" in self.constants
 
     def capacity(self, communicators: int) -> Capacity:
         """The DDR of a rank that is a member of so many communicators, and what takes some of it before tensors do.

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
-from attrs import frozen
+from attrs import field, frozen
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.types import Home
+
+
+class StorePath(NamedTuple):
+    """One direction of the way between a rank's DDR and another memory of it."""
+
+    home: Home
+    fetches: bool
 
 
 @frozen
@@ -18,6 +30,8 @@ class Flow:
     group is 0; None: what others do of the same instruction says so"""
     uplinks: tuple[int, ...] = ()
     """the levels of the groups that they leave and enter"""
+    path: StorePath | None = None
+    """to or from which memory of the stage they go, where it is not another rank"""
 
 
 @frozen
@@ -63,3 +77,5 @@ class Bandwidths:
     """from the innermost level outwards; a cluster sends and receives at the same time"""
     host: float
     """the most that the host engine takes of the DDR"""
+    paths: Mapping[StorePath, float] = field(factory=dict)
+    """to and from a rank's other memories"""

@@ -12,7 +12,7 @@ from ratrain.ratrain_ir.blocks import shares_rows
 from ratrain.ratrain_ir.ops import Engine, Group
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.topology import mesh_of
-from ratrain.ratrain_ir.types import Home, StateKind, TensorType
+from ratrain.ratrain_ir.types import StateKind, TensorType
 from ratrain.targets.machine.collective_cost import (
     all_gathers,
     all_reduces,
@@ -20,12 +20,13 @@ from ratrain.targets.machine.collective_cost import (
     reduce_scatters,
     scalar_all_reduces,
 )
-from ratrain.targets.machine.cost import copy_work, host_work, message_work, routine_work, transfer_work, update_work
+from ratrain.targets.machine.cost import copy_work, host_work, message_work, routine_work, update_work
 from ratrain.targets.machine.measured_kernels import call_sizes, digest
 from ratrain.targets.machine.op_table import MEMBERS_MARK, SHAPES_MARK
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import ResourceWork
 from ratrain.targets.machine.slowest_rank import slowest_rank
+from ratrain.targets.machine.store_cost import NOTHING_ELSEWHERE, Elsewhere, Streams, streamed_work, transfer_work
 from ratrain.targets.program.program import Access
 from ratrain.targets.program.routine import Routine, Step, parse_reference
 
@@ -59,8 +60,8 @@ class TimedOp:
     """bytes of its tensors that it reads and writes; what it updates counts twice"""
     hop: tuple[int, int] | None = None
     """of a message: the stages it goes from and to, in ascending order"""
-    home: Home = Home.DDR
-    """of what is stored or fetched: the other memory"""
+    elsewhere: Elsewhere = NOTHING_ELSEWHERE
+    """what it has in another memory: what is stored or fetched, or state that streams"""
 
 
 def timed_op(
@@ -70,7 +71,7 @@ def timed_op(
     routine: Routine | None,
     tensors: Iterable[tuple[StateKind, TensorType, Access]],
     hop: tuple[int, int] | None = None,
-    home: Home = Home.DDR,
+    elsewhere: Elsewhere = NOTHING_ELSEWHERE,
     shared: SharedElements | None = None,
 ) -> TimedOp:
     """What the time of an op depends on, given the tensors it accesses; of a message, the stages at its ends; of what is stored, where.
@@ -94,7 +95,7 @@ def timed_op(
         nbytes, elements = shared.given * itemsize, shared.given
         own = (shared.added + shared.given) * itemsize
     ends = None if hop is None else (min(hop), max(hop))
-    return TimedOp(keyword, group, engine, routine, nbytes, elements, own, ends, home)
+    return TimedOp(keyword, group, engine, routine, nbytes, elements, own, ends, elsewhere)
 
 
 def sums_shared(keyword: str, group: str) -> bool:
@@ -105,6 +106,8 @@ def sums_shared(keyword: str, group: str) -> bool:
 def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
     """What an op asks of its engine, of DDR and of the link; of the compute engine, what it asks of the slowest of all ranks."""
     work = _work_of_a_rank(op, plan, machine)
+    if op.elsewhere.nbytes and op.keyword in _STREAMING:
+        work = _STREAMING[op.keyword](op, work, machine)
     if op.engine is not Engine.COMPUTE or not machine.rank_jitter:
         return work
     return evolve(work, seconds=work.seconds * slowest_rank(machine.rank_jitter, plan.clusters))
@@ -169,7 +172,7 @@ def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
 
 
 def _transfer_work(op: TimedOp, _plan: Plan, machine: Machine) -> ResourceWork:
-    return transfer_work(op.payload_bytes, op.home, machine, fetches=op.keyword == ops.Fetch.keyword)
+    return transfer_work(op.payload_bytes, op.elsewhere.home, machine, fetches=op.keyword == ops.Fetch.keyword)
 
 
 def _update_work(op: TimedOp, _plan: Plan, machine: Machine) -> ResourceWork:
@@ -202,6 +205,30 @@ _WORKS: PerOp[Callable[[TimedOp, Plan, Machine], ResourceWork]] = PerOp(
     never=(*ops.BLOCK_OPS, ops.Release),
 )
 """Of ops that call no routine."""
+
+
+def _streaming_update(op: TimedOp, work: ResourceWork, machine: Machine) -> ResourceWork:
+    """An update of state that is elsewhere: it comes and goes; or, where it is updated where it is, gradients go there and views come back."""
+    home, streamed = op.elsewhere.home, op.elsewhere.nbytes
+    if not machine.updates_in(home):
+        return streamed_work(work, Streams(home, fetched=streamed, stored=streamed), machine)
+    given = op.payload_bytes - streamed
+    taken = op.own_bytes - op.payload_bytes - streamed
+    there = ResourceWork(machine.host_handover + op.own_bytes / machine["host_update"], given + taken)
+    return streamed_work(there, Streams(home, fetched=taken, stored=given), machine)
+
+
+def _streaming_gather(op: TimedOp, work: ResourceWork, machine: Machine) -> ResourceWork:
+    """A gather of masters that are elsewhere: they come as they are, or rounded where there is a processor beside them."""
+    home, fetched = op.elsewhere.home, op.elsewhere.nbytes
+    if machine.updates_in(home):
+        fetched = fetched // _MASTER_BYTES * op.payload_bytes // max(1, op.payload_elements)
+    return streamed_work(work, Streams(home, fetched=fetched), machine)
+
+
+_MASTER_BYTES = 4
+_STREAMING = {ops.Update.keyword: _streaming_update, ops.AllGather.keyword: _streaming_gather}
+"""What it takes more where state is elsewhere."""
 
 
 def collective_names(ops: Iterable[TimedOp], plan: Plan, machine: Machine) -> dict[str, list[str]]:

@@ -87,7 +87,7 @@ def write_shard(folder: Path, rank: Rank) -> ShardFile:
     pieces = tuple(_pieces(rank))
     shapes = {f"{kind}/{piece.block}": (piece.stop - piece.start,) for piece in pieces for kind in STATE_KINDS}
     tensors = (
-        [rank.memory.to_host(rank.carried(kind, piece.block)[: piece.stop - piece.start])]
+        (held for _, held in rank.carried_pieces(kind, piece.block, 0, piece.stop - piece.start))
         for piece in pieces
         for kind in STATE_KINDS
     )

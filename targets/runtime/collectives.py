@@ -16,6 +16,7 @@ from ratrain.ratrain_ir.tensor_peers import peer_model, share_of
 from ratrain.targets.program.program import Instruction
 from ratrain.targets.runtime.memory import SQUARES_CHUNK
 from ratrain.targets.runtime.rank import Rank
+from ratrain.targets.runtime.streamed_state import cast_master
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -98,9 +99,8 @@ def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) 
     views = [rank.by_role(instruction) for rank, instruction in members]
     for name in members[0][1].blocks:
         whole = views[0][f"w.{name}"]
-        for (rank, _), mine in zip(members, views, strict=True):
-            scratch.reset()
-            kernels.cast(mine[f"p.{name}"], whole[shard_slice(rank, name)], scratch=scratch)
+        for rank, instruction in members:
+            cast_master(rank, instruction, f"p.{name}", whole[shard_slice(rank, name)], kernels, scratch)
         for other in views[1:]:
             kernels.memory.copy(other[f"w.{name}"], whole)
 

@@ -135,25 +135,28 @@ class HostScalars:
             with self._lock:  # ranks may run side by side
                 self._skipped += 1
             if "w" in views:
-                self._kernels.cast(views["p"], views["w"], scratch=scratch)
+                for part in update.parts():
+                    self._kernels.cast(part.views["p"], part.views["w"], scratch=scratch)
             return
         views["t"][0] += 1
-        self._kernels.adamw(
-            views["p"],
-            views["m1"],
-            views["m2"],
-            views["g"],
-            scratch=scratch,
-            view=views.get("w"),
-            step=int(views["t"][0]),
-            grad_multiplier=multiplier,
-            lr=self._learning_rate,
-            beta1=settings.betas[0],
-            beta2=settings.betas[1],
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            decay=update.decay,
-        )
+        for part in update.parts():
+            scratch.reset()
+            self._kernels.adamw(
+                part.views["p"],
+                part.views["m1"],
+                part.views["m2"],
+                part.views["g"],
+                scratch=scratch,
+                view=part.views.get("w"),
+                step=int(views["t"][0]),
+                grad_multiplier=multiplier,
+                lr=self._learning_rate,
+                beta1=settings.betas[0],
+                beta2=settings.betas[1],
+                eps=settings.eps,
+                weight_decay=settings.weight_decay,
+                decay=part.decay,
+            )
 
     def _multiplier(self, views: Views, max_norm: float) -> float | None:
         """What the reduced gradient is multiplied with: the loss scale's inverse, and clipping's factor; None: skip.

@@ -7,6 +7,7 @@ step count is carried per block and counts applied updates. The loss scale halve
 
 from __future__ import annotations
 
+from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from ratrain.ratrain_ir.types import Dtype, StateKind
 from ratrain.targets.runtime.collectives import gradient_chunks
 from ratrain.targets.runtime.rank import Rank, shape_only
 from ratrain.targets.runtime.scalars import Update
+from ratrain.targets.runtime.streamed_state import cast_master, streamed_parts
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.plan import Plan
@@ -49,8 +51,10 @@ class Updater:
         views = rank.by_role(instruction)
         block, place = instruction.blocks[0], (rank.stage_index, rank.lane)
         squares = None if "norm" in views else gradient_chunks(rank, block, views["g"])
-        decay = self.decayed_ranges(block, rank.replica, len(views["p"]))
-        update = Update(place, block, views, self.program.plan.optimizer, decay, squares)
+        decay = self.decayed_ranges(block, rank.replica, len(views["g"]))
+        files = rank.in_files(instruction)
+        stream = partial(streamed_parts, files=files) if files else None
+        update = Update(place, block, views, self.program.plan.optimizer, decay, squares, stream)
         self.scalars.update(update, scratch=scratch)
 
     def gradient_norm(self) -> float | None:
@@ -71,8 +75,7 @@ class Updater:
         """Write the view of an update's block, where it writes one, from the master weights as they are."""
         views = rank.by_role(instruction)
         if "w" in views:
-            scratch.reset()
-            self.kernels.cast(views["p"], views["w"], scratch=scratch)
+            cast_master(rank, instruction, "p", views["w"], self.kernels, scratch)
 
     def decayed_ranges(self, name: str, replica: int, elements: int) -> list[tuple[int, int]]:
         """The parts of a replica's shard that are decayed: matrices, not norms or biases."""

@@ -35,10 +35,11 @@ from ratrain.targets.runtime.weights import check_config_beside, random_weights,
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.engine import ProgramEngine
     from ratrain.targets.runtime.evaluation import HeldOut
     from ratrain.targets.runtime.kernels import KernelSet
     from ratrain.targets.runtime.locks import Lock
-    from ratrain.targets.runtime.settings import RunSettings, Saving
+    from ratrain.targets.runtime.settings import Execution, RunSettings, Saving
     from ratrain.targets.runtime.utilisation import Utilisation
 
 
@@ -96,7 +97,7 @@ def _begun(
         changed = data_differences(start, loaded.run, now) + differences(loaded.run, now)
         warnings = said + loaded.warnings + changed + new_scale
         program = _with_inert(program, loaded.inert)
-        engine = processes.make_engine(program, kernels, batches, execution.interleave_seed, execution.threads)
+        engine = _made_engine(processes, program, kernels, batches, execution)
         start_from_state(engine, loaded.state, keep_scale=not new_scale)
     else:
         overrides = overrides_of(optimizer, settings.optimizer)
@@ -107,9 +108,8 @@ def _begun(
             warnings = said + missing
             program = _with_inert(program, inert)
         source = read_weights(start.weights, program.model) if start.weights else random_weights(program.model, seed)
-        engine = processes.make_engine(program, kernels, batches, execution.interleave_seed, execution.threads)
+        engine = _made_engine(processes, program, kernels, batches, execution)
         start_from_weights(engine, source)
-    engine.open_stores(Path(execution.store_folder) if execution.store_folder else None)
     if execution.check_memory or execution.poison:
         engine.watch_memory(poison=execution.poison)
     if execution.graph:
@@ -180,6 +180,15 @@ def _leave_positions(run: TrainingRun, folder: RunFolder | None, places: ExitSta
     except OSError as error:
         fail("RT002", f"cannot write '{folder.directory}': {error.strerror or error}")
     run.processes.exchange(None)  # all are there before any looks for the others
+
+
+def _made_engine(
+    processes: Processes, program: Program, kernels: KernelSet, batches: Batches, execution: Execution
+) -> ProgramEngine:
+    """The engine, with all memories that it stores in."""
+    engine = processes.make_engine(program, kernels, batches, execution.interleave_seed, execution.threads)
+    engine.open_stores(Path(execution.store_folder) if execution.store_folder else None)
+    return engine
 
 
 def _with_inert(program: Program, inert: Mapping[str, object]) -> Program:

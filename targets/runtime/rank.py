@@ -18,20 +18,20 @@ from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrain_ir.signatures import COPY_SIDES
 from ratrain.ratrain_ir.tensor_peers import ADDED_ONCE, gradients_made_whole
 from ratrain.ratrain_ir.topology import Rank as MeshRank
-from ratrain.ratrain_ir.types import STORES, Home
+from ratrain.ratrain_ir.types import Home
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import parse_reference
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.kernels import KernelSet, OnChipKernels, Scratch
 from ratrain.targets.runtime.memory import HOST, Memory
 from ratrain.targets.runtime.positions import PositionFile
-from ratrain.targets.runtime.stores import StoredBytes, open_store
+from ratrain.targets.runtime.stores import FileBytes, HostBytes, StoredArray, StoredBytes
 from ratrain.targets.runtime.streams import Issue
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.types import Dtype
-    from ratrain.targets.program.program import Instruction, Program, ProgramStage
+    from ratrain.targets.program.program import Instruction, Program, ProgramStage, ProgramTensor
     from ratrain.targets.program.routine import Reference, Routine, Step
 
 DENOMINATOR = "denominator"
@@ -54,21 +54,25 @@ class Rank:
         """Its number among the tensor peers of its stage and replica."""
         self.stage: ProgramStage = program.stages[stage]
         self.arena: Any = memory.allocate(self.stage.arena_bytes)
-        self.views: list[NDArray[Any]] = [
-            memory.typed(
-                self.arena[tensor.offset : tensor.offset + tensor.type.nbytes], tensor.type.dtype, tensor.type.shape
-            )
-            if tensor.home is Home.DDR
-            else _NOWHERE
-            for tensor in self.stage.tensors
-        ]
-        """Of every tensor in DDR."""
         self.store_folder: Path | None = None
         """Where it has the files in which it stores; None: where this system has temporary files."""
+        self.host = HostBytes(self.stage.bytes_in(Home.HOST))
+        """What it has in the memory beside DDR that this process reaches as well."""
+        self.views: list[NDArray[Any]] = [self._view(tensor) for tensor in self.stage.tensors]
+        """Of every tensor that kernels can work on where it is; of what is in a file, nothing."""
         self.completed = dict.fromkeys(ENGINES, 0)
         """Instructions each engine has completed, over all steps."""
         self.position: PositionFile | None = None
         """Where it says where it is, for those who ask from outside."""
+
+    def _view(self, tensor: ProgramTensor) -> NDArray[Any]:
+        if tensor.home is Home.FILE:
+            return _NOWHERE
+        if tensor.home is Home.HOST:
+            return HOST.typed(self.host.at(tensor.offset, tensor.type.nbytes), tensor.type.dtype, tensor.type.shape)
+        data = self.arena[tensor.offset : tensor.offset + tensor.type.nbytes]
+        view: NDArray[Any] = self.memory.typed(data, tensor.type.dtype, tensor.type.shape)
+        return view
 
     @property
     def vocabulary(self) -> range | None:
@@ -106,11 +110,23 @@ class Rank:
         """Views of an instruction's operands by role."""
         return {operand.role: self.views[operand.tensor] for operand in instruction.operands}
 
+    def in_files(self, instruction: Instruction) -> dict[str, StoredArray]:
+        """An instruction's operands in a file by role."""
+        tensors = self.stage.tensors
+        return {o.role: self._in_file(o.tensor) for o in instruction.operands if tensors[o.tensor].home is Home.FILE}
+
+    def _in_file(self, number: int) -> StoredArray:
+        held = self.stage.tensors[number]
+        return StoredArray(
+            self.stores[Home.FILE], held.offset, np.dtype(NUMPY_DTYPES[held.type.dtype]), held.type.elements
+        )
+
     @cached_property
     def stores(self) -> dict[Home, StoredBytes]:
         """The other memories that it uses. Raises `DiagnosticError` RT093 where there is no room for them."""
-        counts = ((home, self.stage.bytes_in(home)) for home in STORES)
-        return {home: open_store(home, count, self.store_folder) for home, count in counts if count}
+        in_files = self.stage.bytes_in(Home.FILE)
+        found: dict[Home, StoredBytes] = {Home.HOST: self.host}
+        return {**found, Home.FILE: FileBytes(in_files, self.store_folder)} if in_files else found
 
     def copies(self, instruction: Instruction) -> list[tuple[int, int]]:
         """What a store or a fetch copies: the numbers of each tensor and of its copy."""
@@ -131,18 +147,37 @@ class Rank:
     def carried(self, what: str, block: str = "") -> NDArray[Any]:
         """View of a carried tensor by what it holds of which block: p, m1, m2, t or w; `scale` is of no block.
 
-        Raises KeyError where the stage carries nothing of the kind.
+        Nothing where it is in a file. Raises KeyError where the stage carries nothing of the kind.
         """
         return self.views[self.stage.carried[what, block][0]]
+
+    def carried_pieces(self, what: str, block: str, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Elements [start, stop) of a carried tensor on the host, to be read only, each piece before the next is asked for."""
+        number = self.stage.carried[what, block][0]
+        if self.stage.tensors[number].home is Home.FILE:
+            yield from self._in_file(number).pieces(start, stop)
+        else:
+            yield start, self.memory.to_host(self.views[number][start:stop])
+
+    def write_carried(self, what: str, block: str, start: int, values: NDArray[Any]) -> None:
+        """Write elements of this memory into a carried tensor from `start` on, and into whatever else holds the same."""
+        for number in self.stage.carried.get((what, block), ()):
+            if self.stage.tensors[number].home is Home.FILE:
+                self._in_file(number).write(start, self.memory.to_host(values))
+            else:
+                self.memory.copy(self.views[number][start : start + len(values)], values)
 
     def all_carried(self, what: str, block: str) -> list[NDArray[Any]]:
         """Views of all carried tensors that hold the same, as `carried` names it; none where the stage carries nothing of the kind."""
         return [self.views[number] for number in self.stage.carried.get((what, block), ())]
 
     def fill(self, what: str, block: str, values: Any) -> None:
-        """Write a carried tensor, and whatever else holds the same."""
+        """Write a carried tensor, and whatever else holds the same: one number for all elements, or in DDR one for each."""
         for number in self.stage.carried[what, block]:
-            self.memory.write(self.views[number], values)
+            if self.stage.tensors[number].home is Home.FILE:
+                self._in_file(number).fill(values)
+            else:
+                self.memory.write(self.views[number], values)
 
     def head(self, engine: Engine) -> tuple[Instruction, int] | None:
         """The next instruction of an engine and its step, or None where the engine has no work at all."""

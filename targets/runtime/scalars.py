@@ -6,7 +6,7 @@ some before the step, and what a log shows is read when the step has ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from attrs import frozen
@@ -64,6 +64,23 @@ class Update:
     """the elements that are decayed"""
     squares: Chunks | None
     """of the gradient, where the log wants them: where the program has no norm"""
+    stream: Callable[[UpdatePart], Iterator[UpdatePart]] | None = None
+    """of state in a file: all of it in parts, as arrays of this memory, which are written back when the next is asked for"""
+
+    def parts(self) -> Iterator[UpdatePart]:
+        """What is updated, one part after the other."""
+        whole = UpdatePart(self.views, self.decay)
+        return iter((whole,)) if self.stream is None else self.stream(whole)
+
+
+@frozen(eq=False)
+class UpdatePart:
+    """Consecutive elements of one block's update."""
+
+    views: Views
+    """p, m1, m2, g; w where the update writes the view"""
+    decay: Sequence[tuple[int, int]]
+    """the elements that are decayed, counted from the first of these"""
 
 
 @frozen

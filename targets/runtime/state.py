@@ -97,8 +97,8 @@ class _ArenaStates(BlockStates):
             shard = program.topology.shard_range(block, rank.replica)
             low, high = max(start, shard.start), min(stop, shard.stop)
             if low < high:
-                held = rank.carried(kind, str(block))[low - shard.start : high - shard.start]
-                yield low, rank.memory.to_host(held)
+                for at, held in rank.carried_pieces(kind, str(block), low - shard.start, high - shard.start):
+                    yield at + shard.start, held
 
     def updates(self, block: Block) -> int:
         """Updates applied to a block."""
@@ -135,27 +135,24 @@ def _fill_alike(engine: ProgramEngine, ranks: Sequence[Rank], block: Block, kind
 
     What is between pieces, and behind the last one, is zero. Only the shards of these ranks are asked for, where no view is whole.
     """
-    parts: list[tuple[range, NDArray[Any]]] = []
+    parts = [(engine.program.topology.shard_range(block, rank.replica), rank) for rank in ranks]
     views: list[NDArray[Any]] = []
     for rank in ranks:
-        parts += [
-            (engine.program.topology.shard_range(block, rank.replica), tensor)
-            for tensor in rank.all_carried(kind, str(block))
-        ]
+        rank.fill(kind, str(block), 0)
         # There are none where views are gathered for each use.
         views += [tensor.reshape(-1) for tensor in rank.all_carried("w", str(block)) if kind == "p"]
-    for tensor in (*(tensor for _, tensor in parts), *views):
-        engine.kernels.memory.write(tensor, 0)
+    for view in views:
+        engine.kernels.memory.write(view, 0)
     last = block_elements(peer_model(engine.program.model, engine.program.plan), block)
     start = 0 if views else min(shard.start for shard, _ in parts)
     stop = last if views else min(last, max(shard.stop for shard, _ in parts))
     memory = engine.kernels.memory
     for at, given in pieces(start, stop):
         end, values = at + given.size, memory.staged(given)
-        for shard, tensor in parts:
+        for shard, rank in parts:
             low, high = max(at, shard.start), min(end, shard.stop)
             if low < high:
-                memory.copy(tensor[low - shard.start : high - shard.start], values[low - at : high - at])
+                rank.write_carried(kind, str(block), low - shard.start, values[low - at : high - at])
         for view in views:
             engine.scratch.reset()
             engine.kernels.cast(values, view[at:end], scratch=engine.scratch)

@@ -6,17 +6,18 @@ import os
 import tempfile
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.types import Home
 from ratrain.targets.runtime.memory import HOST
+from ratrain.targets.runtime.tensor_file import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _PIECE = 1 << 24
 """Bytes that are written at a time where nothing has to be kept of them."""
@@ -40,6 +41,10 @@ class HostBytes:
 
     def __init__(self, count: int) -> None:
         self._bytes = HOST.allocate(count)
+
+    def at(self, offset: int, count: int) -> NDArray[np.uint8]:
+        """Bytes of it as they are there."""
+        return self._bytes[offset : offset + count]
 
     def put(self, offset: int, data: NDArray[np.uint8]) -> None:
         """Copy bytes there."""
@@ -97,6 +102,36 @@ class FileBytes:
             done += moved
 
 
-def open_store(home: Home, count: int, folder: Path | None) -> StoredBytes:
-    """So many bytes of a memory; files are in a folder, or in the system's own for temporary files."""
-    return HostBytes(count) if home is Home.HOST else FileBytes(count, folder)
+@frozen(eq=False)
+class StoredArray:
+    """Elements in another memory, which are read and written in pieces."""
+
+    store: StoredBytes
+    offset: int
+    dtype: np.dtype[Any]
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def read(self, start: int, into: NDArray[Any]) -> None:
+        """Copy elements from `start` on."""
+        self.store.get(self.offset + start * self.dtype.itemsize, into.view(np.uint8))
+
+    def write(self, start: int, values: NDArray[Any]) -> None:
+        """Overwrite elements from `start` on."""
+        self.store.put(
+            self.offset + start * self.dtype.itemsize, np.ascontiguousarray(values, self.dtype).view(np.uint8)
+        )
+
+    def fill(self, value: float) -> None:
+        """Set all elements to one number."""
+        for start, stop in cut(0, self.length):
+            self.write(start, np.full(stop - start, value, self.dtype))
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Elements [start, stop), some at a time, each piece with where it begins."""
+        for low, high in cut(start, stop):
+            piece = np.empty(high - low, self.dtype)
+            self.read(low, piece)
+            yield low, piece

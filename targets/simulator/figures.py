@@ -11,12 +11,12 @@ from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.blocks import parse_block
 from ratrain.ratrain_ir.model_flops import model_flops_per_token
-from ratrain.ratrain_ir.ops import MEMORY_OPS, Engine
-from ratrain.ratrain_ir.types import Home, other_home
+from ratrain.ratrain_ir.ops import Engine
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import Bandwidths, ResourceWork
 from ratrain.targets.machine.shared_gradients import most_shared
+from ratrain.targets.machine.store_cost import Elsewhere, store_paths
 from ratrain.targets.machine.timing import TimedOp, collective_names, op_work, sums_shared, timed_op
 from ratrain.targets.program.program import Instruction, Program
 from ratrain.targets.simulator.timed_run import STEPS, UNLIMITED, simulate_work
@@ -116,7 +116,7 @@ def simulated(
     works = _Works(program, machine)
     if sharing:
         links = placement_of(program.plan, machine).link_levels()
-        bandwidths = Bandwidths(machine["ddr_bandwidth"], links, machine.host_bandwidth)
+        bandwidths = Bandwidths(machine["ddr_bandwidth"], links, machine.host_bandwidth, store_paths(machine))
         timeline = simulate_work(program, works, bandwidths, rendezvous=rendezvous, steps=steps)
     else:
         timeline = simulate_work(program, works.alone, UNLIMITED, rendezvous=rendezvous, steps=steps)
@@ -173,9 +173,6 @@ class _Works:
         return ResourceWork(self(stage, engine, instruction).seconds)
 
 
-_MEMORY_OPS = frozenset(op.keyword for op in MEMORY_OPS)
-
-
 def timed_instruction(program: Program, stage: int, engine: Engine, instruction: Instruction) -> TimedOp:
     """What the time of an instruction depends on."""
     if instruction.routine is not None:
@@ -183,12 +180,12 @@ def timed_instruction(program: Program, stage: int, engine: Engine, instruction:
     tensors = program.stages[stage].tensors
     accesses = [(tensors[o.tensor].kind, tensors[o.tensor].type, o.access) for o in instruction.operands]
     hop = None if instruction.peer is None else (stage, instruction.peer)
-    moves, shared = instruction.keyword in _MEMORY_OPS, None
-    home = other_home(tensors[o.tensor].home for o in instruction.operands) if moves else Home.DDR
+    shared = None
+    elsewhere = Elsewhere.of((tensors[o.tensor].home, tensors[o.tensor].type) for o in instruction.operands)
     if sums_shared(instruction.keyword, instruction.group):
         blocks = [owner for name in instruction.blocks if (owner := parse_block(name)) is not None]
         shared = most_shared(program.model, program.plan, blocks)
-    return timed_op(instruction.keyword, instruction.group, engine, None, accesses, hop, home, shared)
+    return timed_op(instruction.keyword, instruction.group, engine, None, accesses, hop, elsewhere, shared)
 
 
 def one_core_step_seconds(program: Program, machine: Machine) -> float:

@@ -3,7 +3,7 @@
 A stage has its DDR and, for each level of groups, a link outwards and one inwards. Groups with an uplink have two more, out and in,
 that the stages in them share. A message passes through the sender's link outwards, the receiver's inwards, and the uplinks of all
 groups it leaves and enters. A collective's bytes leave and enter at its own stage: those on the links of each level by themselves, and
-those that leave and enter its group of each level.
+those that leave and enter its group of each level. Behind all of these come, of each stage, the ways to and from its other memories.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import define, field, frozen
 
-from ratrain.targets.machine.resource_work import Bandwidths
+from ratrain.targets.machine.resource_work import Bandwidths, StorePath
 from ratrain.targets.simulator.flat_program import RANGE, SEND, STREAMS, Float64s, Int64s, Records
 
 if TYPE_CHECKING:
@@ -91,7 +91,10 @@ class _Ways:
     uplinks: dict[int, int] = field(init=False)
     """of the levels that have any: the first of their resources"""
     ways: list[list[int]] = field(init=False)
-    numbers: dict[tuple[int, int, int | None, tuple[int, ...]], int] = field(factory=dict)
+    first_path: int = field(init=False)
+    paths: dict[StorePath, int] = field(init=False)
+    """the places of the ways to and from other memories among those of a stage"""
+    numbers: dict[tuple[int, int, int | None, tuple[int, ...], StorePath | None], int] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         own = own_resources(len(self.bandwidths.links))
@@ -102,25 +105,32 @@ class _Ways:
             if np.isfinite(level.uplink):
                 self.uplinks[number] = len(self.capacities)
                 self.capacities += [level.uplink] * (2 * -(-self.stages // level.stages))
+        self.first_path = len(self.capacities)
+        self.paths = {path: place for place, path in enumerate(self.bandwidths.paths)}
+        self.capacities += [*self.bandwidths.paths.values()] * self.stages
         self.ways = [[stage * own] for stage in range(self.stages)]
 
     def number(self, source: int, target: int, flow: Flow) -> int:
         """The row of a flow from a stage to a stage; -1 where nothing on its way can be short."""
-        key = source, target, flow.link, flow.uplinks
+        key = source, target, flow.link, flow.uplinks, flow.path
         found = self.numbers.get(key)
         if found is None:
-            way = self.way(*key)
+            way = self.way(source, target, flow)
             found = self.numbers[key] = len(self.ways) if way else -1
             if way:
                 self.ways.append(way)
         return found
 
-    def way(self, source: int, target: int, link: int | None, uplinks: tuple[int, ...]) -> list[int]:
+    def way(self, source: int, target: int, flow: Flow) -> list[int]:
         """The resources that bytes pass through."""
         own, row = own_resources(len(self.bandwidths.links)), []
-        if link is not None:
-            row += [source * own + 1 + 2 * link, target * own + 2 + 2 * link]
-        for level in uplinks:
+        if flow.path is not None:
+            return (
+                [self.first_path + source * len(self.paths) + self.paths[flow.path]] if flow.path in self.paths else []
+            )
+        if flow.link is not None:
+            row += [source * own + 1 + 2 * flow.link, target * own + 2 + 2 * flow.link]
+        for level in flow.uplinks:
             if level in self.uplinks:
                 first, held = self.uplinks[level], self.bandwidths.links[level].stages
                 row += [first + source // held * 2, first + target // held * 2 + 1]

@@ -23,6 +23,7 @@ from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.targets.runtime import collectives, peer_collectives
 from ratrain.targets.runtime.host_scalars import any_raised, norm_of_stages
 from ratrain.targets.runtime.ranks.communicator import Request
+from ratrain.targets.runtime.streamed_state import cast_master
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction, Program, ProgramStage
@@ -212,8 +213,7 @@ class GroupCollectives:
         replicas = self.communicators.replicas
         for block in instruction.blocks:
             place = views[f"w.{block}"].reshape(replicas.size, -1)[replicas.rank]
-            self.scratch.reset()
-            self.kernels.cast(views[f"p.{block}"], place, scratch=self.scratch)
+            cast_master(self.rank, instruction, f"p.{block}", place, self.kernels, self.scratch)
         yield [replicas.iallgather(views[f"w.{block}"]) for block in instruction.blocks]
 
     def _sum_loss(self, instruction: Instruction) -> Phases:

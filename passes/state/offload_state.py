@@ -1,0 +1,58 @@
+"""`offload-state{home=host|file what=all|moments}`: masters and moments stay in another memory from step to step.
+
+Their block's update streams them through its workspace, a piece at a time, on the host engine, beside compute; so do the gathers that
+make views of masters. Where the machine says that a processor beside the host's memory updates (`host_update`), the state never moves:
+gradients go there, views come back.
+
+    master %p.mlp.0 : f32[16512] carried                      master %p.mlp.0 : f32[16512] carried in host
+    update mlp.0 (%g.mlp.0, ...)                        ->    update mlp.0 (%g.mlp.0, ...) placement host
+
+Views stay where they were: under zero = 3 they are made of masters for each use, so that of a block nothing is left in DDR
+between its uses. Nothing that is computed changes. It stands before whatever spends the bytes that it frees.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from attrs import field, frozen
+
+from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.types import STORES, Home, StateKind, aligned
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Module
+
+_HOMES = {home.value: home for home in STORES}
+
+
+@frozen
+class OffloadStatePass(Pass):
+    """Keep masters and moments in another memory."""
+
+    name: ClassVar[str] = "offload-state"
+    forbids: ClassVar[frozenset[Fact]] = frozenset({Fact.LEGALISED, Fact.ALLOCATED})
+    home: str = field(default=Home.HOST.value, metadata={"choices": tuple(_HOMES)})
+    """The memory."""
+    what: str = field(default="all", metadata={"choices": ("all", "moments")})
+    """Masters and moments, or moments alone."""
+
+    def run(self, module: Module, context: PassContext) -> None:
+        """Move the state of every stage.
+
+        Raises `DiagnosticError` RT053 where the machine has no such memory, or too little of it.
+        """
+        home = _HOMES[self.home]
+        kinds = {StateKind.MOMENT} if self.what == "moments" else {StateKind.MASTER, StateKind.MOMENT}
+        room = context.target.info(module).capacity_of(home)
+        for stage in module.stages:
+            moved = [tensor for tensor in stage.tensors.values() if tensor.kind in kinds]
+            needed = sum(aligned(tensor.type.nbytes) for tensor in moved)
+            if needed > room:
+                has = f"the machine's {room} of it" if room else "the machine has none of it"
+                text = f"stage @{stage.index} has {needed} bytes of state for the memory '{home.value}': {has}"
+                fail("RT053", text, help=f"give a machine file with a larger {home.value}_capacity with --machine")
+            for tensor in moved:
+                tensor.home = home
+            context.statistics[f"stage {stage.index} {home.value}"] = f"{needed} bytes of state"

@@ -1,0 +1,75 @@
+"""What it costs to move bytes between DDR and a rank's other memories: by their own ways, which all that moves at a time shares."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from ratrain.ratrain_ir.types import Home
+from ratrain.targets.machine.cost import copy_seconds
+from ratrain.targets.machine.resource_work import Flow, ResourceWork, StorePath
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ratrain.ratrain_ir.types import TensorType
+    from ratrain.targets.machine.machine import Machine
+
+
+@frozen
+class Elsewhere:
+    """What of an op's operands is in another memory than DDR."""
+
+    home: Home
+    """that memory; DDR where nothing is"""
+    nbytes: int
+
+    @classmethod
+    def of(cls, operands: Iterable[tuple[Home, TensorType]]) -> Elsewhere:
+        """Of operands by their memory and type."""
+        found = [(home, type_) for home, type_ in operands if home is not Home.DDR]
+        return cls(found[0][0], sum(type_.nbytes for _, type_ in found)) if found else NOTHING_ELSEWHERE
+
+
+NOTHING_ELSEWHERE = Elsewhere(Home.DDR, 0)
+
+
+@frozen
+class Streams:
+    """Bytes that an op moves itself, a piece at a time, from and to another memory."""
+
+    home: Home
+    fetched: float = 0.0
+    stored: float = 0.0
+
+
+def store_paths(machine: Machine) -> dict[StorePath, float]:
+    """Bytes per second of the ways to and from the memories that a rank has beside DDR."""
+    paths = [StorePath(home, fetches) for home, _ in machine.stores for fetches in (False, True)]
+    return {path: machine.store_bandwidth(path.home, fetches=path.fetches) for path in paths}
+
+
+def transfer_work(nbytes: float, home: Home, machine: Machine, *, fetches: bool) -> ResourceWork:
+    """Moving bytes between DDR and another memory: by that memory's own way, and through DDR once."""
+    bandwidth = machine.store_bandwidth(home, fetches=fetches)
+    seconds = machine.store_latency(home) + max(nbytes / bandwidth, copy_seconds(nbytes, machine))
+    return ResourceWork(seconds, nbytes, flows=(Flow(nbytes, None, path=StorePath(home, fetches)),))
+
+
+def streamed_work(work: ResourceWork, streams: Streams, machine: Machine) -> ResourceWork:
+    """An op whose bytes come from and go to another memory while it works: the longest of all, and a piece on its way before and after.
+
+    Pieces are of a `collective_chunk`; each takes the memory's latency.
+    """
+    piece, flows, longest, ends = machine["collective_chunk"], list(work.flows), work.seconds, 0.0
+    for nbytes, fetches in ((streams.fetched, True), (streams.stored, False)):
+        if nbytes:
+            bandwidth = machine.store_bandwidth(streams.home, fetches=fetches)
+            latency = machine.store_latency(streams.home)
+            longest = max(longest, latency * ceil(nbytes / piece) + nbytes / bandwidth)
+            ends += latency + min(piece, nbytes) / bandwidth
+            flows.append(Flow(nbytes, None, path=StorePath(streams.home, fetches)))
+    moved = streams.fetched + streams.stored
+    return evolve(work, seconds=longest + ends, ddr_bytes=work.ddr_bytes + moved, flows=tuple(flows))
