@@ -20,6 +20,7 @@ DOCS = Path(__file__).resolve().parent
 
 SCHEDULE, TIMES, NUMBERS, REFUSED = "the schedule", "simulated times", "the numbers trained", "what is refused"
 STORED = "times with `store =`"
+OFFLOADED = "times with `offload-state`"
 """Where a change shows: in the ops, tensors and addresses of a `.rtir`; in what `simulate` says; in losses and weights; nowhere else
 than in a refusal."""
 
@@ -244,6 +245,13 @@ MACHINE = {
         for home in ("host", "file")
         for name, (what, value) in _OF_A_STORE.items()
     },
+    "host_update": Key(
+        "bytes a second that a processor beside the memory 'host' passes over: it updates what is there",
+        1e3,
+        f"{OFFLOADED} host",
+        _usual("host"),
+        _usual("host"),
+    ),
 }
 
 GROUP = {

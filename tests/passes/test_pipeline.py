@@ -22,6 +22,7 @@ from ratrain.ratrain_ir.ops import Engine, Release, Update
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.types import Home
 from tests.end_to_end.toys import TOY as MODEL
 
 if TYPE_CHECKING:
@@ -163,8 +164,11 @@ def test_any_text_is_a_pipeline_or_a_diagnostic(text):
 # -- order ---------------------------------------------------------------------------------------------------------------
 
 
-def ran(module: Module, pipeline: str) -> list[tuple[str, str | None]]:
-    manager = PassManager(FakeTarget(), verify_each=True)
+WITH_HOST = FakeTarget(stores=((Home.HOST, 1 << 30),))
+
+
+def ran(module: Module, pipeline: str, target: FakeTarget | None = None) -> list[tuple[str, str | None]]:
+    manager = PassManager(target or FakeTarget(), verify_each=True)
     manager.run(module, pipeline)
     assert module.pipeline == ",".join(run.text for run in manager.runs)
     assert all(run.seconds >= 0 for run in manager.runs)
@@ -230,7 +234,7 @@ def test_every_pass_runs_on_a_dataflow_module(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n")
     text = {"place-from-file": "place-from-file{path=t.csv}"}.get(name, name)
-    texts = [text for text, _ in ran(toy(), text)]
+    texts = [text for text, _ in ran(toy(), text, WITH_HOST)]
     assert texts[-1] == text
     assert pass_class(name).__doc__
 

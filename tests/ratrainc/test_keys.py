@@ -39,8 +39,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 KEYS = runpy.run_path(str(DOCS / "keys.py"))
 TABLES = ("PLAN", "MODEL", "GPT2", "OTHERS", "MACHINE", "PLAN_TRIALS")
 PLAN, MODEL, GPT2, OTHERS, MACHINE, TRIALS = (KEYS[name] for name in TABLES)
-SCHEDULE, TIMES, NUMBERS, REFUSED, STORED = (
-    KEYS[name] for name in ("SCHEDULE", "TIMES", "NUMBERS", "REFUSED", "STORED")
+SCHEDULE, TIMES, NUMBERS, REFUSED, STORED, OFFLOADED = (
+    KEYS[name] for name in ("SCHEDULE", "TIMES", "NUMBERS", "REFUSED", "STORED", "OFFLOADED")
 )
 
 Values = Mapping[str, Any]
@@ -147,13 +147,14 @@ def shown(seen: str, model: ModelConfig, of: Plan, on: str) -> object:
     """What is looked at: ops, tensors and addresses; simulated times; or what some steps train. `on` is a machine's text."""
     machine = parse_machine(on, file="mine.toml")
     stored, _, home = seen.rpartition(" ")
-    passes = f"place-1f1b,recompute{{policy=none store={home}}},allocate-ddr" if stored == STORED else None
+    elsewhere = {STORED: f"recompute{{policy=none store={home}}}", OFFLOADED: f"offload-state{{home={home}}}"}
+    passes = f"place-1f1b,{elsewhere[stored]},allocate-ddr" if stored in elsewhere else None
     module = api.compile(model, of, machine=machine, passes=passes)
     if seen == SCHEDULE:
         headers = ("  model {", "  plan {")
         return [line for line in module_lines(module) if not line.startswith(headers)]
     program = api.emit(module, machine=machine)
-    if seen == TIMES or stored == STORED:
+    if seen == TIMES or stored in elsewhere:
         return api.simulate(program, machine=machine).to_json()
     if seen == "simulate --one-core":
         return one_core_step_seconds(program, machine)
