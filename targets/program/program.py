@@ -188,6 +188,16 @@ class ProgramStage:
         """Bytes the stage takes of a memory."""
         return max((t.end for t in self.tensors if t.home is home), default=0)
 
+    def moved_bytes(self, home: Home) -> tuple[int, int]:
+        """Bytes that a step reads from another memory, and writes to it."""
+        read = written = 0
+        for operand in (o for stream in self.streams.values() for item in stream for o in item.operands):
+            tensor = self.tensors[operand.tensor]
+            if tensor.home is home:
+                read += tensor.type.nbytes if operand.access in (Access.READ, Access.UPDATE) else 0
+                written += tensor.type.nbytes if operand.access in (Access.WRITE, Access.UPDATE) else 0
+        return read, written
+
     @property
     def instructions(self) -> int:
         """Instructions of all engines together."""

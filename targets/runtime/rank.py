@@ -113,9 +113,10 @@ class Rank:
     def in_files(self, instruction: Instruction) -> dict[str, StoredArray]:
         """An instruction's operands in a file by role."""
         tensors = self.stage.tensors
-        return {o.role: self._in_file(o.tensor) for o in instruction.operands if tensors[o.tensor].home is Home.FILE}
+        return {o.role: self.in_file(o.tensor) for o in instruction.operands if tensors[o.tensor].home is Home.FILE}
 
-    def _in_file(self, number: int) -> StoredArray:
+    def in_file(self, number: int) -> StoredArray:
+        """A tensor that is in a file, by its number."""
         held = self.stage.tensors[number]
         return StoredArray(
             self.stores[Home.FILE], held.offset, np.dtype(NUMPY_DTYPES[held.type.dtype]), held.type.elements
@@ -155,7 +156,7 @@ class Rank:
         """Elements [start, stop) of a carried tensor on the host, to be read only, each piece before the next is asked for."""
         number = self.stage.carried[what, block][0]
         if self.stage.tensors[number].home is Home.FILE:
-            yield from self._in_file(number).pieces(start, stop)
+            yield from self.in_file(number).pieces(start, stop)
         else:
             yield start, self.memory.to_host(self.views[number][start:stop])
 
@@ -163,7 +164,7 @@ class Rank:
         """Write elements of this memory into a carried tensor from `start` on, and into whatever else holds the same."""
         for number in self.stage.carried.get((what, block), ()):
             if self.stage.tensors[number].home is Home.FILE:
-                self._in_file(number).write(start, self.memory.to_host(values))
+                self.in_file(number).write(start, self.memory.to_host(values))
             else:
                 self.memory.copy(self.views[number][start : start + len(values)], values)
 
@@ -175,7 +176,7 @@ class Rank:
         """Write a carried tensor, and whatever else holds the same: one number for all elements, or in DDR one for each."""
         for number in self.stage.carried[what, block]:
             if self.stage.tensors[number].home is Home.FILE:
-                self._in_file(number).fill(values)
+                self.in_file(number).fill(values)
             else:
                 self.memory.write(self.views[number], values)
 

@@ -14,6 +14,7 @@ from ratrain import api
 from ratrain.ratrain_ir.frontend.model_fields import check_model
 from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
+from ratrain.ratrain_ir.types import Home
 from ratrain.ratrainc.strategies import STRATEGIES, strategy
 from ratrain.targets.runtime.data import TokenStream
 from ratrain.targets.runtime.documents import Documents, bounds_of
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.ops import Engine
     from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.runtime.rank import Rank
     from ratrain.targets.runtime.training import TrainingRun
 
 
@@ -137,8 +139,17 @@ def state(run: TrainingRun) -> dict[str, npt.NDArray[Any]]:
         for rank in ranks:
             for number, tensor in enumerate(rank.stage.tensors):
                 if tensor.carried:
-                    found[f"{rank.stage_index}.{rank.lane}.{tensor.name}"] = rank.views[number]
+                    found[f"{rank.stage_index}.{rank.lane}.{tensor.name}"] = elements(rank, number)
     return found
+
+
+def elements(rank: Rank, number: int) -> npt.NDArray[Any]:
+    """What a tensor holds, wherever it is."""
+    tensor = rank.stage.tensors[number]
+    if tensor.home is not Home.FILE:
+        return rank.views[number]
+    pieces = rank.in_file(number).pieces(0, tensor.type.elements)
+    return np.concatenate([piece for _, piece in pieces])
 
 
 def same_bits(one: TrainingRun, other: TrainingRun) -> None:

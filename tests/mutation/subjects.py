@@ -205,6 +205,13 @@ SUBJECTS: dict[str, Subject] = {
             MODEL,
             WITH_STORES,
         ),
+        Subject(
+            "p2-d1-zero3-state-in-file",
+            {"dp": 1, "micro_batches": 2, "zero": 3},
+            f"place-1f1b,offload-state{{home=file}},insert-prefetch,{_BUCKETS},recompute{{policy=attention}},allocate-ddr",
+            MODEL,
+            WITH_STORES,
+        ),
         Subject("p2-d2-sized", {"micro_batches": 2}, "place-1f1b,insert-prefetch,legalise"),
         Subject("p2-d2-dataflow", {"micro_batches": 2}, ""),
     )

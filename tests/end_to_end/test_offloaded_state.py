@@ -1,0 +1,136 @@
+"""Masters and moments in another memory: the same training, bit for bit, and nothing of them in DDR."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from attrs import evolve
+
+from ratrain import api
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.equality import first_difference
+from ratrain.ratrain_ir.ops import Engine, Update
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.types import STORES, Home, StateKind
+from ratrain.ratrain_ir.verifier import check
+from ratrain.targets.program.rtx import parse_program, program_bytes
+from ratrain.targets.simulator.figures import simulated
+from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, train
+from tests.mutation.subjects import WITH_STORES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.program.program import Program
+
+PLANS: dict[str, dict[str, Any]] = {
+    "sharded": {"zero": 1},
+    "whole": {"zero": 0, "dp": 1},
+    "gathered for each use, one replica": {"zero": 3, "dp": 1},
+    "gathered for each use": {"zero": 3, "reduce": "each-micro-batch"},
+    "peers": {"tp": 2},
+    "peers, one replica": {"tp": 2, "zero": 3, "dp": 1},
+    "slices": {"slices": (4, 3, 3), "zero": 3, "dp": 1},
+    "split": {"schedule": "zb-h1", "zero": 3, "dp": 1},
+    "overflows": {"loss_scale": 2.0**24, "zero": 3, "dp": 1},
+}
+ORDER = "recompute{policy=attention},bucket-grad-sync,schedule-update,insert-prefetch,allocate-ddr"
+
+
+def module_of(plan: dict[str, Any], offload: str, machine: Machine = WITH_STORES) -> Module:
+    place = "place-schedule" if "slices" in plan else "place-zb-h1" if "schedule" in plan else "place-1f1b"
+    return api.compile(MODEL, make_plan(**plan), passes=f"{place},{offload}{ORDER}", machine=machine)
+
+
+def program_of(plan: dict[str, Any], offload: str, machine: Machine = WITH_STORES) -> Program:
+    return api.emit(module_of(plan, offload, machine), machine=machine)
+
+
+@pytest.mark.parametrize("home", [home.value for home in STORES])
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.sampled(6)
+def test_offloaded_state_trains_the_same_bits(plan: str, home: str) -> None:
+    plain = train(program_of(PLANS[plan], ""), 3)
+    for what in ("all", "moments"):
+        program = program_of(PLANS[plan], f"offload-state{{home={home} what={what}}},")
+        watched = train(parse_program(program_bytes(program), "state.rtx"), 3, check_memory=True, poison=True)
+        assert losses(watched) == losses(plain)
+        same_bits(watched, plain)
+
+
+def test_views_gathered_for_each_use_of_one_replica_train_the_same_bits() -> None:
+    whole, gathered = (train(program_of({"zero": zero, "dp": 1}, ""), 3) for zero in (0, 3))
+    assert losses(whole) == losses(gathered)
+
+
+@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.sampled(25)
+def test_any_order_that_the_waits_allow_gives_the_same_bits(seed: int) -> None:
+    program = program_of(PLANS["gathered for each use, one replica"], "offload-state{home=file},")
+    same_bits(train(program, 2, interleave_seed=seed, poison=True), train(program, 2))
+
+
+def test_threads_give_the_same_bits() -> None:
+    program = program_of(PLANS["gathered for each use"], "offload-state{home=file},")
+    same_bits(train(program, 2, threads=2), train(program, 2))
+
+
+@pytest.mark.parametrize("home", [home.value for home in STORES])
+def test_a_run_goes_on_from_its_checkpoint_whatever_holds_the_state(home: str, tmp_path: Path) -> None:
+    plan = PLANS["gathered for each use, one replica"]
+    plain, offloaded = program_of(plan, ""), program_of(plan, f"offload-state{{home={home}}},")
+    whole = train(plain, 4)
+    train(offloaded, 2, save=str(tmp_path / "run"))
+    for program in (plain, offloaded):
+        same_bits(train(program, 2, resume=str(tmp_path / "run")), whole)
+
+
+def test_of_state_nothing_is_left_in_ddr() -> None:
+    plan = PLANS["gathered for each use, one replica"]
+    kept, moved = program_of(plan, ""), program_of(plan, "offload-state{home=file},")
+    for before, after in zip(kept.stages, moved.stages, strict=True):
+        state = sum(t.type.nbytes for t in before.tensors if t.kind in (StateKind.MASTER, StateKind.MOMENT))
+        assert after.bytes_in(Home.FILE) >= state
+        assert after.arena_bytes < before.arena_bytes - state // 2
+
+
+def test_updates_that_stream_are_the_hosts_and_begin_as_soon_as_gradients_are_final() -> None:
+    plan = make_plan(zero=3, dp=1, pp=1, micro_batches=1)
+    passes = "place-1f1b,offload-state{home=file},bucket-grad-sync{bytes=1},schedule-update,allocate-ddr"
+    (stage,) = api.compile(MODEL, plan, passes=passes, machine=WITH_STORES).stages
+    updates = [place for place, op in enumerate(stage.ops) if type(op) is Update]
+    assert {op.engine for op in stage.ops if type(op) is Update} == {Engine.HOST}
+    last = max(place for place, op in enumerate(stage.ops) if op.engine is Engine.COMPUTE)
+    assert updates[0] < last
+
+
+def test_texts_say_where_the_state_is() -> None:
+    module = module_of(PLANS["sharded"], "offload-state{home=file},")
+    assert first_difference(module, parse_module(print_module(module), file="state.rtir")) is None
+
+
+def test_state_in_a_file_needs_a_workspace_to_stream_through() -> None:
+    module = module_of(PLANS["whole"], "offload-state{home=file},")
+    update = next(op for op in module.stages[0].ops if type(op) is Update)
+    update.scratch = ()
+    with pytest.raises(DiagnosticError, match=r"streams %p\.\S+ through a workspace of 0 bytes"):
+        check(module)
+
+
+def test_streams_share_the_way_to_their_memory() -> None:
+    """Through a narrow way no step is shorter than all bytes that pass through it."""
+    constants = WITH_STORES.constants
+    narrow = evolve(WITH_STORES, constants=constants | {"file_fetch": evolve(constants["file_fetch"], value=1e4)})
+    program = program_of({"zero": 3, "dp": 1, "pp": 1}, "offload-state{home=file},", narrow)
+    figures, _ = simulated(program, narrow)
+    read, _ = program.stages[0].moved_bytes(Home.FILE)
+    assert read / 1e4 <= figures.step_seconds < 1.2 * read / 1e4
+
+
+def test_a_machine_without_the_memory_is_refused() -> None:
+    with pytest.raises(DiagnosticError, match="the machine has none of it"):
+        api.compile(MODEL, make_plan(), passes="offload-state{home=host},allocate-ddr")
