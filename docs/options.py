@@ -618,6 +618,7 @@ OPTIONS = {
                 "filed.rtx --steps 1 --threads 1",
                 idle=("x.rtx",),
             ),
+            "--ram": Option("the most that a process may hold in memory", "--ram 20GiB", None, SETTINGS),
             "--run-dir": Option("where ranks say where they are", "--run-dir where"),
             "--hang-timeout": Option("how long no progress is borne", "--hang-timeout 3", None, SETTINGS),
             "--log": Option("a line a step", "--log m.jsonl"),

@@ -93,6 +93,7 @@ def show_run(result: RunResult) -> None:
     if overflows:
         say(f"{overflows} steps had an overflow somewhere; loss scale now {last.loss_scale:g}")
     _show_memory(result.memory)
+    _show_files(result.memory, len(result.steps))
     if result.live_peak_bytes is not None:
         say(f"memory checked: every access inside its life; at most {result.live_peak_bytes} bytes live on a rank")
     if result.saved:
@@ -108,6 +109,14 @@ def _show_memory(memory: MemoryUse) -> None:
         messages = f", {size_text(memory.transport_bytes)} of it for messages" if memory.transport_bytes else ""
         share = 100 * (peak / planned - 1)
         say(f"memory: at most {size_text(peak)} resident, {share:+.1f} % of {size_text(planned)} planned{messages}")
+
+
+def _show_files(memory: MemoryUse, steps: int) -> None:
+    planned = memory.files_a_step
+    if planned.read or planned.written:
+        moved = f"{size_text(memory.files.read)} read, {size_text(memory.files.written)} written"
+        by_plan = f"{size_text(steps * planned.read)} and {size_text(steps * planned.written)}"
+        say(f"files: {moved}; by the program {by_plan}, where no update is skipped")
 
 
 def _mean_utilisation(steps: Sequence[TimedStep]) -> float | None:

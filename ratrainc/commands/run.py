@@ -15,6 +15,7 @@ from ratrain.ratrainc.commands.options import (
     KernelSetName,
     Result,
     Source,
+    byte_count,
     choice_option,
     device_name,
     in_groups,
@@ -200,6 +201,13 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     type=Source("folder"),
     metavar="DIR",
     help="Where a program that stores tensors in files has them, which go with the run. Default: where this system has temporary files.",
+)
+@click.option(
+    "--ram",
+    "settings_execution_ram_bytes",
+    callback=byte_count,
+    metavar="BYTES",
+    help="Refuse to start where a process would hold more than this in memory, like 2GiB; what is stored in files does not count.",
 )
 @click.option(
     "--init",

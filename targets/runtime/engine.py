@@ -18,7 +18,7 @@ from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Part, Payload
 from ratrain.ratrain_ir.per_op import PerOp
-from ratrain.ratrain_ir.types import STORES, Dtype
+from ratrain.ratrain_ir.types import STORES, Dtype, Home
 from ratrain.targets.runtime.certificate import constants_of, scratch_bytes
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.evaluation import serves_the_loss
@@ -26,7 +26,7 @@ from ratrain.targets.runtime.kernels.shared import number_within
 from ratrain.targets.runtime.memory_monitor import MemoryMonitor
 from ratrain.targets.runtime.optimizer import Updater
 from ratrain.targets.runtime.positions import RankPhase
-from ratrain.targets.runtime.process_memory import MemoryUse, peak_resident_bytes, resident_bytes
+from ratrain.targets.runtime.process_memory import MemoryUse, Traffic, peak_resident_bytes, resident_bytes
 from ratrain.targets.runtime.profile import StepSpan
 from ratrain.targets.runtime.rank import BoundRoutine, Rank, bind_routine, prepare_tables
 
@@ -123,6 +123,8 @@ class ProgramEngine(ABC):
         """Who hears of what is worth a word and stops nothing."""
         self.monitor: MemoryMonitor | None = None
         self.profile: Profile | None = None
+        self.file_traffic = Traffic()
+        """What the steps so far have read from files and written to them."""
         self.evaluated: tuple[Batches, int] | None = None
         """The data of a pass that evaluates, and which of its batches; None while training."""
         prepare_tables(program, kernels)
@@ -231,8 +233,10 @@ class ProgramEngine(ABC):
         start = self.profile.clock() if self.profile is not None else 0.0
         self.enter(RankPhase.RUNNING, step)
         self.updater.begin_step(step, self.loss_scale[0])
+        before = self._file_traffic()
         with np.errstate(all="ignore"):  # overflow is no accident here: flags find it, and its blocks are skipped
             self._run_pass(limit, step)
+        self.file_traffic += self._file_traffic() - before
         self.enter(RankPhase.BETWEEN_STEPS, step)
         totals = self.step_totals(step)
         mean = totals.loss / (tokens if counted is None else counted)
@@ -241,6 +245,9 @@ class ProgramEngine(ABC):
         if self.profile is not None:
             self.profile.steps.append(StepSpan(limit - 1, start, self.profile.clock()))
         return report
+
+    def _file_traffic(self) -> Traffic:
+        return sum((rank.file_traffic for ranks in self.ranks for rank in ranks), Traffic())
 
     def _run_pass(self, limit: int, step: int) -> None:
         """Run until every engine has completed its stream `limit` times, the last time for a step over the whole training."""
@@ -386,7 +393,13 @@ class ProgramEngine(ABC):
             self.constant_bytes,
             peak_resident_bytes(),
             self.declared_constants(),
+            self.file_traffic,
+            self._planned_traffic(),
         )
+
+    def _planned_traffic(self) -> Traffic:
+        moved = [rank.stage.moved_bytes(Home.FILE) for ranks in self.ranks for rank in ranks]
+        return Traffic(sum(read for read, _ in moved), sum(written for _, written in moved))
 
     def declared_constants(self) -> dict[str, int]:
         """Bytes that this process holds at most beside arenas and scratch, by what for."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.evaluation import HeldOut
     from ratrain.targets.runtime.kernels import KernelSet
     from ratrain.targets.runtime.locks import Lock
+    from ratrain.targets.runtime.process_memory import MemoryUse
     from ratrain.targets.runtime.settings import Execution, RunSettings, Saving
     from ratrain.targets.runtime.utilisation import Utilisation
 
@@ -188,7 +189,18 @@ def _made_engine(
     """The engine, with all memories that it stores in."""
     engine = processes.make_engine(program, kernels, batches, execution.interleave_seed, execution.threads)
     engine.open_stores(Path(execution.store_folder) if execution.store_folder else None)
+    if execution.ram_bytes is not None:
+        _check_ram(engine.memory_use(), execution.ram_bytes)
     return engine
+
+
+def _check_ram(memory: MemoryUse, most: int) -> None:
+    """RT093: what a process is going to hold is more than it may."""
+    planned = memory.planned_bytes or memory.certified_bytes
+    if planned > most:
+        text = f"this run holds {planned} bytes in memory, {memory.arena_bytes} of them arenas: {planned - most} more than the {most} of --ram"
+        way_out = "compile with zero = 3 and --passes 'place-1f1b,offload-state{home=file},recompute{policy=full},...' (docs/memories.md)"
+        fail("RT093", text, help=way_out)
 
 
 def _with_inert(program: Program, inert: Mapping[str, object]) -> Program:

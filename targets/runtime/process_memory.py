@@ -15,6 +15,20 @@ _STATUS = Path("/proc/self/status")
 
 
 @frozen
+class Traffic:
+    """Bytes that were read from a file, and written to it."""
+
+    read: int = 0
+    written: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.read + other.read, self.written + other.written)
+
+    def __sub__(self, other: Traffic) -> Traffic:
+        return Traffic(self.read - other.read, self.written - other.written)
+
+
+@frozen
 class MemoryUse:
     """What a process that runs ranks holds in memory: what it said before its first step, and what the system counted."""
 
@@ -29,6 +43,10 @@ class MemoryUse:
     peak_resident_bytes: int | None
     declared: Mapping[str, int] = field(factory=dict)
     """what is held at most beside arenas and scratch, by what it is"""
+    files: Traffic = field(factory=Traffic)
+    """what its steps have moved from and to files"""
+    files_a_step: Traffic = field(factory=Traffic)
+    """what each of them moves, by its program, where no update is skipped"""
 
     @property
     def certified_bytes(self) -> int:

@@ -25,6 +25,7 @@ from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.kernels import KernelSet, OnChipKernels, Scratch
 from ratrain.targets.runtime.memory import HOST, Memory
 from ratrain.targets.runtime.positions import PositionFile
+from ratrain.targets.runtime.process_memory import Traffic
 from ratrain.targets.runtime.stores import FileBytes, HostBytes, StoredArray, StoredBytes
 from ratrain.targets.runtime.streams import Issue
 
@@ -128,6 +129,12 @@ class Rank:
         in_files = self.stage.bytes_in(Home.FILE)
         found: dict[Home, StoredBytes] = {Home.HOST: self.host}
         return {**found, Home.FILE: FileBytes(in_files, self.store_folder)} if in_files else found
+
+    @property
+    def file_traffic(self) -> Traffic:
+        """What it has read from its files and written to them so far."""
+        held = self.stores.get(Home.FILE)
+        return held.traffic if isinstance(held, FileBytes) else Traffic()
 
     def copies(self, instruction: Instruction) -> list[tuple[int, int]]:
         """What a store or a fetch copies: the numbers of each tensor and of its copy."""

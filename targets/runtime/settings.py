@@ -89,6 +89,8 @@ class Execution:
     """fill freed bytes with NaNs; implies `check_memory`"""
     store_folder: str | None = None
     """where ranks have the files in which they store tensors; None: where this system has temporary files"""
+    ram_bytes: int | None = None
+    """the most that a process may hold in memory; None: what there is"""
 
     def kernel_threads(self, ranks: int) -> int:
         """Threads that share the work of one kernel, where so many ranks compute in this process."""

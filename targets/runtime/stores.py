@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.targets.runtime.memory import HOST
+from ratrain.targets.runtime.process_memory import Traffic
 from ratrain.targets.runtime.tensor_file import cut
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class FileBytes:
 
     def __init__(self, count: int, folder: Path | None) -> None:
         self._folder = str(folder or tempfile.gettempdir())
+        self.traffic = Traffic()
+        """What has been read and written so far."""
         try:
             self._file, name = tempfile.mkstemp(prefix="ratrain-", dir=self._folder)
             weakref.finalize(self, os.close, self._file)
@@ -79,10 +82,12 @@ class FileBytes:
     def put(self, offset: int, data: NDArray[np.uint8]) -> None:
         """Write bytes there."""
         self._through(os.pwrite, offset, data)
+        self.traffic += Traffic(written=data.nbytes)
 
     def get(self, offset: int, data: NDArray[np.uint8]) -> None:
         """Read bytes from there."""
         self._through(lambda file, view, at: os.preadv(file, [view], at), offset, data)
+        self.traffic += Traffic(read=data.nbytes)
 
     def fill(self, offset: int, count: int, value: int) -> None:
         """Write one value."""

@@ -16,8 +16,11 @@ from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrain_ir.types import STORES, Home, StateKind
 from ratrain.ratrain_ir.verifier import check
 from ratrain.targets.program.rtx import parse_program, program_bytes
+from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.preparation import prepare
+from ratrain.targets.runtime.settings import Execution, RunSettings
 from ratrain.targets.simulator.figures import simulated
-from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, train
+from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, stream_for, train
 from tests.mutation.subjects import WITH_STORES
 
 if TYPE_CHECKING:
@@ -134,3 +137,27 @@ def test_streams_share_the_way_to_their_memory() -> None:
 def test_a_machine_without_the_memory_is_refused() -> None:
     with pytest.raises(DiagnosticError, match="the machine has none of it"):
         api.compile(MODEL, make_plan(), passes="offload-state{home=host},allocate-ddr")
+
+
+def test_a_step_moves_the_bytes_that_its_program_says() -> None:
+    program = program_of(
+        PLANS["gathered for each use, one replica"] | {"loss_scale": 1024.0}, "offload-state{home=file},"
+    )
+    run = train(program, 3)
+    memory = run.engine.memory_use()
+    state = 4 * sum(
+        tensor.type.elements for stage in program.stages for tensor in stage.tensors if tensor.kind is StateKind.MASTER
+    )
+    assert memory.files_a_step.written == 3 * state
+    assert (memory.files.read, memory.files.written) == (
+        3 * memory.files_a_step.read,
+        3 * memory.files_a_step.written,
+    )
+
+
+def test_more_than_a_process_may_hold_is_refused() -> None:
+    program = program_of(PLANS["whole"], "offload-state{home=file},")
+    with pytest.raises(DiagnosticError, match=r"more than the 1048576 of --ram"):
+        prepare(
+            program, stream_for(program), RunSettings(1, execution=Execution(ram_bytes=1 << 20)), kernel_set("fast")
+        )
