@@ -169,3 +169,51 @@ def test_predicted_run(capsys):
     out = capsys.readouterr().out
     row = r"^\| [^|]+ \| [0-9.]+ s \| [0-9.]+ s \([0-9.]+ to [0-9.]+\) \| [+-][0-9.]+% \| [+-][0-9.]+% \|$"
     assert len(re.findall(row, out, re.MULTILINE)) >= 3
+
+
+SMALL_PLAN = """
+[parallel]
+pp = 1
+dp = 1
+[batch]
+micro_batch_size = 1
+micro_batches = 2
+seq_len = 16
+[state]
+zero = 3
+loss_scale = 64.0
+"""
+
+
+class TestSmallMemory:
+    @pytest.fixture
+    def benchmark(self):
+        return runpy.run_path(str(BENCHMARKS / "small_memory.py"))
+
+    @pytest.mark.full
+    def test_a_killed_run_and_one_with_state_in_a_file_train_as_one_in_memory(self, benchmark, tmp_path, capsys):
+        plan = tmp_path / "plan.toml"
+        plan.write_text(SMALL_PLAN)
+        model = str(BENCHMARKS.parent / "examples" / "tiny.json")
+        words = ["--model", model, "--plan", str(plan), "--steps", "60", "--scratch", str(tmp_path), "--json"]
+        assert benchmark["main"](words) == 0
+        said = json.loads(capsys.readouterr().out)
+        whole, filed, resumed = said["runs"].values()
+        assert said["faults"] == []
+        assert len(whole["losses"]) == 60
+        assert whole["losses"] == filed["losses"]
+        assert 1 <= len(resumed["losses"]) <= 30
+        assert whole["moved"] == [0, 0]
+        assert min(filed["moved"]) > 0
+
+    def test_each_fault_is_found(self, benchmark):
+        good = benchmark["Trained"]((3.0, 2.0, 1.0), 0, 1.0, 100, (6, 3), (6, 3))
+        resumed = evolve(good, losses=(2.0, 1.0))
+        faults = benchmark["faults"]
+        assert faults(good, good, resumed, 100) == []
+        assert faults(good, evolve(good, losses=(3.0, 2.0, 0.5)), resumed, 100)
+        assert faults(good, good, evolve(resumed, losses=(2.0, 1.5)), 100)
+        assert faults(good, good, evolve(resumed, losses=()), 100)
+        assert len(faults(good, good, resumed, 99)) == 2
+        assert faults(good, evolve(good, moved=(5, 3)), resumed, 100)
+        assert faults(good, evolve(good, moved=(5, 3), overflows=1), resumed, 100) == []
