@@ -55,6 +55,7 @@ PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "batch.slices": {"value": 2, "given": {"batch.head_chunk": 2}},
     "batch.seed": {"value": 7, "seen": NUMBERS},
     "state.zero": {"value": 3},
+    "state.zero_blocks": {"value": "mlp.1 3"},
     "state.reduce": {"value": "each-micro-batch", "given": {"state.zero": 2}},
     "state.view_dtype": {"value": "f32", "given": {"state.loss_scale": 1.0, "state.grad_dtype": "f16"}},
     "state.grad_dtype": {"value": "f32", "given": {"state.grad_shard_dtype": "f16"}},

@@ -7,7 +7,7 @@ its forward saves. Targets add none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
@@ -186,30 +186,41 @@ def tied_table_elements(model: ModelConfig) -> int:
     return parameters(model, block("embed"))[0].elements if model.tied_embeddings else 0
 
 
-def is_sharded(plan: Plan) -> bool:
-    """Whether optimizer state is sharded over the replicas (ZeRO 1 and up, with more than one replica)."""
-    return plan.zero >= 1 and plan.dp > 1
+def zero_level(plan: Plan, block: Block) -> int:
+    """The ZeRO level of a block: that of the plan, unless it says another for the block."""
+    levels = plan.zero_blocks
+    return plan.zero if levels is None else levels.level(block.kind, block.layer, plan.zero)
 
 
-def gathers_within_step(plan: Plan) -> bool:
-    """Whether views are gathered for each use (ZeRO 3), instead of once a step; of one replica from its own masters alone."""
-    return plan.zero == 3
+def is_sharded(plan: Plan, block: Block) -> bool:
+    """Whether a block's optimizer state is sharded over the replicas (ZeRO 1 and up, with more than one replica)."""
+    return plan.dp > 1 and zero_level(plan, block) >= 1
 
 
-def keeps_views(plan: Plan) -> bool:
-    """Whether every rank has its views whole from step to step, written by its own updates."""
-    return not is_sharded(plan) and not gathers_within_step(plan)
+def gathers_within_step(plan: Plan, block: Block) -> bool:
+    """Whether a block's view is gathered for each use (ZeRO 3), instead of once a step; of one replica from its own masters alone."""
+    return zero_level(plan, block) == 3
 
 
-def reduces_each_micro_batch(plan: Plan) -> bool:
-    """Whether gradients are reduced into shards after every micro-batch, so that no full gradient is kept."""
-    return is_sharded(plan) and plan.reduce == "each-micro-batch"
+def any_gathered_within_step(plan: Plan, blocks: Iterable[Block]) -> bool:
+    """Whether any of some blocks has its view gathered for each use."""
+    return any(gathers_within_step(plan, block) for block in blocks)
+
+
+def keeps_view(plan: Plan, block: Block) -> bool:
+    """Whether every rank has a block's view whole from step to step, written by its own update."""
+    return not is_sharded(plan, block) and not gathers_within_step(plan, block)
+
+
+def reduces_each_micro_batch(plan: Plan, block: Block) -> bool:
+    """Whether a block's gradient is reduced into shards after every micro-batch, so that no full gradient is kept."""
+    return plan.reduce == "each-micro-batch" and plan.dp > 1 and zero_level(plan, block) >= 2
 
 
 def shard_elements(model: ModelConfig, plan: Plan, block: Block) -> int:
     """Elements of one replica's shard of a block."""
     whole = flat_elements(model, plan, block)
-    return whole // plan.dp if is_sharded(plan) else whole
+    return whole // plan.dp if is_sharded(plan, block) else whole
 
 
 @frozen

@@ -27,7 +27,7 @@ from ratrain.ratrain_ir.blocks import (
     flat_elements,
     gathers_within_step,
     is_sharded,
-    keeps_views,
+    keeps_view,
     last_viewer,
     next_block,
     previous_block,
@@ -128,7 +128,7 @@ class _StageLowering:
     def declare_state(self, block: Block) -> None:
         whole = flat_elements(self.model, self.plan, block)
         shard = shard_elements(self.model, self.plan, block)
-        if not gathers_within_step(self.plan):
+        if not gathers_within_step(self.plan, block):
             self.carried(StateKind.VIEW, f"w.{block}", tensor_type(Dtype(self.plan.view_dtype), (whole,)))
         self.carried(StateKind.MASTER, f"p.{block}", tensor_type(Dtype.F32, (shard,)))
         self.carried(StateKind.MOMENT, f"m1.{block}", tensor_type(Dtype.F32, (shard,)))
@@ -142,7 +142,7 @@ class _StageLowering:
 
     def view(self, block: Block, piece: Piece, phase: Phase) -> Tensor:
         """The view a use reads: the carried one, or one gathered for this use."""
-        if not gathers_within_step(self.plan):
+        if not gathers_within_step(self.plan, block):
             return self.named(f"w.{block}")
         whole = tensor_type(Dtype(self.plan.view_dtype), (flat_elements(self.model, self.plan, block),))
         name = f"w.{block}.{piece_name(piece)}.{phase.value}"
@@ -156,7 +156,7 @@ class _StageLowering:
     def gradient(self, block: Block, micro_batch: int) -> Tensor:
         """The full gradient a backward contributes to: one a step, or one a micro-batch where each is reduced."""
         elements = flat_elements(self.model, self.plan, block)
-        suffix = f".m{micro_batch}" if reduces_each_micro_batch(self.plan) else ""
+        suffix = f".m{micro_batch}" if reduces_each_micro_batch(self.plan, block) else ""
         return self.tensor(StateKind.GRAD, f"g.{block}{suffix}", tensor_type(Dtype(self.plan.grad_dtype), (elements,)))
 
     def shard(self, block: Block) -> Tensor:
@@ -382,7 +382,6 @@ class _StageLowering:
         if after is not None:
             received = self.activation(next_block(self.model, blocks[-1]), piece, gradient=True)
             self.emit(Recv(**self.message(Payload.GRADIENT, piece, chunk + 1, after), writes=(received,)))
-        reduces = reduces_each_micro_batch(self.plan) and self.is_last_share(piece)
         for block in reversed(blocks):
             if self.adds_apart(block):
                 self.add_branch_backward(block, piece)
@@ -390,7 +389,7 @@ class _StageLowering:
             if block.kind != "embed" and not stands_beside(self.model, self.plan, block):
                 around = None if block.kind == "head" else sum_block(self.model, self.plan, block)
                 self.sum_parts(block, piece, around, gradient=True)
-            if reduces:
+            if reduces_each_micro_batch(self.plan, block) and self.is_last_share(piece):
                 self.emit(self.reduce_scatter(block, piece if isinstance(piece, int) else piece.micro_batch))
         if before is not None:
             sent = self.activation(blocks[0], piece, gradient=True)
@@ -400,12 +399,12 @@ class _StageLowering:
         """Whether a piece is the last of its micro-batch to go backward: slices descend."""
         return isinstance(piece, int) or piece.number == 0
 
-    def is_first_share(self, piece: Piece) -> bool:
-        """Whether a piece is the first to go backward: of its micro-batch where each is reduced, else of the step."""
+    def is_first_share(self, block: Block, piece: Piece) -> bool:
+        """Whether a piece is the first of a block to go backward: of its micro-batch where each is reduced, else of the step."""
+        each = reduces_each_micro_batch(self.plan, block)
         if isinstance(piece, int):
-            return piece == 0 or reduces_each_micro_batch(self.plan)
-        begins = piece.number == len(self.plan.slices) - 1
-        return begins and (piece.micro_batch == 0 or reduces_each_micro_batch(self.plan))
+            return piece == 0 or each
+        return piece.number == len(self.plan.slices) - 1 and (piece.micro_batch == 0 or each)
 
     def backward(self, block: Block, piece: Piece) -> Backward:
         saved = self.saved(block, piece)
@@ -432,7 +431,7 @@ class _StageLowering:
                 inputs = (dy, source, *saved, view, *others)
         begun, added = (self.seen_sums(block, piece, first=first) for first in (True, False))
         fields = piece_fields(piece)
-        if self.is_first_share(piece):
+        if self.is_first_share(block, piece):
             return Backward(block=block, **fields, reads=inputs, writes=(*outputs, *begun, gradient), updates=added)
         return Backward(block=block, **fields, reads=inputs, writes=(*outputs, *begun), updates=(gradient, *added))
 
@@ -444,8 +443,8 @@ class _StageLowering:
         return ReduceScatter(blocks=(block,), micro_batch=m, reads=source, writes=results)
 
     def step_end(self, blocks: tuple[Block, ...]) -> None:
-        if not reduces_each_micro_batch(self.plan):
-            for block in reversed(blocks):
+        for block in reversed(blocks):
+            if not reduces_each_micro_batch(self.plan, block):
                 self.emit(self.grad_sync(block))
         self.sum_shared(blocks)
         self.sum_tied(blocks)
@@ -456,22 +455,22 @@ class _StageLowering:
         self.combine_flags(blocks)
         for block in blocks:
             self.emit(self.update(block))
-        if is_sharded(self.plan) and not gathers_within_step(self.plan):
-            for block in blocks:
+        for block in blocks:
+            if is_sharded(self.plan, block) and not gathers_within_step(self.plan, block):
                 view, master = self.named(f"w.{block}"), self.named(f"p.{block}")
                 self.emit(AllGather(blocks=(block,), reads=(master,), writes=(view,)))
         if self.plan.has_dynamic_scale:
             self.emit(ScaleUpdate(reads=(self.named("overflow"),), updates=(self.named("scale"),)))
 
     def grad_sync(self, block: Block) -> Op:
-        if is_sharded(self.plan):
+        if is_sharded(self.plan, block):
             return self.reduce_scatter(block, None)
         flag = self.scalar(f"flag.{block}", Dtype.U32)
         return AllReduce(blocks=(block,), updates=(self.gradient(block, 0),), writes=(flag,))
 
     def reduced(self, block: Block) -> Tensor:
         """The reduced gradient an update reads."""
-        return self.shard(block) if is_sharded(self.plan) else self.gradient(block, 0)
+        return self.shard(block) if is_sharded(self.plan, block) else self.gradient(block, 0)
 
     def sum_shared(self, blocks: tuple[Block, ...]) -> None:
         """Gradients of parameters that several tensor peers have; and every block's flag, so that all peers skip the same updates."""
@@ -510,5 +509,5 @@ class _StageLowering:
         norm = (self.named("norm"),) if self.plan.optimizer.clip == "global" else ()
         reads = (self.reduced(block), self.named(f"flag.{block}"), self.named("scale"), *norm)
         state = tuple(self.named(f"{prefix}.{block}") for prefix in ("p", "m1", "m2", "t"))
-        writes = (self.named(f"w.{block}"),) if keeps_views(self.plan) else ()
+        writes = (self.named(f"w.{block}"),) if keeps_view(self.plan, block) else ()
         return Update(block=block, reads=reads, writes=writes, updates=state)

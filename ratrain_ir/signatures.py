@@ -28,7 +28,7 @@ from ratrain.ratrain_ir.blocks import (
     flat_elements,
     half_slots,
     is_sharded,
-    keeps_views,
+    keeps_view,
     kept_in_forward,
     last_viewer,
     next_block,
@@ -297,7 +297,7 @@ def _shard(model: ModelConfig, plan: Plan, block: Block, name: str) -> Role:
 
 def _reduced(model: ModelConfig, plan: Plan, block: Block, name: str) -> Role:
     """The reduced gradient an update reads: the shard, or the whole where nothing is sharded."""
-    return _shard(model, plan, block, name) if is_sharded(plan) else _gradient(model, plan, block, name)
+    return _shard(model, plan, block, name) if is_sharded(plan, block) else _gradient(model, plan, block, name)
 
 
 def _input(name: str, plan: Plan) -> Role:
@@ -572,7 +572,7 @@ def _update(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         _state(model, plan, block, "m2", StateKind.MOMENT),
         _scalar("t", Dtype.I64),
     )
-    writes = (_view(model, plan, block),) if keeps_views(plan) else ()
+    writes = (_view(model, plan, block),) if keeps_view(plan, block) else ()
     return [(True, Signature(reads, writes, state))]
 
 

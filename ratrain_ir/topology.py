@@ -262,7 +262,7 @@ class Topology(Mesh):
 
     def shard_range(self, block: Block, replica: int) -> range:
         """The elements of a block's flat tensors whose optimizer state a replica owns; all of them where nothing is sharded."""
-        if not is_sharded(self.plan):
+        if not is_sharded(self.plan, block):
             return range(flat_elements(self.model, self.plan, block))
         length = shard_elements(self.model, self.plan, block)
         return range(replica * length, (replica + 1) * length)

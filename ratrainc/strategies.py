@@ -68,9 +68,12 @@ class Strategy:
         """The plan under this strategy: with its ZeRO level, and with chunks or slices where its schedule needs them and the plan has none.
 
         Raises `DiagnosticError` RT064 where the plan has others than the schedule can have, or none can be made of it, or where the
-        strategy is about tensor peers and the plan has none.
+        strategy is about tensor peers and the plan has none, or where both say of blocks how they are sharded.
         """
         self.check_peers(plan)
+        if self.zero is not None and plan.zero_blocks is not None:
+            text = f"the strategy '{self.name}' sets the ZeRO level of all blocks to {self.zero}, and the plan that of '{plan.zero_blocks}'"
+            fail("RT064", text, help="leave zero_blocks out of the plan, or use another strategy")
         leveled = plan if self.zero is None else evolve(plan, zero=self.zero)
         if self.schedule is None or SCHEDULES[self.schedule].problem(plan.shape) is None:
             return leveled

@@ -76,7 +76,7 @@ class PlaceFromFilePass(Pass):
         if self.renumber:
             table = renumbered(table)
         check_ascending(table)
-        check_state_actions(table, module.plan)
+        check_state_actions(table, module.topology)
         if (
             module.level is Level.DATAFLOW
         ):  # of a module that has an order, the plan tells which; the new one replaces it

@@ -12,7 +12,7 @@ from ratrain.passes.placement.stage_placement import StagePlacement
 from ratrain.passes.placement.unit_run import Computation, Message, unit_run
 from ratrain.ratrain_ir.actions import COMPUTES, RECVS, SENDS, ActionTable, PlacedAction
 from ratrain.ratrain_ir.analysis.schedule_progress import peer_stage
-from ratrain.ratrain_ir.blocks import gathers_within_step, reduces_each_micro_batch
+from ratrain.ratrain_ir.blocks import any_gathered_within_step, reduces_each_micro_batch
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops import AllGather, Op, Payload, Recv, Send, Tensor, reduces_over_replicas
@@ -20,23 +20,25 @@ from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.blocks import Block
-    from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.ratrain_ir.module import Module
     from ratrain.ratrain_ir.topology import Topology
 
 _USES_VIEWS = COMPUTES - {ActionKind.BACKWARD_WEIGHT}
 
 
-def check_state_actions(table: ActionTable, plan: Plan) -> None:
+def check_state_actions(table: ActionTable, topology: Topology) -> None:
     """Refuse gathers, drops and reductions that contradict how the plan keeps state. Raises `DiagnosticError` RT010 at the cell."""
     gathered: set[int] = set()
+    plan, blocks_of = topology.plan, topology.chunk_blocks
     for action in table.actions:
-        if action.kind is ActionKind.REDUCE_GRAD and reduces_each_micro_batch(plan):
+        if action.kind is ActionKind.REDUCE_GRAD and any(
+            reduces_each_micro_batch(plan, block) for block in blocks_of[action.stage]
+        ):
             text = f"'{action}' reduces gradients once a step, but the plan says reduce = \"each-micro-batch\""
             refuse_action(table, action, text, 'write reduce = "last", or delete every REDUCE_GRAD from the table')
-        if action.kind is ActionKind.UNSHARD and not gathers_within_step(plan):
+        if action.kind is ActionKind.UNSHARD and not any_gathered_within_step(plan, blocks_of[action.stage]):
             if action.stage in gathered:
-                why = f"with zero = {plan.zero} parameters stay whole throughout the step"
+                why = "no parameters of it have zero = 3: they stay whole throughout the step"
                 text = f"'{action}' gathers stage {action.stage} a second time, but {why}"
                 way_out = "use zero = 3, or leave one UNSHARD and one RESHARD a stage in the table"
                 refuse_action(table, action, text, way_out)
@@ -51,7 +53,8 @@ def place_table(module: Module, table: ActionTable) -> None:
     topology = module.topology
     rows = table.rows if table.is_lowered else _with_messages(table, topology)
     for stage, row in zip(module.stages, rows, strict=True):
-        placement = _RowPlacement(stage, topology, row=row, gathers=gathers_within_step(module.plan))
+        gathers = any_gathered_within_step(module.plan, topology.stage_blocks[stage.index])
+        placement = _RowPlacement(stage, topology, row=row, gathers=gathers)
         placement.take_row()
         placement.finish()
     module.level = Level.PLACED

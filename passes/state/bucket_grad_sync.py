@@ -140,7 +140,7 @@ class _Bucketing:
 
     def key(self, op: GradSync) -> object:
         """Reductions of equal key may share a bucket."""
-        return (op.micro_batch if isinstance(op, ReduceScatter) else None, op.blocking)
+        return (type(op), op.micro_batch if isinstance(op, ReduceScatter) else None, op.blocking)
 
     def ends_chunk(self, last: list[GradSync], following: GradSync) -> bool:
         """Whether two reductions of the whole step are of different chunks."""

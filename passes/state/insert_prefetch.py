@@ -20,7 +20,7 @@ from attrs import evolve, field, frozen
 
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import SWITCH, Pass, PassContext
-from ratrain.ratrain_ir.blocks import Block, block_chain, gathers_within_step
+from ratrain.ratrain_ir.blocks import Block, any_gathered_within_step, block_chain
 from ratrain.ratrain_ir.ops import (
     AllGather,
     AllReduce,
@@ -62,8 +62,8 @@ class InsertPrefetchPass(Pass):
         if self.blocking:
             stage.ops = [evolve(op, blocking=True) if type(op) is AllGather else op for op in stage.ops]
         gathers = _reorder(stage, trials, {block: index for index, block in enumerate(block_chain(module.model))})
-        if gathers_within_step(module.plan):
-            gathers = _prefetch_within_step(stage, self.depth_blocks, self.depth_bytes)
+        if any_gathered_within_step(module.plan, module.topology.stage_blocks[stage.index]):
+            gathers += _prefetch_within_step(stage, self.depth_blocks, self.depth_bytes)
         return gathers
 
 

@@ -37,7 +37,7 @@ from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
 from ratrain.passes.state.prefetch_depth import prefetch_depth
 from ratrain.passes.state.schedule_update import ScheduleUpdatePass
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
-from ratrain.ratrain_ir.blocks import gathers_within_step
+from ratrain.ratrain_ir.blocks import any_gathered_within_step, block_chain, zero_level
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Tensor
@@ -127,7 +127,7 @@ class JointOrderPass(Pass):
 
     def depths(self, module: Module, context: PassContext) -> list[int]:
         """How many blocks ahead each stage gathers views that are sharded within the step; like stages take the same."""
-        if self.state != "ordered" or not gathers_within_step(module.plan):
+        if self.state != "ordered" or not any_gathered_within_step(module.plan, block_chain(module.model)):
             return [InsertPrefetchPass().depth_blocks] * len(module.stages)
 
         recovery = evolve(self.recovery, store=NOWHERE)  # what is stored only leaves more bytes for views
@@ -192,7 +192,8 @@ class JointOrderPass(Pass):
 
 
 def _kinds(module: Module, stage: Stage) -> tuple[str, ...]:
-    return tuple(block.kind for block in module.topology.stage_blocks[stage.index])
+    blocks = module.topology.stage_blocks[stage.index]
+    return tuple(f"{block.kind} {zero_level(module.plan, block)}" for block in blocks)
 
 
 def _likenesses(module: Module) -> list[object]:

@@ -27,6 +27,7 @@ from ratrain.ratrain_ir.frontend.plan_keys import (
 )
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
 from ratrain.ratrain_ir.types import STORAGE_DTYPES
@@ -172,6 +173,13 @@ def _read_mapping(reader: FieldReader, name: str, default: Any) -> RankMapping |
         return None
     expected = "tiles of stages x replicas from the inside out, like 'chip 1x4, node 2x8',"
     return RankMapping.parse(reader.text(name, lambda text: RankMapping.parse(text) is not None, expected))
+
+
+def _read_levels(reader: FieldReader, name: str, default: Any) -> ZeroLevels | None:
+    if reader.values.get(name, default) is None:
+        return None
+    expected = "blocks and their ZeRO levels, like 'embed 3, mlp.* 2, attention.0-3 1',"
+    return ZeroLevels.parse(reader.text(name, lambda text: ZeroLevels.parse(text) is not None, expected))
 
 
 @frozen(cache_hash=True)
@@ -391,6 +399,17 @@ class Plan:
         ),
     )
     """Whether activations between blocks are sharded by rows over tensor peers (Korthikanti et al., 2022), or whole on each."""
+    zero_blocks: ZeroLevels | None = field(
+        default=None,
+        metadata=key(
+            "state",
+            "blocks whose ZeRO level is another: of the embedding, the head, all layers of a kind, or some of them",
+            _read_levels,
+            text=str,
+            in_header_if_default=False,
+        ),
+    )
+    """ZeRO levels of blocks that have another than `zero`; None: all have that."""
 
     @property
     def whole(self) -> Plan:
@@ -438,13 +457,24 @@ class Plan:
         return self.loss_scale is None
 
     @property
+    def shards_state(self) -> bool:
+        """Whether replicas share out the optimizer state of any block."""
+        return self.dp > 1 and max(self.levels) > 0
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """The ZeRO levels that are said: of the plan, then of single blocks."""
+        return (self.zero, *(entry.level for entry in self.zero_blocks or ()))
+
+    @property
     def summary(self) -> str:
-        """Its sizes, chunks, slices and ZeRO level in a few words."""
+        """Its sizes, chunks, slices and ZeRO levels in a few words."""
         chunks = "" if self.chunks == 1 else f" V{self.chunks}"
         slices = f" k{len(self.slices)}" if self.slices else ""
         each = " each" if self.reduce == "each-micro-batch" else ""
         peers = "" if self.tp == 1 else f" T{self.tp}"
-        return f"P{self.pp} D{self.dp}{peers} b{self.micro_batch_size} M{self.micro_batches}{chunks}{slices} Z{self.zero}{each}"
+        levels = f"Z{self.zero}" + ("" if self.zero_blocks is None else f" ({self.zero_blocks})")
+        return f"P{self.pp} D{self.dp}{peers} b{self.micro_batch_size} M{self.micro_batches}{chunks}{slices} {levels}{each}"
 
     @property
     def shape(self) -> PipelineShape:
@@ -459,7 +489,7 @@ class Plan:
     def reshaped(self, **changes: Any) -> Plan:
         """The plan with another shape (`dp`, `zero`, ...); where nothing is sharded any more, shards have no type of their own."""
         plan = evolve(self, **changes)
-        return plan if plan.zero > 0 and plan.dp > 1 else evolve(plan, grad_shard_dtype=plan.grad_dtype)
+        return plan if plan.shards_state else evolve(plan, grad_shard_dtype=plan.grad_dtype)
 
     def to_fields(self) -> dict[str, Value]:
         """The plan as flat `field = value`, the optimizer's among them, as the IR text's header holds it."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.fields import FieldReader
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
+    from ratrain.ratrain_ir.frontend.zero_levels import BlockLevel, ZeroLevels
 
 
 def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *, auto_cuts: bool) -> None:
@@ -47,7 +48,7 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
         )
     if not auto_cuts:
         _check_cuts(reader, plan, model)
-    _check_state(reader, plan)
+    _check_state(reader, plan, model)
     if plan.head_chunk != DEFAULT_HEAD_CHUNK:
         _check_whole_logits(reader, plan)
 
@@ -199,17 +200,40 @@ def _check_cuts(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> N
             )
 
 
-def _check_state(reader: FieldReader, plan: Plan) -> None:
-    if reader.good("zero", "reduce", "dp") and plan.reduce == "each-micro-batch" and plan.zero < 2:
+def _check_state(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
+    if reader.good("zero_blocks", "zero") and plan.zero_blocks is not None:
+        _check_levels(reader, plan.zero_blocks, plan, model)
+    if (
+        reader.good("zero", "zero_blocks", "reduce", "dp")
+        and plan.reduce == "each-micro-batch"
+        and max(plan.levels) < 2
+    ):
         reader.contradiction(
             "RT064",
             "reduce",
-            f'reduce = "each-micro-batch" needs sharded gradients, but zero = {plan.zero} keeps them whole',
+            f'reduce = "each-micro-batch" needs sharded gradients, but zero = {max(plan.levels)} keeps them whole',
             help='use zero = 2, or reduce = "last"',
         )
-    sharded = plan.zero > 0 and plan.dp > 1
-    if reader.good("zero", "dp", "grad_dtype", "grad_shard_dtype") and not sharded:
+    if reader.good("zero", "zero_blocks", "dp", "grad_dtype", "grad_shard_dtype") and not plan.shards_state:
         _check_unsharded(reader, plan)
+
+
+def _check_levels(reader: FieldReader, levels: ZeroLevels, plan: Plan, model: ModelConfig | None) -> None:
+    """No block has two levels, all named ones are there, and shards of a table that both ends have are of the same rows."""
+    if twice := levels.named_twice:
+        reader.contradiction("RT064", "zero_blocks", f"{twice} has two levels", help="name each block once")
+    if model is None:
+        return
+    last = levels.last_layer
+    if last is not None and last.last is not None and last.last >= model.layers:
+        text = f"'{last}' names layer {last.last}, but {model.name} has {model.layers} layers"
+        reader.contradiction(
+            "RT064", "zero_blocks", text, help=f"layers count from 0: the last one is {model.layers - 1}"
+        )
+    ends = [levels.level(kind, None, plan.zero) for kind in ("embed", "head")]
+    if model.tied_embeddings and len(set(ends)) > 1:
+        text = f"embed and head of {model.name} share their table, but have the levels {ends[0]} and {ends[1]}"
+        reader.contradiction("RT064", "zero_blocks", text, help=f"write 'embed {ends[0]}, head {ends[0]}'")
 
 
 def _check_unsharded(reader: FieldReader, plan: Plan) -> None:
@@ -236,9 +260,33 @@ def check_said(reader: FieldReader, plan: Plan) -> None:
         _report_chunk(reader, plan, "head_chunk", plan.head_chunk)
     if sized and reader.good("mlp_chunk") and plan.mlp_chunk is not None and plan.mlp_chunk > rows:
         _report_chunk(reader, plan, "mlp_chunk", plan.mlp_chunk)
+    if plan.zero_blocks is not None and reader.good("zero", "zero_blocks", "dp", "reduce"):
+        for entry in plan.zero_blocks:
+            _check_level_said(reader, plan.zero_blocks, entry, plan)
     if "max_norm" in reader.values and reader.good("max_norm") and "clip" not in reader.values:
         text = 'max_norm changes nothing without clip = "global"'
         reader.contradiction("RT064", "max_norm", text, help='write clip = "global", or remove max_norm')
+
+
+def _check_level_said(reader: FieldReader, levels: ZeroLevels, entry: BlockLevel, plan: Plan) -> None:
+    """A level does something that the one which its blocks have without it does not."""
+    usual = levels.usual(entry, plan.zero)
+    if _what_is_shared(plan, entry.level) != _what_is_shared(plan, usual):
+        return
+    text = f"'{entry}' changes nothing: {entry.blocks} has level {usual} without it"
+    if entry.level != usual:
+        why = "with one replica" if plan.dp == 1 else 'with reduce = "last"'
+        text += f", and {why} level {entry.level} is as level {usual}"
+    reader.contradiction("RT064", "zero_blocks", text, help="leave it out")
+
+
+def _what_is_shared(plan: Plan, level: int) -> int:
+    """The lowest level that is as another: without replicas nothing is sharded, and gradients only after each micro-batch."""
+    if level == 3:
+        return level
+    if plan.dp == 1:
+        return 0
+    return 1 if level == 2 and plan.reduce == "last" else level
 
 
 def _check_whole_logits(reader: FieldReader, plan: Plan) -> None:

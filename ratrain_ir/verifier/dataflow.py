@@ -361,7 +361,7 @@ class _SymbolicRun(SymbolicUpdates):
     def contribute(self, op: Backward | BackwardWeight, gradient: Tensor, block: Block, m: Piece) -> None:
         """Gradients gather micro-batches in ascending order, and of each its slices in descending order."""
         share = self.sums.share(m, descending=True)
-        alone = reduces_each_micro_batch(self.module.plan)
+        alone = reduces_each_micro_batch(self.module.plan, block)
         begin = share - share % self.sums.slices if alone else 0
         if gradient in op.writes:
             if share != begin:
@@ -448,9 +448,9 @@ class _SymbolicRun(SymbolicUpdates):
             yield from ((what, block, m) for block in self.blocks for what in ("forward", "backward"))
         yield from (("backward_weight", block, m) for block, m in self.split)
         for block in self.blocks:
-            if reduces_each_micro_batch(plan):
+            if reduces_each_micro_batch(plan, block):
                 yield from (("reduce", block, m) for m in range(plan.micro_batches))
-            elif is_sharded(plan):
+            elif is_sharded(plan, block):
                 yield ("reduce", block, None)
             else:
                 yield ("all_reduce", Group.REPLICAS, block)

@@ -7,7 +7,7 @@ from typing import Any
 from attrs import define, field
 
 from ratrain.ratrain_ir.analysis.progress import hop_of
-from ratrain.ratrain_ir.blocks import Block, gathers_within_step, is_sharded, keeps_views, reads_documents
+from ratrain.ratrain_ir.blocks import Block, gathers_within_step, is_sharded, keeps_view, reads_documents, zero_level
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import (
     BLOCK_OPS,
@@ -97,28 +97,36 @@ def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter)
         check_collective(module, stage, op, report)
 
 
+def check_sharding(
+    module: Module, stage: Stage, op: ReduceScatter | AllGather | AllReduce, block: Block, report: Reporter
+) -> None:
+    """RT026: what a collective does of a block fits how the block's state is sharded."""
+    plan = module.plan
+    kept = keeps_view(plan, block) if type(op) is AllGather else not is_sharded(plan, block)
+    if type(op) is not AllReduce and kept:
+        text = f"'{op.keyword}' needs sharded state: {block} has zero = {zero_level(plan, block)} and dp = {plan.dp}"
+        report.at_op("RT026", text, stage, op)
+    within_step = gathers_within_step(plan, block)
+    if type(op) is AllGather and {op.phase is not None, op.micro_batch is not None} != {within_step}:
+        when = "within the step, for the forward or backward of a micro-batch"
+        wanted = when if within_step else "once, at the step's end"
+        text = f"under zero = {zero_level(plan, block)} the view of {block} is gathered {wanted}"
+        report.at_op("RT026", text, stage, op)
+    if type(op) is AllReduce and op.group is Group.REPLICAS and not kept:
+        report.at_op("RT026", f"{block} has sharded state, whose gradients 'reduce_scatter' reduces", stage, op)
+
+
 def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
     """RT026: a collective has a meaning under this plan, for this model."""
-    plan = module.plan
-    if (type(op) is ReduceScatter and not is_sharded(plan)) or (type(op) is AllGather and keeps_views(plan)):
-        text = f"'{op.keyword}' needs sharded state: the plan has zero = {plan.zero} and dp = {plan.dp}"
-        report.at_op("RT026", text, stage, op)
-    within_step = gathers_within_step(module.plan)
-    if type(op) is AllGather and {op.phase is not None, op.micro_batch is not None} != {within_step}:
-        wanted = (
-            "within the step, for the forward or backward of a micro-batch"
-            if within_step
-            else "once, at the step's end"
-        )
-        report.at_op("RT026", f"under zero = {module.plan.zero} views are gathered {wanted}", stage, op)
+    if isinstance(op, ReduceScatter | AllGather | AllReduce):
+        for block in dict.fromkeys(op.blocks):
+            check_sharding(module, stage, op, block, report)
     if type(op) is AllReduceScalar and (op.quantity is Quantity.NORM) is not bool(op.blocks):
         report.at_op("RT026", "the norm names the blocks it covers, other scalars name none", stage, op)
     if type(op) is AllReduceScalar and op.quantity is Quantity.NORM and module.plan.optimizer.clip != "global":
         report.at_op("RT026", 'the norm of the gradient is for clip = "global"', stage, op)
     if type(op) is AllReduce and op.group is Group.TENSOR and module.plan.tp == 1:
         report.at_op("RT026", "'all_reduce tensor' needs tensor peers: the plan has tp = 1", stage, op)
-    if type(op) is AllReduce and op.group is Group.REPLICAS and is_sharded(module.plan):
-        report.at_op("RT026", "gradients of sharded state are reduced with 'reduce_scatter'", stage, op)
     if type(op) is AllReduce and (
         op.group is Group.ALL or (op.group is Group.ENDS and not module.model.tied_embeddings)
     ):

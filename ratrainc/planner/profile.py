@@ -401,15 +401,16 @@ def _state_profile(setting: Setting, dp: int, tp: int, zero: int, reduce: str, t
     shape: dict[str, Any] = {"pp": 1, "dp": dp, "tp": tp, "cuts": (), "micro_batches": 1, "zero": zero}
     state = _State.of(setting, setting.shaped(**shape, reduce=reduce, mapping=mapping))
     plan = state.plan
-    each = reduces_each_micro_batch(plan)
+    each = reduces_each_micro_batch(plan, _block_of("mlp"))
+    gathers = gathers_within_step(plan, _block_of("mlp"))
     return StateProfile(
         carried=_by_unit(state.carried_bytes),
         gradients=_by_unit(state.shard_bytes if each else state.gradient_bytes),
         mlp_gradient=state.gradient_bytes("mlp") if each and tp == 1 else 0,
         head_gradient=state.gradient_bytes("head") if each else 0,
-        mlp_view=state.view_bytes("mlp") if gathers_within_step(plan) else 0,
-        embed_view=0 if gathers_within_step(plan) else state.view_bytes("embed"),
-        head_view=0 if gathers_within_step(plan) else state.view_bytes("head"),
+        mlp_view=state.view_bytes("mlp") if gathers else 0,
+        embed_view=0 if gathers else state.view_bytes("embed"),
+        head_view=0 if gathers else state.view_bytes("head"),
         update=_by_unit(lambda kind: state.seconds(Update, kind)),
         link=_by_unit(lambda kind: state.link_seconds(kind, every_micro_batch=False)),
         link_each=_by_unit(lambda kind: state.link_seconds(kind, every_micro_batch=True)),
@@ -466,7 +467,7 @@ class _State:
         return aligned(self.shard(kind) * Dtype(self.plan.grad_shard_dtype).itemsize)
 
     def carried_bytes(self, kind: str) -> int:
-        view = 0 if gathers_within_step(self.plan) else self.view_bytes(kind)
+        view = 0 if gathers_within_step(self.plan, _block_of(kind)) else self.view_bytes(kind)
         return view + 3 * aligned(self.shard(kind) * Dtype.F32.itemsize) + aligned(Dtype.I64.itemsize)
 
     def of_op(self, op: StateOp) -> float:

@@ -71,9 +71,15 @@ class ShardFile:
     """whose flat tensors the pieces are of: of which tensor peer, of how many"""
 
 
+def _holds_own_state(rank: Rank, block: Block) -> bool:
+    """Whether a rank's state of a block has to be written: where replicas hold the same, the first one's is."""
+    return is_sharded(rank.program.plan, block) or rank.replica == 0
+
+
 def holds_own_state(rank: Rank) -> bool:
-    """Whether a rank's state has to be written: where replicas hold the same, the first one's is."""
-    return is_sharded(rank.program.plan) or rank.replica == 0
+    """Whether a rank has anything to write."""
+    blocks = rank.program.topology.stage_blocks[rank.stage_index]
+    return any(_holds_own_state(rank, block) for block in blocks)
 
 
 def write_shard(folder: Path, rank: Rank) -> ShardFile:
@@ -106,7 +112,7 @@ def _pieces(rank: Rank) -> Iterator[Piece]:
     for block in topology.stage_blocks[rank.stage_index]:
         shard = topology.shard_range(block, rank.replica)
         stop = min(shard.stop, block_elements(model, block))
-        if shard.start < stop:
+        if shard.start < stop and _holds_own_state(rank, block):
             yield Piece(str(block), shard.start, stop, int(rank.carried("t", str(block))[0]))
 
 

@@ -144,7 +144,7 @@ def norm_chunks(program: Program, name: str, replica: int, elements: int, peer: 
     model, peers = peer_model(program.model, program.plan), program.plan.tp
     owner = parse_block(name)
     assert owner is not None
-    if replica and not is_sharded(program.plan):
+    if replica and not is_sharded(program.plan, owner):
         return
     start = program.topology.shard_range(owner, replica).start
     for parameter, low, high in parameters_within(model, owner, start, elements):

@@ -93,7 +93,7 @@ class _ArenaStates(BlockStates):
         """Elements [start, stop) of the tensor that the ranks of a tensor peer hold together."""
         program = self.engine.program
         holders = [rank for rank in self.ranks[block] if rank.peer == peer]
-        for rank in holders if is_sharded(program.plan) else holders[:1]:
+        for rank in holders if is_sharded(program.plan, block) else holders[:1]:
             shard = program.topology.shard_range(block, rank.replica)
             low, high = max(start, shard.start), min(stop, shard.stop)
             if low < high:

@@ -21,6 +21,8 @@ from ratrain.targets.runtime.documents import Documents, bounds_of
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.preparation import prepare
 from ratrain.targets.runtime.settings import Evaluation, Execution, OptimizerKeys, RunSettings, Saving, Start, Watch
+from ratrain.targets.runtime.state import training_state
+from ratrain.targets.runtime.training_state import STATE_KINDS
 from tests.end_to_end.toys import UNEVEN as MODEL
 
 if TYPE_CHECKING:
@@ -158,6 +160,15 @@ def same_bits(one: TrainingRun, other: TrainingRun) -> None:
     assert mine.keys() == theirs.keys()
     different = [name for name, array in mine.items() if array.tobytes() != theirs[name].tobytes()]
     assert not different
+
+
+def same_state_of_blocks(one: TrainingRun, other: TrainingRun) -> None:
+    """Fail unless masters and moments of all blocks are equal, bit for bit, whoever holds them."""
+    mine, theirs = (training_state(run.engine, 0).blocks for run in (one, other))
+    assert list(mine) == list(theirs)
+    for block in mine:
+        for kind in STATE_KINDS:
+            assert np.array_equal(getattr(mine[block], kind), getattr(theirs[block], kind)), f"{kind} of {block}"
 
 
 def instructions(program: Program, keyword: str) -> Iterator[tuple[int, Engine, int, Instruction]]:

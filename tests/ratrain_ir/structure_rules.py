@@ -11,7 +11,7 @@ STRUCTURE = [
         "dataflow",
         (change("%w.embed = all_gather embed", "embed (", "embed m0 ("),),
         "%w.embed = all_gather embed m0",
-        "views are gathered once, at the step's end",
+        "the view of embed is gathered once, at the step's end",
     ),
     Broken(
         "RT020",

@@ -178,7 +178,18 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
     assert set(PLAN) == known == set(TRIALS)
     assert {name.partition(".")[2] for name in known} == set(
         plan_from_fields(plan({}, config({})).to_fields()).to_fields()
-    ) | {"mapping", "attention", "attention_mask", "logits", "chunks", "layout", "slices", "tp", "sequence_sharding"}
+    ) | {
+        "mapping",
+        "attention",
+        "attention_mask",
+        "logits",
+        "chunks",
+        "layout",
+        "slices",
+        "tp",
+        "sequence_sharding",
+        "zero_blocks",
+    }
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan import DTYPES, Optimizer, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan, parse_plan, plan_from_fields, plan_to_toml
+from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 MODEL = ModelConfig("test", "llama", 256, 64, 8, 4, 2, 16, 176, 1e-5)
@@ -321,6 +322,31 @@ REFUSED = [
         "with dp = 1 there are no shards to be f32",
         10,
     ),
+    *(
+        (BASE + f'[state]\nzero_blocks = "{levels}"\n', code, phrase, 10)
+        for levels, code, phrase in [
+            ("embed", "RT063", "blocks and their ZeRO levels"),
+            ("embed 4", "RT063", "blocks and their ZeRO levels"),
+            ("embed.0 3", "RT063", "blocks and their ZeRO levels"),
+            ("mlp 3", "RT063", "blocks and their ZeRO levels"),
+            ("mlp.3-2 3", "RT063", "blocks and their ZeRO levels"),
+            ("mlp.01 3", "RT063", "blocks and their ZeRO levels"),
+            ("embed 3,head 3", "RT063", "blocks and their ZeRO levels"),
+            ("embed 3, embed 0", "RT064", "embed has two levels"),
+            ("mlp.* 3, mlp.* 0", "RT064", "mlp.* has two levels"),
+            ("mlp.0-4 3, mlp.4 0", "RT064", "mlp.4 has two levels"),
+            ("mlp.6-8 3", "RT064", "names layer 8, but"),
+            ("mlp.0 1", "RT064", "'mlp.0 1' changes nothing: mlp.0 has level 1 without it"),
+            ("mlp.* 3, mlp.0 3", "RT064", "'mlp.0 3' changes nothing: mlp.0 has level 3 without it"),
+            ("mlp.0 2", "RT064", 'with reduce = "last" level 2 is as level 1'),
+        ]
+    ),
+    (
+        BASE.replace("dp = 2", "dp = 1") + '[state]\nzero_blocks = "embed 1"\n',
+        "RT064",
+        "with one replica level 1 is as level 0",
+        10,
+    ),
     (BASE + '[state]\nview_dtype = "f32"\nloss_scale = 2.0\n', "RT064", "loss scale is 2.0", 11),
     (BASE + '[state]\nview_dtype = "f32"\nloss_scale = "dynamic"\n', "RT064", "loss scale is dynamic", 11),
     (BASE + '[state]\nview_dtype = "bf16"\nloss_scale = 2.0\n', "RT064", "but bf16 parameter views are not scaled", 11),
@@ -412,12 +438,28 @@ def test_windows_file(tmp_path):
 
 
 @st.composite
+def levels(draw, usual: int) -> ZeroLevels:
+    """Levels of blocks of which each differs from what it would be without."""
+    text = []
+    for kind in ("embed", "head"):
+        text += [f"{kind} 3"] * draw(st.booleans())
+    for kind in ("attention", "mlp"):
+        all_of_kind = draw(st.booleans())
+        text += [f"{kind}.* 3"] * all_of_kind
+        first, last = sorted(draw(st.tuples(*[st.integers(0, MODEL.layers - 1)] * 2)))
+        layers = f"{first}" if first == last else f"{first}-{last}"
+        text += [f"{kind}.{layers} {usual if all_of_kind else 3}"] * draw(st.booleans())
+    return ZeroLevels.parse(", ".join(text or ["embed 3"]))
+
+
+@st.composite
 def plans(draw) -> Plan:
     pp = draw(st.integers(1, MODEL.layers))
     cuts = draw(st.lists(st.integers(1, MODEL.layers - 1), min_size=pp - 1, max_size=pp - 1, unique=True).map(sorted))
     zero = draw(st.integers(0, 2))
     dp = draw(st.integers(1, 4096))
     view_dtype, grad_dtype = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(DTYPES))
+    each = zero == 2 and draw(st.booleans())
     lr = draw(st.floats(0, 1))
     warmup = draw(st.integers(0, 1000))
     total = draw(st.none() | st.integers(max(1, warmup), 10**6))
@@ -430,7 +472,8 @@ def plans(draw) -> Plan:
         micro_batches=draw(st.integers(1, 4096)),
         seq_len=draw(st.integers(1, 1 << 20)),
         zero=zero,
-        reduce=draw(st.sampled_from(["last", "each-micro-batch"])) if zero == 2 else "last",
+        reduce="each-micro-batch" if each else "last",
+        zero_blocks=draw(st.none() | levels(2 if zero else 0)),
         view_dtype=view_dtype,
         grad_dtype=grad_dtype,
         grad_shard_dtype=draw(st.sampled_from(DTYPES)) if zero and dp > 1 else grad_dtype,

@@ -1,0 +1,74 @@
+"""What replicas share out, block by block, changes where bytes are and never what is trained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from attrs import evolve
+
+from ratrain import api
+from ratrain.ratrain_ir.equality import first_difference
+from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import print_module
+from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_state_of_blocks, train
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.training_run import TrainingRun
+
+    from ratrain.targets.program.program import Program
+
+LEVELS = ("embed 3", "attention.* 3, head 0", "mlp.* 0, mlp.1 3", "attention.0-1 2, mlp.0 3, embed 0, head 3")
+PLANS: dict[str, dict[str, Any]] = {
+    "two stages": {"dp": 2},
+    "one stage, clipped": {"pp": 1, "dp": 4},
+    "peers": {"tp": 2},
+    "slices": {"slices": (4, 3, 3)},
+    "split": {"schedule": "zb-h1"},
+    "narrow gradients": {"view_dtype": "f32", "grad_dtype": "bf16", "grad_shard_dtype": "bf16"},
+    "tied": {"tied": True},
+}
+PASSES = (
+    "{place},recompute{{policy=full}},allocate-ddr",
+    "{place},recompute{{policy=attention}},bucket-grad-sync{{bytes=1KiB}},schedule-update,insert-prefetch,allocate-ddr",
+    "{place},bucket-grad-sync{{unit=stage blocking=true}},insert-prefetch{{depth-blocks=0 blocking=true}},allocate-ddr",
+)
+JOINT = "joint-order,allocate-ddr"
+
+
+def program_of(given: dict[str, Any], passes: str, **keys: Any) -> Program:
+    words = {**given, **keys}
+    model = evolve(MODEL, tied_embeddings=words.pop("tied", False))
+    plan = make_plan(model, **words)
+    place = "place-schedule" if plan.slices else "place-zb-h1" if plan.schedule == "zb-h1" else "place-1f1b"
+    module = api.compile(model, plan, passes=passes.format(place=place))
+    assert first_difference(module, parse_module(print_module(module), file="again.rtir")) is None
+    return api.emit(module)
+
+
+def trained(given: dict[str, Any], passes: str, **keys: Any) -> TrainingRun:
+    return train(program_of(given, passes, **keys), 3, check_memory=True, poison=True)
+
+
+def levels_of(given: dict[str, Any], text: str) -> ZeroLevels:
+    """The levels of a text; of a model with one table for both ends, those of the embedding for both."""
+    levels = ZeroLevels.parse(text)
+    assert levels is not None
+    if given.get("tied"):
+        kept = [str(entry) for entry in levels if entry.kind not in ("embed", "head")]
+        levels = ZeroLevels.parse(", ".join(["embed 3, head 3", *kept]))
+        assert levels is not None
+    return levels
+
+
+@pytest.mark.parametrize("passes", [*PASSES, JOINT], ids=("recovered", "buckets", "blocking", "joint"))
+@pytest.mark.parametrize("levels", LEVELS)
+@pytest.mark.parametrize("given", PLANS)
+@pytest.mark.sampled(13)
+def test_levels_of_blocks_train_the_same_bits(given: str, levels: str, passes: str) -> None:
+    plan = PLANS[given]
+    expected = trained(plan, PASSES[0], zero=1)
+    found = trained(plan, passes, zero=1, zero_blocks=levels_of(plan, levels))
+    assert losses(found) == losses(expected)
+    same_state_of_blocks(found, expected)
