@@ -56,6 +56,7 @@ PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "batch.seed": {"value": 7, "seen": NUMBERS},
     "state.zero": {"value": 3},
     "state.zero_blocks": {"value": "mlp.1 3"},
+    "state.shard_group": {"value": 2, "given": {"parallel.dp": 4}},
     "state.reduce": {"value": "each-micro-batch", "given": {"state.zero": 2}},
     "state.view_dtype": {"value": "f32", "given": {"state.loss_scale": 1.0, "state.grad_dtype": "f16"}},
     "state.grad_dtype": {"value": "f32", "given": {"state.grad_shard_dtype": "f16"}},
@@ -166,7 +167,7 @@ _TILES = {"cost": "tiles"}
 _HOST = {"update_engine": "host"}
 _CHIP = {"clusters_per_chip": 2}
 _OF_A_STORE = {
-    "capacity": ("bytes that a rank may store in the memory", 4096),
+    "capacity": ("bytes that a rank may store in the memory", 256),
     "store": ("bytes a second to the memory", 1e6),
     "fetch": ("bytes a second from the memory", 1e6),
     "latency": ("seconds of a transfer to or from the memory, bytes apart", 1e-2),

@@ -197,6 +197,11 @@ def is_sharded(plan: Plan, block: Block) -> bool:
     return plan.dp > 1 and zero_level(plan, block) >= 1
 
 
+def shard_count(plan: Plan, block: Block) -> int:
+    """Into how many shards a block's optimizer state is cut; 1 where every replica has all of it."""
+    return (plan.shard_group or plan.dp) if is_sharded(plan, block) else 1
+
+
 def gathers_within_step(plan: Plan, block: Block) -> bool:
     """Whether a block's view is gathered for each use (ZeRO 3), instead of once a step; of one replica from its own masters alone."""
     return zero_level(plan, block) == 3
@@ -219,8 +224,7 @@ def reduces_each_micro_batch(plan: Plan, block: Block) -> bool:
 
 def shard_elements(model: ModelConfig, plan: Plan, block: Block) -> int:
     """Elements of one replica's shard of a block."""
-    whole = flat_elements(model, plan, block)
-    return whole // plan.dp if is_sharded(plan, block) else whole
+    return flat_elements(model, plan, block) // shard_count(plan, block)
 
 
 @frozen

@@ -75,6 +75,8 @@ class Group(Enum):
 
     REPLICAS = "replicas"
     """the data-parallel replicas of this stage"""
+    SHARDS = "shards"
+    """the replicas of this stage that have all shards of its state between them: all, or those of one shard group"""
     ENDS = "ends"
     """first and last stage of each replica (tied embeddings); one member where they are the same stage"""
     TENSOR = "tensor"

@@ -14,9 +14,9 @@ from functools import cache, cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from attrs import frozen
+from attrs import field, frozen
 
-from ratrain.ratrain_ir.blocks import Block, block, flat_elements, is_sharded, shard_elements
+from ratrain.ratrain_ir.blocks import Block, block, shard_count, shard_elements
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.ops import Group, Payload
@@ -60,13 +60,15 @@ class Hop(NamedTuple):
 class Mesh:
     """The ranks of a plan, their groups and channels: all that does not ask what the model is.
 
-    `chunk_stages[c]` is the stage that holds chunk c.
+    `chunk_stages[c]` is the stage that holds chunk c. `shard_group` replicas have all shards of sharded state between them, all where
+    it is None.
     """
 
     stages: int
     replicas: int
     peers: int
     chunk_stages: tuple[int, ...]
+    shard_group: int | None = field(default=None, kw_only=True)
 
     @cached_property
     def ranks(self) -> tuple[Rank, ...]:
@@ -185,8 +187,8 @@ class Mesh:
     def members(self, group: Group, rank: Rank) -> tuple[Rank, ...]:
         """The members of a rank's group of a kind, in rank order.
 
-        The replicas of its stage; first and last stage of its replica; the tensor peers of its stage and replica; or all ranks. Each
-        tensor peer has groups of the others of its own.
+        The replicas of its stage, or those of them that have all shards between them; first and last stage of its replica; the tensor
+        peers of its stage and replica; or all ranks. Each tensor peer has groups of the others of its own.
         """
         if group is Group.ALL:
             return self.ranks
@@ -194,7 +196,23 @@ class Mesh:
             return tuple(rank._replace(peer=peer) for peer in range(self.peers))
         if group is Group.ENDS:
             return tuple(rank._replace(stage=stage) for stage in self.stages_of(group, rank.stage))
-        return tuple(rank._replace(replica=replica) for replica in range(self.replicas))
+        replicas = self.shard_members(rank.replica) if group is Group.SHARDS else range(self.replicas)
+        return tuple(rank._replace(replica=replica) for replica in replicas)
+
+    @property
+    def shards(self) -> int:
+        """Shards that sharded state is cut into."""
+        return self.shard_group or self.replicas
+
+    def reduced_part(self, replica: int) -> int:
+        """Which part, of as many as there are replicas, of a gradient a replica reduces: one of its own shard."""
+        copy, shard = divmod(replica, self.shards)
+        return shard * (self.replicas // self.shards) + copy
+
+    def shard_members(self, replica: int) -> range:
+        """The replicas that have all shards between them, of which one is given: neighbours, in the order of their shards."""
+        first = replica - replica % self.shards
+        return range(first, first + self.shards)
 
     def group_size(self, group: Group) -> int:
         """Members of each group of a kind."""
@@ -203,12 +221,13 @@ class Mesh:
     def communicators(self, stage: int, *, tied: bool) -> int:
         """Communicators that a rank of a stage is a member of: groups of more than one rank, and a pair with each stage it has messages with.
 
-        All ranks are one; its replicas; the ends, where first and last stage share a matrix (`tied`). Its tensor peers are two: their
-        activations and their gradients are under way at the same time.
+        All ranks are one; its replicas, and where these are in shard groups, its own and those that have the same shards as it; the ends,
+        where first and last stage share a matrix (`tied`). Its tensor peers are two: their activations and their gradients are under way
+        at the same time.
         """
         ends = self.stages_of(Group.ENDS, stage)
-        peers = 2 * (self.peers > 1)
-        groups = (self.size > 1) + (self.replicas > 1) + peers + (tied and len(ends) > 1 and stage in ends)
+        peers, shards = 2 * (self.peers > 1), 2 * (self.shard_group is not None)
+        groups = (self.size > 1) + (self.replicas > 1) + shards + peers + (tied and len(ends) > 1 and stage in ends)
         return groups + len(self._partners.get(stage, ()))
 
     def most_communicators(self, *, tied: bool) -> int:
@@ -262,10 +281,12 @@ class Topology(Mesh):
 
     def shard_range(self, block: Block, replica: int) -> range:
         """The elements of a block's flat tensors whose optimizer state a replica owns; all of them where nothing is sharded."""
-        if not is_sharded(self.plan, block):
-            return range(flat_elements(self.model, self.plan, block))
-        length = shard_elements(self.model, self.plan, block)
-        return range(replica * length, (replica + 1) * length)
+        length, index = shard_elements(self.model, self.plan, block), replica % shard_count(self.plan, block)
+        return range(index * length, (index + 1) * length)
+
+    def is_first_holder(self, block: Block, replica: int) -> bool:
+        """Whether no replica before has the same optimizer state of a block."""
+        return replica < shard_count(self.plan, block)
 
 
 def _goes_forward(channel: Channel) -> bool:
@@ -279,14 +300,14 @@ def grid(stages: int, replicas: int, peers: int = 1) -> Mesh:
 
 
 @cache
-def mesh_of_shape(shape: PipelineShape, replicas: int, peers: int = 1) -> Mesh:
+def mesh_of_shape(shape: PipelineShape, replicas: int, peers: int = 1, shard_group: int | None = None) -> Mesh:
     """The mesh of replicas of a pipeline."""
-    return Mesh(shape.stages, replicas, peers, shape.chunk_stages)
+    return Mesh(shape.stages, replicas, peers, shape.chunk_stages, shard_group=shard_group)
 
 
 def mesh_of(plan: Plan) -> Mesh:
     """The mesh of a plan."""
-    return mesh_of_shape(plan.shape, plan.dp, plan.tp)
+    return mesh_of_shape(plan.shape, plan.dp, plan.tp, plan.shard_group)
 
 
 @cache
@@ -294,4 +315,6 @@ def topology_of(model: ModelConfig, plan: Plan) -> Topology:
     """The topology of a model under a plan; what is asked for twice is the same object."""
     mesh = mesh_of(plan)
     layers = tuple(plan.chunk_layers(chunk, model) for chunk in range(len(mesh.chunk_stages)))
-    return Topology(mesh.stages, mesh.replicas, mesh.peers, mesh.chunk_stages, model, plan, layers)
+    return Topology(
+        mesh.stages, mesh.replicas, mesh.peers, mesh.chunk_stages, model, plan, layers, shard_group=mesh.shard_group
+    )

@@ -82,6 +82,11 @@ def _facts(program: Program, span: RunSpan) -> dict[str, Any]:
     }
 
 
+def _shard_group(mesh: Mesh, rank: Rank) -> str:
+    """Which replicas a gather is of, where not of all."""
+    return "" if mesh.shard_group is None else f" of the group of replica {mesh.shard_members(rank.replica)[0]}"
+
+
 def _meeting(mesh: Mesh, span: RunSpan) -> str | None:
     """What the two ends of a message, or the members of a collective, have in common; None of an op that meets nobody.
 
@@ -97,6 +102,7 @@ def _meeting(mesh: Mesh, span: RunSpan) -> str | None:
         return None
     where = {
         Group.REPLICAS: f" of {stage}{peer}",
+        Group.SHARDS: f" of {stage}{_shard_group(mesh, rank)}{peer}",
         Group.ENDS: f" of {replica}{peer}",
         Group.TENSOR: f" of {stage} {replica}",
         Group.ALL: "",

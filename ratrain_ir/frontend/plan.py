@@ -410,6 +410,16 @@ class Plan:
         ),
     )
     """ZeRO levels of blocks that have another than `zero`; None: all have that."""
+    shard_group: int | None = field(
+        default=None,
+        metadata=key(
+            "state",
+            "replicas, neighbours, that have all shards between them; the other such groups have the same ones",
+            integer_or_none(2, _MAX_PARALLEL),
+            in_header_if_default=False,
+        ),
+    )
+    """Replicas that share out sharded state; the others have copies, kept alike by what is reduced. None: all do (Zhang et al., "MiCS", 2022)."""
 
     @property
     def whole(self) -> Plan:
@@ -473,7 +483,8 @@ class Plan:
         slices = f" k{len(self.slices)}" if self.slices else ""
         each = " each" if self.reduce == "each-micro-batch" else ""
         peers = "" if self.tp == 1 else f" T{self.tp}"
-        levels = f"Z{self.zero}" + ("" if self.zero_blocks is None else f" ({self.zero_blocks})")
+        group = "" if self.shard_group is None else f" of {self.shard_group}"
+        levels = f"Z{self.zero}{group}" + ("" if self.zero_blocks is None else f" ({self.zero_blocks})")
         return f"P{self.pp} D{self.dp}{peers} b{self.micro_batch_size} M{self.micro_batches}{chunks}{slices} {levels}{each}"
 
     @property
@@ -487,8 +498,13 @@ class Plan:
         return range(ends[chunk], ends[chunk + 1])
 
     def reshaped(self, **changes: Any) -> Plan:
-        """The plan with another shape (`dp`, `zero`, ...); where nothing is sharded any more, shards have no type of their own."""
+        """The plan with another shape (`dp`, `zero`, ...); where nothing is sharded any more, shards have no type of their own.
+
+        Nor does a group of replicas stay that is no part of theirs.
+        """
         plan = evolve(self, **changes)
+        if plan.shard_group is not None and (plan.dp % plan.shard_group or plan.dp == plan.shard_group):
+            plan = evolve(plan, shard_group=None)
         return plan if plan.shards_state else evolve(plan, grad_shard_dtype=plan.grad_dtype)
 
     def to_fields(self) -> dict[str, Value]:

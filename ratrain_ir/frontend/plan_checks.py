@@ -214,6 +214,9 @@ def _check_state(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> 
             f'reduce = "each-micro-batch" needs sharded gradients, but zero = {max(plan.levels)} keeps them whole',
             help='use zero = 2, or reduce = "last"',
         )
+    if reader.good("shard_group", "dp") and plan.shard_group is not None and plan.dp % plan.shard_group:
+        text = f"groups of {plan.shard_group} replicas do not make up dp = {plan.dp}"
+        reader.contradiction("RT064", "shard_group", text, help="write a number that divides dp")
     if reader.good("zero", "zero_blocks", "dp", "grad_dtype", "grad_shard_dtype") and not plan.shards_state:
         _check_unsharded(reader, plan)
 
@@ -263,6 +266,8 @@ def check_said(reader: FieldReader, plan: Plan) -> None:
     if plan.zero_blocks is not None and reader.good("zero", "zero_blocks", "dp", "reduce"):
         for entry in plan.zero_blocks:
             _check_level_said(reader, plan.zero_blocks, entry, plan)
+    if plan.shard_group is not None and reader.good("zero", "zero_blocks", "dp", "shard_group"):
+        _check_shard_group_said(reader, plan)
     if "max_norm" in reader.values and reader.good("max_norm") and "clip" not in reader.values:
         text = 'max_norm changes nothing without clip = "global"'
         reader.contradiction("RT064", "max_norm", text, help='write clip = "global", or remove max_norm')
@@ -278,6 +283,17 @@ def _check_level_said(reader: FieldReader, levels: ZeroLevels, entry: BlockLevel
         why = "with one replica" if plan.dp == 1 else 'with reduce = "last"'
         text += f", and {why} level {entry.level} is as level {usual}"
     reader.contradiction("RT064", "zero_blocks", text, help="leave it out")
+
+
+def _check_shard_group_said(reader: FieldReader, plan: Plan) -> None:
+    """A shard group is a part of the replicas, which share something out."""
+    if plan.shard_group == plan.dp:
+        text = f"shard_group = {plan.shard_group} changes nothing with dp = {plan.dp}: all replicas share out state"
+    elif not plan.shards_state:
+        text = f"shard_group = {plan.shard_group} changes nothing: with zero = {plan.zero} and dp = {plan.dp} nothing is sharded"
+    else:
+        return
+    reader.contradiction("RT064", "shard_group", text, help="leave it out")
 
 
 def _what_is_shared(plan: Plan, level: int) -> int:

@@ -128,7 +128,7 @@ def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> 
     if type(op) is AllReduce and op.group is Group.TENSOR and module.plan.tp == 1:
         report.at_op("RT026", "'all_reduce tensor' needs tensor peers: the plan has tp = 1", stage, op)
     if type(op) is AllReduce and (
-        op.group is Group.ALL or (op.group is Group.ENDS and not module.model.tied_embeddings)
+        op.group in (Group.ALL, Group.SHARDS) or (op.group is Group.ENDS and not module.model.tied_embeddings)
     ):
         report.at_op("RT026", f"'all_reduce {op.group.value}' has no meaning for this model", stage, op)
     if type(op) is AllReduceScalar and op.group is not _SCALAR_GROUPS[op.quantity]:

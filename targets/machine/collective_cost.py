@@ -157,6 +157,21 @@ def all_reduces(elements: float, itemsize: float, members: Members, machine: Mac
     return ways
 
 
+def copied_shards(
+    elements: float, itemsize: float, group: Members, copies: Members, machine: Machine, own_bytes: float
+) -> Algorithm:
+    """How `elements` are summed of which each member of a group has a part, as others have in other groups: within groups, then over copies.
+
+    What leaves a group are sums, which are f32.
+    """
+    within = cheapest(reduce_scatters(elements, itemsize, group, machine), machine, own_bytes)
+    part = elements / group.count
+    scatter = cheapest(reduce_scatters(part, max(itemsize, _SUM_BYTES), copies, machine), machine)
+    gather = cheapest(all_gathers(part * itemsize, copies, machine), machine)
+    name = f"{within.name}, then {scatter.name} + {gather.name} of copies"
+    return Algorithm(name, within.rounds + scatter.rounds + gather.rounds)
+
+
 def scalar_all_reduces(nbytes: float, members: Members, machine: Machine) -> list[Algorithm]:
     """The machine's ways to give every member the sum of numbers: all gather all of them, and add; or by a tree, if that is to be had."""
     ways = all_gathers(nbytes * members.count, members, machine)

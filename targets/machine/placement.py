@@ -75,7 +75,7 @@ class Placement:
         return next(held, self.outermost)
 
     def members(self, group: str) -> Members:
-        """The members of a collective by the name of its group: the replicas or `tensor` peers of a stage, both `ends` of a replica, or `all`."""
+        """The members of a collective by the name of its group: the replicas, those of a shard group, or `tensor` peers of a stage, both `ends` of a replica, or `all`."""
         if group == "ends":
             ends = self.mesh.stages_of(Group.ENDS, self.mesh.first_stage)
             level = self.level_between(ends[0], ends[-1])
@@ -90,6 +90,13 @@ class Placement:
         ]
         return Members(within, tuple(each.link for each in self.groups), tuple(uplinks))
 
+    @property
+    def copies(self) -> Members:
+        """The replicas of a stage that have the same shard, one of each shard group."""
+        whole, group = (self.members(each.value) for each in (Group.REPLICAS, Group.SHARDS))
+        counts = [max(1, every // mine) for every, mine in zip(whole.within, group.within, strict=True)]
+        return evolve(whole, within=(*counts[:-1], self.mesh.replicas // self.mesh.shards))
+
     def filled(self, of: Group, count: int) -> tuple[int, ...]:
         """How many of the `count` members of a group of ranks are in one group of each level.
 
@@ -97,8 +104,10 @@ class Placement:
         """
         if self.tiles is not None:
             parts = {Group.ALL: "clusters", Group.TENSOR: "peers"}
+            if of is Group.SHARDS:
+                return (*(math.gcd(tile.replicas, count) for tile in self.tiles), count)
             return (*(getattr(tile, parts.get(of, "replicas")) for tile in self.tiles), count)
-        apart = self.mesh.peers if of is Group.REPLICAS else 1
+        apart = self.mesh.peers if of in (Group.REPLICAS, Group.SHARDS) else 1
         counts = [1]
         for group in self.groups[:-1]:
             room = group.clusters or count * apart

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.blocks import block, flat_elements, is_sharded, parameters
+from ratrain.ratrain_ir.blocks import block, flat_elements, parameters, shard_count
 from ratrain.ratrain_ir.tensor_peers import peer_model, share_of
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ NONE_SHARED = SharedElements(0, 0)
 def most_shared(model: ModelConfig, plan: Plan, blocks: Iterable[Block]) -> SharedElements:
     """What of the gradients of some blocks is exchanged by the replica whose peers give, and by the one whose peers add, most."""
     total: dict[int, SharedElements] = {}
-    for (kind, sharded), count in Counter((each.kind, is_sharded(plan, each)) for each in blocks).items():
-        for replica, shared in _shared_of_kind(model, plan, kind, sharded=sharded).items():
+    for (kind, shards), count in Counter((each.kind, shard_count(plan, each)) for each in blocks).items():
+        for replica, shared in _shared_of_kind(model, plan, kind, shards).items():
             before = total.get(replica, NONE_SHARED)
             total[replica] = SharedElements(before.given + count * shared.given, before.added + count * shared.added)
     given = max((shared.given for shared in total.values()), default=0)
@@ -51,11 +51,10 @@ def most_shared(model: ModelConfig, plan: Plan, blocks: Iterable[Block]) -> Shar
 
 
 @cache
-def _shared_of_kind(model: ModelConfig, plan: Plan, kind: str, *, sharded: bool) -> Mapping[int, SharedElements]:
-    """What of the gradient of a block of a kind is exchanged, by replica; without those that exchange nothing."""
+def _shared_of_kind(model: ModelConfig, plan: Plan, kind: str, shards: int) -> Mapping[int, SharedElements]:
+    """What of the gradient of a block of a kind is exchanged, by shard; without those that exchange nothing."""
     owner = block(kind, 0 if kind in ("attention", "mlp") else None)
-    whole = flat_elements(model, plan, owner)
-    shard = whole // plan.dp if sharded else whole
+    shard = flat_elements(model, plan, owner) // shards
     found: dict[int, SharedElements] = {}
     for parameter in parameters(peer_model(model, plan), owner):
         copies = share_of(model, plan.tp, parameter.weight).copies
@@ -66,5 +65,4 @@ def _shared_of_kind(model: ModelConfig, plan: Plan, kind: str, *, sharded: bool)
             elements = min(high, (holder + 1) * shard) - max(low, holder * shard)
             before = found.get(holder, NONE_SHARED)
             found[holder] = SharedElements(before.given + elements, before.added + copies * elements)
-    assert sharded or found.keys() <= {0}  # what is not sharded every replica exchanges alike
     return found

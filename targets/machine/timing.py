@@ -17,6 +17,7 @@ from ratrain.targets.machine.collective_cost import (
     all_gathers,
     all_reduces,
     cheapest,
+    copied_shards,
     reduce_scatters,
     scalar_all_reduces,
 )
@@ -130,7 +131,15 @@ def op_key(op: TimedOp, plan: Plan) -> str:
     """What ops have in common that take the same time where they are of one size: the routine, or the kind and who takes part."""
     if op.routine is not None:
         return routine_key(op.routine)
-    return f"{op.keyword}{MEMBERS_MARK}{mesh_of(plan).group_size(Group(op.group))}" if op.group else op.keyword
+    if not op.group:
+        return op.keyword
+    keyword = f"{op.keyword}/{plan.shard_group}" if _copies_shards(op, plan) else op.keyword
+    return f"{keyword}{MEMBERS_MARK}{mesh_of(plan).group_size(Group(op.group))}"
+
+
+def _copies_shards(op: TimedOp, plan: Plan) -> bool:
+    """Whether a reduction goes into shards of which several replicas have each."""
+    return op.keyword == ops.ReduceScatter.keyword and plan.shard_group is not None
 
 
 def routine_key(routine: Routine) -> str:
@@ -254,6 +263,10 @@ def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | Non
     if sums_shared(op.keyword, op.group):  # everyone gets what all give, and adds it up
         return cheapest(all_gathers(op.payload_bytes * members.count, members, machine), machine, op.own_bytes)
     itemsize = op.payload_bytes / max(1, op.payload_elements)
+    if _copies_shards(op, plan):
+        placement = placement_of(plan, machine)
+        group = placement.members(Group.SHARDS.value)
+        return copied_shards(op.payload_elements, itemsize, group, placement.copies, machine, op.own_bytes)
     shares = op.keyword == "reduce_scatter" or (op.keyword == "reduce_rows" and shares_rows(plan))
     kinds = reduce_scatters if shares else all_reduces
     return cheapest(kinds(op.payload_elements, itemsize, members, machine), machine, op.own_bytes)

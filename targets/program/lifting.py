@@ -107,7 +107,9 @@ def group_name(op: Op) -> str:
         return op.group.value
     if isinstance(op, PeerOp):
         return Group.TENSOR.value
-    return Group.REPLICAS.value if isinstance(op, ReduceScatter | AllGather) else ""
+    if isinstance(op, AllGather):
+        return Group.SHARDS.value
+    return Group.REPLICAS.value if isinstance(op, ReduceScatter) else ""
 
 
 def _blocks(op: Op) -> tuple[str, ...]:

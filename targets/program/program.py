@@ -122,7 +122,7 @@ class Instruction:
             parts.append(self.variant)
         if self.blocks:
             parts.append("+".join(self.blocks))
-        if self.group and self.group != "replicas":
+        if self.group not in ("", "replicas", "shards"):
             parts.append(self.group)
         if with_micro_batch and self.micro_batch is not None:
             parts.append(f"m{self.micro_batch}")

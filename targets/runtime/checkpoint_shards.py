@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.blocks import Block, block_chain, is_sharded, parameters
+from ratrain.ratrain_ir.blocks import Block, block_chain, parameters
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.text import shown
@@ -71,15 +71,10 @@ class ShardFile:
     """whose flat tensors the pieces are of: of which tensor peer, of how many"""
 
 
-def _holds_own_state(rank: Rank, block: Block) -> bool:
-    """Whether a rank's state of a block has to be written: where replicas hold the same, the first one's is."""
-    return is_sharded(rank.program.plan, block) or rank.replica == 0
-
-
 def holds_own_state(rank: Rank) -> bool:
-    """Whether a rank has anything to write."""
-    blocks = rank.program.topology.stage_blocks[rank.stage_index]
-    return any(_holds_own_state(rank, block) for block in blocks)
+    """Whether a rank has anything to write: of what several replicas hold, the first one's is written."""
+    topology = rank.program.topology
+    return any(topology.is_first_holder(block, rank.replica) for block in topology.stage_blocks[rank.stage_index])
 
 
 def write_shard(folder: Path, rank: Rank) -> ShardFile:
@@ -112,7 +107,7 @@ def _pieces(rank: Rank) -> Iterator[Piece]:
     for block in topology.stage_blocks[rank.stage_index]:
         shard = topology.shard_range(block, rank.replica)
         stop = min(shard.stop, block_elements(model, block))
-        if shard.start < stop and _holds_own_state(rank, block):
+        if shard.start < stop and topology.is_first_holder(block, rank.replica):
             yield Piece(str(block), shard.start, stop, int(rank.carried("t", str(block))[0]))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.blocks import block, is_sharded, parameters_within, parse_block, tied_table_elements
+from ratrain.ratrain_ir.blocks import block, parameters_within, parse_block, tied_table_elements
 from ratrain.ratrain_ir.tensor_peers import peer_model, share_of
 from ratrain.targets.program.program import Instruction
 from ratrain.targets.runtime.memory import SQUARES_CHUNK
@@ -34,17 +34,22 @@ def shard_slice(rank: Rank, name: str) -> slice:
     return slice(owned.start, owned.stop)
 
 
-def reduce_scatter(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
-    """Each replica's shard becomes (or grows by) the mean of that part of all replicas' gradients."""
+def reduce_scatter(members: Sequence[Member], kernels: KernelSet, scalars: Scalars, scratch: Scratch) -> None:
+    """Each replica's shard becomes (or grows by) the mean of that part of all replicas' gradients; several may have the same part."""
     views = [rank.by_role(instruction) for rank, instruction in members]
     accumulate = members[0][1].accumulates
     for name in members[0][1].blocks:
         flags = [mine[f"flag.{name}"] for mine in views]
         if not accumulate:  # over micro-batches a flag stays raised
             scalars.clear(flags)
+        first: dict[int, NDArray[Any]] = {}
         for (rank, _), mine in zip(members, views, strict=True):
             shard = mine[f"gs.{name}"]
             part = shard_slice(rank, name)
+            if part.start in first:
+                kernels.memory.copy(shard, first[part.start])
+                continue
+            first[part.start] = shard
             parts = [other[f"g.{name}"][part] for other in views]
             scratch.reset()
             scalars.mean_of_replicas(
@@ -95,7 +100,7 @@ def tied_elements(rank: Rank, elements: int) -> int:
 
 
 def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
-    """Every replica's view becomes all shards of the master weights, rounded to the view's type."""
+    """The view of every replica of a shard group becomes all shards of the master weights, rounded to the view's type."""
     views = [rank.by_role(instruction) for rank, instruction in members]
     for name in members[0][1].blocks:
         whole = views[0][f"w.{name}"]
@@ -144,7 +149,7 @@ def norm_chunks(program: Program, name: str, replica: int, elements: int, peer: 
     model, peers = peer_model(program.model, program.plan), program.plan.tp
     owner = parse_block(name)
     assert owner is not None
-    if replica and not is_sharded(program.plan, owner):
+    if not program.topology.is_first_holder(owner, replica):
         return
     start = program.topology.shard_range(owner, replica).start
     for parameter, low, high in parameters_within(model, owner, start, elements):

@@ -280,7 +280,8 @@ class LocalEngine(ProgramEngine):
 
     def reduce_scatter(self, members: list[Member], _step: int) -> None:
         """Reduce gradients into the shards of all members."""
-        collectives.reduce_scatter(members, self.updater.scalars, self.scratch_of(members[0][0], Engine.COLLECTIVE))
+        scratch = self.scratch_of(members[0][0], Engine.COLLECTIVE)
+        collectives.reduce_scatter(members, self.kernels, self.updater.scalars, scratch)
 
     def all_gather(self, members: list[Member], _step: int) -> None:
         """Make the views of all members whole."""

@@ -13,7 +13,7 @@ from typing import Any
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.blocks import Block, is_sharded
+from ratrain.ratrain_ir.blocks import Block
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.tensor_peers import peer_model
 from ratrain.targets.runtime.engine import ProgramEngine
@@ -93,8 +93,8 @@ class _ArenaStates(BlockStates):
         """Elements [start, stop) of the tensor that the ranks of a tensor peer hold together."""
         program = self.engine.program
         holders = [rank for rank in self.ranks[block] if rank.peer == peer]
-        for rank in holders if is_sharded(program.plan, block) else holders[:1]:
-            shard = program.topology.shard_range(block, rank.replica)
+        first = {program.topology.shard_range(block, rank.replica): rank for rank in reversed(holders)}
+        for shard, rank in sorted(first.items(), key=lambda item: item[0].start):
             low, high = max(start, shard.start), min(stop, shard.stop)
             if low < high:
                 for at, held in rank.carried_pieces(kind, str(block), low - shard.start, high - shard.start):

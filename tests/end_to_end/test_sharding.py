@@ -12,12 +12,14 @@ from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
-from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_state_of_blocks, train
+from ratrain.ratrain_ir.types import StateKind
+from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_plan, same_state_of_blocks, train
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.training_run import TrainingRun
+    from pathlib import Path
 
     from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.training import TrainingRun
 
 LEVELS = ("embed 3", "attention.* 3, head 0", "mlp.* 0, mlp.1 3", "attention.0-1 2, mlp.0 3, embed 0, head 3")
 PLANS: dict[str, dict[str, Any]] = {
@@ -72,3 +74,45 @@ def test_levels_of_blocks_train_the_same_bits(given: str, levels: str, passes: s
     found = trained(plan, passes, zero=1, zero_blocks=levels_of(plan, levels))
     assert losses(found) == losses(expected)
     same_state_of_blocks(found, expected)
+
+
+GROUPS: dict[str, dict[str, Any]] = {
+    "optimizer state": {"zero": 1},
+    "views too, clipped": {"zero": 3, "optimizer": evolve(OPTIMIZER, clip="global", max_norm=0.3)},
+    "gradients": {"zero": 2, "reduce": "each-micro-batch"},
+    "all, each micro-batch": {"zero": 3, "reduce": "each-micro-batch", "schedule": "zb-h1"},
+    "some blocks": {"zero": 0, "zero_blocks": ZeroLevels.parse("attention.* 1, mlp.1 3")},
+    "peers": {"zero": 3, "tp": 2},
+    "tied": {"zero": 1, "tied": True},
+    "overflows": {"zero": 3, "loss_scale": 2.0**24},
+}
+
+
+@pytest.mark.parametrize("passes", [*PASSES, JOINT], ids=("recovered", "buckets", "blocking", "joint"))
+@pytest.mark.parametrize(("replicas", "group"), [(4, 2), (6, 2), (6, 3)])
+@pytest.mark.parametrize("given", GROUPS)
+@pytest.mark.sampled(13)
+def test_shard_groups_train_the_same_bits(given: str, replicas: int, group: int, passes: str) -> None:
+    plan = {**GROUPS[given], "dp": replicas, "micro_batches": 2, "micro_batch_size": 1}
+    expected = trained(plan, PASSES[0])
+    found = trained(plan, passes, shard_group=group)
+    assert losses(found) == losses(expected)
+    same_state_of_blocks(found, expected)
+
+
+def test_a_replica_of_a_shard_group_has_more_state() -> None:
+    whole, grouped = (program_of({"zero": 3, "dp": 4}, PASSES[1], shard_group=group) for group in (None, 2))
+    for one, other in zip(whole.stages, grouped.stages, strict=True):
+        masters = [sum(t.type.nbytes for t in stage.tensors if t.kind is StateKind.MASTER) for stage in (one, other)]
+        assert masters[1] == 2 * masters[0]
+
+
+@pytest.mark.parametrize("given", ["views too, clipped", "some blocks", "peers"])
+def test_a_run_goes_on_whoever_holds_the_state(given: str, tmp_path: Path) -> None:
+    plan = {**GROUPS[given], "dp": 4, "micro_batches": 2, "micro_batch_size": 1}
+    whole, grouped = (program_of(plan, PASSES[1], shard_group=group) for group in (None, 2))
+    expected = train(whole, 4)
+    for number, (first, then) in enumerate(((whole, grouped), (grouped, whole), (grouped, grouped))):
+        place = str(tmp_path / str(number))
+        train(first, 2, save=place)
+        same_state_of_blocks(train(then, 2, resume=place), expected)

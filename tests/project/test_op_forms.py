@@ -44,6 +44,8 @@ ALL_FORMS = [form for forms in FORMS.values() for form in forms]
 
 REFUSED = {
     (AllReduce, "group", Group.ALL),  # gradients are of replicas, or of the ends of tied embeddings
+    (AllReduce, "group", Group.SHARDS),  # where views are gathered, no gradients meet
+    (AllReduceScalar, "group", Group.SHARDS),
     (AllReduceScalar, "group", Group.ENDS),  # what one end alone knows is nothing that a step needs
     (AllReduceScalar, "group", Group.TENSOR),  # nor what the peers of one stage and replica know
     *((Update, "placement", engine) for engine in Engine if engine not in (Engine.COMPUTE, Engine.HOST)),

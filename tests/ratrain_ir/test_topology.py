@@ -30,7 +30,17 @@ def vee(stages: int) -> tuple[int, ...]:
 
 SIZES = st.integers(1, 5)
 LAYOUTS = st.one_of(st.builds(loop, SIZES, st.integers(1, 3)), st.builds(vee, SIZES))
-MESHES = st.builds(lambda held, replicas, peers: Mesh(max(held) + 1, replicas, peers, held), LAYOUTS, SIZES, SIZES)
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> Mesh:
+    """Meshes with and without shard groups."""
+    held, group, groups = draw(LAYOUTS), draw(SIZES), draw(st.integers(1, 3))
+    shards = group if group > 1 and groups > 1 else None
+    return Mesh(max(held) + 1, group * groups, draw(SIZES), held, shard_group=shards)
+
+
+MESHES = meshes()
 GROUPS = st.sampled_from(Group)
 
 
@@ -92,6 +102,12 @@ def test_the_groups_of_a_pipeline_with_replicas() -> None:
     assert mesh.members(Group.ENDS, Rank(0, 1)) == (Rank(0, 1), Rank(2, 1))
     assert mesh.group_size(Group.ALL) == 6
     assert grid(1, 2).members(Group.ENDS, Rank(0, 1)) == (Rank(0, 1),)
+
+
+def test_shard_groups_are_neighbours_that_have_all_shards_between_them() -> None:
+    mesh = Mesh(1, 6, 2, (0,), shard_group=3)
+    assert mesh.members(Group.SHARDS, Rank(0, 4, 1)) == (Rank(0, 3, 1), Rank(0, 4, 1), Rank(0, 5, 1))
+    assert grid(1, 6).members(Group.SHARDS, Rank(0, 4)) == grid(1, 6).members(Group.REPLICAS, Rank(0, 4))
 
 
 def test_a_message_says_its_chunk_where_stages_hold_several() -> None:

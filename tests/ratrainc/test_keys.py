@@ -189,6 +189,7 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
         "tp",
         "sequence_sharding",
         "zero_blocks",
+        "shard_group",
     }
 
 

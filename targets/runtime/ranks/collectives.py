@@ -96,7 +96,23 @@ class GroupCollectives:
         """Reduce gradients into the shards of all members."""
         views = self.rank.by_role(instruction)
         shards = {block: views[f"gs.{block}"] for block in instruction.blocks}
-        yield from self._reduce(views, shards, accumulate=instruction.accumulates)
+        copies = self.communicators.copies
+        if copies is None:
+            yield from self._reduce(views, shards, accumulate=instruction.accumulates)
+            return
+        own = {block: shard.reshape(copies.size, -1)[copies.rank] for block, shard in shards.items()}
+        gradients = {f"g.{block}": self._by_reducer(views[f"g.{block}"]) for block in shards}
+        yield from self._reduce(views | gradients, own, accumulate=instruction.accumulates)
+        yield [copies.iallgather(shard) for shard in shards.values()]
+
+    def _by_reducer(self, gradient: NDArray[Any]) -> NDArray[Any]:
+        """A gradient with the parts that replicas reduce in the order of these; those that have the same shard reduce it together."""
+        memory, topology = self.kernels.memory, self.rank.program.topology
+        placed = self.staging.take(len(gradient), memory.element_type(gradient))
+        parts, places = (whole.reshape(topology.replicas, -1) for whole in (gradient, placed))
+        for replica in range(topology.replicas):
+            memory.copy(places[replica], parts[topology.reduced_part(replica)])
+        return placed
 
     def _sum_replicas(self, instruction: Instruction) -> Phases:
         """Each rank reduces its part of every gradient in place, then all parts go to everyone."""
@@ -210,11 +226,11 @@ class GroupCollectives:
     def all_gather(self, instruction: Instruction) -> Phases:
         """Each rank rounds its shard into its place of its own view; the views then exchange places."""
         views = self.rank.by_role(instruction)
-        replicas = self.communicators.replicas
+        shards = self.communicators.shards
         for block in instruction.blocks:
-            place = views[f"w.{block}"].reshape(replicas.size, -1)[replicas.rank]
+            place = views[f"w.{block}"].reshape(shards.size, -1)[shards.rank]
             cast_master(self.rank, instruction, f"p.{block}", place, self.kernels, self.scratch)
-        yield [replicas.iallgather(views[f"w.{block}"]) for block in instruction.blocks]
+        yield [shards.iallgather(views[f"w.{block}"]) for block in instruction.blocks]
 
     def _sum_loss(self, instruction: Instruction) -> Phases:
         replicas = self.communicators.replicas
@@ -280,8 +296,10 @@ def staging_bytes(rank: Rank, reduction: Reduction) -> int:
 
 
 def _staging_of(rank: Rank, instruction: Instruction, reduction: Reduction) -> int:
-    total = 0
+    total, grouped = 0, rank.program.plan.shard_group is not None and instruction.keyword == ops.ReduceScatter.keyword
     for role, view in rank.by_role(instruction).items():
+        if role.startswith("g.") and grouped:
+            total += view.nbytes
         if role.startswith("g.") and reduction == "fast":
             total += 4 * (len(view) + len(view) // rank.program.plan.dp)
         elif role.startswith("g.") or (role.startswith("gs.") and instruction.group == "ends"):

@@ -32,6 +32,10 @@ class Communicators:
     """all ranks: collectives of the group `all`"""
     replicas: Communicator
     """the replicas of this rank's stage, of the same tensor peer"""
+    shards: Communicator
+    """of these the ones that have all shards between them"""
+    copies: Communicator | None
+    """of these the ones that have the same shard; None where no others do"""
     pipeline: Communicator
     """the stages of this rank's replica, of the same tensor peer: messages only, tag = number of the channel"""
     ends: Communicator | None
@@ -59,6 +63,10 @@ class Communicators:
         world = transport.world(mesh.ranks.index(place))
         lane, is_end = mesh.lane(place), place.stage in mesh.stages_of(Group.ENDS, place.stage)
         has_peers, team = mesh.peers > 1, place.stage * mesh.replicas + place.replica
+        replicas = _own_part(world.split(place.stage * mesh.peers + place.peer))
+        in_groups, index = mesh.shard_group is not None, place.replica % mesh.shards
+        shards = _own_part(replicas.split(place.replica - index)) if in_groups else replicas
+        copies = replicas.split(index) if in_groups else None
         # groups of messages are made last: a library may tell groups apart by how many a process has made
         ends = world.split(lane if is_end else None)
         peers, peer_gradients = (world.split(team) if has_peers else None for _ in range(2))
@@ -66,7 +74,9 @@ class Communicators:
             place,
             world,
             _own_part(world.split(0)),
-            _own_part(world.split(place.stage * mesh.peers + place.peer)),
+            replicas,
+            shards,
+            copies,
             _own_part(world.split(lane)).for_messages([(hop.source, hop.target) for hop in mesh.hops]),
             None if ends is None else ends.for_messages([(0, 1), (1, 0)] if ends.size > 1 else []),
             peers,

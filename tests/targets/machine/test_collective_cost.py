@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.topology import grid
+from ratrain.ratrain_ir.frontend.rank_mapping import Tile
+from ratrain.ratrain_ir.topology import Mesh, grid
 from ratrain.targets.machine.collective_cost import (
     _GATHERS,
     _REDUCTIONS,
@@ -18,6 +19,7 @@ from ratrain.targets.machine.collective_cost import (
     all_gathers,
     all_reduces,
     cheapest,
+    copied_shards,
     reduce_scatters,
     scalar_all_reduces,
 )
@@ -183,6 +185,27 @@ def test_a_shared_port_makes_the_hierarchy_pay() -> None:
     scatter = named(reduce_scatters(32 * MIB, 2, group, SHARED), "hierarchical")
     assert scatter.uplink_bytes(0) == pytest.approx(32 * MIB * 4 / 4 * 31 / 32), "only sums leave the chip, as f32"
     assert scatter.bytes_at(0) == pytest.approx(32 * MIB * 2 * 3 / 4), "what is summed first is as narrow as it was"
+
+
+def test_copies_of_shards_move_what_groups_have_summed() -> None:
+    """Within a group all parts but one of a gradient, then sums of a shard there and the sum back, over as many groups."""
+    nodes = Placement(SHARED.link_groups, Mesh(1, 16, 1, (0,), shard_group=4), None)
+    group, copies = nodes.members("shards"), nodes.copies
+    assert (group.within, copies.within) == ((4, 4), (1, 4))
+    way = copied_shards(32 * MIB, 2, group, copies, SHARED, 0.0)
+    assert way.bytes_at(0) == pytest.approx(64 * MIB * 3 / 4)
+    assert way.bytes_at(1) == pytest.approx(32 * MIB / 4 * (4 + 2) * 3 / 4)
+    everyone = named(reduce_scatters(32 * MIB, 2, nodes.members("replicas"), SHARED), "hierarchical")
+    assert way.bytes_at(1) > everyone.bytes_at(1)
+    assert cheapest(all_gathers(64 * MIB, group, SHARED), SHARED).bytes_at(1) == 0, "views stay on the chip"
+
+
+@pytest.mark.parametrize(
+    ("tile", "within"), [(Tile("chip", 1, 4), (4, 8)), (Tile("chip", 1, 2), (2, 8)), (Tile("chip", 1, 1), (1, 8))]
+)
+def test_shard_groups_fill_tiles_as_replicas_do(tile: Tile, within: tuple[int, ...]) -> None:
+    mesh = Mesh(1, 16, 1, (0,), shard_group=8)
+    assert Placement(SHARED.link_groups, mesh, (tile,)).members("shards").within == within
 
 
 def test_chips_must_be_full() -> None:

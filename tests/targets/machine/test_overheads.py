@@ -82,6 +82,11 @@ def test_tensor_peers_have_two_communicators() -> None:
     assert Mesh(2, 2, 4, (0, 1)).most_communicators(tied=True) == 1 + 1 + 2 + 1 + 1
 
 
+def test_shard_groups_have_two_communicators() -> None:
+    """One gathers views, and one those replicas that have the same shard."""
+    assert Mesh(1, 4, 1, (0,), shard_group=2).communicators(0, tied=False) == 2 + 2
+
+
 def test_two_edges_between_two_stages_are_one_pair() -> None:
     assert Mesh(2, 1, 1, (0, 1, 0, 1)).communicators(0, tied=False) == 2
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import asdict, evolve
 
 from ratrain.ratrain_ir.frontend.plan import Optimizer
+from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.targets.program.rtx import write_program
 from tests.end_to_end.chunk_runs import program_of
@@ -42,6 +43,14 @@ PLANS: dict[str, dict[str, Any]] = {
     "2x2-documents": {"attention_mask": "document"},
     "2x2-documents-slices-gpt2": {"model": GPT2, "attention_mask": "document", "slices": (4, 1, 5)},
     "1x4-tied": {"model": TIED, "pp": 1, "dp": 4},
+    "1x4-shard-groups": {"pp": 1, "dp": 4, "shard_group": 2, "zero": 2, "reduce": "each-micro-batch"},
+    "1x4-levels-clipped": {
+        "pp": 1,
+        "dp": 4,
+        "shard_group": 2,
+        "zero_blocks": ZeroLevels.parse("mlp.* 3, attention.* 0"),
+        "optimizer": CLIPPED,
+    },
     "4x1-tied": {"model": evolve(TIED, layers=4), "pp": 4, "dp": 1},
 }
 
