@@ -10,12 +10,11 @@ import attrs
 from ratrain.passes.pass_base import PATH, option_text, path_of_text
 from ratrain.passes.registry import pass_class
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location, nearest
-from ratrain.ratrain_ir.quantities import QuantityError, exact_quantity
+from ratrain.ratrain_ir.quantities import QuantityError, whole_bytes
 
 if TYPE_CHECKING:
     from ratrain.passes.pass_base import Pass
 
-_MOST_BYTES = 10**18
 _MAX_COUNT_DIGITS = 7
 _PASS = re.compile(r"\s*([^\s,{}]+)\s*(\{([^{}]*)\})?\s*")
 
@@ -60,10 +59,9 @@ def pass_text(item: Pass) -> str:
 def size_in_bytes(text: str) -> int | None:
     """Bytes of a size like `64MiB`, `1.5 GB` or `1000`, or None where it is not one, no whole number, or beyond any memory."""
     try:
-        size = exact_quantity(text, "bytes")
+        return whole_bytes(text)
     except QuantityError:
         return None
-    return int(size) if size <= _MOST_BYTES and size == int(size) else None
 
 
 def _make(text: str, match: re.Match[str]) -> Pass:
@@ -106,14 +104,19 @@ def _read_option(text: str, at: int, cls: type[Pass], attribute: attrs.Attribute
     if attribute.metadata.get("unit") == PATH:
         return path_of_text(value)
     if attribute.metadata.get("unit") == "bytes":
-        size = size_in_bytes(value)
-        if size is None:
-            expected = " or ".join(("bytes like 64MiB", *words))
-            _fail(text, at, f"{attribute.name} of '{cls.name}': expected {expected}, got '{value}'", len(value))
-        return size
+        try:
+            return whole_bytes(value)
+        except QuantityError as error:
+            message = f"expected {' or '.join(('bytes like 64MiB', *words))}, got '{value}'"
+            _fail(text, at, f"{attribute.name} of '{cls.name}': {message}", len(value), _joined(error.help))
     if not (value.isascii() and value.isdigit() and len(value) < _MAX_COUNT_DIGITS):
         _fail(text, at, f"{attribute.name} of '{cls.name}': expected a number, got '{value}'", len(value))
     return int(value)
+
+
+def _joined(words: str) -> str:
+    """How quantities are spelt, without the spaces that part the options of a pass: `64 MiB` is `64MiB`."""
+    return re.sub(r"(\d) (?=[A-Z])", r"\1", words)
 
 
 def _fail(text: str, at: int, message: str, length: int = 1, help: str | None = None) -> NoReturn:  # noqa: A002

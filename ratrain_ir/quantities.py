@@ -32,6 +32,10 @@ EXAMPLES = {
     "flop/s": "989 TFLOP/s",
     "cycles/s": "1.2 GHz",
 }
+COUNTS = {"": Decimal(1)} | {
+    name: Decimal(1000) ** power for power, names in enumerate(("Kk", "M", "BG", "T"), 1) for name in names
+}
+"""What may stand behind a number of tokens, `15T` or `300B`, and what that multiplies it by."""
 _SHOWN = {
     "bytes": (("B", "KB", "MB", "GB", "TB", "PB"), ("B", "KiB", "MiB", "GiB", "TiB", "PiB")),
     "bytes/s": (("B/s", "KB/s", "MB/s", "GB/s", "TB/s", "PB/s"),),
@@ -41,6 +45,9 @@ _SHOWN = {
 }
 """What numbers are shown in, from the small to the large."""
 _QUANTITY = re.compile(r"(\d{1,30}(?:\.\d{0,30})?(?:[eE][-+]?\d{1,2})?)\s*([A-Za-z\u00b5\u03bc][A-Za-z/]{0,11})?")
+_WITHOUT_BYTE = re.compile(r"([KkMGTP])i?", re.IGNORECASE)
+_MOST_BYTES = 10**18
+"""More than any memory has."""
 _BITS = re.compile(r"([KkMGTP]i?)?(?:b|bit|bits)(/s|ps)?")
 
 
@@ -77,13 +84,60 @@ def exact_quantity(text: str, unit: str) -> Decimal:
         raise QuantityError(f"'{text}' counts bits, not {unit}", _help_of_bits(shown, unit, is_rate=bool(bits[2])))
     other = next((known for known, names in SCALES.items() if suffix in names), None)
     if other is None:
-        meant = next((name for name in SCALES[unit] if name.lower() == suffix.lower()), None)
-        raise QuantityError(f"'{suffix}' is no unit of {unit}", f"write {match[1]} {meant}" if meant else _how(unit))
+        raise QuantityError(f"'{suffix}' is no unit of {unit}", _help_of_suffix(match[1], suffix, unit))
     sibling = {"bytes/s": f"{suffix}/s", "bytes": suffix.removesuffix("/s")}.get(unit)
     raise QuantityError(
         f"'{text}' is in {other}, not in {unit}",
         f"write {match[1]} {sibling}" if sibling in SCALES[unit] else _how(unit),
     )
+
+
+def _help_of_suffix(number: str, suffix: str, unit: str) -> str:
+    """How a quantity is written whose unit is spelt in other letters, or lacks its last ones."""
+    meant = next((name for name in SCALES[unit] if name.lower() == suffix.lower()), None)
+    if meant is not None:
+        return f"write {number} {meant}"
+    prefix, rate = suffix.removesuffix("/s"), "/s" if unit == "bytes/s" else ""
+    if unit not in ("bytes", "bytes/s") or _WITHOUT_BYTE.fullmatch(prefix) is None:
+        return _how(unit)
+    letter = prefix[0].upper()
+    named = (f"{letter}iB{rate}",) if len(prefix) > 1 else (f"{letter}B{rate}", f"{letter}iB{rate}")
+    return f"write {' or '.join(f'{number} {name}' for name in named)}"
+
+
+def with_unit(text: str, unit: str) -> str:
+    """The text of a quantity. Raises `QuantityError` where it is a number alone, with what it says and how another is written."""
+    if _QUANTITY.fullmatch(text.strip()) is None or not text.strip()[-1].isdigit():
+        return text  # `exact_quantity` says what else is wrong
+    examples = EXAMPLES[unit].split(" or ")
+    spelt = [f"{text.strip()} {example.partition(' ')[2]}" for example in examples]
+    bare = next(name for name, scale in SCALES[unit].items() if scale == 1)
+    raise QuantityError(
+        f"'{text}' has no unit", f"write {' or '.join(spelt)}; or {text.strip()} {bare}, if that is meant"
+    )
+
+
+def whole_bytes(text: str) -> int:
+    """A whole number of bytes that a memory may have, from a text like `20GiB`, `1.5 GB` or `1000`.
+
+    Raises `QuantityError` where it is none.
+    """
+    size = exact_quantity(text, "bytes")
+    if size > _MOST_BYTES or size != int(size):
+        why = "more bytes than any memory has" if size > _MOST_BYTES else "no whole number of bytes"
+        raise QuantityError(f"'{text}' is {why}", _how("bytes"))
+    return int(size)
+
+
+def parse_count(text: str) -> float:
+    """The number of a text like `1e12`, `300B` or `15T`. Raises `QuantityError` where it is none."""
+    match = _QUANTITY.fullmatch(text.strip().replace("_", ""))
+    suffix = match[2] or "" if match else ""
+    if match is None or suffix not in COUNTS:
+        meant = suffix.upper() if match and suffix.upper() in COUNTS else None
+        how = f"write {match[1]}{meant}" if match and meant else "write for example 1e12 or 1T, 300e9 or 300B"
+        raise QuantityError(f"'{text[:60]}' is not a number of tokens", how)
+    return float(Decimal(match[1]) * COUNTS[suffix])
 
 
 def _help_of_bits(shown: str, unit: str, *, is_rate: bool) -> str:

@@ -212,12 +212,29 @@ def machine_option(function: F) -> F:
 
 def byte_count(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     """The callback of an option that counts bytes: a number, or one with a unit like 20GiB or 20GB."""
-    from ratrain.passes.pipeline_text import size_in_bytes
+    from ratrain.ratrain_ir.quantities import QuantityError, whole_bytes
 
-    size = None if value is None else size_in_bytes(value)
-    if value is not None and size is None:
-        raise click.BadParameter(f"expected bytes like 1048576, 20GB or 20GiB, got '{value}'", context, parameter)
-    return size
+    try:
+        return None if value is None else whole_bytes(value)
+    except QuantityError as error:
+        words = f"expected bytes like 1048576, 20GB or 20GiB, got '{value}': {error.help}"
+        raise click.BadParameter(words, context, parameter) from None
+
+
+class TokenCount(FiniteRange):
+    """A number of tokens, at least one: also `300B` or `15T`."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; a usage error where it is none."""
+        from ratrain.ratrain_ir.quantities import QuantityError, parse_count
+
+        try:
+            return super().convert(parse_count(str(value)), param, ctx)
+        except QuantityError as error:
+            self.fail(f"{error}: {error.help}", param, ctx)
 
 
 def target_options(function: F) -> F:

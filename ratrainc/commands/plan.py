@@ -8,8 +8,8 @@ import click
 
 from ratrain.ratrain_ir.frontend.plan import ATTENTION_MASKS, ATTENTIONS, LOGITS
 from ratrain.ratrainc.commands.options import (
-    FiniteRange,
     Result,
+    TokenCount,
     exhaustive_option,
     in_groups,
     jobs_option,
@@ -95,7 +95,11 @@ Examples:
 @seconds_option(25.0, "Time for the search.", "effort_seconds")
 @jobs_option(parameter="effort_jobs")
 @click.option(
-    "--tokens", "questions_tokens", type=FiniteRange(min=1), metavar="N", help="Say what training on N tokens takes."
+    "--tokens",
+    "questions_tokens",
+    type=TokenCount(),
+    metavar="N",
+    help="Say what training on N tokens takes, like 1e12 or 1T.",
 )
 @click.option(
     "--robust",

@@ -7,7 +7,7 @@ import math
 from attrs import evolve
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail, nearest
-from ratrain.ratrain_ir.quantities import SCALES, QuantityError, parse_quantity
+from ratrain.ratrain_ir.quantities import SCALES, QuantityError, parse_quantity, with_unit
 from ratrain.targets.machine.machine import STORE_UNITS, Constant, Machine, optional_constants, parse_machine, unit_of
 from ratrain.targets.machine.writer import machine_lines
 
@@ -65,7 +65,7 @@ def _number(text: str, constant: str) -> float:
     """
     unit = unit_of(constant)
     try:
-        number = parse_quantity(text, unit) if unit in SCALES else float(text)
+        number = parse_quantity(with_unit(text, unit), unit) if unit in SCALES else float(text)
     except QuantityError as error:
         fail("RT065", f"value of {constant}: {error}", help=error.help)
     except ValueError:

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.quantities import EXAMPLES, SCALES, QuantityError, parse_quantity, quantity_text
+from ratrain.ratrain_ir.quantities import (
+    EXAMPLES,
+    SCALES,
+    QuantityError,
+    parse_count,
+    parse_quantity,
+    quantity_text,
+    whole_bytes,
+    with_unit,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +54,9 @@ def test_quantities_are_read_as_the_number_one_would_write(text: str, unit: str,
         ("8 Gib", "bytes", "counts bits, not bytes", "eight bits are a byte: that is 1 GiB"),
         ("8 Gb", "bytes/s", "counts bits, not bytes/s", "write for example 900 GB/s"),
         ("80 gb", "bytes", "'gb' is no unit of bytes", "write 80 GB"),
+        ("20G", "bytes", "'G' is no unit of bytes", "write 20 GB or 20 GiB"),
+        ("20gi", "bytes", "'gi' is no unit of bytes", "write 20 GiB"),
+        ("20 m/s", "bytes/s", "'m/s' is no unit of bytes/s", "write 20 MB/s or 20 MiB/s"),
         ("989 tflop/s", "flop/s", "'tflop/s' is no unit of flop/s", "write 989 TFLOP/s"),
         ("25 minutes", "s", "'minutes' is no unit of s", "write for example 25 us"),
         ("25 us", "flop/s", "is in s, not in flop/s", "write for example 989 TFLOP/s"),
@@ -58,6 +70,43 @@ def test_what_is_refused_says_how_it_is_written(text: str, unit: str, message: s
     with pytest.raises(QuantityError, match=message) as refused:
         parse_quantity(text, unit)
     assert refused.value.help == help_text
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("1T", 1e12), ("300B", 3e11), ("1.5 M", 1.5e6), ("20k", 2e4), ("1e12", 1e12), ("15_000", 15e3)]
+)
+def test_tokens_are_counted_as_people_write_them(text: str, count: float) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "help_text"),
+    [
+        ("1t", "write 1T"),
+        ("15 tokens", "write for example 1e12 or 1T, 300e9 or 300B"),
+        ("nan", "1e12"),
+        ("-1T", "1e12"),
+    ],
+)
+def test_what_counts_no_tokens_says_how_they_are_written(text: str, help_text: str) -> None:
+    with pytest.raises(QuantityError) as refused:
+        parse_count(text)
+    assert help_text in refused.value.help
+
+
+@pytest.mark.parametrize(("text", "why"), [("1.5", "no whole number"), ("2e18", "more bytes than any memory has")])
+def test_sizes_that_no_memory_has_are_refused(text: str, why: str) -> None:
+    with pytest.raises(QuantityError, match=why):
+        whole_bytes(text)
+
+
+@given(st.sampled_from(sorted(SCALES)), st.integers(1, 10**6))
+def test_a_number_alone_is_refused_with_spellings_that_are_taken(unit: str, number: int) -> None:
+    with pytest.raises(QuantityError, match="has no unit") as refused:
+        with_unit(str(number), unit)
+    spelt = refused.value.help.removeprefix("write ").removesuffix(", if that is meant").replace("; or ", " or ")
+    for text in spelt.split(" or "):
+        assert parse_quantity(with_unit(text, unit), unit) > 0
 
 
 @given(st.sampled_from(sorted(SCALES)), st.floats(1e-15, 1e30))

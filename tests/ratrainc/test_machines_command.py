@@ -76,7 +76,12 @@ def test_what_a_file_leaves_open_is_marked_and_said_once(tmp_path: Path, capsys:
         ("ddr=5us", "'5us' is in s, not in bytes", "80 GB or 80 GiB"),
         ("latency=5GB", "'5GB' is in bytes, not in s", "25 us"),
         ("gemm=80%", "gemm_efficiency is a number (fraction of fp16_peak), got '80%'", ""),
-        ("ddr=0", "ddr_capacity (bytes) is a number above 0, got '0'", ""),
+        ("ddr=0GB", "ddr_capacity (bytes) is a number above 0, got '0GB'", ""),
+        ("ddr=16", "'16' has no unit", "write 16 GB or 16 GiB; or 16 B, if that is meant"),
+        ("ddr=16G", "'G' is no unit of bytes", "write 16 GB or 16 GiB"),
+        ("link=7.4", "'7.4' has no unit", "write 7.4 GB/s"),
+        ("link=7g", "'g' is no unit of bytes/s", "write 7 GB/s or 7 GiB/s"),
+        ("latency=5", "'5' has no unit", "write 5 us"),
     ],
 )
 def test_a_what_if_reads_quantities_as_a_machine_file_does(
