@@ -8,7 +8,7 @@ across layers and the driver prints them. Nothing else may cross the driver boun
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NoReturn
 
@@ -242,9 +242,13 @@ def fail(
     raise DiagnosticError([Diagnostic(code, message, location, tuple(notes), help, source)])
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """A help text with the known name closest to a misspelt one, or None."""
+def nearest(name: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> str | None:
+    """A help text with the known name closest to a misspelt one, small and capital letters being the same, or None.
+
+    `others` has names that others give to some of the known ones.
+    """
     import difflib
 
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"did you mean '{matches[0]}'?" if matches else None
+    meant = {word.lower(): word for word in known} | dict(others or {})
+    matches = difflib.get_close_matches(name.lower(), list(meant), n=1, cutoff=0.6)
+    return f"did you mean '{meant[matches[0]]}'?" if matches else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ratrain.ratrain_ir.frontend.plan import KEYS
 from ratrain.ratrain_ir.ops import Op, Tensor, field_texts
 from ratrain.ratrain_ir.parser import FORMAT_VERSION
 from ratrain.ratrain_ir.types import Home, StateKind
@@ -23,7 +24,7 @@ def module_lines(module: Module) -> Iterator[str]:
     yield f"rtir {FORMAT_VERSION}"
     yield f"module @{module.name} level {module.level.value} {{"
     yield _header("model", module.model.to_fields())
-    yield _header("plan", module.plan.to_fields())
+    yield _header("plan", KEYS.with_words(module.plan.to_fields()))
     if module.target is not None:
         yield from _target_lines(module.target)
     if module.pipeline:

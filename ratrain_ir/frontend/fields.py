@@ -112,8 +112,10 @@ class FieldReader:
         self._wrong(name, expected)
         return ()
 
-    def word(self, name: str, choices: Sequence[str], *, default: str | None = None) -> str:
-        """One of a few names."""
+    def word(
+        self, name: str, choices: Sequence[str], others: Mapping[str, str] | None = None, *, default: str | None = None
+    ) -> str:
+        """One of a few names; one that `others` has is refused with what it is called here."""
         expected = " or ".join(f'"{choice}"' for choice in choices)
         if name not in self.values and default is not None:
             return default
@@ -122,7 +124,7 @@ class FieldReader:
         value = self.values[name]
         if isinstance(value, str) and value in choices:
             return value
-        self._wrong(name, expected, nearest(value, choices) if isinstance(value, str) else None)
+        self._wrong(name, expected, nearest(value, choices, others) if isinstance(value, str) else None)
         return choices[0]
 
     def text(self, name: str, accept: Callable[[str], bool], expected: str) -> str:

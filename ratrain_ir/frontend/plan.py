@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["BUILT_SCHEDULES", "Optimizer", "Plan"]
 
 DTYPES = tuple(dtype.value for dtype in STORAGE_DTYPES)
+_OTHER_DTYPE_NAMES = {"half": "f16", "float16": "f16", "bfloat16": "bf16", "brain": "bf16"} | dict.fromkeys(
+    ("float", "single", "float32"), "f32"
+)
 DTYPE_KEYS = ("view_dtype", "grad_dtype", "grad_shard_dtype")
 """The keys that say what parameters and gradients are stored in."""
 REDUCTIONS = ("last", "each-micro-batch")
@@ -67,7 +70,7 @@ DEFAULT_HEAD_CHUNK = 256
 _RATE = number(lambda value: 0 <= value <= _MAX_RATE, f"a number from 0 to {_MAX_RATE}")
 _LOSS_SCALE = number_or_none(
     lambda value: 1 / _MAX_LOSS_SCALE <= value <= _MAX_LOSS_SCALE,
-    f'a number from 2**-32 to {_MAX_LOSS_SCALE:.0f}, or "dynamic"',
+    f'a number from 2**-32 to {_MAX_LOSS_SCALE:.0f} (1.0: no scaling), or "dynamic"',
 )
 
 
@@ -244,7 +247,8 @@ class Plan:
     )
     """When gradients meet those of the other replicas: after the `last` micro-batch, or after `each-micro-batch`."""
     view_dtype: str = field(
-        default="f16", metadata=key("state", "the type of the parameters that blocks compute with", word(DTYPES))
+        default="f16",
+        metadata=key("state", "the type of the parameters that blocks compute with", word(DTYPES, _OTHER_DTYPE_NAMES)),
     )
     """Type of the parameters that blocks compute with."""
     grad_dtype: str = field(
@@ -252,7 +256,7 @@ class Plan:
         metadata=key(
             "state",
             "the type of a block's gradient",
-            word(DTYPES),
+            word(DTYPES, _OTHER_DTYPE_NAMES),
             default=lambda before: before["view_dtype"],
         ),
     )
@@ -262,7 +266,7 @@ class Plan:
         metadata=key(
             "state",
             "the type in which reduced gradients are added up",
-            word(DTYPES),
+            word(DTYPES, _OTHER_DTYPE_NAMES),
             default=lambda before: before["grad_dtype"],
         ),
     )

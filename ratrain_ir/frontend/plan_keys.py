@@ -64,9 +64,9 @@ def numbers(count: int, accept: Callable[[float], bool], expected: str) -> Readi
     return lambda reader, name, default: reader.numbers(name, count, accept, expected, default=default)
 
 
-def word(choices: Sequence[str]) -> Reading:
-    """One of a few names."""
-    return lambda reader, name, default: reader.word(name, choices, default=default)
+def word(choices: Sequence[str], others: Mapping[str, str] | None = None) -> Reading:
+    """One of a few names; `others` are what people call some of them, which are refused with the name that is meant."""
+    return lambda reader, name, default: reader.word(name, choices, others or {}, default=default)
 
 
 def flag(reader: FieldReader, name: str, default: Any) -> bool:
@@ -97,7 +97,7 @@ class Key:
     text: Callable[[Any], Value] = _as_it_is
     """the value as a text has it, unless it is None"""
     none_word: str | None = None
-    """the file's word for None; without one, a file leaves the key out"""
+    """the word for None of a file and of the IR text; without one, a file leaves the key out"""
     in_header_if_default: bool = True
     """whether a header says it where it is what the class has by default; else texts from before there was the key stay as they are"""
     not_in_file: Callable[[Any], bool] = _never
@@ -150,6 +150,18 @@ class Table(Generic[T]):
             values |= table.header(getattr(of, name))
         return values
 
+    def with_words(self, header: Mapping[str, Value]) -> dict[str, Value]:
+        """The fields of a header as the IR text has them: a key that is None by its word, where it has one."""
+        return {name: self.keys[name].none_word if value is None else value for name, value in header.items()}
+
+    def without_words(self, values: Mapping[str, object]) -> dict[str, object]:
+        """The inverse of `with_words`; texts from before it, which say none, are read too."""
+        return {name: self._meant(name, value) for name, value in values.items()}
+
+    def _meant(self, name: str, value: object) -> object:
+        word = self.keys[name].none_word if name in self.keys else None
+        return None if word is not None and value == word else value
+
     def words(self, of: T) -> dict[str, str]:
         """Each key with its value as a file has it, in the file's order; keys that the file leaves out are not there."""
         values = self.file_values(of)
@@ -180,8 +192,7 @@ class Table(Generic[T]):
                     if name not in self.sections[section]:
                         self._report_key(section, name, report)
                     else:
-                        word = self.keys[name].none_word
-                        values[name] = None if word is not None and value == word else value
+                        values[name] = self._meant(name, value)
         return values
 
     def _report_section(self, section: str, content: object, report: Report) -> None:

@@ -32,7 +32,7 @@ def plan_from_fields(
     built in this version or, where a model is given, contrary to the model.
     """
     report = Report(places)
-    reader = FieldReader(values, report, "RT064")
+    reader = FieldReader(KEYS.without_words(values), report, "RT064")
     reader.refuse_unknown(KEYS.keys)
     plan = KEYS.read(reader)
     check_together(reader, plan, model, auto_cuts=False)

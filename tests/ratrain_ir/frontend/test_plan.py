@@ -16,7 +16,7 @@ from ratrain.ratrain_ir.frontend.balance import balance_cuts, head_flops, layer_
 from ratrain.ratrain_ir.frontend.families import FAMILY
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan import DTYPES, Optimizer, Plan
+from ratrain.ratrain_ir.frontend.plan import DTYPES, KEYS, Optimizer, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan, parse_plan, plan_from_fields, plan_to_toml
 from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
 
@@ -517,6 +517,37 @@ def test_fields_are_flat():
     assert (values["cuts"], values["betas"], values["loss_scale"]) == ((2, 4, 6), (0.9, 0.95), None)
 
 
+@pytest.mark.parametrize("scale", [None, 1.0, 1024.0])
+def test_the_ir_text_has_the_words_of_the_file(scale):
+    """A scale that is adapted is no scale of none; texts that said `none` for it mean what they meant."""
+    plan = evolve(parse(BASE), loss_scale=scale)
+    said = KEYS.with_words(plan.to_fields())
+    assert said["loss_scale"] == ("dynamic" if scale is None else scale)
+    assert said["total_steps"] is None
+    assert plan_from_fields(said) == plan_from_fields(plan.to_fields()) == plan
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        *(("fp16", "f16"), ("FP16", "f16"), ("float16", "f16"), ("half", "f16"), ("F16", "f16")),
+        *(
+            ("bfloat16", "bf16"),
+            ("BF16", "bf16"),
+            ("bf-16", "bf16"),
+            ("fp32", "f32"),
+            ("float", "f32"),
+            ("single", "f32"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("key", ["view_dtype", "grad_dtype"])
+def test_other_names_of_types_lead_to_theirs(key, name, meant):
+    with pytest.raises(DiagnosticError) as refused:
+        parse(f'{BASE}[state]\n{key} = "{name}"\n')
+    assert refused.value.diagnostics[0].help == f"did you mean '{meant}'?"
+
+
 @pytest.mark.parametrize(
     ("change", "phrase"),
     [
@@ -530,7 +561,7 @@ def test_fields_are_flat():
         ({"schedule": "chimera"}, "does not build the schedule"),
         ({"betas": (0.9, 1)}, "'betas' is (0.9, 1)"),
         ({"total_steps": 4, "warmup_steps": 5}, "5 warm-up steps"),
-        ({"loss_scale": "dynamic"}, "'loss_scale' is \"dynamic\""),
+        ({"loss_scale": "adapted"}, "'loss_scale' is \"adapted\""),
         ({"optimizer": 1}, '"optimizer" is not a known field'),
     ],
 )
