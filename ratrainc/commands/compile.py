@@ -16,7 +16,6 @@ from ratrain.ratrainc.commands.options import (
     output_file,
     plan_option,
     refuse_idle,
-    refuse_table,
     target_options,
 )
 from ratrain.ratrainc.machine_choice import MachineChoice
@@ -152,8 +151,6 @@ def _check_usage(
     passes: str | None,
     output: str | None,
 ) -> None:
-    if schedule is not None:
-        refuse_table(schedule)
     if schedule is None and (model is None or plan is None):
         raise click.UsageError("give --model and --plan, or a schedule file (.rtir)")
     if schedule is not None and (model is not None or plan is not None or strategy is not None):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shlex
 import stat
 from collections.abc import Callable
 from contextlib import suppress
@@ -106,7 +105,15 @@ class FilePath(click.types.StringParamType):
 
 
 class Source(FilePath):
-    """What a command reads."""
+    """What a command reads; a file whose ending says that it is something else is refused, with the command that takes it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The path as it was given. Raises `DiagnosticError` RT002 where its ending is that of another kind."""
+        from ratrain.ratrainc.commands.file_kinds import refuse_wrong_kind
+
+        path = super().convert(value, param, ctx)
+        refuse_wrong_kind(self.kind, path)
+        return path
 
 
 class Result(FilePath):
@@ -169,16 +176,6 @@ def refuse_idle(why: str, *names: str) -> None:
     for parameter in context.command.params:
         if parameter.name in names and context.get_parameter_source(parameter.name) is not ParameterSource.DEFAULT:
             raise click.UsageError(f"{' / '.join([*parameter.opts, *parameter.secondary_opts])} {why}")
-
-
-def refuse_table(file: str) -> None:
-    """Raise `click.UsageError` where a schedule table stands for a schedule or a program: it has the order, but no model and no plan."""
-    if file.lower().endswith(".csv"):
-        word = shlex.quote(file)
-        raise click.UsageError(
-            f"'{file}' is a schedule table (CSV), no schedule (.rtir) or program (.rtx): compile it with 'ratrainc compile --model M "
-            f"--plan P --schedule-file {word}', or check it with 'ratrainc lint {word}'"
-        )
 
 
 def in_groups(**groups: type[Any]) -> Callable[[Callable[..., R]], Callable[..., R]]:

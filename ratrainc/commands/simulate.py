@@ -14,7 +14,6 @@ from ratrain.ratrainc.commands.options import (
     machine_option,
     output_file,
     refuse_idle,
-    refuse_table,
     rendezvous_option,
     sharing_option,
 )
@@ -93,7 +92,6 @@ def command(
     from ratrain.ratrainc.commands.loading import checked_program
     from ratrain.ratrainc.console import print_json, status
 
-    refuse_table(file)
     if sum((one_core, cores is not None, trace is not None)) > 1:
         raise click.UsageError("--one-core and --cores give a step time alone: they exclude each other and --trace")
     if one_core or cores is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.options import Source, json_option, machine_option, refuse_idle, refuse_table
+from ratrain.ratrainc.commands.options import Source, json_option, machine_option, refuse_idle
 from ratrain.ratrainc.terminal import echo
 
 _EPILOG = """\b
@@ -30,7 +30,6 @@ def command(file: str, machine: str | None, as_json: bool) -> int:
     from ratrain.ratrain_ir.diagnostics import DiagnosticError
     from ratrain.ratrainc.console import print_json, show_diagnostics, status
 
-    refuse_table(file)
     is_program = file.endswith(".rtx")
     if is_program and machine is not None:
         raise click.UsageError("a program holds what its machine's routines need: leave --machine out")

@@ -516,7 +516,7 @@ def test_exit_codes_of_processes(files: Path) -> None:
     assert (good.returncode, json.loads(good.stdout)["sound"], good.stderr) == (0, True, "")
     bad = process(files, "verify", "plan.toml")
     assert (bad.returncode, bad.stdout) == (1, "")
-    assert "error[RT001]" in bad.stderr
+    assert "error[RT002]" in bad.stderr
     assert process(files, "verify").returncode == 2
 
 

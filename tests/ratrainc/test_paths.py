@@ -89,7 +89,17 @@ WITH: dict[tuple[str, str], dict[str, str | None]] = {
     ("run", "settings_evaluation_paths"): {"settings_evaluation_every": "1"},
 }
 """What goes with a parameter, or does not."""
-NO_PATHS = {"strategy", "strategy_name", "passes", "pipeline", "print_ir_after", "plans_strategy", "names", "name"}
+NO_PATHS = {
+    "settings_execution_ram_bytes",
+    "strategy",
+    "strategy_name",
+    "passes",
+    "pipeline",
+    "print_ir_after",
+    "plans_strategy",
+    "names",
+    "name",
+}
 NO_PATHS |= {
     "max_shard_size",
     "data_completion_key",

@@ -162,8 +162,9 @@ def test_a_table_given_as_a_schedule_points_to_the_right_command(
     folder: Path, capsys: pytest.CaptureFixture[str], command: str, name: str
 ) -> None:
     (folder / name).write_text(GPIPE)
-    assert main([command, name]) == 2
+    assert main([command, name]) == 1
     error = capsys.readouterr().err
     word = name if " " not in name else f"'{name}'"
-    assert f"'ratrainc compile --model M --plan P --schedule-file {word}'" in error
+    assert "'ratrainc compile --model M --plan P.toml -o X." in error
+    assert f" --schedule-file {word}'" in error
     assert f"'ratrainc lint {word}'" in error

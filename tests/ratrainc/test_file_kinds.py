@@ -1,0 +1,64 @@
+"""A file of another kind than a command reads: it is said what it is, and what takes it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.commands.file_kinds import refuse_wrong_kind
+
+
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        ("compile tiny.json --plan tiny.toml", "'ratrainc compile --model tiny.json --plan P.toml -o X.rtir'"),
+        ("compile tiny.toml", "'ratrainc compile --model M --plan tiny.toml -o X.rtir'"),
+        ("compile s.csv", "--schedule-file s.csv"),
+        ("compile x.rtx", "give the .rtir that it was compiled from"),
+        ("opt x.rtx --passes allocate-ddr", "give the .rtir that it was compiled from"),
+        ("diff a.rtir s.csv", "'ratrainc lint s.csv'"),
+        ("export tiny.json", "'ratrainc compile --model tiny.json"),
+        ("verify page.html", "'ratrainc compile --model M --plan P.toml -o X.rtx' makes one"),
+        ("run s.csv --steps 1", "--schedule-file s.csv"),
+        ("simulate tiny.json", "'ratrainc compile --model tiny.json"),
+        ("report tiny.toml -o a.html", "--plan tiny.toml"),
+        ("explain s.csv", "'ratrainc lint s.csv'"),
+        ("lint x.rtir", "'ratrainc verify x.rtir'"),
+        ("alloc x.rtir --capacity 1MiB", "'ratrainc opt x.rtir --passes allocate-ddr'"),
+        ("model tiny.toml", "--plan tiny.toml"),
+        ("machines x.rtir", "'ratrainc machines' lists those"),
+        ("compile --model tiny.json --plan tiny.json", "a model is given with --model tiny.json"),
+        ("simulate x.rtx --machine tiny.json", "'ratrainc machines' lists those"),
+    ],
+)
+def test_a_file_of_another_kind_leads_to_the_command_that_takes_it(
+    capsys: pytest.CaptureFixture[str], words: str, way_out: str
+) -> None:
+    assert main(words.split()) == 1
+    shown = capsys.readouterr()
+    assert way_out in " ".join(shown.err.split())
+    assert not shown.out
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("schedule", "x.rtir"),
+        ("schedule", "/dev/stdin"),
+        ("schedule", "x.txt"),
+        ("program", "X.RTX"),
+        ("model", "qwen2.5-32b"),
+        ("data", "tokens.csv"),
+        ("machine", "mt3000"),
+        ("", ""),
+    ],
+)
+def test_right_kinds_and_endings_that_say_nothing_are_left_to_the_reader(kind: str, path: str) -> None:
+    refuse_wrong_kind(kind, path)
+
+
+def test_paths_stay_one_word_in_what_is_to_be_typed() -> None:
+    with pytest.raises(DiagnosticError) as refused:
+        refuse_wrong_kind("schedule", "my model.json")
+    assert "--model 'my model.json'" in str(refused.value.diagnostics[0].help)
