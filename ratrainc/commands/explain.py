@@ -51,6 +51,8 @@ def command(
 
     Every lever is tried: compiled, placed and simulated. Prices are simulated seconds.
 
+    Bytes of a program (.rtx) are those of the schedule that its model, plan and passes give, where that is this very program.
+
     With --time, say where the time of a step goes: what every idle engine waited for, and the critical path op by op.
     """
     if of_time:
@@ -61,15 +63,13 @@ def command(
         refuse_idle("is the time for trying levers: it does not go with --no-levers", "seconds")
     if cold:
         raise click.UsageError("--cold goes with --time")
-    if file.endswith(".rtx"):
-        raise click.UsageError("bytes are explained of a schedule: give the .rtir, or --time")
     from ratrain import api
     from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-    from ratrain.ratrainc.commands.loading import checked_schedule
+    from ratrain.ratrainc.commands.loading import explained_schedule
     from ratrain.ratrainc.console import print_json
     from ratrain.ratrainc.slices_note import slices_note
 
-    module, given = checked_schedule(file, machine)
+    module, given = explained_schedule(file, machine)
     _check_stage(stage, len(module.stages))
     if stage is None:
         stage = max(range(len(module.stages)), key=lambda s: lifetimes(module.stages[s]).peak_bytes)

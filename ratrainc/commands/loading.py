@@ -28,6 +28,50 @@ def checked_schedule(file: str, machine: str | None) -> tuple[Module, Machine | 
     return module, chosen
 
 
+def explained_schedule(file: str, machine: str | None) -> tuple[Module, Machine | None]:
+    """The verified module of a `.rtir`, or the one that a `.rtx` was made from, and the machine that `--machine` names.
+
+    Raises `DiagnosticError` as `checked_schedule`, and RT002 where the module that a program was made from cannot be made again.
+    """
+    if not file.endswith(".rtx"):
+        return checked_schedule(file, machine)
+    from ratrain.ratrainc.console import status
+
+    program, on = checked_program(file, machine)
+    with status(f"compiling what {file} was made from"):
+        return _made_again(program, file), on if machine else None
+
+
+def _made_again(program: Program, file: str) -> Module:
+    """The module of a program: what its model, its plan and its passes give, where that is this very program.
+
+    Raises `DiagnosticError` RT002 where it is not.
+    """
+    from attrs import evolve
+
+    from ratrain import api
+    from ratrain.passes.placement.placed_by import placed_by
+    from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
+    from ratrain.targets.program.rtx import program_bytes
+
+    made_for = api.machine_of(program)
+    # of a placed module the plan tells the order that its pipeline made, and a placement of its own name makes it again
+    is_placed = bool(program.pipeline) and placed_by(program.pipeline) is not None
+    plan = evolve(program.plan, schedule=None) if is_placed else program.plan
+    way_out = "give the .rtir that it was compiled from"
+    try:
+        module = api.compile(program.model, plan, machine=made_for, passes=program.pipeline)
+        module.name = program.name
+        again = api.emit(module, machine=made_for)
+    except DiagnosticError as error:
+        why = error.diagnostics[0].message
+        fail("RT002", f"what '{file}' was made from cannot be made again: {why}", help=way_out)
+    if program_bytes(again) != program_bytes(program):
+        why = "its model, plan and passes give another program: its schedule was edited, or compiled by another version"
+        fail("RT002", f"what '{file}' was made from cannot be made again: {why}", help=way_out)
+    return module
+
+
 def checked_program(file: str, machine: str | None) -> tuple[Program, Machine]:
     """The verified program of a `.rtx` or `.rtir`, and its machine: that of `--machine`, else the one it was compiled for.
 

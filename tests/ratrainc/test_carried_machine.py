@@ -95,7 +95,6 @@ CASES = [
     pytest.param([name, *["{file}"] * count, *words], kind, id=" ".join((name, kind, *words)))
     for name, kind, count in commands_with_files()
     for words in WORDS.get(name, [])
-    if not (name == "explain" and kind == "rtx" and "--time" not in words)
 ]
 
 

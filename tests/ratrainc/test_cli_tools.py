@@ -59,6 +59,30 @@ def test_explain_names_an_owner_for_every_byte(schedule: str, capsys: pytest.Cap
     assert facts["arena_bytes"] >= facts["peak_live_bytes"]
 
 
+@pytest.mark.parametrize("options", [(), ("--strategy", "zb-h1"), ("--passes", "place-gpipe,allocate-ddr")])
+def test_a_program_is_explained_as_what_it_was_made_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    files = [str(tmp_path / "x.rtir"), str(tmp_path / "x.rtx")]
+    assert main(["compile", *SOURCES, *options, "-o", files[0]]) == 0
+    assert main(["compile", files[0], "-o", files[1]]) == 0
+    told = [printed(capsys, "explain", file, "--no-levers", "--json") for file in files]
+    assert told[0] == told[1]
+
+
+def test_a_program_of_an_edited_schedule_is_not_explained_as_another(
+    schedule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = api.load_schedule(schedule)
+    module.pipeline = "place-gpipe,allocate-ddr"
+    write_program(api.emit(module), str(tmp_path / "edited.rtx"))
+    printed(capsys, "explain", str(tmp_path / "edited.rtx"), "--no-levers", "--json", code=1)
+    assert main(["explain", str(tmp_path / "edited.rtx"), "--no-levers"]) == 1
+    error = capsys.readouterr().err
+    assert "cannot be made again: its model, plan and passes give another program" in error
+    assert "give the .rtir" in error
+
+
 @pytest.mark.full
 def test_levers_are_tried(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
     levers = json.loads(printed(capsys, "explain", schedule, "--json"))["levers"]

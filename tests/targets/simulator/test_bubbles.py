@@ -173,7 +173,7 @@ def test_explain_time_says_where_the_time_goes(tmp_path: Path, capsys: pytest.Ca
     assert "@0 collective" in text
 
 
-@pytest.mark.parametrize("words", [["--cold"], [], ["--time", "--stage", "2"]])
+@pytest.mark.parametrize("words", [["--cold"], ["--time", "--stage", "2"]])
 def test_explain_says_what_does_not_go_together(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
