@@ -245,6 +245,7 @@ OPTIONS = {
                 "x.rtx -o r.svg",
                 idle=("x.rtx -o r.html",),
             ),
+            "--json": _JSON,
         },
     ),
     "plan": Command(
@@ -723,7 +724,7 @@ OPTIONS = {
     ),
     "machines": Command("cpu", {"--json": _JSON}),
     "strategies": Command("", {"--json": _JSON}),
-    "passes": Command(""),
+    "passes": Command("", {"--json": _JSON}),
 }
 
 

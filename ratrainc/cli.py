@@ -190,6 +190,16 @@ def _exit_code_of(words: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _print_usage_error(error: click.ClickException) -> None:
+    """Wrong words as a diagnostic on stdout; they have no code of their own, as nothing was read yet."""
+    from ratrain.ratrain_ir.diagnostics import Diagnostic
+    from ratrain.ratrainc.console import print_json
+
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    way_out = f"'{context.command_path} --help' says what is taken" if context is not None else None
+    print_json({"diagnostics": [Diagnostic("usage", error.format_message(), help=way_out).to_json()]})
+
+
 def _write_whole() -> None:
     """Put a buffer behind stdout where there is none (PYTHONUNBUFFERED): a write that the system cuts short would lose its rest unsaid."""
     stream, raw = sys.stdout, getattr(sys.stdout, "buffer", None)
@@ -199,11 +209,13 @@ def _write_whole() -> None:
 
 
 def show_failure(error: BaseException, *, as_json: bool) -> int:
-    """Say on stderr why a command failed; its exit code."""
+    """Say on stderr why a command failed, and as one object on stdout where a script asked for it; its exit code."""
     from ratrain.ratrain_ir.diagnostics import DiagnosticError
     from ratrain.ratrainc.terminal import echo, leave_lost_readers
 
     if isinstance(error, click.ClickException):
+        if as_json:
+            _print_usage_error(error)
         shown = io.StringIO()
         error.show(shown)
         echo(shown.getvalue(), err=True, nl=False)

@@ -10,6 +10,7 @@ from ratrain.ratrainc.commands.given_times import loaded_times, refuse_machine_o
 from ratrain.ratrainc.commands.options import (
     Result,
     Source,
+    json_option,
     machine_option,
     output_file,
     rendezvous_option,
@@ -42,9 +43,16 @@ Examples:
 @machine_option
 @rendezvous_option
 @sharing_option
+@json_option
 @times_option("Of a picture, in place of a machine: what ops take, in any unit.")
 def command(
-    file: str, output: str, machine: str | None, rendezvous: bool, sharing: bool, times: str | GivenTimes | None
+    file: str,
+    output: str,
+    machine: str | None,
+    rendezvous: bool,
+    sharing: bool,
+    times: str | GivenTimes | None,
+    as_json: bool,
 ) -> None:
     """Draw a program's schedule: one HTML page that needs no network, or a still picture (.svg).
 
@@ -54,7 +62,7 @@ def command(
     """
     from ratrain import api
     from ratrain.ratrainc.commands.loading import checked_program
-    from ratrain.ratrainc.console import say, size_text, status
+    from ratrain.ratrainc.console import print_json, say, size_text, status
     from ratrain.ratrainc.report.page import write_report
     from ratrain.ratrainc.report.picture import write_picture
 
@@ -77,4 +85,7 @@ def command(
             count = write_picture(timeline, output, "" if given is not None else " s")
         else:
             count = write_report(timeline, figures, chosen, output)
-    say(f"wrote {output}, {size_text(count)}")
+    if as_json:
+        print_json({"output": output, "kind": "picture" if is_picture else "page", "bytes": count})
+    else:
+        say(f"wrote {output}, {size_text(count)}")

@@ -235,6 +235,35 @@ def test_diagnostics_are_one_json_object_too(cli: Cli) -> None:
     assert "error[RT004]" in found.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compile", "--model", "tiny.json", "--json"),
+        ("verify", "--json"),
+        ("plan", "--json", "--clusters", "many"),
+        ("simulate", "--json", "a.rtx", "--no-such-option"),
+        ("disasm", "a.rtx", "--json"),
+        ("compil", "--json"),
+    ],
+)
+def test_usage_errors_are_one_json_object_too(cli: Cli, words: tuple[str, ...]) -> None:
+    found = cli(*words)
+    assert found.code == 2
+    (error,) = found.json()["diagnostics"]
+    assert (error["severity"], error["code"], error["file"]) == ("error", "usage", None)
+    assert error["message"] in " ".join(found.err.split())
+    assert "--help" in error["help"]
+
+
+def test_lists_and_pages_are_told_to_scripts_too(cli: Cli, tmp_path: Path) -> None:
+    passes = {each["name"]: each for each in cli.good("passes", "--json").json()["passes"]}
+    assert {option["name"] for option in passes["bucket-grad-sync"]["options"]} >= {"bytes"}
+    assert all(each["summary"] for each in passes.values())
+    for name, kind in (("r.html", "page"), ("r.svg", "picture")):
+        told = cli.good("report", "a.rtx", "-o", str(tmp_path / name), "--json").json()
+        assert told == {"output": str(tmp_path / name), "kind": kind, "bytes": (tmp_path / name).stat().st_size}
+
+
 # opt
 
 
