@@ -58,6 +58,7 @@ OPTIONS = {
         },
         wall=True,
     ),
+    "examples": Command("examples", {"--json": _JSON}),
     "compile": Command(
         "--model m.json --plan p.toml -o out.rtir",
         {

@@ -17,6 +17,7 @@ import click
 
 _COMMANDS = {
     "quickstart": "Plan, compile and train a small LLaMA on real text, with a report.",
+    "examples": "List the example models, plans and machines, or copy them into a folder.",
     "compile": "Compile a model and a plan into a schedule (.rtir) or a program (.rtx).",
     "opt": "Run passes over a schedule.",
     "diff": "Show what differs between two schedules, in schedule terms.",
@@ -49,6 +50,7 @@ _COMMANDS = {
 EXAMPLES = """\b
 Examples:
   ratrainc quickstart
+  ratrainc examples examples
   ratrainc compile --model llama-2-7b --plan examples/llama-2-7b-256.toml -o 7b.rtir
   ratrainc verify 7b.rtir
   ratrainc compile 7b.rtir -o 7b.rtx && ratrainc simulate 7b.rtx

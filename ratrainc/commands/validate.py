@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
-  ratrainc validate benchmarks/published/zero-bubble-bubbles.csv
+  ratrainc validate measured.csv
   ratrainc validate measured.csv --json
   ratrainc validate measured.csv --machine mine.toml             would another machine file predict it better?
-  ratrainc validate benchmarks/published/*.csv --markdown -o docs/validation.md
+  ratrainc validate benchmarks/published/*.csv --markdown -o docs/validation.md        with the tables of the repository
 
 \b
 A row says what one step took, or held, or that it did not fit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -25,8 +26,8 @@ PACKAGES = ("grammar", "ratrain_ir", "passes", "targets", "ratrainc")
 pytestmark = pytest.mark.xdist_group("packaging")  # one process builds the wheel, once
 
 
-PROJECT_EXAMPLES = ("tiny.json", "tiny.toml")
-"""What the quickstart trains, carried by the wheel."""
+PROJECT_EXAMPLES = [path.relative_to(ROOT / "examples").as_posix() for path in (ROOT / "examples").rglob("*.*")]
+"""What the quickstart trains and `ratrainc examples` copies, carried by the wheel."""
 
 
 def run(command: list[str | Path], folder: Path, environment: Mapping[str, str] | None = None) -> str:
@@ -162,6 +163,21 @@ def test_version_and_help(installed: Path, folder: Path, start: str) -> None:
 def test_the_installed_quickstart_needs_no_checkout(installed: Path, folder: Path) -> None:
     report = run([installed / "ratrainc", "quickstart", "--steps", "2"], folder, clean_environment())
     assert "loss" in report.rpartition("report")[2], report
+
+
+def test_the_examples_of_help_work_where_only_the_wheel_is(installed: Path, tmp_path: Path) -> None:
+    """Whatever help says of `examples/` can be typed after `ratrainc examples examples`; a second time nothing is overwritten."""
+    command = installed / "ratrainc"
+    assert "copied" in run([command, "examples", "examples"], tmp_path, clean_environment())
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")} == {
+        f"examples/{name}" for name in PROJECT_EXAMPLES
+    }
+    (tmp_path / "examples" / "tiny.toml").write_text("mine")
+    told = json.loads(run([command, "examples", "examples", "--json"], tmp_path, clean_environment()))
+    assert (told["copied"], set(told["kept"])) == ([], set(PROJECT_EXAMPLES))
+    assert (tmp_path / "examples" / "tiny.toml").read_text() == "mine"
+    words = "compile --model llama-2-7b --plan examples/llama-2-7b-8.toml --passes place-1f1b --json"
+    assert run([command, *words.split()], tmp_path, clean_environment())
 
 
 @pytest.mark.parametrize(

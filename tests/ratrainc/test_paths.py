@@ -41,6 +41,7 @@ PLAN = "[parallel]\npp = 1\ndp = 1\n[batch]\nmicro_batch_size = 1\nmicro_batches
 MODEL = {"model": "tiny.json", "plan": "plan.toml"}
 SEARCH = {"model": "tiny.json", "effort_seconds": "0"}
 USUAL: dict[str, dict[str, str]] = {
+    "examples": {"folder": "copied"},
     "quickstart": {"steps": "1"},
     "compile": MODEL,
     "opt": {"file": "a.rtir", "pipeline": "lifetime"},
@@ -126,6 +127,7 @@ FOLDERS = {
     ("quickstart", "keep"),
     ("export-weights", "output"),
     ("opt", "dump_dir"),
+    ("examples", "folder"),
 }
 FOLDERS |= {
     ("run", "settings_start_checkpoint"),
@@ -307,7 +309,10 @@ WELL = {(name, parameter, "directory") for name, parameter in FOLDERS} - {
 }
 """What is no bad path there: an empty directory for results."""
 WELL |= {(name, parameter, "missing") for name, parameter in (("run", "settings_watch_folder"), ("quickstart", "keep"))}
-WELL |= {(name, parameter, "missing") for name, parameter in (("export-weights", "output"), ("opt", "dump_dir"))}
+WELL |= {
+    (name, parameter, "missing")
+    for name, parameter in (("export-weights", "output"), ("opt", "dump_dir"), ("examples", "folder"))
+}
 WELL |= {
     (name, str(parameter.name), "pipe")
     for name, parameter in PATHS

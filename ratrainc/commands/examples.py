@@ -1,0 +1,43 @@
+"""`ratrainc examples`."""
+
+from __future__ import annotations
+
+import click
+
+from ratrain.ratrainc.commands.options import Result, json_option, output_directory
+from ratrain.ratrainc.terminal import echo
+
+_EPILOG = """\b
+Examples:
+  ratrainc examples
+  ratrainc examples examples                                   then all that help pages say of examples/ can be typed
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("folder", type=Result("examples"), callback=output_directory, metavar="[DIR]", required=False)
+@json_option
+def command(folder: str | None, as_json: bool) -> None:
+    """List the example models, plans and machines that come with the package, or copy them into a folder.
+
+    Files that are there already are left as they are.
+    """
+    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.examples import copy_examples, example_names, example_summary
+
+    if folder is None:
+        found = {name: example_summary(name) for name in example_names()}
+        if as_json:
+            print_json({"examples": [{"name": name, "summary": summary} for name, summary in found.items()]})
+            return
+        for name, summary in found.items():
+            echo(f"{name}\n    {summary}")
+        echo("'ratrainc examples DIR' copies them into a folder")
+        return
+    copied, kept = copy_examples(folder)
+    if as_json:
+        print_json({"output": folder, "copied": copied, "kept": kept})
+        return
+    for name in kept:
+        echo(f"{name} is there already, and is left as it is")
+    echo(f"copied {len(copied)} files into {folder}")
