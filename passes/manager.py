@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from attrs import define, field, frozen
 
@@ -29,6 +29,8 @@ class PassRun:
 
 
 AfterPass = Callable[[Module, PassRun], None]
+BeforePass = Callable[[Pass, Sequence[Pass]], None]
+"""Told of a pass that begins, and of those of the pipeline that are left after it."""
 
 
 @define
@@ -38,6 +40,7 @@ class PassManager:
     target: Target
     verify_each: bool = False
     after_pass: AfterPass | None = None
+    before_pass: BeforePass | None = None
     runs: list[PassRun] = field(factory=list)
 
     def run(self, module: Module, passes: str | list[Pass]) -> Module:
@@ -45,15 +48,18 @@ class PassManager:
 
         Raises `DiagnosticError` where a pass refuses, an order is illegal, or a pass broke the module.
         """
-        for item in parse_pipeline(passes) if isinstance(passes, str) else passes:
-            self._run_with_needs(module, item, None)
+        items = parse_pipeline(passes) if isinstance(passes, str) else passes
+        for index, item in enumerate(items):
+            self._run_with_needs(module, item, None, items[index + 1 :])
         return module
 
-    def _run_with_needs(self, module: Module, item: Pass, inserted_for: str | None) -> None:
+    def _run_with_needs(self, module: Module, item: Pass, inserted_for: str | None, left: Sequence[Pass]) -> None:
         _refuse_illegal_order(item, facts_of(module))
         for fact in Fact:  # in pipeline order, so that earlier needs are met first
             if fact in item.requires and fact not in facts_of(module):
-                self._run_with_needs(module, provider(fact, module)(), inserted_for=item.name)
+                self._run_with_needs(module, provider(fact, module)(), item.name, (item, *left))
+        if self.before_pass is not None:
+            self.before_pass(item, left)
         context = PassContext(self.target)
         start = time.perf_counter()
         draft = module.draft()  # what a pass that raises has done to the lists is dropped with it

@@ -8,7 +8,7 @@ across layers and the driver prints them. Nothing else may cross the driver boun
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NoReturn
 
@@ -117,17 +117,17 @@ class Diagnostic:
     severity: Severity = Severity.ERROR
     key: str | None = None
 
-    def render(self) -> str:
-        """The diagnostic as a compiler prints it: place, code, line, caret, notes, help."""
+    def render(self, wrap: Callable[[str], str] = str) -> str:
+        """The diagnostic as a compiler prints it: place, code, line, caret, notes, help. `wrap` is done to all but line and caret."""
         place = f"{self.location}: " if self.location else ""
-        lines = [f"{place}{self.severity.value}[{self.code}]: {self.message}"]
+        lines = [wrap(f"{place}{self.severity.value}[{self.code}]: {self.message}")]
         if self.source is not None and self.location is not None:
             lines.extend(_underlined(self.source, self.location))
         for note in self.notes:
             where = f"{note.location}: " if note.location else ""
-            lines.append(f"  note: {where}{note.message}")
+            lines.append(wrap(f"  note: {where}{note.message}"))
         if self.help:
-            lines.append(f"  help: {self.help}")
+            lines.append(wrap(f"  help: {self.help}"))
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, object]:

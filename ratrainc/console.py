@@ -5,24 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic, Severity, printable
-from ratrain.ratrainc.terminal import echo
+from ratrain.ratrainc.heartbeat import said_while_working
+from ratrain.ratrainc.terminal import above_what_moves, columns_of, echo, moving
+from ratrain.ratrainc.wrapping import records, wrapped
 
 if TYPE_CHECKING:
     from rich.segment import Segment
 
 _SHOWN = 20
-_WIDTH = 160
-"""Columns of tables that go to a file or a pipe."""
+_WIDEST = 1 << 16
+"""Columns of tables that go to a file or a pipe, which are as wide as they need to be."""
 GIB = 1 << 30
 MIB = 1 << 20
 
@@ -53,12 +57,19 @@ def errors() -> Console:
 def output() -> Console:
     """The console for results."""
     console = PlainConsole()
-    return console if console.is_terminal else PlainConsole(width=_WIDTH)
+    return console if console.is_terminal else PlainConsole(width=_WIDEST)
+
+
+def show_diagnostic(diagnostic: Diagnostic) -> None:
+    """A diagnostic in words on stderr; only the line that it points at is not wrapped."""
+    width = columns_of(err=True)
+    echo(diagnostic.render(lambda text: wrapped(printable(text), width)), err=True, wrap=False)
 
 
 def print_json(data: dict[str, Any]) -> None:
     """One JSON object on stdout."""
-    echo(json.dumps(data, allow_nan=False).replace("\x7f", "\\u007f"))  # the one control character that stays in ASCII
+    text = json.dumps(data, allow_nan=False).replace("\x7f", "\\u007f")
+    echo(text, wrap=False)  # the one control character that stays in ASCII
 
 
 def show_diagnostics(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> None:
@@ -66,7 +77,7 @@ def show_diagnostics(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> Non
     if as_json:
         print_json({"diagnostics": [d.to_json() for d in diagnostics]})
     for diagnostic in diagnostics[:_SHOWN]:
-        echo(diagnostic.render(), err=True)
+        show_diagnostic(diagnostic)
     if len(diagnostics) > _SHOWN:
         echo(f"... and {len(diagnostics) - _SHOWN} more", err=True)
     count = sum(d.severity is Severity.ERROR for d in diagnostics)
@@ -76,7 +87,7 @@ def show_diagnostics(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> Non
 
 @contextmanager
 def progress(total: int | None, title: str) -> Iterator[tuple[Progress, Any]]:
-    """A progress bar on stderr; quiet where that is no terminal."""
+    """A progress bar on stderr; where that is no terminal, a line of words every few seconds."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -86,8 +97,20 @@ def progress(total: int | None, title: str) -> Iterator[tuple[Progress, Any]]:
         TextColumn("{task.fields[status]}", markup=False),
     )
     shown = errors().is_terminal
-    with Progress(*columns, console=errors(), transient=True, disable=not shown, speed_estimate_period=inf) as bar:
-        yield bar, bar.add_task(title, total=total, status="")
+    bar = Progress(
+        *columns, console=errors(), transient=True, disable=not shown, speed_estimate_period=inf, redirect_stdout=False
+    )
+    task = bar.add_task(title, total=total, status="")
+    with moving(bar) if shown else said_while_working(lambda: _progress_line(bar.tasks[0])):
+        yield bar, task
+
+
+def _progress_line(task: Task) -> str:
+    """What a bar would show, in words."""
+    of = "" if task.total is None else f" of {task.total:.0f}"
+    left = "" if task.time_remaining is None else f", {timedelta(seconds=round(task.time_remaining))} left"
+    said = f": {task.fields['status']}" if task.fields["status"] else ""
+    return f"{task.description}, {task.completed:.0f}{of} done{left}{said}"
 
 
 def unseen_progress(total: int, clock: Callable[[], float] | None = None) -> Progress:
@@ -101,32 +124,57 @@ def unseen_progress(total: int, clock: Callable[[], float] | None = None) -> Pro
 
 
 @contextmanager
-def status(title: str) -> Iterator[None]:
-    """A spinner on stderr for work of unknown length; quiet where that is no terminal."""
+def status(title: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr for work of unknown length, or a line every few seconds where that is no terminal.
+
+    What it yields is told what is being done at the moment.
+    """
+    shown = [title]
     if errors().is_terminal:
-        with errors().status(Text(title)):
-            yield
+        spinner = errors().status(Text(title))
+        with moving(spinner):
+            yield lambda text: spinner.update(Text(text))
     else:
-        yield
+        with said_while_working(lambda: shown[0]):
+            yield lambda text: shown.__setitem__(0, text)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, most: int = 64) -> None:
-    """A table on stdout: first column to the left, others to the right; a very long one is cut in the middle."""
-    made = Table(header_style="bold")
-    for index, column in enumerate(columns):
-        made.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
-    shown = list(rows)
+    """A table on stdout: first column to the left, others to the right; a very long one is cut in the middle.
+
+    Where it is wider than the terminal it goes without lines, and where that is still too wide each row is told in lines of its own.
+    """
+    shown = [[printable(cell) for cell in row] for row in rows]
     if len(shown) > most:
         shown = [*shown[: most // 2], ["..."] * len(columns), *shown[-most // 2 :]]
-    for row in shown:
-        made.add_row(*(Text(printable(cell)) for cell in row))
-    output().print(title, style="bold", soft_wrap=True)
-    output().print(made, soft_wrap=True)
+    width, count = columns_of(), len(columns)
+    needed = sum(max(map(cell_len, cells)) for cells in zip(columns, *shown, strict=True))
+    _print(wrapped(printable(title), width), style="bold")
+    if width is None or needed + 3 * count + 1 <= width:
+        _print(_drawn(columns, shown, Table(header_style="bold")))
+    elif needed + 2 * (count - 1) <= width:
+        _print(_drawn(columns, shown, Table(header_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False)))
+    else:
+        for line in records(columns, shown, width):
+            _print(line)
+
+
+def _drawn(columns: Sequence[str], rows: Sequence[Sequence[str]], made: Table) -> Table:
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in rows:
+        made.add_row(*map(Text, row))
+    return made
+
+
+def _print(shown: RenderableType, **options: Any) -> None:
+    with above_what_moves():
+        output().print(shown, soft_wrap=True, **options)
 
 
 def say(text: str) -> None:
-    """A line of a result on stdout."""
-    output().print(text, soft_wrap=True)
+    """A line of a result on stdout, wrapped at words on a terminal."""
+    _print(wrapped(text, columns_of()))
 
 
 def size_text(count: int) -> str:

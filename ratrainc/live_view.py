@@ -18,6 +18,7 @@ from rich.text import Text
 
 from ratrain.ratrainc.console import errors, size_text, unseen_progress
 from ratrain.ratrainc.loss_plot import Curves, chart_lines
+from ratrain.ratrainc.terminal import moving
 from ratrain.targets.program.program import Program
 from ratrain.targets.runtime.progress import ProgressSource, StageWatch
 from ratrain.targets.runtime.training import TimedStep
@@ -96,5 +97,6 @@ def live_view(program: Program, source: ProgressSource, total_steps: int) -> Ite
         yield lambda _: None
         return
     view = LiveView(program, source, total_steps)
-    with Live(view, console=errors(), refresh_per_second=_REFRESHES, transient=True):
+    live = Live(view, console=errors(), refresh_per_second=_REFRESHES, transient=True, redirect_stdout=False)
+    with moving(live):
         yield view.step_done

@@ -8,13 +8,13 @@ from contextlib import suppress
 from attrs import define
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic, Severity
-from ratrain.ratrainc.terminal import echo
+from ratrain.ratrainc.console import show_diagnostic
 
 
 def tell(diagnostic: Diagnostic) -> None:
     """Say it on stderr, where there is somebody to hear it."""
     with suppress(OSError, ValueError):  # ValueError: the stream is closed, or cannot hold the characters
-        echo(diagnostic.render(), err=True)
+        show_diagnostic(diagnostic)
 
 
 @define

@@ -8,23 +8,87 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import current_process
-from typing import Any
+from threading import RLock
+from typing import Any, Protocol
 
 import click
 
 from ratrain.ratrain_ir.diagnostics import printable
 from ratrain.ratrain_ir.loops import UncachedWarning
+from ratrain.ratrainc.wrapping import wrapped
 
 
-def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Write a text to stdout or stderr, made printable: names and contents of files may hold anything."""
-    click.echo(printable(text), err=err, nl=nl)
+def echo(text: str = "", *, err: bool = False, nl: bool = True, wrap: bool = True) -> None:
+    """Write a text to stdout or stderr, made printable: names and contents of files may hold anything.
+
+    On a terminal long lines are wrapped at words, unless `wrap` says that they are one word to whoever reads them.
+    """
+    shown = printable(text)
+    with above_what_moves():
+        click.echo(wrapped(shown, columns_of(err=err)) if wrap else shown, err=err, nl=nl)
 
 
 def echo_document(text: str) -> None:
     """Write a file's content to stdout: printable on a terminal, and as it is for whoever reads it from a pipe or file."""
-    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
+    with above_what_moves():
+        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+        sys.stdout.flush()
+
+
+def columns_of(*, err: bool = False) -> int | None:
+    """How wide lines of stdout or stderr may be: what COLUMNS says, else the terminal's width; None in a file or pipe, which have none."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isascii() and said.isdigit() and 0 < int(said) < _WIDEST:
+        return int(said)
+    stream = sys.stderr if err else sys.stdout
+    with suppress(OSError, ValueError, AttributeError):  # a stream that is closed, or is none of the system's
+        if stream.isatty():
+            return os.get_terminal_size(stream.fileno()).columns or None
+    return None
+
+
+class Moving(Protocol):
+    """What is drawn on a terminal again and again, and can be taken away: a bar, a spinner, a dashboard."""
+
+    def start(self) -> None:
+        """Draw it."""
+
+    def stop(self) -> None:
+        """Take it away."""
+
+
+@contextmanager
+def moving(shown: Moving) -> Iterator[None]:
+    """Draw something for as long as the block runs. Whatever is written meanwhile is written above it."""
+    with _MOVES:
+        _MOVING.append(shown)
+        shown.start()
+    try:
+        yield
+    finally:
+        with _MOVES:
+            _MOVING.remove(shown)
+            shown.stop()
+
+
+@contextmanager
+def above_what_moves() -> Iterator[None]:
+    """Take away what is drawn while the block writes: its place is that of the lines, and it is drawn again below them."""
+    with _MOVES:
+        if not _MOVING:
+            yield
+            return
+        shown = _MOVING[-1]
+        shown.stop()
+        try:
+            yield
+        finally:
+            shown.start()
+
+
+_MOVES = RLock()
+_MOVING: list[Moving] = []
+_WIDEST = 100_000
 
 
 def leave_lost_readers() -> None:

@@ -17,6 +17,7 @@ from ratrain.ratrainc.commands.options import (
     plan_option,
     refuse_idle,
     target_options,
+    verbose_option,
 )
 from ratrain.ratrainc.machine_choice import MachineChoice
 from ratrain.ratrainc.terminal import echo
@@ -68,6 +69,7 @@ Examples:
     "--advice/--no-advice", default=True, show_default=True, help="When it does not fit, try changes that do."
 )
 @click.option("--verify-each", is_flag=True, help="Verify after every pass and name the one that broke the module.")
+@verbose_option
 @json_option
 @in_groups(target=MachineChoice)
 def command(
@@ -81,6 +83,7 @@ def command(
     output: str | None,
     advice: bool,
     verify_each: bool,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Compile a model and a plan into a schedule or a program, and show what each stage needs.
@@ -90,7 +93,7 @@ def command(
     _check_usage(schedule, model, plan, strategy, passes, output)
     from ratrain import api
     from ratrain.ratrain_ir.diagnostics import DiagnosticError
-    from ratrain.ratrainc.commands.loading import checked_schedule
+    from ratrain.ratrainc.commands.loading import checked_schedule, saying_passes
     from ratrain.ratrainc.console import print_json, status
     from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, Strategy
     from ratrain.ratrainc.strategies import strategy as named
@@ -100,35 +103,39 @@ def command(
     if schedule_file is not None:
         pipeline = _placed_by(schedule_file, pipeline, strategy if passes is None else "--passes")
     if schedule is not None:
-        with status(f"compiling {schedule}"):
+        with status(f"compiling {schedule}: reading and verifying it") as tell:
             module, machine = checked_schedule(schedule, target.machine)
             wanted = passes if passes is not None else "" if module.target is not None else "allocate-ddr"
             if not wanted:
                 refuse_idle("has no pass to follow: the schedule is allocated already", "verify_each")
-            runs = api.run_passes(module, wanted, machine=machine, verify_each=verify_each)
+            at_work = saying_passes(tell, f"compiling {schedule}")
+            runs = api.run_passes(module, wanted, machine=machine, verify_each=verify_each, before_pass=at_work)
     else:
         assert model is not None
         assert plan is not None
-        with status(f"compiling {model}"):
+        with status(f"compiling {model}: lowering it") as tell:
             config, resolved = _resolved(model, plan, schedule_file)
             _check_schedule(resolved, plan, chosen, passes)
             machine = target.load()
             if passes is None:
                 resolved = _adapted(chosen, resolved, config, machine)
             module = api.lowered(config, resolved)
+            at_work = saying_passes(tell, f"compiling {model}")
             try:
-                runs = api.run_passes(module, pipeline, machine=machine, verify_each=verify_each)
+                runs = api.run_passes(module, pipeline, machine=machine, verify_each=verify_each, before_pass=at_work)
             except DiagnosticError as error:
                 from ratrain.ratrainc.levers import Setting
                 from ratrain.ratrainc.timed_plan import DOES_NOT_FIT
 
                 if advice and {d.code for d in error.diagnostics} & DOES_NOT_FIT:
+                    tell(f"{model} does not fit: trying changes that do")
                     setting = Setting(config, resolved, pipeline, machine)
                     asking = None if passes is not None else _planner_command(model, plan, resolved, strategy, target)
                     named_or_own = chosen if passes is None else Strategy("--passes", passes, "as given")
                     raise _with_advice(error, setting, named_or_own, asking) from None
                 raise
-    written = _write(module, output, machine)
+    with status(f"writing {output}"):
+        written = _write(module, output, machine)
     if as_json:
         print_json(
             summary(module, api.machine_for(module, machine))
@@ -137,7 +144,8 @@ def command(
         return
     from ratrain.ratrainc.reports import show_inserted, show_module
 
-    show_inserted(runs)
+    if verbose:
+        show_inserted(runs)
     show_module(module, api.machine_for(module, machine))
     if written:
         echo(f"wrote {written}")

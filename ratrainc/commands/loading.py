@@ -8,6 +8,10 @@ from ratrain.ratrainc.machine_choice import given_machine
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ratrain.passes.manager import BeforePass
+    from ratrain.passes.pass_base import Pass
     from ratrain.ratrain_ir.module import Module, TargetInfo
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.program.program import Program
@@ -26,6 +30,16 @@ def checked_schedule(file: str, machine: str | None) -> tuple[Module, Machine | 
     if module.target is not None:
         _state(file, module.target, chosen)
     return module, chosen
+
+
+def saying_passes(tell: Callable[[str], None], what: str) -> BeforePass:
+    """Tells which pass works on something, and which are left."""
+
+    def begin(item: Pass, left: Sequence[Pass]) -> None:
+        then = f", then {', '.join(each.name for each in left)}" if left else ", the last pass"
+        tell(f"{what}: {item.name}{then}")
+
+    return begin
 
 
 def explained_schedule(file: str, machine: str | None) -> tuple[Module, Machine | None]:

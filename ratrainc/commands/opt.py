@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands.options import Result, Source, machine_option, output_directory, output_file
+from ratrain.ratrainc.commands.options import (
+    Result,
+    Source,
+    machine_option,
+    output_directory,
+    output_file,
+    verbose_option,
+)
 from ratrain.ratrainc.terminal import echo, echo_document
 
 if TYPE_CHECKING:
@@ -19,7 +26,7 @@ Examples:
   ratrainc opt tiny.rtir --passes "place-1f1b,allocate-ddr" --print-ir-after place-1f1b --time-passes
   ratrainc opt tiny.rtir --passes "place-1f1b,allocate-ddr" --dump-dir steps --stats -o /dev/null
 
-'ratrainc passes' lists the passes and their options. What a pass needs and is missing is inserted and reported.
+'ratrainc passes' lists the passes and their options. What a pass needs and is missing is inserted; -v says so.
 """
 
 
@@ -117,6 +124,7 @@ def _write_reproducer(file: str, pipeline: str) -> str:
 )
 @click.option("--verify-each", is_flag=True, help="Verify after every pass and name the one that broke the module.")
 @click.option("--time-passes", is_flag=True, help="Show the seconds of each pass.")
+@verbose_option
 @click.option("--stats", is_flag=True, help="Show what each pass reports.")
 @machine_option
 def command(
@@ -129,6 +137,7 @@ def command(
     verify_each: bool,
     time_passes: bool,
     stats: bool,
+    verbose: bool,
     machine: str | None,
 ) -> None:
     """Run passes over a schedule and write the result."""
@@ -137,14 +146,23 @@ def command(
     from ratrain.ratrain_ir.diagnostics import DiagnosticError
     from ratrain.ratrain_ir.files import write_lines
     from ratrain.ratrain_ir.printer import module_lines, print_module
-    from ratrain.ratrainc.commands.loading import checked_schedule
+    from ratrain.ratrainc.commands.loading import checked_schedule, saying_passes
+    from ratrain.ratrainc.console import status
 
     if print_ir_after not in (None, "all"):
         pass_class(print_ir_after)
     module, chosen = checked_schedule(file, machine)
     observer = _Observer(module, print_ir_after, print_ir_after_change, dump_dir)
     try:
-        runs = api.run_passes(module, pipeline, machine=chosen, verify_each=verify_each, after_pass=observer.after)
+        with status(f"running passes over {file}") as tell:
+            runs = api.run_passes(
+                module,
+                pipeline,
+                machine=chosen,
+                verify_each=verify_each,
+                after_pass=observer.after,
+                before_pass=saying_passes(tell, file),
+            )
     except DiagnosticError:
         raise
     except Exception as error:
@@ -152,7 +170,7 @@ def command(
         text = f"a pass failed with {type(error).__name__}: {error}; '{reproducer}' holds the input and the pipeline"
         raise RuntimeError(text) from error
     for run in runs:
-        if run.inserted_for:
+        if verbose and run.inserted_for:
             echo(f"inserted pass '{run.text}', which '{run.inserted_for}' needs", err=True)
         if time_passes:
             echo(f"{run.seconds:10.4f} s  {run.text}", err=True)

@@ -253,6 +253,12 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help=text)(function)
 
 
+def verbose_option(function: F) -> F:
+    """`-v`."""
+    text = "Say which passes were inserted, and what for."
+    return click.option("-v", "--verbose", is_flag=True, help=text)(function)
+
+
 def model_option(*, required: bool) -> Callable[[F], F]:
     """`--model`."""
     text = "A preset (llama-2-7b, baichuan2-13b, qwen2.5-32b, llama-2-70b, ...) or a Hugging Face config.json."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -395,6 +396,7 @@ def command(
         )
     from ratrain import api
     from ratrain.ratrain_ir.types import Home
+    from ratrain.ratrainc.heartbeat import speaking
     from ratrain.ratrainc.job import job_of
     from ratrain.ratrainc.pictures import picture_kind
     from ratrain.ratrainc.signals import saying_where
@@ -406,7 +408,9 @@ def command(
     with (
         saying_where("where the run is: it is starting, no step has begun"),
         job_of(ranks, settings.execution.device, as_json=as_json) as job,
+        ExitStack() as ending,
     ):
+        ending.enter_context(speaking(job.speaks))
         if job.speaks:
             check_outputs(settings, outputs, job.count)
         program = api.load(file, machine=machine)

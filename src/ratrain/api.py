@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.passes.manager import AfterPass, PassManager, PassRun
+from ratrain.passes.manager import AfterPass, BeforePass, PassManager, PassRun
 from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.frontend.model_fields import check_model
 from ratrain.ratrain_ir.frontend.model_files import load_model
@@ -89,13 +89,14 @@ def run_passes(
     machine: str | Machine | None = None,
     verify_each: bool = False,
     after_pass: AfterPass | None = None,
+    before_pass: BeforePass | None = None,
 ) -> list[PassRun]:
     """Run a pipeline over a module in place, then verify it.
 
     Raises `DiagnosticError` where a pass refuses or the result is not sound.
     """
     chosen = machine_for(module, machine)
-    manager = PassManager(target_of(chosen), verify_each, after_pass)
+    manager = PassManager(target_of(chosen), verify_each, after_pass, before_pass)
     with paused_gc():
         make_for(module, chosen)
         manager.run(module, passes)

@@ -268,7 +268,9 @@ def test_lists_and_pages_are_told_to_scripts_too(cli: Cli, tmp_path: Path) -> No
 
 
 def test_opt_runs_a_pipeline_and_reports_what_it_inserted(cli: Cli, tmp_path: Path) -> None:
-    found = cli.good("opt", "dataflow.rtir", "--passes", PIPELINE, "-o", str(tmp_path / "x.rtir"))
+    told = cli.good("opt", "dataflow.rtir", "--passes", PIPELINE, "-o", str(tmp_path / "x.rtir"))
+    assert "inserted pass" not in told.err
+    found = cli.good("opt", "dataflow.rtir", "--passes", PIPELINE, "-v", "-o", str(tmp_path / "x.rtir"))
     assert not found.out
     assert "inserted pass 'insert-release', which 'allocate-ddr' needs" in found.err
     assert "inserted pass 'legalise', which 'allocate-ddr' needs" in found.err
@@ -283,7 +285,7 @@ def test_opt_prints_the_schedule_and_nothing_else_on_stdout(cli: Cli, tmp_path: 
 
 
 def test_opt_inserts_placement_where_it_is_missing(cli: Cli) -> None:
-    found = cli.good("opt", "dataflow.rtir", "--passes", "recompute")
+    found = cli.good("opt", "dataflow.rtir", "--passes", "recompute", "--verbose")
     assert "inserted pass 'place-1f1b', which 'recompute' needs" in found.err
     assert "level placed" in found.out
 
