@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -85,6 +87,33 @@ def show_diagnostics(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> Non
         echo(f"{count} errors", err=True)
 
 
+class _Drawn:
+    """Something on stderr's terminal. Each time that it is drawn again it is anew: `rich` would take the lines above for its own."""
+
+    def __init__(self, shown: Callable[[], RenderableType], per_second: float) -> None:
+        self.live = partial(
+            Live,
+            get_renderable=shown,
+            console=errors(),
+            refresh_per_second=per_second,
+            transient=True,
+            redirect_stdout=False,
+        )
+        self.now = self.live()
+
+    def start(self) -> None:
+        self.now = self.live()
+        self.now.start(refresh=True)
+
+    def stop(self) -> None:
+        self.now.stop()
+
+
+def drawn(shown: Callable[[], RenderableType], *, per_second: float = 10) -> AbstractContextManager[None]:
+    """Have something on stderr, which is a terminal, for as long as the block runs, below all that is written."""
+    return moving(_Drawn(shown, per_second))
+
+
 @contextmanager
 def progress(total: int | None, title: str) -> Iterator[tuple[Progress, Any]]:
     """A progress bar on stderr; where that is no terminal, a line of words every few seconds."""
@@ -96,12 +125,11 @@ def progress(total: int | None, title: str) -> Iterator[tuple[Progress, Any]]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[status]}", markup=False),
     )
-    shown = errors().is_terminal
-    bar = Progress(
-        *columns, console=errors(), transient=True, disable=not shown, speed_estimate_period=inf, redirect_stdout=False
-    )
+    bar = Progress(*columns, console=errors(), disable=True, speed_estimate_period=inf)
     task = bar.add_task(title, total=total, status="")
-    with moving(bar) if shown else said_while_working(lambda: _progress_line(bar.tasks[0])):
+    with (
+        drawn(bar.get_renderable) if errors().is_terminal else said_while_working(lambda: _progress_line(bar.tasks[0]))
+    ):
         yield bar, task
 
 
@@ -131,9 +159,9 @@ def status(title: str) -> Iterator[Callable[[str], None]]:
     """
     shown = [title]
     if errors().is_terminal:
-        spinner = errors().status(Text(title))
-        with moving(spinner):
-            yield lambda text: spinner.update(Text(text))
+        spinner = Spinner("dots", Text(title))
+        with drawn(lambda: spinner):
+            yield lambda text: spinner.update(text=Text(text))
     else:
         with said_while_working(lambda: shown[0]):
             yield lambda text: shown.__setitem__(0, text)

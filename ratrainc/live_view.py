@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 from rich.console import Group
-from rich.live import Live
 from rich.panel import Panel
 from rich.progress import Progress
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ratrain.ratrainc.console import errors, size_text, unseen_progress
+from ratrain.ratrainc.console import drawn, errors, size_text, unseen_progress
 from ratrain.ratrainc.loss_plot import Curves, chart_lines
-from ratrain.ratrainc.terminal import moving
 from ratrain.targets.program.program import Program
 from ratrain.targets.runtime.progress import ProgressSource, StageWatch
 from ratrain.targets.runtime.training import TimedStep
@@ -97,6 +95,5 @@ def live_view(program: Program, source: ProgressSource, total_steps: int) -> Ite
         yield lambda _: None
         return
     view = LiveView(program, source, total_steps)
-    live = Live(view, console=errors(), refresh_per_second=_REFRESHES, transient=True, redirect_stdout=False)
-    with moving(live):
+    with drawn(lambda: view, per_second=_REFRESHES):
         yield view.step_done

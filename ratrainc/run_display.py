@@ -118,7 +118,7 @@ def _step_line(timed: TimedStep, seconds_left: float | None) -> str:
         parts.append(f"held out {timed.eval_loss:.4f}")
     if report.gradient_norm is not None:
         parts.append(f"gradient norm {report.gradient_norm:.3g}")
-    parts.append(f"{timed.tokens_per_second:10,.0f} tokens/s")
+    parts.append(f"{timed.tokens_per_second:,.0f} tokens/s")
     if timed.mfu is not None:
         parts.append(f"MFU {100 * timed.mfu:.0f} %")
     if seconds_left:

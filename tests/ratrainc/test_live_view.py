@@ -140,7 +140,8 @@ def test_the_dashboard_shows_a_run() -> None:
 
 def test_a_terminal_gets_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Console(file=io.StringIO(), width=110, force_terminal=True)
-    monkeypatch.setattr(live_view, "errors", lambda: screen)
+    for module in (live_view, console):
+        monkeypatch.setattr(module, "errors", lambda: screen)
     run = start(make_program(), 1)
     with live_view.live_view(run.program, LocalProgress(run.engine), 1) as show:
         for step in run.steps():
