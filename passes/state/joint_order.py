@@ -1,4 +1,4 @@
-"""`joint-order{policy=... placement=... reduction=buckets|bulk|blocking-bulk state=ordered|bulk|blocking-bulk}`: reductions, updates, gathers and recovery, decided together.
+"""`joint-order{policy=... placement=... reduction=buckets|bulk|blocking-bulk state=ordered|bulk|blocking-bulk store=... offload=...}`: reductions, updates, gathers and recovery, decided together.
 
 They compete for one link, one DDR bandwidth and one byte budget, so what is best for one depends on the others. With ZeRO 3 it is decided first how
 many blocks ahead a stage gathers its views (`passes/state/prefetch_depth.py`). For each stage the bucket
@@ -12,6 +12,9 @@ defaults, one by one, and the faster is taken: deciding together never costs tim
 With `reduction=bulk` a stage's gradients are reduced at once after its whole backward; with `state=bulk` all updates come before all
 gathers, in the order of blocks. With `blocking-bulk` compute waits for the reductions, or the gathers, besides (`bucket-grad-sync`,
 `insert-prefetch`). They are there to see what each mechanism earns.
+
+With `store=host|file` layers of micro-batches may wait in another memory (`recompute`), with `offload=host|file` the masters and moments of
+some blocks stay there (`offload-state`): as many as make the step shortest, with all of the above chosen for each number that is tried.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from ratrain.passes.recovery.recompute import (
 from ratrain.passes.recovery.rewriting import mark_checkpoints
 from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
 from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
+from ratrain.passes.state.offload_choice import offload_as_much_as_pays
 from ratrain.passes.state.prefetch_depth import prefetch_depth
 from ratrain.passes.state.schedule_update import ScheduleUpdatePass
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
@@ -41,6 +45,7 @@ from ratrain.ratrain_ir.blocks import any_gathered_within_step, block_chain, zer
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Tensor
+from ratrain.ratrain_ir.types import Home
 
 _WORTH = 2e-3
 """What another order must gain to be tried on the whole module, which costs a second choice of what is recovered."""
@@ -84,6 +89,8 @@ class JointOrderPass(Pass):
     state: str = field(default="ordered", metadata={"choices": ("ordered", "bulk", "blocking-bulk")})
     store: str = field(default=NOWHERE, metadata={"choices": STORE_CHOICES})
     """The memory in which layers may wait for their backward (`recompute`)."""
+    offload: str = field(default=NOWHERE, metadata={"choices": STORE_CHOICES})
+    """The memory in which masters and moments may stay (`offload-state`): of as many blocks as make the step shortest."""
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage.
@@ -97,7 +104,11 @@ class JointOrderPass(Pass):
                 f"'store={self.store}' is for policy=auto, which chooses what is stored; the policy is '{self.policy}'"
             )
             fail("RT071", text, help="leave one of them out; 'recompute' stores all that another policy keeps")
-        if self.store == NOWHERE:
+        if self.offload != NOWHERE:
+            budget = context.target.capacity(module).left if self.budget is None else self.budget
+            order = evolve(self, offload=NOWHERE).run
+            offload_as_much_as_pays(module, context, Home(self.offload), budget, order)
+        elif self.store == NOWHERE:
             mark_checkpoints(self.rewrite(module, context))
         else:
             take_the_shorter(module, context, evolve(self, store=NOWHERE), self, self.budget)

@@ -1,4 +1,4 @@
-"""`offload-state{home=host|file what=all|moments}`: masters and moments stay in another memory from step to step.
+"""`offload-state{home=host|file what=all|moments blocks=N}`: masters and moments stay in another memory from step to step.
 
 Their block's update streams them through its workspace, a piece at a time, on the host engine, beside compute; so do the gathers that
 make views of masters. Where the machine says that a processor beside the host's memory updates (`host_update`), the state never moves:
@@ -8,7 +8,8 @@ gradients go there, views come back.
     update mlp.0 (%g.mlp.0, ...)                        ->    update mlp.0 (%g.mlp.0, ...) placement host
 
 Views stay where they were: under zero = 3 they are made of masters for each use, so that of a block nothing is left in DDR
-between its uses. Nothing that is computed changes. It stands before whatever spends the bytes that it frees.
+between its uses. With `blocks=N` it is the state of the last N blocks of each stage, whose gradients are final first. Nothing that is
+computed changes. It stands before whatever spends the bytes that it frees.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from attrs import field, frozen
 
 from ratrain.passes.pass_base import Fact, Pass, PassContext
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.types import STORES, Home, StateKind, aligned
+from ratrain.ratrain_ir.types import STORES, Home, aligned
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.module import Module
+    from collections.abc import Iterable
+
+    from ratrain.ratrain_ir.blocks import Block
+    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops import Tensor
 
 _HOMES = {home.value: home for home in STORES}
 
@@ -37,6 +42,8 @@ class OffloadStatePass(Pass):
     """The memory."""
     what: str = field(default="all", metadata={"choices": ("all", "moments")})
     """Masters and moments, or moments alone."""
+    blocks: int | None = field(default=None, metadata={"unit": "blocks", "default": "all"})
+    """Of how many blocks of a stage, the last ones in forward order; None: of all."""
 
     def run(self, module: Module, context: PassContext) -> None:
         """Move the state of every stage.
@@ -44,10 +51,9 @@ class OffloadStatePass(Pass):
         Raises `DiagnosticError` RT053 where the machine has no such memory, or too little of it.
         """
         home = _HOMES[self.home]
-        kinds = {StateKind.MOMENT} if self.what == "moments" else {StateKind.MASTER, StateKind.MOMENT}
         room = context.target.info(module).capacity_of(home)
         for stage in module.stages:
-            moved = [tensor for tensor in stage.tensors.values() if tensor.kind in kinds]
+            moved = state_of_last(stage, module, self.blocks, moments_alone=self.what == "moments")
             needed = sum(aligned(tensor.type.nbytes) for tensor in moved)
             if needed > room:
                 has = f"the machine's {room} of it" if room else "the machine has none of it"
@@ -56,3 +62,16 @@ class OffloadStatePass(Pass):
             for tensor in moved:
                 tensor.home = home
             context.statistics[f"stage {stage.index} {home.value}"] = f"{needed} bytes of state"
+
+
+def state_of(stage: Stage, blocks: Iterable[Block], *, moments_alone: bool = False) -> list[Tensor]:
+    """Masters and moments of some blocks of a stage, or their moments."""
+    prefixes = ("m1", "m2") if moments_alone else ("p", "m1", "m2")
+    return [stage.tensors[f"{prefix}.{block}"] for block in blocks for prefix in prefixes]
+
+
+def state_of_last(stage: Stage, module: Module, count: int | None, *, moments_alone: bool = False) -> list[Tensor]:
+    """Those of so many of the last blocks of a stage, or of all that it has."""
+    blocks = module.topology.stage_blocks[stage.index]
+    first = 0 if count is None else max(0, len(blocks) - count)
+    return state_of(stage, blocks[first:], moments_alone=moments_alone)
