@@ -728,6 +728,7 @@ OPTIONS = {
     "machines": Command("cpu", {"--json": _JSON}),
     "strategies": Command("", {"--json": _JSON}),
     "passes": Command("", {"--json": _JSON}),
+    "completion": Command("bash"),
 }
 
 

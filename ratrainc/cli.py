@@ -11,9 +11,12 @@ from contextlib import contextmanager
 from errno import EDQUOT, EFBIG, EIO, ENOSPC
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _COMMANDS = {
     "quickstart": "Plan, compile and train a small LLaMA on real text, with a report.",
@@ -45,6 +48,7 @@ _COMMANDS = {
     "machines": "List the built-in machines, or the figures of one and where they come from.",
     "strategies": "List the named pass pipelines.",
     "passes": "List the passes and their options.",
+    "completion": "Print what lets bash, zsh or fish complete the words of ratrainc.",
 }
 
 EXAMPLES = """\b
@@ -106,6 +110,13 @@ class _Commands(click.Group):
             hint = nearest(name, _COMMANDS)
             ctx.fail(f"there is no command '{name}'" + (f"; {hint}" if hint else ""))
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands and options that a shell may complete a word with; no command is imported for that."""
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(name, help=text) for name, text in _COMMANDS.items() if name.startswith(incomplete)]
+        return found if not incomplete.startswith("-") else click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""

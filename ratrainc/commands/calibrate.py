@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ratrain.ratrainc.commands import completing
 from ratrain.ratrainc.commands.options import (
     KernelSetName,
     Result,
@@ -108,7 +109,13 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
     show_default=True,
     help="Do not fit each K-th row, only predict it; 0: fit all. For tables without the column 'use'.",
 )
-@click.option("--strategy", "strategy_name", metavar="S", help="How the rows ran. Default: ratrain.")
+@click.option(
+    "--strategy",
+    "strategy_name",
+    metavar="S",
+    shell_complete=completing.strategy,
+    help="How the rows ran. Default: ratrain.",
+)
 @machine_option
 @json_option
 def command(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ratrain.ratrainc.commands import completing
 from ratrain.ratrainc.commands.options import (
     Source,
     in_groups,
@@ -54,7 +55,11 @@ Examples:
 @seconds_option(20.0, "With --plan auto: search time of each.", "effort_seconds")
 @jobs_option("With --plan auto: processes.", "effort_jobs")
 @click.option(
-    "--strategies", "names", metavar="a,b,...", help="Strategies to compare, the first is the yardstick. Default: all."
+    "--strategies",
+    "names",
+    metavar="a,b,...",
+    shell_complete=completing.strategies,
+    help="Strategies to compare, the first is the yardstick. Default: all.",
 )
 @target_options
 @json_option

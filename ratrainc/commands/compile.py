@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ratrain.ratrainc.commands import completing
 from ratrain.ratrainc.commands.options import (
     Result,
     Source,
@@ -48,8 +49,15 @@ Examples:
 @model_option(required=False)
 @plan_option(required=False)
 @target_options
-@click.option("--strategy", metavar="S", help="A named pipeline; 'ratrainc strategies' lists them.")
-@click.option("--passes", metavar="PIPELINE", help="A pipeline of passes instead of a strategy.")
+@click.option(
+    "--strategy",
+    metavar="S",
+    shell_complete=completing.strategy,
+    help="A named pipeline; 'ratrainc strategies' lists them.",
+)
+@click.option(
+    "--passes", metavar="PIPELINE", shell_complete=completing.passes, help="A pipeline of passes instead of a strategy."
+)
 @click.option(
     "--schedule-file",
     type=Source("table"),

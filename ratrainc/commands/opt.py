@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ratrain.ratrainc.commands import completing
 from ratrain.ratrainc.commands.options import (
     Result,
     Source,
@@ -95,7 +96,12 @@ def _write_reproducer(file: str, pipeline: str) -> str:
 @click.command(epilog=_EPILOG)
 @click.argument("file", type=Source("schedule"), metavar="FILE.rtir")
 @click.option(
-    "--passes", "pipeline", required=True, metavar="PIPELINE", help="Passes with options, separated by commas."
+    "--passes",
+    "pipeline",
+    required=True,
+    metavar="PIPELINE",
+    shell_complete=completing.passes,
+    help="Passes with options, separated by commas.",
 )
 @click.option(
     "-o",
@@ -105,7 +111,12 @@ def _write_reproducer(file: str, pipeline: str) -> str:
     metavar="F.rtir",
     help="Write the result; without it the text goes to stdout.",
 )
-@click.option("--print-ir-after", metavar="all|PASS", help="Print the module after every pass, or after this one.")
+@click.option(
+    "--print-ir-after",
+    metavar="all|PASS",
+    shell_complete=completing.pass_name,
+    help="Print the module after every pass, or after this one.",
+)
 @click.option("--print-ir-after-change", is_flag=True, help="Print the module after every pass that changed it.")
 @click.option(
     "--dump-dir",

@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from ratrain.ratrainc.commands import completing
+
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from ratrain.ratrainc.strategies import Strategy
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,6 +92,13 @@ class FilePath(click.types.StringParamType):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Files, and names that stand for some."""
+        from ratrain.ratrainc.commands.completing import file_or_name
+
+        del ctx, param
+        return file_or_name(self.kind, incomplete)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The path as it was given; a usage error where it is empty, or two would be one file."""
@@ -330,7 +341,13 @@ def plan_choice_options(function: F) -> F:
         metavar="1,2,...",
         help="Numbers of tensor peers to choose from. Default: as --like says, else all that share out the model.",
     )
-    name = click.option("--strategy", "plans_strategy", metavar="S", help="Plan for this strategy. Default: ratrain.")
+    name = click.option(
+        "--strategy",
+        "plans_strategy",
+        metavar="S",
+        shell_complete=completing.strategy,
+        help="Plan for this strategy. Default: ratrain.",
+    )
     return name(zero(peers(like(function))))
 
 

@@ -42,6 +42,7 @@ MODEL = {"model": "tiny.json", "plan": "plan.toml"}
 SEARCH = {"model": "tiny.json", "effort_seconds": "0"}
 USUAL: dict[str, dict[str, str]] = {
     "examples": {"folder": "copied"},
+    "completion": {"shell": "bash"},
     "quickstart": {"steps": "1"},
     "compile": MODEL,
     "opt": {"file": "a.rtir", "pipeline": "lifetime"},
