@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from io import BytesIO
 from pathlib import Path
@@ -34,6 +35,8 @@ def picture_kind(path: str) -> str:
 
 def new_figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
     """A figure of this size (inches), which no window shows, and its empty axes."""
+    # Where the home directory cannot be written it keeps its fonts elsewhere, and says so at length: one picture is drawn all the same.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
