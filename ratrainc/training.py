@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,7 +87,8 @@ def run_training(
                 should_stop = run.engine.agreed_stop(lambda: stop.signal)
                 run_steps(run, should_stop, open_log, telling, display)
                 stop.answer = "no step is left: ending when everything is written; Ctrl-C again stops at once"
-                saved = run.save()
+                with status("saving the state") if settings.saving.directory is not None else nullcontext():
+                    saved = run.save()
                 stop_signal = should_stop()
                 run.engine.enter(RankPhase.ENDED, run.steps_done - 1)
             if open_log is not None and open_log.problem is not None:

@@ -30,10 +30,11 @@ def command(before: str, after: str, as_json: bool) -> None:
     """Show what differs between two schedules, in schedule terms: ops added, dropped, moved; tensors; peaks."""
     from ratrain import api
     from ratrain.ratrain_ir.analysis.module_diff import diff_modules
-    from ratrain.ratrainc.console import print_json, say
+    from ratrain.ratrainc.console import print_json, say, status
 
-    modules = api.load_schedule(before), api.load_schedule(after)
-    stages = diff_modules(*modules)
+    with status(f"comparing {before} and {after}"):
+        modules = api.load_schedule(before), api.load_schedule(after)
+        stages = diff_modules(*modules)
     machines = [_machine_text(module) for module in modules]
     if as_json:
         from attrs import asdict

@@ -49,12 +49,14 @@ def command(file: str, table_format: str, output: str | None, lowered: bool) -> 
     from ratrain.ratrain_ir.files import write_lines
     from ratrain.ratrain_ir.verifier import check
     from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
+    from ratrain.ratrainc.console import status
 
-    module = api.load_schedule(file)
-    check(module)
-    actions = actions_of_module(module)
-    table = with_gathered_parameters(actions) if lowered else compute_only(actions)
-    check_schedule(table)
+    with status(f"reading and verifying {file}"):
+        module = api.load_schedule(file)
+        check(module)
+        actions = actions_of_module(module)
+        table = with_gathered_parameters(actions) if lowered else compute_only(actions)
+        check_schedule(table)
     if output is None:
         echo_document("".join(f"{line}\n" for line in torch_csv_lines(table)))
     else:

@@ -50,10 +50,12 @@ def command(checkpoint: str, output: str, max_shard_size: int | None, dtype: str
     """
     if max_shard_size == 0:
         raise click.UsageError("--max-shard-size 0 leaves no room for a tensor")
-    from ratrain.ratrainc.console import print_json, say
+    from ratrain.ratrainc.console import print_json, say, status
     from ratrain.ratrainc.weight_export import MOST_SHARD_BYTES, export_weights
 
-    export = export_weights(checkpoint, output, most_shard_bytes=max_shard_size or MOST_SHARD_BYTES, dtype=Dtype(dtype))
+    most = max_shard_size or MOST_SHARD_BYTES
+    with status(f"writing the weights of {checkpoint}"):
+        export = export_weights(checkpoint, output, most_shard_bytes=most, dtype=Dtype(dtype))
     model = export.model
     if as_json:
         facts = {"model": model.name, "family": model.family, "parameters": model.parameters, "files": export.files}

@@ -123,7 +123,7 @@ def command(path: str, prompt: Prompt, asked: Generation, threads: int | None, a
     if as_json:
         print_json(made.to_json())
     elif made.whole is None:
-        echo(",".join(map(str, (*made.prompt, *made.tokens))))
+        echo(",".join(map(str, (*made.prompt, *made.tokens))), wrap=False)
     else:
-        echo(made.whole)
+        echo(made.whole, wrap=False)
     return 0

@@ -51,7 +51,8 @@ def explained_schedule(file: str, machine: str | None) -> tuple[Module, Machine 
         return checked_schedule(file, machine)
     from ratrain.ratrainc.console import status
 
-    program, on = checked_program(file, machine)
+    with status(f"reading and verifying {file}"):
+        program, on = checked_program(file, machine)
     with status(f"compiling what {file} was made from"):
         return _made_again(program, file), on if machine else None
 

@@ -61,7 +61,7 @@ class _Observer:
             changed, self.before = text != self.before, text
         if changed or self.wanted in ("all", name):
             echo(f"// after {run.text}", err=True)
-            echo(_text(module), err=True, nl=False)
+            echo(_text(module), err=True, nl=False, wrap=False)
         if self.folder is not None:
             from ratrain.ratrain_ir.files import write_lines
             from ratrain.ratrain_ir.printer import module_lines

@@ -396,6 +396,7 @@ def command(
         )
     from ratrain import api
     from ratrain.ratrain_ir.types import Home
+    from ratrain.ratrainc.console import status
     from ratrain.ratrainc.heartbeat import speaking
     from ratrain.ratrainc.job import job_of
     from ratrain.ratrainc.pictures import picture_kind
@@ -413,8 +414,9 @@ def command(
         ending.enter_context(speaking(job.speaks))
         if job.speaks:
             check_outputs(settings, outputs, job.count)
-        program = api.load(file, machine=machine)
-        check_program(program)
+        with status(f"reading and verifying {file}"):
+            program = api.load(file, machine=machine)
+            check_program(program)
         if settings.execution.store_folder and not any(stage.bytes_in(Home.FILE) for stage in program.stages):
             raise click.UsageError(
                 "--scratch says where files of stored tensors are: this program stores nothing in a file"

@@ -77,12 +77,12 @@ SEARCH = ("plan", "--model", MODEL, "--clusters", "4", "--global-batch", "16", "
         ("explain", "PROGRAM", "--no-levers"),
         ("explain", "PROGRAM", "--time"),
         ("simulate", "PROGRAM"),
-        ("doctor", "PROGRAM"),
+        pytest.param(("doctor", "PROGRAM"), marks=pytest.mark.full),
         ("examples",),
         ("compile", "--model", "tiny.toml", "--plan", PLAN),
-        ("run", "PROGRAM", "--steps", "2", "--kernels", "reference"),
+        pytest.param(("run", "PROGRAM", "--steps", "2", "--kernels", "reference"), marks=pytest.mark.full),
     ],
-    ids=" ".join,
+    ids=str,
 )
 def test_commands_keep_to_eighty_columns(program: str, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
     with terminal(monkeypatch) as screen:
