@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EINVAL, EISDIR, ENOENT, ENOTDIR
 from pathlib import Path
+from secrets import token_hex
 from typing import IO
 
 from ratrain.ratrain_ir.diagnostics import Location, fail
@@ -185,9 +187,10 @@ def _writing_directly(target: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def replacing(path: str) -> Iterator[IO[bytes]]:
-    """A binary file beside `path` that takes its place, and its owner and permissions, when the block ends without an error.
+    """A binary file that takes the place of `path`, and its owner and permissions, when the block ends without an error.
 
-    Raises `DiagnosticError` RT002 when it cannot be written.
+    Where the system can, it has no name until then, so that nothing is left of it where the process is killed; elsewhere it stands
+    beside `path`. Raises `DiagnosticError` RT002 when it cannot be written.
     """
     target = _resolved(path)
     if _is_special(target):
@@ -195,20 +198,61 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
             yield stream
         return
     with path_errors(f"cannot write '{path}'"):
-        handle, beside = tempfile.mkstemp(dir=target.parent, prefix=_prefix_beside(target.name))
+        handle, beside = _new_file(target)
     try:
         with os.fdopen(handle, "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
+            beside = beside or _named(stream.fileno(), target)
         _take_permissions(beside, target)
         Path(beside).replace(target)
-    except OSError as error:
-        Path(beside).unlink(missing_ok=True)
-        fail("RT002", f"cannot write '{path}': {error.strerror or error}")
+    except BaseException as error:
+        if beside is not None:
+            Path(beside).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            fail("RT002", f"cannot write '{path}': {error.strerror or error}")
+        raise
+
+
+def _new_file(target: Path) -> tuple[int, str | None]:
+    """A file in the folder of another, and its name, where this system has no files without one. Raises OSError."""
+    if _HAS_FILES_WITHOUT_NAMES:
+        with suppress(OSError):  # a file system that has none; what else is wrong is seen below
+            return os.open(target.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600), None
+    return _beside(target)
+
+
+def _beside(target: Path) -> tuple[int, str]:
+    return tempfile.mkstemp(dir=target.parent, prefix=_prefix_beside(target.name))
+
+
+def _named(handle: int, target: Path) -> str:
+    """The name beside another that a file without one has got; where it can get none, that of a copy. Raises OSError."""
+    name = target.with_name(f"{_prefix_beside(target.name)}{token_hex(4)}")
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.link(f"/proc/self/fd/{handle}", name.name, dst_dir_fd=folder)  # with a folder the call follows the link
+    except OSError:
+        pass
+    else:
+        return str(name)
+    finally:
+        os.close(folder)
+    copy, beside = _beside(target)
+    try:
+        with os.fdopen(copy, "wb") as stream, open(handle, "rb", closefd=False) as written:
+            written.seek(0)
+            shutil.copyfileobj(written, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
     except BaseException:
         Path(beside).unlink(missing_ok=True)
         raise
+    return beside
+
+
+_HAS_FILES_WITHOUT_NAMES = hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd")  # noqa: PTH112 - of the system
 
 
 _LONGEST_PREFIX = 100

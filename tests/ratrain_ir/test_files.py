@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import stat
+import subprocess
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +25,53 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     write_lines(str(target), ["two", "three"])
     assert target.read_text() == "two\nthree\n"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
+
+
+def no_files_without_names(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(files, "_HAS_FILES_WITHOUT_NAMES", False)
+
+
+def no_names_for_them(patch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    patch.setattr(os, "link", refuse)
+
+
+@pytest.mark.parametrize("system", [no_files_without_names, no_names_for_them])
+def test_systems_without_nameless_files_write_the_same(
+    system: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system(monkeypatch)
+    target = tmp_path / "a.bin"
+    target.write_bytes(b"old")
+    target.chmod(0o640)
+    with replacing(str(target)) as stream:
+        stream.write(b"x" * MIB)
+    assert target.read_bytes() == b"x" * MIB
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+    def fail_halfway() -> None:
+        with replacing(str(target)) as stream:
+            stream.write(b"new")
+            raise RuntimeError("halfway")
+
+    with pytest.raises(RuntimeError, match="halfway"):
+        fail_halfway()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.bin"]
+    assert target.read_bytes() == b"x" * MIB
+
+
+@pytest.mark.skipif(not files._HAS_FILES_WITHOUT_NAMES, reason="files have names from the start here")
+def test_of_a_killed_write_nothing_is_left(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from ratrain.ratrain_ir.files import replacing\n"
+        "with replacing(sys.argv[1]) as stream:\n"
+        "    stream.write(b'half'); stream.flush(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "a.bin")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_error_leaves_the_old_file(tmp_path: Path) -> None:
