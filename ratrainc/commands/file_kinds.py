@@ -71,6 +71,12 @@ _WANTED = {
         (".csv",),
         {".rtir": "'ratrainc opt {file} --passes allocate-ddr' gives its tensors addresses"},
     ),
+    "checkpoint": _Wanted(
+        "the directory of a checkpoint",
+        (".safetensors",),
+        dict.fromkeys((".rtx", ".rtir"), "'ratrainc run {file} --save DIR' trains it and writes one")
+        | {"": "'ratrainc run X.rtx --save DIR' writes one"},
+    ),
     "model": _Wanted(
         "a model configuration (JSON) or a preset",
         (".json",),

@@ -24,6 +24,8 @@ from ratrain.ratrainc.commands.file_kinds import refuse_wrong_kind
         ("simulate tiny.json", "'ratrainc compile --model tiny.json"),
         ("report tiny.toml -o a.html", "--plan tiny.toml"),
         ("explain s.csv", "'ratrainc lint s.csv'"),
+        ("generate x.rtx --prompt a", "'ratrainc run x.rtx --save DIR'"),
+        ("export-weights x.toml -o w", "'ratrainc run X.rtx --save DIR' writes one"),
         ("lint x.rtir", "'ratrainc verify x.rtir'"),
         ("alloc x.rtir --capacity 1MiB", "'ratrainc opt x.rtir --passes allocate-ddr'"),
         ("model tiny.toml", "--plan tiny.toml"),
