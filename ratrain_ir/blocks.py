@@ -16,7 +16,7 @@ from attrs import field, frozen
 
 from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.parameter_names import parameter_name
-from ratrain.ratrain_ir.tensor_peers import adds_branches_apart, peer_model
+from ratrain.ratrain_ir.tensor_peers import adds_branches_apart, norms_over_peers, peer_model
 from ratrain.ratrain_ir.types import Dtype, TensorType, tensor_type
 
 if TYPE_CHECKING:
@@ -249,9 +249,12 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
     branch = () if adds_branches_apart(model, plan) else branch_slots(model, plan)
     if block.kind == "attention":
         widths = {"q": model.q_size, "k": model.kv_size, "v": model.kv_size, "o": model.q_size}
+        first = (*projected_slots(whole, plan, block), *row_sum_slots(whole, plan, block, SQUARES))
+        if first:
+            del widths["v"]
         return (
             *_normed_slots(model, plan),
-            *_projected_slots(model, plan),
+            *(first or _projected_slots(model, plan)),
             *(Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items()),
             *_softmax_slots(whole, plan),
             *branch,
@@ -297,6 +300,39 @@ def _projected_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
     return tuple(slots)
 
 
+SQUARES, PRODUCTS = "squares", "products"
+"""What norms of queries and keys over tensor peers sum over each row, forward and backward: squares of their source, and its products with
+the gradient of their result."""
+
+
+def projected_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
+    """Where norms of queries and keys take sums over tensor peers: what an op of its own projects before them, first among the saved slots."""
+    if block.kind != "attention" or not norms_over_peers(model, plan):
+        return ()
+    peer = peer_model(model, plan)
+    rows, act = tokens_per_micro_batch(plan), Dtype(plan.view_dtype)
+    widths = {"q_in": peer.q_size, "k_in": peer.kv_size, "v": peer.kv_size}
+    return tuple(Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items())
+
+
+def row_sum_slots(model: ModelConfig, plan: Plan, block: Block, name: str) -> tuple[Slot, ...]:
+    """There too: the sums of each row of queries, and below them those of each row of keys, of all peers."""
+    if block.kind != "attention" or not norms_over_peers(model, plan):
+        return ()
+    return (Slot(name, row_sums_type(plan)),)
+
+
+def row_sums_type(plan: Plan) -> TensorType:
+    """Type of the sums over rows that norms of queries and keys take: one of each row of queries, then one of each row of keys."""
+    return tensor_type(Dtype.F32, (2 * tokens_per_micro_batch(plan),))
+
+
+def normed_gradient_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
+    """There too: what an op of its own makes in the backward before those norms, gradients of normed queries and keys and of values."""
+    of = {"q_in": "dq", "k_in": "dk", "v": "dv"}
+    return tuple(Slot(of[slot.name], slot.type) for slot in projected_slots(model, plan, block))
+
+
 def branch_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
     """What an attention or mlp block adds to the stream, before the norm of that, and its statistics: of the rows that a rank has between blocks."""
     if not model.has_post_norm:
@@ -324,10 +360,14 @@ SPLIT_KINDS = ("attention", "mlp")
 
 _NORMS = ("mean", "rstd", "branch", "branch_mean", "branch_rstd")
 INPUT_HALF_SLOTS = {
-    "attention": ("q_in", "q_rstd", "k_in", "k_rstd", "q", "k", "v", "o", "lse", "probs", *_NORMS),
+    "attention": ("q_in", "q_rstd", "k_in", "k_rstd", SQUARES, "q", "k", "v", "o", "lse", "probs", *_NORMS),
     "mlp": ("gate", "up", *_NORMS),
 }
 """The saved slots that the input half of a split backward reads, as far as a model and a plan have and need them."""
+
+_OF_HEADS = ("q", "k", "lse", "probs", "v")
+HEADS_SLOTS = {"attention": ("q_in", "k_in", "o", *_OF_HEADS)}
+"""Where norms of queries and keys take sums over tensor peers: the saved slots that the op before those norms reads in the backward."""
 
 WEIGHT_HALF_SLOTS = {"attention": ("xn", "o"), "mlp": ("xn", "prod", "act")}
 """The saved slots that the weight half reads, as far as a model has them."""
@@ -336,10 +376,13 @@ WEIGHT_HALF_SLOTS = {"attention": ("xn", "o"), "mlp": ("xn", "prod", "act")}
 def half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """The names of the slots of a block that a half of its split backward reads: `read` is one of the tables above."""
     names = [slot.name for slot in saved_slots(model, plan, block)]
-    if read is INPUT_HALF_SLOTS and plan.attention != "fused" and "o" in names:
+    through_heads = read is HEADS_SLOTS or (read is INPUT_HALF_SLOTS and not projected_slots(model, plan, block))
+    if through_heads and plan.attention != "fused" and "o" in names:
         names.remove(
             "o"
         )  # whole probabilities give the mean of their gradient; fused attention takes it from its output
+    if read is INPUT_HALF_SLOTS and not through_heads:
+        names = [name for name in names if name in ("q_in", "k_in", SQUARES)]
     return tuple(name for name in names if name in read[block.kind])
 
 
@@ -350,10 +393,13 @@ def pending_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
     Gradients of what the products of the block give, and the gradients of the norms' weights (and biases) as the exact f32
     sums, so that they are rounded once, where they are added to the gradient, as in a whole backward.
     """
+    over_peers = norms_over_peers(model, plan)
     model = peer_model(model, plan)
     rows = tokens_per_micro_batch(plan)
     act = Dtype(plan.view_dtype)
-    if block.kind == "attention":
+    if block.kind == "attention" and over_peers:
+        widths = {"dq_in": model.q_size, "dk_in": model.kv_size}
+    elif block.kind == "attention":
         widths = {"dq": model.q_size, "dk": model.kv_size, "dv": model.kv_size}
     elif block.kind == "mlp":
         widths = dict.fromkeys(("dgate", "dup") if model.gated_mlp else ("dup",), model.ffn_size)
@@ -427,8 +473,9 @@ def sum_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
 
 
 def kept_in_forward(model: ModelConfig, plan: Plan, block: Block) -> tuple[str, ...]:
-    """The saved slots that a forward must keep: of the plan of a slice, the keys and values that later slices see."""
-    return KEY_SLOTS if block.kind == "attention" and last_viewer(model, plan) is not None else ()
+    """The saved slots that a forward must keep: of the plan of a slice, the keys and values that later slices see; sums over tensor peers."""
+    sums = tuple(slot.name for slot in row_sum_slots(model, plan, block, SQUARES))
+    return (*KEY_SLOTS, *sums) if block.kind == "attention" and last_viewer(model, plan) is not None else sums
 
 
 def reads_documents(model: ModelConfig, plan: Plan, block: Block) -> bool:

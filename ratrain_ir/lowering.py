@@ -16,7 +16,12 @@ from typing import Any
 from attrs import define
 
 from ratrain.ratrain_ir.blocks import (
+    HEADS_SLOTS,
+    INPUT_HALF_SLOTS,
     KEY_SLOTS,
+    PRODUCTS,
+    SQUARES,
+    WEIGHT_HALF_SLOTS,
     Block,
     Slot,
     activation_type,
@@ -26,13 +31,18 @@ from ratrain.ratrain_ir.blocks import (
     exchanged_type,
     flat_elements,
     gathers_within_step,
+    half_slots,
     is_sharded,
     keeps_view,
     last_viewer,
     next_block,
+    normed_gradient_slots,
     previous_block,
+    projected_slots,
     reads_documents,
     reduces_each_micro_batch,
+    row_sum_slots,
+    row_sums_type,
     saved_slots,
     seen_slices,
     shard_elements,
@@ -51,6 +61,7 @@ from ratrain.ratrain_ir.ops import (
     AllReduce,
     AllReduceScalar,
     Backward,
+    BackwardHeads,
     CombineLoss,
     Forward,
     GatherRows,
@@ -61,10 +72,12 @@ from ratrain.ratrain_ir.ops import (
     Payload,
     Phase,
     Piece,
+    Project,
     Quantity,
     Recv,
     ReduceRows,
     ReduceScatter,
+    ReduceSums,
     ScaleUpdate,
     Send,
     Slice,
@@ -268,6 +281,54 @@ class _StageLowering:
     def saved(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
         return self.slots(block, piece, saved_slots(self.model, self.plan_of(piece), block))
 
+    def projected(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
+        """What an op of its own projects, where norms of queries and keys take sums over tensor peers; none elsewhere."""
+        return self.slots(block, piece, projected_slots(self.model, self.plan_of(piece), block))
+
+    def row_sums(self, block: Block, piece: Piece, name: str) -> tuple[Tensor, ...]:
+        """There too: the sums over each row that all peers have together."""
+        slots = row_sum_slots(self.model, self.plan_of(piece), block, name)
+        return self.slots(block, piece, slots, "s" if name == SQUARES else "d")
+
+    def normed_gradients(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
+        """There too: the gradients of normed queries and keys, and of values."""
+        return self.slots(block, piece, normed_gradient_slots(self.model, self.plan_of(piece), block), "d")
+
+    def part_of_sums(self, block: Block, piece: Piece, name: str) -> Tensor:
+        """There too: what a peer has of the sums over each row."""
+        name = f"{name}_part.{block}.{piece_name(piece)}"
+        return self.tensor(StateKind.PARTIAL, name, row_sums_type(self.plan_of(piece)))
+
+    def reduce_sums(self, block: Block, piece: Piece, name: str, payload: Payload) -> None:
+        """Sum what peers have of the sums over each row."""
+        reads, writes = (self.part_of_sums(block, piece, name),), self.row_sums(block, piece, name)
+        self.emit(ReduceSums(payload=payload, block=block, **piece_fields(piece), reads=reads, writes=writes))
+
+    def project(self, block: Block, piece: Piece) -> None:
+        """Queries, keys and values of an attention whose norms of them take sums over tensor peers, and those sums."""
+        if projected := self.projected(block, piece):
+            source = self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.FORWARD)
+            writes = (self.part_of_sums(block, piece, SQUARES), *projected)
+            reads = (source, self.view(block, piece, Phase.FORWARD))
+            self.emit(Project(block=block, **piece_fields(piece), reads=reads, writes=writes))
+            self.reduce_sums(block, piece, SQUARES, Payload.ACTIVATION)
+
+    def backward_heads(self, block: Block, piece: Piece) -> None:
+        """Gradients of normed queries and keys, and of values, and what the gradient of those norms sums over tensor peers."""
+        if not (gradients := self.normed_gradients(block, piece)):
+            return
+        names = half_slots(self.model, self.plan_of(piece), block, HEADS_SLOTS)
+        saved = tuple(tensor for tensor in self.saved(block, piece) if tensor.slot in names)
+        dy = self.read_activation(sum_block(self.model, self.plan, block), piece)
+        # gathered here for what comes after: it runs beside this op, and recovery, which stands before it, reads it
+        self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.BACKWARD)
+        others = (*self.documents(block, piece), *self.seen_keys(block, piece), *self.sums(block, piece))
+        begun, added = (self.seen_sums(block, piece, first=first) for first in (True, False))
+        reads = (dy, *saved, self.view(block, piece, Phase.BACKWARD), *others)
+        writes = (self.part_of_sums(block, piece, PRODUCTS), *gradients, *begun)
+        self.emit(BackwardHeads(block=block, **piece_fields(piece), reads=reads, writes=writes, updates=added))
+        self.reduce_sums(block, piece, PRODUCTS, Payload.GRADIENT)
+
     def seen(self, block: Block, piece: Piece) -> list[Slice]:
         """The earlier slices of a micro-batch whose keys a slice of an attention sees."""
         if isinstance(piece, int) or block.kind != "attention":
@@ -315,6 +376,7 @@ class _StageLowering:
         for block in blocks:
             if block.kind == "head":
                 self.load(Part.LABELS, piece)
+            self.project(block, piece)
             self.emit(self.forward(block, piece))
             if block.kind == "head":
                 self.combine_loss(block, piece)
@@ -337,6 +399,12 @@ class _StageLowering:
     def forward(self, block: Block, piece: Piece) -> Forward:
         view = self.view(block, piece, Phase.FORWARD)
         fields = piece_fields(piece)
+        if projected := self.projected(block, piece):
+            made = (*projected, *self.row_sums(block, piece, SQUARES))
+            reads = (view, *self.documents(block, piece), *made, *self.seen_keys(block, piece))
+            own = tuple(tensor for tensor in self.saved(block, piece) if tensor not in made)
+            output = self.written_activation(next_block(self.model, block), piece)
+            return Forward(block=block, **fields, reads=reads, writes=(output, *own))
         if block.kind == "embed":
             source = self.input(Part.TOKENS, piece)
         else:
@@ -385,6 +453,7 @@ class _StageLowering:
         for block in reversed(blocks):
             if self.adds_apart(block):
                 self.add_branch_backward(block, piece)
+            self.backward_heads(block, piece)
             self.emit(self.backward(block, piece))
             if block.kind != "embed" and not stands_beside(self.model, self.plan, block):
                 around = None if block.kind == "head" else sum_block(self.model, self.plan, block)
@@ -422,7 +491,14 @@ class _StageLowering:
             if block.kind == "embed":
                 inputs = (dy, self.input(Part.TOKENS, piece), *self.documents(block, piece))
             else:
-                others = (*self.documents(block, piece), *self.seen_keys(block, piece), *self.sums(block, piece))
+                gradients = self.normed_gradients(block, piece)
+                if gradients:
+                    others = (*gradients, *self.row_sums(block, piece, PRODUCTS))
+                    halves = (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS)
+                    names = [n for h in halves for n in half_slots(self.model, self.plan_of(piece), block, h)]
+                    saved = tuple(tensor for tensor in saved if tensor.slot in names)
+                else:
+                    others = (*self.documents(block, piece), *self.seen_keys(block, piece), *self.sums(block, piece))
                 others += self.beside(next_block(self.model, block), piece, gradient=True)
                 others += self.branch_sums(block, piece)
                 view = self.view(block, piece, Phase.BACKWARD)
@@ -430,6 +506,8 @@ class _StageLowering:
                 source = self.read_activation(source_of, piece, phase=Phase.BACKWARD)
                 inputs = (dy, source, *saved, view, *others)
         begun, added = (self.seen_sums(block, piece, first=first) for first in (True, False))
+        if self.normed_gradients(block, piece):  # the op before the norms has added to them
+            begun, added = (), ()
         fields = piece_fields(piece)
         if self.is_first_share(block, piece):
             return Backward(block=block, **fields, reads=inputs, writes=(*outputs, *begun, gradient), updates=added)

@@ -397,6 +397,40 @@ class AddBranchBackward(Op):
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Project(Op):
+    """Queries, keys and values of an attention, before norms that take sums over tensor peers.
+
+    Of each row of queries and of keys it leaves the sum of squares of what the peer has; heads of keys that several peers have count once. The
+    attention's forward goes on when these are summed.
+    """
+
+    keyword = "project"
+    default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class BackwardHeads(Op):
+    """The gradients of normed queries and keys, and of values, where their norms take sums over tensor peers.
+
+    Of each row of queries and of keys it leaves the sum of products of what the norm's gradient needs, as far as the peer has them. The
+    attention's backward, or the input half of it, goes on when these are summed.
+    """
+
+    keyword = "backward_heads"
+    default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Send(Op):
     """Sends an activation to the stage of the next chunk, or a gradient back."""
 
@@ -511,6 +545,23 @@ class CombineLoss(Op):
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class ReduceSums(Op):
+    """Sums over tensor peers what they have summed over each row for the norms of queries and keys.
+
+    In f32 in rank order; every peer has all sums afterwards. Of an activation the squares of queries and keys, of a gradient their products with it.
+    """
+
+    keyword = "reduce_sums"
+    default_engine = Engine.TENSOR
+    alike_on_all_stages = True
+    payload: Payload = _enum_field(Payload)
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Store(Op):
     """Copies what a block needs later of a piece into another memory: its bytes in DDR are free then."""
 
@@ -614,7 +665,17 @@ class Release(Op):
     alike_on_all_stages = True
 
 
-BlockOp = Forward | Recompute | Backward | BackwardInput | BackwardWeight | AddBranch | AddBranchBackward
+BlockOp = (
+    Forward
+    | Recompute
+    | Backward
+    | BackwardInput
+    | BackwardWeight
+    | AddBranch
+    | AddBranchBackward
+    | Project
+    | BackwardHeads
+)
 BLOCK_OPS: tuple[type[Op], ...] = get_args(BlockOp)
 """What computes on one block of one micro-batch: the ops that run a routine."""
 
@@ -640,7 +701,7 @@ Piece = int | Slice
 """What passes through the blocks at a time: a micro-batch by its number, or a slice of one."""
 
 
-PeerOp = GatherRows | ReduceRows | CombineLoss
+PeerOp = GatherRows | ReduceRows | ReduceSums | CombineLoss
 
 MemoryOp = Store | Fetch
 """What moves tensors between DDR and another memory."""
@@ -687,6 +748,8 @@ OP_CLASSES: dict[str, type[Op]] = {
         BackwardWeight,
         AddBranch,
         AddBranchBackward,
+        Project,
+        BackwardHeads,
         Send,
         Recv,
         ReduceScatter,
@@ -696,6 +759,7 @@ OP_CLASSES: dict[str, type[Op]] = {
         AllGather,
         GatherRows,
         ReduceRows,
+        ReduceSums,
         CombineLoss,
         Store,
         Fetch,
@@ -704,7 +768,7 @@ OP_CLASSES: dict[str, type[Op]] = {
     )
 }
 
-PEER_OPS: tuple[type[Op], ...] = (GatherRows, ReduceRows, CombineLoss)
+PEER_OPS: tuple[type[Op], ...] = get_args(PeerOp)
 """What tensor peers do together within the passes of a micro-batch."""
 
 STATE_OPS: tuple[type[Op], ...] = (ReduceScatter, AllReduce, AllReduceScalar, AllGather)

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from attrs import frozen
 
 from ratrain.ratrain_ir.blocks import (
+    HEADS_SLOTS,
     INPUT_HALF_SLOTS,
     KEY_SLOTS,
+    PRODUCTS,
     SPLIT_KINDS,
+    SQUARES,
     WEIGHT_HALF_SLOTS,
     Block,
     Slot,
@@ -32,9 +35,13 @@ from ratrain.ratrain_ir.blocks import (
     kept_in_forward,
     last_viewer,
     next_block,
+    normed_gradient_slots,
     pending_slots,
     previous_block,
+    projected_slots,
     reads_documents,
+    row_sum_slots,
+    row_sums_type,
     saved_slots,
     seen_slices,
     shard_elements,
@@ -54,6 +61,7 @@ from ratrain.ratrain_ir.ops import (
     AllReduce,
     AllReduceScalar,
     Backward,
+    BackwardHeads,
     BackwardInput,
     BackwardWeight,
     CombineLoss,
@@ -64,11 +72,13 @@ from ratrain.ratrain_ir.ops import (
     LoadInput,
     Op,
     Payload,
+    Project,
     Quantity,
     Recompute,
     Recv,
     ReduceRows,
     ReduceScatter,
+    ReduceSums,
     Release,
     ScaleUpdate,
     Send,
@@ -327,6 +337,11 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
             return [(False, Signature(reads, (*_parts_of_loss(plan), *(role for role in saved if role.name != "lse"))))]
         return [(False, Signature(reads, (*saved, loss))), (True, Signature(reads, saved, (loss,)))]
     saved = _saved(model, plan, block, optional=True, needed=kept_in_forward(model, plan, block))
+    if made := _made_before_forward(model, plan, block):
+        names = [role.name for role in made]
+        own = tuple(role for role in saved if role.name not in names)
+        reads = (view, *documents, *made, *_seen_keys(model, plan, block))
+        return [(False, Signature(reads, (_after("y", model, plan, block), *own)))]
     beside = _beside(model, plan, stands_beside(model, plan, block))
     reads = (source, view, *documents, *_seen_keys(model, plan, block), *beside)
     return [(False, Signature(reads, (_after("y", model, plan, block), *saved)))]
@@ -334,10 +349,12 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
 
 @cache
 def _recompute(model: ModelConfig, plan: Plan, block: Block, *, attends: bool) -> Candidates:
-    saved = _saved(model, plan, block, optional=True)
+    sums = tuple(slot.name for slot in row_sum_slots(model, plan, block, SQUARES))
+    given = _saved(model, plan, block, optional=True, needed=sums)
+    saved = tuple(role for role in given if role.name not in sums)
     seen = _seen_keys(model, plan, block) if attends else ()
     documents = _documents(model, plan, block)
-    reads = (_before("x", model, plan, block), *saved, _view(model, plan, block), *documents, *seen)
+    reads = (_before("x", model, plan, block), *given, _view(model, plan, block), *documents, *seen)
     if block.kind == "head":
         return [(False, Signature(reads, saved))]
     # what tensor peers exchange between blocks is small, and kept: making it again would take their collectives again
@@ -350,6 +367,13 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     source, view = _before("x", model, plan, block), _view(model, plan, block)
     outputs: Roles = (_input_gradient(model, plan, block),)
     saved, documents = _saved(model, plan, block, optional=False), _documents(model, plan, block)
+    if gradients := _gradients_before_norms(model, plan, block):
+        names = [n for h in (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS) for n in half_slots(model, plan, block, h)]
+        saved = tuple(role for role in saved if role.name in names)
+        reads = (_after("dy", model, plan, block), source, *saved, view, *gradients)
+        reads += _branch_sums(model, plan, block)
+        gradient = _gradient(model, plan, block)
+        return [(False, Signature(reads, (*outputs, gradient))), (True, Signature(reads, outputs, (gradient,)))]
     if block.kind == "embed":
         reads: Roles = (_after("dy", model, plan, block), _input("tokens", plan), *documents)
         outputs = ()
@@ -366,6 +390,55 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         (False, Signature(reads, (*outputs, *begun, gradient), added)),
         (True, Signature(reads, (*outputs, *begun), (gradient, *added))),
     ]
+
+
+def _made_before_forward(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Where norms of queries and keys take sums over tensor peers: what an attention's forward finds of its own saved slots."""
+    return _slots((*projected_slots(model, plan, block), *row_sum_slots(model, plan, block, SQUARES)))
+
+
+def _gradients_before_norms(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """There too: the gradients of normed queries and keys, and of values, and the sums that the norms' gradients take."""
+    return _slots((*normed_gradient_slots(model, plan, block), *row_sum_slots(model, plan, block, PRODUCTS)))
+
+
+def _part_of_sums(plan: Plan, name: str) -> Role:
+    return Role(name, _PARTIAL, row_sums_type(plan))
+
+
+def _of_row_sums(model: ModelConfig, plan: Plan, block: Block) -> None:
+    """Raise `SignatureError` where nothing of a block is summed over rows of tensor peers."""
+    if not projected_slots(model, plan, block):
+        raise SignatureError(f"{block} norms no queries and keys over all heads of tensor peers: nothing is done apart")
+
+
+@cache
+def _project(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    _of_row_sums(model, plan, block)
+    reads = (_before("x", model, plan, block), _view(model, plan, block))
+    return [(False, Signature(reads, (_part_of_sums(plan, SQUARES), *_slots(projected_slots(model, plan, block)))))]
+
+
+@cache
+def _backward_heads(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    _of_row_sums(model, plan, block)
+    others = (
+        *_documents(model, plan, block),
+        *_seen_keys(model, plan, block),
+        *_own_sums(model, plan, block),
+    )
+    saved = _half_slots(model, plan, block, HEADS_SLOTS)
+    reads = (_after("dy", model, plan, block), *saved, _view(model, plan, block), *others)
+    begun, added = (_seen_sums(model, plan, block, first=first) for first in (True, False))
+    made = (_part_of_sums(plan, PRODUCTS), *_slots(normed_gradient_slots(model, plan, block)))
+    return [(False, Signature(reads, (*made, *begun), added))]
+
+
+@cache
+def _reduce_sums(model: ModelConfig, plan: Plan, block: Block, payload: Payload) -> Candidates:
+    _of_row_sums(model, plan, block)
+    (slot,) = row_sum_slots(model, plan, block, SQUARES if payload is Payload.ACTIVATION else PRODUCTS)
+    return [(False, Signature((_part_of_sums(plan, "part"),), (Role("sum", _SAVED, slot.type, slot=slot.name),)))]
 
 
 def _half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, tuple[str, ...]]) -> Roles:
@@ -421,6 +494,11 @@ def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         *_beside(model, plan, stands_beside(model, plan, next_block(model, block))),
     )
     ends = (_after("dy", model, plan, block), _before("x", model, plan, block))
+    if gradients := _gradients_before_norms(model, plan, block):
+        reads = (*ends, *saved, _view(model, plan, block), *gradients)
+        return [
+            (False, Signature(reads, (_input_gradient(model, plan, block), *_pending(model, plan, block)))),
+        ]
     reads = (*ends, *saved, _view(model, plan, block), *others)
     begun, added = (_seen_sums(model, plan, block, first=first) for first in (True, False))
     outputs = (_input_gradient(model, plan, block), *_pending(model, plan, block), *begun)
@@ -431,7 +509,8 @@ def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
 def _backward_weight(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     saved = _half_slots(model, plan, block, WEIGHT_HALF_SLOTS)
     source = () if model.has_pre_norm else (_before("x", model, plan, block),)
-    pending = (*_pending(model, plan, block), *_branch_sums(model, plan, block))
+    values = tuple(role for role in _gradients_before_norms(model, plan, block) if role.name == "dv")
+    pending = (*_pending(model, plan, block), *values, *_branch_sums(model, plan, block))
     reads = (_after("dy", model, plan, block), *source, *saved, *pending)
     gradient = (_gradient(model, plan, block),)
     return [(False, Signature(reads, gradient)), (True, Signature(reads, (), gradient))]
@@ -600,6 +679,8 @@ _MAKERS: PerOp[Callable[[Any, ModelConfig, Plan], Candidates]] = PerOp(
         BackwardWeight: lambda op, model, plan: _backward_weight(model, plan, op.block),
         AddBranch: lambda op, model, plan: _add_branch(model, plan, op.block),
         AddBranchBackward: lambda op, model, plan: _add_branch_backward(model, plan, op.block),
+        Project: lambda op, model, plan: _project(model, plan, op.block),
+        BackwardHeads: lambda op, model, plan: _backward_heads(model, plan, op.block),
         Send: lambda _op, model, plan: _send(model, plan),
         Recv: lambda _op, model, plan: _recv(model, plan),
         ReduceScatter: lambda op, model, plan: _reduce_scatter(model, plan, op.blocks),
@@ -612,6 +693,7 @@ _MAKERS: PerOp[Callable[[Any, ModelConfig, Plan], Candidates]] = PerOp(
         AllGather: lambda op, model, plan: _all_gather(model, plan, op.blocks),
         GatherRows: lambda op, model, plan: _gather_rows(model, plan, op.block),
         ReduceRows: lambda op, model, plan: _reduce_rows(model, plan, op.block, op.payload),
+        ReduceSums: lambda op, model, plan: _reduce_sums(model, plan, op.block, op.payload),
         CombineLoss: lambda op, model, plan: _combine_loss(model, plan, op.block),
         Store: lambda op, _model, _plan: _copies(op),
         Fetch: lambda op, _model, _plan: _copies(op),

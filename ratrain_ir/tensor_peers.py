@@ -61,9 +61,21 @@ def share_of(model: ModelConfig, peers: int, weight: str) -> Share:
         return Share(1, 1)
     if weight == "table" or (name in ("q", "gate", "up") and not weight.endswith("norm")):
         return Share(0, 1)
-    if name in ("k", "v"):
-        return Share(0, max(1, peers // model.kv_heads))
+    if name in ("k", "v") or (weight == "k_norm" and model.qk_norm == "whole"):
+        return Share(0, copies_of_keys(model, peers))
+    if weight == "q_norm" and model.qk_norm == "whole":
+        return Share(0, 1)
     return Share(None, peers)
+
+
+def copies_of_keys(model: ModelConfig, peers: int) -> int:
+    """How many of so many tensor peers, one after the other, have the same heads of keys and values."""
+    return max(1, peers // model.kv_heads)
+
+
+def norms_over_peers(model: ModelConfig, plan: Plan) -> bool:
+    """Whether queries and keys are normed over all heads of a token, of which each tensor peer has some: what is summed over a row is exchanged."""
+    return plan.tp > 1 and model.qk_norm == "whole"
 
 
 def adds_branches_apart(model: ModelConfig, plan: Plan) -> bool:
@@ -118,7 +130,10 @@ def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
             )
     for unbuilt, what in (
         (model.has_post_norm and model.parallel_residual, "norms of what attention and MLP side by side add"),
-        (model.qk_norm == "whole", "norms over all queries of a token"),
+        (
+            model.qk_norm == "whole" and (model.norm_placement != "post" or model.norm_unit_offset),
+            "norms over all queries of a token with norms of inputs, or that scale by 1 + weight",
+        ),
     ):
         if unbuilt:
             yield f"{model.name} has {what}, which tensor peers do not share out in this version", "use tp = 1"

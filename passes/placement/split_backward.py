@@ -11,6 +11,7 @@ from ratrain.ratrain_ir.blocks import (
     WEIGHT_HALF_SLOTS,
     branch_sums,
     half_slots,
+    normed_gradient_slots,
     pending_slots,
     saved_slots,
 )
@@ -52,12 +53,13 @@ def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, 
     )
     source = () if module.model.has_pre_norm else (role["x"],)
     sums = tuple(role[slot.name] for slot in branch_sums(module.model, plan, block))
+    values = tuple(role[slot.name] for slot in normed_gradient_slots(module.model, plan, block) if slot.name == "dv")
     own = {
         *sums,
         role["dy"],
         role["x"],
         role["w"],
-        *(role[slot.name] for slot in saved_slots(module.model, plan, block)),
+        *(role[slot.name] for slot in saved_slots(module.model, plan, block) if slot.name in role),
     }
     of_slices = tuple(tensor for tensor in op.reads if tensor not in own)
     begun = tuple(t for t in op.writes if t.kind is StateKind.SAVED)
@@ -72,7 +74,7 @@ def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, 
     second = BackwardWeight(
         block=block,
         **piece_fields(piece),
-        reads=(role["dy"], *source, *kept, *pending, *sums),
+        reads=(role["dy"], *source, *kept, *pending, *values, *sums),
         writes=tuple(t for t in op.writes if t.kind is StateKind.GRAD),
         updates=tuple(t for t in op.updates if t.kind is StateKind.GRAD),
     )

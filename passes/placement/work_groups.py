@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.ops import (
     AddBranchBackward,
     AllGather,
     Backward,
+    BackwardHeads,
     BackwardInput,
     BackwardWeight,
     Forward,
@@ -22,6 +23,7 @@ from ratrain.ratrain_ir.ops import (
     Payload,
     PeerOp,
     Phase,
+    Project,
     Recompute,
     Recv,
     ReduceScatter,
@@ -67,14 +69,14 @@ def split_into_groups(stage: Stage, topology: Topology) -> WorkGroups:
     chunk_of = topology.chunk_of
     last = len(topology.chunk_stages) - 1
     for op in stage.ops:
-        if isinstance(op, Forward | AddBranch):
+        if isinstance(op, Forward | AddBranch | Project):
             side, chunk = groups.forward, chunk_of[op.block]
         elif isinstance(op, LoadInput):
             chunks = {Part.TOKENS: 0, Part.LABELS: last, Part.DOCUMENTS: topology.chunks_of(stage.index)[0]}
             side, chunk = groups.forward, chunks[op.part]
         elif isinstance(op, BackwardWeight):
             side, chunk = groups.weight, chunk_of[op.block]
-        elif isinstance(op, Backward | BackwardInput | AddBranchBackward | Recompute):
+        elif isinstance(op, Backward | BackwardInput | BackwardHeads | AddBranchBackward | Recompute):
             side, chunk = groups.backward, chunk_of[op.block]
         elif isinstance(op, Send | Recv):
             side = groups.forward if op.payload is Payload.ACTIVATION else groups.backward

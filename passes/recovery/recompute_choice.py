@@ -29,6 +29,7 @@ from ratrain.passes.recovery.rewriting import (
     EVERYTHING,
     LEAN_SLOTS,
     LayerChoice,
+    made_before,
     recovery_op,
     rewritten,
 )
@@ -37,7 +38,7 @@ from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.blocks import Block, Slot, block, kept_in_forward, saved_slots
 from ratrain.ratrain_ir.frontend.plan import slice_plan
-from ratrain.ratrain_ir.ops import Engine, Fetch, Forward, Piece, Store, Tensor
+from ratrain.ratrain_ir.ops import Engine, Fetch, Forward, Piece, Project, Store, Tensor
 from ratrain.ratrain_ir.types import Home, StateKind, aligned
 
 if TYPE_CHECKING:
@@ -334,14 +335,16 @@ def _between_blocks(trials: Trials, *, whole_layer: bool) -> int:
 def _recovery_seconds(stage: Stage, trials: Trials, half: Block, dropped: list[Slot], *, whole_layer: bool) -> float:
     forward = _forward_of(stage, trials, half)
     names = {slot.name for slot in dropped}
-    saved = [t for t in forward.writes if t.kind is StateKind.SAVED]
-    view = forward.reads[1]
+    same = (op for op in stage.ops if type(op) is Project and op.block is half and op.slice == forward.slice)
+    project = next((op for op in same if op.micro_batch == forward.micro_batch), None)
+    saved = (*made_before(forward, project), *(t for t in forward.writes if t.kind is StateKind.SAVED))
+    source, view = (project or forward).reads[:2]
     kept = tuple(t for t in saved if t.slot not in names)
     writes = tuple(t for t in saved if t.slot in names)
     if whole_layer and half.kind == "attention":
         output = Tensor("y", StateKind.ACTIVATION, forward.writes[0].type)
         writes = (*writes, output)
-    return trials.op_seconds(stage, recovery_op(forward, forward.reads[0], kept, view, writes))
+    return trials.op_seconds(stage, recovery_op(forward, source, kept, view, writes, project))
 
 
 def _pareto(options: list[Option]) -> list[Option]:

@@ -12,15 +12,17 @@ import attrs
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir import blocks
-from ratrain.ratrain_ir.blocks import Block
+from ratrain.ratrain_ir.blocks import SQUARES, Block
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import (
     AllGather,
+    BackwardHeads,
     Forward,
     InputGradientOp,
     Op,
     Phase,
     Piece,
+    Project,
     Recompute,
     Tensor,
     Tensors,
@@ -113,6 +115,10 @@ class _Rewriter:
     choice_of: ChoiceOf
     forwards: dict[tuple[Block, Piece], Forward] = field(factory=dict)
     """Forward ops as they were, with all saved slots among their writes."""
+    projects: dict[tuple[Block, Piece], Project] = field(factory=dict)
+    """What projects before the forward where norms of queries and keys take sums over tensor peers."""
+    passing: dict[Tensor, Tensor] = field(factory=dict)
+    """What a forward alone reads in place of what is projected anew for the backward."""
     views: dict[tuple[Block, Piece], Tensor] = field(factory=dict)
     """The view each backward reads, which its recovery reads too."""
     inputs: dict[tuple[Block, Piece], Tensor] = field(factory=dict)
@@ -126,8 +132,12 @@ class _Rewriter:
 
     def run(self) -> None:
         for op in self.stage.ops:
+            if type(op) is Project:
+                self.projects[op.block, piece_of(op)] = op
+            if type(op) is Forward and op.block.layer is not None:
+                self.forwards[op.block, piece_of(op)] = op
             if type(op) is Forward and op.slice:
-                self.seen_later.update(_of_other_slices(op))
+                self.seen_later.update(_of_other_slices(op, self.projects.get((op.block, piece_of(op)))))
             if isinstance(op, InputGradientOp):
                 if op.block.layer is not None:
                     self.inputs[op.block, piece_of(op)] = op.reads[1]
@@ -142,7 +152,9 @@ class _Rewriter:
                 continue  # its recovery needed it earlier
             if type(op) is Forward and op.block.layer is not None:
                 ops.append(self.lightened(op))
-            elif isinstance(op, InputGradientOp) and op.block.layer is not None:
+            elif type(op) is Project:
+                ops.append(self.passing_on(op))
+            elif isinstance(op, InputGradientOp | BackwardHeads) and op.block.layer is not None:
                 ops.extend(self.with_recovery(op))
             else:
                 ops.append(op)
@@ -151,29 +163,46 @@ class _Rewriter:
 
     def lightened(self, op: Forward) -> Forward:
         """The forward op without the saved slots it does not keep."""
-        self.forwards[op.block, piece_of(op)] = op
         dropped = set(self.dropped(op.block, piece_of(op)))
         if not dropped:
             return op
-        return attrs.evolve(op, writes=tuple(t for t in op.writes if t not in dropped))
+        reads = tuple(self.passing.get(t, t) for t in op.reads)
+        return attrs.evolve(op, reads=reads, writes=tuple(t for t in op.writes if t not in dropped))
+
+    def passing_on(self, op: Project) -> Project:
+        """The op that projects, with tensors that end with the forward in place of what is not kept."""
+        piece = piece_of(op)
+        for tensor in self.dropped(op.block, piece):
+            if tensor in op.writes:
+                name = self.stage.free_name(f"f.{op.block}.{piece_name(piece)}.{tensor.slot}")
+                self.passing[tensor] = self.stage.add(Tensor(name, StateKind.SAVED, tensor.type))
+        return attrs.evolve(op, writes=tuple(self.passing.get(t, t) for t in op.writes))
+
+    def saved(self, block: Block, m: Piece) -> Tensors:
+        """The saved slots of a block, in their order."""
+        forward = self.forwards[block, m]
+        own = tuple(t for t in forward.writes if t.kind is StateKind.SAVED)
+        return (*made_before(forward, self.projects.get((block, m))), *own)
 
     def dropped(self, block: Block, m: Piece) -> Tensors:
         """The saved slots of a block that are not kept."""
         assert block.layer is not None
         kept = self.choice_of(block.layer, m).kept(block.kind)
-        saved = tuple(t for t in self.forwards[block, m].writes if t.kind is StateKind.SAVED)
         if kept == "all":
             return ()
-        lean = () if kept == "none" else LEAN_SLOTS[block.kind]
-        return tuple(t for t in saved if t.slot not in lean and t not in self.seen_later)
+        lean = (SQUARES,) if kept == "none" else (SQUARES, *LEAN_SLOTS[block.kind])
+        return tuple(t for t in self.saved(block, m) if t.slot not in lean and t not in self.seen_later)
 
-    def with_recovery(self, op: InputGradientOp) -> list[Op]:
+    def with_recovery(self, op: InputGradientOp | BackwardHeads) -> list[Op]:
         """The backward op, after the recovery of what it, or its weight half, reads."""
         layer, m = op.block.layer, piece_of(op)
         assert layer is not None
+        if (op.block, m) in self.projects and not isinstance(op, BackwardHeads):
+            return [op]  # recovered already: its backward begins before the norms of queries and keys
         # what tensor peers exchange within a layer is small, and kept: each block is recovered from its own input
         in_parts = self.forwards[op.block, m].writes[0].kind is StateKind.PARTIAL
         if self.choice_of(layer, m).keeps_nothing and not in_parts:
+            assert not isinstance(op, BackwardHeads)  # tensor peers have parts
             return self.with_whole_layer(op) if op.block.kind == "mlp" else [op]
         return [self.recompute(op.block, m), op] if self.dropped(op.block, m) else [op]
 
@@ -200,27 +229,37 @@ class _Rewriter:
         """Recovery of a block's dropped slots from its input and the slots it kept."""
         forward, view = self.forwards[block, m], self.views[block, m]
         dropped = self.dropped(block, m)
-        kept = tuple(t for t in forward.writes if t.kind is StateKind.SAVED and t not in dropped)
+        kept = tuple(t for t in self.saved(block, m) if t not in dropped)
         self.recovered += 1
-        return recovery_op(forward, self.inputs[block, m], kept, view, dropped)
+        return recovery_op(forward, self.inputs[block, m], kept, view, dropped, self.projects.get((block, m)))
 
 
-def _of_other_slices(op: Forward) -> Tensors:
+def made_before(forward: Forward, project: Project | None) -> Tensors:
+    """The saved slots of a block that are there before its forward: what is projected for norms over tensor peers, and the sums of these."""
+    if project is None:
+        return ()
+    return tuple(t for t in forward.reads if t in project.writes or t.slot == SQUARES)
+
+
+def _of_other_slices(op: Forward, project: Project | None) -> Tensors:
     """The keys and values of earlier slices that a forward reads."""
-    return tuple(t for t in op.reads if t.kind is StateKind.SAVED)
+    own = made_before(op, project)
+    return tuple(t for t in op.reads if t.kind is StateKind.SAVED and t not in own)
 
 
-def with_what_it_sees(op: Recompute, forward: Forward) -> Tensors:
+def with_what_it_sees(op: Recompute, forward: Forward, project: Project | None = None) -> Tensors:
     """What a recovery reads, with where documents start, and with the keys and values of earlier slices where it computes attention again."""
-    seen = _of_other_slices(forward)
+    seen = _of_other_slices(forward, project)
     documents = tuple(t for t in forward.reads if t.kind is StateKind.INPUT and forward.block.kind == "attention")
     own = tuple(t for t in op.reads if t not in seen and t not in documents)
     return (*own, *documents, *seen) if attends(op) else (*own, *documents)
 
 
-def recovery_op(forward: Forward, source: Tensor, kept: Tensors, view: Tensor, writes: Tensors) -> Recompute:
+def recovery_op(
+    forward: Forward, source: Tensor, kept: Tensors, view: Tensor, writes: Tensors, project: Project | None = None
+) -> Recompute:
     """The op that makes again, from the block's input, what a forward did not keep."""
     reads = (source, *kept, view)
     op = Recompute(block=forward.block, **piece_fields(piece_of(forward)), reads=reads, writes=writes)
-    op.reads = with_what_it_sees(op, forward)
+    op.reads = with_what_it_sees(op, forward, project)
     return op

@@ -19,17 +19,20 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
+from ratrain.passes.recovery.rewriting import made_before
 from ratrain.ratrain_ir.ops import (
     PEER_OPS,
     AddBranch,
     AddBranchBackward,
     Backward,
+    BackwardHeads,
     BackwardInput,
     BackwardWeight,
     Fetch,
     Forward,
     Op,
     Piece,
+    Project,
     Recompute,
     Release,
     Store,
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage
 
 
-_OF_BACKWARD = (Recompute, Backward, BackwardInput, BackwardWeight, AddBranchBackward)
+_OF_BACKWARD = (Recompute, Backward, BackwardHeads, BackwardInput, BackwardWeight, AddBranchBackward)
 """Ops that use what a forward keeps."""
 _OF_PEERS = (*PEER_OPS, AddBranch)
 """Ops that use, right behind a forward of tensor peers, what that has used."""
@@ -92,12 +95,13 @@ def _kept(stage: Stage) -> list[_Kept]:
     Not what later slices of its micro-batch see, or anyone else; tensor peers add to the stream before it can go.
     """
     forwards = {position: op for position, op in enumerate(stage.ops) if type(op) is Forward}
-    mine = {
-        tensor: position
-        for position, op in forwards.items()
-        for tensor in (*op.writes, op.reads[0])
-        if tensor.kind is StateKind.SAVED or (tensor is op.reads[0] and op.block.kind != "embed")
-    }
+    projects = {(op.block, piece_of(op)): op for op in stage.ops if type(op) is Project}
+    mine: dict[Tensor, int] = {}
+    for position, op in forwards.items():
+        project = projects.get((op.block, piece_of(op)))
+        source = op.reads[0] if project is None else project.reads[0]
+        made = (*made_before(op, project), *(tensor for tensor in op.writes if tensor.kind is StateKind.SAVED))
+        mine |= dict.fromkeys(made if op.block.kind == "embed" else (*made, source), position)
     later: set[Tensor] = set()
     free = {position: position for position in forwards}
     for position, op in enumerate(stage.ops):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.blocks import Block, previous_block
-from ratrain.ratrain_ir.ops import CombineLoss, GatherRows, Payload, PeerOp, Phase
+from ratrain.ratrain_ir.ops import CombineLoss, GatherRows, Payload, PeerOp, Phase, ReduceSums
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -16,6 +16,8 @@ def exchanging_block(op: PeerOp, model: ModelConfig) -> tuple[Block, bool]:
     if isinstance(op, CombineLoss):
         return op.block, True
     activation = op.payload is Payload.ACTIVATION
+    if isinstance(op, ReduceSums):
+        return op.block, activation
     is_forward = op.phase is Phase.FORWARD if isinstance(op, GatherRows) else activation
     if isinstance(op, GatherRows) == activation:
         return op.block, is_forward

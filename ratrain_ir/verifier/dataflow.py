@@ -15,6 +15,8 @@ from attrs import define
 
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.blocks import (
+    PRODUCTS,
+    SQUARES,
     WEIGHT_HALF_SLOTS,
     Block,
     branch_slots,
@@ -22,8 +24,10 @@ from ratrain.ratrain_ir.blocks import (
     half_slots,
     is_sharded,
     next_block,
+    normed_gradient_slots,
     pending_slots,
     previous_block,
+    projected_slots,
     reduces_each_micro_batch,
     saved_slots,
     shares_rows,
@@ -37,6 +41,7 @@ from ratrain.ratrain_ir.ops import (
     AllReduce,
     AllReduceScalar,
     Backward,
+    BackwardHeads,
     BackwardInput,
     BackwardWeight,
     BlockOp,
@@ -50,11 +55,13 @@ from ratrain.ratrain_ir.ops import (
     Payload,
     Phase,
     Piece,
+    Project,
     Quantity,
     Recompute,
     Recv,
     ReduceRows,
     ReduceScatter,
+    ReduceSums,
     Release,
     ScaleUpdate,
     Send,
@@ -68,6 +75,7 @@ from ratrain.ratrain_ir.ops import (
 from ratrain.ratrain_ir.peer_blocks import adds_branch_apart, source_block, sum_block
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.signatures import attends
+from ratrain.ratrain_ir.tensor_peers import norms_over_peers
 from ratrain.ratrain_ir.types import StateKind
 from ratrain.ratrain_ir.verifier.report import MAX_REPORTS, Reporter
 from ratrain.ratrain_ir.verifier.slices import Value, seen_keys, sum_steps
@@ -102,7 +110,7 @@ class _SymbolicRun(SymbolicUpdates):
         gather = self.gathers.get(view)
         if self.module.level is not Level.DATAFLOW or gather is None or gather.phase is None:
             return
-        phase = Phase.FORWARD if isinstance(op, Forward | AddBranch) else Phase.BACKWARD
+        phase = Phase.FORWARD if isinstance(op, Forward | AddBranch | Project) else Phase.BACKWARD
         assert gather.micro_batch is not None  # the structure of a sound module
         served = gather.micro_batch if gather.slice is None else Slice(gather.micro_batch, gather.slice)
         if (served, gather.phase) != (piece_of(op), phase):
@@ -122,7 +130,12 @@ class _SymbolicRun(SymbolicUpdates):
         roles = self.roles(op)
         self.once(op, "RT030", "forward", block, m)
         self.view(op, roles, block)
-        self.block_input(op, roles, block, m)
+        if self.norms_over_peers(block):
+            self.expect_saved(op, roles, block, m)
+            for name in _ROLES_OF_PROJECT:
+                self.expect_made_forward("RT030", op, roles[name])
+        else:
+            self.block_input(op, roles, block, m)
         if "x" in roles:
             self.expect_made_forward("RT030", op, roles["x"])
         if block.kind == "head":
@@ -225,6 +238,53 @@ class _SymbolicRun(SymbolicUpdates):
         for slot in branch_sums(self.module.model, self.plan_of(op), block):
             self.expect("RT030", op, roles[slot.name], "pending", block, m, slot.name)
 
+    def norms_over_peers(self, block: Block) -> bool:
+        """Whether norms of queries and keys of a block take sums over tensor peers."""
+        return block.kind == "attention" and norms_over_peers(self.module.model, self.module.plan)
+
+    def project(self, op: Project) -> None:
+        """What it makes may be made again by a recovery, under the same names or others."""
+        block, m, roles = op.block, piece_of(op), self.roles(op)
+        self.once(op, "RT030", "project", block, m)
+        self.view(op, roles, block)
+        self.block_input(op, roles, block, m)
+        self.expect_made_forward("RT030", op, roles["x"])
+        self.set(roles[SQUARES], f"part of {SQUARES}", block, m)
+        for slot in projected_slots(self.module.model, self.plan_of(op), block):
+            self.set(roles[slot.name], "saved", block, m, slot.name)
+
+    def reduce_sums(self, op: ReduceSums) -> None:
+        """Sums over rows, of the forward for all that comes after, or of the gradient."""
+        block, m, roles = op.block, piece_of(op), self.roles(op)
+        self.once(op, "RT033", "reduce_sums", op.payload, block, m)
+        name = SQUARES if op.payload is Payload.ACTIVATION else PRODUCTS
+        self.expect("RT033", op, roles["part"], f"part of {name}", block, m)
+        self.set(roles["sum"], "saved" if name == SQUARES else "pending", block, m, name)
+
+    def backward_heads(self, op: BackwardHeads) -> None:
+        block, m, roles = op.block, piece_of(op), self.roles(op)
+        self.once(op, "RT030", "backward_heads", block, m)
+        self.view(op, roles, block)
+        self.output_gradient(op, roles, block, m)
+        self.expect_saved(op, roles, block, m)
+        self.documents(op, roles, m)
+        self.add_up_sums(op, roles, block, m)
+        self.set(roles[PRODUCTS], f"part of {PRODUCTS}", block, m)
+        for slot in normed_gradient_slots(self.module.model, self.plan_of(op), block):
+            self.set(roles[slot.name], "pending", block, m, slot.name)
+
+    def through_heads(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
+        """What comes back through softmax and products of queries and keys: made by the op itself, or found where norms sum over peers."""
+        if not self.norms_over_peers(block):
+            self.documents(op, roles, m)
+            self.add_up_sums(op, roles, block, m)
+            return
+        for name in (
+            *(slot.name for slot in normed_gradient_slots(self.module.model, self.plan_of(op), block)),
+            PRODUCTS,
+        ):
+            self.expect("RT030", op, roles[name], "pending", block, m, name)
+
     def combine_loss(self, op: CombineLoss) -> None:
         roles, m = self.roles(op), piece_of(op)
         self.once(op, "RT033", "combine_loss", m)
@@ -237,7 +297,7 @@ class _SymbolicRun(SymbolicUpdates):
     def serves_phase(self, op: BlockOp, tensor: Tensor) -> None:
         """RT033: at level dataflow, where no order is claimed, each use of a sharded input has a gather of its own."""
         gather = self.row_gathers.get(tensor)
-        phase = Phase.FORWARD if type(op) is Forward else Phase.BACKWARD
+        phase = Phase.FORWARD if isinstance(op, Forward | Project) else Phase.BACKWARD
         if self.module.level is Level.DATAFLOW and gather is not None and gather.phase not in (None, phase):
             note = self.report.note("gathered here", gather)
             text = f"'{op!r}' uses %{tensor.name}, which was gathered for the {gather.phase.value} of {word_of(piece_of(gather))}"
@@ -296,6 +356,8 @@ class _SymbolicRun(SymbolicUpdates):
             self.set(roles["y"], "x", next_block(self.module.model, block), m)
             self.recovered[roles["y"]] = op
         self.set_saved(op, roles, block, m)
+        if self.norms_over_peers(block):
+            self.recovered |= {roles[name]: op for name in _ROLES_OF_PROJECT if roles.get(name) in op.writes}
 
     def backward(self, op: Backward) -> None:
         block, m = op.block, piece_of(op)
@@ -311,8 +373,7 @@ class _SymbolicRun(SymbolicUpdates):
             if block.kind != "embed":
                 self.view(op, roles, block)
         self.expect_saved(op, roles, block, m)
-        self.documents(op, roles, m)
-        self.add_up_sums(op, roles, block, m)
+        self.through_heads(op, roles, block, m)
         self.take_branch_sums(op, roles, block, m)
         if "dx" in roles:
             self.set(roles["dx"], self.written("dx"), block, m)
@@ -337,8 +398,7 @@ class _SymbolicRun(SymbolicUpdates):
         self.block_input(op, roles, block, m)
         self.view(op, roles, block)
         self.expect_saved(op, roles, block, m)
-        self.documents(op, roles, m)
-        self.add_up_sums(op, roles, block, m)
+        self.through_heads(op, roles, block, m)
         self.set(roles["dx"], self.written("dx"), block, m)
         for slot in pending_slots(self.module.model, self.plan_of(op), block):
             self.set(roles[slot.name], "pending", block, m, slot.name)
@@ -355,6 +415,8 @@ class _SymbolicRun(SymbolicUpdates):
             self.expect("RT032", op, roles[name], "saved", block, m, name)
         for slot in pending_slots(self.module.model, self.plan_of(op), block):
             self.expect("RT030", op, roles[slot.name], "pending", block, m, slot.name)
+        if self.norms_over_peers(block):
+            self.expect("RT030", op, roles["dv"], "pending", block, m, "dv")
         self.take_branch_sums(op, roles, block, m)
         self.contribute(op, roles["g"], block, m)
 
@@ -484,6 +546,9 @@ _EXCHANGED = {Payload.ACTIVATION: "x", Payload.GRADIENT: "dx"}
 _PARTS_OF_LOSS = ("lse", "loss")
 """What a tensor peer makes of its part of the vocabulary."""
 
+_ROLES_OF_PROJECT = ("q_in", "k_in", "v")
+"""What a forward finds that is projected before it."""
+
 
 @cache
 def _slot_names(model: ModelConfig, plan: Plan, block: Block) -> frozenset[str]:
@@ -501,6 +566,8 @@ _VISITS: PerOp[Callable[[_SymbolicRun, Any], None]] = PerOp(
         BackwardWeight: _SymbolicRun.backward_weight,
         AddBranch: _SymbolicRun.add_branch,
         AddBranchBackward: _SymbolicRun.add_branch_backward,
+        Project: _SymbolicRun.project,
+        BackwardHeads: _SymbolicRun.backward_heads,
         Send: _SymbolicRun.send,
         Recv: _SymbolicRun.recv,
         ReduceScatter: _SymbolicRun.reduce_scatter,
@@ -508,6 +575,7 @@ _VISITS: PerOp[Callable[[_SymbolicRun, Any], None]] = PerOp(
         AllReduceScalar: _SymbolicRun.all_reduce_scalar,
         GatherRows: _SymbolicRun.gather_rows,
         ReduceRows: _SymbolicRun.reduce_rows,
+        ReduceSums: _SymbolicRun.reduce_sums,
         CombineLoss: _SymbolicRun.combine_loss,
         Store: _SymbolicRun.copy,
         Fetch: _SymbolicRun.copy,

@@ -8,8 +8,9 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.analysis.exchanges import exchanging_block
 from ratrain.ratrain_ir.blocks import block_chain, shares_rows
-from ratrain.ratrain_ir.ops import CombineLoss, GatherRows, Op, Payload, PeerOp
+from ratrain.ratrain_ir.ops import CombineLoss, GatherRows, Op, Payload, PeerOp, ReduceSums
 from ratrain.ratrain_ir.peer_blocks import source_block, stands_beside
+from ratrain.ratrain_ir.tensor_peers import norms_over_peers
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.blocks import Block
@@ -24,7 +25,7 @@ def check_exchange(module: Module, stage: Stage, op: Op, report: Reporter) -> bo
     if wrong is not None:
         report.at_op("RT026", f"'{op!r}': {wrong}", stage, op)
         return False
-    if op.block.kind != "embed" and (isinstance(op, CombineLoss) <= (op.block.kind == "head")):
+    if _may_name(op):
         owner, _ = exchanging_block(op, module.model)
         chunk = module.topology.chunk_of.get(owner)
         if chunk is not None and module.topology.chunk_stages[chunk] == stage.index:
@@ -40,6 +41,8 @@ def _without_meaning(module: Module, op: PeerOp) -> str | None:
     plan = module.plan
     if plan.tp == 1:
         return "the plan has no tensor peers (tp = 1)"
+    if isinstance(op, ReduceSums) and not norms_over_peers(module.model, plan):
+        return f"{module.model.name} norms no queries and keys over all heads of a token"
     if stands_beside(module.model, plan, op.block):
         return f"attention and mlp of a layer are side by side: {op.block} has no input of its own"
     if not isinstance(op, GatherRows):
@@ -53,10 +56,16 @@ def _without_meaning(module: Module, op: PeerOp) -> str | None:
     return None
 
 
+def _may_name(op: PeerOp) -> bool:
+    """Whether an exchange of its kind may be of a block of its block's kind."""
+    kinds = {CombineLoss: ("head",), ReduceSums: ("attention",)}.get(type(op), ("attention", "mlp", "head"))
+    return op.block.kind in kinds
+
+
 def _exchanged_blocks(module: Module, stage: Stage, op: PeerOp) -> list[Block]:
     """The blocks that such an op may name on a stage, in forward order: those whose exchange a block of the stage reads or has written."""
     own = set(module.topology.stage_blocks[stage.index])
     named = [each for each in block_chain(module.model)[1:] if source_block(module.model, module.plan, each) is each]
-    if isinstance(op, CombineLoss):
-        return [block for block in named if block.kind == "head" and block in own]
+    if isinstance(op, CombineLoss | ReduceSums):
+        return [block for block in named if _may_name(evolve(op, block=block)) and block in own]
     return [block for block in named if exchanging_block(evolve(op, block=block), module.model)[0] in own]

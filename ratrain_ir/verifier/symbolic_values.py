@@ -126,6 +126,8 @@ def words_of(value: Value) -> str:
         "whole dbranch": "all rows of the gradient of what is added by",
         "part of lse": "one peer's logs of sums of the rows of",
         "part of loss": "one peer's part of the loss of",
+        "part of squares": "one peer's squares of the queries and keys of",
+        "part of products": "one peer's products of the gradients of queries and keys of",
         "p": "the master weights of",
         "m1": "the first moment of",
         "m2": "the second moment of",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.blocks import previous_block
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import CombineLoss, Engine, GatherRows, Payload, Phase, ReduceRows
+from ratrain.ratrain_ir.ops import CombineLoss, Engine, GatherRows, Payload, PeerOp, Phase, ReduceRows
 from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def exchange_profile(setting: Setting, shape: Shape) -> ExchangeProfile:
     target, stage = target_of(setting.machine), module.stages[0]
     found = {name: np.zeros(3) for name in ("engine", "forward", "backward", "first_forward", "first_backward")}
     for op in stage.ops:
-        if op.engine is not Engine.TENSOR or not isinstance(op, GatherRows | ReduceRows | CombineLoss):
+        if op.engine is not Engine.TENSOR or not isinstance(op, PeerOp):
             continue
         unit, seconds = _unit(op, small), target.op_seconds(module, stage, op)
         found["engine"][unit] += seconds
@@ -79,7 +79,7 @@ def exchange_profile(setting: Setting, shape: Shape) -> ExchangeProfile:
     return ExchangeProfile(**found)
 
 
-def _unit(op: GatherRows | ReduceRows | CombineLoss, model: ModelConfig) -> int:
+def _unit(op: PeerOp, model: ModelConfig) -> int:
     """The unit in whose pass an exchange stands: that of the block whose output it sums, or that reads what it gathers."""
     of_block_before = (isinstance(op, ReduceRows) and op.payload is Payload.ACTIVATION) or (
         isinstance(op, GatherRows) and op.payload is Payload.GRADIENT
@@ -87,7 +87,7 @@ def _unit(op: GatherRows | ReduceRows | CombineLoss, model: ModelConfig) -> int:
     return _UNITS[(previous_block(op.block, model) if of_block_before else op.block).kind]
 
 
-def _way(op: GatherRows | ReduceRows | CombineLoss) -> str | None:
+def _way(op: PeerOp) -> str | None:
     """Which way an exchange is part of; None where it is of neither."""
     if isinstance(op, CombineLoss):
         return "forward"

@@ -9,6 +9,7 @@ from attrs import define, field, frozen
 from ratrain.passes.memory.allocation import AllocationProblem, allocate
 from ratrain.ratrain_ir.blocks import (
     KEY_SLOTS,
+    PRODUCTS,
     Block,
     branch_slots,
     branch_sums,
@@ -16,8 +17,10 @@ from ratrain.ratrain_ir.blocks import (
     exchanged_type,
     flat_elements,
     next_block,
+    normed_gradient_slots,
     parameters,
     pending_slots,
+    row_sum_slots,
     saved_slots,
     seen_slices,
     sum_slots,
@@ -28,7 +31,7 @@ from ratrain.ratrain_ir.frontend.model_config import LayerKind, ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
 from ratrain.ratrain_ir.peer_blocks import adds_branch_apart
 from ratrain.ratrain_ir.signatures import of_slice
-from ratrain.ratrain_ir.tensor_peers import peer_model
+from ratrain.ratrain_ir.tensor_peers import norms_over_peers, peer_model
 from ratrain.ratrain_ir.types import Dtype, aligned, tensor_type
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step, parse_reference
@@ -139,6 +142,11 @@ class Builder:
     def adds_apart(self) -> bool:
         """Whether what the block gives is normed and added to the stream by an op of its own, behind a sum of tensor peers."""
         return adds_branch_apart(self.whole, self.plan, self.block)
+
+    @property
+    def norms_over_peers(self) -> bool:
+        """Whether queries and keys are normed over heads of which a tensor peer has some."""
+        return norms_over_peers(self.whole, self.plan)
 
     @property
     def norms_branch(self) -> bool:
@@ -314,7 +322,7 @@ class Builder:
             for slots in (saved_slots, pending_slots)
             for slot in slots(self.whole, self.plan, self.block)
         }
-        known |= self.slots_of_other_slices() | self.operands_of_branches()
+        known |= self.slots_of_other_slices() | self.operands_of_branches() | self.operands_around_sums()
         known |= dict.fromkeys(("x", "dx"), self.input_of(self.block))
         if self.block.kind != "head":
             known |= dict.fromkeys(("y", "dy"), self.input_of(next_block(self.model, self.block)))
@@ -341,6 +349,14 @@ class Builder:
         stream = exchanged_type(self.model, self.plan)
         between = dict.fromkeys(("stream", "sum", "dsum", "dbranch"), (stream.dtype, stream.shape))
         return between | {slot.name: (slot.type.dtype, slot.type.shape) for slot in slots}
+
+    def operands_around_sums(self) -> dict[str, tuple[Dtype, Shape]]:
+        """Dtype and shape of what comes back before norms over tensor peers, and of the sums that these wait for."""
+        slots = (
+            *normed_gradient_slots(self.whole, self.plan, self.block),
+            *row_sum_slots(self.whole, self.plan, self.block, PRODUCTS),
+        )
+        return {slot.name: (slot.type.dtype, slot.type.shape) for slot in slots}
 
     def slots_of_other_slices(self) -> dict[str, tuple[Dtype, Shape]]:
         """Dtype and shape of what a slice of an attention reads and adds to of other slices, and finds of its own."""

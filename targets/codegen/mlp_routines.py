@@ -13,6 +13,7 @@ from ratrain.targets.codegen.norms import (
     has_plain_branch,
     norm,
     norm_or_its_weights,
+    source_gradient,
 )
 
 if TYPE_CHECKING:
@@ -69,18 +70,18 @@ def _bias(model: ModelConfig, name: str) -> dict[str, str]:
 
 def mlp_backward(builder: Builder) -> None:
     """The backward, or the half of it that the builder is for."""
-    builder.temporary("dxn", builder.rows, builder.model.hidden_size)
+    dxn = source_gradient(builder)
     above = branch_gradient(builder)
     if builder.model.mlp_bias:
         builder.bias_gradient(above, "down_bias")
     for chunk in builder.chunks():
-        _chunk_backward(builder, chunk, above)
+        _chunk_backward(builder, chunk, above, dxn)
     norm_or_its_weights(builder)
 
 
-def _chunk_backward(builder: Builder, chunk: Chunk, above: str) -> None:
+def _chunk_backward(builder: Builder, chunk: Chunk, above: str, whole_dxn: str) -> None:
     model, first = builder.model, chunk.start == 0
-    dy, source, dxn = (chunk.of(name) for name in (above, block_source(builder), "dxn"))
+    dy, source, dxn = (chunk.of(name) for name in (above, block_source(builder), whole_dxn))
     *inputs, product = _slots(model)
     builder.linear_gradients(dy, chunk.of(product), "down_proj", first=first)
     dproduct = builder.chunk_temporary(f"d{product}", chunk, model.ffn_size)

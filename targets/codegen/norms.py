@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.blocks import exchanged_type, norm_sums
+from ratrain.ratrain_ir.blocks import PRODUCTS, SQUARES, exchanged_type, norm_sums
+from ratrain.ratrain_ir.tensor_peers import copies_of_keys
 from ratrain.targets.codegen.builder import INPUT, WEIGHT
 
 if TYPE_CHECKING:
@@ -106,21 +107,25 @@ def head_norm_backward(builder: Builder) -> None:
 def norm_or_its_weights(builder: Builder) -> None:
     """The end of a block's backward: `dx` from `dxn`; in a weight half, what the input half has summed, added to the gradient, rounded once.
 
-    Without a norm of the input `dxn` is the gradient of the input, beside the stream's own.
+    Without a norm of the input `dxn` is the gradient of the input, beside the stream's own; tensor peers add that where they sum.
     """
     if INPUT in builder.halves:
         around = builder.bypassing_gradient if builder.residual else None
         dx = builder.source_gradient
         if builder.model.has_pre_norm:
             _norm_backward(builder, of_input(builder), "dxn", dx, around)
-        else:
-            assert (
-                around is not None
-            )  # models without that norm also norm whole queries, which are not shared out to tensor peers
+        elif around is not None:
             builder.step("add", {"a": around, "b": "dxn", "out": dx})
         builder.pass_gradient_on()
     if WEIGHT in builder.halves:
         add_pending_sums(builder)
+
+
+def source_gradient(builder: Builder) -> str:
+    """Where the gradient of what the linear layers of a block read goes: an intermediate, or `dx` itself where nothing is made of it."""
+    if builder.model.has_pre_norm or builder.residual:
+        return builder.temporary("dxn", builder.rows, builder.model.hidden_size)
+    return builder.source_gradient
 
 
 def add_pending_sums(builder: Builder) -> None:
@@ -211,6 +216,12 @@ def branch_gradient(builder: Builder) -> str:
 
 def qk_norms(builder: Builder) -> None:
     """The norms of queries and keys, from their projections."""
+    if builder.norms_over_peers:
+        for of in _summed_norms(builder):
+            operands = {"x": f"{of.name}_in", "gamma": f"w.{of.name}_norm", "squares": of.rows_of(SQUARES)}
+            operands["xn"] = builder.slot(of.name)
+            builder.step("summed_norm_forward", operands, width=of.width, eps=builder.model.norm_eps)
+        return
     for name, heads in _normed_projections(builder.model):
         operands = {"x": f"{name}_in", "gamma": f"w.{name}_norm", "xn": builder.slot(name)}
         operands["rstd"] = builder.slot(f"{name}_rstd")
@@ -226,6 +237,56 @@ def qk_norms_backward(builder: Builder) -> None:
         options: dict[str, Any] = {**_heads(builder.model, name, heads), **unit_offset(builder.model)}
         accumulate = WEIGHT in builder.halves and builder.accumulates
         builder.step("head_norm_backward", operands, **options, accumulate=accumulate)
+
+
+@frozen
+class _SummedNorm:
+    """The norm of queries or keys over all heads of a token, of which a tensor peer has some."""
+
+    name: str
+    width: int
+    """of all peers"""
+    copies: int
+    """peers that have the same heads"""
+    first: int
+    """where its sums begin among those of a row's norms"""
+    rows: int
+
+    def rows_of(self, sums: str) -> str:
+        """Its part of the sums over rows."""
+        return f"{sums}[{self.first}:{self.first + self.rows}]"
+
+
+def _summed_norms(builder: Builder) -> tuple[_SummedNorm, _SummedNorm]:
+    whole, rows = builder.whole, builder.rows
+    copies = copies_of_keys(whole, builder.plan.tp)
+    return _SummedNorm("q", whole.q_size, 1, 0, rows), _SummedNorm("k", whole.kv_size, copies, rows, rows)
+
+
+def sums_of_squares(builder: Builder) -> None:
+    """What a tensor peer has of the squares of each row of queries and keys; of heads that several have, each takes its share."""
+    for of in _summed_norms(builder):
+        operands = {"x": f"{of.name}_in", "squares": of.rows_of(SQUARES)}
+        builder.step("row_squares", operands, share=1 / of.copies)
+
+
+def sums_of_products(builder: Builder) -> None:
+    """What a tensor peer has of the products of each row; gradients of heads that several have are parts of one sum."""
+    for of in _summed_norms(builder):
+        operands = {"dxn": f"d{of.name}", "x": f"{of.name}_in", "gamma": f"w.{of.name}_norm"}
+        builder.step("row_products", operands | {"products": of.rows_of(PRODUCTS)})
+
+
+def summed_norms_backward(builder: Builder) -> None:
+    """From the gradients of normed queries and keys to those of their projections."""
+    for of in _summed_norms(builder):
+        operands = {"dxn": f"d{of.name}", "x": f"{of.name}_in", "gamma": f"w.{of.name}_norm"}
+        operands |= {sums: of.rows_of(sums) for sums in (SQUARES, PRODUCTS)}
+        operands |= {"dx": builder.slot(f"d{of.name}_in")}
+        operands |= {"dgamma": _sum_of(builder, f"d{of.name}_gamma", f"{of.name}_norm")}
+        options: dict[str, Any] = {"width": of.width, "eps": builder.model.norm_eps, "share": 1 / of.copies}
+        accumulate = WEIGHT in builder.halves and builder.accumulates
+        builder.step("summed_norm_backward", operands, **options, accumulate=accumulate)
 
 
 def _normed_projections(model: ModelConfig) -> tuple[tuple[str, int], ...]:

@@ -34,7 +34,11 @@ from ratrain.targets.codegen.norms import (
     of_input,
     qk_norms,
     qk_norms_backward,
+    source_gradient,
     statistics,
+    summed_norms_backward,
+    sums_of_products,
+    sums_of_squares,
 )
 from ratrain.targets.codegen.slice_routines import sliced_backward, sliced_forward
 
@@ -113,19 +117,16 @@ def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routin
     backward = form.keyword in _BACKWARDS
     halves = _BACKWARDS.get(form.keyword, frozenset())
     builder = Builder(model, plan, form.block, form.roles, form.accumulates, halves)
-    recipe = (
-        OF_BRANCHES.get(form.keyword)
-        or {
-            ("embed", False): _embed_forward,
-            ("attention", False): _attention_forward,
-            ("mlp", False): mlp_forward,
-            ("head", False): _head_forward,
-            ("embed", True): _embed_backward,
-            ("attention", True): _attention_backward,
-            ("mlp", True): mlp_backward,
-            ("head", True): _head_backward,
-        }[form.block.kind, backward]
-    )
+    recipe = (OF_BRANCHES | _AROUND_SUMS).get(form.keyword) or {
+        ("embed", False): _embed_forward,
+        ("attention", False): _attention_forward,
+        ("mlp", False): mlp_forward,
+        ("head", False): _head_forward,
+        ("embed", True): _embed_backward,
+        ("attention", True): _attention_backward,
+        ("mlp", True): mlp_backward,
+        ("head", True): _head_backward,
+    }[form.block.kind, backward]
     recipe(builder)
     if form.keyword == "recompute":
         builder.keep_what_yields({role for role in form.roles if role not in (*form.given, "x", "w")}, form.given)
@@ -139,6 +140,7 @@ _BACKWARDS = {
     "backward_input": frozenset({INPUT}),
     "backward_weight": frozenset({WEIGHT}),
     "add_branch_backward": frozenset({INPUT}),
+    "backward_heads": frozenset({INPUT}),
 }
 """The halves of a backward that each op runs."""
 
@@ -209,7 +211,14 @@ def _embed_backward(builder: Builder) -> None:
         builder.step("position_backward", operands, **positions(builder.plan), accumulate=builder.accumulates)
 
 
-def _attention_forward(builder: Builder) -> None:
+def _project(builder: Builder) -> None:
+    """Queries, keys and values, and what norms over tensor peers sum of them."""
+    _projections(builder)
+    sums_of_squares(builder)
+
+
+def _projections(builder: Builder) -> None:
+    """Queries and keys, before their norms, and values."""
     model = builder.model
     source = norm(builder)
     for name in ("q", "k", "v"):
@@ -218,6 +227,12 @@ def _attention_forward(builder: Builder) -> None:
         if model.qkv_bias:
             operands["bias"] = f"w.{name}_bias"
         builder.step("gemm", operands, trans_b=True)
+
+
+def _attention_forward(builder: Builder) -> None:
+    model = builder.model
+    if builder.has("x"):  # else they are there
+        _projections(builder)
     qk_norms(builder)
     _rope(builder, "q", model.heads, inverse=False)
     _rope(builder, "k", model.kv_heads, inverse=False)
@@ -282,25 +297,45 @@ def _softmax_backward(builder: Builder) -> None:
 
 
 def _attention_backward(builder: Builder) -> None:
-    model, rows = builder.model, builder.rows
+    model = builder.model
     above = branch_gradient(builder)
     builder.linear_gradients(above, "o", "o_proj")
     if model.o_bias:
         builder.bias_gradient(above, "o_bias")
-    builder.step_of(INPUT, "gemm", {"a": above, "b": "w.o_proj", "out": builder.temporary("do", rows, model.q_size)})
-    if INPUT in builder.halves:
-        _softmax_backward(builder)
-        _rope(builder, "dq", model.heads, inverse=True)
-        _rope(builder, "dk", model.kv_heads, inverse=True)
+    if INPUT in builder.halves and builder.norms_over_peers:
+        summed_norms_backward(builder)
+    elif INPUT in builder.halves:
+        _heads_backward(builder, above)
         qk_norms_backward(builder)
-    builder.temporary("dxn", rows, model.hidden_size)
+    dxn = source_gradient(builder)
     for index, name in enumerate(("q", "k", "v")):
-        builder.linear_gradients(f"d{name}", block_source(builder), f"{name}_proj")
+        gradient = f"d{name}_in" if builder.norms_over_peers and name != "v" else f"d{name}"
+        builder.linear_gradients(gradient, block_source(builder), f"{name}_proj")
         if model.qkv_bias:
-            builder.bias_gradient(f"d{name}", f"{name}_bias")
-        operands = {"a": f"d{name}", "b": f"w.{name}_proj", "out": "dxn"}
+            builder.bias_gradient(gradient, f"{name}_bias")
+        operands = {"a": gradient, "b": f"w.{name}_proj", "out": dxn}
         builder.step_of(INPUT, "gemm", operands, accumulate=index > 0)
     norm_or_its_weights(builder)
+
+
+def _heads_backward(builder: Builder, above: str) -> None:
+    """From the gradient of what an attention adds to those of normed queries and keys, and of values."""
+    model = builder.model
+    do = builder.temporary("do", builder.rows, model.q_size)
+    builder.step("gemm", {"a": above, "b": "w.o_proj", "out": do})
+    _softmax_backward(builder)
+    _rope(builder, "dq", model.heads, inverse=True)
+    _rope(builder, "dk", model.kv_heads, inverse=True)
+
+
+def _backward_heads(builder: Builder) -> None:
+    """The same, and what norms over tensor peers sum of them."""
+    _heads_backward(builder, branch_gradient(builder))
+    sums_of_products(builder)
+
+
+_AROUND_SUMS = {"project": _project, "backward_heads": _backward_heads}
+"""The ops before sums over tensor peers that norms of queries and keys wait for."""
 
 
 def _head_norm(builder: Builder) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _SCALAR_BYTES = 8
 _WRITTEN_PAYLOAD = ("all_gather", "gather_rows", "load_input", "recv")
-_OF_PARTS = ("reduce_rows", "combine_loss")
+_OF_PARTS = ("reduce_rows", "reduce_sums", "combine_loss")
 """Collectives that read more than what travels."""
 _PASSES = {Access.READ: 1, Access.WRITE: 1, Access.UPDATE: 2, Access.SCRATCH: 0}
 """How often an access moves a tensor to or from DDR."""

@@ -338,6 +338,31 @@ _DECLARED = (
         rule=_head_norm_rule,
     ),
     Kernel(
+        "row_squares",
+        "squares[t] = share * the sum of x[t]^2: of a norm over what several ranks have of a row, what one of them has.",
+        "x:s[T,h] squares:f32[T]=",
+        {"share": _POSITIVE},
+    ),
+    Kernel(
+        "row_products",
+        "products[t] = the sum of dxn[t] * gamma * x[t]: what the gradient of such a norm sums over the row.",
+        "dxn:s[T,h] x:s[T,h] gamma:s[h] products:f32[T]=",
+        {},
+    ),
+    Kernel(
+        "summed_norm_forward",
+        "`rmsnorm_forward` of a part of each row, given the `squares` of all of its `width` elements: xn = x * rstd * gamma.",
+        "x:s[T,h] gamma:s[h] squares:f32[T] xn:s[T,h]=",
+        {"width": _COUNT, "eps": _POSITIVE},
+    ),
+    Kernel(
+        "summed_norm_backward",
+        "Gradients of `summed_norm_forward`, given the `products` of all of the row, of which this rank's gradient takes a `share`:"
+        " dx = ..., dgamma = [dgamma +] ...",
+        "dxn:s[T,h] x:s[T,h] gamma:s[h] squares:f32[T] products:f32[T] dx:s[T,h]= dgamma:*[h]+",
+        {"width": _COUNT, "eps": _POSITIVE, "share": _POSITIVE, **_ADDS},
+    ),
+    Kernel(
         "layernorm_forward",
         "mean[t] = mean(x[t]); rstd[t] = 1 / sqrt(mean((x[t] - mean[t])^2) + eps); xn = (x - mean) * rstd * gamma + beta.",
         "x:s[T,h] gamma:s[h] beta:s[h] xn:s[T,h]= mean:f32[T]= rstd:f32[T]=",

@@ -37,6 +37,7 @@ from ratrain.ratrain_ir.ops import (
     Recv,
     ReduceRows,
     ReduceScatter,
+    ReduceSums,
     Send,
     Tensor,
     Tensors,
@@ -93,7 +94,7 @@ def _variant(op: Op) -> str:
         return op.payload.value
     if isinstance(op, LoadInput):
         return op.part.value
-    if isinstance(op, GatherRows | ReduceRows):
+    if isinstance(op, GatherRows | ReduceRows | ReduceSums):
         phase = op.phase if isinstance(op, GatherRows) else None
         return op.payload.value if phase is None else f"{op.payload.value}.{phase.value}"
     if isinstance(op, AllGather):

@@ -42,6 +42,8 @@ DEVICE_PLANS: dict[str, Callable[..., Plan]] = {
     "column_sum": products.column_sum_plan,
     **dict.fromkeys(("rmsnorm_forward", "head_norm_forward", "layernorm_forward"), norms.norm_forward_plan),
     **dict.fromkeys(("rmsnorm_backward", "head_norm_backward", "layernorm_backward"), norms.norm_backward_plan),
+    **dict.fromkeys(("row_squares", "row_products", "summed_norm_forward"), norms.norm_forward_plan),
+    "summed_norm_backward": norms.norm_backward_plan,
     "rope": rope_plan,
     "attention_forward": attention.attention_forward_plan,
     "attention_backward": attention.attention_backward_plan,

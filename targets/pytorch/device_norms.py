@@ -33,9 +33,9 @@ def _plan(x: Array, width: int, chunks: int, lines: int) -> Plan:
     ]
 
 
-def norm_forward_plan(x: Array, gamma: Array, **_: object) -> Plan:
+def norm_forward_plan(x: Array, gamma: Array | None = None, **_: object) -> Plan:
     """Rows and their squares; gamma and beta; a mean of each row."""
-    return _plan(x, gamma.shape[0], 2, 2)
+    return _plan(x, x.shape[1] if gamma is None else gamma.shape[0], 2, 2)
 
 
 def norm_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
@@ -57,6 +57,11 @@ def _row_means(x: F32, out: F32) -> F32:
 def _inverse_deviations(x: F32, squares: Array, eps: float, out: F32) -> None:
     """Out[t] = 1 / sqrt(mean(x[t]^2) + eps)."""
     _row_means(torch.mul(x, x, out=shaped(squares, x.shape)), out).add_(eps).sqrt_().reciprocal_()
+
+
+def _factors(squares: F32, width: int, eps: float, out: F32) -> F32:
+    """1 / sqrt(squares / width + eps)."""
+    return torch.div(squares, width, out=out[: len(squares)]).add_(eps).sqrt_().reciprocal_()
 
 
 def _forward(x: Array, gamma: Array, xn: Array, rstd: F32, scratch: Scratch, eps: float, *, unit_offset: bool) -> None:
@@ -168,6 +173,69 @@ class DeviceNorms:
         _backward(
             above, source, gamma, rstd, out, dgamma, None, scratch, accumulate=accumulate, unit_offset=unit_offset
         )
+
+    def row_squares(self, x: Array, squares: F32, *, scratch: Scratch, share: float) -> None:
+        """See `KERNELS["row_squares"]`."""
+        rows_of_x, spare, _, _, _ = scratch.take_all(norm_forward_plan(x))
+        for rows in row_chunks(*x.shape):
+            values = wide(rows_of_x, x[rows])
+            torch.sum(torch.mul(values, values, out=shaped(spare, values.shape)), dim=1, out=squares[rows]).mul_(share)
+
+    def row_products(self, dxn: Array, x: Array, gamma: Array, products: F32, *, scratch: Scratch) -> None:
+        """See `KERNELS["row_products"]`."""
+        of_grad, of_x, of_gamma, _, _ = scratch.take_all(norm_forward_plan(x, gamma))
+        weight = wide(of_gamma, gamma)
+        for rows in row_chunks(*x.shape):
+            grad, values = wide(of_grad, dxn[rows]), wide(of_x, x[rows])
+            torch.sum(grad.mul_(weight).mul_(values), dim=1, out=products[rows])
+
+    def summed_norm_forward(
+        self,
+        x: Array,
+        gamma: Array,
+        squares: F32,
+        xn: Array,
+        *,
+        scratch: Scratch,
+        width: int,
+        eps: float,
+    ) -> None:
+        """See `KERNELS["summed_norm_forward"]`."""
+        rows_of_x, _, of_gamma, _, factors = scratch.take_all(norm_forward_plan(x, gamma))
+        weight = wide(of_gamma, gamma)
+        for rows in row_chunks(*x.shape):
+            values = wide(rows_of_x, x[rows])
+            rstd = _factors(squares[rows], width, eps, factors)
+            xn[rows].copy_(values.mul_(rstd[:, None]).mul_(weight))
+
+    def summed_norm_backward(
+        self,
+        dxn: Array,
+        x: Array,
+        gamma: Array,
+        squares: F32,
+        products: F32,
+        dx: Array,
+        dgamma: Array,
+        *,
+        scratch: Scratch,
+        width: int,
+        eps: float,
+        share: float,
+        accumulate: bool,
+    ) -> None:
+        """See `KERNELS["summed_norm_backward"]`."""
+        of_grad, of_normed, spare, of_gamma, total, part, _, factors = scratch.take_all(norm_backward_plan(x, gamma))
+        weight = wide(of_gamma, gamma)
+        total.zero_()
+        for rows in row_chunks(*x.shape):
+            rstd = _factors(squares[rows], width, eps, factors)
+            grad, normed = wide(of_grad, dxn[rows]), wide(of_normed, x[rows]).mul_(rstd[:, None])
+            product = shaped(spare, grad.shape)
+            total.add_(torch.sum(torch.mul(grad, normed, out=product), dim=0, out=part))
+            normed.mul_(products[rows, None]).mul_(rstd[:, None]).mul_(share / width)
+            dx[rows].copy_(grad.mul_(weight).sub_(normed).mul_(rstd[:, None]))
+        store_sum(total, part, dgamma, accumulate=accumulate)
 
     def layernorm_forward(
         self,

@@ -27,15 +27,18 @@ _SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
     "part in evaluation",
     {
         **dict.fromkeys(
-            (ops.LoadInput, ops.Forward, ops.AddBranch, ops.AllGather, ops.Update, ops.CombineLoss), lambda _: True
+            (ops.LoadInput, ops.Project, ops.Forward, ops.AddBranch, ops.AllGather, ops.Update, ops.CombineLoss),
+            lambda _: True,
         ),
-        **dict.fromkeys((ops.Recompute, ops.Backward, ops.BackwardInput, ops.BackwardWeight), lambda _: False),
+        **dict.fromkeys(
+            (ops.Recompute, ops.BackwardHeads, ops.Backward, ops.BackwardInput, ops.BackwardWeight), lambda _: False
+        ),
         **dict.fromkeys(
             (ops.AddBranchBackward, ops.ReduceScatter, ops.AllReduce, ops.ScaleUpdate, *ops.MEMORY_OPS), lambda _: False
         ),
         **dict.fromkeys((ops.Send, ops.Recv), lambda item: item.variant == Payload.ACTIVATION.value),
         ops.GatherRows: lambda item: item.variant.endswith(f".{Phase.FORWARD.value}"),
-        ops.ReduceRows: lambda item: item.variant == Payload.ACTIVATION.value,
+        **dict.fromkeys((ops.ReduceRows, ops.ReduceSums), lambda item: item.variant == Payload.ACTIVATION.value),
         ops.AllReduceScalar: lambda item: item.variant == Quantity.LOSS.value,
     },
     never=(ops.Release,),

@@ -370,7 +370,9 @@ _EXECUTIONS: PerOp[_Execution] = PerOp(
         ops.AllGather: _Execution(LocalEngine.ready_members, LocalEngine.all_gather),
         ops.AllReduceScalar: _Execution(LocalEngine.ready_members, LocalEngine.all_reduce_scalar),
         ops.GatherRows: _Execution(LocalEngine.ready_members, LocalEngine.gather_rows),
-        ops.ReduceRows: _Execution(LocalEngine.ready_members, LocalEngine.reduce_rows),
+        **dict.fromkeys(
+            (ops.ReduceRows, ops.ReduceSums), _Execution(LocalEngine.ready_members, LocalEngine.reduce_rows)
+        ),
         ops.CombineLoss: _Execution(LocalEngine.ready_members, LocalEngine.combine_loss),
     },
     never=(ops.Release,),

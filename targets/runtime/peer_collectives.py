@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.blocks import parameters_within, parse_block, shares_rows
+from ratrain.ratrain_ir.blocks import parameters_within, parse_block
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.tensor_peers import peer_model, share_of
 from ratrain.targets.runtime.kernels.scratch import Buffer, plan_bytes
@@ -35,9 +35,9 @@ def gather_rows(members: Sequence[Member], kernels: KernelSet) -> None:
 
 
 def reduce_rows(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
-    """Every peer gets its rows, or all, of the sum of the stream, where one goes around, and all parts."""
+    """Every peer gets its rows, or all, of the sum of the stream, where one goes around, and all parts; of sums over rows everyone gets all."""
     views = [rank.by_role(instruction) for rank, instruction in members]
-    shares = shares_rows(members[0][0].program.plan)
+    shares = len(views[0]["sum"]) < len(views[0]["part"])
     for number, mine in enumerate(views):
         length = len(mine["sum"])
         rows = slice(number * length, (number + 1) * length) if shares else slice(0, length)

@@ -105,6 +105,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {**SIZES, "head_dim": None, "sliding_window": 6}),
     "phi3-partial": ("phi3", {**SIZES, "head_dim": None, "hidden_size": 32, "partial_rotary_factor": 0.75}),
     "olmo2": ("olmo2", {**SIZES, "head_dim": None, "attention_bias": True}),
+    "olmo2-wide": (
+        "olmo2",
+        {**SIZES, "head_dim": None, "hidden_size": 32, "num_attention_heads": 8, "num_key_value_heads": 2},
+    ),
     "granite": (
         "granite",
         {
@@ -131,9 +135,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-REFUSED = ("olmo2",)
-"""How the names of those begin that tensor peers do not share out: those with norms over all queries of a token."""
-SHARED = [name for name in MODELS if not name.startswith(REFUSED)]
+PEERS = [*product(MODELS, (2, 4)), ("olmo2-wide", 8)]
+"""Models, and how many tensor peers share each out."""
 
 
 def drawn(config: Any) -> Any:
@@ -230,8 +233,7 @@ def test_loss_and_gradients_are_those_of_transformers(name: str, kernels: str, t
         np.testing.assert_allclose(found[parameter], gradient, rtol=0, atol=GRADIENT * scale, err_msg=parameter)
 
 
-@pytest.mark.parametrize("peers", [2, 4])
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize(("name", "peers"), PEERS)
 def test_loss_and_gradients_of_tensor_peers_are_those_of_transformers(name: str, peers: int, tmp_path: Path) -> None:
     network = saved(name, tmp_path)
     model = load_model(str(tmp_path))
@@ -252,12 +254,6 @@ def test_loss_and_gradients_of_tensor_peers_are_those_of_transformers(name: str,
         np.testing.assert_allclose(found, gradient, rtol=0, atol=GRADIENT * np.abs(gradient).max(), err_msg=parameter)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in SHARED])
-def test_families_that_tensor_peers_do_not_share_out_are_refused(name: str, tmp_path: Path) -> None:
-    saved(name, tmp_path)
-    with pytest.raises(DiagnosticError, match=r"RT064.*which tensor peers do not share out") as refused:
-        program_of(load_model(str(tmp_path)), tp=2)
-    assert refused.value.diagnostics[0].help == "use tp = 1"
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -34,6 +34,7 @@ PARTS: PerKernel[tuple[str, ...]] = PerKernel(
     never=(
         *("column_sum", "rmsnorm_forward", "rmsnorm_backward", "rope", "swiglu_forward", "swiglu_backward"),
         *("layernorm_forward", "layernorm_backward", "head_norm_forward", "head_norm_backward"),
+        *("row_squares", "row_products", "summed_norm_forward", "summed_norm_backward"),
         *("gelu_forward", "gelu_backward", "geglu_forward", "geglu_backward", "relu2_forward", "relu2_backward"),
         *("position_forward", "position_backward"),
         *("embedding_forward", "embedding_backward", "head_forward", "head_backward", "zero", "cast", "add", "scale"),

@@ -30,7 +30,7 @@ from ratrain.targets.runtime.kernels.fast_head import (
     head_forward_plan,
 )
 from ratrain.targets.runtime.kernels.fast_mlp import FastMlp, gated_backward_plan
-from ratrain.targets.runtime.kernels.fast_norms import FastNorms, rmsnorm_backward_plan
+from ratrain.targets.runtime.kernels.fast_norms import FastNorms, rmsnorm_backward_plan, summed_norm_backward_plan
 from ratrain.targets.runtime.kernels.fast_numba import bits, flat, multiplier
 from ratrain.targets.runtime.kernels.fast_scores import (
     FastScores,
@@ -99,6 +99,7 @@ class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastNorms, 
             "column_sum": _column_sum_plan,
             "rmsnorm_backward": rmsnorm_backward_plan,
             "head_norm_backward": rmsnorm_backward_plan,
+            "summed_norm_backward": summed_norm_backward_plan,
             "layernorm_backward": layernorm_backward_plan,
             "attention_forward": forward_plan,
             "attention_backward": backward_plan,
@@ -120,6 +121,7 @@ class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastNorms, 
         },
         never=(
             *("rmsnorm_forward", "layernorm_forward", "rope", "swiglu_forward", "gelu_forward", "gelu_backward"),
+            *("row_squares", "row_products", "summed_norm_forward"),
             *("head_norm_forward", "geglu_forward", "relu2_forward", "relu2_backward", "scale"),
             *("embedding_forward", "position_forward", "attention_softmax_backward"),
             *("attention_partial_finish", "attention_delta"),

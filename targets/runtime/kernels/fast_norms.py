@@ -22,6 +22,11 @@ def rmsnorm_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
     return [groups, groups, Buffer(gamma.shape)]
 
 
+def summed_norm_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
+    """For each group of rows its part of dgamma; then the whole dgamma."""
+    return [Buffer((row_groups(len(x)), gamma.size)), Buffer(gamma.shape)]
+
+
 def _offset(unit_offset: bool) -> np.float32 | None:
     """What loops add to a weight."""
     return np.float32(1) if unit_offset else None
@@ -125,3 +130,70 @@ class FastNorms:
         self.rmsnorm_backward(
             grad, source, gamma, rstd, out, dgamma, scratch=scratch, accumulate=accumulate, unit_offset=unit_offset
         )
+
+    def row_squares(self, x: Array, squares: F32, *, scratch: Scratch, share: float) -> None:  # noqa: ARG002
+        """See `KERNELS["row_squares"]`."""
+        source, factor = bits(x), np.float32(share)
+
+        def part(rows: slice) -> None:
+            fast_rows.row_squares(source[rows], squares[rows], factor)
+
+        self.team.run(part, self.team.rows(x.shape))
+
+    def row_products(self, dxn: Array, x: Array, gamma: Array, products: F32, *, scratch: Scratch) -> None:  # noqa: ARG002
+        """See `KERNELS["row_products"]`."""
+        grad, source, weight = bits(dxn), bits(x), bits(gamma)
+
+        def part(rows: slice) -> None:
+            fast_rows.row_products(grad[rows], source[rows], weight, products[rows])
+
+        self.team.run(part, self.team.rows(x.shape))
+
+    def summed_norm_forward(
+        self,
+        x: Array,
+        gamma: Array,
+        squares: F32,
+        xn: Array,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        width: int,
+        eps: float,
+    ) -> None:
+        """See `KERNELS["summed_norm_forward"]`."""
+        source, weight, stored = bits(x), bits(gamma), bits(xn)
+        numbers = np.float32(width), np.float32(eps)
+
+        def part(rows: slice) -> None:
+            fast_rows.summed_norm_forward(source[rows], weight, squares[rows], stored[rows], *numbers)
+
+        self.team.run(part, self.team.rows(x.shape))
+
+    def summed_norm_backward(
+        self,
+        dxn: Array,
+        x: Array,
+        gamma: Array,
+        squares: F32,
+        products: F32,
+        dx: Array,
+        dgamma: Array,
+        *,
+        scratch: Scratch,
+        width: int,
+        eps: float,
+        share: float,
+        accumulate: bool,
+    ) -> None:
+        """See `KERNELS["summed_norm_backward"]`."""
+        sums, total = scratch.take_all(summed_norm_backward_plan(x, gamma))
+        grad, source, weight, stored = bits(dxn), bits(x), bits(gamma), bits(dx)
+        numbers = np.float32(width), np.float32(eps), np.float32(share / width)
+
+        def group_of_rows(group: int, rows: slice) -> None:
+            of_row = grad[rows], source[rows], weight, squares[rows], products[rows], stored[rows]
+            fast_rows.summed_norm_backward(*of_row, *numbers, sums[group])
+
+        sums.fill(0)
+        sum_groups(self.team, group_of_rows, len(x))
+        store_sums(sums, total, dgamma, accumulate)

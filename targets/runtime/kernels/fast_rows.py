@@ -98,6 +98,63 @@ def rmsnorm_backward(
             out[i] = narrow(line[i], out.dtype)
 
 
+@reducing()
+def row_squares(x: Any, squares: Any, share: Any) -> None:
+    """The sum of squares of each row."""
+    for t in range(x.shape[0]):
+        row = x[t]
+        total = _ZERO
+        for i in range(row.size):
+            value = load(row[i])
+            total += value * value
+        squares[t] = total * share
+
+
+@reducing()
+def row_products(dxn: Any, x: Any, gamma: Any, products: Any) -> None:
+    """The sum of products of each row."""
+    for t in range(x.shape[0]):
+        grad, row = dxn[t], x[t]
+        total = _ZERO
+        for i in range(row.size):
+            total += load(grad[i]) * load(gamma[i]) * load(row[i])
+        products[t] = total
+
+
+@reducing()
+def summed_norm_forward(x: Any, gamma: Any, squares: Any, xn: Any, width: Any, eps: Any) -> None:
+    """Xn = x * rstd * gamma, of a row whose squares are summed."""
+    for t in range(x.shape[0]):
+        row, out = x[t], xn[t]
+        scale = _ONE / np.sqrt(squares[t] / width + eps)
+        for i in range(row.size):
+            out[i] = narrow(load(row[i]) * scale * load(gamma[i]), out.dtype)
+
+
+@reducing()
+def summed_norm_backward(
+    dxn: Any,
+    x: Any,
+    gamma: Any,
+    squares: Any,
+    products: Any,
+    dx: Any,
+    width: Any,
+    eps: Any,
+    share: Any,
+    acc: Any,
+) -> None:
+    """dx, and acc += dgamma."""
+    for t in range(x.shape[0]):
+        grad, row, out = dxn[t], x[t], dx[t]
+        scale = _ONE / np.sqrt(squares[t] / width + eps)
+        along = products[t] * scale * share
+        for i in range(row.size):
+            normed = load(row[i]) * scale
+            acc[i] += load(grad[i]) * normed
+            out[i] = narrow(scale * (load(grad[i]) * load(gamma[i]) - normed * along), out.dtype)
+
+
 @inlined()
 def _position(starts: Any, first: Any, row: Any) -> Any:
     """The position of a row; loops are compiled apart for rows of one document, where there are no starts."""

@@ -19,6 +19,12 @@ def head_norm_backward_plan(dgamma: Array, **_: object) -> Plan:
     return [Buffer(dgamma.shape)]
 
 
+def _rstd_of(squares: F32, width: int, eps: float) -> F32:
+    """The factors of rows, of one column, from the squares of all of their elements."""
+    rstd: F32 = np.float32(1) / np.sqrt(squares / np.float32(width) + np.float32(eps))
+    return rstd[:, None]
+
+
 class ReferenceFamilies:
     """The kernels of `Reference` that some families need."""
 
@@ -70,6 +76,63 @@ class ReferenceFamilies:
             acc += (grad * normed).sum(axis=0)
             weighted = grad * weight
             put(out[rows], rstd[rows, None] * (weighted - normed * (weighted * normed).mean(axis=1, keepdims=True)))
+        put(dgamma, acc + f32(dgamma) if accumulate else acc)
+
+    @quiet
+    def row_squares(self, x: Array, squares: F32, *, scratch: Scratch, share: float) -> None:  # noqa: ARG002
+        """See `KERNELS["row_squares"]`."""
+        for rows in row_blocks(*x.shape):
+            squares[rows] = np.square(f32(x[rows])).sum(axis=1) * np.float32(share)
+
+    @quiet
+    def row_products(self, dxn: Array, x: Array, gamma: Array, products: F32, *, scratch: Scratch) -> None:  # noqa: ARG002
+        """See `KERNELS["row_products"]`."""
+        for rows in row_blocks(*x.shape):
+            products[rows] = (f32(dxn[rows]) * f32(gamma) * f32(x[rows])).sum(axis=1)
+
+    @quiet
+    def summed_norm_forward(
+        self,
+        x: Array,
+        gamma: Array,
+        squares: F32,
+        xn: Array,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        width: int,
+        eps: float,
+    ) -> None:
+        """See `KERNELS["summed_norm_forward"]`."""
+        for rows in row_blocks(*x.shape):
+            put(xn[rows], f32(x[rows]) * _rstd_of(squares[rows], width, eps) * f32(gamma))
+
+    @quiet
+    def summed_norm_backward(
+        self,
+        dxn: Array,
+        x: Array,
+        gamma: Array,
+        squares: F32,
+        products: F32,
+        dx: Array,
+        dgamma: Array,
+        *,
+        scratch: Scratch,
+        width: int,
+        eps: float,
+        share: float,
+        accumulate: bool,
+    ) -> None:
+        """See `KERNELS["summed_norm_backward"]`."""
+        (acc,) = scratch.take_all(head_norm_backward_plan(dgamma))
+        acc.fill(0)
+        weight = f32(gamma)
+        for rows in row_blocks(*x.shape):
+            grad, rstd = f32(dxn[rows]), _rstd_of(squares[rows], width, eps)
+            normed = f32(x[rows]) * rstd
+            acc += (grad * normed).sum(axis=0)
+            along = products[rows, None] * rstd * np.float32(share / width)
+            put(dx[rows], rstd * (grad * weight - normed * along))
         put(dgamma, acc + f32(dgamma) if accumulate else acc)
 
     @quiet

@@ -81,7 +81,7 @@ _PHASES: PerOp[Callable[[PeerCollectives, Instruction], Phases]] = PerOp(
     "phases of exchanges of tensor peers",
     {
         ops.GatherRows: PeerCollectives.gather_rows,
-        ops.ReduceRows: PeerCollectives.reduce_rows,
+        **dict.fromkeys((ops.ReduceRows, ops.ReduceSums), PeerCollectives.reduce_rows),
         ops.CombineLoss: PeerCollectives.combine_loss,
     },
     never=(*ops.LONE_OPS, *ops.MESSAGE_OPS, *ops.STATE_OPS, ops.Release),
