@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from ratrain.ratrain_ir.blocks import block_chain
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrainc.weight_export import export_weights
 from ratrain.targets.runtime.data import Batches
