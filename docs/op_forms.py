@@ -83,14 +83,19 @@ TYING = {"embeddings not tied": False, "embeddings tied": True}
 MASKING = {"a causal mask": "causal", "documents kept apart": "document"}
 
 NORMED = "tensor peers, where what blocks add is normed"
-PEERS = {"one tensor peer": 1, "tensor peers": 2, NORMED: 2}
+OVER_HEADS = "tensor peers, where queries and keys are normed over all heads"
+PEERS = {"one tensor peer": 1, "tensor peers": 2, NORMED: 2, OVER_HEADS: 2}
+NORMS = {NORMED: {"norm_placement": "both"}, OVER_HEADS: {"norm_placement": "post", "qk_norm": "whole"}}
 
 _TOGETHER = {
     frozenset({"a causal mask"}): "",
     frozenset({"one tensor peer"}): "",
     frozenset({"tensor peers"}): "with tensor peers",
     frozenset({"tensor peers", NORMED}): "with tensor peers",
+    frozenset({"tensor peers", NORMED, OVER_HEADS}): "with tensor peers",
     frozenset({NORMED}): f"with {NORMED}",
+    frozenset({NORMED, OVER_HEADS}): f"with {NORMED}",
+    frozenset({OVER_HEADS}): f"with {OVER_HEADS}",
     frozenset({"one tensor peer", "tensor peers"}): "",
     frozenset({"ZeRO 1", "ZeRO 3"}): "ZeRO 1 to 3, reduced once a step",
     frozenset({"ZeRO 2, each micro-batch", "ZeRO 3, each micro-batch"}): "ZeRO 2 and 3, reduced each micro-batch",
@@ -147,7 +152,7 @@ def plans() -> Iterator[tuple[Conditions, ModelConfig, Plan]]:
         if tp > 1 and mask != "causal":
             continue
         optimizer = evolve(PLAN.optimizer, clip=clip)
-        model = evolve(MODEL, tied_embeddings=tied, norm_placement="both" if peers == NORMED else "pre")
+        model = evolve(MODEL, tied_embeddings=tied, **NORMS.get(peers, {}))
         plan = evolve(PLAN, optimizer=optimizer, attention_mask=mask, tp=tp, **keys)
         yield Conditions(sharding, clipping, tying, masking, peers), model, plan
 

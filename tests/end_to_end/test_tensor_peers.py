@@ -16,7 +16,7 @@ from attrs import evolve
 from ratrain.targets.runtime.state import training_state
 from tests.end_to_end.test_equivalence import covering_rows
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_program, same_bits, start, train
-from tests.end_to_end.toys import GEMMA3, GPT2, NEOX
+from tests.end_to_end.toys import GEMMA3, GPT2, NEOX, OLMO2
 from tests.mutation.judge import OVERFLOWING_SCALE
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ MODELS = {
     "gpt2": evolve(GPT2, layers=4, ffn_size=37),
     "neox": evolve(NEOX, layers=4, ffn_size=37),
     "gemma3": evolve(GEMMA3, layers=4, ffn_size=37, layer_kinds="wfwf"),
+    "olmo2": evolve(OLMO2, layers=4, ffn_size=37),
     "normed-head": evolve(LAYERS4, family="baichuan", packed_qkv=True, kv_heads=4, normalised_head=True),
 }
 PLACEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -66,7 +67,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 BOUNDS = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}
 """Of the loss, of plans of one peer and of several."""
 ROWS = covering_rows(FACTORS)
-GATE = (("window", "blocking"), ("gpt2", "zb-v"), ("neox", "slices"), ("gemma3", "zb-v"))
+GATE = (("window", "blocking"), ("gpt2", "zb-v"), ("neox", "slices"), ("gemma3", "zb-v"), ("olmo2", "zb-h1"))
 """Models and placements of which the first row is a quick representative of the others."""
 IN_THE_GATE = [next(row for row in ROWS if (row["model"], row["placement"]) == pair) for pair in GATE]
 
@@ -145,7 +146,7 @@ def test_a_step_that_overflows_is_skipped_by_all_peers(clip: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("model", ["tied", "gemma3", "neox"])
+@pytest.mark.parametrize("model", ["tied", "gemma3", "neox", "olmo2"])
 @pytest.mark.parametrize("sharding", [True, False])
 def test_no_order_of_work_changes_a_bit(sharding: bool, model: str) -> None:
     optimizer = evolve(OPTIMIZER, clip="global", max_norm=0.3)
@@ -157,7 +158,7 @@ def test_no_order_of_work_changes_a_bit(sharding: bool, model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", ["tied", *(pytest.param(name, marks=pytest.mark.full) for name in ("gpt2", "gemma3", "neox"))]
+    "model", ["tied", *(pytest.param(name, marks=pytest.mark.full) for name in ("gpt2", "gemma3", "neox", "olmo2"))]
 )
 def test_a_checkpoint_of_peers_goes_on_with_any_number_of_them(model: str, tmp_path: Path) -> None:
     keys: dict[str, Any] = {"view_dtype": "f32", "model": MODELS[model], "optimizer": evolve(OPTIMIZER, eps=1e-5)}

@@ -20,6 +20,7 @@ from ratrain.ratrain_ir.ops import (
     AddBranchBackward,
     AllReduce,
     AllReduceScalar,
+    BackwardHeads,
     BackwardInput,
     BackwardWeight,
     Engine,
@@ -51,7 +52,10 @@ REFUSED = {
     *((Update, "placement", engine) for engine in Engine if engine not in (Engine.COMPUTE, Engine.HOST)),
 }
 """Words of a field that the verifier, or the field itself, refuses in this op."""
-OF_LAYERS = dict.fromkeys((Recompute, BackwardInput, BackwardWeight, AddBranch, AddBranchBackward), SPLIT_KINDS)
+OF_LAYERS = {
+    **dict.fromkeys((Recompute, BackwardInput, BackwardWeight, AddBranch, AddBranchBackward), SPLIT_KINDS),
+    **dict.fromkeys((Project, BackwardHeads), ("attention",)),
+}
 
 
 OF_CUTS = ("slice", "chunk")

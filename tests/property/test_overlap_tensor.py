@@ -14,7 +14,7 @@ from ratrain.ratrain_ir.ops import Engine
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.timed_run import simulate
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, train
-from tests.end_to_end.toys import GEMMA3, NEOX
+from tests.end_to_end.toys import GEMMA3, NEOX, OLMO2
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction, Program
@@ -46,7 +46,7 @@ def overlapped(draw: st.DrawFn) -> tuple[dict[str, Any], str, str]:
         keys["slices"] = (4, 6)
     if schedule == "interleaved":
         keys |= {"chunks": 2, "cuts": (1, 2, 3)}
-    keys["model"] = draw(st.sampled_from((MODEL, GEMMA3, NEOX)))
+    keys["model"] = draw(st.sampled_from((MODEL, GEMMA3, NEOX, OLMO2)))
     pieces, halves = (
         draw(st.sampled_from(["auto", "apart", "merged"])),
         draw(st.sampled_from(["auto", "whole", "split"])),

@@ -23,7 +23,7 @@ from ratrain.targets.runtime.threaded import ThreadedEngine
 from ratrain.targets.runtime.training_state import STATE_KINDS
 from ratrain.targets.runtime.weights import named_parameters
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, same_bits, start, train
-from tests.end_to_end.toys import GEMMA3, GPT2, NEOX
+from tests.end_to_end.toys import GEMMA3, GPT2, NEOX, OLMO2
 from tests.targets.runtime.mpi_tools import needs_mpi
 from tests.targets.runtime.rank_jobs import CLIPPED, PEER_PLANS, STEPS, TIED, as_read, local_reports, trained_by_ranks
 from tests.targets.runtime.thread_ranks import trained_by_threads
@@ -50,6 +50,7 @@ PROGRAMS: dict[str, dict[str, Any]] = {
         "slices": (3, 7),
     },
     "2x1x2-normed-branches": {"model": GEMMA3, "dp": 1, "tp": 2, "zero": 0},
+    "1x1x2-norms-over-heads": {"model": OLMO2, "pp": 1, "dp": 1, "tp": 2, "zero": 0},
     "1x1x4-side-by-side": {"model": NEOX, "pp": 1, "dp": 1, "tp": 4, "zero": 0, "sequence_sharding": False},
     "1x2x2-learned-positions": {"model": GPT2, "pp": 1, "tp": 2},
     "1x1x2-overflow": {"pp": 1, "dp": 1, "tp": 2, "loss_scale": 2.0**19},
