@@ -25,6 +25,7 @@ from ratrain.ratrain_ir.ops import (
     BackwardWeight,
     Engine,
     Group,
+    Project,
     Recompute,
     ReduceScatter,
     Release,
