@@ -84,6 +84,7 @@ PEERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "zero3-documents": (MODEL, {"tp": 2, "pp": 1, "zero": 3, "attention_mask": "document"}),
     "gpt2": (GPT2, {"tp": 2, "pp": 1, "dp": 1, "zero": 0}),
     "gemma3": (GEMMA3, {"tp": 2, "dp": 1, "zero": 0}),
+    "olmo2": (OLMO2, {"tp": 4, "dp": 1, "zero": 0}),
     "neox": (NEOX, {"tp": 4, "pp": 1, "dp": 1, "zero": 0, "sequence_sharding": False}),
     "baichuan": (MODELS["baichuan"], {"tp": 2, "pp": 1, "dp": 1, "zero": 0}),
 }

@@ -245,6 +245,7 @@ OF_TENSORS = (
     "2x2-slices",
     "1x2x2-each-micro-batch",
     "1x1x4-copied-heads",
+    "2x1x2-norms-over-heads",
     "2x1x2-documents",
 )
 UNTAGGED = (

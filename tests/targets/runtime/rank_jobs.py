@@ -14,7 +14,7 @@ from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.targets.program.rtx import write_program
 from tests.end_to_end.chunk_runs import program_of
 from tests.end_to_end.tiny_runs import MODEL, train
-from tests.end_to_end.toys import GPT2
+from tests.end_to_end.toys import GPT2, OLMO2
 from tests.targets.runtime.mpi_tools import run_ranks
 from tests.targets.runtime.torch_tools import run_by_torchrun
 
@@ -62,6 +62,7 @@ PEER_PLANS: dict[str, dict[str, Any]] = {
     "2x1x2-overflow": {"dp": 1, "tp": 2, "loss_scale": 2.0**19},
     "1x1x4-copied-heads": {"pp": 1, "dp": 1, "tp": 4, "zero": 0, "sequence_sharding": False, "optimizer": CLIPPED},
     "1x2x2-bf16-whole-rows": {"pp": 1, "tp": 2, "zero": 3, "sequence_sharding": False, "view_dtype": "bf16"},
+    "2x1x2-norms-over-heads": {"model": OLMO2, "dp": 1, "tp": 2, "loss_scale": 256.0, "optimizer": CLIPPED},
     "2x1x2-documents": {"dp": 1, "tp": 2, "attention_mask": "document", "view_dtype": "f32"},
 }
 """Of four ranks each, some of them tensor peers."""

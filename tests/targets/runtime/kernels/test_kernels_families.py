@@ -70,6 +70,45 @@ def test_head_norm(name: str, dtype: Any, heads: int, head_dim: int, tokens: int
             close(dgamma, dgamma_exact + 2 * accumulate, sums, tokens * heads + 6)
 
 
+@pytest.mark.parametrize(("parts", "copies"), [(2, 1), (4, 1), (1, 2), (3, 4)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SETS)
+def test_norms_of_parts_of_rows_are_that_of_the_whole(name: str, dtype: Any, parts: int, copies: int) -> None:
+    """Several have each part, and parts of the gradient of its norm: squares count once, and what they have adds up to the gradients."""
+    tokens, width, eps = 23, 24, 1e-6
+    x = random(1, tokens, parts * width, dtype=dtype)
+    dxn = random(2, copies, tokens, parts * width, dtype=dtype)
+    gamma = random(3, parts * width, dtype=dtype)
+    columns = [slice(part * width, (part + 1) * width) for part in range(parts) for _ in range(copies)]
+    sources = [np.ascontiguousarray(x[:, part]) for part in columns]
+    grads = [np.ascontiguousarray(dxn[number % copies][:, part]) for number, part in enumerate(columns)]
+    weights = [np.ascontiguousarray(gamma[part]) for part in columns]
+    squares, products = (np.zeros((len(columns), tokens), np.float32) for _ in range(2))
+    for number, (source, grad, weight) in enumerate(zip(sources, grads, weights, strict=True)):
+        call(name, "row_squares", x=source, squares=squares[number], share=1 / copies)
+        call(name, "row_products", dxn=grad, x=source, gamma=weight, products=products[number])
+    sums = {"squares": squares.sum(axis=0), "products": products.sum(axis=0)}
+    wide, above, factors = f64(x, dxn, gamma)
+    expected, rstd = rmsnorm(wide, factors, eps)
+    r, inner = rstd[:, None], (above.sum(axis=0) * factors * wide).sum(axis=1, keepdims=True)
+    along = r**3 * wide * inner / (parts * width) / copies
+    of_copies = r * factors * above - along
+    np.testing.assert_allclose(of_copies.sum(axis=0), rmsnorm_gradient(above.sum(axis=0), wide, factors, rstd)[0])
+    largest = r * (np.abs(above) * np.abs(factors)).sum(axis=0)
+    largest += r**3 * np.abs(wide) * (largest / r * np.abs(wide)).mean(axis=1, keepdims=True)
+    options = {"width": parts * width, "eps": eps}
+    for number, part in enumerate(columns):
+        source, weight = sources[number], weights[number]
+        xn, dx, dgamma = np.empty_like(source), np.empty_like(source), np.full_like(weight, 2)
+        call(name, "summed_norm_forward", x=source, gamma=weight, squares=sums["squares"], xn=xn, **options)
+        close(xn, expected[:, part], np.abs(expected[:, part]), parts * width + 12)
+        given = {"dxn": grads[number], "x": source, "gamma": weight, **sums, "dx": dx, "dgamma": dgamma, **options}
+        call(name, "summed_norm_backward", **given, share=1 / copies, accumulate=True)
+        close(dx, of_copies[number % copies][:, part], largest[:, part], 2 * parts * width + 20)
+        terms = above[number % copies][:, part] * wide[:, part] * r
+        close(dgamma, terms.sum(axis=0) + 2, np.abs(terms).sum(axis=0) + 2, parts * width + tokens + 12)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SETS)
 def test_rmsnorm_with_a_unit_offset_is_that_of_one_more(name: str, dtype: Any) -> None:

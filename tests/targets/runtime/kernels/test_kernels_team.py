@@ -128,6 +128,13 @@ def cases():
             "dxn": random(16, ROWS, WIDTH), "x": x, "gamma": gamma[:8], "rstd": np.repeat(rstd, 3), "dx": dx,
             "dgamma": random(17, 8), "heads": 3, "head_dim": 8, "unit_offset": True, "accumulate": True,
         },
+        "row_squares": {"x": x, "squares": rstd, "share": 0.5},
+        "row_products": {"dxn": random(16, ROWS, WIDTH), "x": x, "gamma": gamma, "products": rstd},
+        "summed_norm_forward": {"x": x, "gamma": gamma, "squares": rstd, "xn": dx, "width": 2 * WIDTH, "eps": 1e-5},
+        "summed_norm_backward": {
+            "dxn": random(16, ROWS, WIDTH), "x": x, "gamma": gamma, "squares": rstd, "products": rstd.copy(), "dx": dx,
+            "dgamma": random(17, WIDTH), "width": 2 * WIDTH, "eps": 1e-5, "share": 0.5, "accumulate": True,
+        },
         "gelu_forward": {"up": x, "act": dx, "exact": True},
         "gelu_backward": {"up": x, "dact": random(20, ROWS, WIDTH), "dup": dx, "exact": True},
         "relu2_forward": {"up": x, "act": dx},
