@@ -41,11 +41,13 @@ from ratrain.ratrain_ir.ops import (
     AllGather,
     AllReduce,
     Backward,
+    BackwardHeads,
     BackwardInput,
     BackwardWeight,
     BlockOp,
     Forward,
     Group,
+    Project,
     Recompute,
     ReduceScatter,
     Tensor,
@@ -73,6 +75,10 @@ Vector = NDArray[np.float64]
 
 UNITS = ("embed", "layer", "head")
 _KINDS = {"embed": ("embed",), "layer": ("attention", "mlp"), "head": ("head",)}
+
+
+_FORWARD, _BACKWARD = (Forward, Project), (Backward, BackwardHeads)
+"""What computes a block forward and back, with what norms over tensor peers have before them."""
 
 
 @frozen(eq=False)
@@ -300,8 +306,8 @@ def _part_profile(
         (kept_bytes(model, plan, choice) - always_kept, _Ops.of(module, stage, context, number))
         for choice, stage in chosen
     ]
-    layer_forward = min(ops.seconds(Forward, "layer") for _, ops in options)
-    layer_backward = min(ops.seconds(Backward, "layer") for _, ops in options)
+    layer_forward = min(ops.seconds(_FORWARD, "layer") for _, ops in options)
+    layer_backward = min(ops.seconds(_BACKWARD, "layer") for _, ops in options)
     least = layer_forward + layer_backward
     stream, whole_stream = aligned(exchanged_type(model, plan).nbytes), aligned(stream_type(model, plan).nbytes)
     ends = aligned(computed_type(model, plan, block("mlp", 0)).nbytes)
@@ -312,14 +318,14 @@ def _part_profile(
     passed_back, weight_half = backward, np.zeros(3)
     if halves is not None:
         split = _Ops.of(module, halves, context, number)
-        passed_back = np.minimum(backward, [split.seconds((Backward, BackwardInput), unit) for unit in UNITS])
+        passed_back = np.minimum(backward, [split.seconds((*_BACKWARD, BackwardInput), unit) for unit in UNITS])
         weight_half = np.array([split.seconds(BackwardWeight, unit) for unit in UNITS])
     return _PartProfile(
         forward=np.array([whole.seconds(Forward, "embed"), layer_forward, whole.seconds(Forward, "head")]),
         backward=backward,
         passed_back=passed_back,
         weight_half=weight_half,
-        extra=[(kept, ops.seconds((Forward, Recompute, Backward), "layer") - least) for kept, ops in options],
+        extra=[(kept, ops.seconds((*_FORWARD, Recompute, *_BACKWARD), "layer") - least) for kept, ops in options],
         activation=stream,
         mlp_ends=stream + gathered + 2 * ends,
         head_ends=2 * whole_stream,

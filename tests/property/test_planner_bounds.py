@@ -79,6 +79,8 @@ def planned(draw, peers=ANY_PEERS):
     model = small_model(layers, wide=draw(st.booleans()))
     if tp == 1 and draw(st.booleans()):
         model = in_family(model, "gpt_neox", kv_heads=4)
+    if tp > 1 and draw(st.booleans()):
+        model = in_family(model, "olmo2")
     links = {
         "link_bandwidth": draw(st.sampled_from([1e8, 3.7e9])),
         "link_latency": draw(st.sampled_from([0.0, 1e-5, 1e-3])),
