@@ -254,8 +254,6 @@ def test_loss_and_gradients_of_tensor_peers_are_those_of_transformers(name: str,
         np.testing.assert_allclose(found, gradient, rtol=0, atol=GRADIENT * np.abs(gradient).max(), err_msg=parameter)
 
 
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_trained_model_has_its_loss_after_export(name: str, tmp_path: Path) -> None:
     """20 steps, exported, loaded here and by `transformers`: the loss of sequences that none of the steps saw."""
