@@ -10,7 +10,7 @@ import numpy as np
 from attrs import define
 
 from ratrain.ratrain_ir.ops import ENGINES
-from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, StateKind, aligned
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Home, StateKind, aligned
 from ratrain.ratrainc.report.packing import packed_columns, packed_lines
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.flat_program import STREAMS
@@ -118,14 +118,14 @@ class StepView:
             },
         )
 
-    def interval_element(self, stage: int, intervals: LiveIntervals) -> str:
-        """The live intervals of a stage that touch the step, by the rows of `events` where they start and end.
+    def interval_element(self, stage: int, home: Home, intervals: LiveIntervals) -> str:
+        """The live intervals of a stage in a memory that touch the step, by the rows of `events` where they start and end.
 
         OUTSIDE stands for a start before the interval shown and for an end after it.
         """
         shown = (intervals.ends >= self.start) & (intervals.starts <= self.end)
         return packed_columns(
-            f"intervals-{self.name}-{stage}",
+            f"intervals-{self.name}-{stage}-{home.value}",
             {
                 "tensor": ("u4", intervals.tensors[shown]),
                 "first": ("i4", self._rows(intervals.first_events[shown], intervals.starts[shown])),

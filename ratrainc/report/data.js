@@ -53,12 +53,12 @@ function rowOf(events, stream, step, op) {
   return row < high && events.step[row] === step && events.op[row] === op ? row : -1;
 }
 
-async function loadStage(view, stage) {
-  const name = `curve-${view}-${stage}`;
+async function loadStage(view, stage, memory) {
+  const name = `curve-${view}-${stage}-${memory}`;
   if (!known.has(name)) {
     known.set(name, (async () => {
       const [tensors, intervals, events, names, types] = await Promise.all([
-        load(`tensors-${stage}`), load(`intervals-${view}-${stage}`), load(`events-${view}`), load(`names-${stage}`), load(`types-${stage}`),
+        load(`tensors-${stage}`), load(`intervals-${view}-${stage}-${memory}`), load(`events-${view}`), load(`names-${stage}`), load(`types-${stage}`),
       ]);
       const { start, end } = FACTS.views[view];
       const starts = Float64Array.from(intervals.first, (row) => (row < 0 ? start : events.start[row]));

@@ -216,8 +216,8 @@ function drawMap(canvas, state, { tensors, intervals, names, starts, ends }) {
 
 function drawCurve(canvas, state, { curve }) {
   const chart = prepared(canvas, state), { context, width, height } = chart;
-  const { times, totals, parts } = curve, arena = FACTS.stages[state.stage].arena, kinds = FACTS.kinds.length;
-  const most = Math.max(arena, FACTS.capacity < 1.5 * arena ? FACTS.capacity : 0) * 1.06;
+  const { times, totals, parts } = curve, { arena, capacity } = memoryOf(state), kinds = FACTS.kinds.length;
+  const most = Math.max(arena, capacity < 1.5 * arena ? capacity : 0) * 1.06;
   const y = (bytes) => height - (bytes / most) * (height - AXIS);
   byteAxis(chart, 0, most, y);
   const colours = kindColours(), timeAt = (place) => state.from + ((place - GUTTER) / (width - GUTTER)) * (state.to - state.from);
@@ -235,8 +235,8 @@ function drawCurve(canvas, state, { curve }) {
       reached += bytes;
     }
   }
-  drawLimit(chart, y(arena), "arena", colour("ink"), arena < FACTS.capacity * 0.94 || FACTS.capacity < arena ? -7 : 9);
-  if (FACTS.capacity <= most) drawLimit(chart, y(FACTS.capacity), "capacity", colour("alarm"), -7);
+  drawLimit(chart, y(arena), "arena", colour("ink"), arena < capacity * 0.94 || capacity < arena ? -7 : 9);
+  if (capacity <= most) drawLimit(chart, y(capacity), "capacity", colour("alarm"), -7);
 }
 
 function drawLimit({ context, width }, place, text, ink, aside) {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.files import replacing
 from ratrain.ratrain_ir.ops import ENGINES
+from ratrain.ratrain_ir.types import Home
 from ratrain.ratrainc.report import tables
 from ratrain.ratrainc.report.columns import CAUSES, KINDS, StepView, op_elements, tensor_elements
 from ratrain.ratrainc.reports import in_slices
@@ -18,6 +19,7 @@ from ratrain.targets.simulator.live_curve import live_intervals
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.program.program import ProgramStage
     from ratrain.targets.simulator.figures import Figures
     from ratrain.targets.simulator.timeline import Timeline
 
@@ -80,10 +82,16 @@ def _data(timeline: Timeline, steady: Bubbles, from_cold: Bubbles) -> Iterator[s
         "keywords": keywords,
         "kinds": [kind.value for kind in KINDS],
         "causes": [cause.value for cause in CAUSES],
-        "capacity": timeline.program.capacity_bytes,
         "stages": [
             {
-                "arena": stage.arena_bytes,
+                "memories": [
+                    {
+                        "name": home.value,
+                        "arena": stage.bytes_in(home),
+                        "capacity": timeline.program.info.capacity_of(home),
+                    }
+                    for home in _homes(stage)
+                ],
                 "peakLive": stage.peak_live_bytes,
                 "lanes": [bool(stage.streams[engine]) for engine in ENGINES],
             }
@@ -98,9 +106,15 @@ def _data(timeline: Timeline, steady: Bubbles, from_cold: Bubbles) -> Iterator[s
         yield from view.elements()
     for stage in range(len(stages)):
         yield from tensor_elements(timeline, stage)
-        intervals = live_intervals(timeline, stage)
-        for view in views:
-            yield view.interval_element(stage, intervals)
+        for home in _homes(stages[stage]):
+            intervals = live_intervals(timeline, stage, home)
+            for view in views:
+                yield view.interval_element(stage, home, intervals)
+
+
+def _homes(stage: ProgramStage) -> list[Home]:
+    """The memories that a stage has anything in, the one where it computes first."""
+    return [home for home in Home if home is Home.DDR or stage.bytes_in(home)]
 
 
 def _file(name: str) -> str:

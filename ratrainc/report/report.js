@@ -2,12 +2,16 @@
 "use strict";
 
 const at = (id) => document.getElementById(id);
-const state = { view: "steady", stage: 0, lanes: FACTS.stages.length > 8 ? "chosen" : "all", path: false, from: 0, to: 1, low: 0, high: 1 };
+const MEMORIES = [...new Set(FACTS.stages.flatMap(({ memories }) => memories.map(({ name }) => name)))];
+const MEMORY_WORDS = { ddr: "DDR", host: "Host memory", file: "File" };
+const state = { view: "steady", stage: 0, memory: "ddr", lanes: FACTS.stages.length > 8 ? "chosen" : "all", path: false, from: 0, to: 1, low: 0, high: 1 };
+// What a stage has of the chosen memory; of one that it has nothing in, of that in which it computes.
+const memoryOf = ({ stage, memory }) => FACTS.stages[stage].memories.find(({ name }) => name === memory) ?? FACTS.stages[stage].memories[0];
 let shown = null; // the unpacked data of the step and the stage that are drawn
 
 function wholeStep() {
   const { start, end } = FACTS.views[state.view];
-  Object.assign(state, { from: start, to: end > start ? end : start + 1, low: 0, high: Math.max(1, FACTS.stages[state.stage].arena) });
+  Object.assign(state, { from: start, to: end > start ? end : start + 1, low: 0, high: Math.max(1, memoryOf(state).arena) });
 }
 
 function readAddress() {
@@ -15,6 +19,7 @@ function readAddress() {
   if (given.get("view") in FACTS.views) state.view = given.get("view");
   const stage = Number(given.get("stage"));
   if (Number.isInteger(stage) && stage >= 0 && stage < FACTS.stages.length) state.stage = stage;
+  if (MEMORIES.includes(given.get("memory"))) state.memory = given.get("memory");
   if (["chosen", "compute", "all"].includes(given.get("lanes"))) state.lanes = given.get("lanes");
   state.path = given.get("path") === "1";
   wholeStep();
@@ -24,6 +29,7 @@ function readAddress() {
 
 function writeAddress() {
   const { start, end } = FACTS.views[state.view], words = { view: state.view, stage: state.stage, lanes: state.lanes };
+  if (MEMORIES.length > 1) words.memory = state.memory;
   if (state.path) words.path = 1;
   if (state.from > start || state.to < end) Object.assign(words, { from: state.from - start, to: state.to - start });
   history.replaceState(null, "", `#${new URLSearchParams(words)}`);
@@ -37,11 +43,11 @@ function setRange(from, to) {
 }
 
 async function refresh() {
-  const { view, stage } = state;
+  const { view, stage } = state, memory = memoryOf(state).name;
   const [ops, titles, waits, works, events, idle, path, held] = await Promise.all([
-    load("ops"), load("titles"), load("waits"), load("works"), load(`events-${view}`), load(`idle-${view}`), load(`path-${view}`), loadStage(view, stage),
+    load("ops"), load("titles"), load("waits"), load("works"), load(`events-${view}`), load(`idle-${view}`), load(`path-${view}`), loadStage(view, stage, memory),
   ]);
-  if (view !== state.view || stage !== state.stage) return; // another choice was made meanwhile
+  if (view !== state.view || stage !== state.stage || memory !== memoryOf(state).name) return; // another choice was made meanwhile
   shown = { ops, titles, waits, works, events, idle, path, held };
   draw();
 }
@@ -50,14 +56,18 @@ function draw() {
   if (!shown) return;
   at("view").value = state.view;
   at("stage").value = state.stage;
+  at("memory").value = memoryOf(state).name;
   at("lanes").value = state.lanes;
   at("path").checked = state.path;
   const zero = FACTS.views[state.view].start;
   at("range").textContent = `${secondsText(state.from - zero)} to ${secondsText(state.to - zero)}`;
   for (const name of document.querySelectorAll(".stage-name")) name.textContent = `@${state.stage}`;
-  const { arena, peakLive } = FACTS.stages[state.stage], peak = shown.held.curve.totals.reduce((a, b) => Math.max(a, b), 0);
+  const { name: memory, arena, capacity } = memoryOf(state);
+  for (const name of document.querySelectorAll(".memory-name")) name.textContent = MEMORY_WORDS[memory];
+  const listed = memory === "ddr" ? `, ${bytesText(FACTS.stages[state.stage].peakLive)} in list order` : "";
+  const peak = shown.held.curve.totals.reduce((a, b) => Math.max(a, b), 0);
   at("peaks").textContent =
-    `(peak ${bytesText(peak)} in simulated time, ${bytesText(peakLive)} in list order; arena ${bytesText(arena)}, capacity ${bytesText(FACTS.capacity)})`;
+    `(peak ${bytesText(peak)} in simulated time${listed}; arena ${bytesText(arena)}, capacity ${bytesText(capacity)})`;
   drawTimeline(at("timeline"), state, shown);
   drawMap(at("map"), state, shown.held);
   drawCurve(at("curve"), state, shown.held);
@@ -224,8 +234,14 @@ function zoomAddresses(one, other, height) {
 }
 
 function chooseStage(stage) {
-  Object.assign(state, { stage, low: 0, high: Math.max(1, FACTS.stages[stage].arena) });
+  state.stage = stage;
+  Object.assign(state, { low: 0, high: Math.max(1, memoryOf(state).arena) });
   return refresh().catch(complain);
+}
+
+function chooseMemory(memory) {
+  state.memory = memory;
+  return chooseStage(state.stage);
 }
 
 // Start ------------------------------------------------------------------------------------------------------------------------
@@ -246,11 +262,14 @@ function legend(list, names, colours) {
 
 function start() {
   FACTS.stages.forEach((_, index) => at("stage").append(new Option(`@${index}`, index)));
+  for (const memory of MEMORIES) at("memory").append(new Option(MEMORY_WORDS[memory], memory));
+  at("memory-choice").hidden = MEMORIES.length === 1;
   legend(at("op-legend"), FACTS.keywords, OP_COLOURS);
   legend(at("kind-legend"), FACTS.kinds, KIND_COLOURS);
   at("controls").addEventListener("submit", (event) => event.preventDefault());
   at("view").addEventListener("change", () => { state.view = at("view").value; wholeStep(); refresh().catch(complain); });
   at("stage").addEventListener("change", () => chooseStage(Number(at("stage").value)));
+  at("memory").addEventListener("change", () => chooseMemory(at("memory").value));
   at("lanes").addEventListener("change", () => { state.lanes = at("lanes").value; later(); });
   at("path").addEventListener("change", () => { state.path = at("path").checked; later(); });
   at("in").addEventListener("click", () => zoomed(0.5));

@@ -1,4 +1,4 @@
-"""Live bytes in DDR over simulated time: from when a tensor's first write starts until its last access has ended."""
+"""Live bytes in a memory over simulated time: from when a tensor's first write starts until its last access has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ratrain.ratrain_ir.types import Home, aligned
 from ratrain.targets.program.program import Access
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.program import ProgramStage
     from ratrain.targets.simulator.flat_program import Float64s, Int64s
     from ratrain.targets.simulator.timeline import Timeline
 
@@ -33,12 +32,12 @@ class LiveIntervals(NamedTuple):
     ends: Float64s
 
 
-def live_intervals(timeline: Timeline, stage: int) -> LiveIntervals:
-    """The live intervals of a stage's tensors in DDR in all timed steps; tensors that no instruction accesses have none.
+def live_intervals(timeline: Timeline, stage: int, home: Home = Home.DDR) -> LiveIntervals:
+    """The live intervals of a stage's tensors in a memory in all timed steps; tensors that no instruction accesses have none.
 
     A carried tensor is live from the start until its last access before it is written anew, and from its last writing to the end.
     """
-    tensors, events, defines = _accesses(timeline, stage)
+    tensors, events, defines = _accesses(timeline, stage, home)
     if not len(tensors):
         nothing = np.empty(0, np.int64)
         return LiveIntervals(nothing, nothing, nothing, np.empty(0), np.empty(0))
@@ -65,17 +64,17 @@ def live_intervals(timeline: Timeline, stage: int) -> LiveIntervals:
     )
 
 
-def live_curve(timeline: Timeline, stage: int) -> tuple[Float64s, Int64s]:
-    """Times, ascending, and the live bytes of a stage from each of them on."""
-    intervals = live_intervals(timeline, stage)
+def live_curve(timeline: Timeline, stage: int, home: Home = Home.DDR) -> tuple[Float64s, Int64s]:
+    """Times, ascending, and the live bytes of a stage in a memory from each of them on."""
+    intervals = live_intervals(timeline, stage, home)
     sizes = np.array([aligned(tensor.type.nbytes) for tensor in timeline.program.stages[stage].tensors], np.int64)
     taken = sizes[intervals.tensors]
     return _curve(np.concatenate([intervals.starts, intervals.ends]), np.concatenate([taken, -taken]))
 
 
-def _accesses(timeline: Timeline, stage: int) -> tuple[Int64s, Int64s, Int64s]:
+def _accesses(timeline: Timeline, stage: int, home: Home) -> tuple[Int64s, Int64s, Int64s]:
     """Tensor, event and whether it defines the tensor; tensor by tensor, in an order that keeps the program's waits."""
-    order = _operands_in_order(timeline, timeline.program.stages[stage], stage)
+    order = _operands_in_order(timeline, stage, home)
     ops, tensors, defines = np.array(order, np.int64).reshape(-1, 3).T
     events = (np.arange(timeline.steps)[:, None] * timeline.ops + ops).ravel()
     tensors, defines = np.tile(tensors, timeline.steps), np.tile(defines, timeline.steps)
@@ -83,13 +82,14 @@ def _accesses(timeline: Timeline, stage: int) -> tuple[Int64s, Int64s, Int64s]:
     return tensors[by_tensor], events[by_tensor], defines[by_tensor].astype(bool)
 
 
-def _operands_in_order(timeline: Timeline, held: ProgramStage, stage: int) -> list[tuple[int, int, bool]]:
+def _operands_in_order(timeline: Timeline, stage: int, home: Home) -> list[tuple[int, int, bool]]:
+    held = timeline.program.stages[stage]
     firsts = {engine: timeline.ops_of(stage, engine)[0] for engine in ENGINES}
     return [
         (firsts[engine] + position, operand.tensor, operand.access in _DEFINING)
         for engine, position in held.execution_order()
         for operand in held.streams[engine][position].operands
-        if held.tensors[operand.tensor].home is Home.DDR
+        if held.tensors[operand.tensor].home is home
     ]
 
 

@@ -21,7 +21,7 @@ from ratrain.ratrain_ir.frontend.plan_text import parse_plan, plan_to_toml, plan
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain.ratrain_ir.ops import ENGINES
 from ratrain.ratrain_ir.testing.strategies import plans
-from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, aligned
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, STORES, Home, aligned
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.report import tables
 from ratrain.ratrainc.report.columns import StepView
@@ -31,32 +31,50 @@ from ratrain.targets.program.rtx import write_program
 from ratrain.targets.simulator.bubbles import Bubbles
 from ratrain.targets.simulator.flat_program import STREAMS
 from ratrain.targets.simulator.live_curve import live_curve, live_intervals
-from tests.end_to_end.tiny_runs import make_program
+from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program
+from tests.mutation.subjects import WITH_STORES
 from tests.ratrainc.report_page import Page
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
     from ratrain.targets.simulator.timeline import Timeline
 
+ELSEWHERE = "state and activations elsewhere"
 CASES = {
     "plain": {},
     "one stage": {"pp": 1},
     "three stages, sharded": {"pp": 3, "zero": 2, "reduce": "each-micro-batch", "micro_batches": 5},
+    ELSEWHERE: {},
 }
 
 
+def elsewhere() -> Program:
+    """What is kept for the backward waits in a host's memory, masters and moments stay in a file."""
+    passes = "place-1f1b,offload-state{home=file},recompute{policy=none store=host},allocate-ddr"
+    module = api.compile(MODEL, make_plan(), passes=passes, machine=WITH_STORES)
+    return api.emit(module, machine=WITH_STORES)
+
+
 def report_of(program, folder: Path) -> tuple[Timeline, str]:
-    figures, timeline = api.simulate_with_timeline(program)
+    machine = WITH_STORES if program.stores else load_machine(None)
+    figures, timeline = api.simulate_with_timeline(program, machine=machine)
     path = folder / "report.html"
-    count = write_report(timeline, figures, load_machine(None), str(path))
+    count = write_report(timeline, figures, machine, str(path))
     assert count == path.stat().st_size
     return timeline, path.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, tmp_path_factory) -> tuple[Timeline, Page, str]:
-    timeline, text = report_of(make_program(**CASES[request.param]), tmp_path_factory.mktemp("report"))
+    program = elsewhere() if request.param == ELSEWHERE else make_program(**CASES[request.param])
+    timeline, text = report_of(program, tmp_path_factory.mktemp("report"))
     return timeline, Page(text), text
+
+
+def homes_of(timeline: Timeline) -> list[tuple[int, Home]]:
+    """Each stage with each memory that it has tensors in."""
+    stages = enumerate(timeline.program.stages)
+    return [(index, home) for index, stage in stages for home in Home if home is Home.DDR or stage.bytes_in(home)]
 
 
 def views(timeline: Timeline) -> list[StepView]:
@@ -122,7 +140,6 @@ def test_idle_time_and_critical_path_are_those_of_the_bubbles(case, name: str) -
 
 def test_tensors_are_those_of_the_program(case) -> None:
     timeline, page, _ = case
-    assert page.facts["capacity"] == timeline.program.capacity_bytes
     for index, stage in enumerate(timeline.program.stages):
         held, types = page.columns(f"tensors-{index}"), page.lines(f"types-{index}")
         assert page.lines(f"names-{index}") == [tensor.name for tensor in stage.tensors]
@@ -132,7 +149,13 @@ def test_tensors_are_those_of_the_program(case) -> None:
             assert page.facts["kinds"][held["kind"][number]] == tensor.kind.value
             assert held["carried"][number] == tensor.carried
             assert types[held["type"][number]] == str(tensor.type)
-        assert page.facts["stages"][index]["arena"] == stage.arena_bytes
+        ddr, *others = page.facts["stages"][index]["memories"]
+        assert ddr == {"name": "ddr", "arena": stage.arena_bytes, "capacity": timeline.program.capacity_bytes}
+        assert {each["name"]: (each["arena"], each["capacity"]) for each in others} == {
+            home.value: (stage.bytes_in(home), timeline.program.info.capacity_of(home))
+            for home in STORES
+            if stage.bytes_in(home)
+        }
 
 
 @pytest.mark.parametrize("name", ["steady", "cold"])
@@ -140,13 +163,13 @@ def test_live_intervals_add_up_to_the_live_curve(case, name: str) -> None:
     timeline, page, _ = case
     start, end = (page.facts["views"][name][key] for key in ("start", "end"))
     events = page.columns(f"events-{name}")
-    for index in range(len(timeline.program.stages)):
-        found, tensors = page.columns(f"intervals-{name}-{index}"), page.columns(f"tensors-{index}")
+    for index, home in homes_of(timeline):
+        found, tensors = page.columns(f"intervals-{name}-{index}-{home.value}"), page.columns(f"tensors-{index}")
         since = np.where(found["first"] < 0, -np.inf, events["start"][found["first"]])
         until = np.where(found["last"] < 0, np.inf, events["end"][found["last"]])
         assert (since <= until).all()
         sizes = tensors["size"][found["tensor"]].astype(np.int64) * ALIGNMENT_BYTES
-        times, live = live_curve(timeline, index)
+        times, live = live_curve(timeline, index, home)
         for time, expected in zip(times, live, strict=True):
             if start <= time < end:
                 assert sizes[(since <= time) & (time < until)].sum() == expected
@@ -154,8 +177,9 @@ def test_live_intervals_add_up_to_the_live_curve(case, name: str) -> None:
 
 def test_intervals_of_a_tensor_do_not_meet_those_that_share_its_bytes(case) -> None:
     timeline, _, _ = case
-    for index, stage in enumerate(timeline.program.stages):
-        found = live_intervals(timeline, index)
+    for index, home in homes_of(timeline):
+        stage = timeline.program.stages[index]
+        found = live_intervals(timeline, index, home)
         offsets = np.array([tensor.offset for tensor in stage.tensors])[found.tensors]
         ends = np.array([tensor.end for tensor in stage.tensors])[found.tensors]
         together = (found.starts[:, None] < found.ends) & (found.starts < found.ends[:, None])
@@ -243,14 +267,7 @@ def test_the_plan_is_shown_in_the_words_of_a_plan_file(data: st.DataObject) -> N
     rows = dict(re.findall(r'<th scope="row">(\w+)</th><td>(.*?)</td>', shown))
     absent = re.findall(r"\w+", (re.search(r"Left out, as in a plan file: (.*?)\.</p>", shown) or [""] * 2)[1])
     keys = {attribute.name for attribute in (*fields(Plan), *fields(Optimizer))} - {"optimizer"}
-    unsaid = {
-        "mapping",
-        "chunks",
-        "layout",
-        "slices",
-        "tp",
-        "sequence_sharding",
-    }  # a header has them only where they are not as usual
+    unsaid = keys - {*program.plan.to_fields()}  # a header has some only where they are not as usual
     assert {*rows, *absent} | unsaid == keys
     section_of: dict[str, str] = {}
     for block in plan_to_toml(program.plan).split("\n\n"):
