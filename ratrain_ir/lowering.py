@@ -400,11 +400,7 @@ class _StageLowering:
         view = self.view(block, piece, Phase.FORWARD)
         fields = piece_fields(piece)
         if projected := self.projected(block, piece):
-            made = (*projected, *self.row_sums(block, piece, SQUARES))
-            reads = (view, *self.documents(block, piece), *made, *self.seen_keys(block, piece))
-            own = tuple(tensor for tensor in self.saved(block, piece) if tensor not in made)
-            output = self.written_activation(next_block(self.model, block), piece)
-            return Forward(block=block, **fields, reads=reads, writes=(output, *own))
+            return self.forward_of_heads(block, piece, projected)
         if block.kind == "embed":
             source = self.input(Part.TOKENS, piece)
         else:
@@ -422,6 +418,15 @@ class _StageLowering:
         beside = self.beside(block, piece)
         reads = (source, view, *self.documents(block, piece), *self.seen_keys(block, piece), *beside)
         return Forward(block=block, **fields, reads=reads, writes=(output, *self.saved(block, piece)))
+
+    def forward_of_heads(self, block: Block, piece: Piece, projected: tuple[Tensor, ...]) -> Forward:
+        """The forward of an attention from what is projected and summed over tensor peers on."""
+        made = (*projected, *self.row_sums(block, piece, SQUARES))
+        view = self.view(block, piece, Phase.FORWARD)
+        reads = (view, *self.documents(block, piece), *made, *self.seen_keys(block, piece))
+        kept = tuple(tensor for tensor in self.saved(block, piece) if tensor not in made)
+        output = self.written_activation(next_block(self.model, block), piece)
+        return Forward(block=block, **piece_fields(piece), reads=reads, writes=(output, *kept))
 
     def with_loss(
         self, saved: tuple[Tensor, ...], loss: Tensor, piece: Piece
@@ -505,9 +510,10 @@ class _StageLowering:
                 source_of = source_block(self.model, self.plan, block)
                 source = self.read_activation(source_of, piece, phase=Phase.BACKWARD)
                 inputs = (dy, source, *saved, view, *others)
-        begun, added = (self.seen_sums(block, piece, first=first) for first in (True, False))
-        if self.normed_gradients(block, piece):  # the op before the norms has added to them
-            begun, added = (), ()
+        begun: tuple[Tensor, ...] = ()
+        added: tuple[Tensor, ...] = ()
+        if not self.normed_gradients(block, piece):  # else the op before the norms has added to them
+            begun, added = (self.seen_sums(block, piece, first=first) for first in (True, False))
         fields = piece_fields(piece)
         if self.is_first_share(block, piece):
             return Backward(block=block, **fields, reads=inputs, writes=(*outputs, *begun, gradient), updates=added)

@@ -367,13 +367,8 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     source, view = _before("x", model, plan, block), _view(model, plan, block)
     outputs: Roles = (_input_gradient(model, plan, block),)
     saved, documents = _saved(model, plan, block, optional=False), _documents(model, plan, block)
-    if gradients := _gradients_before_norms(model, plan, block):
-        names = [n for h in (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS) for n in half_slots(model, plan, block, h)]
-        saved = tuple(role for role in saved if role.name in names)
-        reads = (_after("dy", model, plan, block), source, *saved, view, *gradients)
-        reads += _branch_sums(model, plan, block)
-        gradient = _gradient(model, plan, block)
-        return [(False, Signature(reads, (*outputs, gradient))), (True, Signature(reads, outputs, (gradient,)))]
+    if projected_slots(model, plan, block):
+        return _backward_of_norms(model, plan, block)
     if block.kind == "embed":
         reads: Roles = (_after("dy", model, plan, block), _input("tokens", plan), *documents)
         outputs = ()
@@ -390,6 +385,17 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         (False, Signature(reads, (*outputs, *begun, gradient), added)),
         (True, Signature(reads, (*outputs, *begun), (gradient, *added))),
     ]
+
+
+def _backward_of_norms(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    """The backward of an attention from the gradients of normed queries and keys on, whose norms take sums over tensor peers."""
+    names = [n for h in (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS) for n in half_slots(model, plan, block, h)]
+    saved = tuple(role for role in _saved(model, plan, block, optional=False) if role.name in names)
+    ends = (_after("dy", model, plan, block), _before("x", model, plan, block))
+    reads = (*ends, *saved, _view(model, plan, block), *_gradients_before_norms(model, plan, block))
+    reads += _branch_sums(model, plan, block)
+    dx, gradient = (_input_gradient(model, plan, block),), (_gradient(model, plan, block),)
+    return [(False, Signature(reads, dx + gradient)), (True, Signature(reads, dx, gradient))]
 
 
 def _made_before_forward(model: ModelConfig, plan: Plan, block: Block) -> Roles:

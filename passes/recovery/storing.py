@@ -97,11 +97,11 @@ def _kept(stage: Stage) -> list[_Kept]:
     forwards = {position: op for position, op in enumerate(stage.ops) if type(op) is Forward}
     projects = {(op.block, piece_of(op)): op for op in stage.ops if type(op) is Project}
     mine: dict[Tensor, int] = {}
-    for position, op in forwards.items():
-        project = projects.get((op.block, piece_of(op)))
-        source = op.reads[0] if project is None else project.reads[0]
-        made = (*made_before(op, project), *(tensor for tensor in op.writes if tensor.kind is StateKind.SAVED))
-        mine |= dict.fromkeys(made if op.block.kind == "embed" else (*made, source), position)
+    for position, forward in forwards.items():
+        project = projects.get((forward.block, piece_of(forward)))
+        source = (project or forward).reads[0]
+        made = (*made_before(forward, project), *(each for each in forward.writes if each.kind is StateKind.SAVED))
+        mine |= dict.fromkeys(made if forward.block.kind == "embed" else (*made, source), position)
     later: set[Tensor] = set()
     free = {position: position for position in forwards}
     for position, op in enumerate(stage.ops):

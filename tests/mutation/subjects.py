@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MODEL = evolve(UNEVEN, hidden_size=32, layers=2, head_dim=8, ffn_size=48)
 NEOX = in_family(MODEL, "gpt_neox", kv_heads=4)
+OLMO2 = in_family(MODEL, "olmo2")
 GEMMA2 = in_family(MODEL, "gemma2", attention_scale=0.5, embedding_scale=MODEL.hidden_size**0.5)
 TIED = evolve(MODEL, tied_embeddings=True)
 DEEP = evolve(MODEL, layers=3)
@@ -189,6 +190,12 @@ SUBJECTS: dict[str, Subject] = {
                 "optimizer": CLIPPED,
             },
             f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=attention}},allocate-ddr",
+        ),
+        Subject(
+            "p2-t2-norms-over-heads-full",
+            {"dp": 1, "micro_batches": 2, "zero": 0, "tp": 2},
+            "place-1f1b,recompute{policy=full},allocate-ddr",
+            OLMO2,
         ),
         Subject("p2-d2-t2-slices-placed", {"micro_batches": 2, "tp": 2, "slices": (8, 8)}, "place-schedule", GEMMA2),
         Subject(
