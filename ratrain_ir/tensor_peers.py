@@ -74,7 +74,10 @@ def copies_of_keys(model: ModelConfig, peers: int) -> int:
 
 
 def norms_over_peers(model: ModelConfig, plan: Plan) -> bool:
-    """Whether queries and keys are normed over all heads of a token, of which each tensor peer has some: what is summed over a row is exchanged."""
+    """Whether queries and keys are normed over all heads of a token, of which each tensor peer has some: what is summed over a row is exchanged.
+
+    Families with such norms have no norms of a block's input, and none that scale by 1 + weight (`frontend/families.py`).
+    """
     return plan.tp > 1 and model.qk_norm == "whole"
 
 
@@ -128,15 +131,9 @@ def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
                 f"{peers} tensor peers do not share out the {rows} rows of an activation evenly",
                 "use another micro_batch_size, seq_len or slices, or sequence_sharding = false",
             )
-    for unbuilt, what in (
-        (model.has_post_norm and model.parallel_residual, "norms of what attention and MLP side by side add"),
-        (
-            model.qk_norm == "whole" and (model.norm_placement != "post" or model.norm_unit_offset),
-            "norms over all queries of a token with norms of inputs, or that scale by 1 + weight",
-        ),
-    ):
-        if unbuilt:
-            yield f"{model.name} has {what}, which tensor peers do not share out in this version", "use tp = 1"
+    if model.has_post_norm and model.parallel_residual:
+        what = "norms of what attention and MLP side by side add"
+        yield f"{model.name} has {what}, which tensor peers do not share out in this version", "use tp = 1"
 
 
 def _either(numbers: list[int]) -> str:

@@ -28,6 +28,8 @@ NORMED = in_family(MODEL, "gemma2", attention_scale=0.5, embedding_scale=8**0.5)
 """Norms of what blocks add."""
 BESIDE = in_family(MODEL, "gpt_neox", kv_heads=2)
 """Attention and MLP side by side."""
+OVER_HEADS = attrs.evolve(MODEL, family="olmo2", norm_placement="post", qk_norm="whole")
+"""Queries and keys normed over all heads of a token."""
 DEEP = attrs.evolve(MODEL, layers=3)
 PLAN = Plan(2, 2, (1,), 1, 2, 4)
 EACH = attrs.evolve(PLAN, zero=2, reduce="each-micro-batch")
@@ -56,6 +58,7 @@ def sound(base: str) -> str:
         "peers": (MODEL, PEERS, ""),
         "normed": (NORMED, PEERS, ""),
         "beside": (BESIDE, PEERS, ""),
+        "over-heads": (OVER_HEADS, PEERS, ""),
         "clipped": (MODEL, CLIPPED, ""),
         "placed": (MODEL, PLAN, "place-1f1b"),
         "three": (DEEP, THREE, "place-1f1b"),

@@ -220,4 +220,70 @@ PEERS = [
         "%again = reduce_rows",
         "attention and mlp of a layer are side by side: mlp.0 has no input of its own",
     ),
+    Broken(
+        "RT033",
+        "squares of the queries and keys of another micro-batch, summed",
+        "over-heads",
+        (
+            change(
+                "%s.attention.0.m1.squares = reduce_sums",
+                "(%squares_part.attention.0.m1)",
+                "(%squares_part.attention.0.m0)",
+            ),
+        ),
+        "%s.attention.0.m1.squares = reduce_sums",
+        "needs one peer's squares of the queries and keys of attention.0 m1 in %squares_part.attention.0.m0",
+        underlined="%squares_part.attention.0.m0",
+    ),
+    Broken(
+        "RT025",
+        "a norm that takes one peer's squares for those of all",
+        "over-heads",
+        (
+            change(
+                "%branch_part.attention.0.m0, %s.attention.0.m0.q,",
+                "%s.attention.0.m0.squares",
+                "%squares_part.attention.0.m0",
+            ),
+        ),
+        "%branch_part.attention.0.m0, %s.attention.0.m0.q,",
+        "reads squares (saved, f32[8]) here, but got partial %squares_part.attention.0.m0",
+        underlined="%squares_part.attention.0.m0",
+    ),
+    Broken(
+        "RT032",
+        "a norm that takes the squares of another micro-batch",
+        "over-heads",
+        (change("%branch_part.attention.0.m1, %s.attention.0.m1.q,", "m1.squares", "m0.squares"),),
+        "%branch_part.attention.0.m1, %s.attention.0.m1.q,",
+        "needs saved attention.0 m1 squares in %s.attention.0.m0.squares",
+        underlined="%s.attention.0.m0.squares",
+    ),
+    Broken(
+        "RT030",
+        "a backward that takes the products of another micro-batch",
+        "over-heads",
+        (
+            change(
+                "%dx_part.attention.0.m1 = %g.attention.0 += backward",
+                "%d.attention.0.m1.*",
+                "%d.attention.0.m1.dq, %d.attention.0.m1.dk, %d.attention.0.m1.dv, %d.attention.0.m0.products",
+            ),
+        ),
+        "%dx_part.attention.0.m1 = %g.attention.0 += backward",
+        "needs pending attention.0 m1 products in %d.attention.0.m0.products",
+        underlined="%d.attention.0.m0.products",
+    ),
+    Broken(
+        "RT026",
+        "sums over rows for a model that norms each head apart, or none",
+        "peers",
+        (
+            insert("saved %again.squares : f32[8]", after="activation %x.mlp.0.m0"),
+            insert("partial %part : f32[8]", after="activation %x.mlp.0.m0"),
+            insert("%again.squares = reduce_sums activation attention.0 m0 (%part)", after="%x.mlp.0.m0 = reduce_rows"),
+        ),
+        "%again.squares = reduce_sums",
+        "norms no queries and keys over all heads of a token",
+    ),
 ]

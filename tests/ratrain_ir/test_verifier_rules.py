@@ -66,6 +66,7 @@ BASES = (
     "peers",
     "normed",
     "beside",
+    "over-heads",
     "placed",
     "three",
     "released",
