@@ -1,0 +1,481 @@
+"""Exact search by valleys: what is the next buffer up from a section's floor? For problems that are full to the last byte.
+
+In every placement where each buffer rests on the ground or on another, a section has a lowest buffer that is still to come. Where all
+sections of those that could be it are equally high (a *valley*; the lowest sections always are one) it starts exactly there, and nothing can
+come below it; or it starts higher, and the section wastes bytes. So any valley may be decided next, in any order. That is what this search
+lives on, where the canonical search has one order only:
+
+- It decides the section with the fewest ways, and prefers sections where it failed before, and low ones.
+- A failure is explained by sections. Decisions that touch none of them are not tried again, they are skipped: the search jumps back.
+- A section without a byte to waste lets buffers start at sums of sizes only: while few are left, these raise what rests on others.
+- It starts anew after few nodes (Luby's sequence), with other ways first: what remains unlucky for long is rare that way.
+
+The stack is explicit, and holds the whole state of each depth. A section's row of `line` holds its floor, the bytes still to come,
+the lowest start of those, and how many of them start there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ratrain.passes.memory.allocation.compiled import kernel
+from ratrain.passes.memory.allocation.search import EXHAUSTED, FOUND, STOPPED
+
+if TYPE_CHECKING:
+    from ratrain.passes.memory.allocation.problem import Instance, Int64s
+
+_FLOOR, _AHEAD, _REST, _WAYS = range(4)
+_NEVER = 1 << 60
+"""Higher than any start."""
+_FEW = 8
+"""Sums of sizes are reckoned where no more buffers are left."""
+_RUN = 1000
+"""Nodes of the shortest run."""
+_NOISE = 0.1
+"""How far chance moves a buffer among the ways, as a share of all buffers."""
+
+
+def search_valleys(instance: Instance, capacity: int, limit: int, seed: int, offsets: Int64s) -> tuple[int, int]:
+    """Look for a placement under `capacity`, trying at most `limit` nodes; what came of it, and the nodes tried.
+
+    Fills `offsets` where a placement is found. `seed` orders what is otherwise equal: the same seed, the same search.
+    """
+    counts = instance.stops - instance.starts
+    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    where = np.repeat(instance.starts, counts) + within
+    at = np.concatenate((np.zeros(1, np.int64), np.cumsum(instance.widths())))
+    owners = np.repeat(np.arange(instance.count), np.diff(at))
+    cover = owners[np.argsort(where, kind="stable")]
+    above = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.bincount(where, minlength=instance.sections))))
+    filled = np.zeros((instance.count, instance.sections), np.bool_)
+    filled[owners, where] = True
+    return valley_search(
+        instance.sizes, at, where, above, cover, _steps(instance.sizes, filled), capacity,
+        _standing(instance, filled), _NOISE, limit, _RUN, seed, _FEW, offsets,
+    )  # fmt: skip
+
+
+def _steps(sizes: Int64s, filled: np.ndarray) -> Int64s:
+    """By how much the lowest buffer of a section starts higher, if it rests on one that is not there: the smallest such buffer."""
+    meets = filled.astype(np.float32) @ filled.astype(np.float32).T > 0
+    steps = np.full(filled.shape[1], _NEVER, np.int64)
+    for section, there in enumerate(filled.T):
+        beside = meets[there].any(axis=0) & ~there
+        steps[section] = sizes[beside].min(initial=_NEVER)
+    return steps
+
+
+def _standing(instance: Instance, filled: np.ndarray) -> np.ndarray:
+    """Each buffer's place among the ways, from 0 to 1: the widest come first, then the largest area, then the fullest sections."""
+    load, widths = instance.load(), instance.widths()
+    totals = np.where(filled, load, 0).max(axis=1)
+    standing = np.empty(instance.count)
+    standing[np.lexsort((totals, widths * instance.sizes, widths))] = np.arange(instance.count) / instance.count
+    return standing
+
+
+@kernel
+def valley_search(
+    sizes: Int64s, at: Int64s, where: Int64s, above: Int64s, cover: Int64s, steps: Int64s, capacity: int,
+    standing: np.ndarray, noise: float, limit: int, shortest: int, seed: int, few: int, offsets: Int64s,
+) -> tuple[int, int]:  # fmt: skip
+    """Runs of one search, each as long as Luby's sequence says: 1, 1, 2, 1, 1, 2, 4, 1, ... times the shortest.
+
+    Buffer i fills the sections where[at[i] : at[i + 1]]; section s has the buffers cover[above[s] : above[s + 1]].
+    """
+    count, sections = len(sizes), len(steps)
+    depths = 3 * count + sections + 8
+    line = np.zeros((depths, 4, sections), np.int64)
+    lowest = np.zeros((depths, count), np.int64)
+    ways = np.zeros((depths, count + 1), np.int64)
+    frames = np.zeros((depths, 3), np.int64)
+    blamed = np.zeros((depths, sections), np.bool_)
+    placed = np.zeros(count, np.bool_)
+    failures = np.ones(sections)
+    chance = np.full(1, seed * 2654435761 + 88172645463325252, np.uint64)
+    likely = np.zeros(count + 1)
+    nodes = 0
+    u, v = 1, 1  # Knuth's way to Luby's sequence
+    while nodes < limit:
+        for i in range(count):
+            likely[i] = standing[i] + noise * drawn(chance)
+        most = min(shortest * v, limit - nodes)
+        ended, tried = run(
+            sizes, at, where, above, cover, steps, capacity, likely, most, few, line, lowest, ways, frames, blamed,
+            placed, failures, offsets,
+        )  # fmt: skip
+        nodes += max(tried, 1)
+        if ended != STOPPED:
+            return ended, nodes
+        if u & -u == v:
+            u, v = u + 1, 1
+        else:
+            v *= 2
+    return STOPPED, nodes
+
+
+@kernel
+def drawn(chance: np.ndarray) -> float:
+    """A number from 0 to 1 (Marsaglia's xorshift)."""
+    x = chance[0]
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    chance[0] = x
+    return (x >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+@kernel
+def run(
+    sizes: Int64s, at: Int64s, where: Int64s, above: Int64s, cover: Int64s, steps: Int64s, capacity: int,
+    likely: np.ndarray, limit: int, few: int, line: Int64s, lowest: Int64s, ways: Int64s, frames: Int64s,
+    blamed: np.ndarray, placed: np.ndarray, failures: np.ndarray, offsets: Int64s,
+) -> tuple[int, int]:  # fmt: skip
+    """One run from the start. A frame is a section, the number of its ways, and how many of them were tried."""
+    count, sections = len(sizes), len(steps)
+    left = np.full(1, count, np.int64)
+    sums = np.zeros(1 << few, np.int64)
+    short = np.zeros(few, np.int64)
+    blame = np.zeros(sections, np.bool_)
+    placed[:] = False
+    line[0] = 0
+    lowest[0] = 0
+    for s in range(sections):
+        for k in range(above[s], above[s + 1]):
+            line[0, _AHEAD, s] += sizes[cover[k]]
+        if line[0, _AHEAD, s] > capacity:
+            return EXHAUSTED, 0
+        rest(s, line[0], lowest[0], above, cover, placed)
+    depth, nodes = 0, 0
+    decide = True
+    while True:
+        if decide:
+            if left[0] == 0:
+                return FOUND, nodes
+            frame = frames[depth]
+            frame[0] = easiest(line[depth], lowest[depth], at, where, above, cover, placed, failures, capacity)
+            frame[1] = list_ways(
+                frame[0], line[depth], lowest[depth], sizes, at, where, above, cover, steps, placed, likely,
+                ways[depth], blamed[depth], capacity,
+            )  # fmt: skip
+            frame[2] = 0
+        frame = frames[depth]
+        if frame[1] == frame[2]:
+            depth = jump_back(depth, frames, ways, at, where, blamed, placed, left)
+            if depth < 0:
+                return EXHAUSTED, nodes
+            decide = False
+            continue
+        if nodes >= limit or depth + 1 >= len(frames):
+            return STOPPED, nodes
+        nodes += 1
+        buffer = ways[depth, frame[2]]
+        frame[2] += 1
+        line[depth + 1] = line[depth]
+        lowest[depth + 1] = lowest[depth]
+        if buffer >= 0:
+            offsets[buffer] = line[depth, _REST, frame[0]]
+            placed[buffer] = True
+            left[0] -= 1
+        decide = follow(
+            buffer, frame[0], line[depth + 1], lowest[depth + 1], sizes, at, where, above, cover, steps, placed,
+            failures, blame, capacity, few, sums, short,
+        )  # fmt: skip
+        if decide:
+            depth += 1
+        else:
+            if buffer >= 0:
+                placed[buffer] = False
+                left[0] += 1
+            blamed[depth] |= blame
+
+
+@kernel
+def rest(s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, placed: np.ndarray) -> None:
+    """The lowest start of what is still to come in a section, and how many start there."""
+    best, ways = _NEVER, 0
+    for k in range(above[s], above[s + 1]):
+        i = cover[k]
+        if not placed[i]:
+            if low[i] < best:
+                best, ways = low[i], 1
+            elif low[i] == best:
+                ways += 1
+    now[_REST, s], now[_WAYS, s] = best, ways
+
+
+@kernel
+def easiest(
+    now: Int64s, low: Int64s, at: Int64s, where: Int64s, above: Int64s, cover: Int64s, placed: np.ndarray,
+    failures: np.ndarray, capacity: int,
+) -> int:  # fmt: skip
+    """The section of a valley to decide next: few ways, many failures, and low."""
+    best, least = -1, np.inf
+    for s in range(len(failures)):
+        ways, start = now[_WAYS, s], now[_REST, s]
+        if ways == 0:
+            continue
+        if start + 1 + now[_AHEAD, s] <= capacity:
+            ways += 1  # to waste bytes
+        worth = ways / failures[s] * (1.0 + start / capacity)
+        if worth < least and in_valley(s, now, low, at, where, above, cover, placed):
+            best, least = s, worth
+    return best
+
+
+@kernel
+def in_valley(
+    s: int, now: Int64s, low: Int64s, at: Int64s, where: Int64s, above: Int64s, cover: Int64s, placed: np.ndarray
+) -> bool:
+    """Whether nothing can come below what starts lowest in a section, in any other section."""
+    start = now[_REST, s]
+    for k in range(above[s], above[s + 1]):
+        i = cover[k]
+        if not placed[i] and low[i] == start:
+            for j in range(at[i], at[i + 1]):
+                if now[_REST, where[j]] != start:
+                    return False
+    return True
+
+
+@kernel
+def list_ways(
+    s: int, now: Int64s, low: Int64s, sizes: Int64s, at: Int64s, where: Int64s, above: Int64s, cover: Int64s,
+    steps: Int64s, placed: np.ndarray, likely: np.ndarray, ways: Int64s, blame: np.ndarray, capacity: int,
+) -> int:  # fmt: skip
+    """The buffers that may start next in a section, likeliest first, and -1 for none of them; how many. Blames what leaves no other."""
+    start, found = now[_REST, s], 0
+    higher = wasted(s, now, low, above, cover, steps, placed)
+    blame[:] = False
+    blame[s] = True
+    for k in range(above[s], above[s + 1]):
+        i = cover[k]
+        if placed[i]:
+            continue
+        if low[i] > start:
+            explain(i, higher, s, now, at, where, blame, capacity)
+            continue
+        explain(i, start, s, now, at, where, blame, capacity)
+        for j in range(at[i], at[i + 1]):
+            t = where[j]
+            if now[_FLOOR, t] < start:  # nothing fits under the buffer there
+                blame[t] = True
+                for other in cover[above[t] : above[t + 1]]:
+                    if not placed[other]:
+                        explain(other, start, t, now, at, where, blame, capacity)
+        hole = found
+        while hole > 0 and likely[ways[hole - 1]] < likely[i]:
+            hole -= 1
+        if not listed_alike(i, ways, found, sizes, at, where):
+            for j in range(found, hole, -1):
+                ways[j] = ways[j - 1]
+            ways[hole] = i
+            found += 1
+    if higher + now[_AHEAD, s] <= capacity:
+        ways[found] = -1
+        found += 1
+    return found
+
+
+@kernel
+def wasted(
+    s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, steps: Int64s, placed: np.ndarray
+) -> int:
+    """How high a section is at least, if nothing starts at its rest."""
+    start = now[_REST, s]
+    higher = start + steps[s]
+    for k in range(above[s], above[s + 1]):
+        i = cover[k]
+        if not placed[i] and low[i] > start:
+            higher = min(higher, low[i])
+    return higher
+
+
+@kernel
+def listed_alike(buffer: int, ways: Int64s, found: int, sizes: Int64s, at: Int64s, where: Int64s) -> bool:
+    """Whether one of the ways has the same size and sections: then this one would come to the same."""
+    for k in range(found):
+        i = ways[k]
+        if sizes[i] == sizes[buffer] and at[i + 1] - at[i] == at[buffer + 1] - at[buffer]:
+            alike = True
+            for j in range(at[i + 1] - at[i]):
+                if where[at[i] + j] != where[at[buffer] + j]:
+                    alike = False
+                    break
+            if alike:
+                return True
+    return False
+
+
+@kernel
+def explain(
+    buffer: int, start: int, prefer: int, now: Int64s, at: Int64s, where: Int64s, blame: np.ndarray, capacity: int
+) -> None:
+    """Blame sections that let a buffer start no lower: one with such a floor, the nearest to `prefer`; else all that may have raised it."""
+    if now[_FLOOR, prefer] >= start:
+        blame[prefer] = True
+        return
+    best, highest = -1, where[at[buffer]]
+    for k in range(at[buffer], at[buffer + 1]):
+        t = where[k]
+        if now[_FLOOR, t] >= start:
+            if blame[t]:
+                return
+            if best < 0 or abs(t - prefer) < abs(best - prefer):
+                best = t
+        if now[_FLOOR, t] > now[_FLOOR, highest]:
+            highest = t
+    if best >= 0:
+        blame[best] = True
+        return
+    blame[highest] = True
+    for k in range(at[buffer], at[buffer + 1]):
+        t = where[k]
+        if now[_FLOOR, t] + now[_AHEAD, t] == capacity:
+            blame[t] = True
+
+
+@kernel
+def follow(
+    buffer: int, s: int, now: Int64s, low: Int64s, sizes: Int64s, at: Int64s, where: Int64s, above: Int64s,
+    cover: Int64s, steps: Int64s, placed: np.ndarray, failures: np.ndarray, blame: np.ndarray, capacity: int, few: int,
+    sums: Int64s, short: Int64s,
+) -> bool:  # fmt: skip
+    """Draw what follows from a way; whether all that is left may still fit. Where it may not, blames the sections that say so."""
+    if buffer < 0:
+        end = wasted(s, now, low, above, cover, steps, placed)
+        now[_FLOOR, s] = end
+        left, right = s, s + 1
+        if not lift(s, end, now, low, sizes, at, where, above, cover, placed, blame, capacity):
+            failures[s] += 1
+            return False
+    else:
+        end = now[_REST, s] + sizes[buffer]
+        for k in range(at[buffer], at[buffer + 1]):
+            now[_FLOOR, where[k]] = end
+            now[_AHEAD, where[k]] -= sizes[buffer]
+        for k in range(at[buffer], at[buffer + 1]):
+            if not lift(where[k], end, now, low, sizes, at, where, above, cover, placed, blame, capacity):
+                failures[where[k]] += 1
+                return False
+        left, right = where[at[buffer]], where[at[buffer + 1] - 1] + 1
+    # What meets a lifted buffer lies within the hull of those that cover what was filled.
+    for t in range(left, right):
+        for k in range(above[t], above[t + 1]):
+            i = cover[k]
+            if not placed[i]:
+                left, right = min(left, where[at[i]]), max(right, where[at[i + 1] - 1] + 1)
+    while left < right:
+        for t in range(left, right):
+            rest(t, now, low, above, cover, placed)
+            if now[_WAYS, t] > 0 and now[_REST, t] + now[_AHEAD, t] > capacity:
+                failures[t] += 1
+                blame[:] = False
+                blame[t] = True
+                for k in range(above[t], above[t + 1]):
+                    if not placed[cover[k]]:
+                        explain(cover[k], capacity - now[_AHEAD, t] + 1, t, now, at, where, blame, capacity)
+                return False
+        begin, end = left, right
+        left, right = len(failures), 0
+        for t in range(begin, end):
+            if now[_WAYS, t] == 0 or now[_FLOOR, t] + now[_AHEAD, t] < capacity:
+                continue
+            raised = full(t, now, low, sizes, above, cover, placed, few, sums, short)
+            for k in range(raised):
+                i = short[k]
+                left, right = min(left, where[at[i]]), max(right, where[at[i + 1] - 1] + 1)
+                if low[i] + sizes[i] > capacity:
+                    failures[t] += 1
+                    blame[:] = False
+                    blame[t] = True
+                    explain(i, _NEVER, t, now, at, where, blame, capacity)
+                    return False
+    return True
+
+
+@kernel
+def lift(
+    s: int, end: int, now: Int64s, low: Int64s, sizes: Int64s, at: Int64s, where: Int64s, above: Int64s,
+    cover: Int64s, placed: np.ndarray, blame: np.ndarray, capacity: int,
+) -> bool:  # fmt: skip
+    """Raise what is still to come in a section to its new floor; whether all of it still ends within the capacity."""
+    for k in range(above[s], above[s + 1]):
+        i = cover[k]
+        if not placed[i] and low[i] < end:
+            low[i] = end
+            if end + sizes[i] > capacity:
+                blame[:] = False
+                explain(i, capacity - sizes[i] + 1, s, now, at, where, blame, capacity)
+                return False
+    return True
+
+
+@kernel
+def full(
+    s: int, now: Int64s, low: Int64s, sizes: Int64s, above: Int64s, cover: Int64s, placed: np.ndarray, few: int,
+    sums: Int64s, short: Int64s,
+) -> int:  # fmt: skip
+    """In a section that has no byte to waste, raise starts to the next sum of other buffers' sizes; how many of `short` were raised."""
+    left, floor = 0, now[_FLOOR, s]
+    for k in range(above[s], above[s + 1]):
+        i = cover[k]
+        if not placed[i]:
+            if left == few:
+                return 0
+            short[left] = i
+            left += 1
+    made, raised = False, 0
+    for x in range(left):
+        i = short[x]
+        wanted = low[i] - floor
+        if wanted <= 0:
+            continue
+        if not made:
+            made = True
+            for y in range(left):
+                bit = 1 << y
+                for z in range(bit):
+                    sums[bit + z] = sums[z] + sizes[short[y]]
+        nearest = _NEVER
+        for z in range(1 << left):
+            if wanted <= sums[z] < nearest and not z & (1 << x):
+                nearest = sums[z]
+                if nearest == wanted:
+                    break
+        if nearest > wanted:
+            low[i] = min(floor + nearest, _NEVER)
+            short[raised], short[x] = i, short[raised]
+            raised += 1
+    return raised
+
+
+@kernel
+def jump_back(
+    depth: int, frames: Int64s, ways: Int64s, at: Int64s, where: Int64s, blamed: np.ndarray, placed: np.ndarray,
+    left: Int64s,
+) -> int:  # fmt: skip
+    """The depth of the last decision that touches a section blamed for what failed at `depth`, taken back with all after it; or -1.
+
+    What was blamed for the failure is blamed there too.
+    """
+    blame = blamed[depth]
+    while depth > 0:
+        depth -= 1
+        buffer = ways[depth, frames[depth, 2] - 1]
+        touched = False
+        if buffer < 0:
+            touched = blame[frames[depth, 0]]
+        else:
+            placed[buffer] = False
+            left[0] += 1
+            for k in range(at[buffer], at[buffer + 1]):
+                if blame[where[k]]:
+                    touched = True
+                    break
+        if touched:
+            blamed[depth] |= blame
+            return depth
+    return -1
