@@ -103,7 +103,7 @@ def test_hard_instances_fit_their_capacity(name):
     found = allocate(table.problem, capacity=capacity)
     assert_sound(table.problem, found)
     assert found.arena_bytes <= capacity
-    assert found.method == "canonical search"
+    assert found.method == "exact search"
     again = allocate(table.problem, capacity=capacity)
     assert again.offsets == found.offsets
 

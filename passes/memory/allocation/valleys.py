@@ -137,7 +137,7 @@ def run(
     count, sections = len(sizes), len(steps)
     left = np.full(1, count, np.int64)
     sums = np.zeros(1 << few, np.int64)
-    short = np.zeros(few, np.int64)
+    short, hull = np.zeros(few, np.int64), np.zeros(2, np.int64)
     blame = np.zeros(sections, np.bool_)
     placed[:] = False
     line[0] = 0
@@ -181,7 +181,7 @@ def run(
             left[0] -= 1
         decide = follow(
             buffer, frame[0], line[depth + 1], lowest[depth + 1], sizes, at, where, above, cover, steps, placed,
-            failures, blame, capacity, few, sums, short,
+            failures, blame, hull, capacity, few, sums, short,
         )  # fmt: skip
         if decide:
             depth += 1
@@ -340,15 +340,15 @@ def explain(
 @kernel
 def follow(
     buffer: int, s: int, now: Int64s, low: Int64s, sizes: Int64s, at: Int64s, where: Int64s, above: Int64s,
-    cover: Int64s, steps: Int64s, placed: np.ndarray, failures: np.ndarray, blame: np.ndarray, capacity: int, few: int,
-    sums: Int64s, short: Int64s,
+    cover: Int64s, steps: Int64s, placed: np.ndarray, failures: np.ndarray, blame: np.ndarray, hull: Int64s,
+    capacity: int, few: int, sums: Int64s, short: Int64s,
 ) -> bool:  # fmt: skip
     """Draw what follows from a way; whether all that is left may still fit. Where it may not, blames the sections that say so."""
     if buffer < 0:
         end = wasted(s, now, low, above, cover, steps, placed)
         now[_FLOOR, s] = end
-        left, right = s, s + 1
-        if not lift(s, end, now, low, sizes, at, where, above, cover, placed, blame, capacity):
+        hull[0], hull[1] = s, s + 1
+        if not lift(s, end, now, low, sizes, at, where, above, cover, placed, blame, hull, capacity):
             failures[s] += 1
             return False
     else:
@@ -356,17 +356,12 @@ def follow(
         for k in range(at[buffer], at[buffer + 1]):
             now[_FLOOR, where[k]] = end
             now[_AHEAD, where[k]] -= sizes[buffer]
+        hull[0], hull[1] = where[at[buffer]], where[at[buffer + 1] - 1] + 1
         for k in range(at[buffer], at[buffer + 1]):
-            if not lift(where[k], end, now, low, sizes, at, where, above, cover, placed, blame, capacity):
+            if not lift(where[k], end, now, low, sizes, at, where, above, cover, placed, blame, hull, capacity):
                 failures[where[k]] += 1
                 return False
-        left, right = where[at[buffer]], where[at[buffer + 1] - 1] + 1
-    # What meets a lifted buffer lies within the hull of those that cover what was filled.
-    for t in range(left, right):
-        for k in range(above[t], above[t + 1]):
-            i = cover[k]
-            if not placed[i]:
-                left, right = min(left, where[at[i]]), max(right, where[at[i + 1] - 1] + 1)
+    left, right = hull[0], hull[1]
     while left < right:
         for t in range(left, right):
             rest(t, now, low, above, cover, placed)
@@ -399,13 +394,14 @@ def follow(
 @kernel
 def lift(
     s: int, end: int, now: Int64s, low: Int64s, sizes: Int64s, at: Int64s, where: Int64s, above: Int64s,
-    cover: Int64s, placed: np.ndarray, blame: np.ndarray, capacity: int,
+    cover: Int64s, placed: np.ndarray, blame: np.ndarray, hull: Int64s, capacity: int,
 ) -> bool:  # fmt: skip
-    """Raise what is still to come in a section to its new floor; whether all of it still ends within the capacity."""
+    """Raise what is still to come in a section to its new floor, and widen the hull of what was raised; whether all ends within the capacity."""
     for k in range(above[s], above[s + 1]):
         i = cover[k]
         if not placed[i] and low[i] < end:
             low[i] = end
+            hull[0], hull[1] = min(hull[0], where[at[i]]), max(hull[1], where[at[i + 1] - 1] + 1)
             if end + sizes[i] > capacity:
                 blame[:] = False
                 explain(i, capacity - sizes[i] + 1, s, now, at, where, blame, capacity)
