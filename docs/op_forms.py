@@ -92,6 +92,7 @@ _TOGETHER = {
     frozenset({"one tensor peer"}): "",
     frozenset({"tensor peers"}): "with tensor peers",
     frozenset({"tensor peers", NORMED}): "with tensor peers",
+    frozenset({"one tensor peer", "tensor peers", NORMED}): "unless tensor peers norm queries and keys over all heads",
     frozenset({"tensor peers", NORMED, OVER_HEADS}): "with tensor peers",
     frozenset({NORMED}): f"with {NORMED}",
     frozenset({NORMED, OVER_HEADS}): f"with {NORMED}",

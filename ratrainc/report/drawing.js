@@ -6,6 +6,7 @@ const OP_COLOURS = {
   forward: "blue", backward: "teal", backward_input: "teal", backward_weight: "mint", recompute: "amber", send: "violet", recv: "lilac",
   reduce_scatter: "red", all_reduce: "red", all_gather: "rose", update: "brown",
   add_branch: "blue", add_branch_backward: "teal", gather_rows: "olive", reduce_rows: "moss", combine_loss: "moss",
+  project: "blue", backward_heads: "teal", reduce_sums: "moss",
 };
 const KIND_COLOURS = {
   master: "slate", moment: "steel", view: "blue", grad: "red", grad_shard: "rose", boundary: "violet", activation: "lilac",

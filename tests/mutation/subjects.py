@@ -193,7 +193,7 @@ SUBJECTS: dict[str, Subject] = {
         ),
         Subject(
             "p2-t2-norms-over-heads-full",
-            {"dp": 1, "micro_batches": 2, "zero": 0, "tp": 2},
+            {"dp": 1, "micro_batches": 2, "zero": 0, "tp": 2, "loss_scale": 256.0},
             "place-1f1b,recompute{policy=full},allocate-ddr",
             OLMO2,
         ),

@@ -31,8 +31,7 @@ configuration is.
 What a family does not name is as in LLaMA: RMSNorm before each block, rotary positions, grouped queries where there are
 fewer key-value heads, no biases, a gated SiLU MLP. A configuration may choose what stands under "by choice".
 
-Tensor peers (`tp` in the plan) share out all of them but OLMo 2, whose norms over all queries of a token they refuse by name, as they
-do norms of what attention and MLP side by side add.
+Tensor peers (`tp` in the plan) share out all of them. They refuse norms of what attention and MLP side by side add, which no family has.
 
 """
 MEASURED = """
