@@ -13,11 +13,23 @@ import numpy as np
 import pytest
 from attrs import evolve
 
+from ratrain import api
 from ratrain.targets.runtime.state import training_state
 from tests.end_to_end.test_equivalence import covering_rows
-from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_program, same_bits, start, train
+from tests.end_to_end.tiny_runs import (
+    MODEL,
+    OPTIMIZER,
+    instructions,
+    losses,
+    make_plan,
+    make_program,
+    same_bits,
+    start,
+    train,
+)
 from tests.end_to_end.toys import GEMMA3, GPT2, NEOX, OLMO2
 from tests.mutation.judge import OVERFLOWING_SCALE
+from tests.mutation.subjects import WITH_STORES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -173,3 +185,39 @@ def test_a_checkpoint_of_peers_goes_on_with_any_number_of_them(model: str, tmp_p
         if tp == 2:
             same_bits(run, through)
         assert losses(run) == pytest.approx(losses(through)[3:], rel=BOUNDS["f32"])
+
+
+REWRITINGS = (
+    "recompute{policy=full}",
+    "recompute{policy=attention}",
+    "recompute{policy=auto budget=60KiB}",
+    "recompute{policy=none store=host}",
+    "recompute{policy=full store=host}",
+    "overlap-tensor{pieces=merged halves=split},recompute{policy=full}",
+)
+OVER_HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "rows-shared": ("place-1f1b", {}),
+    "whole-rows": ("place-1f1b", {"sequence_sharding": False, "tp": 4}),
+    "slices": ("place-schedule", {"slices": (4, 4), "schedule": "seq1f1b", "attention_mask": "document"}),
+    "halves": ("place-zb-h1", {"attention": "scores-kept"}),
+}
+
+
+@pytest.mark.parametrize("rewriting", REWRITINGS)
+@pytest.mark.parametrize("plan", OVER_HEADS)
+@pytest.mark.sampled(8)
+def test_norms_over_heads_keep_their_bits_whatever_is_recovered_stored_or_merged(plan: str, rewriting: str) -> None:
+    """What their sums were is kept: a recovery makes the same of it, without a collective."""
+    placement, own = OVER_HEADS[plan]
+    keys = {"tp": 2, "dp": 1, "zero": 0, "view_dtype": "f32", "seq_len": 8, "micro_batches": 4, **own}
+    runs, exchanges = [], set()
+    for passes in (placement, f"{placement},{rewriting}"):
+        module = api.compile(
+            MODELS["olmo2"], make_plan(MODELS["olmo2"], **keys), passes=f"{passes},allocate-ddr", machine=WITH_STORES
+        )
+        program = api.emit(module, machine=WITH_STORES)
+        exchanges.add(sum(1 for _ in instructions(program, "reduce_sums")))
+        runs.append(train(program, 2, check_memory=True, poison=True))
+    assert losses(runs[0]) == losses(runs[1])
+    assert whole(runs[0]) == whole(runs[1])
+    assert len(exchanges) == 1
