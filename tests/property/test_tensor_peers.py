@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Shared = tuple["ModelConfig", Plan]
 FAMILIES: dict[str, dict[str, Any]] = {
+    "olmo2": {},
     "llama": {},
     "gpt2": {"learned_positions": 31},
     "gemma2": {},
