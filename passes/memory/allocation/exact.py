@@ -143,7 +143,7 @@ def _climb(attempt: Attempt, span: _Range) -> None:
     while True:
         for search, share in _searches(form, limit):
             for rung, height in enumerate(_ladder(attempt, span)):
-                if attempt.nodes <= 0 or attempt.late() or _settled(attempt, span):
+                if attempt.nodes <= 0 or attempt.late():
                     return
                 if span.impossible <= height < span.height:
                     found = _search(attempt, span, search, height, share // (1 if rung == 0 else _LESS_LIKELY))
@@ -153,6 +153,8 @@ def _climb(attempt: Attempt, span: _Range) -> None:
                         _accept(attempt, span, offsets)
                         if _enough(attempt, span.height):
                             return
+            if _settled(attempt, span):
+                return
         limit *= 2
 
 

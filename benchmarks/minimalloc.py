@@ -1,0 +1,113 @@
+"""The published MiniMalloc problems at their capacity: placed or not, seconds, and what their bound leaves of the capacity.
+
+    python benchmarks/minimalloc.py                all eleven, as published, reversed in time, relabelled, and glued to the next one
+    python benchmarks/minimalloc.py A D --seed 7   two of them, with other labels
+    python benchmarks/minimalloc.py --folder DIR   other files NAME.CAPACITY.csv
+
+Reversed: each life [a, b) becomes [end - b, end - a). Relabelled: the lines are shuffled, and buffers numbered anew. Glued: the next
+problem's lives begin where this one's end, under the larger capacity. Every placement is checked. The compiled loops are run once before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ratrain.passes.memory.allocation import AllocationProblem, Effort, allocate, check_allocation
+from ratrain.ratrainc.allocation_csv import read_problem
+
+FOLDER = Path(__file__).resolve().parents[1] / "tests" / "data" / "minimalloc"
+PUBLISHED = "[A-K].*.csv"
+COLUMNS = f"{'problem':10} {'form':10} {'buffers':>8} {'bound/cap':>9} {'arena/cap':>9} {'placed':>6} {'CPU s':>8}"
+
+
+def reversed_in_time(problem: AllocationProblem) -> AllocationProblem:
+    """The same buffers from the end to the beginning."""
+    end = problem.positions
+    lives = [tuple((end - b, end - a) for a, b in reversed(spans)) for spans in problem.intervals]
+    return AllocationProblem(problem.sizes, lives, end)
+
+
+def relabelled(problem: AllocationProblem, seed: int) -> AllocationProblem:
+    """The same buffers in another order."""
+    order = list(range(len(problem.sizes)))
+    random.Random(seed).shuffle(order)
+    return AllocationProblem([problem.sizes[i] for i in order], [problem.intervals[i] for i in order], problem.positions)
+
+
+def glued(one: AllocationProblem, other: AllocationProblem) -> AllocationProblem:
+    """One problem, and after it in time the other."""
+    later = [tuple((a + one.positions, b + one.positions) for a, b in spans) for spans in other.intervals]
+    return AllocationProblem(
+        [*one.sizes, *other.sizes], [*one.intervals, *later], one.positions + other.positions
+    )
+
+
+def forms(
+    problem: AllocationProblem, capacity: int, following: tuple[AllocationProblem, int], seed: int
+) -> Iterator[tuple[str, AllocationProblem, int]]:
+    """A problem as it is published, and in other forms."""
+    yield "published", problem, capacity
+    yield "reversed", reversed_in_time(problem), capacity
+    yield "relabelled", relabelled(problem, seed), capacity
+    yield "glued", glued(problem, following[0]), max(capacity, following[1])
+
+
+def row(name: str, form: str, problem: AllocationProblem, capacity: int) -> tuple[bool, float]:
+    """Place, check and print one problem; whether it fits, and the CPU seconds."""
+    begin = time.process_time()
+    found = allocate(problem, capacity=capacity)
+    seconds = time.process_time() - begin
+    assert not check_allocation(problem, found.offsets), name
+    placed = found.arena_bytes <= capacity
+    print(
+        f"{name:10} {form:10} {len(problem.sizes):8} {found.lower_bound_bytes / capacity:9.4f} "
+        f"{found.arena_bytes / capacity:9.4f} {'yes' if placed else 'NO':>6} {seconds:8.2f}",
+        flush=True,
+    )
+    return placed, seconds
+
+
+def warm_up() -> None:
+    """Run the loops of both searches once, so that the table holds no compiling."""
+    lives = ((0, 3), (7, 9), (4, 6), (3, 4), (5, 7), (2, 5), (3, 4), (4, 7), (6, 8))  # 10 bytes live, 11 needed
+    short = AllocationProblem([4, 5, 3, 5, 2, 3, 1, 3, 5], [(life,) for life in lives], 9)
+    allocate(short, effort=Effort(gap=0))
+    from ratrain.passes.memory.allocation.problem import instance_of
+    from ratrain.passes.memory.allocation.valleys import search_valleys
+
+    instance, _ = instance_of(short)
+    search_valleys(instance, 11, 1000, 1, instance.sizes.copy())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="names of problems; all when none is given")
+    parser.add_argument("--folder", type=Path, help="a folder with files NAME.CAPACITY.csv")
+    parser.add_argument("--seed", type=int, default=1, help="of the labels")
+    chosen = parser.parse_args(arguments)
+    folder = chosen.folder or FOLDER
+    paths = {path.name.partition(".")[0]: path for path in sorted(folder.glob("*.*.csv" if chosen.folder else PUBLISHED))}
+    unknown = [name for name in chosen.names if name not in paths]
+    if unknown or not paths:
+        sys.exit(f"no {', '.join(unknown) or 'NAME.CAPACITY.csv'} in {folder}: it has {', '.join(paths) or 'none'}")
+    problems = [
+        (name, read_problem(str(paths[name])).problem, int(paths[name].stem.partition(".")[2]))
+        for name in chosen.names or paths
+    ]
+    warm_up()
+    print(COLUMNS)
+    rows = []
+    for at, (name, problem, capacity) in enumerate(problems):
+        _, after, room = problems[(at + 1) % len(problems)]
+        rows += [row(name, *form) for form in forms(problem, capacity, (after, room), chosen.seed)]
+    print(f"{sum(placed for placed, _ in rows)} of {len(rows)} placed; the slowest took {max(s for _, s in rows):.2f} CPU s")
+
+
+if __name__ == "__main__":
+    main()
