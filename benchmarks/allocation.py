@@ -1,9 +1,8 @@
-"""The allocator on pipeline instances and on MiniMalloc's: height against the lower bound, and time.
+"""The allocator on pipeline instances: height against the lower bound, and time.
 
-    python benchmarks/allocation.py                                     pipelines of 50,000 buffers
-    python benchmarks/allocation.py --buffers 1000000                   a million
-    python benchmarks/allocation.py --minimalloc tests/data/minimalloc  also CSV files named NAME.CAPACITY.csv
-    python benchmarks/allocation.py --cold                              also compile everything first, in an empty cache, and say how long
+    python benchmarks/allocation.py                       pipelines of 50,000 buffers
+    python benchmarks/allocation.py --buffers 1000000     a million
+    python benchmarks/allocation.py --cold                also compile everything first, in an empty cache, and say how long
 
 Every placement is checked. CPU seconds stand beside those on the clock, for machines that others use too.
 """
@@ -19,7 +18,6 @@ import time
 from pathlib import Path
 
 from ratrain.passes.memory.allocation import AllocationProblem, Effort, allocate, check_allocation
-from ratrain.ratrainc.allocation_csv import read_problem
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -31,17 +29,16 @@ COLUMNS = (
 )
 
 
-def row(name: str, problem: AllocationProblem, capacity: int | None) -> None:
+def row(name: str, problem: AllocationProblem) -> None:
     """Place, check and print one instance."""
     cpu = time.process_time()
-    allocation = allocate(problem, capacity=capacity, effort=Effort())
+    allocation = allocate(problem, effort=Effort())
     cpu = time.process_time() - cpu
     assert not check_allocation(problem, allocation.offsets), name
-    missed = "" if capacity is None or allocation.arena_bytes <= capacity else f"  ABOVE {capacity}"
     ratio = allocation.arena_bytes / allocation.lower_bound_bytes
     print(
         f"{name:24} {len(problem.sizes):8} {allocation.lower_bound_bytes:14} {allocation.arena_bytes:14} {ratio:8.5f} "
-        f"{allocation.seconds:8.2f} {cpu:8.2f}  {allocation.method}{missed}",
+        f"{allocation.seconds:8.2f} {cpu:8.2f}  {allocation.method}",
         flush=True,
     )
 
@@ -70,7 +67,6 @@ def main(arguments: list[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--buffers", type=int, default=50_000)
-    parser.add_argument("--minimalloc", type=Path)
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--only", help="instances whose name contains this")
     chosen = parser.parse_args(arguments)
@@ -80,13 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(COLUMNS)
     for name, options in INSTANCES.items():
         if chosen.only is None or chosen.only in name:
-            row(name, pipeline(chosen.buffers, **options), None)
-    if chosen.minimalloc is not None:
-        files = sorted(chosen.minimalloc.glob("*.*.csv"))
-        if not files:
-            print(f"no NAME.CAPACITY.csv in {chosen.minimalloc}: skipped")
-        for path in files:
-            row(path.stem, read_problem(str(path)).problem, int(path.stem.partition(".")[2]))
+            row(name, pipeline(chosen.buffers, **options))
 
 
 if __name__ == "__main__":

@@ -36,15 +36,15 @@ def relabelled(problem: AllocationProblem, seed: int) -> AllocationProblem:
     """The same buffers in another order."""
     order = list(range(len(problem.sizes)))
     random.Random(seed).shuffle(order)
-    return AllocationProblem([problem.sizes[i] for i in order], [problem.intervals[i] for i in order], problem.positions)
+    return AllocationProblem(
+        [problem.sizes[i] for i in order], [problem.intervals[i] for i in order], problem.positions
+    )
 
 
 def glued(one: AllocationProblem, other: AllocationProblem) -> AllocationProblem:
     """One problem, and after it in time the other."""
     later = [tuple((a + one.positions, b + one.positions) for a, b in spans) for spans in other.intervals]
-    return AllocationProblem(
-        [*one.sizes, *other.sizes], [*one.intervals, *later], one.positions + other.positions
-    )
+    return AllocationProblem([*one.sizes, *other.sizes], [*one.intervals, *later], one.positions + other.positions)
 
 
 def forms(
@@ -92,7 +92,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the labels")
     chosen = parser.parse_args(arguments)
     folder = chosen.folder or FOLDER
-    paths = {path.name.partition(".")[0]: path for path in sorted(folder.glob("*.*.csv" if chosen.folder else PUBLISHED))}
+    paths = {
+        path.name.partition(".")[0]: path for path in sorted(folder.glob("*.*.csv" if chosen.folder else PUBLISHED))
+    }
     unknown = [name for name in chosen.names if name not in paths]
     if unknown or not paths:
         sys.exit(f"no {', '.join(unknown) or 'NAME.CAPACITY.csv'} in {folder}: it has {', '.join(paths) or 'none'}")
@@ -106,7 +108,9 @@ def main(arguments: list[str] | None = None) -> None:
     for at, (name, problem, capacity) in enumerate(problems):
         _, after, room = problems[(at + 1) % len(problems)]
         rows += [row(name, *form) for form in forms(problem, capacity, (after, room), chosen.seed)]
-    print(f"{sum(placed for placed, _ in rows)} of {len(rows)} placed; the slowest took {max(s for _, s in rows):.2f} CPU s")
+    print(
+        f"{sum(placed for placed, _ in rows)} of {len(rows)} placed; the slowest took {max(s for _, s in rows):.2f} CPU s"
+    )
 
 
 if __name__ == "__main__":

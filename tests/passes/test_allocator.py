@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ DATA = Path(__file__).resolve().parents[1] / "data" / "minimalloc"
 GAPPED = "b0,0,3,4\nb1,7,9,5\nb2,4,6,3\nb3,3,4,5\nb4,5,7,2\nb5,2,5,3\nb6,3,4,1\nb7,4,7,3\nb8,6,8,5\n"
 GAPPED_BOUND = 10
 """Nine buffers of which 10 bytes live at once, but which need 11 (tried in every order)."""
-HARD = ["A.1048576", "B.1048576", "C.1048576", "D.1048576"]
+HARD = [f"{letter}.1048576" for letter in "ABCDEFGHIJK"]
 
 pytestmark = pytest.mark.xdist_group("allocator")  # one process compiles the loops where no cache has them
 
@@ -96,16 +97,95 @@ def assert_sound(problem, found):
     assert lower_bound(problem).nbytes == found.lower_bound_bytes <= found.proved_bytes <= found.arena_bytes
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.full] * (name[0] != "B")) for name in HARD])
+def written_otherwise(problem: AllocationProblem, seed: int, *, backwards: bool) -> tuple[AllocationProblem, list[int]]:
+    """The same problem with its buffers in another order, or its time from the end to the beginning; and where each buffer was."""
+    order = list(range(len(problem.sizes)))
+    random.Random(seed).shuffle(order)
+    end = problem.positions
+    lives = [
+        tuple((end - b, end - a) for a, b in problem.intervals[i][::-1]) if backwards else problem.intervals[i]
+        for i in order
+    ]
+    return AllocationProblem([problem.sizes[i] for i in order], lives, end), order
+
+
+@pytest.mark.sampled(4, first=1)
+@pytest.mark.parametrize("name", HARD)
 def test_hard_instances_fit_their_capacity(name):
-    table = read_problem(str(DATA / f"{name}.csv"))
-    capacity = int(name.partition(".")[2])
-    found = allocate(table.problem, capacity=capacity)
-    assert_sound(table.problem, found)
-    assert found.arena_bytes <= capacity
+    problem = read_problem(str(DATA / f"{name}.csv")).problem
+    found = allocate(problem, capacity=1048576)
+    assert_sound(problem, found)
+    assert found.arena_bytes <= 1048576
     assert found.method == "exact search"
-    again = allocate(table.problem, capacity=capacity)
-    assert again.offsets == found.offsets
+    assert allocate(problem, capacity=1048576).offsets == found.offsets
+
+
+@pytest.mark.sampled(8, first=3)
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("name", HARD)
+def test_hard_instances_fit_however_they_are_written(name, backwards):
+    problem = read_problem(str(DATA / f"{name}.csv")).problem
+    other, _ = written_otherwise(problem, 3, backwards=backwards)
+    found = allocate(other, capacity=1048576)
+    assert_sound(other, found)
+    assert found.arena_bytes == allocate(problem, capacity=1048576).arena_bytes <= 1048576
+
+
+@pytest.mark.sampled(6, first=1)
+@pytest.mark.parametrize(("one", "other"), list(zip(HARD, HARD[1:], strict=False)))
+def test_two_hard_instances_one_after_the_other(one, other):
+    before, after = (read_problem(str(DATA / f"{name}.csv")).problem for name in (one, other))
+    later = [tuple((a + before.positions, b + before.positions) for a, b in spans) for spans in after.intervals]
+    both = AllocationProblem(
+        [*before.sizes, *after.sizes], [*before.intervals, *later], before.positions + after.positions
+    )
+    found = allocate(both, capacity=1048576)
+    assert_sound(both, found)
+    assert found.arena_bytes <= 1048576
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_two_exact_searches_agree(several):
+    """Where both end, they end alike, for every height up to the lowest possible; and placements are sound."""
+    from ratrain.passes.memory.allocation.search import FOUND, STOPPED, WIDTH_FIRST, canonical_search
+    from ratrain.passes.memory.allocation.valleys import search_valleys
+
+    impossible = 0
+    for seed in range(120):
+        problem = random_problem(seed, 3 + seed % 6, several=several)
+        instance, kept = instance_of(problem)
+        for height in range(instance.bound(), instance.bound() + 5):
+            offsets, plain = np.zeros((2, instance.count), np.int64)
+            ended, _ = search_valleys(instance, height, 20_000, seed, offsets)
+            other, _ = canonical_search(
+                instance.sizes, instance.first, instance.starts, instance.stops, instance.sections, height, WIDTH_FIRST,
+                True, 20_000, plain,
+            )  # fmt: skip
+            assert ended == other or STOPPED in (ended, other)
+            impossible += ended != FOUND
+            if ended == FOUND:
+                whole = np.zeros(len(problem.sizes), np.int64)
+                whole[kept] = offsets
+                assert check_allocation(problem, whole.tolist()) == []
+                assert int((offsets + instance.sizes).max()) <= height
+                break
+    assert impossible > 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_optimum_is_that_of_brute_force(seed):
+    """First fit in every order finds the optimum of a problem of one interval a buffer."""
+    problem = random_problem(seed, 6)
+    instance, _ = instance_of(problem)
+    meets = neighbours(instance)
+    sizes = instance.sizes.tolist()
+    lowest = min(
+        max(map(sum, zip(greedy(list(order), sizes, meets, best=False), sizes, strict=True)))
+        for order in permutations(range(instance.count))
+    )
+    found = allocate(problem, effort=Effort(gap=0))
+    assert_sound(problem, found)
+    assert found.arena_bytes == lowest
 
 
 def test_a_little_more_capacity_is_still_enough():

@@ -40,6 +40,14 @@ def test_collectives(capsys):
     assert {row[6].lstrip("+-") for row in cells} == {"0.0 %"}
 
 
+def test_minimalloc(capsys):
+    runpy.run_path(str(BENCHMARKS / "minimalloc.py"))["main"](["C"])
+    titles, *rows, last = capsys.readouterr().out.splitlines()
+    assert titles.split()[:2] == ["problem", "form"]
+    assert [row.split()[1] for row in rows] == ["published", "reversed", "relabelled", "glued"]
+    assert last.startswith("4 of 4 placed")
+
+
 def run(name, capsys, *arguments):
     runpy.run_path(str(BENCHMARKS / f"{name}.py"))["main"]([*arguments, "--repeat", "1", "--no-torch"])
     return capsys.readouterr().out

@@ -280,9 +280,7 @@ def list_ways(
 
 
 @kernel
-def wasted(
-    s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, steps: Int64s, placed: np.ndarray
-) -> int:
+def wasted(s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, steps: Int64s, placed: np.ndarray) -> int:
     """How high a section is at least, if nothing starts at its rest."""
     start = now[_REST, s]
     higher = start + steps[s]
