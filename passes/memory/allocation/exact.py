@@ -115,8 +115,8 @@ def _one_form(part: Instance) -> tuple[Instance, Int64s]:
     for forward in (True, False):
         keys = []
         for i in range(part.count):
-            spans = range(part.first[i], part.first[i + 1])
-            lives = [(int(part.starts[k]), int(part.stops[k])) for k in spans]
+            mine = range(part.first[i], part.first[i + 1])
+            lives = [(int(part.starts[k]), int(part.stops[k])) for k in mine]
             if not forward:
                 lives = [(part.sections - stop, part.sections - start) for start, stop in reversed(lives)]
             keys.append((lives, int(part.sizes[i])))

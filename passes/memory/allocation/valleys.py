@@ -124,7 +124,7 @@ def drawn(chance: np.ndarray) -> float:
     x ^= x >> np.uint64(7)
     x ^= x << np.uint64(17)
     chance[0] = x
-    return (x >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+    return float(x >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
 @kernel
@@ -287,7 +287,7 @@ def wasted(s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, steps
     for k in range(above[s], above[s + 1]):
         i = cover[k]
         if not placed[i] and low[i] > start:
-            higher = min(higher, low[i])
+            higher = min(higher, int(low[i]))
     return higher
 
 
