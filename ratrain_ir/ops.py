@@ -415,7 +415,7 @@ class Project(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class BackwardHeads(Op):
-    """The gradients of queries, keys and values, before norms that take sums over tensor peers.
+    """Gradients of queries, keys and values, before norms that take sums over tensor peers.
 
     Of each row of queries and of keys it leaves the sum of products of what the norm's gradient needs, as far as the peer has them. The
     attention's backward, or the input half of it, goes on when these are summed.
