@@ -546,7 +546,7 @@ class CombineLoss(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class ReduceSums(Op):
-    """Sums over tensor peers what they have summed over each row for the norms of queries and keys.
+    """Sums over tensor peers what each has summed of a row for the norms of queries and keys.
 
     In f32 in rank order; every peer has all sums afterwards. Of an activation the squares of queries and keys, of a gradient their products with it.
     """

@@ -288,7 +288,7 @@ def wasted(s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, steps
         i = cover[k]
         if not placed[i] and low[i] > start:
             higher = min(higher, int(low[i]))
-    return higher
+    return int(higher)
 
 
 @kernel
