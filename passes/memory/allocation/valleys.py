@@ -283,7 +283,7 @@ def list_ways(
 def wasted(s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, steps: Int64s, placed: np.ndarray) -> int:
     """How high a section is at least, if nothing starts at its rest."""
     start = now[_REST, s]
-    higher = start + steps[s]
+    higher = int(start + steps[s])
     for k in range(above[s], above[s + 1]):
         i = cover[k]
         if not placed[i] and low[i] > start:
