@@ -415,7 +415,7 @@ class Project(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class BackwardHeads(Op):
-    """Gradients of queries, keys and values, before norms that take sums over tensor peers.
+    """Gradients of queries, keys and values, before norms over tensor peers.
 
     Of each row of queries and of keys it leaves the sum of products of what the norm's gradient needs, as far as the peer has them. The
     attention's backward, or the input half of it, goes on when these are summed.
@@ -546,7 +546,11 @@ class CombineLoss(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class ReduceSums(Op):
+<<<<<<< HEAD
     """Sums over tensor peers what each has summed of a row for the norms of queries and keys.
+=======
+    """Sums over tensor peers what norms of queries and keys take of each row.
+>>>>>>> 1ff95d0 (Docs: shorter lines of the ops around sums over tensor peers)
 
     In f32 in rank order; every peer has all sums afterwards. Of an activation the squares of queries and keys, of a gradient their products with it.
     """
