@@ -546,11 +546,7 @@ class CombineLoss(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class ReduceSums(Op):
-<<<<<<< HEAD
-    """Sums over tensor peers what each has summed of a row for the norms of queries and keys.
-=======
     """Sums over tensor peers what norms of queries and keys take of each row.
->>>>>>> 1ff95d0 (Docs: shorter lines of the ops around sums over tensor peers)
 
     In f32 in rank order; every peer has all sums afterwards. Of an activation the squares of queries and keys, of a gradient their products with it.
     """
