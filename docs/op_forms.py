@@ -19,7 +19,7 @@ from attrs import define, evolve, field, frozen
 
 from ratrain.passes.manager import PassManager
 from ratrain.passes.recovery.rewriting import CHOICES, LayerChoice, mark_checkpoints, rewrite, same_for_all
-from ratrain.ratrain_ir.blocks import Block, pending_slots, saved_slots
+from ratrain.ratrain_ir.blocks import Block, normed_gradient_slots, pending_slots, saved_slots
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.lowering import lower
@@ -83,7 +83,7 @@ TYING = {"embeddings not tied": False, "embeddings tied": True}
 MASKING = {"a causal mask": "causal", "documents kept apart": "document"}
 
 NORMED = "tensor peers, where what blocks add is normed"
-OVER_HEADS = "tensor peers, where queries and keys are normed over all heads"
+OVER_HEADS = "tensor peers, where norms are over all heads"
 PEERS = {"one tensor peer": 1, "tensor peers": 2, NORMED: 2, OVER_HEADS: 2}
 NORMS = {NORMED: {"norm_placement": "both"}, OVER_HEADS: {"norm_placement": "post", "qk_norm": "whole"}}
 
@@ -199,7 +199,8 @@ def _form(module: Module, op: Op) -> tuple[Shape, Form]:
     groups = _slot_groups(module, op.block) if isinstance(op, BlockOp) else {}
     slots = {tensor.slot: tensor for group in groups.values() for tensor in group}
     named = {
-        tensor: slots.get(role) or evolve(tensor, name=_name(role, tensor), offset=None, line=0)
+        tensor: (slots.get(role) if tensor.kind is StateKind.SAVED else None)
+        or evolve(tensor, name=_name(role, tensor), offset=None, line=0)
         for role, tensor in binding.tensors.items()
     }
     operands = {
@@ -227,6 +228,7 @@ def _slot_groups(module: Module, unit: Block) -> Groups:
     slots = {
         "s": saved_slots(module.model, module.plan, unit),
         "pending": pending_slots(module.model, module.plan, unit),
+        "d": normed_gradient_slots(module.model, module.plan, unit),
     }
     return {
         prefix: tuple(Tensor(f"{prefix}.{slot.name}", StateKind.SAVED, slot.type) for slot in group)
@@ -238,6 +240,8 @@ def _name(role: str, tensor: Tensor) -> str:
     """What an operand is called in a form: its role, which for a message or an input is what it carries."""
     if role == "data":
         return tensor.name.partition(".")[0]
+    if role == "products":
+        return "sums"  # of what its op sums over each row: lines of the page are short
     return tensor.name if role.startswith("flag.") else role
 
 
