@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.blocks import parse_block
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
+from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
 from ratrain.targets.codegen.derivation import derivation_problem, form_of
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.program_verifier import check_program
@@ -185,6 +186,8 @@ PLAN_CHANGES: dict[str, Any] = {
     "logits": "whole",
     "tp": 2,
     "sequence_sharding": False,
+    "zero_blocks": ZeroLevels.parse("mlp.* 0"),
+    "shard_group": 3,
 }
 
 
