@@ -1,7 +1,7 @@
 """The kernels: what each takes, gives and means, declared once. What a layer adds (cost, scratch) stands in its `PerKernel` tables.
 
 An operand is written `name:type[dims]`, then `=` where it is written, `+` where it is written and, with `accumulate`, read first,
-`~` where it is updated, then `?` where it may be left out, or `...` where it is a sequence of them. Types: `i32`, `f32`, `f64`; `s` is
+`~` where it is updated, then `?` where it may be left out, or `...` where it is a sequence of them. Types: `u8`, `i32`, `f32`, `f64`; `s` is
 the one storage type (f16, bf16 or f32) that such operands of a call share, `*` any storage type. A dimension is a symbol, equal wherever it
 stands, a number, or a product of options; `[...]` is any shape that all such operands of a call share.
 
@@ -40,7 +40,7 @@ OTHER_PEERS = -2
 ANY_SHAPE = ("...",)
 """The dimensions of an operand that may have any shape, the same as all others of its call that may."""
 
-_TEXT = re.compile(r"(\w+):(i32|f32|f64|s|\*)\[([^\]]*)\]([=+~]?)(\?|\.\.\.)?")
+_TEXT = re.compile(r"(\w+):(u8|i32|f32|f64|s|\*)\[([^\]]*)\]([=+~]?)(\?|\.\.\.)?")
 
 
 @frozen
@@ -67,7 +67,7 @@ class KernelOperand:
     @property
     def parameter(self) -> Parameter:
         """The parameter of an implementation: by position, or by name where it may be left out."""
-        array = self.type.upper() if self.type in ("i32", "f32", "f64") else "Array"
+        array = self.type.upper() if self.type in ("u8", "i32", "f32", "f64") else "Array"
         if self.optional:
             return Parameter(self.name, Parameter.KEYWORD_ONLY, default=None, annotation=f"{array} | None")
         annotation = f"Sequence[{array}]" if self.several else array
@@ -601,6 +601,30 @@ _DECLARED = (
         "parts:*[n]... out:*[n]+",
         {"accumulate": Option("bool"), "divisor": _NUMBER},
         in_place=(("out", "parts"),),
+        in_routines=False,
+        returns="bool",
+    ),
+    Kernel(
+        "quantise",
+        "packed = a in blocks of 256 elements (`ratrain.ratrain_ir.quantised`): scale = largest magnitude / 127, or / 7 with 4 `bits`; code = "
+        "a / scale, to nearest even. A block has the scale 0 where that would be less than 2^-126, NaN where an element is not finite; its "
+        "codes are 0 then.",
+        "a:*[n] packed:u8[m]=",
+        {"bits": Option("int")},
+        in_routines=False,
+    ),
+    Kernel(
+        "dequantise",
+        "out = code * scale of each element, rounded once.",
+        "packed:u8[m] out:*[n]=",
+        {"bits": Option("int")},
+        in_routines=False,
+    ),
+    Kernel(
+        "mean_of_quantised",
+        "`mean_of_replicas` of what the parts stand for, which are not rounded before.",
+        "parts:u8[m]... out:*[n]+",
+        {"accumulate": Option("bool"), "divisor": _NUMBER, "bits": Option("int")},
         in_routines=False,
         returns="bool",
     ),

@@ -23,6 +23,7 @@ Array: TypeAlias = torch.Tensor
 """float16, bfloat16 or float32, contiguous, on the device of the kernel set."""
 F32: TypeAlias = torch.Tensor
 F64: TypeAlias = torch.Tensor
+U8: TypeAlias = torch.Tensor
 I32: TypeAlias = torch.Tensor
 I64: TypeAlias = torch.Tensor
 

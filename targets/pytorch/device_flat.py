@@ -36,7 +36,7 @@ def all_finite_plan(a: Array, **_: object) -> Plan:
     return [*chunk_buffers(1, size(a)), Buffer((1,)), Buffer((1,))]
 
 
-def _notice(values: F32, told: F32, part: F32) -> None:
+def notice(values: F32, told: F32, part: F32) -> None:
     """Leave `told` at 0 where all values are finite, else NaN: 0 times an infinity or a NaN is one. Changes the values."""
     torch.sum(values.mul_(0), dim=0, keepdim=True, out=part)
     told.add_(part)
@@ -94,7 +94,7 @@ class DeviceFlat:
                 add_wide(total, term, of_out)
             of_out.copy_(total)
             # a sum with an infinity or a NaN in it is not finite: the result tells about the parts too
-            _notice(wide(term, of_out), told, part)
+            notice(wide(term, of_out), told, part)
         return told
 
     def told_all_finite(self, a: Array, *, scratch: Scratch) -> F32:
@@ -102,5 +102,5 @@ class DeviceFlat:
         buffer, told, part = scratch.take_all(all_finite_plan(a))
         told.zero_()
         for (of_a,) in flat_chunks(a):
-            _notice(wide(buffer, of_a), told, part)
+            notice(wide(buffer, of_a), told, part)
         return told

@@ -14,6 +14,7 @@ from ratrain.targets.pytorch import device_attention_kernels as attention
 from ratrain.targets.pytorch import device_flat as flat
 from ratrain.targets.pytorch import device_norms as norms
 from ratrain.targets.pytorch import device_products as products
+from ratrain.targets.pytorch import device_quantised as quantised
 from ratrain.targets.pytorch import device_scores as scores
 from ratrain.targets.pytorch import device_tables as tables
 from ratrain.targets.pytorch.device_adamw import adamw_plan
@@ -75,6 +76,9 @@ DEVICE_PLANS: dict[str, Callable[..., Plan]] = {
     "adamw": adamw_plan,
     "mean_of_replicas": flat.mean_plan,
     "all_finite": flat.all_finite_plan,
+    "quantise": quantised.quantise_plan,
+    "dequantise": quantised.dequantise_plan,
+    "mean_of_quantised": quantised.mean_of_quantised_plan,
 }
 
 

@@ -17,6 +17,7 @@ from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.pytorch.device_adamw import DeviceAdamW
 from ratrain.targets.pytorch.device_common import F32, F64, I64, Array
 from ratrain.targets.pytorch.device_flat import DeviceFlat
+from ratrain.targets.pytorch.device_quantised import DeviceQuantised
 from ratrain.targets.runtime.kernels.scratch import Buffer
 from ratrain.targets.runtime.memory import SQUARES_CHUNK
 from ratrain.targets.runtime.scalars import GROWTH_INTERVAL, LARGEST_SCALE, StepLog
@@ -80,7 +81,7 @@ def _flag(flag: Array) -> Array:
     return flag.view(torch.int32)
 
 
-class ScalarKernels(DeviceFlat, DeviceAdamW):
+class ScalarKernels(DeviceFlat, DeviceQuantised, DeviceAdamW):
     """The kernels whose results, or numbers, are single ones."""
 
     device: torch.device
@@ -145,6 +146,24 @@ class DeviceScalars:
         """The kernel of that name; flags are raised unless all is finite."""
         work = _Work.of(scratch)
         told = self._kernels.told_mean_of_replicas(parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor)
+        _raise(flags, told, work)
+
+    def mean_of_quantised(
+        self,
+        parts: Sequence[Array],
+        out: Array,
+        flags: Flags,
+        *,
+        scratch: Scratch,
+        accumulate: bool,
+        divisor: float,
+        bits: int,
+    ) -> None:
+        """The kernel of that name; flags are raised unless all is finite."""
+        work = _Work.of(scratch)
+        told = self._kernels.told_mean_of_quantised(
+            parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor, bits=bits
+        )
         _raise(flags, told, work)
 
     def check_finite(self, a: Array, flags: Flags, *, scratch: Scratch) -> None:

@@ -67,6 +67,23 @@ class HostScalars:
         if not self._kernels.mean_of_replicas(parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor):
             _raise(flags)
 
+    def mean_of_quantised(
+        self,
+        parts: Sequence[NDArray[Any]],
+        out: NDArray[Any],
+        flags: Flags,
+        *,
+        scratch: Scratch,
+        accumulate: bool,
+        divisor: float,
+        bits: int,
+    ) -> None:
+        """The kernel of that name; flags are raised unless all is finite."""
+        if not self._kernels.mean_of_quantised(
+            parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor, bits=bits
+        ):
+            _raise(flags)
+
     def check_finite(self, a: NDArray[Any], flags: Flags, *, scratch: Scratch) -> None:
         """Raise flags unless all elements are finite."""
         if not self._kernels.all_finite(a, scratch=scratch):

@@ -127,6 +127,19 @@ class Scalars(Protocol):
     ) -> None:
         """The kernel of that name; flags are raised unless all is finite."""
 
+    def mean_of_quantised(
+        self,
+        parts: Sequence[Any],
+        out: Any,
+        flags: Flags,
+        *,
+        scratch: Any,
+        accumulate: bool,
+        divisor: float,
+        bits: int,
+    ) -> None:
+        """The kernel of that name; flags are raised unless all is finite."""
+
     def check_finite(self, a: Any, flags: Flags, *, scratch: Any) -> None:
         """Raise flags unless all elements are finite."""
 

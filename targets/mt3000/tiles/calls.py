@@ -38,7 +38,7 @@ PARTS: PerKernel[tuple[str, ...]] = PerKernel(
         *("gelu_forward", "gelu_backward", "geglu_forward", "geglu_backward", "relu2_forward", "relu2_backward"),
         *("position_forward", "position_backward"),
         *("embedding_forward", "embedding_backward", "head_forward", "head_backward", "zero", "cast", "add", "scale"),
-        *("adamw", "mean_of_replicas", "all_finite"),
+        *("adamw", "mean_of_replicas", "all_finite", "quantise", "dequantise", "mean_of_quantised"),
         *("attention_softmax_forward", "attention_softmax_backward", "head_backward_from_logits"),
         *("attention_partial_finish", "attention_delta"),
         *UNTILED_SCORES,

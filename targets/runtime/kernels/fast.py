@@ -32,6 +32,12 @@ from ratrain.targets.runtime.kernels.fast_head import (
 from ratrain.targets.runtime.kernels.fast_mlp import FastMlp, gated_backward_plan
 from ratrain.targets.runtime.kernels.fast_norms import FastNorms, rmsnorm_backward_plan, summed_norm_backward_plan
 from ratrain.targets.runtime.kernels.fast_numba import bits, flat, multiplier
+from ratrain.targets.runtime.kernels.fast_quantised import (
+    FastQuantised,
+    dequantise_plan,
+    mean_of_quantised_plan,
+    quantise_plan,
+)
 from ratrain.targets.runtime.kernels.fast_scores import (
     FastScores,
     scores_backward_plan,
@@ -87,7 +93,9 @@ def _mean_plan(out: Array, *, threads: int, **_: object) -> Plan:
     return [Buffer((threads, min(out.size, BLOCK)))]
 
 
-class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastNorms, FastMlp, FastGpt, KernelSetBase):
+class Fast(
+    FastAttention, FastAttentionBlocks, FastScores, FastHead, FastNorms, FastMlp, FastGpt, FastQuantised, KernelSetBase
+):
     """`KernelSet` on BLAS and numba."""
 
     name = "fast"
@@ -118,6 +126,9 @@ class Fast(FastAttention, FastAttentionBlocks, FastScores, FastHead, FastNorms, 
             "attention_values_backward": values_backward_plan,
             "attention_scores_backward": scores_backward_plan,
             "mean_of_replicas": _mean_plan,
+            "quantise": quantise_plan,
+            "dequantise": dequantise_plan,
+            "mean_of_quantised": mean_of_quantised_plan,
         },
         never=(
             *("rmsnorm_forward", "layernorm_forward", "rope", "swiglu_forward", "gelu_forward", "gelu_backward"),

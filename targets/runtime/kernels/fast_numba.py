@@ -109,7 +109,9 @@ def bits_of_float(_context: Any, _value: Any) -> Any:
 
 
 @intrinsic
-def _round_even(_context: Any, _value: Any) -> Any:
+def round_even(_context: Any, _value: Any) -> Any:
+    """The nearest whole number, of two the even one."""
+
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         function = builder.module.declare_intrinsic("llvm.rint", [_FLOAT])
         return builder.call(function, args)
@@ -148,7 +150,7 @@ def exp32(x: Any) -> Any:
     # the exponent comes from a clamped copy, so that a NaN is never converted to an integer; it goes on in r
     clamped = max(_LOW, x)
     clamped = min(_HIGH, clamped)
-    n = _round_even(clamped * _LOG2_E)
+    n = round_even(clamped * _LOG2_E)
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
     p = ((((_C0 * r + _C1) * r + _C2) * r + _C3) * r + _C4) * r + _C5
     p = p * (r * r) + r + _ONE
@@ -173,7 +175,7 @@ _D0, _D1, _D2, _D3, _D4, _D5 = (
 @inlined(fastmath={"contract"})
 def power_of_two(x: Any) -> Any:
     """2^x of a float32 of at most 127, to 2 units in the last place; below -126 (results under 1.2e-38) it is 0."""
-    n = _round_even(max(_LEAST_POWER, x))
+    n = round_even(max(_LEAST_POWER, x))
     r = x - n
     p = (((((_D0 * r + _D1) * r + _D2) * r + _D3) * r + _D4) * r + _D5) * r + _ONE
     value = p * _float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = NDArray[Any]
 """float16, bfloat16 or float32."""
+U8: TypeAlias = NDArray[np.uint8]
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
 I32: TypeAlias = NDArray[np.int32]
@@ -91,6 +92,17 @@ class KernelSet(Protocol):
         self, parts: Sequence[Array], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float
     ) -> bool:
         """Average what replicas contribute; whether all of it is finite."""
+
+    def quantise(self, a: Array, packed: U8, *, scratch: Scratch, bits: int) -> None:
+        """Set packed = a, block-quantised."""
+
+    def dequantise(self, packed: U8, out: Array, *, scratch: Scratch, bits: int) -> None:
+        """Set out = what was packed."""
+
+    def mean_of_quantised(
+        self, parts: Sequence[U8], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float, bits: int
+    ) -> bool:
+        """Average what replicas contribute, packed; whether all of it is finite."""
 
     def all_finite(self, a: Array, *, scratch: Scratch) -> bool:
         """Whether no element is infinite or NaN."""

@@ -32,6 +32,7 @@ from ratrain.targets.runtime.kernels.reference_head import (
     head_backward_plan,
     head_forward_plan,
 )
+from ratrain.targets.runtime.kernels.reference_quantised import ReferenceQuantised
 from ratrain.targets.runtime.kernels.reference_scores import ReferenceScores
 from ratrain.targets.runtime.kernels.scratch import Buffer, Plan, Scratch
 from ratrain.targets.runtime.kernels.shared import (
@@ -71,6 +72,7 @@ class Reference(
     ReferenceHead,
     ReferenceGpt,
     ReferenceFamilies,
+    ReferenceQuantised,
     KernelSetBase,
 ):
     """`KernelSet` in plain numpy."""
@@ -107,6 +109,7 @@ class Reference(
             *("attention_values_backward", "attention_softmax_backward", "attention_scores_backward"),
             *("attention_partial_forward", "attention_partial_finish", "attention_delta", "attention_partial_backward"),
             *("embedding_forward", "zero", "cast", "add", "adamw", "mean_of_replicas", "all_finite"),
+            *("quantise", "dequantise", "mean_of_quantised"),
         ),
     )
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratrain.ratrain_ir.quantised import packed_bytes
 from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
@@ -315,6 +316,7 @@ def big_calls() -> dict[str, dict]:
     whole = [np.zeros((512, 512), np.float32) for _ in range(2)]
     head = {"xn": x, "table": y, "labels": tokens, "lse": rstd, "logits": np.empty((128, 512), np.float32)}
     adam = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.1, "decay": [(0, 1 << 19)]}
+    packed = np.zeros(packed_bytes(512 * 1024, 4), np.uint8)
     return {
         "gemm": {"a": x, "b": y, "out": matrix(512, 512), "trans_b": True, "residual": matrix(512, 512)},
         "column_sum": {"a": x, "out": row, "accumulate": True},
@@ -446,6 +448,9 @@ def big_calls() -> dict[str, dict]:
             **adam,
         },
         "mean_of_replicas": {"parts": [x, y, z], "out": x, "accumulate": False, "divisor": 3.0},
+        "quantise": {"a": x, "packed": packed, "bits": 4},
+        "dequantise": {"packed": packed, "out": y, "bits": 4},
+        "mean_of_quantised": {"parts": [packed] * 2, "out": z, "accumulate": True, "divisor": 2.0, "bits": 4},
         "all_finite": {"a": x},
         "cast": {"src": x.reshape(-1), "dst": flat[0]},
         "add": {"a": x, "b": y, "out": z},

@@ -10,6 +10,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratrain.ratrain_ir.quantised import block_count, packed_bytes
 from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.kernels import Scratch, kernel_set, team
@@ -79,6 +80,13 @@ def random(seed, *shape, dtype=np.float16):
     return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
+def packed_at_random(seed, elements):
+    """Elements in packed form, of eight bits."""
+    codes = np.random.default_rng(seed).integers(0, 256, packed_bytes(elements, 8)).astype(np.uint8)
+    codes[: block_count(elements) * 4].view(np.float32)[:] = 0.5
+    return codes
+
+
 def cases():
     """For each kernel arguments that a team shares out; those that it writes come from the same seeds."""
     spec = AttentionSpec(batch=2, seq_len=150, heads=4, kv_heads=2, head_dim=12, alibi=True)
@@ -103,6 +111,7 @@ def cases():
     logits = np.empty((256, 130), np.float32)
     flat = [random(seed, 5000, dtype=np.float32) for seed in (8, 9, 10)]
     wide = [random(seed, 70_000) for seed in (11, 12)]
+    packed = [packed_at_random(seed, 70_000) for seed in (33, 34)]
     head = {"xn": x, "table": table, "labels": labels, "lse": lse, "logits": logits, "accumulate": False}
     return {
         "gemm": {"a": x, "b": random(13, WIDTH, OUT), "out": random(14, ROWS, OUT), "accumulate": True},
@@ -182,6 +191,11 @@ def cases():
             "master": flat[0], "m": flat[1], "v": np.abs(flat[2]), "grad": random(22, 5000), "view": random(23, 5000),
             "step": 3, "grad_multiplier": 0.5, "lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
             "weight_decay": 0.1, "decay": [(100, 4000)],
+        },
+        "quantise": {"a": wide[0], "packed": packed[0].copy(), "bits": 8},
+        "dequantise": {"packed": packed[0], "out": random(29, 70_000), "bits": 8},
+        "mean_of_quantised": {
+            "parts": packed, "out": random(30, 70_000), "accumulate": True, "divisor": 2.0, "bits": 8,
         },
         "mean_of_replicas": {"parts": wide, "out": random(24, 70_000), "accumulate": True, "divisor": 2.0},
         "cast": {"src": random(25, ROWS, WIDTH, dtype=np.float32), "dst": x},
