@@ -16,6 +16,7 @@ from attrs import field, frozen
 
 from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.parameter_names import parameter_name
+from ratrain.ratrain_ir.quantised import FORMATS
 from ratrain.ratrain_ir.tensor_peers import adds_branches_apart, norms_over_peers, peer_model
 from ratrain.ratrain_ir.types import Dtype, TensorType, tensor_type
 
@@ -200,6 +201,16 @@ def is_sharded(plan: Plan, block: Block) -> bool:
 def shard_count(plan: Plan, block: Block) -> int:
     """Into how many shards a block's optimizer state is cut; 1 where every replica has all of it."""
     return (plan.shard_group or plan.dp) if is_sharded(plan, block) else 1
+
+
+def gathered_bits(plan: Plan, block: Block) -> int | None:
+    """To how many bits an element of a block is rounded to be gathered; None where it is not."""
+    return FORMATS[plan.gather_quantised] if plan.gather_quantised is not None and is_sharded(plan, block) else None
+
+
+def reduced_bits(plan: Plan, block: Block) -> int | None:
+    """To how many bits an element of a block's gradient is rounded on each replica to be reduced into shards; None where it is not."""
+    return FORMATS[plan.reduce_quantised] if plan.reduce_quantised is not None and is_sharded(plan, block) else None
 
 
 def gathers_within_step(plan: Plan, block: Block) -> bool:

@@ -17,7 +17,7 @@ from ratrain.ratrainc.run_choices import Ranks
 from ratrain.ratrainc.terminal import echo
 from ratrain.targets.runtime.processes import Processes
 from ratrain.targets.runtime.ranks.communicator import Transport
-from ratrain.targets.runtime.ranks.layout import Layout
+from ratrain.targets.runtime.ranks.layout import Layout, check_reduction
 from ratrain.targets.runtime.settings import HOST_DEVICE
 
 if TYPE_CHECKING:
@@ -67,11 +67,13 @@ class RankJob(Job):
     def processes(self, program: Program) -> Processes:
         """The processes of a program's run; all meet here.
 
-        Raises `DiagnosticError` RT093 where another number of processes was started than the plan has ranks.
+        Raises `DiagnosticError` RT093 where another number of processes was started than the plan has ranks, RT064 where
+        their order or their sums are not for the plan.
         """
         from ratrain.targets.runtime.ranks.processes import RankProcesses
 
         layout = Layout.of_plan(program.plan, self.ranks.order)
+        check_reduction(program.plan, self.ranks.reduction)
         return RankProcesses(self.transport, layout, self.ranks.reduction)
 
 

@@ -24,10 +24,12 @@ from ratrain.ratrain_ir.frontend.plan_keys import (
     part,
     table_of,
     word,
+    word_or_none,
 )
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
+from ratrain.ratrain_ir.quantised import FORMATS
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
 from ratrain.ratrain_ir.types import STORAGE_DTYPES
@@ -425,6 +427,28 @@ class Plan:
     )
     """Replicas that share out sharded state; the others have copies, kept alike by what is reduced. None: all do (Zhang et al., "MiCS", 2022)."""
 
+    gather_quantised: str | None = field(
+        default=None,
+        metadata=key(
+            "numerics",
+            "how sharded parameters are rounded to be gathered: in blocks of 256 elements, to 8 or 4 bits each; left out, they are not",
+            word_or_none(tuple(FORMATS)),
+            in_header_if_default=False,
+        ),
+    )
+    """How the views of sharded blocks are packed where they are gathered; every replica computes with what was packed. None: exact."""
+    reduce_quantised: str | None = field(
+        default=None,
+        metadata=key(
+            "numerics",
+            "how gradients of sharded blocks are rounded to be reduced: once on each replica, in blocks of 256 elements, to 8 bits each; "
+            "left out, they are not",
+            word_or_none(("int8-block",)),
+            in_header_if_default=False,
+        ),
+    )
+    """How each replica packs its part of every sum into a shard. None: exact."""
+
     @property
     def whole(self) -> Plan:
         """The plan of whole micro-batches: this one, unless it is that of a slice."""
@@ -489,7 +513,12 @@ class Plan:
         peers = "" if self.tp == 1 else f" T{self.tp}"
         group = "" if self.shard_group is None else f" of {self.shard_group}"
         levels = f"Z{self.zero}{group}" + ("" if self.zero_blocks is None else f" ({self.zero_blocks})")
-        return f"P{self.pp} D{self.dp}{peers} b{self.micro_batch_size} M{self.micro_batches}{chunks}{slices} {levels}{each}"
+        packed = "".join(
+            f" {what} {name}"
+            for what, name in (("gather", self.gather_quantised), ("reduce", self.reduce_quantised))
+            if name is not None
+        )
+        return f"P{self.pp} D{self.dp}{peers} b{self.micro_batch_size} M{self.micro_batches}{chunks}{slices} {levels}{each}{packed}"
 
     @property
     def shape(self) -> PipelineShape:
@@ -504,12 +533,14 @@ class Plan:
     def reshaped(self, **changes: Any) -> Plan:
         """The plan with another shape (`dp`, `zero`, ...); where nothing is sharded any more, shards have no type of their own.
 
-        Nor does a group of replicas stay that is no part of theirs.
+        Nor are they packed then, nor does a group of replicas stay that is no part of theirs.
         """
         plan = evolve(self, **changes)
         if plan.shard_group is not None and (plan.dp % plan.shard_group or plan.dp == plan.shard_group):
             plan = evolve(plan, shard_group=None)
-        return plan if plan.shards_state else evolve(plan, grad_shard_dtype=plan.grad_dtype)
+        if plan.shards_state:
+            return plan
+        return evolve(plan, grad_shard_dtype=plan.grad_dtype, gather_quantised=None, reduce_quantised=None)
 
     def to_fields(self) -> dict[str, Value]:
         """The plan as flat `field = value`, the optimizer's among them, as the IR text's header holds it."""

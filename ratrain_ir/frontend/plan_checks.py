@@ -268,6 +268,7 @@ def check_said(reader: FieldReader, plan: Plan) -> None:
             _check_level_said(reader, plan.zero_blocks, entry, plan)
     if plan.shard_group is not None and reader.good("zero", "zero_blocks", "dp", "shard_group"):
         _check_shard_group_said(reader, plan)
+    _check_quantised_said(reader, plan)
     if "max_norm" in reader.values and reader.good("max_norm") and "clip" not in reader.values:
         text = 'max_norm changes nothing without clip = "global"'
         reader.contradiction("RT064", "max_norm", text, help='write clip = "global", or remove max_norm')
@@ -294,6 +295,16 @@ def _check_shard_group_said(reader: FieldReader, plan: Plan) -> None:
     else:
         return
     reader.contradiction("RT064", "shard_group", text, help="leave it out")
+
+
+def _check_quantised_said(reader: FieldReader, plan: Plan) -> None:
+    """What is packed to be gathered or reduced is sharded."""
+    if not reader.good("zero", "zero_blocks", "dp") or plan.shards_state:
+        return
+    for name in ("gather_quantised", "reduce_quantised"):
+        if reader.good(name) and getattr(plan, name) is not None:
+            text = f"{name} changes nothing: with zero = {plan.zero} and dp = {plan.dp} nothing is sharded, and only shards are packed"
+            reader.contradiction("RT064", name, text, help="leave it out, or use zero = 1 or more with dp = 2 or more")
 
 
 def _what_is_shared(plan: Plan, level: int) -> int:

@@ -69,6 +69,15 @@ def word(choices: Sequence[str], others: Mapping[str, str] | None = None) -> Rea
     return lambda reader, name, default: reader.word(name, choices, others or {}, default=default)
 
 
+def word_or_none(choices: Sequence[str]) -> Reading:
+    """One of a few names, or None where it is absent."""
+
+    def read(reader: FieldReader, name: str, default: Any) -> str | None:
+        return None if reader.values.get(name, default) is None else reader.word(name, choices)
+
+    return read
+
+
 def flag(reader: FieldReader, name: str, default: Any) -> bool:
     """True or false."""
     return reader.flag(name, default=default)

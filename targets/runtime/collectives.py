@@ -15,6 +15,7 @@ from ratrain.ratrain_ir.blocks import block, parameters_within, parse_block, tie
 from ratrain.ratrain_ir.tensor_peers import peer_model, share_of
 from ratrain.targets.program.program import Instruction
 from ratrain.targets.runtime.memory import SQUARES_CHUNK
+from ratrain.targets.runtime.quantised import gradient_bits, mean_of_packed, round_view, view_bits
 from ratrain.targets.runtime.rank import Rank
 from ratrain.targets.runtime.streamed_state import cast_master
 
@@ -43,6 +44,7 @@ def reduce_scatter(members: Sequence[Member], kernels: KernelSet, scalars: Scala
         if not accumulate:  # over micro-batches a flag stays raised
             scalars.clear(flags)
         first: dict[int, NDArray[Any]] = {}
+        bits = gradient_bits(members[0][0].program, name)
         for (rank, _), mine in zip(members, views, strict=True):
             shard = mine[f"gs.{name}"]
             part = shard_slice(rank, name)
@@ -51,6 +53,22 @@ def reduce_scatter(members: Sequence[Member], kernels: KernelSet, scalars: Scala
                 continue
             first[part.start] = shard
             parts = [other[f"g.{name}"][part] for other in views]
+            if bits is not None:
+                # of shards that several have, each reduces a part: blocks begin where such parts do
+                length = len(shard) * rank.program.topology.shards // len(views)
+                for start in range(0, len(shard), length):
+                    at = slice(start, start + length)
+                    mean_of_packed(
+                        [each[at] for each in parts],
+                        shard[at],
+                        flags,
+                        bits=bits,
+                        kernels=kernels,
+                        scalars=scalars,
+                        scratch=scratch,
+                        accumulate=accumulate,
+                    )
+                continue
             scratch.reset()
             scalars.mean_of_replicas(
                 parts, shard, flags, scratch=scratch, accumulate=accumulate, divisor=float(len(views))
@@ -100,12 +118,15 @@ def tied_elements(rank: Rank, elements: int) -> int:
 
 
 def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
-    """The view of every replica of a shard group becomes all shards of the master weights, rounded to the view's type."""
+    """The view of every replica of a shard group becomes all shards of the master weights, rounded to the view's type, or packed."""
     views = [rank.by_role(instruction) for rank, instruction in members]
     for name in members[0][1].blocks:
-        whole = views[0][f"w.{name}"]
+        whole, bits = views[0][f"w.{name}"], view_bits(members[0][0].program, name)
         for rank, instruction in members:
-            cast_master(rank, instruction, f"p.{name}", whole[shard_slice(rank, name)], kernels, scratch)
+            shard = whole[shard_slice(rank, name)]
+            cast_master(rank, instruction, f"p.{name}", shard, kernels, scratch)
+            if bits is not None:
+                round_view(shard, bits, kernels, scratch)
         for other in views[1:]:
             kernels.memory.copy(other[f"w.{name}"], whole)
 

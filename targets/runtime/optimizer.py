@@ -15,6 +15,7 @@ from ratrain.ratrain_ir.blocks import block_chain, parameters_within, parse_bloc
 from ratrain.ratrain_ir.tensor_peers import peer_model
 from ratrain.ratrain_ir.types import Dtype, StateKind
 from ratrain.targets.runtime.collectives import gradient_chunks
+from ratrain.targets.runtime.quantised import quantised_scratch_bytes
 from ratrain.targets.runtime.rank import Rank, shape_only
 from ratrain.targets.runtime.scalars import Update
 from ratrain.targets.runtime.streamed_state import cast_master, streamed_parts
@@ -111,4 +112,4 @@ def _bytes_for(plan: Plan, kernels: KernelSet, elements: int) -> int:
         kernels.scratch_bytes("all_finite", a=shard),
         kernels.scratch_bytes("mean_of_replicas", parts=parts, out=shard, accumulate=True, divisor=float(plan.dp)),
     ]
-    return max(needs)
+    return max(*needs, quantised_scratch_bytes(plan, kernels, elements))

@@ -13,11 +13,12 @@ from typing import Any
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.blocks import Block
+from ratrain.ratrain_ir.blocks import Block, gathered_bits, shard_count
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.tensor_peers import peer_model
 from ratrain.targets.runtime.engine import ProgramEngine
 from ratrain.targets.runtime.peer_state import FlatReader, peer_pieces, whole_pieces
+from ratrain.targets.runtime.quantised import round_view
 from ratrain.targets.runtime.rank import Rank
 from ratrain.targets.runtime.scalars import GROWTH_INTERVAL, LossScale
 from ratrain.targets.runtime.training_state import BlockStates, TrainingState
@@ -156,6 +157,11 @@ def _fill_alike(engine: ProgramEngine, ranks: Sequence[Rank], block: Block, kind
         for view in views:
             engine.scratch.reset()
             engine.kernels.cast(values, view[at:end], scratch=engine.scratch)
+    bits = gathered_bits(engine.program.plan, block)
+    if bits is not None:  # views are as they would have been gathered
+        count = shard_count(engine.program.plan, block)
+        for part in (part for view in views for part in view.reshape(count, -1)):
+            round_view(part, bits, engine.kernels, engine.scratch)
 
 
 def _start_scale(rank: Rank, fixed: float | None) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -92,6 +93,13 @@ class BumpAllocator(ABC, Generic[T]):
             MemoryError: the plan does not fit in what is left.
         """
         return [self._take(buffer) for buffer in plan]
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """What is taken meanwhile is free again afterwards; what was taken before stays."""
+        used = self.used
+        yield
+        self.used = used
 
     def reset(self) -> None:
         """Free everything; what was taken before must no longer be used."""

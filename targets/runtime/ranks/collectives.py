@@ -9,7 +9,7 @@ float32 copies in the order it likes.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate as running_sums
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.ops import Engine, Group, Quantity
 from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.ratrain_ir.quantised import packed_bytes
 from ratrain.targets.runtime import collectives, peer_collectives
 from ratrain.targets.runtime.host_scalars import any_raised, norm_of_stages
+from ratrain.targets.runtime.quantised import gradient_bits, view_bits
 from ratrain.targets.runtime.ranks.communicator import Request
 from ratrain.targets.runtime.streamed_state import cast_master
 
@@ -101,7 +103,8 @@ class GroupCollectives:
             yield from self._reduce(views, shards, accumulate=instruction.accumulates)
             return
         own = {block: shard.reshape(copies.size, -1)[copies.rank] for block, shard in shards.items()}
-        gradients = {f"g.{block}": self._by_reducer(views[f"g.{block}"]) for block in shards}
+        exact = [block for block in shards if gradient_bits(self.rank.program, block) is None]
+        gradients = {f"g.{block}": self._by_reducer(views[f"g.{block}"]) for block in exact}
         yield from self._reduce(views | gradients, own, accumulate=instruction.accumulates)
         yield [copies.iallgather(shard) for shard in shards.values()]
 
@@ -129,13 +132,19 @@ class GroupCollectives:
         parts: dict[str, Sequence[NDArray[Any]]] = {}
         requests = []
         for block in outs:
-            parts[block], request = collect(views[f"g.{block}"])
+            bits = gradient_bits(self.rank.program, block)
+            gradient = views[f"g.{block}"]
+            parts[block], request = collect(gradient) if bits is None else self._collect_packed(gradient, bits)
             requests.append(request)
         yield requests
         flags = self.staging.take(len(outs), np.uint8)
         for index, (block, out) in enumerate(outs.items()):
             self.scratch.reset()
-            flags[index] = not self.kernels.mean_of_replicas(
+            bits = gradient_bits(self.rank.program, block)
+            mean = self.kernels.mean_of_replicas
+            if bits is not None:
+                mean = partial(self.kernels.mean_of_quantised, bits=bits)
+            flags[index] = not mean(
                 parts[block],
                 out,
                 scratch=self.scratch,
@@ -153,6 +162,19 @@ class GroupCollectives:
         shape = replicas.size, len(gradient) // replicas.size
         parts = self.staging.take(shape, self.kernels.memory.element_type(gradient))
         return list(parts), replicas.ialltoall(parts, gradient)
+
+    def _collect_packed(self, gradient: NDArray[Any], bits: int) -> tuple[Sequence[NDArray[Any]], Request]:
+        """Every replica's part of what this rank reduces, in rank order, packed by that replica."""
+        replicas, topology = self.communicators.replicas, self.rank.program.topology
+        parts = gradient.reshape(replicas.size, -1)
+        given, gathered = (
+            self.staging.take((replicas.size, packed_bytes(len(parts[0]), bits)), np.uint8) for _ in range(2)
+        )
+        for replica in range(replicas.size):
+            self.scratch.reset()
+            part = parts[topology.reduced_part(replica)]
+            self.kernels.quantise(part, given[replica], scratch=self.scratch, bits=bits)
+        return list(gathered), replicas.ialltoall(gathered, given)
 
     def _sum_by_library(self, gradient: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], Request]:
         """The sum of this rank's shard over all replicas, in float32, in the order that the library likes."""
@@ -224,13 +246,30 @@ class GroupCollectives:
             views[f"flag.{block}"][0] = int(flags[index])
 
     def all_gather(self, instruction: Instruction) -> Phases:
-        """Each rank rounds its shard into its place of its own view; the views then exchange places."""
+        """Each rank rounds its shard into its place of its own view; the views then exchange places, or what is packed of them."""
         views = self.rank.by_role(instruction)
         shards = self.communicators.shards
+        packed: dict[str, NDArray[Any]] = {}
+        requests = []
         for block in instruction.blocks:
-            place = views[f"w.{block}"].reshape(shards.size, -1)[shards.rank]
+            whole, bits = views[f"w.{block}"], view_bits(self.rank.program, block)
+            place = whole.reshape(shards.size, -1)[shards.rank]
             cast_master(self.rank, instruction, f"p.{block}", place, self.kernels, self.scratch)
-        yield [shards.iallgather(views[f"w.{block}"]) for block in instruction.blocks]
+            if bits is not None:
+                packed[block] = self.staging.take((shards.size, packed_bytes(len(place), bits)), np.uint8)
+                self.scratch.reset()
+                self.kernels.quantise(place, packed[block][shards.rank], scratch=self.scratch, bits=bits)
+            requests.append(shards.iallgather(packed.get(block, whole)))
+        yield requests
+        for block, rows in packed.items():
+            self._unpack(rows, views[f"w.{block}"], view_bits(self.rank.program, block))
+
+    def _unpack(self, rows: NDArray[Any], view: NDArray[Any], bits: int | None) -> None:
+        """Make a view of what all ranks packed of it."""
+        assert bits is not None  # else nothing was
+        for row, place in zip(rows, view.reshape(len(rows), -1), strict=True):
+            self.scratch.reset()
+            self.kernels.dequantise(row, place, scratch=self.scratch, bits=bits)
 
     def _sum_loss(self, instruction: Instruction) -> Phases:
         replicas = self.communicators.replicas
@@ -298,6 +337,10 @@ def staging_bytes(rank: Rank, reduction: Reduction) -> int:
 def _staging_of(rank: Rank, instruction: Instruction, reduction: Reduction) -> int:
     total, grouped = 0, rank.program.plan.shard_group is not None and instruction.keyword == ops.ReduceScatter.keyword
     for role, view in rank.by_role(instruction).items():
+        packed = _packed_bytes(rank, instruction, role, len(view))
+        if packed is not None:
+            total += packed
+            continue
         if role.startswith("g.") and grouped:
             total += view.nbytes
         if role.startswith("g.") and reduction == "fast":
@@ -308,6 +351,19 @@ def _staging_of(rank: Rank, instruction: Instruction, reduction: Reduction) -> i
             shared = sum(high - low for _, low, high in _shared(rank, role.removeprefix("gs."), len(view)))
             total += (1 + rank.program.plan.tp) * shared * view.itemsize
     return total + _SCALARS_BYTES * len(instruction.blocks)
+
+
+def _packed_bytes(rank: Rank, instruction: Instruction, role: str, elements: int) -> int | None:
+    """Of what is packed: the parts that go out and those that come in, or the shards of a view; None where a tensor is not."""
+    kind, _, block = role.partition(".")
+    program = rank.program
+    if kind == "g" and instruction.keyword == ops.ReduceScatter.keyword:
+        bits, parts, copies = gradient_bits(program, block), program.plan.dp, 2
+    elif kind == "w" and instruction.keyword == ops.AllGather.keyword:
+        bits, parts, copies = view_bits(program, block), program.topology.shards, 1
+    else:
+        return None
+    return None if bits is None else copies * parts * packed_bytes(elements // parts, bits)
 
 
 def _shared(rank: Rank, block: str, elements: int) -> Iterator[tuple[int, int, int]]:

@@ -26,6 +26,13 @@ Tensor peers sum in rank order in either case.
 """
 
 
+def check_reduction(plan: Plan, reduction: Reduction) -> None:
+    """Raise `DiagnosticError` RT064 where a library would sum gradients that the plan has packed, which it cannot read."""
+    if reduction == "fast" and plan.reduce_quantised is not None:
+        text = f'the plan packs gradients (reduce_quantised = "{plan.reduce_quantised}"), which no library sums'
+        fail("RT064", text, help="use --reduction ordered, or leave reduce_quantised out of the plan")
+
+
 @frozen
 class Layout:
     """The map between process numbers and the ranks of a mesh."""

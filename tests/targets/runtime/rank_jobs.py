@@ -27,6 +27,7 @@ START = {"mpi": run_ranks, "torch": run_by_torchrun, "torch-untagged": run_by_to
 TIED = evolve(MODEL, tied_embeddings=True)
 CLIPPED = Optimizer(lr=5e-3, warmup_steps=3, clip="global")
 STEPS = 3
+_PACKED = {"gather_quantised": "int8-block", "reduce_quantised": "int8-block"}
 PLANS: dict[str, dict[str, Any]] = {
     "2x2": {},
     "2x2-each-micro-batch": {"zero": 2, "reduce": "each-micro-batch"},
@@ -51,6 +52,10 @@ PLANS: dict[str, dict[str, Any]] = {
         "zero_blocks": ZeroLevels.parse("mlp.* 3, attention.* 0"),
         "optimizer": CLIPPED,
     },
+    "2x2-packed": {**_PACKED, "zero": 2, "reduce": "each-micro-batch", "optimizer": CLIPPED},
+    "2x2-packed-overflow-bf16-gradients": {**_PACKED, "loss_scale": 2.0**130, "grad_dtype": "bf16"},
+    "1x4-packed-groups": {"pp": 1, "dp": 4, "shard_group": 2, "zero": 3, **_PACKED, "gather_quantised": "int4-block"},
+    "1x4-packed-levels": {**_PACKED, "pp": 1, "dp": 4, "zero_blocks": ZeroLevels.parse("mlp.* 3, attention.* 0")},
     "4x1-tied": {"model": evolve(TIED, layers=4), "pp": 4, "dp": 1},
 }
 
@@ -63,6 +68,7 @@ PEER_PLANS: dict[str, dict[str, Any]] = {
     "1x1x4-copied-heads": {"pp": 1, "dp": 1, "tp": 4, "zero": 0, "sequence_sharding": False, "optimizer": CLIPPED},
     "1x2x2-bf16-whole-rows": {"pp": 1, "tp": 2, "zero": 3, "sequence_sharding": False, "view_dtype": "bf16"},
     "2x1x2-norms-over-heads": {"model": OLMO2, "dp": 1, "tp": 2, "loss_scale": 256.0, "optimizer": CLIPPED},
+    "1x2x2-packed": {"pp": 1, "tp": 2, "zero": 3, **_PACKED},
     "2x1x2-documents": {"dp": 1, "tp": 2, "attention_mask": "document", "view_dtype": "f32"},
 }
 """Of four ranks each, some of them tensor peers."""
