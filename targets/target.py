@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from ratrain.ratrain_ir.blocks import gathered_bits
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.ops import (
+    AllGather,
     AllReduce,
     BlockOp,
     Engine,
@@ -82,19 +84,26 @@ class MachineTarget:
         return routine_of(op, module.model, module.plan)
 
     def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
-        """Intermediates of a routine; two staging chunks for a gradient reduction, and for each tensor of state that streams."""
+        """Intermediates of a routine; two staging chunks for a gradient reduction or a gather of what is packed, and for each tensor of state that streams."""
         if isinstance(op, BlockOp):
             routine = self.routine(module, op)
             return WorkspaceRequest(routine.key, routine.workspace_bytes)
         if isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group is Group.REPLICAS):
-            return WorkspaceRequest("grad-sync", 2 * self.machine.whole("collective_chunk"))
+            return self._staging_chunks
         streamed = streamed_state(op)
         if streamed and not self.machine.updates_in(streamed[0].home):
             kinds = STREAMS_OF_UPDATE if isinstance(op, Update) else 1
             most = 2 * kinds * self.machine.whole("collective_chunk")
             staging = max(LEAST_STAGING, min(most, aligned(sum(tensor.type.nbytes for tensor in streamed))))
             return WorkspaceRequest(f"state-{op.keyword}-{staging}", staging)
+        if isinstance(op, AllGather) and any(gathered_bits(module.plan, block) is not None for block in op.blocks):
+            return self._staging_chunks
         return None
+
+    @property
+    def _staging_chunks(self) -> WorkspaceRequest:
+        """What a collective receives that has to be worked on arrives in one while the other is read; there is one at a time."""
+        return WorkspaceRequest("grad-sync", 2 * self.machine.whole("collective_chunk"))
 
     def step_seconds(self, module: Module) -> float:
         """Seconds of a steady step of an allocated module, simulated.

@@ -157,6 +157,14 @@ def all_reduces(elements: float, itemsize: float, members: Members, machine: Mac
     return ways
 
 
+def packed_reduction(nbytes: float, members: Members) -> Algorithm:
+    """How quantised parts, of `nbytes` in all, come to their owners: from everyone at once, whatever the machine sums otherwise.
+
+    Sums on the way would have to be unpacked, added and packed anew by each member they pass.
+    """
+    return Algorithm("pairwise", _pairwise_rounds(nbytes, Circle(members.count), members, staged=True))
+
+
 def copied_shards(
     elements: float, itemsize: float, group: Members, copies: Members, machine: Machine, own_bytes: float
 ) -> Algorithm:

@@ -11,13 +11,16 @@ from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.blocks import shares_rows
 from ratrain.ratrain_ir.ops import Engine, Group
 from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.ratrain_ir.quantised import FORMATS, packed_nbytes
 from ratrain.ratrain_ir.topology import mesh_of
-from ratrain.ratrain_ir.types import StateKind, TensorType
+from ratrain.ratrain_ir.types import Dtype, StateKind, TensorType
 from ratrain.targets.machine.collective_cost import (
+    Algorithm,
     all_gathers,
     all_reduces,
     cheapest,
     copied_shards,
+    packed_reduction,
     reduce_scatters,
     scalar_all_reduces,
 )
@@ -33,7 +36,6 @@ from ratrain.targets.program.routine import Routine, Step, parse_reference
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.plan import Plan
-    from ratrain.targets.machine.collective_cost import Algorithm
     from ratrain.targets.machine.link_groups import Link
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.machine.shared_gradients import SharedElements
@@ -134,6 +136,8 @@ def op_key(op: TimedOp, plan: Plan) -> str:
     if not op.group:
         return op.keyword
     keyword = f"{op.keyword}/{plan.shard_group}" if _copies_shards(op, plan) else op.keyword
+    if (bits := _packed_bits(op, plan)) is not None:
+        keyword += f"/{bits}-bit"
     return f"{keyword}{MEMBERS_MARK}{mesh_of(plan).group_size(Group(op.group))}"
 
 
@@ -175,9 +179,37 @@ def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
     way = collective_way(op, plan, machine)
     if way is None:
         return copy_work(op.own_bytes, machine)
+    if (bits := _packed_bits(op, plan)) is not None:
+        return copy_work(_packing_bytes(op, plan, bits), machine) + way.work(machine, _as_packed(op, bits).own_bytes)
     if op.keyword == "all_reduce_scalar":  # what it is computed from is read first; the number itself is small
         return copy_work(op.payload_bytes, machine) + way.work(machine, 0)
     return way.work(machine, op.own_bytes)
+
+
+def _packed_bits(op: TimedOp, plan: Plan) -> int | None:
+    """Bits of an element of what travels block-quantised; None of what travels as it is. With replicas, both ops are of shards alone."""
+    name = {ops.AllGather.keyword: plan.gather_quantised, ops.ReduceScatter.keyword: plan.reduce_quantised}.get(
+        op.keyword
+    )
+    return None if name is None else FORMATS[name]
+
+
+def _as_packed(op: TimedOp, bits: int) -> TimedOp:
+    """A collective of what is packed: that is what it reads to send, or writes as it arrives."""
+    nbytes = round(packed_nbytes(op.payload_elements, bits))
+    return evolve(op, payload_bytes=nbytes, own_bytes=op.own_bytes - op.payload_bytes + nbytes)
+
+
+def _packing_bytes(op: TimedOp, plan: Plan, bits: int) -> float:
+    """What is read and written to pack a rank's part, before anything travels, and to unpack what has arrived.
+
+    Packed gradients are unpacked where they are added, which reads them in any case.
+    """
+    packed = packed_nbytes(op.payload_elements, bits)
+    if op.keyword == ops.ReduceScatter.keyword:
+        return op.payload_bytes + packed
+    shards = mesh_of(plan).group_size(Group(op.group))
+    return (op.payload_bytes + packed) * (1 + 1 / shards)
 
 
 def _transfer_work(op: TimedOp, _plan: Plan, machine: Machine) -> ResourceWork:
@@ -256,6 +288,11 @@ def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | Non
     members = placement_of(plan, machine).members(op.group)
     if members.count == 1:
         return None
+    bits = _packed_bits(op, plan)
+    if bits is not None and op.keyword == ops.ReduceScatter.keyword:
+        return _packed_reduction(op, plan, machine, packed_nbytes(op.payload_elements, bits))
+    if bits is not None:
+        op = _as_packed(op, bits)
     if op.keyword == "all_reduce_scalar":
         return cheapest(scalar_all_reduces(_SCALAR_BYTES, members, machine), machine)
     if op.keyword in ("all_gather", "gather_rows"):
@@ -270,3 +307,14 @@ def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | Non
     shares = op.keyword == "reduce_scatter" or (op.keyword == "reduce_rows" and shares_rows(plan))
     kinds = reduce_scatters if shares else all_reduces
     return cheapest(kinds(op.payload_elements, itemsize, members, machine), machine, op.own_bytes)
+
+
+def _packed_reduction(op: TimedOp, plan: Plan, machine: Machine, nbytes: float) -> Algorithm:
+    """From every replica to every other; where several have a shard, each then has a part of it, which they gather."""
+    placement = placement_of(plan, machine)
+    exchange = packed_reduction(nbytes, placement.members(op.group))
+    if not _copies_shards(op, plan):
+        return exchange
+    shard = op.payload_elements / mesh_of(plan).shards * Dtype(plan.grad_shard_dtype).itemsize
+    gather = cheapest(all_gathers(shard, placement.copies, machine), machine)
+    return Algorithm(f"{exchange.name}, then {gather.name} of copies", exchange.rounds + gather.rounds)

@@ -53,7 +53,7 @@ PLANS: dict[str, dict[str, Any]] = {
         "optimizer": CLIPPED,
     },
     "2x2-packed": {**_PACKED, "zero": 2, "reduce": "each-micro-batch", "optimizer": CLIPPED},
-    "2x2-packed-overflow-bf16-gradients": {**_PACKED, "loss_scale": 2.0**130, "grad_dtype": "bf16"},
+    "2x2-packed-overflow": {**_PACKED, "loss_scale": 2.0**19},
     "1x4-packed-groups": {"pp": 1, "dp": 4, "shard_group": 2, "zero": 3, **_PACKED, "gather_quantised": "int4-block"},
     "1x4-packed-levels": {**_PACKED, "pp": 1, "dp": 4, "zero_blocks": ZeroLevels.parse("mlp.* 3, attention.* 0")},
     "4x1-tied": {"model": evolve(TIED, layers=4), "pp": 4, "dp": 1},
