@@ -57,6 +57,8 @@ PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "state.zero": {"value": 3},
     "state.zero_blocks": {"value": "mlp.1 3"},
     "state.shard_group": {"value": 2, "given": {"parallel.dp": 4}},
+    "numerics.gather_quantised": {"value": "int8-block", "seen": NUMBERS},
+    "numerics.reduce_quantised": {"value": "int8-block", "seen": NUMBERS},
     "state.reduce": {"value": "each-micro-batch", "given": {"state.zero": 2}},
     "state.view_dtype": {"value": "f32", "given": {"state.loss_scale": 1.0, "state.grad_dtype": "f16"}},
     "state.grad_dtype": {"value": "f32", "given": {"state.grad_shard_dtype": "f16"}},

@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan import DTYPES, KEYS, Optimizer, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan, parse_plan, plan_from_fields, plan_to_toml
 from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
+from ratrain.ratrain_ir.quantised import FORMATS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 MODEL = ModelConfig("test", "llama", 256, 64, 8, 4, 2, 16, 176, 1e-5)
@@ -356,6 +357,28 @@ REFUSED = [
         "with zero = 0 and dp = 4 nothing is sharded",
         10,
     ),
+    (BASE + '[numerics]\ngather_quantised = "int8"\n', "RT063", "'numerics.gather_quantised' is \"int8\"", 10),
+    (
+        BASE + '[numerics]\nreduce_quantised = "int4-block"\n',
+        "RT063",
+        "'numerics.reduce_quantised' is \"int4-block\"",
+        10,
+    ),
+    *(
+        (
+            BASE + f'[numerics]\n{name} = "int8-block"\n[state]\nzero = 0\n',
+            "RT064",
+            f"{name} changes nothing: with zero = 0",
+            10,
+        )
+        for name in ("gather_quantised", "reduce_quantised")
+    ),
+    (
+        BASE.replace("dp = 2", "dp = 1") + '[numerics]\ngather_quantised = "int4-block"\n[state]\nzero = 3\n',
+        "RT064",
+        "with zero = 3 and dp = 1 nothing is sharded",
+        10,
+    ),
     (BASE + '[state]\nview_dtype = "f32"\nloss_scale = 2.0\n', "RT064", "loss scale is 2.0", 11),
     (BASE + '[state]\nview_dtype = "f32"\nloss_scale = "dynamic"\n', "RT064", "loss scale is dynamic", 11),
     (BASE + '[state]\nview_dtype = "bf16"\nloss_scale = 2.0\n', "RT064", "but bf16 parameter views are not scaled", 11),
@@ -484,6 +507,8 @@ def plans(draw) -> Plan:
         reduce="each-micro-batch" if each else "last",
         zero_blocks=draw(st.none() | levels(2 if zero else 0)),
         shard_group=draw(st.sampled_from([None, *(g for g in range(2, dp) if dp % g == 0 and zero)])),
+        gather_quantised=draw(st.sampled_from([None, *FORMATS])) if zero and dp > 1 else None,
+        reduce_quantised=draw(st.sampled_from([None, "int8-block"])) if zero and dp > 1 else None,
         view_dtype=view_dtype,
         grad_dtype=grad_dtype,
         grad_shard_dtype=draw(st.sampled_from(DTYPES)) if zero and dp > 1 else grad_dtype,

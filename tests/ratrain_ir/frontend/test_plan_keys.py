@@ -90,7 +90,7 @@ def test_a_table_has_the_fields_of_its_class_and_no_more() -> None:
     own = {item.name for item in fields(Plan)} - {"optimizer"}
     assert set(KEYS.own) == own
     assert set(KEYS.keys) == set(KEYS.labels) == own | {item.name for item in fields(Optimizer)}
-    assert list(KEYS.sections) == ["parallel", "batch", "state", "compute", "optimizer"]
+    assert list(KEYS.sections) == ["parallel", "batch", "state", "compute", "numerics", "optimizer"]
     assert [name for names in KEYS.sections.values() for name in names] == list(KEYS.labels)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain.ratrain_ir.topology import Mesh, grid
-from ratrain.targets.runtime.ranks.layout import Layout
+from ratrain.targets.runtime.ranks.layout import Layout, check_reduction
 from tests.end_to_end.tiny_runs import make_plan
 
 
@@ -40,5 +40,10 @@ def test_rank_order_says_what_is_next_to_each_other() -> None:
     tiled = Layout.of_plan(make_plan(pp=2, dp=4, mapping=RankMapping.parse("chip 2x2")), "mapping")
     assert places(tiled, 5) == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2)]
     assert [tiled.process(tiled.place(i)) for i in range(8)] == list(range(8))
+    check_reduction(make_plan(), "fast")
+    packed = make_plan(reduce_quantised="int8-block")
+    check_reduction(packed, "ordered")
+    with pytest.raises(DiagnosticError, match="packs gradients .* which no library sums"):
+        check_reduction(packed, "fast")
     with pytest.raises(DiagnosticError, match="has no mapping to order ranks by"):
         Layout.of_plan(make_plan(pp=2, dp=4), "mapping")
