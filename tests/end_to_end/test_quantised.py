@@ -73,13 +73,17 @@ def test_all_replicas_have_the_view_that_its_owners_packed(name: str, steps: int
     run = train(program, steps)
     first, second = views_of(run)
     most = LARGEST_CODE[FORMATS[name]]
+    (ranks,) = run.engine.ranks
     for (block, mine), (_, theirs) in zip(first, second, strict=True):
+        master = np.concatenate([rank.carried("p", block) for rank in ranks])
         np.testing.assert_array_equal(mine.view(np.uint16), theirs.view(np.uint16), err_msg=block)
-        for shard in mine.reshape(2, -1):
+        for shard, exact in zip(mine.reshape(2, -1), master.reshape(2, -1), strict=True):
             for start in range(0, len(shard), BLOCK_ELEMENTS):
                 values = shard[start : start + BLOCK_ELEMENTS].astype(np.float64)
-                codes = values / (np.abs(values).max() / most or 1)
-                np.testing.assert_allclose(codes, np.rint(codes), atol=most * 2.0**-9)
+                scale = np.abs(values).max() / most or 1
+                np.testing.assert_allclose(values / scale, np.rint(values / scale), atol=most * 2.0**-9)
+                off = np.abs(exact[start : start + BLOCK_ELEMENTS] - values)
+                assert (off <= scale * (0.5 + most * 2.0**-9)).all(), "of its master, rounded to f16 before and after"
 
 
 @pytest.mark.parametrize("given", ["both", "both, in groups, some blocks"])

@@ -179,6 +179,24 @@ def test_predicted_run(capsys):
     assert len(re.findall(row, out, re.MULTILINE)) >= 3
 
 
+def test_quantised(capsys, monkeypatch):
+    benchmark = runpy.run_path(str(BENCHMARKS / "quantised.py"))
+    runs = {name: benchmark["RUNS"][name] for name in (benchmark["EXACT"], "gather int4, reduce int8")}
+    monkeypatch.setitem(benchmark["main"].__globals__, "RUNS", runs)
+    benchmark["main"](["--steps", "2"])
+    titles, _, exact, packed = capsys.readouterr().out.splitlines()
+    assert titles == "| collectives | largest | last 1 steps |"
+    assert re.fullmatch(r"\| exact \| - \| \d\.\d{4} \|", exact)
+    assert re.fullmatch(r"\| gather int4, reduce int8 \| [+-]\d\.\d{3} % \(step [12]\) \| [+-]\d\.\d{3} % \|", packed)
+
+
+def test_deviations_from_the_exact_run_are_shown():
+    row = runpy.run_path(str(BENCHMARKS / "quantised.py"))["row"]
+    exact = [2.0] * 100
+    found = [2.0] * 49 + [2.02] + [1.9] * 50
+    assert row("gather int8", found, exact) == ["gather int8", "+1.000 %", "-5.000 %", "-5.000 % (step 51)", "-5.000 %"]
+
+
 SMALL_PLAN = """
 [parallel]
 pp = 1

@@ -43,7 +43,7 @@ def test_rank_order_says_what_is_next_to_each_other() -> None:
     check_reduction(make_plan(), "fast")
     packed = make_plan(reduce_quantised="int8-block")
     check_reduction(packed, "ordered")
-    with pytest.raises(DiagnosticError, match="packs gradients .* which no library sums"):
+    with pytest.raises(DiagnosticError, match="which no library sums"):
         check_reduction(packed, "fast")
     with pytest.raises(DiagnosticError, match="has no mapping to order ranks by"):
         Layout.of_plan(make_plan(pp=2, dp=4), "mapping")
