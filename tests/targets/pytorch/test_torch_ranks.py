@@ -247,6 +247,8 @@ OF_TENSORS = (
     "1x1x4-copied-heads",
     "2x1x2-norms-over-heads",
     "2x1x2-documents",
+    "2x2-packed",
+    "1x4-packed-groups",
 )
 UNTAGGED = (
     "2x2",
