@@ -2,8 +2,9 @@
 
 Blocks of `BLOCK_ELEMENTS` elements, the last of what is left, have a float32 scale each: the largest magnitude divided by the largest code.
 Codes are element / scale, rounded to nearest even. Packed, the scales come first, then the codes: signed bytes, or halves of a byte, the
-first element in the lower one, each plus 8. An element is code * scale again, in float32. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022, for blocks; Wang et al.,
-"ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023, for what they are used for.
+first element in the lower one, each plus 8. An element is code * scale again, in float32. Dettmers et al., "8-bit Optimizers via Block-wise
+Quantization", 2022, for blocks; Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023, for what
+they are used for.
 """
 
 from __future__ import annotations
