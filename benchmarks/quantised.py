@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,18 +83,17 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", help="a text file, read byte by byte")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(words)
+    shown = [f"step {step}" for step in SHOWN if step <= given.steps]
+    titles = ["collectives", *shown, "largest", f"last {max(1, given.steps // 10)} steps"]
+    if not given.json:
+        print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
     found: dict[str, list[float]] = {}
     for name, keys in RUNS.items():
         found[name] = losses(keys, given.steps, given.seed, given.data)
-        print(f"{name}: {found[name][-1]:.4f} after {given.steps} steps", file=sys.stderr, flush=True)
+        if not given.json:
+            print(f"| {' | '.join(row(name, found[name], found[EXACT]))} |", flush=True)
     if given.json:
         print(json.dumps({"steps": given.steps, "seed": given.seed, "losses": found}))
-        return
-    shown = [f"step {step}" for step in SHOWN if step <= given.steps]
-    titles = ["collectives", *shown, "largest", f"last {max(1, given.steps // 10)} steps"]
-    print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
-    for name, of_run in found.items():
-        print(f"| {' | '.join(row(name, of_run, found[EXACT]))} |")
 
 
 if __name__ == "__main__":
