@@ -1,0 +1,85 @@
+"""From the settings of another framework to a plan: `import-plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.frontend.fields import FieldReader, Report
+from ratrain.ratrain_ir.frontend.plan import KEYS, Plan
+from ratrain.ratrain_ir.frontend.plan_checks import check_said, check_together
+from ratrain.ratrain_ir.frontend.plan_text import plan_to_toml
+from ratrain.ratrain_ir.frontend.text import Place, Source, read_text, shown
+from ratrain.ratrainc.bridge.deepspeed import DEEPSPEED
+from ratrain.ratrainc.bridge.megatron import MEGATRON
+from ratrain.ratrainc.bridge.settings import Asked, Framework, Left, SettingsReader
+from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN
+
+FRAMEWORKS: dict[str, Framework] = {"megatron": MEGATRON, "deepspeed": DEEPSPEED, "torchtitan": TORCHTITAN}
+
+
+@frozen
+class Imported:
+    """A plan that was made from the settings of another framework."""
+
+    framework: Framework
+    file: str
+    plan: Plan
+    """with no cuts where those are left to be chosen for the model"""
+    auto_cuts: bool
+    passes: tuple[str, ...]
+    """what the settings say that a pipeline of passes says here"""
+    left: tuple[Left, ...]
+    defaults: dict[str, Any]
+    """settings that the file leaves out, as the framework has them then; the plan says what follows"""
+
+    def text(self) -> str:
+        """The plan's file."""
+        text = plan_to_toml(self.plan)
+        if self.auto_cuts:
+            text = text.replace("\ncuts = []\n", '\ncuts = "auto"\n', 1)
+        head = [f"# From settings of {self.framework.title}."]
+        head += [f"# Passes: {','.join(self.passes)} (--passes)."] if self.passes else []
+        head += [_comment(f"Not carried over: {each.key} = {shown(each.value)}: {each.why}") for each in self.left]
+        return "\n".join([*head, "", text])
+
+
+def _comment(text: str) -> str:
+    """A line that begins with `#`; what a comment of TOML may not have is left out."""
+    return "# " + "".join(each for each in text if each.isprintable())
+
+
+def import_plan(framework: str, path: str | Path, asked: Asked) -> Imported:
+    """The plan of a file of a framework. Raises `DiagnosticError` RT002, RT063 and RT064 for all that is wrong with it."""
+    known = FRAMEWORKS[framework]
+    return imported(known, str(path), read_text(path, "RT063", known.file), asked)
+
+
+def imported(framework: Framework, file: str, text: str, asked: Asked) -> Imported:
+    """The plan of a text of a framework."""
+    top = Source(file, text).top()
+    reader = SettingsReader(framework, framework.settings(file, text), top, asked)
+    framework.read(reader)
+    reader.leave_rest()
+    reader.report.check()
+    plan, auto = _plan(reader)
+    return Imported(framework, file, plan, auto, tuple(reader.passes), tuple(reader.left), dict(reader.defaults))
+
+
+def _plan(reader: SettingsReader) -> tuple[Plan, bool]:
+    """The plan of what was put, by the rules that a plan's file is read by, and whether its cuts are left to be chosen."""
+
+    def place(label: str) -> Place:
+        return reader.places.get(label.rpartition(".")[2], reader.top)
+
+    report = Report(place)
+    values = KEYS.without_words(reader.values)
+    auto = "cuts" not in values and values.get("pp") != 1
+    fields = FieldReader(values, report, "RT063", KEYS.labels)
+    plan = KEYS.read(fields, {} if "cuts" in values else {"cuts": ()})
+    check_together(fields, plan, None, auto_cuts=auto)
+    check_said(fields, plan)
+    report.check()
+    return plan, auto

@@ -1,0 +1,23 @@
+"""What `import-plan --json` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ratrain.ratrain_ir.frontend.text import shown
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.bridge.importing import Imported
+
+
+def imported_json(made: Imported, output: str | None) -> dict[str, Any]:
+    """The plan by its keys, and what it does not say."""
+    fields = dict(made.plan.to_fields())
+    return {
+        "from": made.framework.title,
+        "plan": {**fields, "cuts": "auto"} if made.auto_cuts else fields,
+        "passes": list(made.passes),
+        "defaults": made.defaults,
+        "not_carried": [{"key": each.key, "value": shown(each.value), "why": each.why} for each in made.left],
+        "output": output,
+    }

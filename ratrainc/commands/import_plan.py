@@ -1,0 +1,81 @@
+"""`ratrainc import-plan`."""
+
+from __future__ import annotations
+
+import click
+
+from ratrain.ratrainc.bridge.settings import Asked
+from ratrain.ratrainc.commands.options import Result, Source, in_groups, json_option, output_file
+from ratrain.ratrainc.terminal import echo, echo_document
+
+_EPILOG = """\b
+Examples:
+  ratrainc import-plan --from megatron pretrain.sh -o P.toml
+  ratrainc import-plan --from deepspeed ds_config.json --clusters 16 --seq-len 4096 -o P.toml
+  ratrainc import-plan --from torchtitan job.toml --clusters 64 --json
+"""
+_MOST = 1 << 16
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("file", type=Source("settings"), metavar="FILE")
+@click.option(
+    "--from",
+    "framework",
+    type=click.Choice(["megatron", "deepspeed", "torchtitan"]),
+    required=True,
+    help="Whose settings they are: a launch script or flags, a ds_config.json, a job's TOML.",
+)
+@click.option(
+    "--clusters",
+    "asked_clusters",
+    type=click.IntRange(1, _MOST),
+    metavar="N",
+    help="Ranks, where the file does not say.",
+)
+@click.option(
+    "--pp", "asked_pp", type=click.IntRange(1, _MOST), metavar="P", help="Stages, where a ds_config does not say."
+)
+@click.option(
+    "--seq-len",
+    "asked_seq_len",
+    type=click.IntRange(1, 1 << 20),
+    metavar="S",
+    help="Tokens of a sequence, where the file does not say.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=Result("plan", ".toml"),
+    callback=output_file,
+    metavar="P.toml",
+    help="Write the plan; without it, it goes to stdout.",
+)
+@json_option
+@in_groups(asked=Asked)
+def command(file: str, framework: str, asked: Asked, output: str | None, as_json: bool) -> None:
+    """Make a plan of the settings of Megatron-LM, DeepSpeed or torchtitan.
+
+    All that a plan does not say is named on stderr with the reason; what contradicts itself is refused. Scripts are read, not run.
+    """
+    if asked.pp is not None and framework != "deepspeed":
+        raise click.UsageError("--pp is for --from deepspeed: the others say it in the file")
+    from ratrain.ratrain_ir.files import write_lines
+    from ratrain.ratrain_ir.frontend.text import shown
+    from ratrain.ratrainc.bridge.importing import import_plan
+    from ratrain.ratrainc.bridge.report import imported_json
+    from ratrain.ratrainc.console import print_json
+
+    made = import_plan(framework, file, asked)
+    if output is not None:
+        write_lines(output, made.text().splitlines())
+    if as_json:
+        print_json(imported_json(made, output))
+    elif output is None:
+        echo_document(made.text())
+    for left in made.left:
+        echo(f"not carried over: {left.key} = {shown(left.value)}: {left.why}", err=True)
+    if made.passes:
+        echo(f"passes to say: --passes {','.join(made.passes)}", err=True)
+    if output is not None:
+        echo(f"wrote {output}", err=True)
