@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
-from ratrain.ratrainc.commands.options import Result, Source, output_file
+from ratrain.ratrainc.commands.options import Result, Source, output_file, refuse_idle
 from ratrain.ratrainc.terminal import echo, echo_document
 
 _EPILOG = """\b
 Examples:
   ratrainc export tiny.rtir --format torch-csv
   ratrainc export tiny.rtir --format torch-csv --lowered -o tiny.csv
+  ratrainc export tiny.rtir --format megatron -o arguments.sh
+  ratrainc export tiny.rtir --format torchtitan -o job.toml
 
 Compute only is what _load_csv(file, format="compute_only") reads; --lowered is for format="compute_comms".
 """
+_ENDINGS = {"torch-csv": ".csv", "megatron": ".sh", "torchtitan": ".toml"}
 
 
 @click.command(epilog=_EPILOG)
@@ -21,32 +26,58 @@ Compute only is what _load_csv(file, format="compute_only") reads; --lowered is 
 @click.option(
     "--format",
     "table_format",
-    type=click.Choice(["torch-csv"]),
+    type=click.Choice([*_ENDINGS]),
     default="torch-csv",
     show_default=True,
-    help="The table's format: the CSV of torch.distributed.pipelining.",
+    help="The CSV of torch.distributed.pipelining, or the plan as settings of Megatron-LM or torchtitan.",
 )
 @click.option(
     "-o",
     "--output",
-    type=Result("table", ".csv"),
+    type=Result("table or settings", *_ENDINGS.values()),
     callback=output_file,
     metavar="F.csv",
-    help="Write the table; without it the rows go to stdout.",
+    help="Write what is exported; without it, it goes to stdout.",
 )
 @click.option(
     "--lowered", is_flag=True, help="With sends, receives, gathering and reduction, in the order of the schedule."
 )
 def command(file: str, table_format: str, output: str | None, lowered: bool) -> None:
-    """Write a schedule as the table of actions of another runtime, one row a rank (stage s runs on rank s).
+    """Write a schedule as the table of actions of another runtime, one row a rank (stage s runs on rank s), or its plan as settings.
 
-    Both sides are checked: the schedule as a module, the table by the rules of 'ratrainc lint'. That runtime takes a rank's
-    actions one by one, so a schedule that needs engines running side by side is refused when it is lowered.
+    Both sides of a table are checked: the schedule as a module, the table by the rules of 'ratrainc lint'. That runtime takes a rank's
+    actions one by one, so a schedule that needs engines running side by side is refused when it is lowered. What the settings of
+    another framework do not express is named on stderr.
     """
-    del table_format  # there is one
+    _check_ending(table_format, output)
+    if table_format == "torch-csv":
+        _write(_table(file, lowered=lowered), output)
+        return
+    refuse_idle(f"is for a table: --format {table_format} writes settings", "lowered")
+    from ratrain import api
+    from ratrain.ratrain_ir.verifier import check
+    from ratrain.ratrainc.bridge.exporting import export_plan
+    from ratrain.ratrainc.console import status
+
+    with status(f"reading and verifying {file}"):
+        module = api.load_schedule(file)
+        check(module)
+        exported = export_plan(table_format, module.plan, module.model.layers)
+    _write(exported.text.splitlines(), output)
+    for each in exported.missing:
+        echo(f"not expressed: {each}", err=True)
+
+
+def _check_ending(table_format: str, output: str | None) -> None:
+    """Raise `click.UsageError` where the file that is to be written has the ending of another format."""
+    ending = os.path.splitext(output or "")[1].lower()  # noqa: PTH122 - the path may be anything
+    if ending in _ENDINGS.values() and ending != _ENDINGS[table_format]:
+        raise click.UsageError(f"--format {table_format} writes {_ENDINGS[table_format]} files, not '{output}'")
+
+
+def _table(file: str, *, lowered: bool) -> list[str]:
     from ratrain import api
     from ratrain.ratrain_ir.actions import actions_of_module, compute_only, torch_csv_lines, with_gathered_parameters
-    from ratrain.ratrain_ir.files import write_lines
     from ratrain.ratrain_ir.verifier import check
     from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
     from ratrain.ratrainc.console import status
@@ -57,8 +88,14 @@ def command(file: str, table_format: str, output: str | None, lowered: bool) -> 
         actions = actions_of_module(module)
         table = with_gathered_parameters(actions) if lowered else compute_only(actions)
         check_schedule(table)
+        return list(torch_csv_lines(table))
+
+
+def _write(lines: list[str], output: str | None) -> None:
+    from ratrain.ratrain_ir.files import write_lines
+
     if output is None:
-        echo_document("".join(f"{line}\n" for line in torch_csv_lines(table)))
+        echo_document("".join(f"{line}\n" for line in lines))
     else:
-        write_lines(output, torch_csv_lines(table))
+        write_lines(output, lines)
         echo(f"wrote {output}", err=True)

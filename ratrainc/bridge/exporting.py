@@ -1,0 +1,204 @@
+"""From a plan to the settings of another framework. What they cannot express is what reading them back does not give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.frontend.plan_text import plan_words
+from ratrain.ratrainc.bridge.importing import imported
+from ratrain.ratrainc.bridge.megatron import MEGATRON
+from ratrain.ratrainc.bridge.settings import Asked, Framework
+from ratrain.ratrainc.bridge.shell_flags import WORLD
+from ratrain.ratrainc.bridge.torchtitan import SCHEDULES, TORCHTITAN, TYPES
+
+_TABLE = "'ratrainc export X.rtir --format torch-csv' writes the order as a table"
+_WHY = {
+    "schedule": f"it has no such schedule; {_TABLE}",
+    "slices": f"micro-batches pass whole there; {_TABLE}",
+    "mapping": "the launcher says which ranks are neighbours",
+    "head_chunk": "the head computes as its kernels do there",
+    "mlp_chunk": "an mlp computes all rows at a time there",
+    "logits": "the head computes as its kernels do there",
+}
+
+
+@frozen
+class Missing:
+    """A key of a plan that settings do not express."""
+
+    key: str
+    value: str
+    instead: str | None
+    """what they say of it; None: nothing"""
+    why: str
+
+    def __str__(self) -> str:
+        instead = "" if self.instead is None else f", there it is {self.instead}"
+        return f"{self.key} = {self.value}{instead}: {self.why}"
+
+
+@frozen
+class Exported:
+    """The settings of a framework, and what of the plan they do not express."""
+
+    text: str
+    missing: tuple[Missing, ...]
+
+
+def export_plan(name: str, plan: Plan, layers: int) -> Exported:
+    """The settings for `megatron` or `torchtitan` of a plan for a model of so many layers."""
+    framework, lines = _WRITERS[name]
+    body = "\n".join(lines(plan, layers)) + "\n"
+    missing = _missing(plan, imported(framework, "what is exported", body, Asked()).plan, framework)
+    head = [f"# Settings of {framework.title}, of a plan."] + [f"# Not expressed: {each}" for each in missing]
+    return Exported("\n".join([*head, "", body]), missing)
+
+
+def _missing(plan: Plan, back: Plan, framework: Framework) -> tuple[Missing, ...]:
+    """The keys in which a plan differs from the one that its settings give back."""
+    said, found = plan_words(plan), plan_words(back)
+    names = [name for name in {**said, **found} if said.get(name) != found.get(name) and not _idle(plan, name)]
+    why = f"{framework.title} cannot say it, or not beside the others"
+    return tuple(Missing(name, said.get(name, "(left out)"), found.get(name), _WHY.get(name, why)) for name in names)
+
+
+def _idle(plan: Plan, name: str) -> bool:
+    """Whether a key changes nothing: an order on one stage, shards of one replica, a norm that holds nothing."""
+    if name == "zero":
+        return plan.dp == 1 and plan.zero < 3
+    return (name in ("schedule", "layout") and plan.pp == 1) or (name == "max_norm" and plan.optimizer.clip == "none")
+
+
+def _counts(plan: Plan, layers: int) -> list[int]:
+    """The layers of each chunk, in forward order."""
+    ends = (0, *plan.cuts, layers)
+    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+
+
+def _megatron(plan: Plan, layers: int) -> list[str]:
+    flags = [
+        *_megatron_shape(plan, layers),
+        *_megatron_state(plan),
+        *_megatron_optimizer(plan),
+        *_megatron_attention(plan),
+    ]
+    return [f"{WORLD}={plan.clusters}", "ARGUMENTS=(", *[f"    --{flag}" for flag in flags], ")"]
+
+
+def _megatron_shape(plan: Plan, layers: int) -> list[str]:
+    flags = [f"tensor-model-parallel-size {plan.tp}", f"pipeline-model-parallel-size {plan.pp}"]
+    if plan.pp > 1 and plan.layout == "loop":
+        parts = ["t" * count for count in _counts(plan, layers)]
+        flags.append(f"pipeline-model-parallel-layout 'E{'|'.join(parts)}L'")
+    if plan.tp > 1 and plan.sequence_sharding:
+        flags.append("sequence-parallel")
+    return [
+        *flags,
+        f"micro-batch-size {plan.micro_batch_size}",
+        f"global-batch-size {plan.global_batch}",
+        f"seq-length {plan.seq_len}",
+        f"seed {plan.seed}",
+    ]
+
+
+def _megatron_state(plan: Plan) -> list[str]:
+    flags = ["use-distributed-optimizer"] * (plan.zero > 0)
+    if plan.zero > 1:
+        word = "optim_grads" if plan.zero == 2 else "optim_grads_params"
+        flags += ["use-megatron-fsdp", f"data-parallel-sharding-strategy {word}"]
+    if plan.view_dtype == "bf16":
+        flags += ["bf16", *["grad-reduce-in-bf16"] * (plan.grad_dtype == "bf16")]
+    elif plan.view_dtype == "f16":
+        flags += ["fp16", *["accumulate-allreduce-grads-in-fp32"] * (plan.grad_dtype == "f32")]
+        flags += [] if plan.loss_scale is None else [f"loss-scale {plan.loss_scale!r}"]
+    return flags
+
+
+def _megatron_optimizer(plan: Plan) -> list[str]:
+    own = plan.optimizer
+    flags = [
+        f"lr {own.lr!r}",
+        f"adam-beta1 {own.betas[0]!r}",
+        f"adam-beta2 {own.betas[1]!r}",
+        f"adam-eps {own.eps!r}",
+        f"weight-decay {own.weight_decay!r}",
+        f"clip-grad {own.max_norm if own.clip == 'global' else 0.0!r}",
+        f"lr-warmup-iters {own.warmup_steps}",
+        f"lr-decay-style {'constant' if own.total_steps is None else 'cosine'}",
+    ]
+    if own.total_steps is not None:
+        flags += [f"train-iters {own.total_steps}", f"min-lr {own.min_lr!r}"]
+    return flags
+
+
+def _megatron_attention(plan: Plan) -> list[str]:
+    flags = [f"attention-backend {'flash' if plan.attention == 'fused' else 'unfused'}"]
+    flags += ["recompute-granularity selective"] * (plan.attention == "scores-recomputed")
+    return flags + ["reset-position-ids", "reset-attention-mask"] * plan.keeps_documents_apart
+
+
+def _torchtitan(plan: Plan, layers: int) -> list[str]:
+    shard = 1 if plan.zero == 0 else plan.shard_group or plan.dp
+    lines = ["[parallelism]"]
+    lines += [
+        f"data_parallel_replicate_degree = {plan.dp // shard}",
+        f"data_parallel_shard_degree = {shard}",
+        f"tensor_parallel_degree = {plan.tp}",
+        f"pipeline_parallel_degree = {plan.pp}",
+    ]
+    if shard > 1:
+        lines.append(f'fsdp_reshard_after_forward = "{"always" if plan.zero == 3 else "never"}"')
+    if plan.pp > 1:
+        lines += _torchtitan_pipeline(plan, layers)
+    names = {ours: theirs for theirs, ours in TYPES.items()}
+    local = plan.micro_batch_size * (plan.micro_batches if plan.pp > 1 else 1)
+    lines += ["", "[training]", f"local_batch_size = {local}", f"global_batch_size = {plan.global_batch}"]
+    lines += [f"seq_len = {plan.seq_len}", f'mixed_precision_param = "{names[plan.view_dtype]}"']
+    lines += [f'mixed_precision_reduce = "{names[plan.grad_shard_dtype]}"'] if shard > 1 else []
+    return [*lines, *_torchtitan_optimizer(plan), "", "[debug]", f"seed = {plan.seed}"]
+
+
+def _torchtitan_pipeline(plan: Plan, layers: int) -> list[str]:
+    known = {ours: theirs for theirs, ours in SCHEDULES.items()}
+    lines = [f"pipeline_parallel_microbatch_size = {plan.micro_batch_size}"]
+    if plan.schedule in known:
+        lines.append(f'pipeline_parallel_schedule = "{known[plan.schedule]}"')
+    starts = (0, *plan.cuts)
+    parts = []
+    for number, (start, count) in enumerate(zip(starts, _counts(plan, layers), strict=True)):
+        first = ["tok_embeddings"] * (number == 0)
+        last = ["norm", "output"] * (number == len(starts) - 1)
+        modules = [*first, *[f"layers.{layer}" for layer in range(start, start + count)], *last]
+        parts.append("    [" + ", ".join(f'"{name}"' for name in modules) + "],")
+    return [*lines, "module_fqns_per_model_part = [", *parts, "]"]
+
+
+def _torchtitan_optimizer(plan: Plan) -> list[str]:
+    own = plan.optimizer
+    lines = [f"max_norm = {own.max_norm if own.clip == 'global' else 0.0!r}"]
+    lines += [] if own.total_steps is None else [f"steps = {own.total_steps}"]
+    lines += ["", "[optimizer]", 'name = "AdamW"', f"lr = {own.lr!r}", f"beta1 = {own.betas[0]!r}"]
+    lines += [f"beta2 = {own.betas[1]!r}", f"eps = {own.eps!r}", f"weight_decay = {own.weight_decay!r}"]
+    lines += ["", "[lr_scheduler]", f"warmup_steps = {own.warmup_steps}"]
+    if own.total_steps is None:
+        return [*lines, "decay_ratio = 0.0"]
+    return [*lines, 'decay_type = "cosine"', f"min_lr_factor = {_factor(own.min_lr, own.lr)!r}"]
+
+
+def _factor(part: float, whole: float) -> float:
+    """The number whose product with the whole is the part, to the last bit where there is one."""
+    if part == 0 or whole == 0:
+        return 0.0
+    near = part / whole
+    around = (near, math.nextafter(near, 0.0), math.nextafter(near, math.inf))
+    return next((each for each in around if each * whole == part), near)
+
+
+_WRITERS: dict[str, tuple[Framework, Callable[[Plan, int], list[str]]]] = {
+    "megatron": (MEGATRON, _megatron),
+    "torchtitan": (TORCHTITAN, _torchtitan),
+}
