@@ -1,7 +1,7 @@
 """Writes the generated pages.
 
 `docs/diagnostics.md` from the table of codes, `docs/passes.md` from the passes, `docs/mistakes.md` from what the verifier says about
-spoilt schedules, `docs/annotated-schedule.md` from a compiled one, `docs/keys.md` from the tables of keys and options, the ops in `docs/rtir.md` from
+spoilt schedules, `docs/annotated-schedule.md` from a compiled one, `docs/keys.md` from the tables of keys and options, `docs/coming-from.md` from the rules of `import-plan`, the ops in `docs/rtir.md` from
 their classes and from compiled schedules.
 
 `python docs/generate.py` writes them; with `--check` it exits with 1 when one is stale.
@@ -88,12 +88,19 @@ def keys_page() -> str:
     return text
 
 
+def coming_from_page() -> str:
+    """Settings of other frameworks and the keys of a plan: `docs/coming_from.py`."""
+    text: str = runpy.run_path(str(DOCS / "coming_from.py"))["page"]()
+    return text
+
+
 PAGES = {
     "diagnostics.md": diagnostics_page,
     "passes.md": passes_page,
     "mistakes.md": mistakes_page,
     "annotated-schedule.md": annotated_schedule_page,
     "keys.md": keys_page,
+    "coming-from.md": coming_from_page,
     "rtir.md": language_page,
 }
 

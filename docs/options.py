@@ -152,9 +152,32 @@ OPTIONS = {
     "export": Command(
         "x.rtir",
         {
-            "--format": Option("the format that is written: there is one", "--format other"),
-            "-o": Option("the file that is written, in place of stdout", "-o b.csv"),
-            "--lowered": Option("with messages, gathers and reductions", "--lowered"),
+            "--format": Option("a table, or the plan as settings of another framework", "--format megatron"),
+            "-o": Option("the file that is written, in place of stdout", "-o new.csv"),
+            "--lowered": Option(
+                "with messages, gathers and reductions", "--lowered", idle=("x.rtir --format megatron",)
+            ),
+        },
+    ),
+    "import-plan": Command(
+        "--from deepspeed ds.json --clusters 4 --seq-len 8",
+        {
+            "--from": Option(
+                "whose settings are read", "--from torchtitan", "job.toml --clusters 4 --seq-len 8 --from deepspeed"
+            ),
+            "--clusters": Option(
+                "the ranks, where the file does not say", "--clusters 8", "--from deepspeed ds.json --seq-len 8"
+            ),
+            "--pp": Option(
+                "the stages, where a ds_config does not say", "--pp 2", idle=("--from torchtitan job.toml",)
+            ),
+            "--seq-len": Option(
+                "tokens of a sequence, where the file does not say",
+                "--seq-len 16",
+                "--from deepspeed ds.json --clusters 4",
+            ),
+            "-o": Option("the file that is written, in place of stdout", "-o new.toml"),
+            "--json": _JSON,
         },
     ),
     "schedule": Command(

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import plan_words
 from ratrain.ratrainc.bridge.importing import imported
 from ratrain.ratrainc.bridge.megatron import MEGATRON
 from ratrain.ratrainc.bridge.settings import Asked, Framework
 from ratrain.ratrainc.bridge.shell_flags import WORLD
 from ratrain.ratrainc.bridge.torchtitan import SCHEDULES, TORCHTITAN, TYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ratrain.ratrain_ir.frontend.plan import Plan
 
 _TABLE = "'ratrainc export X.rtir --format torch-csv' writes the order as a table"
 _WHY = {
@@ -76,7 +81,7 @@ def _idle(plan: Plan, name: str) -> bool:
 def _counts(plan: Plan, layers: int) -> list[int]:
     """The layers of each chunk, in forward order."""
     ends = (0, *plan.cuts, layers)
-    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return [after - before for before, after in pairwise(ends)]
 
 
 def _megatron(plan: Plan, layers: int) -> list[str]:

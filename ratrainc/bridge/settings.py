@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostics, nearest
 from ratrain.ratrain_ir.frontend.text import Place, shown
 
-EXPECTED = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a word", list: "a list"}
+T = TypeVar("T")
+EXPECTED: dict[type, str] = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    str: "a word",
+    list: "a list",
+}
 MOST = 1 << 40
 """The largest whole number that is read: far above any run, and small enough to be multiplied."""
 
@@ -119,8 +126,8 @@ class SettingsReader:
         """A list."""
         return self._read(name, list, lambda value: value if isinstance(value, list) else None)
 
-    def _read(self, name: str, kind: type, convert: Callable[[Any], Any]) -> Any:
-        default = self.framework.rules[name].default
+    def _read(self, name: str, kind: type[T], convert: Callable[[Any], T | None]) -> T | None:
+        default: T | None = self.framework.rules[name].default
         if name not in self.settings:
             if default is not None:
                 self.defaults[name] = default

@@ -100,6 +100,7 @@ NEEDED = {
     "opt": ("missing.rtir", "--passes", "missing"),
     "quickstart": (),
     "validate": ("missing.csv", "--markdown"),
+    "import-plan": ("missing.sh", "--from", "megatron"),
 }
 """What a command needs beside the option, where that is not just a file: as little as it refuses at the first look."""
 

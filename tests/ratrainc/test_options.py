@@ -54,6 +54,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         (folder / "m.json").write_text(json.dumps(CONFIG))
+        (folder / "ds.json").write_text('{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2}')
+        (folder / "job.toml").write_text("[training]\nglobal_batch_size = 32\nseq_len = 8\n")
         (folder / "m2.json").write_text(json.dumps(CONFIG | {"intermediate_size": 40}))
         (folder / "p.toml").write_text(PLAN)
         (folder / "p2.toml").write_text(PLAN + '[state]\nview_dtype = "f32"\n')

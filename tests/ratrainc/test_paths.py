@@ -50,6 +50,7 @@ USUAL: dict[str, dict[str, str]] = {
     "verify": {"file": "a.rtx"},
     "lint": {"file": "table.csv"},
     "export": {"file": "a.rtir"},
+    "import-plan": {"file": "ds.json", "framework": "deepspeed", "asked_clusters": "1", "asked_seq_len": "8"},
     "schedule": {"kind": "1f1b", "stages": "1", "micro_batches": "1"},
     "explain": {"file": "a.rtir"},
     "simulate": {"file": "a.rtx"},
@@ -185,6 +186,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("paths")
     (folder / "tiny.json").write_text(json.dumps(CONFIG))
     (folder / "plan.toml").write_text(PLAN)
+    (folder / "ds.json").write_text('{"train_batch_size": 1}')
     (folder / "text.txt").write_text("some text to train on\n" * 40)
     (folder / "table.csv").write_text("0F0,0B0\n")
     (folder / "problem.csv").write_text("id,lower,upper,size\na,0,2,8\n")
