@@ -84,6 +84,10 @@ def planning_request(
     return request
 
 
+_NOT_CHOSEN = ("zero_blocks", "shard_group", "gather_quantised", "reduce_quantised")
+"""Keys of how state is sharded that no search has."""
+
+
 def _without_shape(plan: Plan, chosen: Strategy, path: str) -> Plan:
     """A plan without its schedule, chunks and slices, which are chosen anew among those of a strategy.
 
@@ -98,5 +102,13 @@ def _without_shape(plan: Plan, chosen: Strategy, path: str) -> Plan:
         text = f"{by} places {wanted}, which this plan cannot have: {problem}"
         help_text = "leave chunks, layout and slices out, or plan for a strategy that has them (--strategy)"
         fail("RT064", text, at.location, source=at.source, help=help_text)
+    for key in _NOT_CHOSEN:
+        if getattr(plan, key) is not None:
+            at = place_in_plan(path, key)
+            text = (
+                f"{by} shards all blocks alike over all replicas, and packs nothing: it cannot keep {key} of this plan"
+            )
+            help_text = f"leave {key} out here, and write it into the plan that is found"
+            fail("RT064", text, at.location, source=at.source, help=help_text)
     whole = evolve(plan, schedule=None, slices=())
     return whole if plan.chunks == 1 else evolve(whole, pp=1, cuts=(), mapping=None, chunks=1, layout="loop")

@@ -288,6 +288,18 @@ def test_the_shape_of_the_plan_to_be_like_agrees_with_the_strategy(name, keys, t
         assert f"'{name}'" in shown.err
 
 
+@pytest.mark.parametrize("key", ['[state]\nzero_blocks = "embed 3"', '[numerics]\ngather_quantised = "int8-block"'])
+def test_a_plan_to_be_like_says_nothing_that_no_search_has(key, tmp_path, capsys):
+    path = tmp_path / "P.toml"
+    path.write_text(
+        Path(TINY_PLAN).read_text().replace("[state]", key)
+        if "[state]" in key
+        else f"{Path(TINY_PLAN).read_text()}\n{key}\n"
+    )
+    assert main(["plan", *QUICK, "--quick", "--like", str(path)]) == 1
+    assert f"it cannot keep {key.split()[1]} of this plan" in capsys.readouterr().err
+
+
 def test_slices_that_are_bound_by_ddr_are_noted(tmp_path, capsys):
     """189 rows of f16 on an MT-3000; a slice of two sequences has twice its tokens."""
     machine = load_machine(None)
