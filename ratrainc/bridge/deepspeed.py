@@ -232,7 +232,12 @@ def _schedule(reader: SettingsReader) -> None:
     if kind == "WarmupCosineLR":
         reader.carry("total_steps", reader.size(f"{params}total_num_steps"), f"{params}total_num_steps")
         ratio = reader.number(f"{params}cos_min_ratio")
-        if ratio is not None and "lr" in reader.values and "total_steps" in reader.values:
+        if "total_steps" not in reader.values:
+            reader.leave(
+                "scheduler.type", "without total_num_steps the cosine has no end: the learning rate stays at lr"
+            )
+            reader.leave(f"{params}cos_min_ratio", "without a cosine the learning rate stays at lr")
+        elif ratio is not None and "lr" in reader.values:
             reader.put("min_lr", ratio * reader.values["lr"], f"{params}cos_min_ratio")
 
 

@@ -164,6 +164,8 @@ def _replicas(reader: SettingsReader, tp: int, pp: int) -> int | None:
     world = variable if a_node is None else a_node * (nodes or 1)
     if a_node is not None and variable is not None and world != variable:
         reader.wrong(WORLD, f"WORLD_SIZE is {variable}, but the launcher starts {world} ranks")
+    if a_node is None:
+        reader.leave("nnodes", "how many processes a node has is not said (nproc-per-node)")
     context = reader.size("context-parallel-size") or 1
     if context > 1:
         reader.leave(
@@ -181,6 +183,10 @@ def _chunks_and_cuts(reader: SettingsReader, pp: int) -> None:
     layers = reader.size("num-layers")
     layout = reader.word("pipeline-model-parallel-layout")
     if layout is not None:
+        if layers_each is not None:
+            name = "num-layers-per-virtual-pipeline-stage"
+            reader.wrong(name, f"{name} and pipeline-model-parallel-layout exclude one another")
+        reader.leave("num-layers", _MODEL)
         _lay_out(reader, layout, pp, virtual)
         return
     if layers_each is not None:
@@ -371,9 +377,9 @@ def _attention(reader: SettingsReader) -> None:
     if whole:
         reader.put("attention", "scores-recomputed" if selective else "scores-kept", name, "attention-backend")
     elif selective:
-        reader.leave(
-            name, "with fused attention there are no scores to compute again: 'recompute{policy=auto}' chooses what is"
-        )
+        why = "with fused attention there are no scores to compute again: 'recompute{policy=auto}' chooses what is"
+        for each in ("recompute-granularity", "recompute-activations"):
+            reader.leave(each, why)
     if granularity == "full":
         _full_recompute(reader)
     elif granularity not in (None, "selective"):

@@ -142,6 +142,15 @@ def test_ranks_are_those_of_the_variable_where_no_launcher_says_them() -> None:
         read("megatron", f"WORLD_SIZE=6\ntorchrun --nproc-per-node=8 x.py {bare}")
 
 
+def test_settings_without_effect_beside_the_others_are_named() -> None:
+    bare = "WORLD_SIZE=2 --micro-batch-size 1 --seq-length 8 --pipeline-model-parallel-size 2 --num-layers 4"
+    idle = ["nnodes", "sequence-parallel", "recompute-activations", "recompute-granularity", "loss-scale", "min-lr"]
+    said = "--nnodes 1 --sequence-parallel --recompute-activations --recompute-granularity selective --loss-scale 8"
+    made = read("megatron", f"{bare} {said} --min-lr 0.1 --pipeline-model-parallel-layout 'E(t|)*1tttL'")
+    assert made.plan.cuts == (1,)
+    assert {each.key for each in made.left} == {*idle, "num-layers"}
+
+
 @pytest.mark.parametrize(("framework", "asked"), [("megatron", Asked(clusters=7)), ("torchtitan", Asked(seq_len=5))])
 def test_the_command_line_may_not_contradict_the_file(framework: str, asked: Asked) -> None:
     with pytest.raises(DiagnosticError, match="contradicts"):
