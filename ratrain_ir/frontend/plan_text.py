@@ -134,7 +134,8 @@ def plan_to_toml(plan: Plan) -> str:
     blocks = []
     for section, names in table_of(type(plan)).sections.items():
         lines = [f"{name} = {words[name]}" for name in names if name in words]
-        blocks.append("\n".join([f"[{section}]", *lines]) + "\n")
+        if lines:
+            blocks.append("\n".join([f"[{section}]", *lines]) + "\n")
     return "\n".join(blocks)
 
 

@@ -535,6 +535,10 @@ def test_round_trips(plan):
     assert parse(plan_to_toml(plan)) == plan
 
 
+def test_a_section_of_which_nothing_is_said_is_left_out():
+    assert "[numerics]" not in plan_to_toml(parse(BASE))
+
+
 def test_fields_are_flat():
     values = parse(BASE).to_fields()
     assert list(values)[:6] == ["pp", "dp", "cuts", "micro_batch_size", "micro_batches", "seq_len"]
