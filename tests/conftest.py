@@ -17,6 +17,9 @@ for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", 
     os.environ[_variable] = "1"
 
 # Read when Triton is first imported: without a GPU its kernels are interpreted.
+# The readline that pytest imports says them to its workers; output here is no terminal's, and has no width.
+for _variable in ("COLUMNS", "LINES"):
+    os.environ.pop(_variable, None)
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # `gate` tries the same examples every time; a search for new ones is `--hypothesis-profile dev`.
