@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 
 from ratrain.ratrainc.bridge.settings import (
     Framework,
@@ -235,7 +236,7 @@ def _uneven_ends(reader: SettingsReader, pp: int, chunks: int, layers: int | Non
         return
     each = (layers - sum(said)) // between if between else 0
     counts = [first if first is not None else each, *[each] * (pp - 2), last if last is not None else each][:pp]
-    reader.put("cuts", [sum(counts[: n + 1]) for n in range(pp - 1)], *names)
+    reader.put("cuts", list(accumulate(counts[:-1])), *names)
 
 
 _REPEATED = re.compile(r"\(([^()]*)\)\*(\d{1,4})|([EtmL])\*(\d{1,4})")

@@ -123,7 +123,7 @@ def test_the_place_of_an_intermediate_is_free() -> None:
 
 MODEL_FIELDS_OF_WORDS = {"name", "family", "packed_qkv", "inert"}
 """Names of the model and of its exported weights, and what its config.json said beside: no number depends on them."""
-PLAN_FIELDS_OF_THE_RUN = {"seed", "mapping", "schedule"}
+PLAN_FIELDS_OF_THE_RUN = {"gather_quantised", "reduce_quantised", "seed", "mapping", "schedule"}
 """Read by the run and the simulation alone, and the claim about the order, which the rules of schedules hold."""
 
 MODEL_CHANGES: dict[str, Any] = {
