@@ -151,7 +151,7 @@ def elements(rank: Rank, number: int) -> npt.NDArray[Any]:
     if tensor.home is not Home.FILE:
         return rank.views[number]
     pieces = rank.in_file(number).pieces(0, tensor.type.elements)
-    return np.concatenate([piece for _, piece in pieces])
+    return np.concatenate([piece.copy() for _, piece in pieces])  # each is there until the next one is asked for
 
 
 def same_bits(one: TrainingRun, other: TrainingRun) -> None:

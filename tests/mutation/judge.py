@@ -21,7 +21,7 @@ from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
 from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes
-from tests.end_to_end.tiny_runs import losses, start
+from tests.end_to_end.tiny_runs import elements, losses, start
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -135,7 +135,7 @@ def _behaviour_of(run: TrainingRun) -> Behaviour:
     for ranks in run.engine.ranks:
         for rank in ranks:
             for (what, unit), numbers in sorted(rank.stage.carried.items()):
-                held = {rank.views[number].tobytes() for number in numbers}
+                held = {elements(rank, number).tobytes() for number in numbers}
                 digest.update(f"{what} {unit} {len(held)}".encode())
                 digest.update(min(held))
     skipped = tuple(step.report.skipped_blocks for step in run.done)

@@ -9,7 +9,7 @@ import pytest
 
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.diagnostics import CODES
-from tests.end_to_end.tiny_runs import instructions, start
+from tests.end_to_end.tiny_runs import elements, instructions, start
 from tests.mutation import judge
 from tests.mutation.judge import Verdict, finished_run, judge_module, judge_program, original_behaviour
 from tests.mutation.subjects import SUBJECTS, copy_program
@@ -76,7 +76,8 @@ def test_subjects_train_so_that_equal_results_mean_something(name: str) -> None:
         for rank, start_rank in zip(ranks, before, strict=True):
             for what, unit in rank.stage.carried:
                 if what in ("p", "w", "m1", "m2"):
-                    assert not np.array_equal(rank.carried(what, unit), start_rank.carried(what, unit)), (what, unit)
+                    (number, *_) = rank.stage.carried[what, unit]
+                    assert not np.array_equal(elements(rank, number), elements(start_rank, number)), (what, unit)
     assert [step.report.skipped_blocks for step in run.done] == [0] * judge.STEPS
     overflowing = original_behaviour(subject, overflows=True)
     updates = sum(1 for _ in instructions(program, "update")) * program.plan.dp * program.plan.tp
