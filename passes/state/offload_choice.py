@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from ratrain.passes.memory.allocate_ddr import step_seconds_placed
 from ratrain.passes.memory.trial import Trials
@@ -52,36 +52,30 @@ def offload_as_much_as_pays(module: Module, context: PassContext, home: Home, bu
         fail("RT053", f"the machine has no memory '{home.value}' for masters and moments")
     trials = _Numbers(module, context, home, budget, order)
     trials.search()
-    counts, found = trials.best
-    module.adopt(found.module)
-    context.statistics |= found.context.statistics
-    for stage, count in zip(module.stages, counts, strict=True):
+    found, trial = trials.found
+    module.adopt(found)
+    context.statistics |= trial.statistics
+    for stage, count in zip(module.stages, trials.best, strict=True):
         context.statistics[f"stage {stage.index} {home.value}"] = f"state of {count} blocks"
     context.statistics["simulated step, offloading"] = str(trials)
 
 
-@frozen
-class _Tried:
-    seconds: float
-    """of the step; infinite where it does not fit"""
-    module: Module
-    context: PassContext
-
-    def __str__(self) -> str:
-        return "does not fit" if self.seconds == inf else f"{self.seconds:.6g} s"
-
-
 @define
 class _Numbers:
-    """Modules with the state of so many blocks elsewhere, and what they give."""
+    """What modules with the state of so many blocks elsewhere give; of the modules, large as they are, the best alone is kept."""
 
     module: Module
     context: PassContext
     home: Home
     budget: int
     order: Order
-    tried: dict[Counts, _Tried] = field(factory=dict)
+    seconds: dict[Counts, float] = field(factory=dict)
+    """of the step, by what was tried; infinite where it does not fit"""
     refused: dict[Counts, DiagnosticError] = field(factory=dict)
+    best: Counts = field(init=False)
+    """the shortest step; of equal ones that which moves less"""
+    found: tuple[Module, PassContext] = field(init=False)
+    """the module of the best number, and what its passes reported"""
 
     def search(self) -> None:
         """Try what is worth it. Raises the first `DiagnosticError` where none can be had."""
@@ -96,28 +90,22 @@ class _Numbers:
                     for stage, missing in zip(self.module.stages, lacking, strict=True)
                 )
             )
-        if not self.tried:
+        if not self.seconds:
             raise next(iter(self.refused.values()))
-        while len(self.tried) + len(self.refused) < _MOST_TRIALS and (between := self.beside_the_best()):
+        while len(self.seconds) + len(self.refused) < _MOST_TRIALS and (between := self.beside_the_best()):
             for counts in between:
                 self.attempt(counts)
 
     def beside_the_best(self) -> list[Counts]:
         """What was not tried, in the middle between the best number and those next to it."""
-        known = sorted({*self.tried, *self.refused}, key=sum)
-        at = known.index(self.best[0])
+        known = sorted({*self.seconds, *self.refused}, key=sum)
+        at = known.index(self.best)
         middles = [_middle(one, other) for one, other in pairwise(known[max(0, at - 1) : at + 2])]
-        return [counts for counts in middles if counts not in self.tried and counts not in self.refused]
-
-    @property
-    def best(self) -> tuple[Counts, _Tried]:
-        """The shortest step; of equal ones that which moves less."""
-        counts = min(self.tried, key=lambda each: (self.tried[each].seconds, sum(each)))
-        return counts, self.tried[counts]
+        return [counts for counts in middles if counts not in self.seconds and counts not in self.refused]
 
     def attempt(self, counts: Counts) -> None:
         """Find out what some numbers give, if that is not known."""
-        if counts in self.tried or counts in self.refused:
+        if counts in self.seconds or counts in self.refused:
             return
         draft, trial = copy_module(self.module), PassContext(self.context.target)
         for stage, count in zip(draft.stages, counts, strict=True):
@@ -129,12 +117,18 @@ class _Numbers:
         except DiagnosticError as error:
             self.refused[counts] = error
             return
-        self.tried[counts] = _Tried(step_seconds_placed(draft, trial, self.budget), draft, trial)
+        self.seconds[counts] = step_seconds_placed(draft, trial, self.budget)
+        if counts == min(self.seconds, key=lambda each: (self.seconds[each], sum(each))):
+            self.best, self.found = counts, (draft, trial)
 
     def __str__(self) -> str:
-        counts, best = self.best
-        others = [f"{found} with {sum(each)}" for each, found in self.tried.items() if each != counts]
-        return "; ".join([f"{best} with the state of {sum(counts)} blocks", *others])
+        others = [f"{self.words(each)} with {sum(each)}" for each in self.seconds if each != self.best]
+        return "; ".join([f"{self.words(self.best)} with the state of {sum(self.best)} blocks", *others])
+
+    def words(self, counts: Counts) -> str:
+        """The step that some numbers give."""
+        seconds = self.seconds[counts]
+        return "does not fit" if seconds == inf else f"{seconds:.6g} s"
 
 
 def _middle(one: Counts, other: Counts) -> Counts:
