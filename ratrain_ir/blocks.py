@@ -223,6 +223,14 @@ def any_gathered_within_step(plan: Plan, blocks: Iterable[Block]) -> bool:
     return any(gathers_within_step(plan, block) for block in blocks)
 
 
+def gathers_layers_within_step(plan: Plan) -> bool:
+    """Whether any layer may have its view gathered for each use: recovery, which reads it, then waits for that of the backward."""
+    levels = plan.zero_blocks
+    if levels is None:
+        return plan.zero == 3
+    return 3 in levels.of_layers.values() or any(levels.level(kind, None, plan.zero) == 3 for kind in SPLIT_KINDS)
+
+
 def keeps_view(plan: Plan, block: Block) -> bool:
     """Whether every rank has a block's view whole from step to step, written by its own update."""
     return not is_sharded(plan, block) and not gathers_within_step(plan, block)

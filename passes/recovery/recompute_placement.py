@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.placement.unit_run import gradient_waits
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
-from ratrain.ratrain_ir.blocks import any_gathered_within_step, block_chain, shares_rows
+from ratrain.ratrain_ir.blocks import gathers_layers_within_step, shares_rows
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import InputGradientOp, Op, Recompute
 from ratrain.ratrain_ir.types import aligned
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 def idle_windows(module: Module) -> list[list[Work]]:
     """By stage, what it works on backward after it has waited for the gradient, the longest wait first."""
     none: list[list[Work]] = [[] for _ in module.stages]
-    layers = (block for block in block_chain(module.model) if block.layer is not None)
-    if any_gathered_within_step(module.plan, layers) or shares_rows(module.plan):
+    if gathers_layers_within_step(module.plan) or shares_rows(module.plan):
         return none  # the view, or the input, that a recovery reads is gathered only for its backward
     orders = [[action for _, action in chunk_actions(module, stage)] for stage in module.stages]
     try:

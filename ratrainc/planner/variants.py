@@ -15,7 +15,7 @@ from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.placement.overlap_tensor import OverlapTensorPass
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.state.joint_order import JointOrderPass
-from ratrain.ratrain_ir.blocks import shares_rows
+from ratrain.ratrain_ir.blocks import gathers_layers_within_step, shares_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,7 @@ def variants(strategy_passes: str, plan: Plan) -> list[str]:
 def _inline(pipeline: str, plan: Plan) -> Iterator[str]:
     """The pipeline with recovery inline, where that is another order."""
     # gathered within the step, the view that a recovery reads comes only for its backward, and so does the input of which peers have rows
-    waits = plan.pp > 1 and 3 not in plan.levels and not shares_rows(plan)
+    waits = plan.pp > 1 and not gathers_layers_within_step(plan) and not shares_rows(plan)
     passes = parse_pipeline(pipeline)
     if waits and any(isinstance(p, JointOrderPass) and p.placement == "forward-side" for p in passes):
         inline = [attrs.evolve(p, placement="inline") if isinstance(p, JointOrderPass) else p for p in passes]
