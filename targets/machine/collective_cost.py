@@ -166,16 +166,22 @@ def packed_reduction(nbytes: float, members: Members) -> Algorithm:
 
 
 def copied_shards(
-    elements: float, itemsize: float, group: Members, copies: Members, machine: Machine, own_bytes: float
+    elements: float,
+    itemsizes: tuple[float, float],
+    group: Members,
+    copies: Members,
+    machine: Machine,
+    own_bytes: float,
 ) -> Algorithm:
     """How `elements` are summed of which each member of a group has a part, as others have in other groups: within groups, then over copies.
 
-    What leaves a group are sums, which are f32.
+    `itemsizes`: bytes of an element that is given, and of one of a part. What leaves a group are sums, which are f32.
     """
+    itemsize, part_itemsize = itemsizes
     within = cheapest(reduce_scatters(elements, itemsize, group, machine), machine, own_bytes)
     part = elements / group.count
     scatter = cheapest(reduce_scatters(part, max(itemsize, _SUM_BYTES), copies, machine), machine)
-    gather = cheapest(all_gathers(part * itemsize, copies, machine), machine)
+    gather = cheapest(all_gathers(part * part_itemsize, copies, machine), machine)
     name = f"{within.name}, then {scatter.name} + {gather.name} of copies"
     return Algorithm(name, within.rounds + scatter.rounds + gather.rounds)
 

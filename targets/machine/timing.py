@@ -303,7 +303,8 @@ def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | Non
     if _copies_shards(op, plan):
         placement = placement_of(plan, machine)
         group = placement.members(Group.SHARDS.value)
-        return copied_shards(op.payload_elements, itemsize, group, placement.copies, machine, op.own_bytes)
+        itemsizes = itemsize, Dtype(plan.grad_shard_dtype).itemsize
+        return copied_shards(op.payload_elements, itemsizes, group, placement.copies, machine, op.own_bytes)
     shares = op.keyword == "reduce_scatter" or (op.keyword == "reduce_rows" and shares_rows(plan))
     kinds = reduce_scatters if shares else all_reduces
     return cheapest(kinds(op.payload_elements, itemsize, members, machine), machine, op.own_bytes)

@@ -192,7 +192,7 @@ def test_copies_of_shards_move_what_groups_have_summed() -> None:
     nodes = Placement(SHARED.link_groups, Mesh(1, 16, 1, (0,), shard_group=4), None)
     group, copies = nodes.members("shards"), nodes.copies
     assert (group.within, copies.within) == ((4, 4), (1, 4))
-    way = copied_shards(32 * MIB, 2, group, copies, SHARED, 0.0)
+    way = copied_shards(32 * MIB, (2, 2), group, copies, SHARED, 0.0)
     assert way.bytes_at(0) == pytest.approx(64 * MIB * 3 / 4)
     assert way.bytes_at(1) == pytest.approx(32 * MIB / 4 * (4 + 2) * 3 / 4)
     everyone = named(reduce_scatters(32 * MIB, 2, nodes.members("replicas"), SHARED), "hierarchical")
