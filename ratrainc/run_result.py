@@ -84,7 +84,8 @@ def show_run(result: RunResult) -> None:
     say(
         f"{len(result.steps)} steps, {tokens:,} tokens in {result.seconds:.1f} s: {tokens / result.seconds:,.0f} tokens/s"
     )
-    say(f"loss {first.loss:.4f} -> {last.loss:.4f} (mean of the last {len(tail)} steps: {mean:.4f})")
+    of_several = f" (mean of the last {len(tail)} steps: {mean:.4f})" if len(tail) > 1 else ""
+    say(f"loss {first.loss:.4f} -> {last.loss:.4f}{of_several}")
     _show_held_out(result)
     utilisation = _mean_utilisation(result.steps)
     if utilisation is not None:
