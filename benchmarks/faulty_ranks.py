@@ -71,9 +71,7 @@ class FaultyEngine(RankEngine):
 
     def complete(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
         if self.is_slow and engine is Engine.COMPUTE:
-            pause = (FAULT.factor - 1) * (time.perf_counter() - self.begun)
-            time.sleep(pause)
-            self.compute_seconds += pause
+            time.sleep((FAULT.factor - 1) * (time.perf_counter() - self.begun))
         if self.is_faulty and FAULT.kind == "nan" and engine is Engine.COMPUTE:
             for operand in instruction.operands:
                 if rank.stage.tensors[operand.tensor].kind is StateKind.GRAD:

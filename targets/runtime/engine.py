@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
 import numpy as np
 from attrs import frozen
+from numpy.typing import NDArray
 
 from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
@@ -20,13 +22,14 @@ from ratrain.ratrain_ir.ops import ENGINES, Engine, Part, Payload
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.types import STORES, Dtype, Home
 from ratrain.targets.runtime.certificate import constants_of, scratch_bytes
+from ratrain.targets.runtime.compute_time import ComputeTimes, StageCompute
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.evaluation import serves_the_loss
 from ratrain.targets.runtime.kernels.shared import number_within
 from ratrain.targets.runtime.memory_monitor import MemoryMonitor
 from ratrain.targets.runtime.optimizer import Updater
 from ratrain.targets.runtime.positions import RankPhase
-from ratrain.targets.runtime.process_memory import MemoryUse, Traffic, peak_resident_bytes, resident_bytes
+from ratrain.targets.runtime.process_memory import MemoryUse, Residence, Traffic, peak_resident_bytes, resident_bytes
 from ratrain.targets.runtime.profile import StepSpan
 from ratrain.targets.runtime.rank import BoundRoutine, Rank, bind_routine, prepare_tables
 
@@ -58,6 +61,10 @@ class StepReport:
     """before clipping; infinite where a gradient overflowed"""
     loss_tokens: int | None = None
     """the tokens that the loss is the mean of, where those are not all of the step's as a rule"""
+    memory: Residence | None = None
+    """None where the system does not say, or the arenas are on a device"""
+    compute: tuple[StageCompute, ...] | None = None
+    """by stage; None on a device, where instructions are issued and not awaited"""
 
 
 @frozen
@@ -67,6 +74,9 @@ class StepTotals:
     loss: float
     skipped_blocks: int
     gradient_norm: float | None
+    memory: Residence | None
+    compute_seconds: NDArray[Any]
+    """of all ranks, shape [stages, ranks of a stage]"""
 
 
 class Head:
@@ -123,6 +133,7 @@ class ProgramEngine(ABC):
         """Who hears of what is worth a word and stops nothing."""
         self.monitor: MemoryMonitor | None = None
         self.profile: Profile | None = None
+        self.compute_times = ComputeTimes(program.topology)
         self.file_traffic = Traffic()
         """What the steps so far have read from files and written to them."""
         self.evaluated: tuple[Batches, int] | None = None
@@ -206,12 +217,16 @@ class ProgramEngine(ABC):
             rank.position.begin(engine)
         if self.monitor is not None:
             self.monitor.before(rank, instruction)
+        if engine is Engine.COMPUTE:
+            self.compute_times.begin(rank.place)
         if self.profile is not None and self.evaluated is None:
             self.profile.begin(rank.stage_index, rank.lane, engine)
 
     def complete(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
         """Note that it is done: what waits for it may be ready now."""
         rank.completed[engine] += 1
+        if engine is Engine.COMPUTE:
+            self.compute_times.complete(rank.place)
         if self.profile is not None and self.evaluated is None:
             self.profile.complete(rank.stage_index, rank.lane, engine)
         if rank.position is not None:
@@ -232,6 +247,7 @@ class ProgramEngine(ABC):
         counted = self._counted(step)
         start = self.profile.clock() if self.profile is not None else 0.0
         self.enter(RankPhase.RUNNING, step)
+        self.compute_times.begin_step()
         self.updater.begin_step(step, self.loss_scale[0])
         before = self._file_traffic()
         with np.errstate(all="ignore"):  # overflow is no accident here: flags find it, and its blocks are skipped
@@ -241,7 +257,12 @@ class ProgramEngine(ABC):
         totals = self.step_totals(step)
         mean = totals.loss / (tokens if counted is None else counted)
         scale, skipped = self.loss_scale[0], totals.skipped_blocks
-        report = StepReport(step, mean, tokens, scale, skipped, totals.gradient_norm, counted)
+        compute = (
+            None
+            if self.kernels.memory.overlaps
+            else StageCompute.of_step(self.program.topology, totals.compute_seconds)
+        )
+        report = StepReport(step, mean, tokens, scale, skipped, totals.gradient_norm, counted, totals.memory, compute)
         if self.profile is not None:
             self.profile.steps.append(StepSpan(limit - 1, start, self.profile.clock()))
         return report
@@ -397,15 +418,27 @@ class ProgramEngine(ABC):
             self._planned_traffic(),
         )
 
+    def residence(self) -> Residence | None:
+        """What this process has held in memory at most, and should; None where the system does not say, or a device has the arenas."""
+        resident, constant = peak_resident_bytes(), self.constant_bytes
+        if resident is None or constant is None or self.kernels.memory.overlaps:
+            return None
+        certified = self.arena_bytes + self.scratch_bytes + sum(self.declared_constants().values())
+        return Residence(resident, certified + constant)
+
     def _planned_traffic(self) -> Traffic:
         moved = [rank.stage.moved_bytes(Home.FILE) for ranks in self.ranks for rank in ranks]
         return Traffic(sum(read for read, _ in moved), sum(written for _, written in moved))
 
     def declared_constants(self) -> dict[str, int]:
         """Bytes that this process holds at most beside arenas and scratch, by what for."""
+        return {**self._constants, "messages": self.peak_transport_bytes}
+
+    @cached_property
+    def _constants(self) -> dict[str, int]:
+        """What stands beside arenas, scratch and messages."""
         places = [rank.place for ranks in self.ranks for rank in ranks]
-        found = constants_of(self.program, self.kernels, places, areas=len(places) + 1)
-        return {**found, "messages": self.peak_transport_bytes}
+        return constants_of(self.program, self.kernels, places, areas=len(places) + 1)
 
     def expect_evaluation(self) -> None:
         """Make ready for passes that evaluate. Called once, before the first step, where there will be some."""

@@ -128,7 +128,8 @@ class LocalEngine(ProgramEngine):
 
     def step_totals(self, step: int) -> StepTotals:
         """What the ranks did in a step."""
-        return StepTotals(self.evaluated_loss(step), self.updater.log.skipped, self.updater.gradient_norm())
+        skipped, norm = self.updater.log.skipped, self.updater.gradient_norm()
+        return StepTotals(self.evaluated_loss(step), skipped, norm, self.residence(), self.compute_times.seconds)
 
     def evaluated_loss(self, step: int) -> float:
         """The loss of a pass that stood for a step."""

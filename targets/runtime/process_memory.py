@@ -63,6 +63,14 @@ class MemoryUse:
         return {**asdict(self), "certified_bytes": self.certified_bytes}
 
 
+@frozen
+class Residence:
+    """Most bytes that a process has had in memory so far, and the most that it should have."""
+
+    peak: int
+    planned: int
+
+
 def resident_bytes() -> int | None:
     """Bytes of this process that are in memory now; None where the system does not say, as only Linux does."""
     return _field("VmRSS")

@@ -11,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import asdict, define, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
 from ratrain.targets.program.program import Program
@@ -61,6 +61,9 @@ class TimedStep:
             "skipped_blocks": self.report.skipped_blocks,
             "gradient_norm": _finite(self.report.gradient_norm),
             "eval_loss": _finite(self.eval_loss),
+            "resident_bytes": None if self.report.memory is None else self.report.memory.peak,
+            "planned_bytes": None if self.report.memory is None else self.report.memory.planned,
+            "compute_seconds": None if self.report.compute is None else [asdict(each) for each in self.report.compute],
         } | ({} if self.report.loss_tokens is None else {"loss_tokens": self.report.loss_tokens})
 
 

@@ -8,7 +8,6 @@ same bytes.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.types import Dtype, StateKind
 from ratrain.targets.program.program import Instruction
 from ratrain.targets.runtime.engine import Head, ProgramEngine, StepTotals
+from ratrain.targets.runtime.process_memory import Residence
 from ratrain.targets.runtime.rank import shape_only
 from ratrain.targets.runtime.ranks.collectives import GroupCollectives, Phases
 from ratrain.targets.runtime.ranks.communicator import Request
@@ -102,8 +102,6 @@ class RankEngine(ProgramEngine):
         self.stop_agreed = 0
         """The signal that asked any process to end before its last step ended, or 0: the same on all ranks."""
         self.stragglers = Stragglers(program.topology)
-        self.compute_seconds = 0.0
-        """Of this rank in its last step."""
 
     def scratch_needed(self) -> int:
         """Also what float32 copies of gradients need, where the library sums them."""
@@ -135,7 +133,6 @@ class RankEngine(ProgramEngine):
 
     def run_until(self, limit: int) -> None:
         """Run until every engine of this process's rank has completed its stream `limit` times."""
-        self.compute_seconds = 0.0
         patience = Patience()
         while any(head.has_work(limit) for head in self.heads):
             moved = False
@@ -172,10 +169,7 @@ class RankEngine(ProgramEngine):
             self.under_way[head.engine] = _UnderWay(instruction, phases)
             self._advance(head, limit)  # posts its first requests
             return True
-        start = time.perf_counter()
         self.run_alone(self.rank, instruction, step + self.first_step)
-        if head.engine is Engine.COMPUTE:
-            self.compute_seconds += time.perf_counter() - start
         self.complete(self.rank, head.engine, instruction)
         return True
 
@@ -218,16 +212,27 @@ class RankEngine(ProgramEngine):
     def step_totals(self, step: int) -> StepTotals:
         """What all ranks did in a step; the exchange is the only point where all of them meet without the program's asking."""
         topology, squares = self.program.topology, self.updater.squares_of(self.rank.stage_index, self.rank.lane)
-        mine = [self._own_loss(), self.updater.log.skipped, self.stop_asked(), self.compute_seconds, squares]
-        losses, skipped, stops, seconds, all_squares = self._of_all_ranks(mine)
+        held = self.residence() or Residence(0, 0)
+        computed = float(self.compute_times.seconds[self.rank.stage_index, self.rank.lane])
+        mine = [
+            self._own_loss(),
+            self.updater.log.skipped,
+            self.stop_asked(),
+            computed,
+            squares,
+            held.peak,
+            held.planned,
+        ]
+        losses, skipped, stops, seconds, all_squares, peaks, planned = self._of_all_ranks(mine)
         self.stop_agreed = int(stops.max())
-        for warning in self.stragglers.look(step, seconds.reshape(topology.stages, topology.lanes)):
+        seconds = seconds.reshape(topology.stages, topology.lanes)
+        for warning in self.stragglers.look(step, seconds):
             if self.communicators.world.rank == 0:
                 self.tell(warning)
         norm = self.collectives.norm
         if norm is None:
             norm = sqrt(sum(all_squares.tolist()))
-        return StepTotals(self._loss_of(losses), int(skipped.sum()), norm)
+        return StepTotals(self._loss_of(losses), int(skipped.sum()), norm, _fullest(peaks, planned), seconds)
 
     def evaluated_loss(self, step: int) -> float:
         """The loss of the pass that ended last, from the ranks of the last stage."""
@@ -247,6 +252,14 @@ class RankEngine(ProgramEngine):
         everyone = np.empty((self.program.plan.clusters, len(values)))
         finish(self.communicators.world.iallgather(everyone, np.array(values, np.float64)))
         return everyone.T
+
+
+def _fullest(peaks: NDArray[np.float64], planned: NDArray[np.float64]) -> Residence | None:
+    """What the process holds that is nearest to what was planned for it, or furthest beyond; None where one of them does not know."""
+    if not planned.all():
+        return None
+    fullest = int((peaks / planned).argmax())
+    return Residence(int(peaks[fullest]), int(planned[fullest]))
 
 
 _PHASES: PerOp[Callable[[RankEngine, Instruction], Phases] | None] = PerOp(
