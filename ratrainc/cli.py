@@ -39,6 +39,7 @@ _COMMANDS = {
     "validate": "Compare simulated steps with published measurements, by class of table.",
     "compare": "Simulate several strategies on one plan, or each on its best.",
     "run": "Train: execute a program on real text.",
+    "watch": "Draw the logs of runs as one HTML page, again and again while they go on.",
     "launch": "Start a run with a process a rank and watch over it.",
     "postmortem": "Say where the ranks of a run were, and why it ended or makes no progress.",
     "generate": "Print what a trained model says behind a prompt.",

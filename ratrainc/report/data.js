@@ -2,7 +2,6 @@
 "use strict";
 
 const TYPES = { u1: Uint8Array, i1: Int8Array, u2: Uint16Array, i2: Int16Array, u4: Uint32Array, i4: Int32Array, f8: Float64Array };
-const FACTS = JSON.parse(document.getElementById("facts").textContent);
 const STREAMS = FACTS.engines.length;
 const UNIT = 64; // bytes: addresses and sizes are kept in units of the alignment
 const known = new Map();

@@ -13,21 +13,8 @@ const KIND_COLOURS = {
   checkpoint: "teal", saved: "amber", input: "brown", partial: "moss", workspace: "olive", scalar: "grey",
 };
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const opColours = () => FACTS.keywords.map((keyword) => colour(OP_COLOURS[keyword] ?? "grey"));
 const kindColours = () => FACTS.kinds.map((kind) => colour(KIND_COLOURS[kind] ?? "grey"));
-
-function secondsText(seconds) {
-  const size = Math.abs(seconds);
-  if (size === 0) return "0";
-  if (size >= 1) return `${seconds.toFixed(3)} s`;
-  return size >= 1e-3 ? `${(seconds * 1e3).toFixed(3)} ms` : `${(seconds * 1e6).toFixed(2)} us`;
-}
-
-function bytesText(bytes) {
-  const [unit, name] = bytes >= 2 ** 28 ? [2 ** 30, "GiB"] : bytes >= 2 ** 18 ? [2 ** 20, "MiB"] : [2 ** 10, "KiB"];
-  return `${(bytes / unit).toFixed(2)} ${name}`;
-}
 
 // A canvas of the size it is shown at, sharp on any screen, cleared, with the time axis above.
 function prepared(canvas, state, height) {
@@ -42,11 +29,6 @@ function prepared(canvas, state, height) {
   const x = (time) => GUTTER + ((time - state.from) / (state.to - state.from)) * (width - GUTTER);
   drawTimeAxis(context, state, x, width, tall);
   return { context, width, height: tall, x };
-}
-
-function tickStep(span, most) {
-  const power = 10 ** Math.floor(Math.log10(span / most));
-  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => span / step <= most);
 }
 
 function drawTimeAxis(context, state, x, width, height) {

@@ -42,12 +42,12 @@ def write_report(timeline: Timeline, figures: Figures, machine: Machine, path: s
 def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[str]:
     program = timeline.program
     title = f"{program.name} on {program.plan.clusters} x {machine.name}"
-    head, tail = _file("report.html").replace(_TITLE, escape(title)).split(_BODY)
+    head, tail = page_file("report.html").replace(_TITLE, escape(title)).split(_BODY)
     style, head_end = head.split("/*ratrain-style*/")
-    yield style + _file("report.css") + head_end
+    yield style + page_file("report.css") + head_end
     yield f"<h1>{escape(title)}</h1>\n<p>{escape(_subtitle(timeline))}</p>\n"
     yield f'<dl class="figures">{tables.key_figures(program, figures, machine)}</dl>\n'
-    yield _file("charts.html")
+    yield page_file("charts.html")
     yield "<h2>Stages</h2>\n" + tables.stage_table(program, figures)
     steady, from_cold = Bubbles(timeline), Bubbles(timeline, cold=True)
     yield "<h2>Bubbles</h2>\n" + tables.bubble_tables(program, steady)
@@ -57,7 +57,9 @@ def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[s
     yield "<h2>Machine</h2>\n" + tables.machine_table(machine)
     yield from _data(timeline, steady, from_cold)
     script, end = tail.split("/*ratrain-script*/")
-    yield script + _file("data.js") + _file("drawing.js") + _file("report.js") + end
+    yield (
+        script + page_file("common.js") + page_file("data.js") + page_file("drawing.js") + page_file("report.js") + end
+    )
 
 
 def _subtitle(timeline: Timeline) -> str:
@@ -117,5 +119,6 @@ def _homes(stage: ProgramStage) -> list[Home]:
     return [home for home in Home if home is Home.DDR or stage.bytes_in(home)]
 
 
-def _file(name: str) -> str:
+def page_file(name: str) -> str:
+    """A part of pages."""
     return (resources.files(__package__ or "") / name).read_text(encoding="utf-8")

@@ -1,7 +1,6 @@
 // What is shown, and what the reader does about it. The address of the page keeps the choice, as #stage=3&from=0.1&to=0.2.
 "use strict";
 
-const at = (id) => document.getElementById(id);
 const MEMORIES = [...new Set(FACTS.stages.flatMap(({ memories }) => memories.map(({ name }) => name)))];
 const MEMORY_WORDS = { ddr: "DDR", host: "Host memory", file: "File" };
 const state = { view: "steady", stage: 0, memory: "ddr", lanes: FACTS.stages.length > 8 ? "chosen" : "all", path: false, from: 0, to: 1, low: 0, high: 1 };
@@ -149,18 +148,6 @@ function curveLines(x, y, time) {
   if (place < 0) return null;
   const held = FACTS.kinds.map((kind, index) => [parts[place * kinds + index], kind]).filter(([bytes]) => bytes > 0);
   return [`${bytesText(totals[place])} live`, ...held.sort((a, b) => b[0] - a[0]).map(([bytes, kind]) => `${kind} ${bytesText(bytes)}`)];
-}
-
-function showTip(event, lines) {
-  const tip = at("tip");
-  tip.hidden = !lines;
-  if (!lines) return;
-  const name = document.createElement("b");
-  name.textContent = lines[0];
-  tip.replaceChildren(name, lines.slice(1).join("\n"));
-  const { width, height } = tip.getBoundingClientRect();
-  tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - width - 8))}px`;
-  tip.style.top = `${event.clientY + 18 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 18}px`;
 }
 
 // Zoom -------------------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir import ops
@@ -61,9 +61,9 @@ class StepReport:
     """before clipping; infinite where a gradient overflowed"""
     loss_tokens: int | None = None
     """the tokens that the loss is the mean of, where those are not all of the step's as a rule"""
-    memory: Residence | None = None
+    memory: Residence | None = field(default=None, eq=False)
     """None where the system does not say, or the arenas are on a device"""
-    compute: tuple[StageCompute, ...] | None = None
+    compute: tuple[StageCompute, ...] | None = field(default=None, eq=False)
     """by stage; None on a device, where instructions are issued and not awaited"""
 
 

@@ -110,6 +110,26 @@ def hold(path: Path, code: str, place: str) -> Lock:
     return Lock(name)
 
 
+def is_held_by_another(path: Path) -> bool:
+    """Whether another process has this lock file locked; not where it cannot be told. Nothing is made or left."""
+    if fcntl is None:
+        return False
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    else:
+        return False
+    finally:
+        os.close(handle)
+
+
 def _locked(name: str) -> int:
     """The handle of a lock file that is locked. Raises BlockingIOError where another process has it, OSError where none can."""
     if fcntl is None:

@@ -1,0 +1,61 @@
+"""`ratrainc watch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ratrain.ratrainc.commands.options import FiniteRange, Result, Source, json_option, output_file
+
+_EPILOG = """\b
+Examples:
+  ratrainc watch losses.jsonl                                  writes losses.html again and again until the run has ended
+  ratrainc watch losses.jsonl --once -o page.html              once, of a finished run or one that goes on
+  ratrainc watch first.jsonl second.jsonl -o both.html         two runs in the same charts
+  ratrainc watch kept/                                         the logs (.jsonl) in a folder
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("runs", type=Source("log"), nargs=-1, required=True, metavar="LOG.jsonl|DIR...")
+@click.option(
+    "-o",
+    "--output",
+    type=Result("page", ".html", ".htm"),
+    callback=output_file,
+    metavar="PAGE.html",
+    help="The page to write. Default: beside the first log, with its name and .html.",
+)
+@click.option("--once", is_flag=True, help="Write the page once and end, also while a run goes on.")
+@click.option(
+    "--every",
+    type=FiniteRange(0.5, 3600),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often the page is written, and loads itself again, while a run goes on.",
+)
+@json_option
+def command(runs: tuple[str, ...], output: str | None, once: bool, every: float, as_json: bool) -> int:
+    """Draw what runs have logged as one HTML page that needs no network.
+
+    It shows loss and held-out loss, tokens a second, gradient norm, loss scale, memory against what was certified, and slow ranks.
+    While a run on this machine writes to a log the page is written again as the log grows; Ctrl-C ends that, and the page stays.
+    """
+    from ratrain.ratrainc.commands.options import refuse_idle
+    from ratrain.ratrainc.console import print_json, say, size_text
+    from ratrain.ratrainc.watch.page import summary
+    from ratrain.ratrainc.watch.watching import logs_of, page_beside, watch
+
+    if once:
+        refuse_idle("is for a page that is written again and again: leave --once out", "every")
+    logs = logs_of(runs)
+    path = output or page_beside(logs[0].path)
+    size, code = watch(logs, path, None if once else every)
+    if as_json:
+        print_json({"output": path, "bytes": size, "runs": [summary(log) for log in logs]})
+    else:
+        steps = sum(len(log.steps) for log in logs)
+        say(f"wrote {Path(path)}, {size_text(size)}: {steps:,} steps of {len(logs)} run{'s' * (len(logs) > 1)}")
+    return code

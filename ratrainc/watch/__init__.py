@@ -1,0 +1,1 @@
+"""A page of runs, from their logs."""

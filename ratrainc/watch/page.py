@@ -1,0 +1,274 @@
+"""The page: charts and tables of runs, in one file that asks the network for nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.files import replacing
+from ratrain.ratrainc.console import size_text
+from ratrain.ratrainc.report.page import page_file
+from ratrain.ratrainc.report.tables import table
+from ratrain.ratrainc.watch.reading import GrowingLog
+
+MARK = "ratrainc watch"
+"""What tells a page of this command from other files."""
+_MOST_POINTS = 800
+_SLOW = 1.2
+"""So many times the median of its stage, and a rank is slow in that step."""
+
+CHARTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("loss", "Loss, nats a token", "number", ("loss", "eval_loss")),
+    ("speed", "Tokens a second", "number", ("tokens_per_second",)),
+    ("norm", "Gradient norm, before clipping", "number", ("gradient_norm",)),
+    ("scale", "Loss scale", "log", ("loss_scale",)),
+    ("memory", "Memory: resident against certified and constant", "bytes", ("resident_bytes", "planned_bytes")),
+    ("ranks", "Slow ranks: the slowest of a stage, in times its median", "number", ("slowest",)),
+    ("rate", "Learning rate", "number", ("learning_rate",)),
+)
+"""Of each chart: name, title, how its values are written, and what it draws."""
+WORDS = {
+    "loss": "loss",
+    "eval_loss": "held-out loss",
+    "tokens_per_second": "tokens a second",
+    "gradient_norm": "gradient norm",
+    "loss_scale": "loss scale",
+    "resident_bytes": "resident",
+    "planned_bytes": "planned",
+    "slowest": "slowest rank",
+    "learning_rate": "learning rate",
+}
+_WHY = {
+    "eval_loss": "'run --eval-every N' evaluates",
+    "gradient_norm": "null in every line",
+    "slowest": "ranks on a device do not tell it, nor do logs of older versions; a stage of one rank has none to compare with",
+    "resident_bytes": "systems other than Linux and devices do not tell it, nor do logs of older versions",
+    "planned_bytes": "systems other than Linux and devices do not tell it, nor do logs of older versions",
+}
+
+
+def write_watch_page(path: str, logs: Sequence[GrowingLog], *, reload_seconds: float | None) -> int:
+    """Write the page of some logs, atomically; its bytes. It reloads itself so often, or never.
+
+    Raises `DiagnosticError` RT002 when the file cannot be written.
+    """
+    text = _page(logs, reload_seconds).encode()
+    with replacing(path) as stream:
+        stream.write(text)
+    return len(text)
+
+
+def _page(logs: Sequence[GrowingLog], reload_seconds: float | None) -> str:
+    names = _names(logs)
+    title = " and ".join(names) if len(names) < 4 else f"{len(names)} runs"
+    facts = {
+        "reload": reload_seconds,
+        "words": WORDS,
+        "charts": [{"name": name, "title": words, "form": form, "series": keys} for name, words, form, keys in CHARTS],
+        "runs": [{"name": name, "series": _series(log)} for name, log in zip(names, logs, strict=True)],
+    }
+    text = json.dumps(facts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    state = "a run goes on: this page is written again as the log grows" if reload_seconds else "no run writes to it"
+    body = [
+        f'<h1>{escape(title)}</h1>\n<p id="state">{escape(state)}</p>\n',
+        *(f'<p class="problem">{escape(line)}</p>\n' for line in problems(names, logs)),
+        f'<dl class="figures">{_figures(logs[0])}</dl>\n' if len(logs) == 1 else "",
+        '<p class="hint">Drag over a chart to zoom in; a double click shows all. The lines are means of neighbouring steps '
+        "where there are many, the shade behind them the least and the most.</p>\n",
+        '<noscript><p>The charts need JavaScript. The tables below hold the last figures.</p></noscript>\n<section id="charts" aria-label="Charts">\n',
+        *(_figure(name, words, keys, names, logs) for name, words, _, keys in CHARTS),
+        "</section>\n<h2>Runs</h2>\n",
+        table("The last step of each run", _HEAD, [_row(name, log) for name, log in zip(names, logs, strict=True)]),
+        *(_slow_ranks(name, log) for name, log in zip(names, logs, strict=True)),
+        f'<script type="application/json" id="facts">{text}</script>\n',
+    ]
+    page = page_file("report.html").replace("<!--ratrain-title-->", escape(title))
+    page = page.replace(
+        '<meta charset="utf-8" />', f'<meta charset="utf-8" />\n<meta name="generator" content="{MARK}" />'
+    )
+    page = page.replace("/*ratrain-style*/", page_file("report.css") + _own_file("watch.css"))
+    before, after = page.replace("/*ratrain-script*/", page_file("common.js") + _own_file("watch.js")).split(
+        "<!--ratrain-body-->"
+    )
+    return before + "".join(body) + after
+
+
+def _own_file(name: str) -> str:
+    return (resources.files(__package__ or "") / name).read_text(encoding="utf-8")
+
+
+def _names(logs: Sequence[GrowingLog]) -> list[str]:
+    """The logs by the ends of their paths that tell them apart."""
+    parts = [Path(log.path).parts for log in logs]
+    length = next((n for n in range(1, 99) if len({part[-n:] for part in parts}) == len(parts)), 99)
+    return ["/".join(part[-length:]) for part in parts]
+
+
+def problems(names: Sequence[str], logs: Sequence[GrowingLog]) -> list[str]:
+    """What is wrong with the logs, in words."""
+    found = []
+    for name, log in zip(names, logs, strict=True):
+        if log.bad_lines:
+            found.append(
+                f"{name}: {len(log.bad_lines)} lines cannot be read and are left out, the first is line {log.bad_lines[0]}"
+            )
+        if log.half_line and not log.is_growing:
+            found.append(f"{name}: the last line is half of one, as a crash leaves it, and is left out")
+        lost = [step for step, loss in zip(log.steps, log.columns["loss"], strict=True) if math.isnan(loss)]
+        if lost:
+            found.append(f"{name}: {len(lost)} steps have no finite loss, the first is step {lost[0]}")
+    return found
+
+
+def lacking(log: GrowingLog) -> list[str]:
+    """What the page draws and this log does not have."""
+    return [key for _, _, _, keys in CHARTS for key in keys if not _values(log, key).size]
+
+
+def _ratios(log: GrowingLog) -> NDArray[np.float64]:
+    """The worst of the stages in each step: its slowest rank's seconds over the median; nan where no stage has several ranks."""
+    found = np.full(len(log.steps), np.nan)
+    for row, stages in enumerate(log.ranks):
+        several = [most / median for least, median, most, _ in stages if median > 0 and most > least]
+        if several:
+            found[row] = max(several)
+    return found
+
+
+def _column(log: GrowingLog, key: str) -> NDArray[np.float64]:
+    return _ratios(log) if key == "slowest" else np.array(log.columns[key], np.float64)
+
+
+def _values(log: GrowingLog, key: str) -> NDArray[np.float64]:
+    column = _column(log, key)
+    return column[np.isfinite(column)]
+
+
+def _series(log: GrowingLog) -> dict[str, list[list[float]]]:
+    """Points of each series: step, mean, least and most of some neighbouring steps."""
+    steps = np.array(log.steps, np.float64)
+    found = {}
+    for _, _, _, keys in CHARTS:
+        for key in keys:
+            column = _column(log, key)
+            known = np.isfinite(column)
+            found[key] = _points(steps[known], column[known])
+    return found
+
+
+def _points(steps: NDArray[np.float64], values: NDArray[np.float64]) -> list[list[float]]:
+    count = min(len(steps), _MOST_POINTS)
+    points = []
+    for part, where in zip(np.array_split(values, count or 1), np.array_split(steps, count or 1), strict=True):
+        if len(part):
+            points.append(
+                [round(float(where[-1])), *(float(f"{number:.6g}") for number in (part.mean(), part.min(), part.max()))]
+            )
+    return points
+
+
+def _figure(name: str, title: str, keys: Sequence[str], names: Sequence[str], logs: Sequence[GrowingLog]) -> str:
+    missing = []
+    for key in keys:
+        without = [own for own, log in zip(names, logs, strict=True) if not _values(log, key).size]
+        if without:
+            whose = "the log has" if len(logs) == 1 else f"{', '.join(without)}:"
+            why = f" ({_WHY[key]})" if key in _WHY else ""
+            missing.append(f"{whose} no {WORDS[key]}{why}")
+    notes = "".join(f'<p class="lacks">{escape(line)}</p>\n' for line in missing)
+    return (
+        f'<figure id="{name}"><figcaption>{escape(title)} <ul class="legend"></ul></figcaption>\n'
+        f'<div class="chart" tabindex="0" role="img" aria-label="{escape(title)} by step"></div>\n{notes}</figure>\n'
+    )
+
+
+_HEAD = (
+    "run",
+    "steps",
+    "last step",
+    "loss",
+    "held-out loss",
+    "tokens/s",
+    "gradient norm",
+    "loss scale",
+    "skipped",
+    "resident",
+    "planned",
+)
+
+
+def _row(name: str, log: GrowingLog) -> list[str]:
+    """The last figures of a run; a dash for what it does not have."""
+    last = {key: (float(_values(log, key)[-1]) if _values(log, key).size else None) for key in log.columns}
+
+    def word(key: str, form: str) -> str:
+        value = last[key]
+        return "-" if value is None else format(value, form)
+
+    sizes = [
+        ("-" if last[key] is None else size_text(int(last[key] or 0))) for key in ("resident_bytes", "planned_bytes")
+    ]
+    skipped = int(np.nansum(_column(log, "skipped_blocks")))
+    return [
+        name,
+        f"{len(log.steps):,}",
+        str(log.steps[-1]) if log.steps else "-",
+        word("loss", ".4f"),
+        word("eval_loss", ".4f"),
+        word("tokens_per_second", ",.0f"),
+        word("gradient_norm", ".3g"),
+        word("loss_scale", "g"),
+        str(skipped),
+        *sizes,
+    ]
+
+
+def _figures(log: GrowingLog) -> str:
+    pairs = zip(_HEAD[1:], _row("", log)[1:], strict=True)
+    return "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs)
+
+
+def slow_ranks(log: GrowingLog) -> list[tuple[str, int, float]]:
+    """Ranks that took more than 1.2 times the median of their stage: in how many steps, and how much more at worst."""
+    steps, worst = Counter[str](), dict[str, float]()
+    for stages in log.ranks:
+        for least, median, most, rank in stages:
+            if most > least and median > 0 and most > _SLOW * median:
+                steps[rank] += 1
+                worst[rank] = max(worst.get(rank, 0.0), most / median)
+    return [(rank, count, worst[rank]) for rank, count in steps.most_common()]
+
+
+def _slow_ranks(name: str, log: GrowingLog) -> str:
+    found = slow_ranks(log)
+    if not found:
+        return ""
+    rows = [[rank, str(count), f"{worst:.2f}"] for rank, count, worst in found[:64]]
+    return table(
+        f"{name}: ranks that computed more than {_SLOW} times as long as the median of their stage",
+        ("rank", "steps", "at worst, times"),
+        rows,
+    )
+
+
+def summary(log: GrowingLog) -> dict[str, Any]:
+    """What --json tells of a log."""
+    values = {key: _values(log, key) for key in log.columns}
+    return {
+        "log": log.path,
+        "steps": len(log.steps),
+        "last_step": log.steps[-1] if log.steps else None,
+        "last": {key: float(found[-1]) if found.size else None for key, found in values.items()},
+        "lacks": lacking(log),
+        "bad_lines": len(log.bad_lines),
+        "slow_ranks": [{"rank": rank, "steps": count, "worst": worst} for rank, count, worst in slow_ranks(log)],
+    }

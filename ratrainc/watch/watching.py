@@ -1,0 +1,81 @@
+"""Which logs are watched, and for how long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.files import check_writable, is_directory, is_regular, opened_regular, path_errors
+from ratrain.ratrainc.cli import EXIT_INTERRUPTED
+from ratrain.ratrainc.console import status
+from ratrain.ratrainc.watch.page import MARK, write_watch_page
+from ratrain.ratrainc.watch.reading import GrowingLog
+
+_HEAD_BYTES = 1 << 12
+
+
+def logs_of(runs: Sequence[str]) -> list[GrowingLog]:
+    """The logs that are named, and those in named folders, each once and read.
+
+    Raises `DiagnosticError` RT002 where one cannot be read or is no log, and where a folder has none.
+    """
+    paths: list[str] = []
+    for run in runs:
+        paths += _in_folder(run) if is_directory(run) else [run]
+    logs = [GrowingLog(path) for path in dict.fromkeys(paths)]
+    for log in logs:
+        log.read()
+    return logs
+
+
+def _in_folder(folder: str) -> list[str]:
+    with path_errors(f"cannot read the folder '{folder}'"):
+        found = sorted(str(path) for path in Path(folder).glob("*.jsonl"))
+    if not found:
+        fail(
+            "RT002",
+            f"the folder '{folder}' has no log (.jsonl); a checkpoint holds none",
+            help="'ratrainc run ... --log losses.jsonl' writes one: name that file",
+        )
+    return found
+
+
+def page_beside(log: str) -> str:
+    """The place of a log's page where none is named. Raises `DiagnosticError` RT002 where another file is there, or none can be."""
+    path = str(Path(log).with_suffix(".html"))
+    if is_regular(path):
+        with path_errors(f"cannot read '{path}'"), opened_regular(path) as stream:
+            is_ours = f'content="{MARK}"'.encode() in stream.read(_HEAD_BYTES)
+        if not is_ours:
+            fail("RT002", f"'{path}' is there, and no page of 'ratrainc watch'", help="name the page with -o")
+    check_writable(path)
+    return path
+
+
+def watch(logs: Sequence[GrowingLog], path: str, every: float | None) -> tuple[int, int]:
+    """Write the page, and again while runs write to the logs and `every` is given; the bytes of the last one, and the exit code.
+
+    Ctrl-C ends it with 130, after a last page that no longer loads itself again.
+    """
+    try:
+        with status(f"watching {logs[0].path}") as tell:
+            while True:
+                growing = any(
+                    [log.is_growing for log in logs]
+                )  # before reading: what is written after it is read next time
+                for log in logs:
+                    log.read()
+                if every is None or not growing:
+                    return write_watch_page(path, logs, reload_seconds=None), 0
+                write_watch_page(path, logs, reload_seconds=every)
+                tell(f"watching: {path} is of {_progress(logs)}; Ctrl-C ends it")
+                time.sleep(every)
+    except KeyboardInterrupt:
+        return write_watch_page(path, logs, reload_seconds=None), EXIT_INTERRUPTED
+
+
+def _progress(logs: Sequence[GrowingLog]) -> str:
+    last = logs[0]
+    return f"step {last.steps[-1]}, loss {last.columns['loss'][-1]:.4f}" if last.steps else "no step yet"
