@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,15 @@ from ratrain.ratrain_ir.files import replacing
 from ratrain.ratrainc.console import size_text
 from ratrain.ratrainc.report.page import page_file
 from ratrain.ratrainc.report.tables import table
-from ratrain.ratrainc.watch.reading import GrowingLog
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.watch.reading import GrowingLog
 
 MARK = "ratrainc watch"
 """What tells a page of this command from other files."""
+_HINT = """<p class="hint">Drag over a chart to zoom in; a double click shows all. Keys on a chart: + - and the arrows, 0 shows all.
+The lines are means of neighbouring steps where there are many, the shade behind them the least and the most.</p>
+"""
 _MOST_POINTS = 800
 _SLOW = 1.2
 """So many times the median of its stage, and a rank is slow in that step."""
@@ -82,8 +87,7 @@ def _page(logs: Sequence[GrowingLog], reload_seconds: float | None) -> str:
         f'<h1>{escape(title)}</h1>\n<p id="state">{escape(state)}</p>\n',
         *(f'<p class="problem">{escape(line)}</p>\n' for line in problems(names, logs)),
         f'<dl class="figures">{_figures(logs[0])}</dl>\n' if len(logs) == 1 else "",
-        '<p class="hint">Drag over a chart to zoom in; a double click shows all. The lines are means of neighbouring steps '
-        "where there are many, the shade behind them the least and the most.</p>\n",
+        _HINT,
         '<noscript><p>The charts need JavaScript. The tables below hold the last figures.</p></noscript>\n<section id="charts" aria-label="Charts">\n',
         *(_figure(name, words, keys, names, logs) for name, words, _, keys in CHARTS),
         "</section>\n<h2>Runs</h2>\n",

@@ -104,7 +104,8 @@ class GrowingLog:
         self.ranks.append(_stages(told.get("compute_seconds")))
 
     def _cut(self, rows: int) -> None:
-        for column in (self.steps, *self.columns.values(), self.ranks):
+        del self.steps[rows:], self.ranks[rows:]
+        for column in self.columns.values():
             del column[rows:]
 
     def _refuse(self) -> None:
