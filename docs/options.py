@@ -37,6 +37,7 @@ class Command:
 
 _PAIRS = "x.rtx --steps 2 --log l.jsonl --data pairs.jsonl --train-on completion"
 _GENERATION = "ratrain.ratrainc.generation:generate"
+_WATCH = "ratrain.ratrainc.watch.watching:watch"
 _JSON = Option("one JSON object on stdout", "--json")
 _SEARCH = "--model m.json --clusters 2 --global-batch 4 --seq-len 8"
 _JOBS = "processes of the search"
@@ -679,6 +680,17 @@ OPTIONS = {
             "--json": _JSON,
         },
         wall=True,
+    ),
+    "watch": Command(
+        "log.jsonl",
+        {
+            "-o": Option("the page", "-o other.html"),
+            "--once": Option("the page is written once, also while a run goes on", "--once", None, _WATCH),
+            "--every": Option(
+                "how often it is written while a run goes on", "--every 9", None, _WATCH, ("log.jsonl --once",)
+            ),
+            "--json": _JSON,
+        },
     ),
     "launch": Command(
         "-n 4 --mpirun ./mpirun x.rtx",

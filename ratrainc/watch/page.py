@@ -141,7 +141,7 @@ def lacking(log: GrowingLog) -> list[str]:
 def _ratios(log: GrowingLog) -> NDArray[np.float64]:
     """The worst of the stages in each step: its slowest rank's seconds over the median; nan where no stage has several ranks."""
     found = np.full(len(log.steps), np.nan)
-    for row, stages in enumerate(log.ranks):
+    for row, stages in enumerate(log.ranks[1:], 1):  # in the first, kernels are compiled or loaded
         several = [most / median for least, median, most, _ in stages if median > 0 and most > least]
         if several:
             found[row] = max(several)
@@ -244,7 +244,7 @@ def _figures(log: GrowingLog) -> str:
 def slow_ranks(log: GrowingLog) -> list[tuple[str, int, float]]:
     """Ranks that took more than 1.2 times the median of their stage: in how many steps, and how much more at worst."""
     steps, worst = Counter[str](), dict[str, float]()
-    for stages in log.ranks:
+    for stages in log.ranks[1:]:
         for least, median, most, rank in stages:
             if most > least and median > 0 and most > _SLOW * median:
                 steps[rank] += 1

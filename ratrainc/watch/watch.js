@@ -13,7 +13,7 @@ const hue = (chart, run, key) => (FACTS.runs.length > 1 ? HUES[run % HUES.length
 function valueText(form, value) {
   if (form === "bytes") return bytesText(value);
   const size = Math.abs(value);
-  return size !== 0 && (size >= 1e7 || size < 1e-3) ? value.toExponential(2) : Number(value.toPrecision(5)).toLocaleString("en");
+  return size !== 0 && (size >= 1e7 || size < 1e-3) ? value.toExponential(2) : (Number.isInteger(value) ? value : Number(value.toPrecision(5))).toLocaleString("en");
 }
 
 function element(name, attributes, parent) {
@@ -41,7 +41,8 @@ function axisOf(chart, lines) {
   const step = log ? Math.max(1, Math.ceil((top - bottom) / 5)) : tickStep((top - bottom) / unit, 5) * unit;
   const ticks = [];
   for (let tick = Math.ceil(bottom / step); tick * step <= top; tick++) ticks.push(log ? 2 ** (tick * step) : tick * step);
-  return { y, ticks };
+  const label = (tick) => (chart.form !== "bytes" ? valueText(chart.form, tick) : tick === 0 ? "0" : `${Number((tick / unit).toPrecision(4))} ${unit === 2 ** 30 ? "GiB" : "MiB"}`);
+  return { y, ticks, label };
 }
 
 function draw(chart) {
@@ -56,10 +57,10 @@ function draw(chart) {
   }));
   if (!lines.length) return;
   const svg = element("svg", { "aria-hidden": "true" }, place), width = place.clientWidth || 600;
-  const { y, ticks } = axisOf(chart, lines), x = (step) => LEFT + ((step - range.from) / (range.to - range.from || 1)) * (width - LEFT - 8);
+  const { y, ticks, label } = axisOf(chart, lines), x = (step) => LEFT + ((step - range.from) / (range.to - range.from || 1)) * (width - LEFT - 8);
   for (const tick of ticks) {
     element("line", { class: "grid", x1: LEFT, x2: width, y1: y(tick), y2: y(tick) }, svg);
-    element("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, svg).textContent = valueText(chart.form, tick);
+    element("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, svg).textContent = label(tick);
   }
   const step = Math.max(1, tickStep(Math.max(1, range.to - range.from), Math.max(2, width / 90)));
   for (let tick = Math.ceil(range.from / step) * step; tick <= range.to; tick += step) {

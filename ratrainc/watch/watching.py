@@ -62,9 +62,7 @@ def watch(logs: Sequence[GrowingLog], path: str, every: float | None) -> tuple[i
     try:
         with status(f"watching {logs[0].path}") as tell:
             while True:
-                growing = any(
-                    [log.is_growing for log in logs]
-                )  # before reading: what is written after it is read next time
+                growing = any(log.is_growing for log in logs)  # first: what is written after the look is read next time
                 for log in logs:
                     log.read()
                 if every is None or not growing:

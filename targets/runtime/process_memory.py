@@ -12,6 +12,7 @@ from typing import Any
 from attrs import asdict, field, frozen
 
 _STATUS = Path("/proc/self/status")
+_MOST_STATUS = 1 << 13
 
 
 @frozen
@@ -110,8 +111,13 @@ _LIMITS = (
 
 def _field(name: str) -> int | None:
     with suppress(OSError, ValueError):
-        for line in _STATUS.read_text("ascii").splitlines():
-            key, _, value = line.partition(":")
-            if key == name:
-                return int(value.removesuffix("kB")) * 1024
+        handle = os.open(_STATUS, os.O_RDONLY | os.O_CLOEXEC)  # asked in every step: no buffers are made for it
+        try:
+            told = os.read(handle, _MOST_STATUS)
+        finally:
+            os.close(handle)
+        for line in told.splitlines():
+            key, _, value = line.partition(b":")
+            if key == name.encode():
+                return int(value.removesuffix(b"kB")) * 1024
     return None

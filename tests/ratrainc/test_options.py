@@ -86,7 +86,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
         np.random.default_rng(0).integers(0, 255, 5000).astype(np.uint16).tofile(folder / "t.bin")
-        call("run x.rtx --steps 1 --threads 1 --data book.txt --save ckpt --profile prof.json --run-dir where")
+        call(
+            "run x.rtx --steps 1 --threads 1 --data book.txt --save ckpt --log log.jsonl --profile prof.json --run-dir where"
+        )
         call("export-weights ckpt -o w")
         lines = [f"m.json,p.toml,{count},{0.01 * count}" for count in (2, 3, 4, 5, 6)]
         (folder / "rows.csv").write_text("\n".join(["model,plan,micro_batches,step_seconds", *lines]) + "\n")

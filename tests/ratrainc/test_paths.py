@@ -68,6 +68,7 @@ USUAL: dict[str, dict[str, str]] = {
         "settings_execution_kernels": "reference",
     },
     "generate": {"path": "checkpoint", "prompt_tokens": "1", "asked_tokens": "1", "asked_kernels": "reference"},
+    "watch": {"runs": "log.jsonl"},
     "launch": {"ranks": "1", "mpirun": "/bin/true", "file": "a.rtx"},
     "postmortem": {"directory": "positions"},
     "export-weights": {"checkpoint": "checkpoint", "output": "out"},
@@ -207,6 +208,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     settings_saving_directory="checkpoint",
                     settings_watch_folder="positions",
                     outputs_profile="p.json",
+                    outputs_log="log.jsonl",
                     threads="1",
                 )
             )
@@ -378,6 +380,7 @@ FILES = {
     "machine": "machine.toml",
     "rows": "rows.csv",
     "profile": "p.json",
+    "log": "log.jsonl",
     "data": "text.txt",
     "tokenizer": "text.txt",
     "weights": "text.txt",

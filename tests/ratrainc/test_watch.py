@@ -36,7 +36,8 @@ def test_a_log_read_in_any_two_pieces_is_the_log_read_at_once(tmp_path: Path) ->
         log = read(path)
         assert len(log.steps) == text[:cut].count("\n")
         assert log.half_line == (not text[:cut].endswith("\n") and cut > 0)
-        path.write_text(text) if cut == 0 else path.open("a").write(text[cut:])
+        with path.open("a") as stream:
+            stream.write(text[cut:])
         log.read()
         assert list(log.steps) == [0, 1, 2]
         assert list(log.columns["loss"]) == pytest.approx([5.0, 4.9, 4.8])
