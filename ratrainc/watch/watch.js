@@ -13,7 +13,7 @@ const hue = (chart, run, key) => (FACTS.runs.length > 1 ? HUES[run % HUES.length
 function valueText(form, value) {
   if (form === "bytes") return bytesText(value);
   const size = Math.abs(value);
-  return size !== 0 && (size >= 1e7 || size < 1e-3) ? value.toExponential(2) : (Number.isInteger(value) ? value : Number(value.toPrecision(5))).toLocaleString("en");
+  return size !== 0 && (size >= 1e7 || size < 1e-3) ? value.toExponential(2) : ((Number.isInteger(value) ? value : Number(value.toPrecision(5))) + 0).toLocaleString("en", { maximumFractionDigits: 7 });
 }
 
 function element(name, attributes, parent) {
