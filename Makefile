@@ -16,11 +16,12 @@ PYTEST := $(BIN)/python -m pytest
 DEV    := $(VENV)/.installed-dev
 PARITY := $(VENV)/.installed-parity
 FULL   := $(VENV)/.installed-full
+DOCS   := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo test tests parity test-full lint format clean distclean
+.PHONY: help demo test tests parity test-full docs lint format clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,6 +42,10 @@ parity: $(PARITY) ## Compare with PyTorch (installs it)
 
 test-full: lint $(FULL) ## Run every test there is: also the slow ones, PyTorch and MPI
 	@$(PYTEST) -n $(JOBS) --dist loadgroup $(ARGS)
+
+docs: $(DOCS) ## Write the documentation as a site, build/site/index.html
+	@$(BIN)/python -m mkdocs --quiet build --strict
+	@echo "build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site"
 
 lint: $(DEV) ## Check style, formatting and types
 	@$(BIN)/ruff check --quiet .
@@ -71,6 +76,11 @@ $(DEV): pyproject.toml
 	  [ -e src/ratrain/$$folder ] || ln -s ../../$$folder src/ratrain/$$folder; done # a source archive has no links
 	@echo "Installing ratrain and its development tools into $(VENV) ..."
 	@$(PIP) install -e '.[dev]'
+	@touch $@
+
+$(DOCS): $(DEV)
+	@echo "Installing MkDocs into $(VENV) ..."
+	@$(PIP) install -e '.[dev,docs]'
 	@touch $@
 
 $(PARITY): $(DEV)

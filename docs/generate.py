@@ -1,8 +1,9 @@
 """Writes the generated pages.
 
 `docs/diagnostics.md` from the table of codes, `docs/passes.md` from the passes, `docs/mistakes.md` from what the verifier says about
-spoilt schedules, `docs/annotated-schedule.md` from a compiled one, `docs/keys.md` from the tables of keys and options, `docs/coming-from.md` from the rules of `import-plan`, the ops in `docs/rtir.md` from
-their classes and from compiled schedules.
+spoilt schedules, `docs/annotated-schedule.md` from a compiled one, `docs/keys.md` from the tables of keys and options, `docs/coming-from.md` from the rules of `import-plan`, `docs/commands.md` and
+`docs/json.md` from the commands, the outputs in `docs/start-here.md` from its commands, the ops in `docs/rtir.md` from their classes and
+from compiled schedules.
 
 `python docs/generate.py` writes them; with `--check` it exits with 1 when one is stale.
 """
@@ -94,6 +95,24 @@ def coming_from_page() -> str:
     return text
 
 
+def start_page() -> str:
+    """The first hour, its commands run anew: `docs/sessions.py`."""
+    text: str = runpy.run_path(str(DOCS / "sessions.py"))["run_page"]((DOCS / "start-here.md").read_text())
+    return text
+
+
+def commands_page() -> str:
+    """What `--help` of every command says: `docs/commands.py`."""
+    text: str = runpy.run_path(str(DOCS / "commands.py"))["page"]()
+    return text
+
+
+def json_page() -> str:
+    """The keys of what `--json` prints: `docs/json_keys.py`."""
+    text: str = runpy.run_path(str(DOCS / "json_keys.py"))["page"]()
+    return text
+
+
 PAGES = {
     "diagnostics.md": diagnostics_page,
     "passes.md": passes_page,
@@ -102,6 +121,9 @@ PAGES = {
     "keys.md": keys_page,
     "coming-from.md": coming_from_page,
     "rtir.md": language_page,
+    "commands.md": commands_page,
+    "json.md": json_page,
+    "start-here.md": start_page,
 }
 
 

@@ -182,6 +182,10 @@ class DiagnosticError(Exception):
         self.diagnostics = list(diagnostics)
         super().__init__("\n".join(d.render() for d in self.diagnostics))
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows in place of a traceback, which would say nothing of the input that is at fault."""
+        return str(self).split("\n")
+
     def __reduce__(self) -> tuple[type[DiagnosticError], tuple[list[Diagnostic]]]:
         """From a worker it comes as it was raised; the text that exceptions are made anew of is not what this one is made of."""
         return type(self), (self.diagnostics,)

@@ -1,0 +1,44 @@
+"""What the site does with links that lead out of `docs/`: each file of the repository that is linked to becomes a page of it."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mkdocs.structure.files import File
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+_OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)(#[^)]*)?\)")
+_LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".json": "json"}
+_ROOM = "source"
+"""The folder of the site that these pages are in."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for each file outside of `docs/` that a page links to."""
+    root = Path(config.docs_dir).parent
+    for page in files.documentation_pages():
+        for path, _ in _OUTSIDE.findall(page.content_string):
+            place = f"{_ROOM}/{path}.md"
+            if files.get_file_from_path(place) is None:
+                files.append(File.generated(config, place, content=_page(root, path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - mkdocs calls it
+    """Lead links out of `docs/` to those pages."""
+    up = posixpath.relpath(_ROOM, posixpath.dirname(page.file.src_uri) or ".")
+    return _OUTSIDE.sub(lambda found: f"]({up}/{found[1]}.md)", markdown)
+
+
+def _page(root: Path, path: str) -> str:
+    """A file of the repository as a page; one that is missing fails the build, as any dead link does."""
+    text = (root / path).read_text("utf-8")
+    language = _LANGUAGES.get(Path(path).suffix, "text")
+    return f"---\nsearch:\n  exclude: true\n---\n\n# `{path}`\n\n~~~~{{ .{language} }}\n{text}~~~~\n"
