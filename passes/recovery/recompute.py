@@ -1,4 +1,4 @@
-"""`recompute{policy=auto|full|none|attention|mlp placement=inline|forward-side}`: which saved tensors are dropped after forward and recovered before backward.
+"""`recompute{policy=auto|full|none|attention|mlp placement=inline|forward-side gathered=auto|again}`: which saved tensors are dropped after forward and recovered before backward.
 
 Inline, recovery stands right before the backward that needs it; forward-side it fills the pipeline's idle windows
 (`passes/recovery/recompute_placement.py`). Where nothing of a layer is kept, the layer is recovered as a whole from
@@ -12,7 +12,8 @@ what is expensive to recover (`lean`: the products; norms and elementwise result
     %s.attention.0.m0.*, %r.mlp.0.m0 = recompute attention.0 m0 (%x.attention.0.m0, %w.attention.0)
     %s.mlp.0.m0.* = recompute mlp.0 m0 (%r.mlp.0.m0, %w.mlp.0)
 
-`auto` keeps, per layer and micro-batch, what fits the bytes that everything else leaves free (`passes/recovery/recompute_choice.py`). It comes
+`auto` keeps, per layer and micro-batch, what fits the bytes that everything else leaves free (`passes/recovery/recompute_choice.py`), and
+of what tensor peers gather what fits then (`passes/recovery/keep_gathered.py`; `gathered=again` drops it). It comes
 after the passes that change how long gradients and views live.
 """
 
@@ -26,6 +27,7 @@ from attrs import evolve, field, frozen
 from ratrain.passes.memory.allocate_ddr import step_seconds_placed
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.passes.recovery.keep_gathered import keep_gathered
 from ratrain.passes.recovery.recompute_choice import choose
 from ratrain.passes.recovery.recompute_placement import idle_windows, recover_forward_side
 from ratrain.passes.recovery.rewriting import CHOICES, ChoiceOf, mark_checkpoints, rewrite, same_for_all
@@ -41,6 +43,7 @@ POLICIES = ("full", "none", "attention", "mlp", "auto")
 NOWHERE = "nowhere"
 _HOMES = {home.value: home for home in STORES}
 STORE_CHOICES = (NOWHERE, *_HOMES)
+GATHERED = ("auto", "again")
 
 
 class Storing(Protocol):
@@ -62,6 +65,8 @@ class RecomputePass(Pass):
     placement: str = field(default="inline", metadata={"choices": ("inline", "forward-side")})
     store: str = field(default="nowhere", metadata={"choices": STORE_CHOICES})
     """The memory in which what is kept waits for its backward: all of it; or, under `auto`, that of the layers that are worth it."""
+    gathered: str = field(default="auto", metadata={"choices": GATHERED})
+    """Whether what tensor peers gathered for a forward is kept for its backward: where bytes are left, under policy=auto; or gathered again."""
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage under the policy.
@@ -82,7 +87,7 @@ class RecomputePass(Pass):
 
     def rewrite(self, module: Module, context: PassContext) -> list[Tensor]:
         """Rewrite the lists of every stage; the tensors that recovery starts from, to be marked once the module is final."""
-        recovered = moved = stored = 0
+        recovered = moved = stored = kept = 0
         starts: list[Tensor] = []
         windows = idle_windows(module) if self.placement == "forward-side" else []
         for stage in module.stages:
@@ -97,10 +102,14 @@ class RecomputePass(Pass):
             starts += recovery.starts
             if self.placement == "forward-side":
                 moved += recover_forward_side(stage, trials, self.budget_within(trials), windows[stage.index])
+            if self.policy == "auto" and self.gathered == "auto":
+                kept += keep_gathered(stage, trials, self.budget_within(trials))
         context.statistics["recompute ops"] = recovered
         if self.store != NOWHERE:
             context.statistics["store ops"] = stored
         context.statistics["moved to the forward side"] = moved
+        if kept:
+            context.statistics["gathers kept for the backward"] = kept
         return starts
 
     def budget_within(self, trials: Trials) -> int:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.placement.unit_run import gradient_waits
+from ratrain.passes.recovery.most_that_fits import most_that_fits
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.blocks import gathers_layers_within_step, shares_rows
 from ratrain.ratrain_ir.module import Stage
@@ -117,13 +118,7 @@ class _Mover:
 
     def keep_what_fits(self) -> None:
         """Leave the windows that were filled last as they were, until the arena fits."""
-        if not self.moved or not self.excess_bytes(len(self.moved)):
-            return
-        low, high = 0, len(self.moved) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (low, middle - 1) if self.excess_bytes(middle) else (middle, high)
-        self.moved = dict(islice(self.moved.items(), low))
+        self.moved = dict(islice(self.moved.items(), most_that_fits(len(self.moved), self.excess_bytes)))
 
     def rebuilt(self, windows: int) -> list[Op]:
         """The list with the moves of the first so many windows made."""
