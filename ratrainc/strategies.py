@@ -201,7 +201,7 @@ STRATEGIES = (
     ),
     Strategy(
         "tp-heavy",
-        f"place-1f1b,{_BLOCKING_BULK},recompute{{policy=auto}},allocate-ddr",
+        f"place-1f1b,{_BLOCKING_BULK},recompute{{policy=auto gathered=again}},allocate-ddr",
         "baseline-1f1b for plans with tensor peers: what they exchange stands where it is needed, beside no compute; the bytes that peers "
         "save keep activations, and only what does not fit is recomputed, inline",
         needs_peers=True,
