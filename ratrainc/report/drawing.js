@@ -86,6 +86,8 @@ function drawTimeline(canvas, state, data) {
   let drawn = 0;
   for (const lane of lanes) drawn += drawLane(chart, state, data, lane, colours);
   if (state.path) for (const lane of lanes) drawPath(chart, state, data.path, lane);
+  for (const lane of lanes) drawHits(chart, state, data.events, lane);
+  drawMoment(chart, state);
   context.restore();
   canvas.dataset.drawn = drawn;
 }
@@ -141,6 +143,42 @@ function drawLabel(context, lane, left, right, texts, ink) {
   context.fillText(fitting, left + 3, lane.y + lane.height / 2 + 0.5);
 }
 
+// A bar over every op that a search found, a frame around the one that is chosen.
+function drawHits({ context, x }, state, events, lane) {
+  const chosen = state.chosen?.stage === lane.stage ? state.chosen.op : undefined;
+  if (!found.ops.size && chosen === undefined) return;
+  const [low, high] = rangeOf(events.streamStop, lane.stream);
+  let covered = -1;
+  for (let row = firstWhere(low, high, (i) => events.end[i] > state.from); row < high && events.start[row] < state.to; row++) {
+    if (events.step[row] || !(found.ops.has(events.op[row]) || events.op[row] === chosen)) continue;
+    const left = x(events.start[row]), span = Math.max(1.5, x(events.end[row]) - left);
+    if (events.op[row] === chosen) frame(context, left, lane.y, span, lane.height);
+    if (left + span < covered + 1) continue;
+    context.fillStyle = colour("ink");
+    context.fillRect(left, lane.y, span, 3);
+    covered = left + span;
+  }
+}
+
+function frame(context, left, top, width, height) {
+  context.strokeStyle = colour("alarm");
+  context.lineWidth = 2;
+  context.strokeRect(left - 1, top, Math.max(4, width + 1), Math.max(4, height));
+  context.lineWidth = 1;
+}
+
+// The moment that is chosen.
+function drawMoment({ context, x, height }, state) {
+  if (state.time === null || state.time < state.from || state.time > state.to) return;
+  context.strokeStyle = colour("alarm");
+  context.setLineDash([3, 3]);
+  context.beginPath();
+  context.moveTo(x(state.time), AXIS - 6);
+  context.lineTo(x(state.time), height);
+  context.stroke();
+  context.setLineDash([]);
+}
+
 function drawPath({ context, x }, state, path, lane) {
   context.fillStyle = colour("alarm");
   for (let i = 0; i < path.stream.length; i++) {
@@ -176,7 +214,7 @@ function drawMap(canvas, state, { tensors, intervals, names, starts, ends }) {
   context.beginPath();
   context.rect(GUTTER, AXIS, width - GUTTER, height - AXIS);
   context.clip();
-  const colours = kindColours(), labelled = [];
+  const colours = kindColours(), labelled = [], framed = [];
   let drawn = 0;
   for (let kind = 0; kind < colours.length; kind++) {
     context.fillStyle = colours[kind];
@@ -189,10 +227,16 @@ function drawMap(canvas, state, { tensors, intervals, names, starts, ends }) {
       const border = span > 4 && tall > 3 ? 0.7 : 0;
       context.fillRect(left, above, span - border, tall - border);
       drawn++;
+      if (state.chosen?.tensor === tensor && state.chosen.stage === state.stage) framed.push([left, above, span, tall, true]);
+      else if (found.tensors.size && found.tensors.has(`${state.stage} ${tensor}`)) framed.push([left, above, span, tall, false]);
       if (span > 60 && tall > 13) labelled.push([{ y: above, height: tall }, Math.max(left, GUTTER), Math.min(left + span, width), [names[tensor]]]);
     }
   }
   for (const label of labelled) drawLabel(context, ...label, "#10151c");
+  context.strokeStyle = colour("ink");
+  for (const [left, above, span, tall, chosen] of framed) if (!chosen) context.strokeRect(left + 0.5, above + 0.5, Math.max(1, span - 1), Math.max(1, tall - 1));
+  for (const [left, above, span, tall, chosen] of framed) if (chosen) frame(context, left, above, span, tall);
+  drawMoment(chart, state);
   context.restore();
   canvas.dataset.drawn = drawn;
 }
@@ -219,6 +263,7 @@ function drawCurve(canvas, state, { curve }) {
     }
   }
   drawLimit(chart, y(arena), "arena", colour("ink"), arena < capacity * 0.94 || capacity < arena ? -7 : 9);
+  drawMoment(chart, state);
   if (capacity <= most) drawLimit(chart, y(capacity), "capacity", colour("alarm"), -7);
 }
 

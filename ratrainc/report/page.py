@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _BODY = "<!--ratrain-body-->"
 _TITLE = "<!--ratrain-title-->"
+_SCRIPTS = ("common.js", "data.js", "drawing.js", "search.js", "saving.js", "report.js")
 
 
 def write_report(timeline: Timeline, figures: Figures, machine: Machine, path: str) -> int:
@@ -57,9 +58,7 @@ def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[s
     yield "<h2>Machine</h2>\n" + tables.machine_table(machine)
     yield from _data(timeline, steady, from_cold)
     script, end = tail.split("/*ratrain-script*/")
-    yield (
-        script + page_file("common.js") + page_file("data.js") + page_file("drawing.js") + page_file("report.js") + end
-    )
+    yield script + "".join(map(page_file, _SCRIPTS)) + end
 
 
 def _subtitle(timeline: Timeline) -> str:

@@ -1,9 +1,9 @@
-// What is shown, and what the reader does about it. The address of the page keeps the choice, as #stage=3&from=0.1&to=0.2.
+// What is shown, and what the reader does about it. The address of the page keeps the choice, as #stage=3&from=0.1&to=0.2&op=forward+block.1+m0.
 "use strict";
 
 const MEMORIES = [...new Set(FACTS.stages.flatMap(({ memories }) => memories.map(({ name }) => name)))];
 const MEMORY_WORDS = { ddr: "DDR", host: "Host memory", file: "File" };
-const state = { view: "steady", stage: 0, memory: "ddr", lanes: FACTS.stages.length > 8 ? "chosen" : "all", path: false, from: 0, to: 1, low: 0, high: 1 };
+const state = { view: "steady", stage: 0, memory: "ddr", lanes: FACTS.stages.length > 8 ? "chosen" : "all", path: false, chosen: null, time: null, from: 0, to: 1, low: 0, high: 1 };
 // What a stage has of the chosen memory; of one that it has nothing in, of that in which it computes.
 const memoryOf = ({ stage, memory }) => FACTS.stages[stage].memories.find(({ name }) => name === memory) ?? FACTS.stages[stage].memories[0];
 let shown = null; // the unpacked data of the step and the stage that are drawn
@@ -24,6 +24,19 @@ function readAddress() {
   wholeStep();
   const zero = FACTS.views[state.view].start, from = Number(given.get("from") ?? NaN), to = Number(given.get("to") ?? NaN);
   if (to > from) setRange(zero + from, zero + to);
+  const time = Number(given.get("time") ?? NaN), [, low, high] = /^(\w+)-(\w+)$/.exec(given.get("bytes") ?? "") ?? [];
+  state.chosen = null;
+  state.time = Number.isFinite(time) ? zero + time : null;
+  if (state.time !== null && (state.time < state.from || state.time > state.to)) setRange(state.time - (state.to - state.from) / 2, state.time + (state.to - state.from) / 2);
+  if (Number(low) >= 0 && Number(high) - Number(low) >= UNIT) Object.assign(state, { low: Number(low), high: Math.min(Number(high), Math.max(UNIT, memoryOf(state).arena)) });
+}
+
+// What the address says: the range at once, what it chooses when the stage is unpacked.
+async function openAddress() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  readAddress();
+  await refresh();
+  await chooseFrom(given);
 }
 
 function writeAddress() {
@@ -31,6 +44,9 @@ function writeAddress() {
   if (MEMORIES.length > 1) words.memory = state.memory;
   if (state.path) words.path = 1;
   if (state.from > start || state.to < end) Object.assign(words, { from: state.from - start, to: state.to - start });
+  if (state.low > 0 || state.high < Math.max(1, memoryOf(state).arena)) words.bytes = `0x${Math.round(state.low).toString(16)}-0x${Math.round(state.high).toString(16)}`;
+  if (state.time !== null) words.time = state.time - start;
+  if (state.chosen?.stage === state.stage) Object.assign(words, chosenWords(state.chosen));
   history.replaceState(null, "", `#${new URLSearchParams(words)}`);
 }
 
@@ -107,13 +123,18 @@ function opLines(row, lane) {
   return lines;
 }
 
+// The row of what a lane does at a time, -1 where it is idle.
+function eventAt(lane, time) {
+  const { events } = shown, [low, high] = rangeOf(events.streamStop, lane.stream);
+  const row = firstWhere(low, high, (i) => events.end[i] > time);
+  return row < high && events.start[row] <= time ? row : -1;
+}
+
 function timelineLines(x, y, time) {
   const lane = lanesOf(state).lanes.find((each) => y >= each.y && y < each.y + each.height);
   if (!lane) return null;
-  const { events, idle } = shown, zero = FACTS.views[state.view].start;
-  const [low, high] = rangeOf(events.streamStop, lane.stream);
-  const row = firstWhere(low, high, (i) => events.end[i] > time);
-  if (row < high && events.start[row] <= time) return opLines(row, lane);
+  const { idle } = shown, zero = FACTS.views[state.view].start, row = eventAt(lane, time);
+  if (row >= 0) return opLines(row, lane);
   const [first, stop] = rangeOf(idle.streamStop, lane.stream);
   const piece = firstWhere(first, stop, (i) => idle.end[i] > time);
   if (piece === stop || idle.start[piece] > time) return null;
@@ -125,21 +146,27 @@ function timelineLines(x, y, time) {
   ];
 }
 
+// The live interval at a place of the map, -1 where there is none.
+function intervalAt(y, time) {
+  const { tensors, intervals, starts, ends } = shown.held, height = at("map").clientHeight;
+  const address = state.low + ((height - y) / (height - AXIS)) * (state.high - state.low);
+  return starts.findIndex((start, i) => {
+    const bottom = tensors.offset[intervals.tensor[i]] * UNIT;
+    return time >= start && time <= ends[i] && address >= bottom && address < bottom + tensors.size[intervals.tensor[i]] * UNIT;
+  });
+}
+
 function mapLines(x, y, time) {
-  const { tensors, intervals, starts, ends, names, types } = shown.held, { events } = shown, height = at("map").clientHeight;
-  const address = state.low + ((height - y) / (height - AXIS)) * (state.high - state.low), zero = FACTS.views[state.view].start;
-  for (let i = 0; i < starts.length; i++) {
-    const tensor = intervals.tensor[i], bottom = tensors.offset[tensor] * UNIT, size = tensors.size[tensor] * UNIT;
-    if (time < starts[i] || time > ends[i] || address < bottom || address >= bottom + size) continue;
-    const first = intervals.first[i], last = intervals.last[i];
-    return [
-      `%${names[tensor]}`,
-      `${FACTS.kinds[tensors.kind[tensor]]}${tensors.carried[tensor] ? ", carried" : ""}, ${types[tensors.type[tensor]]}, ${bytesText(size)} at 0x${bottom.toString(16)}`,
-      first < 0 ? "live from before" : `from ${secondsText(starts[i] - zero)}, ${opName(events.op[first], events.step[first])}`,
-      last < 0 ? "live until after" : `to ${secondsText(ends[i] - zero)}, ${opName(events.op[last], events.step[last])}`,
-    ];
-  }
-  return null;
+  const { tensors, intervals, starts, ends, names, types } = shown.held, { events } = shown, zero = FACTS.views[state.view].start, i = intervalAt(y, time);
+  if (i < 0) return null;
+  const tensor = intervals.tensor[i], bottom = tensors.offset[tensor] * UNIT, size = tensors.size[tensor] * UNIT;
+  const first = intervals.first[i], last = intervals.last[i];
+  return [
+    `%${names[tensor]}`,
+    `${FACTS.kinds[tensors.kind[tensor]]}${tensors.carried[tensor] ? ", carried" : ""}, ${types[tensors.type[tensor]]}, ${bytesText(size)} at 0x${bottom.toString(16)}`,
+    first < 0 ? "live from before" : `from ${secondsText(starts[i] - zero)}, ${opName(events.op[first], events.step[first])}`,
+    last < 0 ? "live until after" : `to ${secondsText(ends[i] - zero)}, ${opName(events.op[last], events.step[last])}`,
+  ];
 }
 
 function curveLines(x, y, time) {
@@ -190,10 +217,7 @@ function listen(canvas, linesAt) {
     if (Math.abs(place.x - begin.x) > 4) {
       setRange(Math.min(begin.time, place.time), Math.max(begin.time, place.time));
       if (canvas.id === "map" && Math.abs(place.y - begin.y) > 4) zoomAddresses(begin.y, place.y, canvas.clientHeight);
-    } else if (canvas.id === "timeline") {
-      const lane = lanesOf(state).lanes.find((each) => place.y >= each.y && place.y < each.y + each.height);
-      if (lane && lane.stage !== state.stage) return chooseStage(lane.stage);
-    }
+    } else if (place.x >= GUTTER || canvas.id === "timeline") pick(canvas, place);
     later();
   });
   canvas.addEventListener("pointercancel", () => { drag = null; later(); });
@@ -212,6 +236,18 @@ function listen(canvas, linesAt) {
     event.preventDefault();
     actions[event.key]();
   });
+}
+
+// A click chooses the moment and what is there; on a lane its stage too.
+function pick(canvas, { x, y, time }) {
+  const lane = canvas.id === "timeline" ? lanesOf(state).lanes.find((each) => y >= each.y && y < each.y + each.height) : null;
+  if (x >= GUTTER) {
+    const row = lane ? eventAt(lane, time) : -1, place = canvas.id === "map" ? intervalAt(y, time) : -1;
+    Object.assign(state, { time, chosen: null });
+    if (row >= 0 && shown.events.step[row] === 0) state.chosen = { op: shown.events.op[row], stage: lane.stage };
+    if (place >= 0) state.chosen = { tensor: shown.held.intervals.tensor[place], name: shown.held.names[shown.held.intervals.tensor[place]], stage: state.stage };
+  }
+  if (lane && lane.stage !== state.stage) chooseStage(lane.stage);
 }
 
 function zoomAddresses(one, other, height) {
@@ -264,14 +300,16 @@ function start() {
   at("left").addEventListener("click", () => moved(-0.2));
   at("right").addEventListener("click", () => moved(0.2));
   at("whole").addEventListener("click", () => { wholeStep(); later(); });
+  at("link").addEventListener("click", copyLink);
+  for (const kind of ["svg", "png"]) at(kind).addEventListener("click", () => savePicture(kind).catch(complain));
+  listenSearch();
   listen(at("timeline"), timelineLines);
   listen(at("map"), mapLines);
   listen(at("curve"), curveLines);
   window.addEventListener("resize", later);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", later);
-  window.addEventListener("hashchange", () => { readAddress(); refresh().catch(complain); });
-  readAddress();
-  refresh().catch(complain);
+  window.addEventListener("hashchange", () => { openAddress().catch(complain); });
+  openAddress().catch(complain);
 }
 
 start();

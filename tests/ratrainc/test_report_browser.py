@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,33 +17,14 @@ from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.simulator.bubbles import Cause
 from ratrain.targets.simulator.flat_program import STREAMS
 from ratrain.targets.simulator.live_curve import live_curve
+from tests.ratrainc.browser import BROWSER, NEEDS_BROWSER, OPTIONS
 from tests.ratrainc.report_page import Page
 
 if TYPE_CHECKING:
     from ratrain.targets.simulator.timeline import Timeline
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.skipif(BROWSER is None, reason="no chromium on the path"),
-    pytest.mark.xdist_group("browser"),  # one browser at a time
-]
-OPTIONS = [
-    *(
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-    ),
-    *(
-        "--disable-component-update",
-        "--disable-sync",
-        "--run-all-compositor-stages-before-draw",
-        "--window-size=1400,1600",
-        "--virtual-time-budget=20000",
-    ),
-]
+pytestmark = NEEDS_BROWSER
+_DUMPING = ("--run-all-compositor-stages-before-draw", "--window-size=1400,1600", "--virtual-time-budget=20000")
 READER = """<pre id="told"></pre><script>
 (async () => {
   const told = { errors: [] };
@@ -156,7 +136,7 @@ def told(timeline: Timeline, tmp_path_factory) -> dict[str, Any]:
 
 def dumped(path: Path, folder: Path) -> Page:
     assert BROWSER is not None
-    command = [BROWSER, *OPTIONS, f"--user-data-dir={folder / 'profile'}", "--dump-dom", path.as_uri()]
+    command = [BROWSER, *OPTIONS, *_DUMPING, f"--user-data-dir={folder / 'profile'}", "--dump-dom", path.as_uri()]
     ended = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL, cwd=folder
     )
