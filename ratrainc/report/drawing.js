@@ -228,7 +228,7 @@ function drawMap(canvas, state, { tensors, intervals, names, starts, ends }) {
       context.fillRect(left, above, span - border, tall - border);
       drawn++;
       if (state.chosen?.tensor === tensor && state.chosen.stage === state.stage) framed.push([left, above, span, tall, true]);
-      else if (found.tensors.size && found.tensors.has(`${state.stage} ${tensor}`)) framed.push([left, above, span, tall, false]);
+      else if (span > 4 && tall > 6 && found.tensors.has(`${state.stage} ${tensor}`)) framed.push([left, above, span, tall, false]);
       if (span > 60 && tall > 13) labelled.push([{ y: above, height: tall }, Math.max(left, GUTTER), Math.min(left + span, width), [names[tensor]]]);
     }
   }

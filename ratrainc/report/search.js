@@ -34,10 +34,10 @@ function matchingOps({ stage, batch, tensors, parts }) {
   return rows.sort((a, b) => events.start[a.row] - events.start[b.row]);
 }
 
-// A tensor's name says its micro-batch as a part of it: x.m3.
+// A tensor's name says its micro-batch at a dot: x.mlp.0.m3. One that begins with m1 is a moment.
 async function matchingTensors({ stage, batch, parts }) {
   const stages = stage === null ? FACTS.stages.map((_, index) => index) : [stage].filter((index) => index < FACTS.stages.length);
-  const own = new RegExp(`(^|[^a-z0-9])m${batch}(?![0-9])`), hits = [];
+  const own = new RegExp(`\\.m${batch}(?![0-9])`), hits = [];
   for (const [place, names] of await Promise.all(stages.map(async (index) => [index, await load(`names-${index}`)]))) {
     names.forEach((name, tensor) => {
       const low = name.toLowerCase();

@@ -61,7 +61,7 @@ def titles(program: Program, stage: int) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("width", [400, 900, 1300, 1350, 1400])
+@pytest.mark.parametrize("width", [384, 400, 650, 1145, 1300, 1350])
 def test_the_first_zoom_leaves_the_charts_and_the_time_under_the_pointer(
     browser: Tab, address: str, width: int
 ) -> None:
@@ -91,6 +91,9 @@ def test_a_search_finds_what_the_program_has(browser: Tab, address: str, program
         if "mlp" in tensor.name
     ]
     assert search(browser, "%mlp") == names != []
+    shared = [each for each in search(browser, "mlp.0 m1") if "%" in each]
+    assert shared
+    assert all(".m1" in each for each in shared), "a moment m1.mlp.0 belongs to no micro-batch"
     assert search(browser, "no such thing") == []
     assert browser.tell("document.getElementById('count').textContent") == "no match"
 
