@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from attrs import asdict
 
 from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.quantised import BLOCK_ELEMENTS, FORMATS, LARGEST_CODE
 from tests.end_to_end.test_sharding import PASSES, program_of, trained
-from tests.end_to_end.tiny_runs import MODEL, losses, make_program, same_state_of_blocks, train
+from tests.end_to_end.tiny_runs import MODEL, losses, make_program, reports_of, same_state_of_blocks, train
 from tests.targets.runtime.rank_jobs import STEPS, as_read, local_reports
 from tests.targets.runtime.thread_ranks import trained_by_threads
 
@@ -99,7 +98,7 @@ def test_ranks_have_the_bits_of_one_process(given: str) -> None:
     program = program_of(words_of(given), PASSES[1])
     expected = local_reports(program)
     for run in trained_by_threads(program, STEPS)[-1:]:
-        assert as_read([asdict(step.report) for step in run.done]) == expected
+        assert as_read(reports_of(run)) == expected
 
 
 def test_any_order_and_any_kernels_train_the_same_bits() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from attrs import evolve
+from attrs import asdict, evolve
 from attrs import fields as fields_of
 
 from ratrain import api
@@ -132,6 +132,11 @@ def train(program: Program, steps: int, **settings: Any) -> TrainingRun:
 def losses(run: TrainingRun) -> list[float]:
     """The losses of the steps done."""
     return [step.report.loss for step in run.done]
+
+
+def reports_of(run: TrainingRun) -> list[dict[str, Any]]:
+    """What is reported of the steps done and is alike however it is computed: neither seconds nor resident bytes."""
+    return [asdict(step.report, filter=lambda each, _: bool(each.eq)) for step in run.done]
 
 
 def state(run: TrainingRun) -> dict[str, npt.NDArray[Any]]:

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import asdict, evolve
+from attrs import evolve
 
 from ratrain.ratrain_ir.frontend.plan import Optimizer
 from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.targets.program.rtx import write_program
 from tests.end_to_end.chunk_runs import program_of
-from tests.end_to_end.tiny_runs import MODEL, train
+from tests.end_to_end.tiny_runs import MODEL, reports_of, train
 from tests.end_to_end.toys import GPT2, OLMO2
 from tests.targets.runtime.mpi_tools import run_ranks
 from tests.targets.runtime.torch_tools import run_by_torchrun
@@ -100,7 +100,7 @@ def as_read(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def local_reports(program: Program, steps: int = STEPS, **settings: Any) -> list[dict[str, Any]]:
     """What the engine of one process reports of a training."""
-    return as_read([asdict(step.report) for step in train(program, steps, **settings).done])
+    return as_read(reports_of(train(program, steps, **settings)))
 
 
 def chunked_programs() -> dict[tuple[str, str], Program]:

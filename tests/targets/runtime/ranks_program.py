@@ -12,7 +12,6 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from attrs import asdict
 from threadpoolctl import threadpool_limits
 
 from ratrain.targets.program.rtx import read_program
@@ -21,7 +20,7 @@ from ratrain.targets.runtime.preparation import prepare
 from ratrain.targets.runtime.ranks.engine import RankEngine
 from ratrain.targets.runtime.ranks.layout import Layout
 from ratrain.targets.runtime.ranks.processes import RankProcesses
-from tests.end_to_end.tiny_runs import run_settings, stream_for
+from tests.end_to_end.tiny_runs import reports_of, run_settings, stream_for
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.ranks.communicator import Transport
@@ -69,7 +68,7 @@ def train(transport: Transport, task: dict[str, Any]) -> dict[str, Any]:
     run = prepare(program, stream_for(program), settings, kernel_set(settings.execution.kernels), processes)
     list(run.steps())
     run.save()
-    return {"reports": [asdict(step.report) for step in run.done], "events": run.engine.events}
+    return {"reports": reports_of(run), "events": run.engine.events}
 
 
 def main(transport: Transport) -> None:

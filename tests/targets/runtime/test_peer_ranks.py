@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from attrs import asdict, evolve
+from attrs import evolve
 
 from ratrain.ratrain_ir.blocks import block_chain
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
@@ -22,7 +22,7 @@ from ratrain.targets.runtime.state import training_state
 from ratrain.targets.runtime.threaded import ThreadedEngine
 from ratrain.targets.runtime.training_state import STATE_KINDS
 from ratrain.targets.runtime.weights import named_parameters
-from tests.end_to_end.tiny_runs import MODEL, losses, make_program, same_bits, start, train
+from tests.end_to_end.tiny_runs import MODEL, losses, make_program, reports_of, same_bits, start, train
 from tests.end_to_end.toys import GEMMA3, GPT2, NEOX, OLMO2
 from tests.targets.runtime.mpi_tools import needs_mpi
 from tests.targets.runtime.rank_jobs import CLIPPED, PEER_PLANS, STEPS, TIED, as_read, local_reports, trained_by_ranks
@@ -91,7 +91,7 @@ def test_ranks_train_the_bits_of_the_local_engine(name: str, tmp_path: Path) -> 
     alone = train(program, 2)
     ranks = trained_by_threads(program, 2, order=("pp-first", "dp-first")[len(name) % 2], poison=True)
     for run in ranks:
-        assert [asdict(step.report) for step in run.done] == [asdict(step.report) for step in alone.done]
+        assert reports_of(run) == reports_of(alone)
     held = {rank.name: rank for ranks_of_stage in alone.engine.ranks for rank in ranks_of_stage}
     for run in ranks:
         (mine,) = (rank for ranks_of_stage in run.engine.ranks for rank in ranks_of_stage)
@@ -205,7 +205,7 @@ def test_peers_over_mpi_go_on_alone_and_back(tmp_path: Path) -> None:
     saved = {"save": place, "save_every": 1}
     (first,) = trained_by_ranks("mpi", tmp_path, [{"made": two, "steps": 2, "settings": saved, **task}])
     local = train(two, 2)
-    assert first["reports"] == as_read([asdict(step.report) for step in local.done])
+    assert first["reports"] == as_read(reports_of(local))
     alone = start(one, 1, resume=place, save=moved, save_every=1)
     assert states(alone, 2) == states(local, 2)
     list(alone.steps())
@@ -214,7 +214,7 @@ def test_peers_over_mpi_go_on_alone_and_back(tmp_path: Path) -> None:
     saved = {"resume": moved, "save": back, "save_every": 1}
     (third,) = trained_by_ranks("mpi", tmp_path, [{"made": four, "steps": 1, "settings": saved, **task}])
     expected = train(four, 1, resume=moved)
-    assert third["reports"] == as_read([asdict(step.report) for step in expected.done])
+    assert third["reports"] == as_read(reports_of(expected))
     assert states(start(one, 1, resume=back), 4) == states(expected, 4)
 
 
