@@ -1,4 +1,4 @@
-"""`joint-order{policy=... placement=... reduction=buckets|bulk|blocking-bulk state=ordered|bulk|blocking-bulk store=... offload=...}`: reductions, updates, gathers and recovery, decided together.
+"""`joint-order{policy=... placement=... reduction=buckets|bulk|blocking-bulk state=ordered|bulk|blocking-bulk store=... offload=... gathered=...}`: reductions, updates, gathers and recovery, decided together.
 
 They compete for one link, one DDR bandwidth and one byte budget, so what is best for one depends on the others. With ZeRO 3 it is decided first how
 many blocks ahead a stage gathers its views (`passes/state/prefetch_depth.py`). For each stage the bucket
@@ -26,6 +26,7 @@ from attrs import define, evolve, field, frozen
 from ratrain.passes.memory.trial import Trials, step_seconds_at_own_addresses
 from ratrain.passes.pass_base import Pass, PassContext
 from ratrain.passes.recovery.recompute import (
+    GATHERED,
     NOWHERE,
     POLICIES,
     STORE_CHOICES,
@@ -91,6 +92,8 @@ class JointOrderPass(Pass):
     """The memory in which layers may wait for their backward (`recompute`)."""
     offload: str = field(default=NOWHERE, metadata={"choices": STORE_CHOICES})
     """The memory in which masters and moments may stay (`offload-state`): of as many blocks as make the step shortest."""
+    gathered: str = field(default="auto", metadata={"choices": GATHERED})
+    """Whether what tensor peers gathered for a forward is kept for its backward where bytes are left (`recompute`), or gathered again."""
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage.
@@ -134,7 +137,7 @@ class JointOrderPass(Pass):
     @property
     def recovery(self) -> RecomputePass:
         """The pass that chooses what is recovered."""
-        return RecomputePass(self.policy, self.budget, self.placement, self.store)
+        return RecomputePass(self.policy, self.budget, self.placement, self.store, self.gathered)
 
     def depths(self, module: Module, context: PassContext) -> list[int]:
         """How many blocks ahead each stage gathers views that are sharded within the step; like stages take the same."""

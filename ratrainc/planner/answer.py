@@ -14,7 +14,7 @@ from ratrain.ratrainc.planner.evaluation import Evaluation
 from ratrain.ratrainc.planner.peers import choose_peers, with_whole_rows
 from ratrain.ratrainc.planner.setting import Setting
 from ratrain.ratrainc.planner.space import STATE_MODES, Shape, shapes, template
-from ratrain.ratrainc.planner.variants import recompute_policy
+from ratrain.ratrainc.planner.variants import may_keep_gathered, recompute_policy
 from ratrain.ratrainc.strategies import Strategy
 from ratrain.targets.machine.machine import Machine
 
@@ -79,7 +79,8 @@ class Request:
     def setting(self) -> Setting:
         """What profiles are made for."""
         plan = self.plan_template or template(self.seq_len)
-        return Setting(self.model, self.machine, plan, recompute_policy(self.strategy.passes))
+        passes = self.strategy.passes
+        return Setting(self.model, self.machine, plan, recompute_policy(passes), may_keep_gathered(passes))
 
 
 @frozen

@@ -1,8 +1,8 @@
 """What the planner knows of the exchanges of tensor peers: seconds of their engine, and how many of those no order of the program can hide.
 
 A pass waits for what it reads, so what is exchanged of the activations of one micro-batch on its way forward, and of its gradients on
-their way back, comes beside its compute. Inputs that are gathered anew for a backward are no part of that way, or of anything that no
-order can do without: what was gathered for the forward may be kept.
+their way back, comes beside its compute. Inputs that are gathered anew for a backward are no part of that way; nor of what no order
+can do without, where what was gathered for the forward may be kept.
 """
 
 from __future__ import annotations
@@ -71,10 +71,12 @@ def exchange_profile(setting: Setting, shape: Shape) -> ExchangeProfile:
         if op.engine is not Engine.TENSOR or not isinstance(op, PeerOp):
             continue
         way = _way(op)
-        if way is None:
-            continue  # what was gathered for the forward may be kept
+        if way is None and setting.may_keep_gathered:
+            continue
         unit, seconds = _unit(op, small), target.op_seconds(module, stage, op)
         found["engine"][unit] += seconds
+        if way is None:
+            continue
         found[way][unit] += seconds
         if not op.slice:
             found[f"first_{way}"][unit] += seconds

@@ -23,6 +23,8 @@ class Setting:
     """dtypes, chunks, the optimizer and, where there are tensor peers, `sequence_sharding` of every plan; its shape does not matter"""
     policy: str
     """of `recompute`"""
+    may_keep_gathered: bool = True
+    """whether what tensor peers gathered for a forward may serve its backward too"""
 
     @property
     def updates_compute(self) -> bool:

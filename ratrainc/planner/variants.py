@@ -29,6 +29,12 @@ def recompute_policy(pipeline: str) -> str:
     return policies[0] if policies else "none"
 
 
+def may_keep_gathered(pipeline: str) -> bool:
+    """Whether a pipeline may keep what tensor peers gathered for a forward for its backward."""
+    recovering = (p for p in parse_pipeline(pipeline) if isinstance(p, RecomputePass | JointOrderPass))
+    return any(p.policy == "auto" and p.gathered == "auto" for p in recovering)
+
+
 def pipeline_for(strategy_passes: str, plan: Plan) -> str:
     """A strategy's pipeline for a plan: with `overlap-tensor` before `joint-order` where there are tensor peers."""
     passes = parse_pipeline(strategy_passes)

@@ -26,7 +26,7 @@ from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.setting import Setting
 from ratrain.ratrainc.planner.space import STATE_MODES, Shape, divisions, template
 from ratrain.ratrainc.planner.tilings import tilings
-from ratrain.ratrainc.planner.variants import pipeline_for, recompute_policy
+from ratrain.ratrainc.planner.variants import may_keep_gathered, pipeline_for, recompute_policy
 from ratrain.ratrainc.strategies import STRATEGIES, strategy
 from ratrain.ratrainc.timed_plan import time_plan
 from ratrain.targets.machine.machine import load_machine
@@ -255,7 +255,8 @@ def evaluated(model, shape, layers, pipeline, named, machine):
 
 
 def setting_of(model, named, machine):
-    return Setting(model, machine, evolve(template(32), head_chunk=8), recompute_policy(named.passes))
+    policy, keeps = recompute_policy(named.passes), may_keep_gathered(named.passes)
+    return Setting(model, machine, evolve(template(32), head_chunk=8), policy, keeps)
 
 
 def columns_of(model, shape, named, machine):
