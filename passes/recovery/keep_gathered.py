@@ -16,17 +16,19 @@ what that leaves.
 
 from __future__ import annotations
 
-import attrs
-import numpy as np
-from attrs import define, field, frozen
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
-from ratrain.passes.memory.trial import Trials
-from ratrain.passes.recovery.most_that_fits import most_that_fits
+import attrs
+from attrs import define, field, frozen
+
+from ratrain.passes.recovery.changes_within_budget import ChangesWithinBudget
 from ratrain.ratrain_ir.blocks import shares_rows
-from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import GatherRows, Op, Payload, Phase, Tensor, piece_of
 from ratrain.ratrain_ir.types import aligned
+
+if TYPE_CHECKING:
+    from ratrain.passes.memory.trial import Trials
+    from ratrain.ratrain_ir.module import Stage
 
 
 def keep_gathered(stage: Stage, trials: Trials, budget: int) -> int:
@@ -101,21 +103,10 @@ class _Change:
 
 
 @define(eq=False)
-class _Keeper:
-    """Decides what to keep against the live-byte curve of the list as it was, then rebuilds the list once."""
+class _Keeper(ChangesWithinBudget):
+    """Keeps what was gathered."""
 
-    stage: Stage
-    trials: Trials
-    budget: int
-    kept: list[_GatheredTwice] = field(factory=list)
-    lag: float = field(init=False)
-    """seconds by which other engines may lag behind; what is kept leaves the bytes for it"""
-    curve: NDArray[np.int64] = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        occupied = self.trials.occupancy(self.stage)
-        self.lag = occupied.lag_within(self.budget)
-        self.curve = occupied.within(self.lag).live_bytes
+    kept: list[_GatheredTwice] = field(factory=list, init=False)
 
     def keep(self, twice: _GatheredTwice) -> None:
         """Keep what was gathered, if the budget lets."""
@@ -135,7 +126,7 @@ class _Keeper:
 
     def keep_what_fits(self) -> None:
         """Gather again what was decided last, until the arena fits."""
-        self.kept = self.kept[: most_that_fits(len(self.kept), self.excess_bytes)]
+        self.kept = self.kept[: self.most_that_fit(len(self.kept))]
 
     def rebuilt(self, count: int) -> list[Op]:
         """The list with the first so many kept."""
@@ -148,7 +139,3 @@ class _Keeper:
             reads = tuple(instead.get(tensor, tensor) for tensor in op.reads)
             ops.append(op if reads == op.reads else attrs.evolve(op, reads=reads))
         return ops
-
-    def excess_bytes(self, count: int) -> int:
-        """The bytes by which the arena of the list with so many kept exceeds the budget."""
-        return self.trials.excess_bytes(self.stage.draft(self.rebuilt(count)), self.lag, self.budget)

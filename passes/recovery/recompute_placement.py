@@ -16,21 +16,18 @@ from collections.abc import Container, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-import numpy as np
 from attrs import define, field
-from numpy.typing import NDArray
 
-from ratrain.passes.memory.trial import Trials
 from ratrain.passes.placement.unit_run import gradient_waits
-from ratrain.passes.recovery.most_that_fits import most_that_fits
+from ratrain.passes.recovery.changes_within_budget import ChangesWithinBudget
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.blocks import gathers_layers_within_step, shares_rows
-from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import InputGradientOp, Op, Recompute
 from ratrain.ratrain_ir.types import aligned
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.module import Module
+    from ratrain.passes.memory.trial import Trials
+    from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.schedules.action import Work
 
 
@@ -86,22 +83,11 @@ def _backwards_of(stage: Stage, module: Module, wanted: Container[Work]) -> dict
 
 
 @define(eq=False)
-class _Mover:
-    """Decides moves against the live-byte curve of the list as it was, then rebuilds the list once."""
+class _Mover(ChangesWithinBudget):
+    """Moves recoveries of some windows."""
 
-    stage: Stage
-    trials: Trials
-    budget: int
-    moved: dict[int, list[Op]] = field(factory=dict)
+    moved: dict[int, list[Op]] = field(factory=dict, init=False)
     """Recovery ops to stand before the first op of a backward, in order; by the position of that op."""
-    lag: float = field(init=False)
-    """seconds by which other engines may lag behind; recovery leaves the bytes for it"""
-    curve: NDArray[np.int64] = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        occupied = self.trials.occupancy(self.stage)
-        self.lag = occupied.lag_within(self.budget)
-        self.curve = occupied.within(self.lag).live_bytes
 
     def fill(self, backward: _BackwardOps) -> None:
         """Move as many of a backward's recoveries as the budget lets."""
@@ -118,11 +104,11 @@ class _Mover:
 
     def keep_what_fits(self) -> None:
         """Leave the windows that were filled last as they were, until the arena fits."""
-        self.moved = dict(islice(self.moved.items(), most_that_fits(len(self.moved), self.excess_bytes)))
+        self.moved = dict(islice(self.moved.items(), self.most_that_fit(len(self.moved))))
 
-    def rebuilt(self, windows: int) -> list[Op]:
+    def rebuilt(self, count: int) -> list[Op]:
         """The list with the moves of the first so many windows made."""
-        waiting = dict(islice(self.moved.items(), windows))
+        waiting = dict(islice(self.moved.items(), count))
         going = {id(op) for ops in waiting.values() for op in ops}
         ops: list[Op] = []
         for position, op in enumerate(self.stage.ops):
@@ -130,7 +116,3 @@ class _Mover:
             if id(op) not in going:
                 ops.append(op)
         return ops
-
-    def excess_bytes(self, windows: int) -> int:
-        """The bytes by which the arena of the list with those moves made exceeds the budget."""
-        return self.trials.excess_bytes(self.stage.draft(self.rebuilt(windows)), self.lag, self.budget)

@@ -1,0 +1,52 @@
+"""Changes of a stage's list that take bytes: decided one by one against its live-byte curve, then held against the arena."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from ratrain.passes.memory.trial import Trials
+from ratrain.ratrain_ir.module import Stage
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops import Op
+
+
+@define(eq=False)
+class ChangesWithinBudget(ABC):
+    """Changes in the order in which they were decided; the list is rebuilt once."""
+
+    stage: Stage
+    trials: Trials
+    budget: int
+    """bytes"""
+    lag: float = field(init=False)
+    """seconds by which other engines may lag behind; changes leave the bytes for it"""
+    curve: NDArray[np.int64] = field(init=False)
+    """live bytes by position in the list as it was, with the changes decided so far"""
+
+    def __attrs_post_init__(self) -> None:
+        occupied = self.trials.occupancy(self.stage)
+        self.lag = occupied.lag_within(self.budget)
+        self.curve = occupied.within(self.lag).live_bytes
+
+    @abstractmethod
+    def rebuilt(self, count: int) -> list[Op]:
+        """The list with the first so many changes made."""
+
+    def most_that_fit(self, count: int) -> int:
+        """The most of so many changes under which the arena does not exceed the budget; 0 where it does under one."""
+        if not count or not self._excess_bytes(count):
+            return count
+        low, high = 0, count - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (low, middle - 1) if self._excess_bytes(middle) else (middle, high)
+        return low
+
+    def _excess_bytes(self, count: int) -> int:
+        return self.trials.excess_bytes(self.stage.draft(self.rebuilt(count)), self.lag, self.budget)
