@@ -18,7 +18,7 @@ from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_bat
 from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.setting import Setting
 from ratrain.ratrainc.planner.space import Shape
-from ratrain.ratrainc.planner.variants import recompute_policy
+from ratrain.ratrainc.planner.variants import may_keep_gathered, recompute_policy
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
 from ratrain.targets.machine.machine import load_machine
 
@@ -37,8 +37,8 @@ def of_file(path: Path):
 
 
 def bounds_of(model, plan, pipeline):
-    setting = Setting(model, load_machine(None), plan, recompute_policy(pipeline))
-    shape = Shape(plan.pp, plan.dp, plan.micro_batch_size, plan.micro_batches, plan.zero, plan.reduce)
+    setting = Setting(model, load_machine(None), plan, recompute_policy(pipeline), may_keep_gathered(pipeline))
+    shape = Shape(plan.pp, plan.dp, plan.micro_batch_size, plan.micro_batches, plan.zero, plan.reduce, tp=plan.tp)
     columns = Columns.of(Profiles(setting), [shape], schedule=placed_by(pipeline) or "1f1b")
     return plan_bounds(columns, np.diff([[0, *plan.cuts, model.layers]]).astype(float))
 
