@@ -68,7 +68,7 @@ def start_command(engine: str, ranks: int, launcher: str | None) -> tuple[list[s
 def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, str]]:
     """The same for mpirun.
 
-    Raises `DiagnosticError` RT093 where there is none.
+    Raises `DiagnosticError` RT093 where there is none, RT002 where ranks could not speak MPI: said once here, not by each of them.
     """
     searched = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     mpirun = launcher or shutil.which("mpirun", path=searched)
@@ -76,6 +76,7 @@ def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, 
         text = f"'{launcher}' cannot be executed" if launcher else "there is no mpirun on the PATH"
         fail("RT093", text, help="pip install 'ratrain[mpi]' brings one; --mpirun names another")
     said = _version_of(mpirun)
+    check_installed("mpi4py", "mpi", "--engine mpi")
     variables: dict[str, str] = {}
     if "Open MPI" in said or "OpenRTE" in said:
         if os.geteuid() == 0:  # Open MPI refuses root without these, and more ranks than cores without the policy

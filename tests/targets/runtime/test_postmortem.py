@@ -505,6 +505,15 @@ def test_a_launcher_that_cannot_be_executed_is_named(tmp_path: Path) -> None:
         mpi_command(2, str(launcher))
 
 
+def test_what_all_ranks_lack_is_said_before_any_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = tmp_path / "mpirun"
+    launcher.write_text("#!/bin/sh\necho HYDRA\n")
+    launcher.chmod(0o755)
+    monkeypatch.setattr("ratrain.ratrainc.extras.is_installed", lambda package: package != "mpi4py")
+    with pytest.raises(DiagnosticError, match=r"RT002.*--engine mpi needs mpi4py"):
+        mpi_command(2, str(launcher))
+
+
 @pytest.mark.parametrize(
     ("ranks", "words", "beside"),
     [("2", (), True), ("1", ("--save-every", "5"), True), ("1", (), False)],
