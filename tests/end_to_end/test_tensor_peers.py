@@ -14,6 +14,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
+from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.targets.runtime.state import training_state
 from tests.end_to_end.test_equivalence import covering_rows
 from tests.end_to_end.tiny_runs import (
@@ -46,7 +47,9 @@ MODELS = {
     "qwen2": evolve(LAYERS4, family="qwen2", qkv_bias=True),
     "qwen3": evolve(LAYERS4, family="qwen3", qk_norm="head", kv_heads=4),
     "window": evolve(LAYERS4, family="mistral", sliding_window=3),
-    "capped": evolve(LAYERS4, attention_softcap=2.0, logit_softcap=3.0),
+    "capped": in_family(
+        LAYERS4, "gemma2", attention_scale=0.3, embedding_scale=24**0.5, attention_softcap=2.0, logit_softcap=3.0
+    ),
     "granite": evolve(
         LAYERS4, family="granite", residual_scale=0.5, embedding_scale=2.0, logit_scale=0.5, attention_scale=0.3
     ),
