@@ -51,7 +51,7 @@ def share_offset(program: Program, random: Random) -> str | None:
     return _change_tensor(program, random, lambda stage, t: evolve(t, offset=random.choice(stage.tensors).offset))
 
 
-@operator(NO_OP, BYTES, RACE, "RT034 RT052")
+@operator(NO_OP, BYTES, RACE, "RT034 RT052 RT053")
 def change_home(program: Program, random: Random) -> str | None:
     return _change_tensor(program, random, lambda _s, t: evolve(t, home=other_of(random, list(Home), t.home)))
 
